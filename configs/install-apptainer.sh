@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash configs/install-apptainer.sh    (as root, on Debian 12: real Apptainer, which provides `singularity`, and bubblewrap)
+# bash configs/install-apptainer.sh    (as root, on Debian 12: real Apptainer, which provides `singularity`)
 #
 # Debian 12 has no Apptainer package. The one in Debian unstable wants a newer libc, and upgrading libc for one program would
 # turn the machine into a mix. So that package is unpacked, not installed, and its two executables get a private libc beside
@@ -8,9 +8,9 @@
 set -euo pipefail
 
 libc_dir=/opt/apptainer-libc
-helpers=(squashfs-tools squashfuse fuse-overlayfs fuse3 fuse2fs uidmap patchelf bubblewrap)
+helpers=(squashfs-tools squashfuse fuse-overlayfs fuse3 fuse2fs uidmap patchelf)
 
-if command -v apptainer >/dev/null && command -v bwrap >/dev/null && apptainer --version; then exit 0; fi
+if command -v apptainer >/dev/null && apptainer --version; then exit 0; fi
 if [ "$(id -u)" != 0 ]; then echo "install-apptainer: run as root" >&2; exit 1; fi
 sources=/etc/apt/sources.list.d/debian.sources
 if [ ! -r "$sources" ]; then echo "install-apptainer: no $sources; this recipe is for Debian 12" >&2; exit 1; fi
@@ -50,4 +50,3 @@ ln -sfn apptainer /usr/bin/singularity
 if [ -e /dev/fuse ]; then chmod 0666 /dev/fuse; fi
 
 apptainer --version
-bwrap --version

@@ -2,7 +2,7 @@
 # Sees to the system packages that the stronger sandboxes and `prorl image build debian:SUITE` use: installs what is absent when run as root on Debian or Ubuntu, else says
 # what is missing. Never fails: prorl goes on with the strongest sandbox that works (`prorl doctor` shows which).
 set -u
-declare -A package=([bwrap]=bubblewrap [newuidmap]=uidmap [mmdebstrap]=mmdebstrap)
+declare -A package=([newuidmap]=uidmap [mmdebstrap]=mmdebstrap)
 missing=()
 for program in "${!package[@]}"; do command -v "$program" >/dev/null 2>&1 || missing+=("${package[$program]}"); done
 if ((${#missing[@]})); then

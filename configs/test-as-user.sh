@@ -17,13 +17,13 @@ chown -R "$user" "$tree"
 exec .venv/bin/python - "$user" "$tree" "$@" <<'PYTHON'
 import os, pwd, sys
 from prorl.linux import calls as linux
-from prorl.sandbox.kinds import hidden
+from prorl.sandbox.kinds.common import show_interpreter
 
 name, tree, *arguments = sys.argv[1:]
 user = pwd.getpwnam(name)
 linux.unshare(linux.CLONE_NEWNS)
 linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
-hidden.show_interpreter()
+show_interpreter()
 os.initgroups(name, user.pw_gid)
 os.setgid(user.pw_gid)
 os.setuid(user.pw_uid)

@@ -16,7 +16,7 @@ fi
 # A session of its own: the engine would outlive a server that is killed alone.
 setsid "$PRORL_VLLM_PYTHON" -m vllm.entrypoints.openai.api_server --model "$model" \
   --served-model-name toy --host 127.0.0.1 --port "$port" --dtype float32 --max-model-len 512 \
-  --logprobs-mode processed_logprobs --enable-prompt-tokens-details \
+  --generation-config vllm --logprobs-mode processed_logprobs --enable-prompt-tokens-details \
   --uvicorn-log-level warning ${more[@]+"${more[@]}"} > "$log" 2>&1 &
 server=$!
 trap 'kill -KILL -- -$server 2>/dev/null || true' EXIT

@@ -1,7 +1,8 @@
 """Rollout-as-a-Service for reinforcement learning of multi-turn LLM agents, on Apache Arrow.
 
-    client = prorl.connect("http://127.0.0.1:8000")
-    client.submit("mine", prorl.load_tasks("tasks.jsonl"), n=8)
+    client = prorl.connect("prorl-runs")  # the root of `prorl serve`
+    client.create_run(run_id="mine", filter="dapo", delivery="stream")
+    client.submit("mine", prorl.load_tasks("tasks.jsonl"), n=8, last=True)
     for batch in client.stream("mine"):
         ...
 
@@ -15,10 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from prorl.analysis.opened import open_runs as open
     from prorl.client import Client, PackedBatch, connect
     from prorl.config import RunConfig, ServiceConfig
     from prorl.errors import ProrlError
-    from prorl.storage.opened import open_runs as open
     from prorl.tasks import load_tasks
     from prorl.types import Message, RolloutLimits, SamplingParams, Task
 
@@ -36,7 +37,7 @@ _HOMES = {
     "Task": "prorl.types",
     "connect": "prorl.client",
     "load_tasks": "prorl.tasks",
-    "open": "prorl.storage.opened",
+    "open": "prorl.analysis.opened",
 }
 
 _RENAMED = {"open": "open_runs"}

@@ -2,9 +2,9 @@
 
 Before its tokens count, whoever sampled them.
 
-Invariants: at least one token unless the call was aborted; ids inside the vocabulary; one finite
-logprob <= 0 per id; versions tile the ids. A row of logits with a NaN is wrong as a whole, so
-nothing is repaired here: the completion is refused.
+Invariants: at least one token unless the call was aborted; ids inside the vocabulary; one logprob
+from `LEAST_LOGPROB` to 0 per id; versions tile the ids. A row of logits with a NaN is wrong as a
+whole, so nothing is repaired here: the completion is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import numpy as np
 
 from prorl.errors import BackendError
 from prorl.types import Completion, FailureCode, FinishReason
+
+LEAST_LOGPROB = -104.0
+"""The smallest probability that float32 holds is e^-103.3: what is less likely is never sampled."""
 
 
 def check_completion(completion: Completion, vocab_size: int, max_tokens: int) -> Completion:
@@ -62,7 +65,8 @@ def _value_problem(completion: Completion, vocab_size: int) -> str:
             f" {vocab_size}"
         )
     # NaN compares false with everything, so this finds NaN, infinities and positive values at once.
-    bad = np.flatnonzero(~((logprobs_C <= 0) & np.isfinite(logprobs_C)))
+    bad = np.flatnonzero(~((logprobs_C <= 0) & (logprobs_C >= LEAST_LOGPROB)))
     if len(bad):
-        return f"logprob {float(logprobs_C[bad[0]])} at {int(bad[0])}; finite and <= 0 are possible"
+        value, place = float(logprobs_C[bad[0]]), int(bad[0])
+        return f"logprob {value:g} at {place}; from {LEAST_LOGPROB:g} to 0 are possible"
     return ""

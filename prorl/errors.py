@@ -16,6 +16,7 @@
     |   |                                 trying again may help
     |   `-- QueueFullError                more rollouts wait than the service takes (HTTP 429)
     |-- StorageError (OSError)            the store could not make something durable
+    |   `-- DiskRefusedError              the disk says no, perhaps for a while
     `-- RolloutError                      a rollout failed; becomes a row, never a crash
         |-- SandboxError                  the sandbox could not be made, reached or kept
         |-- ToolError                     the tool server broke its protocol
@@ -35,7 +36,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prorl.failures import FailureCode, Trouble
+    from prorl.states import FailureCode, Trouble
 
 
 class ProrlError(Exception):
@@ -105,6 +106,10 @@ class StorageError(ProrlError, OSError):
     """Something could not be made durable."""
 
 
+class DiskRefusedError(StorageError):
+    """The disk says no (full, over quota, read-only) and may say yes later; nothing was written."""
+
+
 class RolloutError(ProrlError):
     """A rollout failed. `code` decides the failure class (`prorl.types.FAILURE_CLASS`)."""
 
@@ -129,12 +134,19 @@ class ToolError(RolloutError):
 class BackendError(RolloutError):
     """The inference backend failed or sent something impossible.
 
-    `trouble` is evidence about its health, where the code alone does not say it.
+    `trouble` is evidence about its health, where the code alone does not say it. One that is busy
+    may say how long (`retry_after_s`).
     """
 
-    def __init__(self, code: FailureCode, message: str, trouble: Trouble | None = None) -> None:
+    def __init__(
+        self,
+        code: FailureCode,
+        message: str,
+        trouble: Trouble | None = None,
+        retry_after_s: float = 0.0,
+    ) -> None:
         super().__init__(code, message)
-        self.trouble = trouble
+        self.trouble, self.retry_after_s = trouble, retry_after_s
 
 
 class GraderError(RolloutError):

@@ -1,12 +1,15 @@
-"""The named group filters: one row each, read by config, CLI, gateway and store.
+"""A complete group as its filter sees it, and the named filters: one row each.
 
-Any other filter is SQL (`prorl/storage/filter.py` says what it sees and gives).
+Any other filter is SQL (`prorl/storage/serve/filter.py` says what it sees and gives).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from prorl.states import FailureClass, RolloutState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +54,27 @@ def find_filter(text: str) -> Filter:
     (False, True)
     """
     return FILTERS.get(text) or Filter(sql=text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """State of one member, as the store needs it to decide a complete group."""
+
+    rollout_id: int
+    sample_index: int
+    attempt: int
+    state: RolloutState
+    failure_class: FailureClass
+    reward: float | None
+    """None unless COMPLETED."""
+    num_trained: int = 0
+    """Sampled tokens that may train: without one there is nothing to learn from it."""
+
+
+class GroupDecision(NamedTuple):
+    """The filter's verdict on a complete group."""
+
+    group_id: int
+    kept: bool
+    reason: str
+    """`informative`, `all_equal`, `incomplete`, `unfiltered`, or the user's own."""

@@ -8,11 +8,11 @@ hand.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prorl.errors import BudgetError
+from prorl.timing import now
 from prorl.types import FailureCode
 
 Clock = Callable[[], float]
@@ -47,7 +47,7 @@ class Deadline:
     """
 
     budget_s: float
-    clock: Clock = field(default=time.monotonic, repr=False)
+    clock: Clock = field(default=now, repr=False)
     _end: float = field(init=False, repr=False)
     _paused_at: float | None = field(default=None, init=False, repr=False)
 

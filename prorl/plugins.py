@@ -39,7 +39,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from prorl.errors import RolloutError, UserError, boundary
-from prorl.failures import FailureCode
+from prorl.states import FailureCode
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -30,13 +30,16 @@ from typing import Any, NoReturn
 import orjson
 
 from prorl.config import ServiceConfig, check_failpoints, parse
-from prorl.errors import ConfigError, FencedError, ProrlError
+from prorl.errors import ConfigError, DiskRefusedError, FencedError, ProrlError
 from prorl.flight import FlightNetwork, trace, tune
-from prorl.linux import heartbeat
+from prorl.flight.control_client import REFUSALS
+from prorl.linux import at_work, heartbeat
 from prorl.linux.calls import die_with_parent
-from prorl.linux.forked import EXIT_CRASHED, EXIT_LEFT, EXIT_REPLACED
-from prorl.tls import SERVICE_FILE, Credentials
-from prorl.tokens import keys_of
+from prorl.linux.forked import EXIT_CRASHED, EXIT_DISK, EXIT_LEFT, EXIT_REFUSED, EXIT_REPLACED
+from prorl.net.bearer import keys_of
+from prorl.net.join import SERVICE_FILE
+from prorl.net.tls import LiveCredentials
+from prorl.timing import run
 from prorl.types import Json
 
 SWITCH_S = 0.0005
@@ -71,10 +74,10 @@ class JsonLines(logging.Formatter):
         return orjson.dumps(line, default=str).decode()
 
 
-def credentials_of(config: ServiceConfig) -> Credentials | None:
+def credentials_of(config: ServiceConfig) -> LiveCredentials | None:
     """What this process shows to other hosts; None when the service is not to be reached by any."""
     return (
-        Credentials.read(config.tls_dir / SERVICE_FILE) if config.listen or config.gateway else None
+        LiveCredentials(config.tls_dir / SERVICE_FILE) if config.listen or config.gateway else None
     )
 
 
@@ -95,12 +98,14 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
     try:
         check_failpoints()
         given = _resolved(config)
-        status = asyncio.run(_lively(serve(given))) or 0
+        status = run(_lively(serve(given))) or 0
     except* ProrlError as group:
         status = 1
         for error in _leaves(group):
             logging.error("%s", error)
             status = EXIT_REPLACED if isinstance(error, FencedError) else status
+            status = EXIT_REFUSED if isinstance(error, REFUSALS) else status
+            status = EXIT_DISK if isinstance(error, DiskRefusedError) else status
     _leave(status)
 
 
@@ -154,7 +159,10 @@ async def serve_part(name: str, serving: Serving, config: ServiceConfig) -> int:
         say_ready(**part.ready)
         work = asyncio.ensure_future(part.work)
         await until_first(work, stop.wait())
-        return EXIT_LEFT if work.done() else 0
+        left = work.done()
+        work.cancel()  # what ends around it from here on is no failure of its
+        await asyncio.gather(work, return_exceptions=True)
+        return EXIT_LEFT if left else 0
 
 
 def settle_heap() -> None:
@@ -169,6 +177,7 @@ def settle_heap() -> None:
 async def _lively(work: Coroutine[Any, Any, int | None]) -> int | None:
     asyncio.get_running_loop().set_exception_handler(_loudly)
     heartbeat.start()
+    at_work.start()
     return await work
 
 

@@ -5,8 +5,8 @@
 
 Everything between processes is a `Channel`: an ordered two-way stream of record batches, over Arrow
 Flight or inside one loop. Two protocols run over channels: an *edge* (work one way; credit and acks
-the other way) and *control* (events up, commands down); both are described in `prorl/schema.py`. A
-row of work grows from stage to stage: `prorl/rows.py`.
+the other way) and *control* (events up, commands down); both are described in `prorl/schema`. A row
+of work grows from stage to stage: `prorl/schema/rows.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from prorl.journal import AttemptJournal
     from prorl.limits import Deadline
-    from prorl.rows import Added, Row
+    from prorl.schema.rows import Added, Row
     from prorl.types import Int32
 
 
@@ -61,6 +61,10 @@ class Channel(Protocol):
     @property
     def peer(self) -> Mapping[str, Json]:
         """The dialler's hello: worker, role, node, schema_version ..."""
+
+    @property
+    def node(self) -> str:
+        """The node whose certificate the dialler showed; empty for this host."""
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Queue a batch for the other end."""
@@ -107,7 +111,9 @@ class Network(Protocol):
 class Operator(Protocol):
     """A stage's work on one row: knows nothing of queues, edges or other rows."""
 
-    stage: Stage
+    @property
+    def stage(self) -> str:
+        """The name of its row in `prorl.graph`."""
 
     async def __call__(self, row: Row) -> Added:
         """Take one row of the stage's input schema, return what its output schema has more.
@@ -231,13 +237,6 @@ class AgentContext(Protocol):
         """Asked between calls.
 
         To cut a call short, make this true and cancel the task that runs the agent.
-        """
-
-    def boundary(self) -> Awaitable[None]:
-        """Awaited before each turn that is sampled.
-
-        Here an attempt may be made to stand still, so that another run has its slot; the budget
-        stands still too. An agent that does not await it keeps its slot.
         """
 
 

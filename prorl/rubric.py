@@ -5,7 +5,7 @@ Envs score by one; a task may add parts of its own (`prorl/rewards.py`).
 Invariants: functions run one after the other in the given order, since they share a sandbox and a
 deadline; a function that raises or gives what is not a finite number raises GraderError, which
 masks the rollout and never scores it 0. One that waits for ever is ended; a plain function that
-computes for ever is not: it holds its process, which the supervisor ends.
+computes for ever is ended with its helper, where it is a user's (`prorl/envs/users.py`).
 
 >>> import asyncio
 >>> from prorl.types import Task
@@ -92,7 +92,7 @@ class _Reward:
 
 
 def reward(name: str) -> Callable[[Callable[..., Json]], RewardFn]:
-    """Make a function a named reward function: a plain, quick one, or `async` where it waits.
+    """Make a function a named reward function: plain or `async`.
 
     It takes (task, artefact), or (task, artefact, sandbox, deadline), and gives a number or a
     `Judgement`. Raises ConfigError for another signature.

@@ -5,7 +5,9 @@ Keys are sorted, so that equal tasks have equal digests.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from math import isfinite
 
 import orjson
 
@@ -14,6 +16,25 @@ from prorl.types import Json, Task
 
 _FIELDS = {field.name: str if field.name != "data" else dict for field in fields(Task)}
 _REQUIRED = frozenset({"task_id", "env", "prompt"})
+
+
+def check_values(task_id: str, *values: Json) -> None:
+    """Raise TaskError for what JSON or a name of a file cannot hold: NUL, NaN, infinities."""
+    if "\0" in task_id:
+        raise TaskError(f"task_id {task_id!r} holds NUL", "text without it")
+    left = list(values)
+    while left:
+        value = left.pop()
+        if isinstance(value, float) and not isfinite(value):
+            raise TaskError(
+                f"task {task_id!r}: {value} in its data",
+                "finite numbers",
+                "null says that none is known",
+            )
+        if isinstance(value, Mapping):
+            left.extend(value.values())
+        elif isinstance(value, list | tuple):
+            left.extend(value)
 
 
 def task_to_json(task: Task) -> str:
@@ -53,6 +74,7 @@ def task_from_row(row: Json) -> Task:
             )
     if not row["task_id"]:
         raise TaskError("task_id is empty", "a name that is unique in its source")
+    check_values(row["task_id"], row.get("data"))
     return Task(**row)
 
 

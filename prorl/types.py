@@ -18,21 +18,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NewType
 
-from prorl.failures import FAILURE_CLASS as FAILURE_CLASS
-from prorl.failures import FailureClass as FailureClass
-from prorl.failures import FailureCode as FailureCode
-from prorl.failures import Trouble as Trouble
+from prorl.states import FAILURE_CLASS as FAILURE_CLASS
+from prorl.states import FailureClass as FailureClass
+from prorl.states import FailureCode as FailureCode
 from prorl.states import FinishReason as FinishReason
 from prorl.states import GroupState as GroupState
 from prorl.states import RolloutState as RolloutState
 from prorl.states import Stage as Stage
 from prorl.states import StopReason as StopReason
-from prorl.weights import FIRST_VERSION as FIRST_VERSION
-from prorl.weights import UNKNOWN_VERSION as UNKNOWN_VERSION
-from prorl.weights import PolicyVersion as PolicyVersion
-from prorl.weights import RunWeights as RunWeights
+from prorl.states import Trouble as Trouble
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +40,31 @@ if TYPE_CHECKING:
 
 Json = Any
 """A JSON value, only where JSON enters or leaves."""
+
+
+PolicyVersion = NewType("PolicyVersion", int)
+"""Id of the weights that sampled a token: given by the gateway, monotone, never reused; 0 is the
+start, -1 means context, or weights that nobody can name.
+"""
+
+FIRST_VERSION = PolicyVersion(0)
+"""Of the weights that a run began with."""
+
+UNKNOWN_VERSION = PolicyVersion(-1)
+"""Of tokens whose server cannot prove which weights sampled them: they do not train."""
+
+
+class RunWeights(NamedTuple):
+    """What servers' labels say about a run's weights (`prorl/backends/labels.py`)."""
+
+    tag: str
+    """The run's: `TAG:VERSION:NONCE` names weights that it published."""
+    start: tuple[str, ...] = ()
+    """`TAG:VERSION` of weights that served when the run began: its version 0."""
+    published: bool = False
+    """Whether the run published any through the service: then a server that states none is not
+    believed.
+    """
 
 
 class SpanKind(IntEnum):
@@ -204,10 +225,11 @@ class GenerateRequest:
     weights: RunWeights | None = None
     """How to read what servers state about their weights; None = their numbers are versions."""
     on_part: Callable[[Completion], None] | None = None
-    """Told the pieces of a reply while it streams; together they are a beginning of the completion.
+    """Told the beginning of the completion that has come so far, again as it grows, and once more
+    when the call is cut short; the last word stands.
     """
     part_tokens: int = 16
-    """Tokens that a piece should collect."""
+    """Tokens that should come between two such words."""
     task: Task | None = None
     """This and what follows: for scripted backends in this process; never sent over a wire."""
     sample_index: int = 0

@@ -22,15 +22,15 @@ from functools import partial
 
 from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork
+from prorl.graph import GRAPH
 from prorl.process import Part, command_line, live, serve_part
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.stages.worker import Worker
-from prorl.types import Stage
 
 
 @asynccontextmanager
 async def worker(
-    stage: Stage, name: str, config: ServiceConfig, network: FlightNetwork
+    stage: str, name: str, config: ServiceConfig, network: FlightNetwork
 ) -> AsyncIterator[Part]:
     """One stage worker, listening; its work ends when it was drained."""
     async with (
@@ -46,7 +46,7 @@ async def worker(
 def main() -> None:
     """Run one stage worker until it is told to end; returns the exit status."""
     parser = command_line("python -m prorl.stages", "One stage worker of a prorl service.")
-    parser.add_argument("--stage", type=Stage, required=True, choices=list(Stage))
+    parser.add_argument("--stage", required=True, choices=GRAPH.names)
     parser.add_argument("--worker", required=True, help="its name, e.g. run-0")
     asked = parser.parse_args()
     serving = partial(worker, asked.stage, asked.worker)

@@ -13,13 +13,13 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
-from prorl.columns import read_sandbox
 from prorl.control import Claim
 from prorl.errors import RolloutError
 from prorl.flight.inlet import Taken
 from prorl.flight.queues import wire_bytes
 from prorl.journal import Ended, Journals, Recovered
 from prorl.protocols import SandboxHost
+from prorl.schema.columns import read_sandbox
 from prorl.types import AttemptKey
 
 ALIVE_S = 5.0

@@ -1,6 +1,7 @@
 """Model servers as a RUN worker knows them.
 
-Opened once, paused or gone as the gateway says, and how the last calls to each went.
+Opened once, paused or gone as the gateway says, how the last calls to each went, and how many at a
+time it takes.
 
 Invariants: opening one delays nobody who wants another; whoever waits for a server hears at once
 when something changes about it; the key is sent to those that the operator named and to no other.
@@ -10,23 +11,33 @@ Bounded: `LAST_CALLS` outcomes per server, `LAST_RUNS` runs.
 from __future__ import annotations
 
 import asyncio
-import time
+import math
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from prorl.backends.catalogue import is_server
+from prorl.backends.logprobs import first_token
 from prorl.control import Served
-from prorl.errors import BackendError
+from prorl.errors import BackendError, RolloutError, boundary
 from prorl.limits import Clock
 from prorl.protocols import Backend, Renderer
+from prorl.timing import now
 from prorl.types import FailureCode, Trouble
 
 OPEN_S = 30.0
 """For everything that a server is asked before its first rollout."""
 LAST_CALLS = 20
 LAST_RUNS = 64
+FIRST_BUSY_S, LAST_BUSY_S = 0.25, 10.0
+"""Pauses of a server that is busy and does not say how long."""
+LOOK_S = 0.05
+LOOKOUT_S = 10.0
+"""For one token."""
 
 Open = Callable[[str, Renderer, bool], Awaitable[Backend]]
 """(url, the run's renderer, may have the key) -> a backend that may serve. Raises BackendError."""
@@ -47,6 +58,42 @@ class Labelled(Protocol):
         """Hear that the change of weights is over."""
 
 
+class Flow:
+    """How many calls at a time a server takes, as far as it has said that it is busy.
+
+    Additive increase, multiplicative decrease, as TCP has it: halved where it is busy, once for all
+    that were under way; one more per answer up to half of what was too much, then one more per
+    round of answers. Without limit until it is busy for the first time. Pure: times are the
+    caller's.
+    """
+
+    def __init__(self) -> None:
+        self.limit, self._enough = math.inf, math.inf
+        self.in_flight = self._num_busy = 0
+        self.free_at = 0.0
+        """Not called before."""
+
+    def wait_s(self, now: float) -> float:
+        """0 where a call may begin, else when to look again."""
+        if now < self.free_at:
+            return self.free_at - now
+        return 0.0 if self.in_flight < self.limit else LOOK_S
+
+    def busy(self, now: float, retry_after_s: float, jitter: float) -> None:
+        """A call that has just ended was put off; `jitter` is from 0 to 1."""
+        if now >= self.free_at:
+            self._enough = max(1.0, min(self.limit, self.in_flight + 1) / 2)
+            self.limit = self._enough
+            self._num_busy += 1
+        backoff_s = min(LAST_BUSY_S, FIRST_BUSY_S * 2.0 ** min(self._num_busy, 16))
+        self.free_at = max(self.free_at, now + (retry_after_s or backoff_s) * (1 + jitter / 4))
+
+    def well(self) -> None:
+        """A call was answered."""
+        self._num_busy = 0
+        self.limit += 1.0 if self.limit < self._enough else 1.0 / self.limit
+
+
 class Faults(NamedTuple):
     """How many of the last calls went wrong alike."""
 
@@ -57,9 +104,7 @@ class Faults(NamedTuple):
 class Backends:
     """The backends of one worker. Belongs to its event loop."""
 
-    def __init__(
-        self, open_: Open, clock: Clock = time.monotonic, *, has_key: bool = False
-    ) -> None:
+    def __init__(self, open_: Open, clock: Clock = now, *, has_key: bool = False) -> None:
         self._open, self.clock = open_, clock
         self._opened: dict[tuple[str, int, bool], asyncio.Task[Backend]] = {}
         """By URL, the run's renderer (it lives as long as the worker) and whether with the key."""
@@ -70,6 +115,10 @@ class Backends:
         if not has_key:
             self._told.set()
         self._calls: dict[str, deque[Trouble | None]] = {}
+        self._flows: dict[str, Flow] = {}
+        self._answered: dict[str, float] = {}
+        """When the last call began that got a token."""
+        self._lookouts: dict[str, asyncio.Task[None]] = {}
         self.served: dict[str, Served] = {}
         """Model calls so far by server."""
         self.runs: dict[str, Served] = {}
@@ -112,6 +161,10 @@ class Backends:
 
     async def close(self) -> None:
         """Close all backends; idempotent."""
+        lookouts = [*self._lookouts.values()]
+        for lookout in lookouts:
+            lookout.cancel()
+        await asyncio.gather(*lookouts, return_exceptions=True)
         opened, self._opened = self._opened, {}
         for opening in opened.values():
             opening.cancel()
@@ -159,20 +212,62 @@ class Backends:
     @contextmanager
     def watch(self, url: str, attempt: Waiting) -> Iterator[None]:
         """Count the attempt among those that wait for this backend, for the length of a call."""
-        waiting = self._waiting.setdefault(url, set())
+        waiting, flow = self._waiting.setdefault(url, set()), self._flow(url)
         waiting.add(attempt)
+        flow.in_flight += 1
         try:
             yield
         finally:
             waiting.discard(attempt)
+            flow.in_flight -= 1
 
-    def note(self, url: str, trouble: Trouble | None) -> Faults:
+    def wait_s(self, url: str) -> float:
+        """How long a call has to wait since the server is busy; 0 = it may begin now."""
+        return self._flow(url).wait_s(self.clock())
+
+    def _flow(self, url: str) -> Flow:
+        return self._flows.setdefault(url, Flow())
+
+    def note(self, url: str, trouble: Trouble | None, retry_after_s: float = 0.0) -> Faults:
         """Note how a call went."""
         if not is_server(url):
             return Faults(0, 0)
+        if trouble is None:
+            self._flow(url).well()
+        elif trouble is Trouble.BUSY:
+            self._flow(url).busy(self.clock(), retry_after_s, random.random())
         calls = self._calls.setdefault(url, deque(maxlen=LAST_CALLS))
         calls.append(trouble)
         return Faults(calls.count(trouble), len(calls))
+
+    # ---- calls that nobody answers
+
+    def answered(self, url: str, began: float) -> None:
+        """A call that began then has got a token."""
+        self._answered[url] = max(began, self._answered.get(url, 0.0))
+
+    def overtook(self, url: str, began: float) -> bool:
+        """Whether a call that began later has got a token."""
+        return self._answered.get(url, 0.0) > began
+
+    def look_out(self, url: str, renderer: Renderer) -> None:
+        """Ask for one token, unless somebody does: an answer overtakes whoever waits in vain."""
+        if url not in self._lookouts:
+            task = asyncio.ensure_future(self._look_out(url, renderer))
+            self._lookouts[url] = task
+            task.add_done_callback(lambda _: self._lookouts.pop(url, None))
+
+    async def _look_out(self, url: str, renderer: Renderer) -> None:
+        began = self.clock()
+        try:
+            with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, url):
+                async with asyncio.timeout(LOOKOUT_S):
+                    backend = await self.get(url, renderer)
+                    await first_token(backend, np.zeros(1, dtype=np.int32))
+        except RolloutError:
+            return  # no evidence either way
+        self.answered(url, began)
+        self._tell(url)
 
     def count(self, url: str, run_id: str, call: Served) -> None:
         """Note a model call that ended."""

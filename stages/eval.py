@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from prorl.columns import read_failure, read_key, read_limit, read_task, scored_columns
+from prorl.envs.users import GetEnv
 from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, boundary
 from prorl.limits import Clock, Deadline
 from prorl.protocols import CachedWorkspace, Env, SandboxHost
-from prorl.rows import Added, Row
-from prorl.stages.operator import GetEnv, StageOperator, needs_sandbox, owner_of
-from prorl.stages.prepare import prepare
+from prorl.schema.columns import read_failure, read_key, read_limit, read_task, scored_columns
+from prorl.schema.rows import Added, Row
+from prorl.stages.operator import StageOperator, needs_sandbox, owner_of, prepare
 from prorl.stages.verified import Verified
+from prorl.timing import now
 from prorl.types import NO_FAILURE, AttemptKey, Failure, FailureCode, Score, Stage, Task
 
 TRIES = 3
@@ -59,7 +59,7 @@ class EvalOperator(StageOperator):
         get_env: GetEnv,
         *,
         is_cancelled: Callable[[AttemptKey], bool],
-        clock: Clock = time.monotonic,
+        clock: Clock = now,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
         self._verified = Verified(host, clock)
@@ -86,7 +86,7 @@ class EvalOperator(StageOperator):
 
     async def _score(self, row: Row, key: AttemptKey) -> Score:
         task, eval_s = read_task(row), read_limit(row, "eval_s")
-        env = self._get_env(task.env)
+        env = await self._env(task, eval_s)
         job = _Job(
             env, task, owner_of(key), row.value("artefact"), Deadline(eval_s, clock=self._clock)
         )

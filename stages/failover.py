@@ -5,9 +5,11 @@ A server that dies, freezes, lies or falls behind costs the attempt nothing that
     call -> trouble -> the tokens that came are a piece of the turn -> ask the gateway -> go on
 
 Invariants: tokens that were received stay, and the next server continues from the exact ids; time
-without a server, and silence of one, is waiting: the budget stands still; a failure that another
-server would repeat (the same bad reply `MAX_FAULTS` times) ends the attempt. Nothing is retried
-without a pause that grows, with jitter. A backend that is no server (a script) is never left.
+without a server, and silence of one, is waiting: the budget stands still. A server that is busy is
+waited for as long as it says, by fewer calls at a time, and that is waiting, too. A call that a
+later one overtook is given up; a failure that another server would repeat (the same bad reply
+`MAX_FAULTS` times) ends the attempt. Nothing is retried without a pause that grows, with jitter. A
+backend that is no server (a script) is never left.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prorl.agents.record import join
 from prorl.agents.waiting import SILENT_S
 from prorl.backends.catalogue import is_server
 from prorl.completion import check_completion
@@ -35,7 +36,6 @@ from prorl.types import (
     AttemptKey,
     Completion,
     FailureCode,
-    FinishReason,
     GenerateRequest,
     PolicyVersion,
     RunWeights,
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 FIRST_S = 240.0
 """Longest wait for the first token: a busy server's queue."""
+OVERTAKEN_S, READ_TOKENS_S = 10.0, 500.0
+"""A call that was overtaken is given up after this long, and a second more for so many tokens of
+its prompt.
+"""
 BETWEEN_S = 30.0
 """Longest silence between two tokens."""
 STILL_S = 1.0
@@ -63,7 +67,7 @@ _TROUBLE = {
     FailureCode.BACKEND_UNAVAILABLE: Trouble.REFUSED,
     FailureCode.BACKEND_PROTOCOL: Trouble.MALFORMED,
 }
-_REPEATS = frozenset({Trouble.ERROR, Trouble.MALFORMED, Trouble.BUSY})
+_REPEATS = frozenset({Trouble.ERROR, Trouble.MALFORMED})
 
 
 class Routed:
@@ -88,8 +92,11 @@ class Routed:
         self._known, self._count = known, count
         self._clock = backends.clock
         self._reasons: set[str] = set()
-        self._parts: list[Completion] = []
-        self._heard_at = 0.0
+        self._part: Completion | None = None
+        """What has come of the call so far."""
+        self._began_at = self._heard_at = 0.0
+        self._prompt_tokens = 0
+        """Of the call that is under way."""
         self._news = asyncio.Event()
         self._lost: Failover | None = None
         """What went wrong with `name`, as long as nothing was asked about it."""
@@ -125,18 +132,27 @@ class Routed:
     async def _call(self, request: GenerateRequest) -> Completion:
         """A completion, or the tokens that came before trouble did."""
         known, asked = self._asked(request)
-        self._parts, self._heard_at = [], self._clock()
+        self._part, self._heard_at = None, self._clock()
+        self._prompt_tokens = len(request.prompt_ids_L)
         try:
             completion = await self._attend(asked)
             self._check_age(completion, request)
         except BackendError as error:
             self._lost = self._report(error, request)
-            if not self._parts or self._lost is None:
+            # What a reply says that contradicts itself is worth nothing, from its first token on.
+            if self._part is None or self._lost is None or self._lost.trouble is Trouble.MALFORMED:
+                self._drop(request)
                 raise
-            completion = self._cut(request)
+            limit = request.sampling.max_tokens
+            completion = check_completion(self._part, self._renderer.vocab_size, limit)
+        except asyncio.CancelledError:
+            if self._part is not None and request.on_part is not None:
+                request.on_part(self._by_word(self._part, known))
+            raise
         else:
             self._backends.note(self.name, None)
-            completion = self._by_word(completion, known)
+            self._backends.answered(self.name, self._began_at)
+        completion = self._by_word(completion, known)
         if len(completion.token_ids_C):
             self._num_lost = 0
         self._note(request, completion)
@@ -152,11 +168,6 @@ class Routed:
             weights=weights,
             on_part=lambda part: self._hear(part, request),
         )
-
-    def _cut(self, request: GenerateRequest) -> Completion:
-        """The parts that came, as a completion that ends where they do. Raises BackendError."""
-        part = replace(join(self._parts), finish_reason=FinishReason.ABORT)
-        return check_completion(part, self._renderer.vocab_size, request.sampling.max_tokens)
 
     def _note(self, request: GenerateRequest, completion: Completion) -> None:
         """What the call was, for those who watch how servers do."""
@@ -182,7 +193,9 @@ class Routed:
             return await self._hear_out(url, request)
         if self._backends.gone_since(url) is not None:
             raise self._silence(f"{url} is out")
+        await self._until_free(url)
         trace.mark(url, trace.ASKED, (self._key,))
+        self._began_at = self._heard_at = self._clock()
         work = asyncio.ensure_future(self._sample(url, request))
         try:
             with self._backends.watch(url, self):
@@ -194,6 +207,22 @@ class Routed:
             if not work.done():
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
+
+    async def _until_free(self, url: str) -> None:
+        """Wait while the server is busy. Raises BackendError when it is for too long, or goes."""
+        began = self._clock()
+        try:
+            while (wait_s := self._backends.wait_s(url)) > 0.0:
+                self._stand_still("busy", True)
+                busy_s = self._clock() - began
+                if busy_s >= self._wait_s:
+                    message = f"{url} was busy for {busy_s:.0f} s"
+                    raise BackendError(FailureCode.BACKEND_UNAVAILABLE, message, Trouble.DECLINED)
+                if self._backends.gone_since(url) is not None:
+                    raise self._silence(f"{url} is out")
+                await asyncio.sleep(min(wait_s, 1.0))
+        finally:
+            self._stand_still("busy", False)
 
     async def _until_done(self, work: asyncio.Task[Completion], url: str) -> None:
         """Look again at each news of the server, and whenever its silence means something else."""
@@ -231,12 +260,23 @@ class Routed:
         if gone is not None and silent_s >= STILL_S:
             raise self._silence(f"{url} is out, and gave no token for {silent_s:.1f} s")
         self._stand_still("silent", silent_s >= SILENT_S)
-        limit_s = BETWEEN_S if self._parts else FIRST_S
+        limit_s = BETWEEN_S
+        if self._part is None:
+            limit_s = self._patience_for_first_s(silent_s, paused)
         if silent_s >= limit_s and not paused:
             raise self._silence(f"{url} gave no token for {silent_s:.1f} s")
         due = [STILL_S] if gone is not None else []
         due += [SILENT_S] if silent_s < SILENT_S else []
         return max(0.01, min([*due, limit_s if silent_s < limit_s else silent_s + 1]) - silent_s)
+
+    def _patience_for_first_s(self, silent_s: float, paused: bool) -> float:
+        """How long the first token is waited for: less where a later call has one already."""
+        overtaken_s = min(FIRST_S, OVERTAKEN_S + self._prompt_tokens / READ_TOKENS_S)
+        if silent_s < overtaken_s or self._backends.overtook(self.name, self._began_at):
+            return overtaken_s
+        if not paused:
+            self._backends.look_out(self.name, self._renderer)
+        return FIRST_S
 
     @staticmethod
     def _silence(message: str) -> BackendError:
@@ -248,11 +288,27 @@ class Routed:
         self._news.set()
 
     def _hear(self, part: Completion, request: GenerateRequest) -> None:
-        self._parts.append(part)
+        self._part = part
         self._heard_at = self._clock()
+        self._backends.answered(self.name, self._began_at)
         self._stand_still("silent", False)
         if request.on_part is not None:
             request.on_part(part)
+
+    def _drop(self, request: GenerateRequest) -> None:
+        """What came of the call is worth nothing, for whoever was told of it, too."""
+        part, self._part = self._part, None
+        if part is not None and request.on_part is not None:
+            none = np.zeros(0, np.int32)
+            request.on_part(
+                replace(
+                    part,
+                    token_ids_C=none,
+                    logprobs_C=none.astype(np.float32),
+                    version_ends=(),
+                    versions=(),
+                )
+            )
 
     def _stand_still(self, reason: str, still: bool) -> None:
         """The budget stands still while there is a reason."""
@@ -267,7 +323,7 @@ class Routed:
         """Refuse tokens of weights older than those that this attempt has seen."""
         known = [version for version in completion.versions if version != UNKNOWN_VERSION]
         if known and min(known) < request.min_version:
-            self._parts = []
+            self._drop(request)
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
                 f"{self.name} serves version {min(known)}, older than {request.min_version}",
@@ -295,7 +351,7 @@ class Routed:
             return None
         if trouble is Trouble.DECLINED:
             return None
-        faults, calls = self._backends.note(self.name, trouble)
+        faults, calls = self._backends.note(self.name, trouble, error.retry_after_s)
         return Failover(
             attempt=self._key,
             backend=self.name,

@@ -13,7 +13,7 @@ import asyncio
 from typing import NamedTuple
 
 from prorl.errors import RolloutError, boundary
-from prorl.rows import Added, Row, grow
+from prorl.schema.rows import Added, Row, grow
 from prorl.types import FailureCode
 
 

@@ -7,8 +7,8 @@ Knows rows, credit and events; nothing of sandboxes, models or graders.
                          <------- done, ack -------                  <------- acked, lost -------
 
 What frees a slot: at INIT the row's arrival at RUN; at RUN and EVAL the operator's end, once the
-Outlet had room for the result; at RUN also that a row stands still (`suspension.py`). What acks
-upstream: only EVAL, when the store acked; a RUN row is therefore kept until the store's commit.
+Outlet had room for the result. What acks upstream: only EVAL, when the store acked; a RUN row is
+therefore kept until the store's commit.
 
 Every row in hand is told to the gateway when it comes (`started`) and, when no valid row will
 leave, when it ends: `failed` with the code, or `released` when somebody asked to stop it. A row
@@ -24,27 +24,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 
-from prorl.columns import RanColumns
 from prorl.control import Failed, Released, Started, Stats
 from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
 from prorl.flight.inlet import Inlet, Taken
 from prorl.flight.outlet import Outlet
 from prorl.flight.queues import wire_bytes
+from prorl.graph import GRAPH, REDELIVERED_EDGES
 from prorl.limits import Clock
+from prorl.linux import at_work
 from prorl.protocols import Operator
-from prorl.rows import Added, Row
+from prorl.schema.columns import RanColumns
+from prorl.schema.rows import Added, Row
 from prorl.stages.growth import Growth
-from prorl.stages.operator import Emit
+from prorl.stages.operator import Emit, owner_of
+from prorl.timing import NEXT_LIFE_S, now
 from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Json, Stage
 
-UPSTREAM = {Stage.INIT: "lease", Stage.RUN: "ready", Stage.EVAL: "ran"}
-DOWNSTREAM = {Stage.INIT: "ready", Stage.RUN: "ran", Stage.EVAL: "scored"}
-
-NEXT_LIFE_S = 20.0
-"""For a RUN worker to come back to rows that it may have begun; the gateway waits less."""
+POISON: Mapping[str, FailureCode] = {Stage.EVAL: FailureCode.EVAL_FAILED}
+"""How a rollout ends that no worker survives."""
 
 log = logging.getLogger("prorl.stages")
 
@@ -71,27 +70,28 @@ class StageHost:
         cancelled: set[AttemptKey] | None = None,
         tokens: Callable[[], int] = int,
         on_left: Callable[[list[AttemptKey]], None] = _nothing,
-        clock: Clock = time.monotonic,
+        is_poison: Callable[[AttemptKey], bool] = lambda key: False,
+        clock: Clock = now,
     ) -> None:
         self.name = operator.stage
-        self._operator, self._inlet, self._emit, self._tokens, self._clock = (
-            operator,
-            inlet,
-            emit,
-            tokens,
-            clock,
-        )
+        self._operator = operator
+        self._inlet = inlet
+        self._emit = emit
+        self._tokens = tokens
+        self._clock = clock
         self._slots = slots
         self._cancelled = cancelled if cancelled is not None else set()
-        self._on_left = on_left
-        edge = DOWNSTREAM[self.name]
+        self._on_left, self._is_poison = on_left, is_poison
+        edge = GRAPH.row(self.name).gives
+        self._is_acked_later = GRAPH.takes(self.name) in REDELIVERED_EDGES
+        """What it takes is kept upstream until the store has it."""
+        self._gives_once = edge not in REDELIVERED_EDGES
+        """What it gives is downstream's from its arrival on; until then it may be taken back."""
         self.outlet = Outlet(
             edge, limit_bytes=finished_bytes, on_acked=self._acked, on_lost=self._lost
         )
         self._working: dict[AttemptKey, asyncio.Task[None]] = {}
         self._finished: dict[AttemptKey, Row] = {}
-        self._lent: set[AttemptKey] = set()
-        """Those that are worked on and stand still."""
         self._grow = Growth()
         self._tasks: asyncio.TaskGroup | None = None
         self._empty = asyncio.Event()
@@ -134,10 +134,15 @@ class StageHost:
         if task is not None:
             if key not in self._cancelled:
                 self._cancelled.add(key)
-                task.cancel()
-        elif self.name is Stage.INIT and key in self._finished:
+                # after its first step: a task that is cancelled before it frees no slot
+                asyncio.get_running_loop().call_soon(self._cancel_begun, key, task)
+        elif self._gives_once and key in self._finished:
             self.outlet.drop(key)
             self._give_up([key])
+
+    def _cancel_begun(self, key: AttemptKey, task: asyncio.Task[None]) -> None:
+        if self._working.get(key) is task:
+            task.cancel()
 
     def cancel_all(self) -> None:
         """Stop every row in hand (this worker is leaving)."""
@@ -153,54 +158,20 @@ class StageHost:
         self._giving_back = True
         for key in list(self._working):
             self.cancel(key)
-        if self.name is Stage.INIT:
+        if self._gives_once:
             unsent = [key for key in self._finished if key not in self.outlet]
             self._give_up(unsent + self.outlet.withdraw())
-
-    def ask_back(self) -> None:
-        """As `give_back`, but what is worked on may end its present call.
-
-        The operator sees to it that it does not take for ever.
-        """
-        self._giving_back = True
-        self._cancelled.update(self._working)
-
-    def cut(self, worker: str, incarnation: str) -> None:
-        """A worker downstream is silent: what it has not taken goes to others."""
-        lost = self.outlet.cut(worker, incarnation)
-        if lost:
-            self._give_up(lost, returned=True)
 
     def held(self) -> list[AttemptKey]:
         """The attempts that are in hand."""
         return [*self._working, *self._finished]
-
-    def holds(self, key: AttemptKey) -> bool:
-        """Whether a row has come and is not done."""
-        return key in self._inlet
-
-    def lend(self, key: AttemptKey) -> None:
-        """A row that is worked on stands still: its slot is another's."""
-        self._count_busy()
-        self._lent.add(key)
-        self._inlet.lend(key)
-
-    async def take_back(self, key: AttemptKey) -> None:
-        """It goes on as soon as a slot is free."""
-        await self._inlet.take_back(key)
-        self._count_busy()
-        self._lent.discard(key)
-
-    def suspended(self) -> list[AttemptKey]:
-        """The attempts that stand still."""
-        return list(self._lent)
 
     def stats(self) -> Stats:
         """What the stage does just now, and has done."""
         self._count_busy()
         return Stats(
             slots=self._slots,
-            busy=self._num_busy,
+            busy=len(self._working),
             queued=self.outlet.num_waiting,
             done=self._num_done,
             failed=self._num_failed,
@@ -217,15 +188,15 @@ class StageHost:
             self._emit(Started(), key, stage=self.name)
         self._count_busy()
         self._empty.clear()
-        self._working[key] = self._tasks.create_task(self._work(taken))
+        work = at_work.during(owner_of(key), self._work(taken))
+        self._working[key] = self._tasks.create_task(work)
         if self._giving_back:
-            # After its first step: a task that is cancelled before it would not report.
-            asyncio.get_running_loop().call_soon(self.cancel, key)
+            self.cancel(key)
 
     def _decided(self, row: Row) -> bool:
         """Whether an earlier stage has already reported the attempt's failure."""
         return (
-            self.name is Stage.EVAL
+            self._is_acked_later
             and not FAILURE_CLASS[FailureCode(row.value("failure_code"))].trains
         )
 
@@ -234,7 +205,6 @@ class StageHost:
         added = await self._operate(key, row)
         self._count_busy()
         del self._working[key]
-        self._lent.discard(key)
         self._cancelled.discard(key)
         if added is None:
             self._leave([key])
@@ -246,7 +216,11 @@ class StageHost:
         try:
             grown = await self._grow(row, added)
         except RolloutError as error:
-            await self._fail_unsendable(key, _failure(error))
+            # Columns that cannot be converted are a bug of ours, at the cost of this row alone.
+            if self._finished.pop(key, None) is not None:
+                self._report(key, _failure(error))
+                await self._release(row)
+                self._leave([key])
             return
         if key in self._finished:
             self._finished[key] = grown
@@ -255,21 +229,18 @@ class StageHost:
             self.outlet.drop(key)
             return
         self._num_done += 1
-        if self.name is not Stage.INIT:
+        if not self._gives_once:
             self._inlet.done(key)
-
-    async def _fail_unsendable(self, key: AttemptKey, failure: Failure) -> None:
-        """End a row whose columns cannot be converted: a bug of ours, at the cost of this row."""
-        row = self._finished.pop(key, None)
-        if row is not None:
-            self._report(key, failure)
-            await self._release(row)
-            self._leave([key])
 
     async def _operate(self, key: AttemptKey, row: Row) -> Added | None:
         """Run the operator; what the row gets, or None when the attempt ends here, reported."""
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
+                if self._is_poison(key):
+                    raise RolloutError(
+                        POISON.get(self.name, FailureCode.STAGE_ERROR),
+                        "it ended a worker that was at it, twice",
+                    )
                 result = await self._operator(row)
         except asyncio.CancelledError:
             if not self._was_cancelled(key):
@@ -326,15 +297,14 @@ class StageHost:
         nobody else.
         """
         assert self._tasks is not None
-        kept = [key for key in keys if self._is_kept(key)]
-        for key in kept:
-            worker = str(hello.get("worker", ""))
-            self._tasks.create_task(self._offer_again(key, self._finished[key], worker))
-        self._give_up([key for key in keys if key not in kept])
-
-    def _is_kept(self, key: AttemptKey) -> bool:
-        row = self._finished.get(key)
-        return row is not None and bool(row.value("on_unknown"))
+        worker, lost = str(hello.get("worker", "")), list[AttemptKey]()
+        for key in keys:
+            row = self._finished.get(key)
+            if row is not None and row.value("on_unknown"):
+                self._tasks.create_task(self._offer_again(key, row, worker))
+            else:
+                lost.append(key)
+        self._give_up(lost)
 
     async def _offer_again(self, key: AttemptKey, row: Row, worker: str) -> None:
         await self.outlet.put(row, key, wire_bytes(row.as_batch), only=worker)
@@ -366,7 +336,7 @@ class StageHost:
     def _leave(self, keys: list[AttemptKey]) -> None:
         """These are no longer in hand: free their slots, let EVAL's upstream forget them."""
         self._on_left(keys)
-        if self.name is Stage.EVAL:
+        if self._is_acked_later:
             self._inlet.ack(keys)
         else:
             for key in keys:
@@ -376,12 +346,8 @@ class StageHost:
 
     def _count_busy(self) -> None:
         now = self._clock()
-        self._busy_s += self._num_busy * (now - self._busy_since)
+        self._busy_s += len(self._working) * (now - self._busy_since)
         self._busy_since = now
-
-    @property
-    def _num_busy(self) -> int:
-        return len(self._working) - len(self._lent)
 
 
 def _failure(error: ProrlError) -> Failure:

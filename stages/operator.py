@@ -7,20 +7,22 @@ stage it is.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
-from prorl.columns import read_key, read_task
-from prorl.control import Claim, ControlRow, Kind, Payload
-from prorl.errors import RolloutError, TaskError
+from prorl.config import ServiceConfig
+from prorl.control import Assigned, Claim, ControlRow, Failover, Kind, Payload
+from prorl.envs.users import GetEnv, open_env, users_code
+from prorl.errors import RolloutError, SandboxError, TaskError, boundary
 from prorl.flight.inlet import Taken
 from prorl.limits import Clock
-from prorl.protocols import Env, SandboxHost
-from prorl.rows import Added, Row
-from prorl.types import AttemptKey, FailureCode, Stage, Task
-
-GetEnv = Callable[[str], Env]
+from prorl.protocols import CachedWorkspace, Env, Sandbox, SandboxHost
+from prorl.schema.columns import read_key, read_task
+from prorl.schema.rows import Added, Row
+from prorl.timing import now
+from prorl.types import AttemptKey, FailureCode, SandboxSpec, Stage, Task
 
 Handler = Callable[[ControlRow], None]
 
@@ -43,10 +45,60 @@ def needs_sandbox(env: Env, task: Task) -> bool:
     return any(env.sandbox(task, stage) is not None for stage in (Stage.RUN, Stage.EVAL))
 
 
-class StageOperator:
-    """Base of the three operators; implements all of `prorl.protocols.Operator` but the work."""
+async def prepare(
+    host: SandboxHost, env: Env, task: Task, spec: SandboxSpec, sandbox: Sandbox
+) -> None:
+    """Put the task's files into a fresh sandbox: once a node for siblings, where that is worth it.
 
-    stage: Stage
+    Raises TaskError, RolloutError.
+    """
+    text = env.preparation(task) if isinstance(env, CachedWorkspace) else ""
+
+    async def work() -> None:
+        with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{env.name}.prepare"):
+            await env.prepare(task, sandbox)
+
+    try:
+        if text:
+            parts = "\0".join((env.name, spec.image, text)).encode("utf-8", "surrogatepass")
+            key = hashlib.blake2b(parts, digest_size=16).hexdigest()
+            await host.prepare(sandbox, key, work)
+        else:
+            await work()
+    except SandboxError as error:
+        if error.code is not FailureCode.SANDBOX_BROKEN:
+            raise
+        # It did not start: the policy cannot have broken it.
+        raise SandboxError(
+            FailureCode.SANDBOX_START, f"broke while it was prepared: {error.message}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerParts:
+    """What a worker has for its operator."""
+
+    config: ServiceConfig
+    name: str
+    """Of the worker."""
+    host: SandboxHost
+    get_env: GetEnv
+    is_cancelled: Callable[[AttemptKey], bool]
+    emit: Emit
+    ask: Callable[[Failover], Awaitable[Assigned]]
+
+
+class StageOperator:
+    """Base of the operators; implements all of `prorl.protocols.Operator` but the work."""
+
+    stage: str
+    resumes: ClassVar[bool] = False
+    """Whether the next life of its worker goes on with what it held."""
+
+    @classmethod
+    def of_worker(cls, parts: WorkerParts) -> StageOperator:
+        """The operator of a worker; one that needs more of it says so here."""
+        return cls(parts.host, parts.get_env, is_cancelled=parts.is_cancelled)
 
     def __init__(
         self,
@@ -54,7 +106,7 @@ class StageOperator:
         get_env: GetEnv,
         *,
         is_cancelled: Callable[[AttemptKey], bool] = lambda key: False,
-        clock: Clock = time.monotonic,
+        clock: Clock = now,
     ) -> None:
         """`is_cancelled`: whether the attempt that is being worked on was cancelled."""
         self._host, self._get_env, self._clock = host, get_env, clock
@@ -74,15 +126,19 @@ class StageOperator:
     async def release(self, row: Row) -> None:
         """Stop every sandbox that the attempt has; calling it again does nothing."""
         task = read_task(row)
-        if needs_sandbox(self._env(task), task):
+        if users_code(task) or needs_sandbox(self._get_env(task.env), task):
             await self._host.stop_owner(owner_of(read_key(row)))
 
-    def _env(self, task: Task) -> Env:
-        """The task's env. Raises RolloutError (`unknown_env`)."""
+    async def _env(self, task: Task, within_s: float) -> Env:
+        """The task's env; a user's has checked the task. `within_s`: for its `prepare`.
+
+        Raises RolloutError (`unknown_env`), TaskError.
+        """
         try:
-            return self._get_env(task.env)
+            self._get_env(task.env)
         except TaskError as error:
             raise RolloutError(FailureCode.UNKNOWN_ENV, str(error)) from None
+        return await open_env(self._get_env, task, within_s)
 
     async def open(self) -> None:
         """Prepare the operator before its first row."""
@@ -104,9 +160,6 @@ class StageOperator:
     def adopted(self, claims: Iterable[Claim], elsewhere: Iterable[AttemptKey]) -> Iterable[Taken]:
         """The gateway has decided which of them it has now, and which others have: its rows."""
         return ()
-
-    def leave(self) -> None:
-        """What the worker stops from here on goes to other nodes."""
 
     def left(self, keys: Iterable[AttemptKey]) -> None:
         """These attempts are no longer in the stage's hands."""

@@ -15,14 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from prorl.columns import ScoredColumns, artefact_digest
+from prorl.envs.users import GetEnv
 from prorl.protocols import SandboxHost
-from prorl.rows import Row
 from prorl.schema import RAN
+from prorl.schema.columns import ScoredColumns, artefact_digest
+from prorl.schema.rows import Row
 from prorl.stages.eval import EvalOperator
-from prorl.stages.operator import GetEnv
-from prorl.storage.catalog import StoredRun
-from prorl.storage.scores import SCORE_ROWS
+from prorl.storage.keep.scores import SCORE_ROWS
+from prorl.storage.read.catalog import StoredRun
 from prorl.task_json import task_from_json, task_to_json
 from prorl.types import FailureCode, Json, RolloutLimits, Task
 

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from prorl.agents import BUILT_IN as OURS
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
 from prorl.backends import open_probed
-from prorl.columns import Lease, ran_columns, read_ready
+from prorl.config.renderer import RendererSpec
 from prorl.control import (
     BackendsTold,
     Claim,
@@ -31,30 +32,31 @@ from prorl.control import (
     Kind,
     Paused,
     Progress,
-    Suspend,
     VersionPublished,
 )
+from prorl.envs.users import GetEnv
 from prorl.errors import RolloutError, UserError
-from prorl.flight.handover import Mover
 from prorl.flight.inlet import Taken
 from prorl.journal import Journals
 from prorl.journal.fork import plain_task, read_fork
 from prorl.limits import Clock, Deadline
+from prorl.linux import at_work
 from prorl.protocols import Backend, Env, Renderer, SandboxHost
-from prorl.rows import Added, Row
+from prorl.renderer import make_renderer
+from prorl.schema.columns import Lease, ran_columns, read_ready
+from prorl.schema.rows import Added, Row
 from prorl.stages.adoption import Adoption
 from prorl.stages.backends import Backends
 from prorl.stages.failover import Ask, Routed
-from prorl.stages.moving import GENTLE_S, Moving
 from prorl.stages.operator import (
     Emit,
-    GetEnv,
     Handler,
     StageOperator,
+    WorkerParts,
     needs_sandbox,
     owner_of,
 )
-from prorl.stages.suspension import Suspensions
+from prorl.timing import now
 from prorl.types import (
     FIRST_VERSION,
     AttemptKey,
@@ -83,6 +85,25 @@ class RunOperator(StageOperator):
     """
 
     stage = Stage.RUN
+    resumes = True
+
+    @classmethod
+    def of_worker(cls, parts: WorkerParts) -> RunOperator:
+        """With the model servers of the service, and a journal of the worker's own."""
+        config = parts.config
+        return cls(
+            parts.host,
+            parts.get_env,
+            lambda spec: make_renderer(RendererSpec.from_json(spec)),
+            model=config.model,
+            api_key=config.backend_key,
+            is_cancelled=parts.is_cancelled,
+            emit=parts.emit,
+            ask=parts.ask,
+            journals=Journals(
+                config.root / "journal" / parts.name, sync=os.fsync if config.journal_sync else None
+            ),
+        )
 
     def __init__(
         self,
@@ -96,23 +117,17 @@ class RunOperator(StageOperator):
         emit: Emit,
         ask: Ask | None = None,
         journals: Journals | None = None,
-        mover: Mover | None = None,
-        suspensions: Suspensions | None = None,
-        clock: Clock = time.monotonic,
+        clock: Clock = now,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
         self._make_renderer, self._model, self._api_key = make_renderer, model, api_key
         self._renderers: dict[str, Renderer] = {}
         """By the runs' specs."""
         self._emit, self._ask = emit, ask
+        self._keeps_journals = journals is not None
         self._journals = journals or Journals(Path())
         """Not opened, they keep nothing."""
-        self._adoption = Adoption(self._journals, host) if journals else None
-        self._suspensions = suspensions
-        self._moving = Moving(journals, mover) if journals and mover else None
-        self._leaving = False
-        self._driven: set[asyncio.Future[Trajectory]] = set()
-        """Agents at work."""
+        self._adoption = Adoption(self._journals, host)
         self._loading = asyncio.Lock()
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
         self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
@@ -126,14 +141,11 @@ class RunOperator(StageOperator):
         began = self._clock()
         ready = read_ready(row)
         lease = ready.lease
-        env = self._get_env(lease.task.env)
+        env = await self._env(lease.task, lease.limits.init_s)
         trajectory: Trajectory | None = None
         task, forked = plain_task(lease.task), read_fork(lease.task)
-        journal = self._journals.attempt(
-            lease.key, on_unknown=lease.on_unknown, forked=forked, anew=_anew(lease)
-        )
+        journal = self._journals.attempt(lease.key, on_unknown=lease.on_unknown, forked=forked)
         spent_s, ended = journal.spent_s, journal.ended is not None
-        stood = _Stood()
         try:
             renderer = await self._renderer(lease.renderer)
             await self._reserve(env, lease)
@@ -156,7 +168,6 @@ class RunOperator(StageOperator):
                     key=lease.key,
                     session=lease.rollout_key,
                     cancelled=lambda: self._is_cancelled(lease.key),
-                    boundary=lambda: self._stand(lease.key, deadline, stood),
                     sampling=lease.sampling,
                     limits=lease.limits,
                     sample_index=lease.sample_index,
@@ -165,23 +176,17 @@ class RunOperator(StageOperator):
                     journal=journal,
                 )
                 trajectory = await self._drive(lease.agent, context)
-                given_back = trajectory.failure.code is FailureCode.CANCELLED and self._leaving
-                if given_back and self._moving is not None:
-                    await self._moving.move(lease.key, journal, sandbox)
         finally:
-            if self._suspensions is not None:
-                self._suspensions.forget(lease.key)
             if needs_sandbox(env, lease.task):
                 await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
-        run_s = spent_s + self._clock() - began - stood.seconds
-        history = replace(journal.history, suspensions=stood.times)
-        return ran_columns(trajectory, run_s=run_s, history=history)
+        run_s = spent_s + self._clock() - began
+        return ran_columns(trajectory, run_s=run_s, history=journal.history)
 
     # ---- the journal
 
     async def open(self) -> None:
         """Read what the last life left."""
-        if self._adoption is not None:
+        if self._keeps_journals:
             await self._adoption.open()
 
     def expect(self, row: Row) -> None:
@@ -194,46 +199,25 @@ class RunOperator(StageOperator):
 
     def claims(self) -> Iterable[Claim]:
         """Attempts whose journal and sandbox are here."""
-        return self._adoption.claims() if self._adoption is not None else ()
+        return self._adoption.claims()
 
     def adopted(self, claims: Iterable[Claim], elsewhere: Iterable[AttemptKey]) -> Iterable[Taken]:
         """Rows to go on with; the journals of the others go."""
-        return self._adoption.decided(claims, elsewhere) if self._adoption is not None else ()
+        return self._adoption.decided(claims, elsewhere)
 
     def left(self, keys: Iterable[AttemptKey]) -> None:
         """Their journals go with them."""
         for key in keys:
             self._journals.drop(key)
 
-    def leave(self) -> None:
-        """This node leaves: what stops from here on is handed over.
-
-        What has not stopped by itself within GENTLE_S is stopped in its call.
-        """
-        self._leaving = True
-        if self._suspensions is not None:
-            self._suspensions.leave()
-        asyncio.get_running_loop().call_later(GENTLE_S, self._hasten)
-
-    def _hasten(self) -> None:
-        for work in self._driven:
-            work.cancel()
-
     # ---- one attempt
-
-    async def _stand(self, key: AttemptKey, deadline: Deadline, stood: _Stood) -> None:
-        """Between two turns: stand still if that is wanted."""
-        if self._suspensions is None:
-            return
-        seconds = await self._suspensions.boundary(key, deadline)
-        stood.seconds += seconds
-        stood.times += int(seconds > 0)
 
     async def _drive(self, agent: str, context: AttemptContext) -> Trajectory:
         """The agent's trajectory; an agent that outlives its deadline is cut."""
-        work = asyncio.ensure_future(get_agent(agent).run(context))
-        self._driven.add(work)
-        work.add_done_callback(self._driven.discard)
+        # a user's may take a while to import
+        found = get_agent(agent) if agent in OURS else await asyncio.to_thread(get_agent, agent)
+        running = at_work.during(owner_of(context.key), found.run(context))
+        work = asyncio.ensure_future(running)
         try:
             while not work.done():
                 if context.deadline.expired:
@@ -295,7 +279,6 @@ class RunOperator(StageOperator):
             Kind.VERSION: self._version,
             Kind.PAUSED: self._paused,
             Kind.BACKENDS: self._backends_told,
-            Kind.SUSPEND: self._suspend,
         }
 
     def _version(self, row: ControlRow) -> None:
@@ -309,10 +292,6 @@ class RunOperator(StageOperator):
     def _backends_told(self, row: ControlRow) -> None:
         said = row.read(BackendsTold)
         self.backends.told(said.gone, said.keyed)
-
-    def _suspend(self, row: ControlRow) -> None:
-        if self._suspensions is not None:
-            self._suspensions.ask(row.key, row.read(Suspend).suspended)
 
     async def close(self) -> None:
         """Close the backends and the journals; calling it again does nothing."""
@@ -351,19 +330,6 @@ class RunOperator(StageOperator):
         if now - told.at >= PROGRESS_S:
             told.at = now
             self._emit(Progress(turn=told.turns, tokens=told.tokens), key, stage=self.stage)
-
-
-def _anew(lease: Lease) -> str:
-    """Why an attempt that finds no past begins anew; empty for one that never had any."""
-    return "what was handed over did not arrive" if lease.handed else lease.not_handed
-
-
-@dataclass(slots=True)
-class _Stood:
-    """How often an attempt has stood still in this life, and for how long."""
-
-    seconds: float = 0.0
-    times: int = 0
 
 
 @dataclass(slots=True)

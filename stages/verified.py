@@ -15,7 +15,7 @@ from hashlib import blake2b
 from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, boundary
 from prorl.limits import Clock, Deadline
 from prorl.protocols import CachedWorkspace, Env, SandboxHost, Verifies
-from prorl.stages.prepare import prepare
+from prorl.stages.operator import prepare
 from prorl.task_json import task_to_json
 from prorl.types import Failure, FailureClass, FailureCode, Stage, Task
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
+from importlib import import_module
 
 import msgspec
 
-from prorl.config import ServiceConfig, StageConfig
+from prorl.config import ServiceConfig
 from prorl.control import (
     Assigned,
     ControlRow,
@@ -30,26 +29,20 @@ from prorl.control import (
     Kind,
     Payload,
     Released,
-    Silent,
     Stats,
     Welcome,
 )
-from prorl.envs import get_env
+from prorl.envs.users import env_by_name
 from prorl.errors import StorageError
 from prorl.flight import ControlClient, Identity, Inlet
-from prorl.flight.handover import Mover
-from prorl.journal import Journals
+from prorl.graph import GRAPH, REDELIVERED_EDGES
+from prorl.linux import at_work
 from prorl.protocols import Network, SandboxHost
-from prorl.renderer import make_renderer
-from prorl.renderer_spec import RendererSpec
 from prorl.sandbox.images.registry import Registry, default_root
-from prorl.stages.eval import EvalOperator
-from prorl.stages.host import UPSTREAM, StageHost
-from prorl.stages.init import InitOperator
-from prorl.stages.operator import Handler, StageOperator
+from prorl.stages.host import StageHost
+from prorl.stages.operator import Handler, StageOperator, WorkerParts, owner_of
 from prorl.stages.run import RunOperator
-from prorl.stages.suspension import Suspensions
-from prorl.types import AttemptKey, Stage
+from prorl.types import AttemptKey
 
 LEAVE_S = 4.0
 """How long a leaving worker waits for what it stopped to be taken: within the 5 s that processes
@@ -65,9 +58,6 @@ LOOK_S = 0.25
 
 log = logging.getLogger("prorl.stages")
 
-_UPSTREAM_ROLE = {Stage.RUN: Stage.INIT, Stage.EVAL: Stage.RUN}
-"""INIT's upstream is the gateway itself."""
-
 
 class Worker:
     """Made, used and closed on one event loop."""
@@ -75,30 +65,42 @@ class Worker:
     def __init__(
         self,
         config: ServiceConfig,
-        stage: Stage,
+        stage: str,
         name: str,
         network: Network,
         host: SandboxHost,
     ) -> None:
-        pool: StageConfig = getattr(config, stage.value)
+        pool, row = config.pool(stage), GRAPH.row(stage)
+        self._is_last = stage == GRAPH.names[-1]
+        self._is_acked_later = GRAPH.takes(stage) in REDELIVERED_EDGES
+        self._gives_once = row.gives not in REDELIVERED_EDGES
         self._config, self._network, self._stage, self._name = config, network, stage, name
         cancelled: set[AttemptKey] = set()
-        identity = _identity(config, stage, name, pool.slots)
-        self._mover = Mover(network, config.gateway_flight, identity.hello())
-        self._operator = self._make_operator(host, cancelled.__contains__)
+        module, _, kind = row.operator.partition(":")
+        operator: type[StageOperator] = getattr(import_module(module), kind)
+        identity = _identity(config, stage, name, pool.slots, operator.resumes)
+        self._operator = operator.of_worker(
+            WorkerParts(
+                config=config,
+                name=name,
+                host=host,
+                get_env=cache(env_by_name),
+                is_cancelled=cancelled.__contains__,
+                emit=self._emit,
+                ask=self._failover,
+            )
+        )
         self._handlers: Mapping[Kind, Handler] = {
             Kind.WELCOME: self._welcome,
             Kind.ENDPOINTS: self._endpoints,
             Kind.CANCEL: self._cancel,
             Kind.DRAIN: self._drain,
-            Kind.SILENT: self._silent,
         }
         self._control = ControlClient(
             network,
             config.gateway_flight,
             identity,
             held=self._held,
-            suspended=lambda: self.stage.suspended(),
             claims=self._operator.claims,
             settle=self._operator.settle,
             stats=self._stats,
@@ -106,7 +108,7 @@ class Worker:
         )
         self._inlet = Inlet(
             network,
-            UPSTREAM[stage],
+            GRAPH.takes(stage),
             identity.hello(),
             slots=pool.slots,
             window_bytes=pool.finished_bytes,
@@ -122,41 +124,11 @@ class Worker:
             cancelled=cancelled,
             tokens=lambda: self._operator.num_tokens,
             on_left=self._operator.left,
+            is_poison=lambda key: at_work.is_poison(config.root / "poison", owner_of(key)),
         )
         self._draining = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.location = ""
-
-    @property
-    def _journal_folder(self) -> Path:
-        return self._config.root / "journal" / self._name
-
-    def _make_operator(
-        self, host: SandboxHost, is_cancelled: Callable[[AttemptKey], bool]
-    ) -> StageOperator:
-        find_env = cache(get_env)
-        match self._stage:
-            case Stage.INIT:
-                return InitOperator(host, find_env, self._mover, self._journal_folder)
-            case Stage.RUN:
-                return RunOperator(
-                    host,
-                    find_env,
-                    lambda spec: make_renderer(RendererSpec.from_json(spec)),
-                    model=self._config.model,
-                    api_key=self._config.backend_key,
-                    is_cancelled=is_cancelled,
-                    emit=self._emit,
-                    ask=self._failover,
-                    journals=Journals(
-                        self._journal_folder,
-                        sync=os.fsync if self._config.journal_sync else None,
-                    ),
-                    mover=self._mover,
-                    suspensions=Suspensions(lambda: self.stage, self._emit),
-                )
-            case Stage.EVAL:
-                return EvalOperator(host, find_env, is_cancelled=is_cancelled)
 
     async def __aenter__(self) -> Worker:
         await self._operator.open()
@@ -164,7 +136,7 @@ class Worker:
         self.location = await self._network.listen(
             self._config.worker_flight(self._name), {outlet.path: outlet.route}
         )
-        if self._config.gateway and self._stage is Stage.EVAL:
+        if self._config.gateway and self._is_last:
             # The store is on another host: what is scored is the only edge that leaves a node.
             outer = f"grpc+tls://{self._config.advertise}:0"
             self._control.announce(await self._network.listen(outer, {outlet.path: outlet.route}))
@@ -210,14 +182,14 @@ class Worker:
             emptied.cancel()
 
     async def _emptied(self) -> None:
-        if self._stage is Stage.EVAL:
+        if self._is_acked_later:
             await self._inlet.wait_alone()  # what RUN has finished is scored first
         await self.stage.wait_empty()
 
     def _in_vain(self) -> bool:
         """Whether all that is in hand waits for a gateway and a store that do not answer."""
         alone_s = self._control.alone_s
-        to_come = self._stage is Stage.EVAL and self._inlet.num_upstreams
+        to_come = self._is_acked_later and self._inlet.num_upstreams
         if alone_s < ALONE_S or self.stage.stats().busy or to_come:
             return False
         held = len(self.stage.held())
@@ -232,17 +204,13 @@ class Worker:
         EVAL goes last. The earliest of several deadlines counts.
         """
         self._control.leave(reason)
-        if self._stage is not Stage.EVAL:
+        if not self._is_acked_later:
             self.stage.drain()
-        if self._stage is Stage.INIT:
+        if self._gives_once:
             self.stage.give_back()
-        elif self._stage is Stage.RUN and deadline_s is not None:
-            asyncio.get_running_loop().call_later(deadline_s, self._hand_over)
+        elif not self._is_acked_later and deadline_s is not None:
+            asyncio.get_running_loop().call_later(deadline_s, self.stage.give_back)
         self._draining.set()
-
-    def _hand_over(self) -> None:
-        self._operator.leave()
-        self.stage.ask_back()
 
     # ---- what the gateway says
 
@@ -261,7 +229,7 @@ class Worker:
             self._inlet.adopt(taken)
 
     def _endpoints(self, row: ControlRow) -> None:
-        role = _UPSTREAM_ROLE.get(self._stage)
+        role = GRAPH.upstream(self._stage)
         locations = row.read(Endpoints).locations
         self._inlet.set_upstreams(
             locations.get(role, ()) if role else [self._config.gateway_flight]
@@ -273,10 +241,6 @@ class Worker:
     def _drain(self, row: ControlRow) -> None:
         said = row.read(Drain)
         self.leave(said.deadline_s, said.reason)
-
-    def _silent(self, row: ControlRow) -> None:
-        said = row.read(Silent)
-        self.stage.cut(said.worker, said.incarnation)
 
     # ---- what the gateway hears
 
@@ -299,18 +263,18 @@ class Worker:
         self._control.emit(payload, key, stage=stage, code=code)
 
 
-def _identity(config: ServiceConfig, stage: Stage, name: str, slots: int) -> Identity:
+def _identity(config: ServiceConfig, stage: str, name: str, slots: int, resumes: bool) -> Identity:
     """Who a worker is, as its gateway and its neighbours hear it."""
     return Identity(
-        role=stage.value,
+        role=stage,
         worker=config.worker_name(name),
         node=config.node_id,
         location=config.worker_flight(name),
         slots=slots,
         remote=bool(config.gateway),
-        resumes=stage is Stage.RUN,
+        resumes=resumes,
         home=str(config.socket_dir),
-        images=_images(config) if stage is Stage.INIT and config.gateway else None,
+        images=_images(config) if not GRAPH.upstream(stage) and config.gateway else None,
     )
 
 

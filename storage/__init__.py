@@ -2,9 +2,10 @@
 
 They are served over Flight, live or replayed.
 
-Read `layout.py` (what lies where), then `writer.py` (how it gets there), `delivery.py` and
-`endpoint.py` (how trainers get it). The names below are for users; they load on first use, since
-the store's parts are heavy and one process rarely needs all of them.
+Read `files/layout.py` (what lies where), then `write/writer.py` (how it gets there),
+`serve/delivery.py` and `serve/endpoint.py` (how trainers get it). The names below are for
+users; they load on first use, since the store's parts are heavy and one process rarely needs
+all of them.
 """
 
 from importlib import import_module
@@ -14,19 +15,19 @@ if __name__ != "prorl.storage":
     raise ImportError("import prorl.storage instead of storage")
 
 if TYPE_CHECKING:
-    from prorl.storage.catalog import StoredRun, query
-    from prorl.storage.filter import check_filter
-    from prorl.storage.replay import open_replay
-    from prorl.storage.runs import list_runs
+    from prorl.storage.read.catalog import StoredRun, query
+    from prorl.storage.read.replay import open_replay
+    from prorl.storage.read.runs import list_runs
+    from prorl.storage.serve.filter import check_filter
 
 __all__ = ["StoredRun", "check_filter", "list_runs", "open_replay", "query"]
 
 _HOMES = {
-    "StoredRun": "catalog",
-    "list_runs": "runs",
-    "query": "catalog",
-    "check_filter": "filter",
-    "open_replay": "replay",
+    "StoredRun": "read.catalog",
+    "list_runs": "read.runs",
+    "query": "read.catalog",
+    "check_filter": "serve.filter",
+    "open_replay": "read.replay",
 }
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork
 from prorl.process import Part, command_line, live, serve_part
-from prorl.storage.service import WORKER, serving
+from prorl.storage.serve.service import WORKER, serving
 
 
 @asynccontextmanager

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from prorl.columns import keys, ran_columns, ready_columns, scored_columns
 from prorl.flight import Outlet
 from prorl.flight.queues import wire_bytes
-from prorl.rows import Added, Row, grow
+from prorl.schema.columns import keys, ran_columns, ready_columns, scored_columns
+from prorl.schema.rows import Added, Row, grow
 from prorl.types import Failure, Message, SandboxRef, Score, ToolSpec, Trajectory
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from prorl.columns import Lease
+from prorl.schema.columns import Lease
 from prorl.types import (
     AttemptKey,
     Failure,
@@ -44,7 +44,7 @@ float32 = st.floats(-1e6, 1e6, width=32)
 
 tasks = st.builds(
     Task,
-    task_id=text.filter(bool),
+    task_id=text.filter(lambda name: bool(name) and "\0" not in name),
     env=st.sampled_from(["math", "code", "noop"]),
     prompt=text,
     data=st.dictionaries(text, json_values, max_size=3),

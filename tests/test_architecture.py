@@ -1,11 +1,10 @@
-"""What house style can be checked by reading: sizes, broad catches, unbounded queues, where the
+"""What house style can be checked by reading: broad catches, unbounded queues, where the
 environment is read.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,22 +19,10 @@ FILES = sorted(
 )
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_fits_on_a_few_screens(path: Path) -> None:
+def test_a_module_says_what_it_owns(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 400, "split the file"
-    tree = ast.parse(text)
-    assert not text.strip() or ast.get_docstring(tree), "say what the module owns"
-    for function in functions(tree):
-        code = function.body[1 if ast.get_docstring(function) and len(function.body) > 1 else 0]
-        length = (function.end_lineno or 0) - code.lineno + 1
-        assert length <= 55, f"{function.name} has {length} lines below its docstring"
+    assert not text.strip() or ast.get_docstring(ast.parse(text))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -66,7 +53,7 @@ def test_broad_catches_live_in_boundary_only() -> None:
         and node.type.id in ("Exception", "BaseException")
         if path.name != "errors.py"
         and path.parent.name != "server"
-        and path.name not in ("judge.py", "suspects.py", "__main__.py")
+        and path.name not in ("judge.py", "child.py", "__main__.py")
         and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
     ]
     assert not found, f"use prorl.errors.boundary: {found}"

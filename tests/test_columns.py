@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl import columns
-from prorl.columns import Lease
-from prorl.rows import row_hashes, rows
-from prorl.schema import LEASED, RAN, READY, SCORED, SEQUENCES, check_schema
-from prorl.schema_fields import SEQUENCE
-from prorl.sequences import dense, read_sequences, sequences_array, validate_sequences
+from prorl.schema import LEASED, RAN, READY, SCORED, SEQUENCES, check_schema, columns
+from prorl.schema.columns import Lease
+from prorl.schema.fields import SEQUENCE
+from prorl.schema.rows import row_hashes, rows
+from prorl.schema.sequences import dense, read_sequences, sequences_array, validate_sequences
 from prorl.types import (
     Failure,
     Message,

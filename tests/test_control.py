@@ -21,6 +21,7 @@ from prorl.control import (
     Progress,
     Request,
     Reserve,
+    Served,
     TaskRow,
     Terminal,
     TrajectorySummary,
@@ -29,7 +30,7 @@ from prorl.control import (
 )
 from prorl.errors import SchemaError
 from prorl.schema import GROUPS, ROLLOUTS, TASKS
-from prorl.schema_fields import SCHEMA_VERSION
+from prorl.schema.fields import SCHEMA_VERSION
 from prorl.types import AttemptKey
 from tests.strategies import text
 
@@ -141,3 +142,14 @@ def test_rows_of_tables_have_their_columns() -> None:
     assert ["run_id", *GroupEventRow.__struct_fields__] == GROUPS.names
     assert set(Terminal.__struct_fields__) <= set(ROLLOUTS.names)
     assert set(TrajectorySummary.__struct_fields__) <= set(ROLLOUTS.names)
+
+
+def test_sums_of_model_calls_grow_whatever_workers_come_and_go() -> None:
+    first = Served(10, 5, 8, 4, 3, 1.0)
+    later = Served(20, 9, 16, 8, 6, 2.0)
+    assert first.since(Served()) == first
+    assert later.since(first) == Served(10, 4, 8, 4, 3, 1.0)
+    assert first.since(later) == first, "a worker that was started anew"
+    assert first.plus(later.since(first)) == later
+    assert (later.cached_share, later.reused_share) == (0.45, 0.5)
+    assert Served().cached_share is Served().reused_share is None

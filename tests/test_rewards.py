@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from prorl.envs import get_env
 from prorl.errors import TaskError
-from prorl.service.submissions import known_env
+from prorl.service.core.submissions import known_env
 from prorl.testing import make_task, run
 from prorl.types import Json, Task
 
@@ -33,14 +34,17 @@ def test_parts_of_a_tasks_own_are_added_and_stored() -> None:
     assert run(ENV, task, "x" * 30).score.parts[2].value == 0
 
 
-def test_a_function_of_ones_own(tmp_path: Path) -> None:
+async def test_a_function_of_ones_own(tmp_path: Path) -> None:
     code = "from prorl.rubric import reward\n@reward('polite')\ndef polite(task, artefact):\n"
     (tmp_path / "mine.py").write_text(f"{code}    return float(b'please' in artefact)\n")
     task = _task(rewards={f"{tmp_path}/mine.py:polite": 0.25})
-    assert run(ENV, task, "please: #### 42").reward == 1.25
+    played = await asyncio.to_thread(lambda: run(ENV, task, "please: #### 42"))
+    assert played.reward == 1.25
     with pytest.raises(TaskError, match="does not load"):
         known_env(load_code=False)(task)
-    known_env(load_code=True)(task)
+    found = known_env(load_code=True)(task)
+    assert found is not None
+    await found
 
 
 @pytest.mark.parametrize(

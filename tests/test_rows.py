@@ -11,9 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.columns import RanColumns, ReadyColumns, ScoredColumns, keys, ran_columns, ready_columns
-from prorl.rows import Added, Row, grow, row_hashes, rows, stack
 from prorl.schema import LEASED, RAN, READY
+from prorl.schema.columns import (
+    RanColumns,
+    ReadyColumns,
+    ScoredColumns,
+    keys,
+    ran_columns,
+    ready_columns,
+)
+from prorl.schema.rows import Added, Row, grow, row_hashes, rows, stack
 from prorl.types import SandboxRef, Trajectory
 from tests import strategies as ours
 from tests.flight.rows import leased, ran, ready, trajectory

@@ -18,6 +18,10 @@ from prorl.errors import ConfigError
         ({"sampling": {"temperature": "hot"}}, "`sampling.temperature` = 'hot'; expected a number"),
         ({"sampling": {"max_tokens": 1.5}}, "`sampling.max_tokens` = 1.5; expected a whole number"),
         ({"sampling": {"top_p": 3}}, "`sampling.top_p` = 3; expected 1.0 or less"),
+        (
+            {"delivery": "stream", "sampling": {"top_k": 20}},
+            "delivery `stream` trains; top_p 1 and top_k 0 are expected",
+        ),
         ({"sampling": None}, "`sampling` = None; expected a mapping"),
         ({"limits": {"max_turns": 0}}, "`limits.max_turns` = 0; expected 1 or more"),
         ({"delivery": "quick"}, "`delivery` = 'quick'; expected one of 'store' or 'stream'"),

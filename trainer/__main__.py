@@ -20,7 +20,7 @@ from stamina.instrumentation import LoggingOnRetryHook, set_on_retry_hooks
 
 from prorl.client import connect
 from prorl.config import parse
-from prorl.config_file import load_file
+from prorl.config.file import load_file
 from prorl.errors import ProrlError, UserError
 from prorl.linux.calls import die_with_parent
 from prorl.trainer.config import TrainerConfig

@@ -17,6 +17,17 @@ from prorl.errors import UserError
 
 ATTENTION = "prorl_packed"
 
+_HARMLESS = frozenset(
+    {
+        "cache_position", "cu_seq_lens_k", "dropout", "is_causal", "logits_to_keep", "max_length_k",
+        "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
+        "position_ids", "return_dict", "use_cache",
+    }
+)  # fmt: skip
+"""Arguments that models pass on to attention and that say nothing of what it computes here: there
+is no cache, no dropout, and where sequences end is said by `cu_seq_lens_q`.
+"""
+
 
 def packed_attention(
     module: torch.nn.Module,
@@ -30,13 +41,22 @@ def packed_attention(
     max_length_q: int,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: object,
+    **others: object,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside each packed sequence.
 
     Query, key and value are [1, H, T, D], the answer [1, T, H, D]. Raises UserError for a sliding
-    window that a sequence does not fit.
+    window that a sequence does not fit, and for whatever else a model asks of its attention (sinks,
+    a soft cap): left out, its logprobs would be those of another model.
     """
+    asked = sorted(
+        name for name, value in others.items() if value is not None and name not in _HARMLESS
+    )
+    if asked:
+        raise UserError(
+            f"a model whose attention takes {', '.join(asked)}",
+            "plain causal attention; train it by another trainer's door",
+        )
     if sliding_window is not None and sliding_window < max_length_q:
         raise UserError(
             f"a sliding window of {sliding_window} tokens",

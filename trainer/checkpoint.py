@@ -4,7 +4,8 @@ It holds weights, optimizer, random state, cursor and version.
 
     ROOT/step-00000020/config.json model.safetensors tokenizer.json ...
                                       loadable by transformers, vLLM and the embedded engine
-                       trainer.pt     optimizer and random state
+                       trainer.pt     optimizer and random state; float32 weights, where samplers
+                                      get others
                        trainer.json   step, version, cursor
                        figures.json   the step's figures: their row is written after the checkpoint
                        trained.parquet  which sequences made it (`lineage.py`)
@@ -63,25 +64,33 @@ def save(
     source: Path,
     figures: Mapping[str, float],
     keep: int = 3,
+    dtype: torch.dtype = torch.float32,
     finish: Callable[[Path], None] = lambda directory: None,
 ) -> Path:
     """Write a checkpoint and return its directory.
 
-    Tokenizer files come from `source`; `finish` may add files beside the weights, before the
-    directory appears. Raises StorageError.
+    Tokenizer files come from `source`; samplers load weights of `dtype`; `finish` may add files
+    beside the weights, before the directory appears. Raises StorageError.
     """
     final = root / f"{PREFIX}{progress.step:08d}"
     temp = root / f"{_TEMP}{progress.step:08d}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         _sweep(root)
-        model.save_pretrained(temp)
+        state = {"optimizer": optimizer.state_dict(), "random": _random_state()}
+        if dtype == torch.float32:
+            model.save_pretrained(temp)
+        else:
+            state["weights"] = model.state_dict()
+            rounded = {name: tensor.to(dtype) for name, tensor in state["weights"].items()}
+            model.save_pretrained(temp, state_dict=rounded)
+            config = orjson.loads((temp / "config.json").read_bytes())
+            config["dtype"] = str(dtype).removeprefix("torch.")
+            (temp / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
         for name in _TOKENIZER_FILES:
             if (source / name).exists() and not (temp / name).exists():
                 shutil.copyfile(source / name, temp / name)
-        torch.save(
-            {"optimizer": optimizer.state_dict(), "random": _random_state()}, temp / "trainer.pt"
-        )
+        torch.save(state, temp / "trainer.pt")
         (temp / "trainer.json").write_bytes(orjson.dumps(asdict(progress)))
         (temp / "figures.json").write_bytes(orjson.dumps(figures))
         finish(temp)
@@ -124,9 +133,14 @@ def read_figures(path: Path) -> dict[str, float]:
         ) from None
 
 
-def restore(path: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Put the optimizer and the random state back; the weights are loaded like any model."""
+def restore(path: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Put the optimizer, the random state and, where samplers got rounded ones, the weights back.
+
+    Others are loaded like any model.
+    """
     state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
+    if "weights" in state:
+        model.load_state_dict(state["weights"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"]["cpu"])
     if torch.cuda.is_available() and state["random"]["cuda"]:

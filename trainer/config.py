@@ -49,8 +49,9 @@ class TrainerConfig(BaseModel):
     warmup_steps: int = Field(default=5, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
 
-    advantages: Literal["group", "centred", "shuffled"] = Field(
-        default="group", description="shuffled: a control that must not learn"
+    advantages: str = Field(
+        default="group",
+        description="group, centred, or module:attr of a function: whole groups in, [B] out",
     )
     clip_low: float = Field(default=0.2, ge=0, lt=1)
     clip_high: float = Field(default=0.28, ge=0)
@@ -83,6 +84,12 @@ class TrainerConfig(BaseModel):
     seed: int = 0
     threads: int = Field(default=1, ge=1, description="of torch; two collapse on contended cores")
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="of matrix products and of what samplers load; updates are float32",
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="compute each layer again for its gradient: less memory"
+    )
     keep_checkpoints: int = Field(default=3, ge=2)
     wait_s: float = Field(default=10.0, gt=0, le=600)

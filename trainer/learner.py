@@ -9,6 +9,7 @@ threads equal inputs give equal bits.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,12 +20,15 @@ import numpy as np
 import torch
 
 from prorl.client import PackedBatch
+from prorl.errors import UserError
+from prorl.trainer.attention import ATTENTION
 from prorl.trainer.checkpoint import restore
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.lineage import Account
 from prorl.trainer.loss import Loss, LossConfig, dapo_loss
 from prorl.trainer.pack import load_model, pack, token_logprobs
 from prorl.trainer.tokens import Tokens, tokens_of
+from prorl.types import Json
 
 Sums = defaultdict[str, float]
 
@@ -47,9 +51,11 @@ class Learner:
             clip_high=config.clip_high,
             correction_cap=config.correction_cap,
         )
-        self.model: Any = load_model(
-            model_dir, device=config.device, dtype=getattr(torch, config.dtype)
-        )
+        self.model: Any = load_model(model_dir, device=config.device)
+        if config.gradient_checkpointing:
+            self.model.activation_checkpointing_enable()
+            self.model.train()  # it is heeded in this mode only; there is no dropout to wake
+        self._dtype: torch.dtype = getattr(torch, config.dtype)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=config.learning_rate,
@@ -57,7 +63,7 @@ class Learner:
             weight_decay=config.weight_decay,
         )
         if resume:
-            restore(model_dir, self.optimizer)
+            restore(model_dir, self.model, self.optimizer)
 
     def update(
         self, batch: PackedBatch, *, step: int, version: int, account: Account | None = None
@@ -76,6 +82,23 @@ class Learner:
         for rows in _shares(batch, self._config.minibatches):
             self._minibatch(batch, rows, tokens, sums, step, account)
         return _figures(batch, tokens, sums, version)
+
+    def expected(self, batch: PackedBatch) -> dict[str, Json]:
+        """What these weights say after the batch's first prompt: servers must say the like."""
+        prompt = batch.token_ids[: int(batch.sampled_index()[0])].astype(np.int64)
+        ids_L = torch.from_numpy(prompt).to(self.model.device)
+        self.model.set_attn_implementation("eager")
+        try:
+            with torch.no_grad():
+                logits_LV = self.model(ids_L[None], use_cache=False).logits[0]
+        finally:
+            self.model.set_attn_implementation(ATTENTION)
+        top = logits_LV[-1].float().log_softmax(-1).topk(min(256, logits_LV.shape[-1]))
+        return {
+            "prompt_ids": prompt.tolist(),
+            "ids": top.indices.tolist(),
+            "logprobs": top.values.tolist(),
+        }
 
     def _minibatch(
         self,
@@ -96,15 +119,25 @@ class Learner:
             if account is not None:
                 account.add(part, here.trained_C, loss.token_loss_C, logprobs_C)
         sums["minibatches"] += 1
-        sums["grad_norm"] += self._descend(step)
+        if num_trained:  # else momentum and decay alone would move the weights
+            sums["grad_norm"] += self._descend(step)
 
     def _descend(self, step: int) -> float:
-        """Move the weights by the gradients at this step's rate; the norm before clipping."""
+        """Move the weights by the gradients at this step's rate; the norm before clipping.
+
+        Raises UserError, before anything moves, if it is no number.
+        """
         for settings in self.optimizer.param_groups:
             settings["lr"] = self._config.learning_rate * min(
                 1.0, (step + 1) / max(self._config.warmup_steps, 1)
             )
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
+        if not math.isfinite(norm):
+            raise UserError(
+                f"a gradient whose norm is {norm} in step {step}",
+                "numbers; the newest checkpoint is as it was",
+                "look at the batch's advantages and logprobs (prorl sql) and at the learning rate",
+            )
         self.optimizer.step()
         return float(norm)
 
@@ -117,7 +150,9 @@ class Learner:
         advantages_C = torch.from_numpy(
             np.repeat(part.advantages, np.diff(part.logprob_offsets))
         ).to(self._config.device)
-        logprobs_C, entropy_C = token_logprobs(self.model, pack(part, self._config.device))
+        logprobs_C, entropy_C = token_logprobs(
+            self.model, pack(part, self._config.device), dtype=self._dtype
+        )
         loss = dapo_loss(
             logprobs_C,
             recorded_C,
@@ -133,7 +168,8 @@ class Learner:
         sums["loss"] += float(loss.value.detach())
         sums["entropy"] += float((entropy_C * tokens.trained_C).sum())
         if not sums["minibatches"]:
-            difference_C = (logprobs_C.detach() - recorded_C).abs() * tokens.fresh_C
+            difference_C = (logprobs_C.detach() - recorded_C).abs()[tokens.fresh_C > 0]
+            sums["compared_tokens"] += len(difference_C)
             sums["logprob_diff_max"] = max(
                 sums["logprob_diff_max"], float(difference_C.max()) if len(difference_C) else 0.0
             )
@@ -147,7 +183,9 @@ class Learner:
         with torch.no_grad():
             return torch.cat(
                 [
-                    token_logprobs(self.model, pack(part, self._config.device)).logprobs_C
+                    token_logprobs(
+                        self.model, pack(part, self._config.device), dtype=self._dtype
+                    ).logprobs_C
                     for part in parts
                 ]
             )
@@ -174,11 +212,13 @@ def _passes(batch: PackedBatch, rows: range, tokens_per_pass: int) -> Iterator[r
 def _figures(batch: PackedBatch, tokens: Tokens, sums: Sums, version: int) -> dict[str, float]:
     num_trained, minibatches = float(tokens.trained_C.sum()), max(sums["minibatches"], 1)
     versions = batch.per_sampled(batch.span_version)
+    ages = version - versions[versions >= 0]  # -1: sampled by weights that nobody knows, untrained
     _, first = np.unique(batch.rollout_ids, return_index=True)
     return {
         "loss": sums["loss"] / minibatches,
         "grad_norm": sums["grad_norm"] / minibatches,
         "logprob_diff_max": sums["logprob_diff_max"],
+        "compared_tokens": sums["compared_tokens"],
         **{name: sums[name] / max(num_trained, 1.0) for name in _PER_TOKEN},
         "reward": float(batch.rewards[first].mean()),
         "groups": batch.num_groups,
@@ -187,6 +227,6 @@ def _figures(batch: PackedBatch, tokens: Tokens, sums: Sums, version: int) -> di
         "tokens": batch.num_tokens,
         "sampled_tokens": len(batch.logprobs),
         "trained_tokens": num_trained,
-        "staleness_mean": float((version - versions).mean()) if len(versions) else 0.0,
-        "staleness_max": float((version - versions).max(initial=0)),
+        "staleness_mean": float(ages.mean()) if len(ages) else 0.0,
+        "staleness_max": float(ages.max(initial=0)),
     }

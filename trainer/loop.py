@@ -17,10 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from prorl import plugins
 from prorl.client import Client, PackedBatch
+from prorl.config import WHOLE_DISTRIBUTION
+from prorl.errors import ConfigError
 from prorl.flight.ticket import Cursor
 from prorl.tasks import load_tasks
 from prorl.trainer.checkpoint import TrainingState, newest, read_figures, read_progress, save
@@ -36,7 +40,7 @@ from prorl.trainer.lineage import (
     write_rows,
 )
 from prorl.trainer.metrics import Hook, StepTimer, has_row, write_row
-from prorl.trainer.shuffled import shuffled
+from prorl.types import Json
 
 
 def train(
@@ -48,6 +52,10 @@ def train(
 ) -> TrainingState:
     """Train until `config.steps` steps are done, the run ends, or `stopped()`; the last state."""
     torch.set_num_threads(config.threads)
+    if config.publish:  # a live run, not a replay
+        sampling = client.run(config.run)["config"]["sampling"]
+        if sampling["top_p"] < 1.0 or sampling["top_k"] > 0:
+            raise ConfigError(f"run {config.run!r} samples with {sampling}", WHOLE_DISTRIBUTION)
     checkpoints, timer = config.output / "checkpoints", StepTimer()
 
     found = newest(checkpoints)
@@ -82,11 +90,12 @@ def train(
                 source=config.model,
                 figures=figures,
                 keep=config.keep_checkpoints,
+                dtype=getattr(torch, config.dtype),
                 finish=partial(write_lineage, config, batch, account, progress, parent),
             )
             parent = weights_digest(path) if account else ""
         with timer("publish"):
-            announce(client, config, progress, path)
+            announce(client, config, progress, path, learner.expected(batch))
             feed()
         figures |= timer.take()
         note(config, progress.step, path, figures)
@@ -101,19 +110,26 @@ def groups(
     config: TrainerConfig, client: Client, cursor: str, feed: Callable[[], None]
 ) -> Iterator[PackedBatch]:
     """Batches of a step's groups, with advantages, from a cursor on."""
+    how: Any = config.advantages
+    if plugins.is_place(how):
+        how = plugins.load("prorl.advantages", how, ConfigError)
     return client.stream(
         config.run,
         config.consumer,
         cursor,
         groups_per_batch=config.groups_per_step,
         wait_s=config.wait_s,
-        advantages=shuffled if config.advantages == "shuffled" else config.advantages,
+        advantages=how,
         on_idle=feed,
     )
 
 
 def announce(
-    client: Client, config: TrainerConfig, progress: TrainingState, checkpoint: Path
+    client: Client,
+    config: TrainerConfig,
+    progress: TrainingState,
+    checkpoint: Path,
+    expected: Mapping[str, Json] | None = None,
 ) -> None:
     """Tell the service what a durable checkpoint holds.
 
@@ -125,7 +141,7 @@ def announce(
         client.record(config.run, read_rows(checkpoint / ROWS))
     client.commit(progress.cursor, config.consumer)
     if config.publish:
-        client.publish(config.run, progress.version, checkpoint)
+        client.publish(config.run, progress.version, checkpoint, expected=expected)
 
 
 def write_lineage(

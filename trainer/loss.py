@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+MAX_LOG_RATIO = 20.0
+"""A ratio of e^20 is clipped as one of e^95 is, and its gradient is a number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
@@ -20,6 +23,8 @@ class LossConfig:
     clip_high: float = 0.28
     correction_cap: float = 2.0
     """Of the truncated importance correction; used only with a proximal policy."""
+    dual_clip: float = 3.0
+    """With a negative advantage no ratio counts for more (arXiv 1912.09729 equation 5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +56,7 @@ def dapo_loss(
 
     PPO's clipped objective (arXiv 1707.06347 equation 7) with decoupled clip range and one mean
     over all N trained tokens of the minibatch instead of one per sequence (DAPO, arXiv 2503.14476
-    equations 8, 10 and 12). No KL penalty.
+    equations 8, 10 and 12). With A < 0 the objective is at least c A (`dual_clip`). No KL penalty.
 
     Without `proximal_C`: r = pi / mu, where mu is what was recorded while sampling, and w = 1: the
     ratio itself corrects for stale weights and for the sampler's numerics. With it (logprobs under
@@ -60,23 +65,27 @@ def dapo_loss(
     2505.24298 equation 5).
     """
     old_C = recorded_C if proximal_C is None else proximal_C
-    ratio_C = torch.exp(logprobs_C - old_C)
+    ratio_C = torch.exp((logprobs_C - old_C).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     clipped_C = ratio_C.clamp(1 - config.clip_low, 1 + config.clip_high)
     objective_C = torch.minimum(ratio_C * advantages_C, clipped_C * advantages_C)
-    weight_C = trained_C.to(objective_C.dtype)
-    correction_C = torch.ones_like(weight_C)
+    bounded_C = torch.maximum(objective_C, config.dual_clip * advantages_C)
+    objective_C = torch.where(advantages_C < 0, bounded_C, objective_C)
+    correction_C = torch.ones_like(objective_C)
     if proximal_C is not None:
         correction_C = truncated_correction(proximal_C, recorded_C, config.correction_cap)
-    value = -(objective_C * correction_C * weight_C).sum() / max(num_trained, 1)
+    # a token that does not train may hold anything: infinity times 0 is not 0
+    trains_C = trained_C > 0
+    each_C = torch.where(trains_C, -objective_C * correction_C, 0.0) / max(num_trained, 1)
+    value = each_C.sum()
     with torch.no_grad():
-        active_C = (ratio_C * advantages_C > clipped_C * advantages_C) * weight_C
+        active_C = (ratio_C * advantages_C > clipped_C * advantages_C) & trains_C
         return Loss(
             value=value,
             clipped=float(active_C.sum()),
-            ratio=float((ratio_C * weight_C).sum()),
-            kl=float((kl_estimate(logprobs_C, recorded_C) * weight_C).sum()),
-            correction=float((correction_C * weight_C).sum()),
-            token_loss_C=-(objective_C * correction_C * weight_C) / max(num_trained, 1),
+            ratio=float(ratio_C[trains_C].sum()),
+            kl=float(kl_estimate(logprobs_C, recorded_C)[trains_C].sum()),
+            correction=float(correction_C[trains_C].sum()),
+            token_loss_C=each_C.detach(),
         )
 
 

@@ -1,17 +1,14 @@
-"""One forward pass over packed sequences, for any Hugging Face causal model.
+"""One forward pass over packed sequences, proved for each model before it trains.
 
 Linear layers see the T tokens end to end, as they lie in Arrow; only attention must know where
-sequences end, so that none sees another (`attention.py`).
+sequences end (`attention.py`). Models that carry state from token to token elsewhere (recurrent and
+convolutional layers), or ask more of attention than that, give other logprobs when packed: `prove`
+compares with the model's own eager pass, one sequence at a time, and refuses them.
 
-Linear layers see the T tokens end to end, as they lie in Arrow; only attention must know where
-sequences end. It is a function registered with transformers' AttentionInterface: on a GPU in half
-precision it calls the variable-length kernel with `cu_seqlens`; elsewhere it scatters to a
-right-padded tensor, attends causally and gathers back (with right padding `is_causal` alone keeps a
-token from seeing the padding; a block-diagonal mask is 25 times slower on a CPU).
+Weights are float32, whatever they compute in: at the rates of policy updates most steps are too
+small for a bfloat16 weight to move.
 
-Shapes: B sequences, T tokens, L the longest, C sampled tokens, H heads, D head size, V vocabulary.
-Not promised: sliding windows shorter than a sequence, or attention dropout; the first is refused,
-the second never applied.
+Shapes: B sequences, T tokens, L the longest, C sampled tokens, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from prorl.client import PackedBatch
 from prorl.errors import ConfigError, UserError
@@ -96,52 +94,138 @@ def _refuse_untrainable(packed: Packed) -> None:
         )
 
 
-def load_model(path: str | Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
-    """A causal model from a Hugging Face directory, with packed attention and without dropout.
+LOGITS_BYTES = 256 << 20
+"""Of the logits that exist at once; more tokens are predicted chunk by chunk, each computed again
+for its gradient.
+"""
+PROOF_LENGTHS = (7, 12, 5)
+PROOF_MAX_ERROR = 1e-3
+"""Of a logprob in float32; right models are below 1e-4, wrong ones above 1."""
 
-    Raises ConfigError.
+
+def load_model(path: str | Path, *, device: str = "cpu") -> Any:
+    """A causal model from a Hugging Face directory, in float32, with packed attention and without
+    dropout. Raises ConfigError, also for a model that `prove` refuses.
     """
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, packed_attention)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=ATTENTION, local_files_only=True
+            path, dtype=torch.float32, attn_implementation=ATTENTION, local_files_only=True
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             f"model {path}: {str(error).splitlines()[0]}",
             "a directory with config.json and safetensors",
         ) from None
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    try:
+        prove(model)
+    except UserError as error:
+        raise ConfigError(f"model {path}: {error}") from None
+    return model
 
 
-def token_logprobs(model: Any, packed: Packed) -> TokenLogprobs:
+@torch.no_grad()
+def prove(model: Any) -> None:
+    """One packed pass against the model's own eager passes, one sequence at a time.
+
+    A model whose logits are not its head's alone (scaled, capped) is marked: it never computes them
+    in chunks. Raises UserError for one whose logprobs packing changes.
+    """
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    if "chunked_attention" in kinds:
+        raise UserError("a model with chunked attention", "full or sliding attention")
+    vocab = model.get_output_embeddings().weight.shape[0]
+    random = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(vocab, (length,), generator=random) for length in PROOF_LENGTHS]
+    lengths = torch.tensor(PROOF_LENGTHS)
+    position_ids_T = torch.cat([torch.arange(length) for length in PROOF_LENGTHS])
+    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+    packed = Packed(
+        token_ids_T=torch.cat(sequences).int(),
+        position_ids_T=position_ids_T,
+        cu_seqlens=functional.pad(lengths.cumsum(0), (1, 0)).int(),
+        max_seqlen=max(PROOF_LENGTHS),
+        pad_index_T=rows * max(PROOF_LENGTHS) + position_ids_T,
+        sampled_C=(position_ids_T > 0).nonzero()[:, 0],
+        temperature_C=torch.ones(int((position_ids_T > 0).sum())),
+    ).to(model.device)
+    try:
+        whole_C = token_logprobs(model, packed).logprobs_C
+        model.prorl_chunks = True
+        chunked_C = token_logprobs(model, packed, rows_per_chunk=4).logprobs_C
+        model.set_attn_implementation("eager")
+        alone = []
+        for ids in sequences:
+            logits_LV = model(ids[None].to(model.device), use_cache=False).logits[0]
+            logprobs_LV = functional.log_softmax(logits_LV[:-1].float(), -1)
+            alone.append(logprobs_LV.gather(1, ids[1:, None].to(model.device))[:, 0])
+    finally:
+        model.set_attn_implementation(ATTENTION)
+    alone_C = torch.cat(alone)
+    model.prorl_chunks = float((chunked_C - alone_C).abs().max()) <= PROOF_MAX_ERROR
+    error = float((whole_C - alone_C).abs().max())
+    if not error <= PROOF_MAX_ERROR:
+        raise UserError(
+            f"{type(model).__name__} gives other logprobs when it is packed, by up to {error:.2g}",
+            f"at most {PROOF_MAX_ERROR:g}",
+            "train it by another trainer's door",
+        )
+
+
+def token_logprobs(
+    model: Any,
+    packed: Packed,
+    *,
+    dtype: torch.dtype = torch.float32,
+    rows_per_chunk: int | None = None,
+) -> TokenLogprobs:
     """log pi(token | what came before it) of every sampled token, at its recorded temperature.
 
-    Logits are computed only where a sampled token is predicted: [C, V], never [T, V].
+    Logits are computed only where a sampled token is predicted, and of at most `rows_per_chunk`
+    tokens at once (default: what `LOGITS_BYTES` hold). `dtype` is what matrices are multiplied in.
     """
-    logits_CV = _sampled_logits(model, packed).float() / packed.temperature_C[:, None]
-    all_CV = functional.log_softmax(logits_CV, dim=-1)
     targets_C = packed.token_ids_T[packed.sampled_C].long()
-    logprobs_C = all_CV.gather(1, targets_C[:, None])[:, 0]
+    head = model.get_output_embeddings()
+    rows = rows_per_chunk or max(1, LOGITS_BYTES // (4 * head.weight.shape[0]))
+    with torch.autocast(packed.token_ids_T.device.type, dtype, enabled=dtype != torch.float32):
+        if len(targets_C) <= rows or not model.prorl_chunks:
+            logits_CV = _forward(model, packed, logits_to_keep=packed.sampled_C - 1).logits[0]
+            return TokenLogprobs(*_of_logits(logits_CV, targets_C, packed.temperature_C))
+        hidden_CH = _forward(model.base_model, packed).last_hidden_state[0, packed.sampled_C - 1]
+        chunks = [
+            checkpoint(
+                lambda hidden, *rest: _of_logits(head(hidden), *rest), *chunk, use_reentrant=False
+            )
+            for chunk in zip(
+                *(tensor.split(rows) for tensor in (hidden_CH, targets_C, packed.temperature_C)),
+                strict=True,
+            )
+        ]
+        logprobs, entropies = zip(*chunks, strict=True)
+        return TokenLogprobs(torch.cat(logprobs), torch.cat(entropies))
+
+
+def _of_logits(
+    logits_CV: torch.Tensor, targets_C: torch.Tensor, temperature_C: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    all_CV = functional.log_softmax(logits_CV.float() / temperature_C[:, None], dim=-1)
     with torch.no_grad():
         entropy_C = -(all_CV.exp() * all_CV).nan_to_num().sum(-1)
-    return TokenLogprobs(logprobs_C, entropy_C)
+    return all_CV.gather(1, targets_C[:, None])[:, 0], entropy_C
 
 
-def _sampled_logits(model: Any, packed: Packed) -> torch.Tensor:
-    """Logits [C, V], each one position before the token that it predicts."""
-    output = model(
+def _forward(model: Any, packed: Packed, **options: Any) -> Any:
+    return model(
         input_ids=packed.token_ids_T[None],
         position_ids=packed.position_ids_T[None],
         use_cache=False,
-        logits_to_keep=packed.sampled_C - 1,
         cu_seq_lens_q=packed.cu_seqlens,
         cu_seq_lens_k=packed.cu_seqlens,
         max_length_q=packed.max_seqlen,
         max_length_k=packed.max_seqlen,
         pad_index=packed.pad_index_T,
+        **options,
     )
-    logits_CV: torch.Tensor = output.logits[0]
-    return logits_CV

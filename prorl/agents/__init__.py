@@ -2,8 +2,8 @@
 
 `native` is the tool loop; `get_agent` finds it by name.
 
-`context` is what an agent is given for one attempt, `record` what it writes down, `seeds` where its
-sampling seeds come from.
+`context` is what an agent is given for one attempt, `sampler` how it asks the policy, `record` what
+it writes down.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 BUILT_IN: Mapping[str, str] = {
     "native": "prorl.agents.native:NativeAgent",
-    "native-drop": "prorl.agents.variants:native_drop",
-    "native-summary": "prorl.agents.variants:native_summary",
+    "native-drop": "prorl.agents.native:native_drop",
+    "native-summary": "prorl.agents.native:native_summary",
 }
 
 ENTRY_POINTS = "prorl.agents"

@@ -9,6 +9,8 @@ attempt fails, as the run wants it (`on_unknown`).
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Awaitable
 from typing import Protocol, runtime_checkable
 
 from prorl.errors import RolloutError, SandboxError
@@ -24,7 +26,7 @@ TOOL_GRACE_S = 15.0
 class Repeats(Protocol):
     """Optional part of an Env: which of its calls may run again."""
 
-    def repeats(self, call: ToolCall) -> bool:
+    def repeats(self, call: ToolCall) -> bool | Awaitable[bool]:
         """Whether the call changes nothing outside the sandbox, which remembers calls itself."""
 
 
@@ -55,10 +57,10 @@ class ToolCalls:
         )
 
     async def _once(self, turn: int, number: int, call: ToolCall, limit_s: float) -> ToolResult:
-        context, sandbox = self._context, self._context.sandbox
+        sandbox = self._context.sandbox
         doubtful = self._journal.begin(turn, number)
         marked = sandbox if isinstance(sandbox, Marks) else None
-        if doubtful and not (isinstance(context.env, Repeats) and context.env.repeats(call)):
+        if doubtful and not await self._repeats(call):
             return self._unknown(f"{call.name} may have run when its worker died")
         try:
             if marked is not None:
@@ -71,6 +73,13 @@ class ToolCalls:
         finally:
             if marked is not None:
                 marked.mark(None)
+
+    async def _repeats(self, call: ToolCall) -> bool:
+        env = self._context.env
+        if not isinstance(env, Repeats):
+            return False
+        found = env.repeats(call)
+        return await found if inspect.isawaitable(found) else found
 
     def _unknown(self, message: str) -> ToolResult:
         if self._journal.on_unknown == "fail":

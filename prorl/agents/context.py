@@ -5,7 +5,7 @@ It implements `prorl.protocols.AgentContext`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from prorl.journal import AttemptJournal
@@ -27,10 +27,6 @@ def _never() -> bool:
     return False
 
 
-async def _at_once() -> None:
-    """Stand still nowhere."""
-
-
 @dataclass(slots=True, kw_only=True)
 class AttemptContext:
     """What an agent knows of the one attempt that it drives.
@@ -50,7 +46,6 @@ class AttemptContext:
     key: AttemptKey
     session: str
     cancelled: Callable[[], bool] = field(default=_never)
-    boundary: Callable[[], Awaitable[None]] = field(default=_at_once)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: RolloutLimits = field(default_factory=RolloutLimits)
     sample_index: int = 0

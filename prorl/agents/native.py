@@ -8,48 +8,42 @@ Invariants: within a segment the ids of each prompt are all earlier ids plus the
 rendered again; a new segment begins only where the template or `shorten` tells the past anew;
 whatever happens, `run` returns a trajectory with everything that was sampled until then; nothing is
 retried here. A budget that ends leaves the artefact to be scored (class policy); a backend or
-sandbox that we lost leaves none (class infra). Not promised: tokens of a model call that was cut
-short, since backends give none.
+sandbox that we lost leaves none (class infra). Tokens of a model call that was cut short count as
+far as its backend told of them (`prorl/agents/sampler.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from prorl.agents.calls import TOOL_GRACE_S, ToolCalls, spent_s
-from prorl.agents.ending import End, end_with, ended
-from prorl.agents.record import AttemptRecord, join
-from prorl.agents.seeds import derive_seed
-from prorl.agents.shorten import Room, Shorten, stop
-from prorl.agents.user import user_turn
-from prorl.agents.waiting import SILENT_S, Ear, within
-from prorl.completion import check_completion
+from prorl.agents.sampler import Sampler
+from prorl.agents.shorten import Room, Shorten, drop_outputs, stop, summarise
 from prorl.errors import (
-    BackendError,
     BudgetError,
+    ProrlError,
     RolloutError,
     SandboxError,
+    TaskError,
     boundary,
 )
-from prorl.journal import Ended, Said
-from prorl.protocols import AgentContext
+from prorl.journal import Answer, Ended
+from prorl.protocols import AgentContext, TalksBack
 from prorl.types import (
     FAILURE_CLASS,
-    UNKNOWN_VERSION,
     Completion,
     Failure,
     FailureClass,
     FailureCode,
     FinishReason,
-    GenerateRequest,
+    Json,
     Message,
-    PolicyVersion,
     StopReason,
     ToolCall,
     Trajectory,
-    Trouble,
 )
 
 ARTEFACT_S = 45.0
@@ -60,8 +54,44 @@ answers, but slowly, is as its agent has made it.
 """
 OVERTIME_S = TOOL_GRACE_S + ARTEFACT_S
 """Longest time after the deadline until `run` returns, for whoever guards it."""
-MAX_EMPTY_ABORTS = 20
-"""Pieces without a token that a backend may return in one turn while it takes new weights."""
+USER_TURN_S = 120.0
+"""Longest wait for what the env's user says."""
+USER = -1
+"""The place of the user's words among a turn's tool calls, in the journal."""
+
+
+class End(NamedTuple):
+    """How the loop ended."""
+
+    stop: StopReason
+    failure: Failure = Failure(code=FailureCode.NONE)
+
+
+_STOPS = {
+    FailureCode.DEADLINE: StopReason.DEADLINE,
+    FailureCode.MAX_TURNS: StopReason.MAX_TURNS,
+    FailureCode.MAX_TOKENS: StopReason.MAX_TOKENS,
+    FailureCode.SANDBOX_BROKEN: StopReason.SANDBOX_BROKEN,
+    FailureCode.CANCELLED: StopReason.CANCELLED,
+}
+
+
+def end_with(code: FailureCode, message: str = "") -> End:
+    """The end that a failure code means."""
+    return End(_STOPS.get(code, StopReason.FAILED), Failure(code=code, message=message))
+
+
+async def ended(loop: Coroutine[Json, Json, End]) -> End:
+    """The loop's end; an error that passes out of it becomes one."""
+    try:
+        with boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"):
+            return await loop
+    except RolloutError as error:
+        return end_with(error.code, error.message)
+    except TaskError as error:
+        return end_with(FailureCode.BAD_TASK, str(error))
+    except ProrlError as error:
+        return end_with(FailureCode.STAGE_ERROR, str(error))
 
 
 class NativeAgent:
@@ -91,15 +121,25 @@ class NativeAgent:
         return attempt.trajectory(end, artefact)
 
 
+def native_drop() -> NativeAgent:
+    """Make the agent `native-drop`, which leaves out the oldest tool outputs."""
+    return NativeAgent(drop_outputs)
+
+
+def native_summary() -> NativeAgent:
+    """Make the agent `native-summary`, whose policy sums up what went before."""
+    return NativeAgent(summarise)
+
+
 class _Attempt:
     """One run of the loop; its state is the record."""
 
     def __init__(self, context: AgentContext, shorten: Shorten) -> None:
         self._context, self._shorten = context, shorten
-        self._record = AttemptRecord(tuple(context.messages))
+        self._sampler = Sampler(context)
+        self._record = self._sampler.record
         self._live = list(context.messages)
         """The conversation as the policy sees it now."""
-        self._min_version = context.min_version
         self._clock = context.deadline.clock
         self._journal = context.journal
         self._calls = ToolCalls(context)
@@ -128,7 +168,7 @@ class _Attempt:
     async def _turn(self, turn: int) -> End | None:
         context, record = self._context, self._record
         prompt_ids_L = record.sequence.ids_L
-        completion = await self._sample(turn)
+        completion = await self._sampler.sample(record.sequence, turn)
         message = replace(
             context.renderer.parse(completion.token_ids_C, prompt_ids_L, context.tools), turn=turn
         )
@@ -137,7 +177,7 @@ class _Attempt:
         if not message.tool_calls:
             if completion.finish_reason is FinishReason.LENGTH:
                 return end_with(FailureCode.MAX_TOKENS, "cut off in the answer")
-            outputs = await user_turn(self._context, turn, self._live)
+            outputs = await self._user_turn(turn)
             if not outputs:
                 return End(StopReason.DONE)
             self._said(*outputs)
@@ -150,6 +190,28 @@ class _Attempt:
     def _said(self, *messages: Message) -> None:
         self._record.messages += messages
         self._live += messages
+
+    async def _user_turn(self, turn: int) -> list[Message]:
+        """What the user says, recorded or asked now; nothing ends the conversation.
+
+        The policy does not pay for it: the deadline stands still. An env that fails is our fault.
+        """
+        context = self._context
+        if not isinstance(context.env, TalksBack):
+            return []
+        if (answer := context.journal.answer(turn, USER)) is not None:
+            return [Message(role="user", content=answer.text, turn=turn)]
+        context.deadline.pause()
+        try:
+            with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{context.env.name}.user_turn"):
+                async with asyncio.timeout(USER_TURN_S):
+                    text = await context.env.user_turn(context.task, tuple(self._live))
+        finally:
+            context.deadline.resume()
+        if text is None:
+            return []
+        told = Answer(turn=turn, index=USER, text=text, tool_s=0.0, spent_s=spent_s(context))
+        return [Message(role="user", content=context.journal.tell(told), turn=turn)]
 
     # ---- what fits
 
@@ -189,142 +251,11 @@ class _Attempt:
         if (end := self._begin()) is not None:
             raise BudgetError(end.failure.code, end.failure.message)
         prompt_ids_L = record.sequence.ids_L
-        completion = await self._sample(turn)
+        completion = await self._sampler.sample(record.sequence, turn)
         said = self._context.renderer.parse(completion.token_ids_C, prompt_ids_L)
         record.messages += (replace(messages[-1], turn=turn), replace(said, turn=turn))
         self._live = before
         return said.content
-
-    # ---- the model
-
-    async def _sample(self, turn: int) -> Completion:
-        """One turn's completion: recorded, or sampled.
-
-        Pieces that a weight update cut are continued from their exact ids.
-        """
-        record, parts = self._record, list[Completion]()
-        if (said := self._journal.said(turn)) is not None:
-            return self._take(said)
-        await self._context.boundary()
-        prompt_tokens, began = len(record.sequence), self._clock()
-        try:
-            while True:
-                part = await self._sample_part(turn, parts)
-                parts.append(part)
-                if part.finish_reason is not FinishReason.ABORT:
-                    return join(parts)
-        finally:
-            if any(len(part.token_ids_C) for part in parts):
-                self._write(turn, join(parts), prompt_tokens, self._clock() - began)
-            else:
-                record.llm_s += self._clock() - began
-
-    def _take(self, said: Said) -> Completion:
-        """A model call that an earlier life of the attempt has recorded."""
-        record, completion = self._record, said.completion
-        prompt_tokens = len(record.sequence)
-        record.sequence.sampled(completion, said.turn, said.temperature)
-        record.turn(completion, prompt_tokens, said.temperature, said.llm_s)
-        self._min_version = max((self._min_version, *completion.versions))
-        if completion.finish_reason is FinishReason.ABORT:
-            self._journal.check_open()
-        return completion
-
-    def _write(self, turn: int, completion: Completion, prompt_tokens: int, llm_s: float) -> None:
-        """Write down what was sampled, on the node before any of its calls runs."""
-        context, record = self._context, self._record
-        temperature = context.sampling.temperature
-        record.turn(completion, prompt_tokens, temperature, llm_s)
-        said = Said(
-            turn=turn,
-            segment=record.segment,
-            context_ids=record.sequence.last_context,
-            completion=completion,
-            temperature=temperature,
-            llm_s=llm_s,
-            spent_s=spent_s(context),
-        )
-        self._journal.say(said)
-
-    async def _sample_part(self, turn: int, parts: Sequence[Completion]) -> Completion:
-        context, record = self._context, self._record
-        if context.cancelled():
-            raise RolloutError(FailureCode.CANCELLED, "")
-        if sum(not len(part.token_ids_C) for part in parts) > MAX_EMPTY_ABORTS:
-            raise BackendError(
-                FailureCode.BACKEND_UNAVAILABLE, f"aborted {MAX_EMPTY_ABORTS} times without a token"
-            )
-        wanted = context.sampling.max_tokens - sum(len(part.token_ids_C) for part in parts)
-        wanted = min(wanted, context.limits.max_tokens - len(record.sequence))
-        if wanted <= 0:
-            raise BudgetError(FailureCode.MAX_TOKENS, f"{len(record.sequence)} tokens")
-        heard = Ear(self._clock)
-        request = self._request(turn, len(parts), wanted, heard)
-        with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, context.backend.name):
-            completion = await self._generate(request, heard)
-        check_completion(completion, context.renderer.vocab_size, wanted)
-        self._check_versions(completion)
-        record.sequence.sampled(completion, turn, context.sampling.temperature)
-        self._min_version = max((self._min_version, *completion.versions))
-        return completion
-
-    async def _generate(self, request: GenerateRequest, heard: Ear) -> Completion:
-        """Ask the backend for one completion.
-
-        The policy answers for time in which it spoke, the backend for silence: a deadline after
-        SILENT_S without a token, or before the first of the attempt, is infrastructure's failure.
-        """
-        context = self._context
-        try:
-            return await within(context.deadline, context.backend.generate(request), "a model call")
-        except BudgetError:
-            silent_s = self._clock() - heard.at
-            if silent_s < SILENT_S and (heard.num_parts or self._record.turns):
-                raise
-            raise BackendError(
-                FailureCode.BACKEND_UNAVAILABLE,
-                f"{context.backend.name}: no token for {silent_s:.1f} s when the budget ended",
-                Trouble.SILENT,
-            ) from None
-
-    def _check_versions(self, completion: Completion) -> None:
-        """Refuse tokens of weights older than this rollout has seen, or than its lease allows.
-
-        Another attempt is due.
-        """
-        known = [version for version in completion.versions if version != UNKNOWN_VERSION]
-        oldest = min(known, default=self._min_version)
-        if oldest < self._min_version:
-            text = (
-                f"{self._context.backend.name} serves version {oldest}, older than"
-                f" {self._min_version}"
-            )
-            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, text, Trouble.BEHIND)
-
-    def _request(self, turn: int, part: int, max_tokens: int, heard: Ear) -> GenerateRequest:
-        context, key = self._context, self._context.key
-        return GenerateRequest(
-            prompt_ids_L=self._record.sequence.ids_L,
-            sampling=replace(context.sampling, max_tokens=max_tokens),
-            seed=self._seed(turn, part),
-            stop_token_ids=context.renderer.stop_token_ids,
-            request_id=f"{key.run_id}/{key.rollout_id}/{key.attempt}/{turn}"
-            + (f".{part}" if part else ""),
-            session=context.session,
-            min_version=PolicyVersion(self._min_version),
-            on_part=heard,
-            task=context.task,
-            sample_index=context.sample_index,
-            turn=turn,
-            run_seed=context.run_seed,
-        )
-
-    def _seed(self, turn: int, part: int) -> int:
-        """Equal for a turn of equal attempts of a run that is repeated."""
-        context = self._context
-        attempt = self._journal.seed_attempt(context.key.attempt)
-        task_id, sample = context.task.task_id, context.sample_index
-        return derive_seed(context.run_seed, task_id, sample, attempt, turn, part)
 
     async def _call_tools(self, turn: int, calls: Sequence[ToolCall]) -> list[Message]:
         """Run the calls in order; what the policy is told of each."""
@@ -367,7 +298,7 @@ class _Attempt:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "artefact"):
                 return end, await self._fetch(limit_s)
         except RolloutError as error:
-            ours = FAILURE_CLASS[error.code] is FailureClass.INFRA
+            ours = FAILURE_CLASS[error.code] is not FailureClass.POLICY
             keep = end.stop is StopReason.SANDBOX_BROKEN or (
                 end.stop is not StopReason.DONE and not ours
             )

@@ -35,7 +35,7 @@ class SequenceRecord:
     """One append-only token sequence."""
 
     def __init__(self, segment: int = 0) -> None:
-        self._segment = segment
+        self.segment = segment
         self._ids_L: Int32 = np.empty(_FIRST_CAPACITY, dtype=np.int32)
         self._length = 0
         self._logprobs: list[Float32] = []
@@ -81,7 +81,7 @@ class SequenceRecord:
     def sequence(self) -> Sequence:
         """The sequence as it is now."""
         return Sequence(
-            segment=self._segment,
+            segment=self.segment,
             token_ids_L=self.ids_L.copy(),
             logprobs_C=np.concatenate([np.empty(0, dtype=np.float32), *self._logprobs]),
             span_end_S=np.array(self._ends, dtype=np.int32),
@@ -154,14 +154,19 @@ class AttemptRecord:
         return tuple(record.sequence() for record in said or self._sequences[:1])
 
     def turn(
-        self, completion: Completion, prompt_tokens: int, temperature: float, llm_s: float
+        self,
+        completion: Completion,
+        prompt_tokens: int,
+        temperature: float,
+        llm_s: float,
+        segment: int,
     ) -> None:
-        """Write down a model call whose ids `sequence` already holds."""
+        """Write down a model call whose ids the sequence of that segment already holds."""
         self.llm_s += llm_s
         self.turns.append(
             Turn(
                 turn=len(self.turns),
-                segment=self.segment,
+                segment=segment,
                 prompt_tokens=prompt_tokens,
                 completion_tokens=len(completion.token_ids_C),
                 cached_tokens=completion.cached_tokens,

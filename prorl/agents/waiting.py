@@ -23,14 +23,14 @@ _CANCEL_S = 5.0
 
 
 class Ear:
-    """When a model call last gave a token."""
+    """What a model call has given so far, and when."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self.at, self.num_parts = clock, clock(), 0
+        self._clock, self.at = clock, clock()
+        self.part: Completion | None = None
 
     def __call__(self, part: Completion) -> None:
-        self.at = self._clock()
-        self.num_parts += 1
+        self.at, self.part = self._clock(), part
 
 
 async def within(deadline: Deadline, call: Coroutine[Json, Json, ResultT], what: str) -> ResultT:

@@ -1,9 +1,9 @@
 """Which weights sampled a token: labels that servers state, and how they become versions.
 
-The gateway names the weights of each load `TAG:VERSION:NONCE` (`prorl/service/publish.py`): the tag
-is the run's, the nonce that of one load of one server, never used again. A server that was started
-anew states what it was started with (`default`, `0`), one that another run published to that run's
-tag. Version 0 of a run is what the servers served when it began.
+The gateway names the weights of each load `TAG:VERSION:NONCE` (`prorl/service/pool/publish.py`):
+the tag is the run's, the nonce that of one load of one server, never used again. A server that
+was started anew states what it was started with (`default`, `0`), one that another run published
+to that run's tag. Version 0 of a run is what the servers served when it began.
 
 Invariants: a version is the run's own or UNKNOWN_VERSION; a token whose server stated one thing
 before the call and another after it is unknown. Where replies state nothing, `Labels` asks the
@@ -14,11 +14,11 @@ ends stood in between, since none is used twice.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 from prorl.errors import BackendError
 from prorl.limits import Clock
+from prorl.timing import now
 from prorl.types import UNKNOWN_VERSION, FailureCode, GenerateRequest, PolicyVersion
 
 START_LABELS = frozenset({"default", "0"})
@@ -75,9 +75,7 @@ class Labels:
     `ask` gives the label, or None for a server that states none; raises BackendError.
     """
 
-    def __init__(
-        self, ask: Callable[[], Awaitable[str | None]], clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, ask: Callable[[], Awaitable[str | None]], clock: Clock = now) -> None:
         self._ask, self._clock = ask, clock
         self._mute_until = -1.0
         self._asking = asyncio.Lock()  # one question at a time; those who wait share the next

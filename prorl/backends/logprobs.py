@@ -19,22 +19,28 @@ if TYPE_CHECKING:
 _HOT, _COLD = 2.0, 0.01
 """The most and the least that vLLM takes."""
 _PROBES, _ROUNDS = 8, 4
-_CERTAIN, _MOVED = -0.3, 0.05
+_CERTAIN, _MOVED, _SAME, _APART = -0.3, 0.05, 0.01, 3.0
+_ALL = 1 << 20
+"""More tokens than any vocabulary has."""
 _COMMON_IDS = 256
 """Ids below it are in every vocabulary."""
 
 
 async def check_logprobs(backend: Backend, vocab_size: int) -> None:
-    """Refuse a server whose logprobs are not those of the distribution it samples from.
+    """Refuse a server whose logprobs are not those of the distribution that a run asks for.
 
     `vocab_size` is that of the run: prompts are made of ids below it.
 
     Near temperature 0 the choice is certain, and at temperature 2 the same choice is less likely
     than that. Raw logprobs are the model's own at both: not near 0 where it is unsure, and equal
-    where it is sure. Raises ConfigError, or BackendError when the server cannot be asked.
+    where it is sure. At temperature 2, where the distribution is as flat as it gets, a `top_k` of 0
+    must mean what one beyond every vocabulary means: a server that puts its model's own in the
+    place of 0 samples the likeliest tokens alone. Raises ConfigError, or BackendError when the
+    server cannot be asked.
     """
     cold = await _first_tokens(backend, vocab_size, _COLD, seed=0)
-    moved = await _less_likely(backend, vocab_size, cold)
+    hot = [await _first_tokens(backend, vocab_size, _HOT, seed) for seed in range(_ROUNDS)]
+    moved = [fall for tokens in hot for fall in _falls(cold, tokens)]
     certain = statistics.median(logprob for _, logprob in cold)
     if certain < _CERTAIN or (moved and statistics.median(moved) < _MOVED):
         raise ConfigError(
@@ -44,29 +50,44 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
             f"about 0 at {_COLD:g}, and less at {_HOT:g}",
             "start vLLM with --logprobs-mode processed_logprobs",
         )
+    whole = [
+        await _first_tokens(backend, vocab_size, _HOT, seed, top_k=_ALL) for seed in range(_ROUNDS)
+    ]
+    falls = [fall for some, all_ in zip(hot, whole, strict=True) for fall in _falls(some, all_)]
+    # Where it is flat the two have no token in common, but then they differ much on average.
+    apart = _mean(hot) - _mean(whole)
+    if (falls and statistics.median(falls) > _SAME) or apart > _APART:
+        raise ConfigError(
+            f"{backend.name}: with top_k 0 logprobs are {apart:.3f} above those with top_k {_ALL},"
+            f" those of the same tokens {[round(one, 3) for one in falls]}",
+            "the whole distribution for both",
+            "start vLLM with --generation-config vllm",
+        )
 
 
-async def _less_likely(
-    backend: Backend, vocab_size: int, cold: list[tuple[int, float]]
-) -> list[float]:
-    """How much lower the logprobs of the same tokens are when they are sampled at `_HOT`."""
-    moved: list[float] = []
-    for seed in range(_ROUNDS):
-        hot = await _first_tokens(backend, vocab_size, _HOT, seed)
-        for (one, cold_logprob), (other, hot_logprob) in zip(cold, hot, strict=True):
-            if one == other:
-                moved.append(cold_logprob - hot_logprob)
-    return moved
+def _mean(rounds: list[list[tuple[int, float]]]) -> float:
+    return statistics.mean(logprob for tokens in rounds for _, logprob in tokens)
+
+
+def _falls(before: list[tuple[int, float]], after: list[tuple[int, float]]) -> list[float]:
+    """How much less likely the tokens became that are the same."""
+    return [
+        was - is_ for (one, was), (other, is_) in zip(before, after, strict=True) if one == other
+    ]
 
 
 async def first_token(
-    backend: Backend, prompt_ids_L: Int32, temperature: float = 1.0, seed: int = 0
+    backend: Backend,
+    prompt_ids_L: Int32,
+    temperature: float = 1.0,
+    seed: int = 0,
+    top_k: int = 0,
 ) -> Completion:
     """One token after a prompt, as a rollout would ask for it. Raises BackendError."""
     return await backend.generate(
         GenerateRequest(
             prompt_ids_L=prompt_ids_L,
-            sampling=SamplingParams(temperature=temperature, max_tokens=1),
+            sampling=SamplingParams(temperature=temperature, top_k=top_k, max_tokens=1),
             seed=seed,
             stop_token_ids=(),
             request_id=f"probe-{uuid.uuid4().hex}",
@@ -76,12 +97,12 @@ async def first_token(
 
 
 async def _first_tokens(
-    backend: Backend, vocab_size: int, temperature: float, seed: int
+    backend: Backend, vocab_size: int, temperature: float, seed: int, top_k: int = 0
 ) -> list[tuple[int, float]]:
     """What it says after each of a few short prompts: (id, logprob)."""
     known = min(vocab_size, _COMMON_IDS)
     prompts = np.random.default_rng(1).integers(0, known, (_PROBES, 4), dtype=np.int32)
     answers = await asyncio.gather(
-        *(first_token(backend, prompt, temperature, seed) for prompt in prompts)
+        *(first_token(backend, prompt, temperature, seed, top_k) for prompt in prompts)
     )
     return [(int(answer.token_ids_C[0]), float(answer.logprobs_C[0])) for answer in answers]

@@ -11,6 +11,7 @@ that a retry can do better. Logprobs are made up but valid, except where a fault
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
@@ -135,7 +136,10 @@ class ScriptedBackend:
             raise BackendError(FailureCode.BACKEND_UNAVAILABLE, f"{self.name}: a scripted error")
         if fault == "hang":
             await asyncio.Event().wait()
-        return _spoil(self._completion(request, self._speaker(request)), fault)
+        spoken = self._speaker(request)
+        if inspect.isawaitable(spoken):
+            spoken = await spoken
+        return _spoil(self._completion(request, spoken), fault)
 
     def _completion(self, request: GenerateRequest, spoken: Spoken) -> Completion:
         cut = spoken.ids_C[: request.sampling.max_tokens]

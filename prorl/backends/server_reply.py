@@ -39,10 +39,11 @@ class Shape:
         return self._head(request) | {"choices": [choice], "usage": usage(request, completion)}
 
     def piece(
-        self, request: GenerateRequest, part: Completion, finish: FinishReason | None
+        self, request: GenerateRequest, so_far: Completion, sent: int, finish: FinishReason | None
     ) -> dict[str, Json]:
-        """One event of a stream; `finish` in the last that has tokens."""
-        return self._head(request) | {"choices": [self._choice(part, finish)]}
+        """One event of a stream: what came behind `sent`; `finish` in the last that has tokens."""
+        choice = self._choice(rest_of(so_far, sent), finish)
+        return self._head(request) | {"choices": [choice], "usage": usage(request, so_far)}
 
     def last(self, request: GenerateRequest, completion: Completion) -> dict[str, Json]:
         """The event that closes a stream."""
@@ -117,11 +118,11 @@ async def stream(
     sent = 0
     try:
         while (part := await parts.get()) is not None:
-            await _send(http, response, shape.piece(request, part, None))
-            sent += len(part.token_ids_C)
+            await _send(http, response, shape.piece(request, part, sent, None))
+            sent = len(part.token_ids_C)
         completion = work.result()
-        rest = rest_of(completion, sent)
-        await _send(http, response, shape.piece(request, rest, completion.finish_reason))
+        piece = shape.piece(request, completion, sent, completion.finish_reason)
+        await _send(http, response, piece)
         await _send(http, response, shape.last(request, completion))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()

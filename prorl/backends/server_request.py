@@ -22,6 +22,9 @@ def read_request(
         raise ValueError(f"the model {body['model']!r} is not served; {model!r} is")
     if body.get("n", 1) != 1 or body.get("echo"):
         raise ValueError("echo and n > 1 are not served")
+    for name, off in _OFF.items():
+        if body.get(name, off) != off:
+            raise ValueError(f"{name}: {off:g} is expected, others are not served")
     sampling = _sampling(body)
     stops = body.get("stop_token_ids") or []
     return GenerateRequest(
@@ -35,6 +38,14 @@ def read_request(
         session=session,
         part_tokens=int(_number(body, "stream_interval", 1, 1, 1 << 16)),
     )
+
+
+_OFF = {
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 
 
 def _sampling(body: Mapping[str, Json]) -> SamplingParams:

@@ -6,7 +6,8 @@ retry says the same; which turn it is it reads from the prompt's ids, never from
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -32,7 +33,7 @@ WRONG_ANSWER = "I do not know."
 class Speaker(Protocol):
     """Decides the tokens of one turn."""
 
-    def __call__(self, request: GenerateRequest) -> Spoken: ...
+    def __call__(self, request: GenerateRequest) -> Spoken | Awaitable[Spoken]: ...
 
 
 class Spoken(NamedTuple):
@@ -57,7 +58,7 @@ class Oracle:
         self._renderer, self._env, self._is_right = renderer, env, is_right
         self._useless = Useless(renderer)
 
-    def __call__(self, request: GenerateRequest) -> Spoken:
+    async def __call__(self, request: GenerateRequest) -> Spoken:
         """The assistant message of this turn, as ids."""
         task = request.task
         if task is None:
@@ -67,16 +68,18 @@ class Oracle:
             )
         if not self._is_right(request):
             return self._useless(request)
-        reference = self._reference(task)
+        reference = await self._reference(task)
         if request.turn < len(reference.calls):
             return self._say(
                 Message(role="assistant", content="", tool_calls=(reference.calls[request.turn],))
             )
         return self._say(Message(role="assistant", content=reference.answer))
 
-    def _reference(self, task: Task) -> Any:
+    async def _reference(self, task: Task) -> Any:
         """How calls solve the task. Raises TaskError where its env knows no such solution."""
-        reference = self._env(task.env).reference(task)
+        reference: Any = self._env(task.env).reference(task)
+        if inspect.isawaitable(reference):
+            reference = await reference
         if not hasattr(reference, "calls"):
             raise TaskError(
                 f"the reference of env {task.env!r} is a {type(reference).__name__}",

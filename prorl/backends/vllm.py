@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -37,9 +37,14 @@ if TYPE_CHECKING:
 
 LABEL_S = 10.0
 """For one answer about weights."""
+CUT_LABEL_S = 1.0
+"""The same for a call that was cut short: whoever waits has no time left."""
 PART_S = 0.2
 """A stream's tokens are handed on this often."""
-_STREAMED: Mapping[str, Json] = {"stream": True, "stream_options": {"include_usage": True}}
+_STREAMED: Mapping[str, Json] = {
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
 
 
 def open_vllm(url: str, context: BackendContext) -> VllmBackend:
@@ -66,6 +71,8 @@ class VllmBackend:
     ) -> None:
         self.name = url.rstrip("/")
         self.vocab_size, self._model = vocab_size, model
+        self._names: frozenset[str] = frozenset()
+        """What the model may be called in replies; empty = not asked yet."""
         self.max_model_len = 0
         self._limits = limits or HttpLimits()
         self._connections = Connections(self.name, api_key, self._limits)
@@ -84,9 +91,25 @@ class VllmBackend:
             )
         request = self._fitted(request)
         before = await self._labels.before()
-        body = orjson.dumps(self._body(request, model), option=orjson.OPT_SERIALIZE_NUMPY)
-        reply, began = Reply(request, self.name), time.monotonic()
-        await self._receive(request, body, reply)
+        wire_id = quote(request.request_id, safe="/")
+        body = orjson.dumps(self._body(request, model, wire_id), option=orjson.OPT_SERIALIZE_NUMPY)
+        reply = Reply(
+            request,
+            self.name,
+            id=f"cmpl-{wire_id}",
+            models=self._names,
+            is_fitted=self.max_model_len > 0,
+        )
+        began = time.monotonic()
+        # The header, too: where it is missing a proxy may make one up, which vLLM heeds more.
+        headers = {"x-session-id": quote(request.session, safe=""), "x-request-id": wire_id}
+        try:
+            await self._receive(request, body, headers, reply)
+        except (BackendError, asyncio.CancelledError) as error:
+            is_lie = isinstance(error, BackendError) and error.trouble is Trouble.MALFORMED
+            if request.on_part is not None and reply.num_tokens and not is_lie:
+                request.on_part(reply.part(await self._label_of_cut(reply, before)))
+            raise
         label = before if reply.states_labels else await self._labels.proved(before)
         with self._malformed():
             completion = reply.completion(label, time.monotonic() - began)
@@ -99,37 +122,30 @@ class VllmBackend:
             return request
         return replace(request, sampling=replace(request.sampling, max_tokens=room))
 
-    async def _receive(self, request: GenerateRequest, body: bytes, reply: Reply) -> None:
-        """Fill `reply`; what a broken stream brought is told before it raises BackendError."""
-        headers = {"x-session-id": quote(request.session, safe="")}
-        tell, told_at = request.on_part or _nobody, 0.0
-        try:
-            async with self._connections.stream("POST", "/v1/completions", body, headers) as (
-                kind,
-                parts,
-            ):
-                if kind != "text/event-stream":
-                    with self._malformed():
-                        reply.take(orjson.loads(b"".join([part async for part in parts])))
-                    return
-                async for value in self._events(parts):
-                    with self._malformed():
-                        reply.take(value)
-                    if reply.has_news and time.monotonic() - told_at >= PART_S:
-                        told_at = time.monotonic()
-                        tell(self._part(reply))
-        except (BackendError, asyncio.CancelledError):
-            if reply.has_news:
-                tell(self._part(reply))
-            raise
-
-    async def _events(self, parts: AsyncIterator[bytes]) -> AsyncIterator[Json]:
+    async def _receive(
+        self, request: GenerateRequest, body: bytes, headers: Mapping[str, str], reply: Reply
+    ) -> None:
+        """Fill `reply`, and tell what comes. Raises BackendError."""
+        told, told_at = 0, 0.0
         events = Events()
-        async for part in parts:
-            with self._malformed():
-                values = list(events.feed(part))
-            for value in values:
-                yield value
+        async with self._connections.stream("POST", "/v1/completions", body, headers) as (
+            kind,
+            parts,
+        ):
+            if kind != "text/event-stream":
+                whole = b"".join([part async for part in parts])
+                with self._malformed():
+                    reply.take(orjson.loads(whole))
+                return
+            async for part in parts:
+                with self._malformed():
+                    for value in events.feed(part):
+                        reply.take(value)
+                now = time.monotonic()
+                if request.on_part and reply.num_tokens > told and now - told_at >= PART_S:
+                    told, told_at = reply.num_tokens, now
+                    with self._malformed():
+                        request.on_part(reply.part())
         if not events.is_done:
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
@@ -137,14 +153,24 @@ class VllmBackend:
                 Trouble.REFUSED,
             )
 
-    def _part(self, reply: Reply) -> Completion:
-        with self._malformed():
-            return reply.part()
+    async def _label_of_cut(self, reply: Reply, before: str | None) -> str | None:
+        """The label of the tokens of a call that was cut short; "" where none is sure in time."""
+        if reply.states_labels:
+            return before
+        try:
+            async with asyncio.timeout(CUT_LABEL_S):
+                return await self._labels.proved(before)
+        except TimeoutError:
+            return ""
 
-    def _malformed(self) -> AbstractContextManager[None]:
-        return boundary(
-            BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.name} sent a malformed reply"
-        )
+    @contextmanager
+    def _malformed(self) -> Iterator[None]:
+        what = f"{self.name} sent a malformed reply"
+        try:
+            with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, what):
+                yield
+        except BackendError as error:
+            raise BackendError(error.code, error.message, Trouble.MALFORMED) from error
 
     async def probe(self) -> None:
         """Refuse a server whose logprobs are not those of the distribution it samples from.
@@ -168,23 +194,29 @@ class VllmBackend:
 
     async def discover(self) -> str:
         """The model's name; its context length is known afterwards. Raises BackendError."""
-        models = await self.models()
-        name = self._model or next(iter(models), "")
-        if name not in models:
+        cards = await self._cards()
+        name = self._model or next(iter(cards), "")
+        if name not in cards:
             raise BackendError(
-                FailureCode.BACKEND_PROTOCOL, f"{self.name} serves {list(models)}, not {name!r}"
+                FailureCode.BACKEND_PROTOCOL, f"{self.name} serves {list(cards)}, not {name!r}"
             )
-        self._model, self.max_model_len = name, models[name]
+        root = cards[name].get("root")
+        self._names = frozenset(
+            other
+            for other, card in cards.items()
+            if other == name or (root is not None and card.get("root") == root)
+        )
+        self._model, self.max_model_len = name, int(cards[name].get("max_model_len") or 0)
         return name
 
-    async def models(self) -> dict[str, int]:
-        """Context length of each model that it serves; 0 = not said. Raises BackendError."""
+    async def models(self) -> list[str]:
+        """Names of the models that it serves. Raises BackendError."""
+        return list(await self._cards())
+
+    async def _cards(self) -> dict[str, Mapping[str, Json]]:
         reply = await self._connections.exchange("GET", "/v1/models")
         with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.name}/v1/models"):
-            return {
-                str(model["id"]): int(model.get("max_model_len") or 0)
-                for model in orjson.loads(reply)["data"]
-            }
+            return {str(card["id"]): card for card in orjson.loads(reply)["data"]}
 
     async def tokenize(self, text: str) -> list[int] | None:
         """The ids that the server gives a text; None when it does not say. Raises BackendError."""
@@ -210,7 +242,7 @@ class VllmBackend:
         except (ValueError, TypeError, KeyError):
             return None
 
-    def _body(self, request: GenerateRequest, model: str) -> dict[str, Json]:
+    def _body(self, request: GenerateRequest, model: str, wire_id: str) -> dict[str, Json]:
         sampling = request.sampling
         body: dict[str, Json] = {
             "model": model,
@@ -218,17 +250,20 @@ class VllmBackend:
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            # Also what is off: what a request leaves out vLLM takes from the model's
+            # generation_config.json (Qwen's: top_k 20, repetition_penalty 1.05).
+            "top_k": sampling.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
             "seed": request.seed,
             "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": False,
             "stop_token_ids": request.stop_token_ids,
-            "request_id": request.request_id,
+            "request_id": wire_id,
         }
         if interval := self._limits.stream_interval:
             body |= {**_STREAMED, "stream_interval": interval}
-        return body | {"top_k": sampling.top_k} if sampling.top_k else body
-
-
-def _nobody(part: Completion) -> None:
-    """Take pieces of a completion that nobody wants."""
+        return body

@@ -8,9 +8,12 @@ request closes its connection. Bounded: requests in flight, bytes of a reply, ti
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 
 import aiohttp
 
@@ -19,6 +22,8 @@ from prorl.types import FailureCode, Trouble
 
 MAX_REPLY_BYTES = 64 << 20
 _READ_BYTES = 1 << 16
+MAX_RETRY_AFTER_S = 300.0
+"""Nobody is believed to be busy for longer without a further word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +160,25 @@ async def _check_status(response: aiohttp.ClientResponse, where: str) -> None:
         code, trouble = FailureCode.BACKEND_UNAVAILABLE, Trouble.ERROR
     elif status in (401, 403, 404) or status < 400:
         trouble = Trouble.MALFORMED  # no server of ours, or not with this key or model
-    raise BackendError(code, f"{where}: HTTP {status}: {text}", trouble)
+    wait_s = retry_after_s(response.headers.get("Retry-After", ""), time.time())
+    raise BackendError(code, f"{where}: HTTP {status}: {text}", trouble, wait_s)
+
+
+def retry_after_s(header: str, now: float) -> float:
+    """Seconds to wait by a `Retry-After` (RFC 9110: seconds, or a date); 0 for what is neither.
+
+    >>> retry_after_s("120", 0.0), retry_after_s("Thu, 01 Jan 1970 00:00:05 GMT", 2.0)
+    (120.0, 3.0)
+    >>> retry_after_s("soon", 0.0)
+    0.0
+    """
+    if re.fullmatch(r"\s*\d{1,9}(\.\d+)?\s*", header):
+        return min(float(header), MAX_RETRY_AFTER_S)
+    try:
+        wait_s = parsedate_to_datetime(header).timestamp() - now
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S)
 
 
 def _unavailable(where: str, cause: BaseException, trouble: Trouble) -> BackendError:

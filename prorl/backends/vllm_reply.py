@@ -2,13 +2,16 @@
 
 The objects of a stream of server-sent events each bring a few tokens more.
 
-Invariants: what makes no sense raises (KeyError, TypeError, ValueError), nothing is repaired; ids
-and logprobs become arrays once for each part that is handed on.
+Invariants: what makes no sense, or contradicts the request or itself, raises (KeyError, TypeError,
+ValueError), and nothing is repaired: a reply says whose it is (`id`, `model`, `index`, the prompt's
+ids or their number), how many tokens it has (`usage`, the request's limit) and why it ended (the
+stop ids), and all of it must agree. Ids and logprobs become arrays once for each part that is
+handed on. Not promised: that ids and logprobs of the right shape and number are the model's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,21 +21,37 @@ from prorl.backends.labels import version_of
 from prorl.types import Completion, FinishReason, GenerateRequest, Json, PolicyVersion
 
 if TYPE_CHECKING:
-    from prorl.types import Float32, Int32
+    from prorl.types import Int32
 
 DONE = b"[DONE]"
+MAX_EVENT_BYTES = 8 << 20
 
 
 class Reply:
-    """One reply while it comes."""
+    """One reply while it comes.
 
-    def __init__(self, request: GenerateRequest, backend: str) -> None:
-        self._request, self._backend = request, backend
+    `models`: the names that the asked model may be called by; empty = any. `is_fitted`: the
+    request asks for no more tokens than the server's context has room for.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        backend: str,
+        *,
+        id: str,
+        models: Collection[str] = (),
+        is_fitted: bool = True,
+    ) -> None:
+        self._request, self._backend, self._id = request, backend, id
+        self._models, self._is_fitted = models, is_fitted
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._marks: list[tuple[int, str]] = []
         """(end, label), where the server states labels."""
-        self._cached = self._handed_on = 0
+        self._cached = 0
+        self._counted = -1
+        """Tokens by the server's own last count; -1 = it has not said."""
         self.finish: FinishReason | None = None
 
     @property
@@ -41,108 +60,180 @@ class Reply:
         return bool(self._marks) or not self._ids
 
     @property
-    def has_news(self) -> bool:
-        """Whether tokens came since the last part."""
-        return len(self._ids) > self._handed_on
+    def num_tokens(self) -> int:
+        """How many came so far."""
+        return len(self._ids)
 
     def take(self, value: Json) -> None:
         """One object: the whole reply or a piece of it. Raises what a malformed one leads to."""
-        if "error" in value:
+        if value.get("error") is not None:
             raise ValueError(f"an error in the stream: {str(value['error'])[:200]}")
-        details = (value.get("usage") or {}).get("prompt_tokens_details") or {}
-        self._cached = int(details.get("cached_tokens") or self._cached)
-        choices = value["choices"]
-        if not choices and "usage" in value:
-            return  # the last piece of a stream
-        (choice,) = choices
-        self._tokens(choice)
+        if value["id"] != self._id:
+            raise ValueError(f"a reply to {str(value['id'])[:200]!r}, not to {self._id!r}")
+        if self._models and value.get("model", "") not in ("", *self._models):
+            raise ValueError(f"a reply of {str(value['model'])[:200]!r}")
+        choices, usage = value["choices"], value.get("usage")
+        if choices:
+            (choice,) = choices
+            self._take_choice(choice)
+        elif usage is None:
+            raise ValueError("a piece without a choice")
+        if usage is not None:
+            self._take_usage(usage)
+
+    def _take_choice(self, choice: Json) -> None:
+        if self.finish is not None:
+            raise ValueError("a piece behind the last")
+        if choice.get("index", 0) != 0:
+            raise ValueError(f"choice {str(choice['index'])[:80]}, where one was asked for")
+        prompt = choice.get("prompt_token_ids")
+        if prompt is not None and not np.array_equal(prompt, self._request.prompt_ids_L):
+            raise ValueError("a reply to another prompt")
+        self._take_tokens(choice)
         if choice.get("finish_reason") is not None:
             self.finish = FinishReason(choice["finish_reason"])
+            self._check_end(choice.get("stop_reason"))
 
-    def _tokens(self, choice: Json) -> None:
+    def _take_tokens(self, choice: Json) -> None:
         ids, start = choice["token_ids"], len(self._ids)
-        logprobs = (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
-        if not isinstance(ids, list) or not isinstance(logprobs, list):
+        told = choice["logprobs"] or {"token_logprobs": []}
+        logprobs = told["token_logprobs"]
+        if not _are(ids, int) or not _are(logprobs, int, float):
             raise ValueError(f"token_ids {str(ids)[:80]}, token_logprobs {str(logprobs)[:80]}")
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(ids)} ids with {len(logprobs)} logprobs")
+        for name in ("tokens", "text_offset"):
+            if isinstance(told.get(name), list) and len(told[name]) != len(ids):
+                raise ValueError(f"{len(ids)} ids with {len(told[name])} {name}")
         self._ids += ids
         self._logprobs += logprobs
+        limit, stops = self._request.sampling.max_tokens, self._request.stop_token_ids
+        if len(self._ids) > limit:
+            raise ValueError(f"{len(self._ids)} tokens where at most {limit} were asked for")
+        if ids and any(one in stops for one in self._ids[max(start - 1, 0) : -1]):
+            raise ValueError("tokens behind a stop token")
         for mark in choice.get("weight_versions") or ():
             self._marks.append((start + int(mark["end"]), str(mark["version"])))
 
-    def part(self) -> Completion:
-        """What came since the last part, as an aborted completion.
+    def _check_end(self, stop_reason: Json) -> None:
+        """The reason for the end, against how it ends."""
+        stops, last = self._request.stop_token_ids, self._ids[-1] if self._ids else -1
+        count, limit = len(self._ids), self._request.sampling.max_tokens
+        if self.finish is FinishReason.STOP and stops and last not in stops:
+            raise ValueError(
+                f"an end by a stop token, and {last} is none of {stops}: is the model's"
+                " generation_config.json beside the run's tokenizer?"
+            )
+        if stop_reason is not None and stop_reason != last:  # no texts were asked for
+            raise ValueError(f"an end by {str(stop_reason)[:80]!r} behind {last}")
+        if self.finish is FinishReason.LENGTH and (
+            last in stops or (count < limit and self._is_fitted)
+        ):
+            raise ValueError(
+                f"an end by length with {count} of {limit} tokens, the last {last}: has the model a"
+                " max_new_tokens? (vLLM: --generation-config vllm)"
+            )
 
-        Where nothing is stated its weights are unknown.
-        """
-        start, self._handed_on = self._handed_on, len(self._ids)
-        return self._completion(start, FinishReason.ABORT, "")
+    def _take_usage(self, usage: Json) -> None:
+        prompt, sampled = usage["prompt_tokens"], usage["completion_tokens"]
+        if prompt != len(self._request.prompt_ids_L):
+            raise ValueError(
+                f"a reply to {prompt} tokens of prompt, not {len(self._request.prompt_ids_L)}"
+            )
+        if sampled != len(self._ids):
+            raise ValueError(f"{sampled} tokens by its count, and {len(self._ids)} came")
+        if usage.get("total_tokens", prompt + sampled) != prompt + sampled:
+            raise ValueError(f"{prompt} and {sampled} tokens make {usage['total_tokens']}")
+        self._counted = sampled
+        details = usage.get("prompt_tokens_details") or {}
+        self._cached = int(details.get("cached_tokens") or self._cached)
+        if not 0 <= self._cached <= prompt:
+            raise ValueError(f"{self._cached} of {prompt} tokens of prompt from the cache")
+
+    def part(self, label: str | None = "") -> Completion:
+        """What came so far, as an aborted completion; without a label its weights are unknown."""
+        return self._completion(FinishReason.ABORT, label)
 
     def completion(self, label: str | None, llm_s: float = 0.0) -> Completion:
         """All of it; `label` is that of tokens for which the reply states none."""
         if self.finish is None:
             raise ValueError("half a reply: it ended without a finish_reason")
-        return self._completion(0, self.finish, label, llm_s)
+        if self._counted != len(self._ids):
+            raise ValueError("a reply that does not say how many tokens it has (usage)")
+        return self._completion(self.finish, label, llm_s)
 
     def _completion(
-        self, start: int, finish: FinishReason, label: str | None, llm_s: float = 0.0
+        self, finish: FinishReason, label: str | None, llm_s: float = 0.0
     ) -> Completion:
-        ids = _array(self._ids[start:], "i", "token_ids").astype(np.int32, casting="same_kind")
-        ends, versions = self._versions(start, label)
+        ends, versions = self._versions(label)
         return Completion(
-            token_ids_C=ids,
-            logprobs_C=_array(self._logprobs[start:], "fi", "token_logprobs").astype(np.float32),
+            token_ids_C=_ids(self._ids),
+            logprobs_C=np.asarray(self._logprobs, np.float32),
             finish_reason=finish,
             version_ends=ends,
             versions=versions,
-            cached_tokens=0 if start else self._cached,
+            cached_tokens=self._cached,
             llm_s=llm_s,
             backend=self._backend,
         )
 
-    def _versions(
-        self, start: int, label: str | None
-    ) -> tuple[tuple[int, ...], tuple[PolicyVersion, ...]]:
+    def _versions(self, label: str | None) -> tuple[tuple[int, ...], tuple[PolicyVersion, ...]]:
         count = len(self._ids)
-        marks: list[tuple[int, str | None]] = [*self._marks] or [(count, label)]
+        marks: list[tuple[int, str | None]] = [*self._marks] or ([(count, label)] if count else [])
         ends: list[int] = []
         versions: list[PolicyVersion] = []
         for end, stated in marks:
-            if end <= start:
-                continue
             version = version_of(stated, self._request)
-            if versions and versions[-1] == version and end - start > ends[-1]:
-                ends[-1] = end - start
+            if versions and versions[-1] == version and end > ends[-1]:
+                ends[-1] = end
             else:
-                ends.append(end - start)
+                ends.append(end)
                 versions.append(version)
         return tuple(ends), tuple(versions)
 
 
 class Events:
-    """Cuts a byte stream into the data of server-sent events."""
+    """Cuts a byte stream into the data of server-sent events. Bounded: `MAX_EVENT_BYTES`."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """Of a line that has not ended; joined once, when it does."""
+        self._rest_bytes = 0
         self.is_done = False
 
     def feed(self, part: bytes) -> Iterator[Json]:
-        """The objects that this part completes. Raises ValueError for what is no JSON."""
-        *lines, self._rest = (self._rest + part).split(b"\n")
+        """The objects that this part completes.
+
+        Raises ValueError for what is no JSON, has no end or comes behind the end.
+        """
+        first, *others = part.split(b"\n")
+        self._rest.append(first)
+        self._rest_bytes += len(first)
+        if self._rest_bytes > MAX_EVENT_BYTES:
+            raise ValueError(f"a line of more than {MAX_EVENT_BYTES} bytes")
+        if not others:
+            return
+        lines = [b"".join(self._rest), *others[:-1]]
+        self._rest, self._rest_bytes = [others[-1]], len(others[-1])
         for line in lines:
             if not line.startswith(b"data:"):
                 continue
             data = line[5:].strip()
+            if self.is_done:
+                raise ValueError(f"an event behind {DONE.decode()}")
             if data == DONE:
                 self.is_done = True
             else:
                 yield orjson.loads(data)
 
 
-def _array(values: list[Json], kinds: str, name: str) -> Int32 | Float32:
-    """A JSON list of numbers as an array; null, text or nesting is refused."""
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.dtype.kind not in kinds and len(array)):
-        raise ValueError(f"{name} is no list of numbers: {str(values)[:80]}")
-    if len(array) and "f" not in kinds and (array.min() < -(2**31) or array.max() >= 2**31):
-        raise ValueError(f"{name} holds an id beyond 32 bits")
-    return array if len(array) else array.astype(np.int32)
+def _are(values: Json, *types: type) -> bool:
+    """Whether it is a list of nothing but such; JSON's true is no number."""
+    return isinstance(values, list) and {*map(type, values)} <= {*types}
+
+
+def _ids(values: list[int]) -> Int32:
+    try:
+        return np.asarray(values, np.int32)
+    except OverflowError:
+        raise ValueError("token_ids holds an id beyond 32 bits") from None

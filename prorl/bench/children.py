@@ -1,7 +1,4 @@
-"""Processes that a benchmark starts, and the disk that it measures on.
-
-A process is asked to end when its block ends, however that ends, and killed when it does not.
-"""
+"""Processes that a benchmark starts, and the disk that it measures on."""
 
 from __future__ import annotations
 
@@ -9,55 +6,18 @@ import asyncio
 import json
 import os
 import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from asyncio.subprocess import PIPE
+from importlib.util import find_spec
 from pathlib import Path
 
-from prorl.linux import procfs
 from prorl.types import Json
+
+RIVALS = find_spec("prorl.bench.rivals") is not None
+"""Whether the rivals' drivers are here: they are in the repository, not in the package."""
+NO_RIVALS = "drivers of rivals are in the repository only (prorl/bench/rivals)"
 
 END_S = 10.0
 """For a process to end when it was asked to."""
-
-
-@asynccontextmanager
-async def python(
-    *argv: str, env: Mapping[str, str] | None = None, quiet: bool = False
-) -> AsyncIterator[Process]:
-    """`python ARGV...` with pipes to its input and from its output; `quiet` drops its errors."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, *argv),
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=asyncio.subprocess.DEVNULL if quiet else None,
-        env=env,
-    )
-    try:
-        yield process
-    finally:
-        await _ended(process)
-
-
-async def _ended(process: Process) -> None:
-    if process.returncode is None:
-        process.terminate()
-    try:
-        async with asyncio.timeout(END_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-async def line_of(process: Process, said: bytes = b"") -> bytes:
-    """The next line of a process, after `said` was written to it; empty when it has ended."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    if said:
-        process.stdin.write(said)
-        await process.stdin.drain()
-    return await process.stdout.readline()
 
 
 def disk() -> str:
@@ -66,17 +26,22 @@ def disk() -> str:
 
 
 class Answering:
-    """A child that says `ready ...`, answers a line with JSON, and ends when its input closes."""
+    """A child that says `ready ...`, answers a line with JSON, and ends when its input closes.
+
+    `python ARGV...` in a process of its own; killed when it does not end in time.
+    """
 
     def __init__(self, *argv: str) -> None:
         self._argv = argv
-        self.ready = ""
+        self.ready: dict[str, Json] = {}
         """What it said after the word `ready`."""
 
     async def __aenter__(self) -> Answering:
-        self._process = await asyncio.create_subprocess_exec(*self._argv, stdin=PIPE, stdout=PIPE)
-        word, _, self.ready = (await self._line(b"")).partition(" ")
+        argv = (sys.executable, *self._argv)
+        self._process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE)
+        word, _, said = (await self._line()).partition(" ")
         assert word == "ready", f"{' '.join(self._argv)} said {word!r}"
+        self.ready = json.loads(said)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -89,16 +54,14 @@ class Answering:
             self._process.kill()
             await self._process.wait()
 
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds so far."""
-        return procfs.cpu_s(self._process.pid)
+    async def ask(self) -> dict[str, Json]:
+        """Its answer to an empty line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        return dict(json.loads(await self._line()))
 
-    async def ask(self, line: str = "") -> dict[str, Json]:
-        """Its answer to a line."""
-        return dict(json.loads(await self._line(f"{line}\n".encode())))
-
-    async def _line(self, said: bytes) -> str:
-        line = (await line_of(self._process, said)).decode()
+    async def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = (await self._process.stdout.readline()).decode()
         assert line, f"{' '.join(self._argv)} ended"
         return line

@@ -7,7 +7,8 @@ counted apart). CPU milliseconds per item and of the longest step; `ratio` is th
 smallest size divided by the cost at this one: below 0.67 it has grown by more than half.
 
 Logs of all sizes are open at once and take turns, so that whatever else the machine does is in
-every figure alike. `grown.py` makes their histories. A restart of the store is what it reads back
+every figure alike.
+A restart of the store is what it reads back
 of an open run, per rollout of it; `repeats` of the others are the rounds.
 """
 
@@ -16,17 +17,23 @@ from __future__ import annotations
 import gc
 import shutil
 import tempfile
+import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prorl.bench.grown import SEED, repeat, stores
-from prorl.bench.growth_life import Life, Meter
-from prorl.bench.machine import machine
+from prorl.bench.growth_log import Life, Meter, repeat
 from prorl.bench.report import Figure, Report
+from prorl.bench.stored import make_run
 from prorl.config import RunConfig
+from prorl.control import HandedOut, KeptGroup
 from prorl.process import settle_heap
+from prorl.storage.files.layout import RunDir
+from prorl.storage.read.groups import GroupIndex
+from prorl.storage.serve.decide import FactBook
+from prorl.storage.serve.delivery import LiveOrder
+from prorl.storage.serve.liverun import read_back
 
 SIZES = (1_000, 10_000, 100_000)
 FULL = (*SIZES, 1_000_000)
@@ -38,7 +45,13 @@ MORE = 1_000
 """Rollouts that come to each log in a round."""
 
 CANCELLED, IN_HAND = 4_000, 2_000
+SEED = 1_000
+"""Rollouts that live; SQL repeats their rows."""
 
+COMMITS = 64
+"""Commits, or packs of them, that a store reads back."""
+
+STORE_ROUNDS = 3
 
 MEMORY = 8_000
 """Rollouts whose memory is counted."""
@@ -106,72 +119,60 @@ def _make(path: Path, what: str, size: int) -> None:
     life.log.close()
 
 
-def _longest(meter: Meter, size: int) -> Figure:
-    """The longest step of what the loop does while it serves.
-
-    Transactions have a thread of their own, and a restart comes before anybody is served.
-    """
-    steps = {
-        what: took
-        for what, took in meter.longest_ms.items()
-        if what != "transaction" and not what.startswith("restart")
-    }
-    slowest = max(steps, key=lambda what: steps[what])
-    return Figure(
-        what=f"longest step at {size:,}",
-        value=steps[slowest],
-        unit="ms",
-        note=f"{slowest}; bar: at most 50",
-    )
-
-
-def _memory() -> list[Figure]:
+def _memory() -> Iterator[Figure]:
     """Bytes of Python's that stay for one more rollout, by where it is in its life."""
-    meter = Meter()
     with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
-        life = Life(Path(folder) / "control.db", meter)
+        life = Life(Path(folder) / "control.db", Meter())
         life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=MEMORY))
-        finished = _finished(life)
-        with _bytes_each("pooled", MEMORY) as pooled:
+        held = []
+        tracemalloc.start()
+        for _ in range(2):  # after the first batch, tables have their size
             life.accept(MEMORY)
-        with _bytes_each("open", MEMORY) as open_:
+            life.work()
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        finished = [held[1] - held[0]]
+        with _held() as pooled:
+            life.accept(MEMORY)
+        with _held() as leased:
             life.core.pump(MEMORY)
             life.write(MEMORY)
         life.log.close()
-    return [*pooled, *open_, *finished]
-
-
-def _finished(life: Life) -> list[Figure]:
-    """What the second of two equal batches leaves: after the first, tables have their size."""
-    held = []
-    tracemalloc.start()
-    for _ in range(2):
-        life.accept(MEMORY)
-        life.work()
-        gc.collect()
-        held.append(tracemalloc.get_traced_memory()[0])
-    tracemalloc.stop()
-    each = (held[1] - held[0]) / MEMORY
-    return [Figure(what="memory of one more finished rollout", value=each, unit="B", note="bar: 0")]
+    for what, left, note in (
+        ("pooled", pooled, ""),
+        ("open", leased, ""),
+        ("finished", finished, "bar: 0"),
+    ):
+        what = f"memory of one more {what} rollout"
+        yield Figure(what=what, value=left[0] / MEMORY, unit="B", note=note)
 
 
 @contextmanager
-def _bytes_each(what: str, count: int) -> Iterator[list[Figure]]:
-    rows: list[Figure] = []
+def _held() -> Iterator[list[int]]:
+    """Bytes that what is done in the block leaves behind."""
+    found: list[int] = []
     gc.collect()
     tracemalloc.start()
-    yield rows
+    yield found
     gc.collect()
-    held, _ = tracemalloc.get_traced_memory()
+    found.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    rows.append(Figure(what=f"memory of one more {what} rollout", value=held / count, unit="B"))
 
 
 def _figures(sizes: list[Size]) -> Iterator[Figure]:
     first: dict[str, float] = {}
     for size in sizes:
         meter = size.meter
-        yield _longest(meter, size.size)
+        # Transactions have a thread of their own, and a restart comes before anybody is served.
+        serving = [w for w in meter.items if w != "transaction" and not w.startswith("restart")]
+        slowest = max(serving, key=meter.longest_ms.__getitem__)
+        yield Figure(
+            what=f"longest step at {size.size:,}",
+            value=meter.longest_ms[slowest],
+            unit="ms",
+            note=f"{slowest}; bar: at most 50",
+        )
         for what in meter.items:
             cost = meter.cost_ms(what)
             yield Figure(
@@ -187,7 +188,7 @@ def _figures(sizes: list[Size]) -> Iterator[Figure]:
 async def run(quick: bool) -> Report:
     """Measure; `quick` stops at ten thousand."""
     settle_heap()  # as the gateway's process does
-    rows = _memory()
+    rows = list(_memory())
     with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
         sizes = [Size(Path(folder), size) for size in (SIZES[:2] if quick else FULL)]
         for _ in range(QUICK_ROUNDS if quick else ROUNDS):
@@ -196,5 +197,37 @@ async def run(quick: bool) -> Report:
         for size in sizes:
             size.end()
         rows += _figures(sizes)
-    rows += stores(SIZES[:2] if quick else FULL)
-    return Report(bench="growth", machine=machine(), rows=tuple(rows))
+    rows += _stores(SIZES[:2] if quick else FULL)
+    return Report(bench="growth", rows=tuple(rows))
+
+
+def _stores(sizes: Iterable[int]) -> Iterator[Figure]:
+    """What a store that has died reads of an open run before it serves, off its loop."""
+
+    async def no_handout(consumer: str, groups: list[KeptGroup]) -> HandedOut:
+        return HandedOut()
+
+    async def no_cursor(consumer: str, seq: int) -> None:
+        pass
+
+    costs: dict[int, list[float]] = {size: [] for size in sizes}
+    with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
+        for size in costs:
+            make_run(Path(folder) / str(size), size, min(COMMITS, size // SEED), tokens=16)
+        for _ in range(STORE_ROUNDS):
+            for size, cost in costs.items():
+                run = RunDir(str(Path(folder) / str(size)))
+                order = LiveOrder("a", size=abs, handout=no_handout, save_cursor=no_cursor)
+                began = time.process_time()
+                read_back(GroupIndex(run), FactBook(), order)
+                cost.append(1000 * (time.process_time() - began) / size)
+    first = min(next(iter(costs.values())))
+    for size, cost in costs.items():
+        yield Figure(
+            what=f"restart of the store at {size:,}",
+            value=min(cost),
+            unit="ms",
+            repeats=tuple(cost),
+            ratio=first / min(cost),
+            note="per rollout of the open run, least of all rounds; not on the loop",
+        )

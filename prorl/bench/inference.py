@@ -1,6 +1,6 @@
 """`prorl bench inference`: CPU of one model call on our side, beside the `openai` package.
 
-500 rollouts at a time.
+500 rollouts at a time; then who chooses servers best, simulated (`balance.py`).
 
 A server in a process of its own answers every call with the same 256 tokens, so that what is
 measured is the client: `VllmBackend` as RUN uses it, streamed (16 tokens an event) and with one
@@ -20,19 +20,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
 from prorl.backends.vllm import VllmBackend
 from prorl.backends.vllm_http import HttpLimits
-from prorl.bench.children import line_of, python
+from prorl.bench import balance
+from prorl.bench.children import NO_RIVALS, RIVALS, Answering
 from prorl.bench.inference_server import INTERVAL, SAMPLED_TOKENS
-from prorl.bench.machine import machine
 from prorl.bench.report import Figure, Report, median
-from prorl.errors import UnavailableError
 from prorl.types import GenerateRequest, SamplingParams
 
 CONCURRENT, PROMPT_TOKENS = 500, 2000
@@ -48,7 +45,8 @@ async def run(quick: bool) -> Report:
     """Measure; `quick` makes one round."""
     rounds = 1 if quick else 3
     rows: list[Figure] = []
-    async with _server() as url:
+    async with Answering("-m", "prorl.bench.inference_server") as server:
+        url = str(server.ready["url"])
         for name, streamed in (("streamed", True), ("whole", False)):
             ms: dict[str, list[float]] = {}
             for _ in range(rounds):
@@ -57,7 +55,7 @@ async def run(quick: bool) -> Report:
                         ms.setdefault(client, []).append(await _cpu_ms(call, calls))
             rows += _rows(name, ms)
     per_token = [_per_token(row) for row in rows if row.rival in ("", "openai")]
-    return Report(bench="inference", machine=machine(), rows=(*rows, *per_token))
+    return Report(bench="inference", rows=(*rows, *per_token, *balance.rows(quick)))
 
 
 def _per_token(row: Figure) -> Figure:
@@ -69,9 +67,11 @@ def _per_token(row: Figure) -> Figure:
 def _clients() -> dict[str, tuple[Open, int]]:
     """By name: how it is opened, and how many calls it makes in a round."""
     found: dict[str, tuple[Open, int]] = {"ours": (_ours, 2 * CONCURRENT)}
-    if find_spec("openai"):
-        found["openai"] = (partial(_openai, documented=False), CONCURRENT)
-        found["openai, as documented"] = (partial(_openai, documented=True), CONCURRENT // 5)
+    if RIVALS and find_spec("openai"):
+        from prorl.bench.rivals.inference import openai_client
+
+        found["openai"] = (partial(openai_client, documented=False), CONCURRENT)
+        found["openai, as documented"] = (partial(openai_client, documented=True), CONCURRENT // 5)
     return found
 
 
@@ -79,7 +79,8 @@ def _rows(name: str, ms: dict[str, list[float]]) -> list[Figure]:
     base = median(f"cpu_ms_per_call.{name}", ms["ours"], "ms")
     rivals = [client for client in ms if client != "ours"]
     if not rivals:
-        note = "the package openai is not installed: pip install 'prorl[bench]'"
+        missing = "the package openai is not installed: pip install 'prorl[bench]'"
+        note = missing if RIVALS else NO_RIVALS
         return [replace(base, rival="openai", note=note)]
     return [_beside(base, client, ms[client], is_bar=not i) for i, client in enumerate(rivals)]
 
@@ -107,7 +108,7 @@ async def _cpu_ms(call: Call, calls: int) -> float:
     return (time.process_time() - began) * 1e3 / calls
 
 
-def _prompt(index: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def prompt(index: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.arange(index, index + PROMPT_TOKENS, dtype=np.int32) % 50_000
 
 
@@ -127,7 +128,7 @@ async def _ours(url: str, streamed: bool) -> AsyncIterator[Call]:
 
 def _request(index: int) -> GenerateRequest:
     return GenerateRequest(
-        prompt_ids_L=_prompt(index),
+        prompt_ids_L=prompt(index),
         sampling=SamplingParams(max_tokens=SAMPLED_TOKENS),
         seed=index,
         stop_token_ids=(1,),
@@ -135,48 +136,3 @@ def _request(index: int) -> GenerateRequest:
         session=str(index),
         on_part=lambda part: None,
     )
-
-
-@asynccontextmanager
-async def _openai(url: str, streamed: bool, *, documented: bool) -> AsyncIterator[Call]:
-    openai: Any = import_module("openai")
-    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=600.0)
-
-    async def call(index: int) -> int:
-        wanted = _wanted(index, documented)
-        if not streamed:
-            whole = await client.completions.create(**wanted)
-            return len(np.asarray(whole.choices[0].token_ids, np.int32))
-        sampled: list[int] = []
-        async for part in await client.completions.create(stream=True, **wanted):
-            for choice in part.choices:
-                sampled += choice.token_ids
-        return len(np.asarray(sampled, np.int32))
-
-    try:
-        yield call
-    finally:
-        await client.close()
-
-
-def _wanted(index: int, documented: bool) -> dict[str, Any]:
-    """The arguments of one completion, the prompt where the package looks at it or where not."""
-    ids: list[int] = _prompt(index).tolist()
-    more = {"return_token_ids": True, "stop_token_ids": [1]}
-    return {
-        "model": "bench",
-        "prompt": ids if documented else "",
-        "max_tokens": SAMPLED_TOKENS,
-        "logprobs": 0,
-        "seed": index,
-        "extra_body": more if documented else {**more, "prompt": ids},
-    }
-
-
-@asynccontextmanager
-async def _server() -> AsyncIterator[str]:
-    async with python("-m", "prorl.bench.inference_server") as process:
-        url = (await line_of(process)).decode().strip()
-        if not url:
-            raise UnavailableError("python -m prorl.bench.inference_server did not start")
-        yield url

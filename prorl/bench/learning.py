@@ -17,16 +17,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prorl.bench.learning_picture import draw
-from prorl.bench.learning_study import CONTROL_RISE, GOAL, START, Study
-from prorl.bench.machine import machine
 from prorl.bench.report import Figure, Report
 from prorl.tasks.generated import SETS
 from prorl.types import Json
@@ -34,6 +31,24 @@ from prorl.types import Json
 ROOT = Path("prorl-runs/learning")
 HELDOUT_SEED = 512
 """Used here only: the demo's own held-out tasks were looked at while its recipe was found."""
+
+
+START, GOAL, CONTROL_RISE = 0.5, 0.85, 0.1
+"""Held-out shares: below before, above after; the control rises by no more."""
+
+
+class Study(NamedTuple):
+    """One demo: the checkpoint that it begins with, its seed, whether it is the control."""
+
+    checkpoint: int
+    """Seed that the starting checkpoint was made with; 0 is the one that ships."""
+    seed: int
+    control: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the demo's run."""
+        return f"toy{self.checkpoint}-seed{self.seed}" + ("-control" if self.control else "")
 
 
 STUDIES = (
@@ -52,14 +67,12 @@ async def run(quick: bool) -> Report:
     found = [
         (study, await _demo(study, root, sizes)) for study in (STUDIES[:1] if quick else STUDIES)
     ]
-    heldout, curves = (
-        pa.Table.from_pylist(list(_heldout(found))),
-        pa.Table.from_pylist(list(_curves(found))),
-    )
-    pq.write_table(heldout, root / "heldout.parquet")
-    pq.write_table(curves, root / "curves.parquet")
+    heldout = list(_heldout(found))
+    curves = [{**study._asdict(), **point} for study, demo in found for point in demo["curve"]]
+    pq.write_table(pa.Table.from_pylist(heldout), root / "heldout.parquet")
+    pq.write_table(pa.Table.from_pylist(curves), root / "curves.parquet")
     draw(heldout, curves, root / "curves.png")
-    return Report(bench="learning", machine=machine(), rows=tuple(_rows(found, heldout)))
+    return Report(bench="learning", rows=tuple(_rows(found)))
 
 
 async def _demo(study: Study, root: Path, sizes: dict[str, Json]) -> Json:
@@ -71,7 +84,11 @@ async def _demo(study: Study, root: Path, sizes: dict[str, Json]) -> Json:
         **sizes,
     }
     if study.checkpoint:
-        recipe["model"] = str(await _checkpoint(study.checkpoint, root))
+        made = root / f"checkpoint-{study.checkpoint}"
+        recipe["model"] = str(made)
+        if not (made / "model.safetensors").exists():
+            seed = str(study.checkpoint)
+            await _output("prorl.cli.demo.toy.train", "--seed", seed, "--out", str(made))
     if study.control:
         recipe["control"] = "shuffled-rewards"
     file = root / f"{study.name}.json"
@@ -82,13 +99,6 @@ async def _demo(study: Study, root: Path, sizes: dict[str, Json]) -> Json:
         "prorl.cli", "demo", "--json", "--root", str(root), "--name", study.name, *how
     )
     return json.loads(text)
-
-
-async def _checkpoint(seed: int, root: Path) -> Path:
-    directory = root / f"checkpoint-{seed}"
-    if not (directory / "model.safetensors").exists():
-        await _output("prorl.trainer.sft", "--seed", str(seed), "--out", str(directory))
-    return directory
 
 
 async def _output(module: str, *args: str) -> bytes:
@@ -108,7 +118,7 @@ def _heldout(found: list[tuple[Study, Json]]) -> Iterator[dict[str, Json]]:
                 for when in ("before", "after"):
                     share = row[f"{mode}_{when}"]
                     yield {
-                        **_of(study),
+                        **study._asdict(),
                         "set": row["set"],
                         "mode": mode,
                         "when": when,
@@ -117,68 +127,79 @@ def _heldout(found: list[tuple[Study, Json]]) -> Iterator[dict[str, Json]]:
                     }
 
 
-def _curves(found: list[tuple[Study, Json]]) -> Iterator[dict[str, Json]]:
-    for study, demo in found:
-        yield from ({**_of(study), **point} for point in demo["curve"])
-
-
-def _of(study: Study) -> dict[str, Json]:
-    return {"checkpoint": study.checkpoint, "seed": study.seed, "control": study.control}
-
-
-Shares = dict[tuple[str, str], Json]
-"""(mode, when) -> a held-out share of one study and one set."""
-
-
-def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Figure]:
-    shares = _shares(heldout)
+def _rows(found: list[tuple[Study, Json]]) -> Iterator[Figure]:
     befores, afters, rises = [], [], []
     for study, demo in found:
-        for name in SETS:
-            at = shares[*study, name]
-            yield _after(study, name, at, demo["cpu_s"] / len(SETS))
-            before, after = (at["sampled", when]["value"] for when in ("before", "after"))
+        for row in demo["sets"]:
+            first, last = row["sampled_before"], row["sampled_after"]
+            sampled = " -> ".join(
+                f"{one['value']:.3f} [{one['low']:.3f}, {one['high']:.3f}]" for one in (first, last)
+            )
+            greedy = f"{row['greedy_before']['value']:.3f} -> {row['greedy_after']['value']:.3f}"
+            yield Figure(
+                what=f"heldout_after.{study.name}.{row['set']}",
+                value=last["value"],
+                unit="share",
+                cpu_s=demo["cpu_s"] / len(SETS),
+                note=f"{sampled}, greedy {greedy}",
+            )
             if study.control:
-                rises.append(after - before)
+                rises.append(last["value"] - first["value"])
             else:
-                befores.append(before)
-                afters.append(after)
-    yield _extreme("before_max", max, befores, f"bar: below {START}")
-    yield _extreme("after_min", min, afters, f"bar: above {GOAL}")
+                befores.append(first["value"])
+                afters.append(last["value"])
+    extremes = [
+        ("before_max", max(befores), befores, f"bar: below {START}"),
+        ("after_min", min(afters), afters, f"bar: above {GOAL}"),
+    ]
     if rises:
-        yield _extreme("control_rise_max", max, rises, f"bar: at most {CONTROL_RISE}")
+        note = f"bar: at most {CONTROL_RISE}"
+        extremes.append(("control_rise_max", max(rises), rises, note))
+    for what, value, shares, note in extremes:
+        yield Figure(what=what, value=value, unit="share", repeats=tuple(shares), note=note)
     diffs = tuple(demo["times"]["logprob_diff_max"] for _, demo in found)
     note = "sampler against trainer, whole runs; bar: 1e-4"
     yield Figure(what="logprob_diff_max", value=max(diffs), unit="nats", repeats=diffs, note=note)
 
 
-def _shares(heldout: pa.Table) -> dict[tuple[Json, ...], Shares]:
-    """(checkpoint, seed, control, set) -> its held-out shares."""
-    found: dict[tuple[Json, ...], Shares] = defaultdict(dict)
-    for row in heldout.to_pylist():
-        key = (row["checkpoint"], row["seed"], row["control"], row["set"])
-        found[key][row["mode"], row["when"]] = row
-    return found
+LEGEND = (
+    "lines: training · dots: held-out tasks, 95 % Wilson · blue, orange: two checkpoints ·"
+    " grey: shuffled rewards"
+)
 
 
-def _after(study: Study, name: str, at: Shares, cpu_s: float) -> Figure:
-    """What a study could do at its end, with where it began in the note."""
-    greedy = " -> ".join(f"{at['greedy', when]['value']:.3f}" for when in ("before", "after"))
-    sampled = " -> ".join(_interval(at["sampled", when]) for when in ("before", "after"))
-    return Figure(
-        what=f"heldout_after.{study.name}.{name}",
-        value=at["sampled", "after"]["value"],
-        unit="share",
-        cpu_s=cpu_s,
-        note=f"{sampled}, greedy {greedy}",
-    )
+def draw(heldout: list[Json], curves: list[Json], path: Path) -> None:
+    """One panel a set: every study's reward per version, its held-out shares at both ends.
 
+    The control is dashed and grey.
+    """
+    from matplotlib.figure import Figure as Plot
 
-def _extreme(
-    what: str, pick: Callable[[Sequence[float]], float], shares: Sequence[float], note: str
-) -> Figure:
-    return Figure(what=what, value=pick(shares), unit="share", repeats=tuple(shares), note=note)
-
-
-def _interval(share: Json) -> str:
-    return f"{share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]"
+    figure = Plot(figsize=(9, 3.6), dpi=100, layout="constrained")
+    last = max(point["version"] for point in curves)
+    studies = dict.fromkeys(Study(*(row[key] for key in Study._fields)) for row in heldout)
+    for axes, name in zip(figure.subplots(1, len(SETS), sharey=True), SETS, strict=True):
+        for study in studies:
+            color = "grey" if study.control else ("tab:blue", "tab:orange")[study.checkpoint]
+            own = {**study._asdict(), "set": name}.items()
+            points = [point for point in curves if own <= point.items()]
+            axes.plot(
+                [point["version"] for point in points],
+                [point["reward"] for point in points],
+                color=color,
+                linestyle=":" if study.control else "-",
+                linewidth=1,
+                alpha=0.8,
+            )
+            for row in heldout:
+                if own <= row.items() and row["mode"] == "sampled":
+                    x = -1 if row["when"] == "before" else last + 1
+                    error = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
+                    style = {"fmt": "o", "markersize": 3, "capsize": 2, "color": color}
+                    axes.errorbar([x], [row["value"]], yerr=error, **style)
+        axes.set(title=name, xlabel="policy version", ylim=(0, 1))
+        axes.axhline(GOAL, color="black", linewidth=0.5)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("mean reward, temperature 1")
+    figure.suptitle(LEGEND, fontsize=10)
+    figure.savefig(path)

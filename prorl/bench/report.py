@@ -8,9 +8,13 @@ we win, whichever direction is better for the unit. Nothing here measures anythi
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from prorl.types import Json
@@ -65,8 +69,8 @@ class Report:
     """All rows of one benchmark on one machine."""
 
     bench: str
-    machine: dict[str, Json]
     rows: tuple[Figure, ...]
+    machine: dict[str, Json] = field(default_factory=lambda: machine())
 
     def to_json(self) -> dict[str, Json]:
         """The object that `prorl bench NAME --json` prints."""
@@ -103,13 +107,14 @@ class Report:
 
     def _notes(self) -> Table:
         from rich.table import Table
+        from rich.text import Text
 
         notes = Table.grid(padding=(0, 2))
         notes.add_column(no_wrap=True, style="dim")
         notes.add_column()
         for row in self.rows:
             if row.note:
-                notes.add_row(row.what, row.note)
+                notes.add_row(row.what, Text(row.note))
         return notes
 
 
@@ -185,3 +190,31 @@ def spread(values: Iterable[float]) -> str:
 
 def _caption(found: dict[str, Json]) -> str:
     return "  ".join(f"{name} {value}" for name, value in found.items())
+
+
+def machine() -> dict[str, Json]:
+    """What the figures were measured on: processor, cores that we may use, memory, versions."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("prorl", "pyarrow", "duckdb")},
+    }
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

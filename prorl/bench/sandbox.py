@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.bench.machine import machine
 from prorl.bench.meter import CpuMeter, counts, cpu_meter, pss_mb
 from prorl.bench.report import Figure, Report, median, verdict
 from prorl.protocols import Sandbox
@@ -73,7 +72,7 @@ async def run(quick: bool) -> Report:
                     note=found.reason,
                 )
             )
-    return Report(bench="sandbox", machine=machine(), rows=tuple(rows))
+    return Report(bench="sandbox", rows=tuple(rows))
 
 
 async def _kind(kind: str, sizes: Sizes) -> list[Figure]:

@@ -6,11 +6,8 @@ of the mean length, beside what the model of `scale_model.py` expects; `efficien
 N times one node's; `gateway_ms.N`, CPU of the gateway a rollout; `machine.N`, how busy this
 machine's cores were with all that ran on it; `node_share`, what an idle node costs the gateway;
 `simulated.N`, the efficiency with these costs up to 1,024 nodes; `saturates_at_nodes`, as it is,
-with two gateways, and with half the heartbeats. The waiting times are quantiles of a stored run's
-turns and tools when PRORL_BENCH_RUN names its directory, else of a log-normal distribution.
-PRORL_BENCH_PLOT names a PNG for the picture with the ideal line. PRORL_BENCH_DELAY_MS=50 measures
-the largest number of nodes twice, with service and nodes on two hosts (network namespaces, root)
-side by side, and with every word between them so long on its way; `of_local` is their ratio.
+with two gateways, and with half the heartbeats. The waiting times are quantiles of a log-normal
+distribution.
 
 One machine's cores are shared by all nodes: what is measured is what the service costs, so the
 rollouts must wait for longer than all of that takes.
@@ -24,20 +21,17 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from prorl.bench.machine import machine
 from prorl.bench.report import Figure, Report
 from prorl.bench.scale_model import Costs, Point, Times, saturation, simulate, worked_share
-from prorl.bench.wire import HERE, far_apart
 from prorl.client.client import Client, connect
 from prorl.config import ServiceConfig
-from prorl.errors import ConfigError, UnavailableError
+from prorl.errors import UnavailableError
 from prorl.linux.procfs import cpu_s
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
@@ -52,79 +46,49 @@ SHORT_S = 0.1
 """Wait of rollouts that fill the cores: what a rollout costs a service that is never empty."""
 COMMON = {"init": {"slots": SLOTS}, "run": {"slots": SLOTS}, "eval": {"slots": SLOTS}}
 PATIENCE_S = 600.0
+HOST = "127.0.0.1"
 
 
-def times_s(run: str, mean_s: float) -> tuple[float, ...]:
-    """Quantiles of how long a rollout's turns and tools took, scaled to a mean."""
-    if run:
-        from prorl.storage.opened import open_runs
-
-        table = open_runs(run).sql("SELECT llm_s + tool_s AS s FROM rollouts").arrow()
-        recorded = np.array(table.column("s").to_pylist(), dtype=np.float64)
-        if recorded.sum() <= 0:
-            raise ConfigError(f"PRORL_BENCH_RUN {run}", "a run whose turns took time")
-    else:
-        recorded = np.random.default_rng(0).lognormal(0.0, 0.6, 4096)
-    values = np.quantile(recorded, (np.arange(NUM_TIMES) + 0.5) / NUM_TIMES)
+def times_s(mean_s: float) -> tuple[float, ...]:
+    """How long a rollout waits: quantiles of a log-normal distribution with this mean."""
+    drawn = np.random.default_rng(0).lognormal(0.0, 0.6, 4096)
+    values = np.quantile(drawn, (np.arange(NUM_TIMES) + 0.5) / NUM_TIMES)
     return tuple(round(float(value), 3) for value in values * mean_s / values.mean())
 
 
 async def run(quick: bool) -> Report:
     """Measure 1, 2 nodes when quick, else 1, 2, 4 and 8; then the model with these costs."""
-    waits = times_s(os.environ.get("PRORL_BENCH_RUN", ""), 2.0 if quick else 8.0)
-    delay_ms = float(os.environ.get("PRORL_BENCH_DELAY_MS", "0"))
+    waits = times_s(2.0 if quick else 8.0)
     counts = (1, 2) if quick else (1, 2, 4, 8)
-    if delay_ms:
-        near, far = [await _apart(late_s, counts[-1], waits) for late_s in (0.0, delay_ms / 1000)]
-        rows = _far_rows(near, far, delay_ms)
-        return Report(bench="scale", machine=machine(), rows=tuple(rows))
     points = await _measure(counts, waits)
     model = Model.of(points)
     rows = [row for point in points for row in _rows(point, points[0], model)]
     rows += model.rows()
-    if plot := os.environ.get("PRORL_BENCH_PLOT", ""):
-        _plot(Path(plot), points, model)
-    return Report(bench="scale", machine=machine(), rows=tuple(rows))
+    return Report(bench="scale", rows=tuple(rows))
 
 
-async def _apart(delay_s: float, nodes: int, waits: tuple[float, ...]) -> Measured:
-    """What so many nodes do on another host than the service's, so far away."""
-    with far_apart(delay_s) as ends:
-        ends.enter()
-        # Threads stay on the host on which they were started.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
-        (point,) = await _measure((nodes,), waits, HERE, ends.there)
-    return point
-
-
-async def _measure(
-    counts: tuple[int, ...],
-    waits: tuple[float, ...],
-    host: str = "127.0.0.1",
-    before: tuple[str, ...] = (),
-) -> list[Measured]:
+async def _measure(counts: tuple[int, ...], waits: tuple[float, ...]) -> list[Measured]:
     """One service that is given more and more nodes."""
     from prorl.deploy import cluster as clusters
     from prorl.deploy.leavers import Leavers
+    from prorl.deploy.placer import placer
 
     leavers = Leavers(drain_s=5.0, term_s=1.0)
     with tempfile.TemporaryDirectory(prefix="prorl-scale-") as folder:
         root = Path(folder) / "root"
-        async with Supervisor(_config(root, waits, host)) as service:
+        async with Supervisor(_config(root, waits)) as service:
             client = await asyncio.to_thread(connect, root)
-            settings = clusters.write_settings(Path(folder), COMMON)
-            join = root / "join" / "node.json"
-            placing = clusters.local(join, settings, leavers, host=host, before=before)
-            async with placing as cluster:
-                pids = [service.children[name].pid or 0 for name in ("gateway", "store")]
-                points = []
-                for nodes in counts:
-                    cluster.scale(nodes)
-                    await asyncio.to_thread(_wait_for_nodes, client, nodes)
-                    point = await asyncio.to_thread(_point, client, root, nodes, pids, waits)
-                    points.append(point)
-                leavers.ending = True
-            await leavers.gone()
+            with placer(root, COMMON) as made:
+                async with clusters.local(made, leavers) as cluster:
+                    pids = [service.children[name].pid or 0 for name in ("gateway", "store")]
+                    points = []
+                    for nodes in counts:
+                        cluster.scale(nodes)
+                        await asyncio.to_thread(_wait_for_nodes, client, nodes)
+                        point = await asyncio.to_thread(_point, client, root, nodes, pids, waits)
+                        points.append(point)
+                    leavers.ending = True
+                await leavers.gone()
             client.close()
     return points
 
@@ -156,7 +120,7 @@ def _point(
 
 def _stored(run: Path) -> tuple[Times, Times]:
     """When each rollout of a run was committed, in seconds, and how long its server had it wait."""
-    from prorl.storage.opened import open_runs
+    from prorl.analysis.opened import open_runs
 
     query = """SELECT epoch_us(committed_at) / 1e6 AS ended, backend
         FROM rollouts JOIN turns USING (run_id, rollout_id, attempt)"""
@@ -179,11 +143,11 @@ def _used(pids: list[int], work: Callable[[], object]) -> list[float]:
     return [cpu_s(pid) - then for pid, then in zip(pids, before, strict=True)]
 
 
-def _config(root: Path, waits: tuple[float, ...], host: str) -> ServiceConfig:
-    with socket.create_server((host, 0)) as probe:
+def _config(root: Path, waits: tuple[float, ...]) -> ServiceConfig:
+    with socket.create_server((HOST, 0)) as probe:
         port = min(probe.getsockname()[1], 65000)
     values: dict[str, Any] = {stage: {**pool, "workers": 0} for stage, pool in COMMON.items()}
-    values |= {"root": root, "listen": f"{host}:{port}"}
+    values |= {"root": root, "listen": f"{HOST}:{port}"}
     values["backends"] = tuple(map(_server, (*waits, SHORT_S)))
     return ServiceConfig.model_validate(values)
 
@@ -270,10 +234,6 @@ class Model:
         """So many nodes of a service that is never empty."""
         return simulate(nodes, SLOTS, self.lived, self.costs)
 
-    def points(self) -> list[Point]:
-        """1 to 1,024 nodes."""
-        return [self.at(2**power) for power in range(11)]
-
     def rows(self) -> list[Figure]:
         """Its part of the report."""
         costs = self.costs
@@ -287,12 +247,12 @@ class Model:
         ]
 
     def _simulated(self) -> Iterator[Figure]:
-        points = self.points()
-        for point in points:
+        one = self.at(1)
+        for nodes in (2**power for power in range(11)):
+            point = self.at(nodes)
             note = f"gateway {point.gateway_busy:.0%}, store {point.store_busy:.0%} of a core"
-            what = f"simulated.{point.nodes}"
-            value = point.rate / (point.nodes * points[0].rate)
-            yield Figure(what=what, value=value, unit="of ideal", note=note)
+            value = point.rate / (nodes * one.rate)
+            yield Figure(what=f"simulated.{nodes}", value=value, unit="of ideal", note=note)
 
     def _saturations(self) -> Iterator[Figure]:
         """With how many nodes the service is full, as it is and with what would help."""
@@ -308,60 +268,21 @@ class Model:
             yield Figure(what=f"saturates_at_nodes{name}", value=value, unit="nodes at 95 %")
 
 
-def _rate(point: Measured, waited: tuple[float, ...]) -> float:
-    """Rollouts of the mean length a second."""
-    return point.worked * point.nodes * SLOTS / float(np.mean(waited))
-
-
 def _rows(point: Measured, one: Measured, model: Model) -> list[Figure]:
-    nodes = point.nodes
-    off = point.worked / model.at(nodes).efficiency
-    note = f"{off:.3f} of what the model expects"
-    efficiency = point.worked / one.worked
-    busy = f"machine.{nodes}"
+    nodes, gateway_ms = point.nodes, 1000 * point.gateway_s
+    off = f"{point.worked / model.at(nodes).efficiency:.3f} of what the model expects"
+    rate = point.worked * nodes * SLOTS / float(np.mean(one.waited))
+    efficiency, more = point.worked / one.worked, f"{point.gateway_s / one.gateway_s:.2f}"
+    others = "of all cores, with others' work"
     return [
-        Figure(what=f"worked.{nodes}", value=point.worked, unit="of the slots' time", note=note),
-        Figure(what=f"rollouts_per_s.{nodes}", value=_rate(point, one.waited), unit="1/s"),
+        Figure(what=f"worked.{nodes}", value=point.worked, unit="of the slots' time", note=off),
+        Figure(what=f"rollouts_per_s.{nodes}", value=rate, unit="1/s"),
         Figure(what=f"efficiency.{nodes}", value=efficiency, unit="of ideal"),
-        _gateway_row(point, f"{point.gateway_s / one.gateway_s:.2f} of one node's"),
-        Figure(what=busy, value=point.machine_share, unit="of all cores, with others' work"),
+        Figure(
+            what=f"gateway_ms.{nodes}",
+            value=gateway_ms,
+            unit="ms CPU/rollout",
+            note=f"{more} of one node's",
+        ),
+        Figure(what=f"machine.{nodes}", value=point.machine_share, unit=others),
     ]
-
-
-def _far_rows(near: Measured, far: Measured, delay_ms: float) -> list[Figure]:
-    note = f"{delay_ms:g} ms each way between service and nodes"
-    nodes = far.nodes
-    unit = "of the slots' time"
-    return [
-        Figure(what=f"worked.{nodes}.local", value=near.worked, unit=unit),
-        Figure(what=f"worked.{nodes}.far", value=far.worked, unit=unit, note=note),
-        Figure(what="of_local", value=far.worked / near.worked, unit="ratio"),
-        _gateway_row(far, f"{far.gateway_s / near.gateway_s:.2f} of local"),
-    ]
-
-
-def _gateway_row(point: Measured, note: str) -> Figure:
-    value = 1000 * point.gateway_s
-    what = f"gateway_ms.{point.nodes}"
-    return Figure(what=what, value=value, unit="ms CPU/rollout", note=note)
-
-
-def _plot(path: Path, measured: list[Measured], model: Model) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    simulated = model.points()
-    waited = measured[0].waited
-    one = _rate(measured[0], waited)
-    counts = [point.nodes for point in simulated]
-    axes.plot(counts, [n * one for n in counts], "--", color="gray", label="ideal")
-    axes.plot(counts, [point.rate for point in simulated], label="simulated")
-    points = [(point.nodes, _rate(point, waited)) for point in measured]
-    axes.plot(*zip(*points, strict=True), "o", label="measured", fillstyle="none", markersize=9)
-    axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="rollouts a second")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    figure.savefig(path, dpi=150, bbox_inches="tight")

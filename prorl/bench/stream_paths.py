@@ -1,11 +1,11 @@
 """The consumers of `prorl bench stream`: a process per path, so that each has its own memory peak.
 
-    python -m prorl.bench.stream_paths PATH LOCATION PORT RUN [--device cpu]
+    python -m prorl.bench.stream_paths PATH LOCATION PORT RUN
 
 Prints `ready {}` when its imports are done; then, for each line on standard input, takes the whole
 payload and prints one JSON object: seconds, cpu_s, num_tokens, checksum (sum of all token ids), and
-what the path alone knows. Every path but `received` and `socket` ends with torch tensors on the
-device and reads every byte of tokens and logprobs once. In each round a path takes the payload
+what the path alone knows. Every path but `received` and `socket` ends with torch tensors and
+reads every byte of tokens and logprobs once. In each round a path takes the payload
 `TURNS` times and says the middle one: a first turn after a pause is about waking processes, not
 about moving data.
 """
@@ -17,27 +17,24 @@ import json
 import os
 import pickle
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
 
-from prorl.bench.stream_bytes import (
-    checksum,
-    memcpy_seconds,
-    peak_mib,
-    read_exactly,
-    received_bytes,
-    total_read,
-)
 from prorl.client import PackedBatch
 from prorl.client.fetch import FlightSource
 from prorl.flight import tune
 from prorl.flight.ticket import Ticket
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_BYTES = 2 << 30
 """All of the run in one plan."""
@@ -58,11 +55,10 @@ class Took(NamedTuple):
 class Consumer:
     """One path. The connection is made before the first round and kept."""
 
-    def __init__(self, location: str, port: int, run: str, device: str) -> None:
-        self._location, self._run, self._device = location, run, device
+    def __init__(self, location: str, port: int, run: str) -> None:
+        self._location, self._run, self._port = location, run, port
         self._source: FlightSource | None = None
         self._socket: socket.socket | None = None
-        self._port = port
         self._staging = bytearray(0)
 
     def received(self) -> Took:
@@ -138,13 +134,10 @@ class Consumer:
         """A pickled dict of padded int64 tensors, as trainers of the verl family send."""
         start = time.perf_counter()
         tensors = pickle.loads(self._ask("dataproto"))
-        ids, mask = (
-            tensors["input_ids"].to(self._device),
-            tensors["attention_mask"].to(self._device),
-        )
+        ids, mask = tensors["input_ids"], tensors["attention_mask"]
         checksum, num_tokens = int((ids * mask).sum()), int(mask.sum())
         read = [
-            float(tensors[name].to(self._device).sum())
+            float(tensors[name].sum())
             for name in ("rollout_log_probs", "loss_mask", "position_ids")
         ]
         return Took(time.perf_counter() - start, num_tokens, checksum, {"read": len(read)})
@@ -159,9 +152,7 @@ class Consumer:
         start = time.perf_counter()
         rows = loads(self._ask(form))
         ids, logprobs = (
-            torch.from_numpy(np.concatenate([np.array(row[name], dtype) for row in rows])).to(
-                self._device
-            )
+            torch.from_numpy(np.concatenate([np.array(row[name], dtype) for row in rows]))
             for name, dtype in (("token_ids", np.int32), ("logprobs", np.float32))
         )
         num_tokens, checksum = len(ids), int(ids.sum()) if float(logprobs.sum()) <= 0 else -1
@@ -174,10 +165,7 @@ class Consumer:
         for arrow in self._flight(same_host=same_host).fetch(self._ticket(self._run)).batches:
             batch = PackedBatch(arrow, self._run)
             tensors = batch.torch()
-            totals += [
-                total_read(tensors.token_ids.to(self._device)),
-                total_read(tensors.logprobs.to(self._device)),
-            ]
+            totals += [total_read(tensors.token_ids), total_read(tensors.logprobs)]
             num_tokens += batch.num_tokens
             num_bytes += batch.token_ids.nbytes + batch.logprobs.nbytes
             ids.append(batch.token_ids)
@@ -207,41 +195,97 @@ class Consumer:
 
 def main() -> None:
     """Serve rounds until stdin ends."""
-    given = _options().parse_args()
+    options = argparse.ArgumentParser()
+    options.add_argument("path", choices=[name for name in vars(Consumer) if name[0] != "_"])
+    options.add_argument("location")
+    options.add_argument("port", type=int)
+    options.add_argument("run")
+    given = options.parse_args()
     tune()
     if given.path not in ("received", "socket"):
         import torch
 
         torch.set_num_threads(1)
-        torch.zeros(1).to(given.device)
+        torch.zeros(1)
     consume: Callable[[], Took] = getattr(
-        Consumer(given.location, given.port, given.run, given.device), given.path
+        Consumer(given.location, given.port, given.run), given.path
     )
     before_mib = peak_mib()
     print("ready", "{}", flush=True)
     for _ in sys.stdin:
-        values = _round(consume) | {"peak_mib": peak_mib() - before_mib}
-        print(json.dumps(values), flush=True)
+        cpu_s = time.process_time()
+        took = sorted((consume() for _ in range(TURNS)), key=attrgetter("seconds"))[TURNS // 2]
+        cpu_s = (time.process_time() - cpu_s) / TURNS
+        growth = {"cpu_s": cpu_s, "peak_mib": peak_mib() - before_mib}
+        print(json.dumps(took._asdict() | growth), flush=True)
+    os._exit(0)
 
 
-def _options() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser()
-    paths = [name for name in vars(Consumer) if not name.startswith("_")]
-    options.add_argument("path", choices=paths)
-    options.add_argument("location")
-    options.add_argument("port", type=int)
-    options.add_argument("run")
-    options.add_argument("--device", default="cpu")
-    return options
+def read_exactly(source: socket.socket, into: memoryview) -> memoryview:
+    filled = 0
+    while filled < len(into):
+        got = source.recv_into(into[filled : filled + (1 << 20)])
+        assert got, "the rival's producer is gone"
+        filled += got
+    return into
 
 
-def _round(consume: Callable[[], Took]) -> dict[str, Any]:
-    """The middle one of some turns, with the CPU of each."""
-    cpu = time.process_time()
-    took = sorted((consume() for _ in range(TURNS)), key=attrgetter("seconds"))[TURNS // 2]
-    return took._asdict() | {"cpu_s": (time.process_time() - cpu) / TURNS}
+def total_read(tensor: Any) -> int:
+    """Reads every byte: the sum of the tensor's memory taken as int64.
+
+    A sum of int32 would be bound by the widening.
+    """
+    import torch
+
+    even = tensor[:-1] if len(tensor) % 2 else tensor
+    return (
+        int(even.view(torch.int64).sum())
+        if even.storage_offset() % 2 == 0 and even.data_ptr() % 8 == 0
+        else int(even.sum())
+    )
+
+
+def checksum(arrays: list[NDArray[np.int32]]) -> int:
+    return sum(int(array.sum(dtype=np.int64)) for array in arrays)
+
+
+def memcpy_seconds(num_bytes: int) -> float:
+    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def peak_mib() -> float:
+    """Highest resident size of this process alone (`ru_maxrss` starts with the parent's)."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return float(status["VmHWM"].split()[0]) / 1024
+
+
+def received_bytes() -> int:
+    """Bytes that this process's TCP connections have received, as the kernel counts them.
+
+    The figure is tcp_info.tcpi_bytes_received.
+    """
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as duplicate:
+                if (
+                    duplicate.family in (socket.AF_INET, socket.AF_INET6)
+                    and duplicate.type == socket.SOCK_STREAM
+                ):
+                    info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+                    total += struct.unpack_from("<Q", info, 128)[0]
+        except OSError:
+            continue
+    return total
 
 
 if __name__ == "__main__":
     main()
-    os._exit(0)

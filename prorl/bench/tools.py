@@ -9,17 +9,20 @@ the first kind).
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import random
+import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from prorl.bench import tmux_rivals, tool_rivals
-from prorl.bench.machine import machine
+from prorl.bench.children import NO_RIVALS, RIVALS
 from prorl.bench.report import Figure, Report, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox import kinds
@@ -56,16 +59,16 @@ async def run(quick: bool) -> Report:
     ]
     rows += await _reliability(able[0], 300 if quick else 10_000)
     ours = next(row for row in rows if row.what == f"bash_true_p50_ms.{able[0]}").value
-    return Report(bench="tools", machine=machine(), rows=(*rows, *await _rivals(quick, ours)))
+    return Report(bench="tools", rows=(*rows, *await _rivals(quick, ours)))
 
 
 def _floors(repeats: int) -> list[Figure]:
     """What no tool call can be faster than."""
-    echo, note = tool_rivals.uds_echo(repeats), "JSON there and back between two processes"
+    echo, note = uds_echo(repeats), "JSON there and back between two processes"
     return [
         _lean(median("uds_echo_p50_ms", echo, "ms", note=f"{note}: the floor of any call")),
         Figure(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
-        _lean(median("fork_exec_p50_ms", tool_rivals.fork_exec(repeats), "ms", note=FORK)),
+        _lean(median("fork_exec_p50_ms", fork_exec(repeats), "ms", note=FORK)),
     ]
 
 
@@ -106,7 +109,7 @@ async def _bash(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[F
     forked, forks = [], []
     # in turns: the cost of a fork moves with what else this machine does
     for _ in range(FORK_ROUNDS):
-        forks += await asyncio.to_thread(tool_rivals.fork_exec, repeats // FORK_ROUNDS)
+        forks += await asyncio.to_thread(fork_exec, repeats // FORK_ROUNDS)
         forked += await _times(
             lambda: sandbox.call("bash", {"command": "/bin/true"}, 10.0), repeats // FORK_ROUNDS
         )
@@ -212,11 +215,15 @@ def _burn() -> None:
 
 
 async def _rivals(quick: bool, ours_ms: float) -> list[Figure]:
+    if not RIVALS:
+        return [_absent("tmux_busy_poll_p50_ms", NO_RIVALS)]
+    from prorl.bench.rivals import tools as rivals
+
     found = [
-        ("tmux_busy_poll_p50_ms", tmux_rivals.tmux_busy_poll(30 if quick else 200), 5.0, TMUX),
-        ("tmux_as_agents_p50_ms", tmux_rivals.tmux_as_agents(5 if quick else 30), 100.0, TMUX),
-        ("poll_10ms_pty_p50_ms", tool_rivals.poll_10ms_pty(50 if quick else 200), 40.0, ""),
-        ("swe_rex_local_p50_ms", await tool_rivals.swe_rex_local(5 if quick else 30), 100.0, REX),
+        ("tmux_busy_poll_p50_ms", rivals.tmux_busy_poll(30 if quick else 200), 5.0, TMUX),
+        ("tmux_as_agents_p50_ms", rivals.tmux_as_agents(5 if quick else 30), 100.0, TMUX),
+        ("poll_10ms_pty_p50_ms", rivals.poll_10ms_pty(50 if quick else 200), 40.0, ""),
+        ("swe_rex_local_p50_ms", await rivals.swe_rex_local(5 if quick else 30), 100.0, REX),
     ]
     return [rival(what, values, bar, ours_ms, absent) for what, values, bar, absent in found]
 
@@ -255,3 +262,65 @@ def _lean(row: Figure) -> Figure:
     return Figure(
         what=row.what, value=row.value, unit=row.unit, repeats=row.repeats[::step], note=row.note
     )
+
+
+def times_ms(work: Callable[[], object], repeats: int) -> list[float]:
+    """Wall milliseconds of each of `repeats` runs, after one that is not counted."""
+    work()
+    found = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        found.append((time.perf_counter() - begin) * 1e3)
+    return found
+
+
+ECHO = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(1); print("ready", flush=True)
+c, _ = s.accept()
+while (data := c.recv(65536)): c.sendall(data)
+"""
+CALL = json.dumps(
+    {"id": 1, "op": "call", "tool": "bash", "arguments": {"command": "true"}, "timeout_s": 5}
+).encode()
+
+
+def uds_echo(repeats: int) -> list[float]:
+    """JSON there and back over a Unix socket between two processes: the floor of any tool call."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = subprocess.Popen(
+            [sys.executable, "-c", ECHO, f"{folder}/s"], stdout=subprocess.PIPE
+        )
+        assert server.stdout is not None
+        server.stdout.readline()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(f"{folder}/s")
+
+            def once() -> None:
+                client.sendall(CALL)
+                json.loads(client.recv(65536))
+
+            found = times_ms(once, repeats)
+        server.wait()
+        server.stdout.close()
+    return found
+
+
+LOOP = (
+    "for ((i = 0; i <= {}; i++)); do a=$EPOCHREALTIME; /bin/true; b=$EPOCHREALTIME; echo $a $b;"
+    " done"
+)
+
+
+def fork_exec(repeats: int) -> list[float]:
+    """What it costs a bash to fork, run `/bin/true` and wait, by its own clock.
+
+    Nothing is between it and the program.
+    """
+    command = ["bash", "--norc", "--noprofile", "-c", LOOP.format(repeats)]
+    lines = subprocess.run(
+        command, stdout=subprocess.PIPE, check=True, env={"PATH": os.environ["PATH"]}
+    ).stdout.split()
+    stamps = [float(word.replace(b",", b".")) * 1e3 for word in lines]
+    return [end - begin for begin, end in zip(stamps[2::2], stamps[3::2], strict=True)]

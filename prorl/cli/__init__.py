@@ -4,13 +4,10 @@ Every command loads its own module only when it is called, so `prorl --help` sta
 
     app.py       the commands, and how errors become one line and an exit code
     settings.py  default < file < environment < flag -> a job or a service config
-    policies.py  what `--policy` takes, and the backend that it means
     options.py   options that several commands share, each with its help
     output.py    terminal or plain lines or JSON; control characters never reach the terminal
     job.py       a task file as one run, checked before anything is started
-    job_checks.py  what of it is looked at: tasks, model server, filter, name
     run_job.py   start a service, submit the job, follow it to its end
-    snapshot.py  one look at a run: how far each stage is, which one holds the others up
     progress.py  bars on a terminal while a run goes on, plain lines off it
     waits.py     what a service waits for and no counter tells: images in the making, dead servers
     summary.py   what a run was, read back from its Parquet files by SQL
@@ -27,6 +24,11 @@ import sys
 
 def main() -> None:
     """Entry point of the `prorl` program."""
-    from prorl.cli.app import dispatch
+    try:
+        from prorl.cli.app import dispatch
 
-    sys.exit(dispatch(sys.argv[1:]))
+        code = dispatch(sys.argv[1:])
+    except KeyboardInterrupt:  # among imports, or while the last words were said
+        print("error: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)

@@ -6,24 +6,29 @@ leaves nothing behind. `run_job.py` carries a checked job out.
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import orjson
 
 from prorl import plugins
 from prorl.agents import check_agent
-from prorl.cli.job_checks import check_backend, check_model, filter_text, free_name, load
+from prorl.backends.catalogue import is_server
 from prorl.cli.runs import latest_run
 from prorl.cli.settings import Job, job_settings, run_settings, service_settings
 from prorl.config import RunConfig, ServiceConfig
+from prorl.envs.users import env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
+from prorl.filters import FILTERS
+from prorl.tasks import TaskSet, read_tasks
+from prorl.tasks.generated import is_generated
 from prorl.types import Json, Task
-
-if TYPE_CHECKING:
-    pass
 
 JOB_FILE = "job.json"
 
@@ -93,7 +98,6 @@ class JobPlan:
         """The plan of a job that has a name: its agent is there, its server answers, its tasks."""
         run = _run_of(job)
         check_agent(run.agent)
-        check_backend(service.backends)
         check_model(job, service, run)
         found = load(job)
         return cls(
@@ -118,8 +122,8 @@ def _run_of(job: Job) -> RunConfig:
 def _check_existing(plan: JobPlan) -> None:
     if plan.where == str(plan.directory) and not plan.directory.exists():
         return  # DuckDB and Parquet would be imported for this, while no process has started
-    from prorl.storage.layout import RunDir
-    from prorl.storage.runs import is_run
+    from prorl.storage.files.layout import RunDir
+    from prorl.storage.read.runs import is_run
 
     if not is_run(plan.where):
         return
@@ -163,3 +167,76 @@ def _read(path: Path) -> dict[str, Json]:
         hint = "write it again, or give a new run the same tasks under another name"
         raise ConfigError(f"{path} is damaged", "a JSON object, as `prorl run` writes it", hint)
     return values
+
+
+def load(job: Job) -> list[TaskSet]:
+    """The tasks of a file, a folder or generated sets (with commas), each checked by its env.
+
+    Raises TaskError.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _load(job)
+    with ThreadPoolExecutor(1) as thread:  # beside the caller's loop
+        return thread.submit(_load, job).result()
+
+
+def _load(job: Job) -> list[TaskSet]:
+    specs = job.tasks.split(",")
+    if not all(map(is_generated, specs)):
+        specs = [job.tasks]
+    find_env = cache(env_by_name)
+
+    with asyncio.Runner() as runner:
+
+        def check(task: Task) -> None:
+            runner.run(open_env(find_env, task)).check(task)
+
+        return [
+            read_tasks(spec, job.env, job.limit, skip_bad=job.skip_bad, check=check)
+            for spec in specs
+        ]
+
+
+def check_model(job: Job, service: ServiceConfig, run: RunConfig) -> None:
+    """Refuse a model server whose model is not known: its vocabulary is never guessed.
+
+    Raises ConfigError.
+    """
+    if not any(map(is_server, service.backends)) or "tokenizer" in job.service:
+        return
+    if service.tokenizer == "bytes" and not (run.renderer.model or run.renderer.name):
+        raise ConfigError(
+            f"--policy {job.policy} without its model's directory",
+            "tokenizer.json and chat template of the model that it serves",
+            "add --set run.renderer.model=DIR",
+        )
+
+
+def free_name(root: Path, job: Job) -> str:
+    """The first of `<tasks>-<policy>-1`, `-2` ... that no run of the root has."""
+    policy = "model" if "/" in job.policy else re.split(r"[:?]", job.policy)[0]
+    stem = (
+        re.sub(r"[^A-Za-z0-9_.-]+", "-", re.split(r"[.:?]", Path(job.tasks).name)[0])
+        .strip("-._")
+        .lower()
+        or "tasks"
+    )
+    number = 1
+    while (root / f"{stem}-{policy}-{number}").exists():
+        number += 1
+    return f"{stem}-{policy}-{number}"
+
+
+def filter_text(value: str) -> str:
+    """A filter's name, SQL itself, or the content of a file of SQL. Raises ConfigError."""
+    if value in FILTERS or " " in value.strip():
+        return value
+    try:
+        return Path(value).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(
+            f"filter {value!r}: {reason}", f"{', '.join(FILTERS)}, or a readable file of SQL"
+        ) from None

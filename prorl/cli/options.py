@@ -9,9 +9,28 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from pydantic import BaseModel
+
+from prorl.config import RunConfig, Sampling, ServiceConfig
+
+LOOK_S = 2.0
+"""For a service to answer a person."""
 
 Flag = Annotated[bool, Parameter(negative="")]
 """An option that is given or not; there is no `--no-` of it."""
+
+
+def of(model: type[BaseModel], key: str, *names: str) -> Parameter:
+    """An option that is a key of a config: its help is the key's description."""
+    return Parameter(name=names or None, help=model.model_fields[key].description)
+
+
+Filter = Annotated[str | None, of(RunConfig, "filter", "--filter")]
+Seed = Annotated[int | None, of(RunConfig, "seed")]
+Temperature = Annotated[float | None, of(Sampling, "temperature")]
+Port = Annotated[int | None, of(ServiceConfig, "http_port", "--port")]
+Listen = Annotated[str | None, of(ServiceConfig, "listen")]
+Advertise = Annotated[str | None, of(ServiceConfig, "advertise")]
 
 JsonOut = Annotated[bool, Parameter(negative="", help="Print JSON.")]
 JsonObject = Annotated[bool, Parameter(negative="", help="Print one JSON object.")]
@@ -25,6 +44,9 @@ RunsRoot = Annotated[
     str, Parameter(help="Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...")
 ]
 
+SandboxKind = Annotated[
+    str, Parameter(help="Kind of sandbox; auto = the strongest that works here.")
+]
 ServiceRoot = Annotated[Path, Parameter(help="Folder that the service works on.")]
 ServiceUrl = Annotated[
     str, Parameter(help="Address of a service elsewhere (its token in PRORL_TOKEN).")
@@ -51,6 +73,12 @@ ServiceSettings = Annotated[
     list[str] | None,
     Parameter(
         name="--set", negative="", help="Any setting, as KEY=VALUE, e.g. service.init.slots=8."
+    ),
+]
+ModelSettings = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--set", negative="", help="KEY=VALUE of `run.renderer`, e.g. variables.x=false."
     ),
 ]
 Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], negative="", help="Show no progress.")]

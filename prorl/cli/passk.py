@@ -111,7 +111,7 @@ def _steps(n: int) -> Iterator[int]:
 
 def evaluation(directory: Path, threshold: float = 1.0) -> list[Passed]:
     """Every (data source, mode) of a stored run, without tasks of which no rollout counts."""
-    from prorl.storage.catalog import StoredRun
+    from prorl.storage.read.catalog import StoredRun
 
     rows = StoredRun(directory).sql(PER_TASK.format(threshold=float(threshold))).to_pylist()
     found = []

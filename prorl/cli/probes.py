@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import resource
 import shutil
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,8 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prorl.errors import ConfigError
+from prorl.net.join import ends_soon
 from prorl.sandbox import kinds
 from prorl.supervisor.places import make_socket_dir
+
+LONE = "root of a user namespace that has one uid, so nothing can be given another"
+LONE_FIX = "give the namespace a range of uids (/etc/subuid), or run outside it as your own user"
 
 
 class ProbeOutcome(NamedTuple):
@@ -31,27 +35,25 @@ class ProbeOutcome(NamedTuple):
     found: str
     fix: str = ""
 
+    @classmethod
+    def warning(cls, what: str, found: str, fix: str, *, bad: bool) -> ProbeOutcome:
+        """A warning with its fix where something is bad; else all is well."""
+        return cls("warn", what, found, fix) if bad else cls("ok", what, found)
+
 
 def probes(root: Path) -> Iterator[ProbeOutcome]:
     """Every probe, cheapest first."""
-    yield _python()
+    yield ProbeOutcome("ok", "python", platform.python_version())
     for package in ("pyarrow", "duckdb"):
         yield _package(package)
     yield _optional("torch", "prorl[torch]", "tensors in trainers")
     yield _optional("spython", "prorl[apptainer]", "`prorl image build` and unpacking .sif images")
     yield _cores()
     yield from _disk(root)
+    yield from _certificates(root)
     yield _sockets()
     yield _descriptors()
     yield from _sandboxes()
-
-
-def _python() -> ProbeOutcome:
-    found = sys.version.split()[0]
-    ok = sys.version_info >= (3, 11)
-    return ProbeOutcome(
-        "ok" if ok else "fail", "python", found, "" if ok else "use Python 3.11 or newer"
-    )
 
 
 def _package(name: str) -> ProbeOutcome:
@@ -72,13 +74,17 @@ def _optional(name: str, extra: str, use: str) -> ProbeOutcome:
 def _cores() -> ProbeOutcome:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    small = cores < 2 or memory < 3
-    return ProbeOutcome(
-        "warn" if small else "ok",
-        "machine",
-        f"{cores} cores, {memory:.0f} GiB",
-        "2 cores and 3 GiB are comfortable" if small else "",
-    )
+    found, fix = f"{cores} cores, {memory:.0f} GiB", "2 cores and 3 GiB are comfortable"
+    return ProbeOutcome.warning("machine", found, fix, bad=cores < 2 or memory < 3)
+
+
+def _certificates(root: Path) -> Iterator[ProbeOutcome]:
+    """Of a service that others reach: what ends within a month. It renews them while it runs."""
+    if (root / "join").is_dir():
+        for file, days in ends_soon(root).items():
+            found = f"{file} ends in {days:.0f} days" if days >= 0 else f"{file} has ended"
+            fix = "start the service, which renews it; copy a join file to its users again"
+            yield ProbeOutcome("warn", "certificate", found, fix)
 
 
 def _disk(root: Path) -> Iterator[ProbeOutcome]:
@@ -88,20 +94,11 @@ def _disk(root: Path) -> Iterator[ProbeOutcome]:
     except OSError as error:
         yield ProbeOutcome("fail", "disk", f"{place}: {error.strerror}", "choose a writable --root")
         return
-    slow = sync_ms > 20
-    yield ProbeOutcome(
-        "warn" if slow else "ok",
-        "fsync",
-        f"{sync_ms:.2f} ms at {place}",
-        "a local SSD makes accepts and commits faster" if slow else "",
-    )
+    found, fix = f"{sync_ms:.2f} ms at {place}", "a local SSD makes accepts and commits faster"
+    yield ProbeOutcome.warning("fsync", found, fix, bad=sync_ms > 20)
     free = shutil.disk_usage(place).free / 2**30
-    yield ProbeOutcome(
-        "warn" if free < 5 else "ok",
-        "disk",
-        f"{free:.0f} GiB free at {place}",
-        "free some, or choose another --root" if free < 5 else "",
-    )
+    found, fix = f"{free:.0f} GiB free at {place}", "free some, or choose another --root"
+    yield ProbeOutcome.warning("disk", found, fix, bad=free < 5)
 
 
 def _fsync_ms(place: Path) -> float:
@@ -124,29 +121,19 @@ def _sockets() -> ProbeOutcome:
     try:
         with socket.socket(socket.AF_UNIX) as probe, socket.create_server(("127.0.0.1", 0)):
             probe.bind(str(path / "probe.sock"))
-        return ProbeOutcome(
-            "ok", "sockets", f"Unix sockets under {path.parent}, ports on 127.0.0.1"
-        )
+        found = f"Unix sockets under {path.parent}, ports on 127.0.0.1"
+        return ProbeOutcome("ok", "sockets", found)
     except OSError as error:
-        return ProbeOutcome(
-            "fail",
-            "sockets",
-            f"{path}: {error.strerror}",
-            "set TMPDIR to a short path on a local disk",
-        )
+        fix = "set TMPDIR to a short path on a local disk"
+        return ProbeOutcome("fail", "sockets", f"{path}: {error.strerror}", fix)
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _descriptors() -> ProbeOutcome:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    low = soft < 1024
-    return ProbeOutcome(
-        "warn" if low else "ok",
-        "open files",
-        f"{soft} (hard limit {hard})",
-        "ulimit -n 4096" if low else "",
-    )
+    found = f"{soft} (hard limit {hard})"
+    return ProbeOutcome.warning("open files", found, "ulimit -n 4096", bad=soft < 1024)
 
 
 def _sandboxes() -> Iterator[ProbeOutcome]:
@@ -156,6 +143,7 @@ def _sandboxes() -> Iterator[ProbeOutcome]:
 
     found = asyncio.run(probe())
     best = next((item.kind for item in found if item.works and item.kind in kinds.automatic()), "")
+    lone = os.getuid() == 0 and num_uids(Path("/proc/self/uid_map").read_text()) == 1
     for item in found:
         if item.works:
             row = kinds.CATALOGUE.get(item.kind)
@@ -166,20 +154,24 @@ def _sandboxes() -> Iterator[ProbeOutcome]:
             )
             yield ProbeOutcome("ok", f"sandbox {item.kind}", "; ".join(filter(None, words)))
         else:
-            yield ProbeOutcome(
-                "warn" if best else "fail", f"sandbox {item.kind}", item.reason, item.fix
-            )
+            why, fix = (f"{LONE}: {item.reason}", LONE_FIX) if lone else (item.reason, item.fix)
+            yield ProbeOutcome("warn" if best else "fail", f"sandbox {item.kind}", why, fix)
+
+
+def num_uids(uid_map: str) -> int:
+    """How many uids a user namespace has.
+
+    >>> num_uids("         0       1000          1\\n         1     100000      65536\\n")
+    65537
+    """
+    return sum(int(line.split()[2]) for line in uid_map.splitlines())
 
 
 def _user_namespaces() -> ProbeOutcome:
     switch = Path("/proc/sys/user/max_user_namespaces")
     count = int(switch.read_text()) if switch.exists() else 0
-    fix = (
-        ""
-        if count
-        else "sysctl user.max_user_namespaces=10000 (as root) for sandboxes without root"
-    )
-    return ProbeOutcome("ok" if count else "warn", "user namespaces", f"at most {count}", fix)
+    fix = "sysctl user.max_user_namespaces=10000 (as root) for sandboxes without root"
+    return ProbeOutcome.warning("user namespaces", f"at most {count}", fix, bad=not count)
 
 
 def _control_groups() -> ProbeOutcome:
@@ -187,11 +179,8 @@ def _control_groups() -> ProbeOutcome:
 
     versions = usable()
     if "memory" in versions:
-        return ProbeOutcome(
-            "ok",
-            "control groups",
-            ", ".join(f"{name} (version {version})" for name, version in versions.items()),
-        )
+        found = ", ".join(f"{name} (version {version})" for name, version in versions.items())
+        return ProbeOutcome("ok", "control groups", found)
     found = "none for memory: a watchdog looks at it each second and ends what uses too much"
     unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
     fix = (

@@ -8,28 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
 
+from prorl import plugins
+from prorl.backends.catalogue import is_server
 from prorl.cli.job import JOB_FILE, JobPlan
 from prorl.cli.output import note
-from prorl.cli.progress import Show, follow
+from prorl.cli.progress import follow
 from prorl.cli.runs import root_option
-from prorl.cli.settings import Job
 from prorl.cli.summary import present
+from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.linux.files import make_folder
-from prorl.storage.durable import replace_local
+from prorl.service.core.provenance import fingerprint
+from prorl.storage.files.durable import replace_local
 from prorl.types import Json
 
 if TYPE_CHECKING:
     from prorl.client.client import Client
-    from prorl.deploy.running import Running, Stop
+    from prorl.deploy.running import Running
 
+
+SAID_AFTER_S = 3.0
+"""A run that takes longer to be made: people are told why."""
 
 MANY_COMMITS = 8
 """From so many on a finished run is compacted: before, there is nothing to gain."""
@@ -37,9 +44,9 @@ MANY_COMMITS = 8
 
 def tidy(directory: str | Path) -> None:
     """Compact a run that is finished and whose service has ended."""
-    from prorl.storage.collect import collect
-    from prorl.storage.compact import compact
-    from prorl.storage.layout import RunDir
+    from prorl.storage.files.layout import RunDir
+    from prorl.storage.keep.collect import collect
+    from prorl.storage.keep.compact import compact
 
     run = RunDir(directory)
     if len(run.commit_names()) >= MANY_COMMITS:
@@ -50,14 +57,15 @@ def tidy(directory: str | Path) -> None:
 async def run_plan(
     plan: JobPlan,
     *,
-    show: Show = Show.AUTO,
+    quiet: bool = False,
     json: bool = False,
     present: Callable[..., int] = present,
 ) -> int:
     """Carry it out; the exit code, which is what `present` says of the run directory."""
+    await ask_servers(plan.service)
     async with signals() as stop:
         async with service(plan.service, stop) as running:
-            finished = await first(stop, running, _follow(plan, running, stop, show))
+            finished = await first(stop, running, _follow(plan, running, quiet or json))
         if finished is None:
             again = f"prorl run --resume {plan.run.run_id}{root_option(plan.service.root)}"
             note(f"interrupted: what was done is kept in {plan.directory}; `{again}` continues")
@@ -66,16 +74,35 @@ async def run_plan(
     return present(plan.where, json=json, elapsed_s=finished)
 
 
-async def _follow(plan: JobPlan, running: Running, stop: Stop, show: Show) -> float:
+async def ask_servers(config: ServiceConfig) -> None:
+    """Ask each model server, before anything is started, whether it is what the service needs.
+
+    That is: it is well, serves the model's name, and gives logprobs of what it samples from. Raises
+    ConfigError.
+    """
+    if urls := list(filter(is_server, config.backends)):
+        from prorl.service.pool.servers import Servers
+
+        servers = Servers(config, lambda name: True)
+        await asyncio.gather(*(servers.check(url, ours=True) for url in urls))
+
+
+async def _follow(plan: JobPlan, running: Running, quiet: bool) -> float:
     """Submit and wait for the end; seconds that it took."""
     start = time.monotonic()
     client = client_of(running)
-    await in_thread(_create, client, plan)
-    for line in plan.about if show is not Show.NOTHING else ():
+    creating = asyncio.ensure_future(in_thread(_create, client, plan))
+    done, _ = await asyncio.wait({creating}, timeout=SAID_AFTER_S)
+    if not done and plan.run.renderer.model:
+        note(
+            f"proving the chat template of {plan.run.renderer.model}: once, for as long as it takes"
+        )
+    await creating
+    for line in () if quiet else plan.about:
         note(line)
     submitting = asyncio.ensure_future(in_thread(_submit, client, plan))
     following = asyncio.ensure_future(
-        follow(client, running, plan.run.run_id, plan.num_rollouts, show)
+        follow(client, running, plan.run.run_id, plan.num_rollouts, quiet=quiet)
     )
     try:
         await submitting
@@ -90,12 +117,14 @@ async def _follow(plan: JobPlan, running: Running, stop: Stop, show: Show) -> fl
 def _create(client: Client, plan: JobPlan) -> None:
     client.create_run(**plan.run.model_dump(mode="json", exclude_unset=True))
     make_folder(plan.directory)
-    written = orjson.dumps(_absolute(plan.job), option=orjson.OPT_INDENT_2)
+    written = orjson.dumps(_absolute(plan), option=orjson.OPT_INDENT_2)
     replace_local(plan.directory / JOB_FILE, written)
 
 
-def _absolute(job: Job) -> dict[str, Json]:
-    """The job so that it means the same from another folder."""
+def _absolute(plan: JobPlan) -> dict[str, Json]:
+    """The job so that it means the same from another folder, and years later."""
+    job, envs = plan.job, {task.env for task in plan.tasks}
+    sources = [Path(job.tasks), *(path for path in map(code_of, envs) if path)]
     values = job.model_dump(mode="json", exclude_unset=True)
     tasks = str(Path(job.tasks).absolute()) if Path(job.tasks).exists() else job.tasks
     policy = (
@@ -103,7 +132,27 @@ def _absolute(job: Job) -> dict[str, Json]:
         if (Path(job.policy) / "config.json").exists()
         else job.policy
     )
-    return {**values, "name": job.name, "tasks": tasks, "policy": policy}
+    return {**values, "name": job.name, "tasks": tasks, "policy": policy, "sha256": hashes(sources)}
+
+
+def code_of(env: str) -> Path | None:
+    """The file of a user's env: `file.py:attr`, `module:attr`, an entry point; None for ours."""
+    place, _, attribute = env.rpartition(":")
+    if place.endswith(".py"):
+        return Path(place)
+    points = plugins.registered("prorl.envs")
+    module = place if attribute and place else points[env].module if env in points else ""
+    spec = find_spec(module) if module else None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def hashes(files: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 by path, of those that are files."""
+    return {
+        str(file.absolute()): fingerprint(file.absolute().parent, (file.name,))
+        for file in files
+        if file.is_file()
+    }
 
 
 def _submit(client: Client, plan: JobPlan) -> None:

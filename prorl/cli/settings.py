@@ -10,15 +10,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field
 
 from prorl.backends.catalogue import (
+    CATALOGUE,
     checkpoint,
+    embedded,
+    examples,
+    is_known,
+    scheme_of,
 )
-from prorl.cli.policies import POLICIES, backend
+from prorl.backends.embedded import TOY
+from prorl.cli.options import Flag
+from prorl.cli.usage import nearest
 from prorl.config import (
     RESERVED_NAMES,
     RunConfig,
@@ -26,16 +34,32 @@ from prorl.config import (
     environment,
     parse,
 )
-from prorl.config_file import load_file
+from prorl.config.file import load_file
 from prorl.errors import ConfigError
 from prorl.sandbox import kinds
 from prorl.types import Json
 
+POLICIES = {
+    policy: f"{name}:{policy}" for name, scheme in CATALOGUE.items() for policy in scheme.policies
+}
+"""Policies with a name of their own -> backend; else `toy`, a checkpoint's directory, or the URL of
+a backend.
+"""
+
+
+TAKES = (
+    f"{', '.join(POLICIES)}, toy, a checkpoint's directory, or http://HOST:PORT of a model server"
+)
+"""What `--policy` takes, in words."""
+
+FAULTS = "error=0.1&nan=0.05&delay_s=0.02"
+"""What `--policy faulty` means when it names no faults of its own."""
+
 
 class Job(BaseModel):
-    """One task file run as one run: what `prorl run` takes.
+    """One task file run as one run: the options of `prorl run` and `eval`, the keys of their files.
 
-    It writes it to RUN/job.json too, so that the run can be resumed.
+    It is written to RUN/job.json too, so that the run can be resumed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -43,41 +67,53 @@ class Job(BaseModel):
     tasks: str = Field(
         default="",
         description=(
-            "file or folder of tasks (JSON Lines, Parquet ...; `prorl/tasks`); or generated sets,"
-            " `arith:train?n=100,shop:train`"
+            "file or folder of tasks: JSON Lines, JSON, Parquet, as they are published"
+            " (docs/tasks.md); or generated sets, `arith:train?n=100,shop:train`"
         ),
     )
-    policy: str = Field(
-        default="oracle",
-        description=(
-            "oracle, noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of a"
-            " model server"
-        ),
-    )
-    n: int | None = Field(
+    policy: str = Field(default="oracle", description=TAKES)
+    n: Annotated[int | None, Parameter(name=["--n", "-n"])] = Field(
         default=None,
         ge=1,
         le=1024,
         description="rollouts of each task; default 4 with flaky, else 1",
     )
     limit: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
-    greedy: bool = Field(default=False, description="answer each task once more at temperature 0")
+    greedy: Flag = Field(default=False, description="answer each task once more at temperature 0")
     env: str = Field(
         default="auto", description="env of every task; auto = as the file's format says"
     )
-    skip_bad: bool = Field(
+    skip_bad: Flag = Field(
         default=False, description="leave out rows that cannot be read or used, and count them"
     )
     name: str = Field(
         default="", description="name of the run; default: made from task file and policy"
     )
-    service: dict[str, Json] = Field(default_factory=dict, description="keys of ServiceConfig")
-    run: dict[str, Json] = Field(default_factory=dict, description="keys of RunConfig")
+    service: Annotated[dict[str, Json], Parameter(parse=False)] = Field(
+        default_factory=dict, description="keys of ServiceConfig"
+    )
+    run: Annotated[dict[str, Json], Parameter(parse=False)] = Field(
+        default_factory=dict, description="keys of RunConfig"
+    )
+
+    sha256: Annotated[dict[str, str], Parameter(parse=False)] = Field(
+        default_factory=dict,
+        description="of the task file and of the users' envs, as they were; written by `prorl run`",
+    )
 
     @property
     def num_samples(self) -> int:
         """How many rollouts each task gets."""
         return self.n or (4 if self.policy.partition("?")[0] in ("flaky", POLICIES["flaky"]) else 1)
+
+
+JobOptions = Annotated[Job | None, Parameter(name="*")]
+"""The fields of a job as options of a command: each is spelt and described above alone."""
+
+
+def chosen(job: Job | None) -> dict[str, Json]:
+    """What of a job was given on the command line."""
+    return {} if job is None else job.model_dump(exclude_unset=True)
 
 
 def job_settings(config: Path | None, flags: Mapping[str, Json], sets: Iterable[str]) -> Job:
@@ -110,6 +146,28 @@ def service_settings(
     if config.tokenizer != "bytes" and Path(config.tokenizer).exists():
         config = config.model_copy(update={"tokenizer": str(Path(config.tokenizer).absolute())})
     return config
+
+
+def backend(policy: str) -> str:
+    """A policy as the service names its backend. Raises ConfigError with the nearest policy."""
+    if policy == "toy":
+        return embedded(str(TOY))
+    if (Path(policy) / "config.json").exists():
+        return embedded(str(Path(policy).absolute()))
+    if policy == "faulty":
+        return f"{POLICIES[policy]}?{FAULTS}"
+    name, question, parameters = policy.partition("?")
+    url = f"{POLICIES.get(name, name)}{question}{parameters}"
+    scheme = CATALOGUE.get(scheme_of(url))  # one that lists its policies takes no other
+    if is_known(url) and (
+        not (scheme and scheme.policies) or url.partition("?")[0] in POLICIES.values()
+    ):
+        return url
+    hint = nearest(name.rpartition(":")[2], (*POLICIES, "toy"))
+    if scheme_of(url) and not is_known(url):
+        given = f"policy {policy!r} of the unknown scheme {scheme_of(url)!r}"
+        raise ConfigError(given, f"one of {examples()}", hint)
+    raise ConfigError(f"policy {policy!r}", f"one of {TAKES}", hint)
 
 
 def _rooted(values: Mapping[str, Json], root: str) -> dict[str, Json]:

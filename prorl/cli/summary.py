@@ -18,7 +18,9 @@ select count(*) as rollouts, count(distinct rollout_id) as distinct_rollouts,
     coalesce(sum(num_tool_calls), 0)::bigint as tool_calls,
     coalesce(sum(num_tokens), 0)::bigint as tokens,
     coalesce(sum(num_sampled), 0)::bigint as sampled_tokens,
-    max(attempt) as max_attempt
+    max(attempt) as max_attempt,
+    count(*) filter (stop_reason in ('max_tokens', 'context')) as cut_by_tokens,
+    count(*) filter (stop_reason = 'deadline') as cut_by_time
 from rollouts
 """
 
@@ -43,7 +45,7 @@ DECISIONS = (
 
 def summarise(directory: str | Path) -> dict[str, Json]:
     """All figures of a stored run as JSON values."""
-    from prorl.storage.catalog import StoredRun
+    from prorl.storage.read.catalog import StoredRun
 
     stored = StoredRun(directory)
     (totals,) = stored.sql(TOTALS).to_pylist()
@@ -80,6 +82,7 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     for row in summary["failures"]:
         what = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
         yield f"  failure   {what}: {clean(row['example'])[:100]}"
+    yield from _cut_off(summary)
     yield f"  groups    {' · '.join(map(_decided, summary['groups_decided'])) or 'none decided'}"
     yield f"  tokens    {_tokens(summary, elapsed_s)}"
     timings = (
@@ -95,6 +98,16 @@ def _reward(summary: dict[str, Json]) -> str:
     words = ["-" if mean is None else f"mean {mean:.3f}"]
     words.append(f"rewarded {summary['rewarded']:,}/{summary['rollouts']:,}")
     return " · ".join([*words, f"masked {masked:,}"] if masked else words)
+
+
+def _cut_off(summary: dict[str, Json]) -> Iterator[str]:
+    """Rollouts whose policy was not done when a budget ended."""
+    for many, settings in (
+        (summary["cut_by_tokens"], "sampling.max_tokens, limits.max_tokens"),
+        (summary["cut_by_time"], "limits.run_s"),
+    ):
+        if many:
+            yield f"  CUT OFF   {many:,} of {summary['rollouts']:,} rollouts: raise {settings}"
 
 
 def _decided(row: dict[str, Json]) -> str:

@@ -10,7 +10,11 @@ from cyclopts.exceptions import (
     CycloptsError,
     MissingArgumentError,
     UnusedCliTokensError,
+    ValidationError,
 )
+from pydantic import ValidationError as PydanticError
+
+from prorl.config.validation import dotted, expected
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -39,6 +43,11 @@ def _mistake(error: CycloptsError) -> str:
             return f"{' '.join(tokens or ())!r} is more than this command takes"
         case CoercionError(token=token, target_type=target) if token and target in _KINDS:
             return f"{token.keyword or 'given'} {token.value!r}; expected {_KINDS[target]}"
+        case ValidationError(exception_message=_) if isinstance(
+            refusal := error.__cause__, PydanticError
+        ):
+            first = refusal.errors()[0]
+            return f"`--{dotted(first['loc'])}` {first['input']!r}; expected {expected(first)}"
     text = " ".join(str(error).split()).replace(". Did you", "; did you")
     return text[:1].lower() + text[1:]
 

@@ -4,7 +4,6 @@ Imports no torch; open `client.py` first, then `packed.py`.
 """
 
 from prorl.client.client import Client, connect
-from prorl.client.packed import PackedBatch
-from prorl.client.torch_batch import TorchBatch
+from prorl.client.packed import PackedBatch, TorchBatch
 
 __all__ = ["Client", "PackedBatch", "TorchBatch", "connect"]

@@ -22,7 +22,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,15 +32,15 @@ import pyarrow as pa
 import stamina
 
 from prorl.client.advantages import Advantages, add_advantages
-from prorl.client.bodies import group_body
 from prorl.client.fetch import Fetched, FlightSource
-from prorl.client.http import WAIT_S, Http
+from prorl.client.http import WAIT_S, Http, Root
 from prorl.client.packed import PackedBatch, regroup
 from prorl.client.ranks import Share, check_rank, shares
-from prorl.client.root import listening
-from prorl.errors import UnavailableError, UserError
+from prorl.errors import ConfigError, UnavailableError, UserError
 from prorl.flight.ticket import Cursor, Ticket
-from prorl.tls import Credentials, Join
+from prorl.net.join import Join
+from prorl.net.tls import Credentials
+from prorl.task_json import check_values
 from prorl.types import Json, SamplingParams, Task
 
 ResultT = TypeVar("ResultT")
@@ -67,24 +67,27 @@ def connect(url: str | Path, token: str | None = None, *, retry_s: float = RETRY
     A service is the local root directory that it works on, `http://host:port` on the same host, or
     a join file `FILE.json` from another one; a replay is `grpc://host:port`. The token is the
     argument, else `PRORL_TOKEN`, else the root's own. Nothing is contacted yet. `retry_s`: how long
-    a request looks for a gateway that does not answer, and for a service that has just been started
-    to have a port. Raises ConfigError, UnavailableError.
+    a request looks for a gateway that does not answer; that of a root may have another port then.
+    Raises ConfigError.
     """
     url = str(url)
     token = os.environ.get("PRORL_TOKEN", "") if token is None else token
     if url.startswith(("http://", "https://")):
-        return Client(http=Http(url, token, retry_s=retry_s), token=token)
+        return Client(http=Http(url, token, retry_s=retry_s))
     if url.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
         return Client(flight=url, token=token)
     if url.endswith(".json"):
         join = Join.read(Path(url))
         credentials, token = join.credentials, token or join.token
         http = Http(join.url, token, retry_s=retry_s, credentials=credentials)
-        return Client(http=http, token=token, credentials=credentials)
-    service = listening(Path(url), retry_s)
-    token = token or str(service.get("token", ""))
-    address = f"http://{service['host']}:{service['http_port']}"
-    return Client(http=Http(address, token, retry_s=retry_s), token=token)
+        return Client(http=http, credentials=credentials)
+    if (scheme := url.partition(":/")[0]).isalnum() and ":/" in url:
+        raise ConfigError(
+            f"{url}: a store ({scheme}://), where no service listens",
+            "http://HOST:PORT, a join file, or the local root of the service that writes there",
+            "prorl.open(URL/RUN) and `prorl show`, `sql`, `verify` read what is stored",
+        )
+    return Client(http=Http(Root(Path(url), token).address, retry_s=retry_s))
 
 
 class Client:
@@ -98,6 +101,7 @@ class Client:
         token: str = "",
         credentials: Credentials | None = None,
     ) -> None:
+        """`token` is for `flight`, a replay's; a service is shown that of `http`."""
         self._credentials = credentials
         self._http_or_none, self._location, self._token = http, flight, token
         self._source: FlightSource | None = None
@@ -117,9 +121,13 @@ class Client:
     def create_run(self, **config: Json) -> dict[str, Json]:
         """Make a run of `prorl.config.RunConfig`'s settings.
 
-        The same settings again give the run as it is; others: ConflictError.
+        Waits until its chat template is proved. The same settings again give the run as it is;
+        others: ConflictError.
         """
-        return dict(self._http.request("POST", "v1", "runs", body=config))
+        while True:
+            said = dict(self._http.request("POST", "v1", "runs", body=config))
+            if said["state"] != "proving":
+                return said
 
     def submit(
         self,
@@ -146,8 +154,18 @@ class Client:
                 f"tasks {tasks!r}"[:300], "tasks", "prorl.load_tasks(FILE) gives those of a file"
             )
         key = key or uuid.uuid4().hex
+        common: dict[str, Json] = {}
+        if sampling is not None:
+            common["sampling"] = asdict(sampling)
+        if extra:
+            common["extra"] = dict(extra)
         bodies = (
-            group_body(task, n, f"{key}/{i}", sampling, extra)
+            {
+                "task": _task_body(task, extra),
+                "n": n,
+                "key": f"{key}/{i}",
+                **common,
+            }
             for i, task in enumerate(tasks, first)
         )
         return self._send_groups(run, bodies, last)
@@ -173,14 +191,28 @@ class Client:
         return dict(self._http.request("DELETE", "v1", "runs", run) or {})
 
     def publish(
-        self, run: str, version: int, path: str | Path, *, pause: str = "abort"
+        self,
+        run: str,
+        version: int,
+        path: str | Path,
+        *,
+        pause: str = "abort",
+        expected: Mapping[str, Json] | None = None,
     ) -> dict[str, Json]:
         """Have the backends load the weights in `path` (a Hugging Face directory) as `version`.
 
         `version` is one above the last; waits as long as they load. `pause`: what becomes of calls
-        that run (`abort`, `wait` or `keep`).
+        that run (`abort`, `wait` or `keep`). `expected`: `prompt_ids`, and `ids` and `logprobs` of
+        likely next tokens by the trainer's own forward pass at temperature 1; a server that samples
+        otherwise has not taken the weights.
         """
-        body = {"version": version, "path": str(Path(path).absolute()), "pause": pause}
+        body: dict[str, Json] = {
+            "version": version,
+            "path": str(Path(path).absolute()),
+            "pause": pause,
+        }
+        if expected is not None:
+            body["expected"] = dict(expected)
         while True:
             said = dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
             if not said.pop("pending", False):
@@ -219,10 +251,17 @@ class Client:
         """What a node shares with the service; for holders of the join file `node.json`."""
         return dict(self._http.request("GET", "v1", "node"))
 
+    def node_certificate(self, node: str, request: str) -> str:
+        """What the service signs for a node's own key; for holders of the join file `node.json`."""
+        answer = self._http.request(
+            "POST", "v1", "nodes", node, "certificate", body={"request": request}
+        )
+        return str(answer["certificate"])
+
     def status(self) -> dict[str, Json]:
         """What the service, or the replay, says of itself."""
         if self._http_or_none is None:
-            return self._flight.action("status", {})
+            return self._flight("").action("status", {})
         return dict(self._http.request("GET", "v1", "status"))
 
     def stream(
@@ -285,7 +324,7 @@ class Client:
         """
         cursor = at if isinstance(at, str) else at.cursor
         body = {"run": Cursor.parse(cursor).run, "consumer": consumer, "cursor": cursor}
-        self._retrying(lambda: self._flight.action("commit", body))
+        self._retrying(lambda: self._flight(body["run"]).action("commit", body))
 
     def record(self, run: str, rows: pa.Table) -> bool:
         """Append a checkpoint's lineage (`prorl.schema.TRAINED`) to the run.
@@ -302,7 +341,7 @@ class Client:
         with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
             stream.write_table(rows)
         body = sink.getvalue().to_pybytes()
-        return bool(self._retrying(lambda: self._flight.action("record", body))["recorded"])
+        return bool(self._retrying(lambda: self._flight(run).action("record", body))["recorded"])
 
     def _check_fills(self, run: str, groups_per_batch: int) -> None:
         """Refuse a batch above the run's bound on uncommitted groups: it would wait for ever.
@@ -344,7 +383,7 @@ class Client:
             ticket = replace(ticket, cursor=fetched.cursor)
 
     def _fetch(self, ticket: Ticket) -> Fetched:
-        return self._flight.fetch(ticket)
+        return self._flight(ticket.run).fetch(ticket)
 
     def _retrying(self, call: Callable[[], ResultT]) -> ResultT:
         for attempt in stamina.retry_context(
@@ -367,18 +406,20 @@ class Client:
             )
         return self._http_or_none
 
-    @property
-    def _flight(self) -> FlightSource:
+    def _flight(self, run: str) -> FlightSource:
+        """The store, which the service names to whoever may see `run`."""
         if self._source is None:
-            location = self._location or self._store_location()
-            self._source = FlightSource(location, self._token, credentials=self._credentials)
+            location, token = self._location, self._token
+            if not location:
+                location, token = str(self.run(run)["flight"]), self._http.address.token
+            if not location:
+                raise UnavailableError(f"{self._http.url}: its store is not there yet")
+            self._source = FlightSource(location, token, credentials=self._credentials)
         return self._source
 
-    def _store_location(self) -> str:
-        status = self.status()
-        locations = status.get("endpoints", {}).get("store", [])
-        if not locations:
-            raise UnavailableError(f"{self._http.url}: its store is not there yet")
-        if self._credentials is not None:
-            return str(status["outside"]["store"])
-        return str(locations[0])
+
+def _task_body(task: Task | Mapping[str, Json], extra: Mapping[str, Json] | None) -> Json:
+    """A task as HTTP takes it. Raises TaskError for what orjson would change: NaN is null there."""
+    values = asdict(task) if isinstance(task, Task) else dict(task)
+    check_values(str(values.get("task_id", "")), values, extra)
+    return values

@@ -29,8 +29,8 @@ from prorl.flight.plan import ReadPlan, boot_id, inode
 from prorl.flight.refusals import STREAM_ERRORS, from_flight
 from prorl.flight.ticket import Cursor, Ticket
 from prorl.flight.wire import call_options, check_peer_schema, guard_fork, open_client
+from prorl.net.tls import Credentials
 from prorl.schema import STREAM
-from prorl.tls import Credentials
 from prorl.types import Json
 
 CALL_TIMEOUT_S = 30.0

@@ -1,75 +1,128 @@
-"""JSON over HTTP to the gateway, with the standard library.
+"""JSON over HTTP to the gateway, on urllib3.
 
 It is small, synchronous, and safe to call from several threads. Every request of the client is
 idempotent by the service's own rules (names, idempotency keys), so a request without an answer is
 sent again, with jittered backoff, until `retry_s` is used up; 4xx answers are the caller's mistake
-and are never repeated. Each request has its own connection: a trainer makes a few per step, and
-nothing is left open when it dies.
+and are never repeated. Where the service is may be asked anew before each try: one that was started
+again has another port, and another token if its root was made anew.
 """
 
 from __future__ import annotations
 
-import http.client
 import ssl
-from collections.abc import Mapping
-from typing import NoReturn
-from urllib.parse import SplitResult, quote, urlencode, urlsplit
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import quote, urlencode, urlsplit
 
 import orjson
 import stamina
+import urllib3
+from urllib3.exceptions import HTTPError, ProtocolError, SSLError
 
 from prorl.errors import (
     ConfigError,
     ConflictError,
     ForbiddenError,
     NotFoundError,
+    UnauthorizedError,
     UnavailableError,
     UserError,
 )
-from prorl.tls import JOIN_HINT, Credentials, server_name
+from prorl.net.join import JOIN_HINT
+from prorl.net.tls import Credentials
 from prorl.types import Json
 
 WAIT_S = 1.0
 """Longest wait between two tries: a gateway is back in seconds, and has few clients."""
 
 
-def _address(url: str) -> SplitResult:
-    """The parts of a service's address. Raises ConfigError for what is none."""
-    parts = urlsplit(url)
-    is_http = parts.scheme in ("http", "https") and parts.hostname
-    if not is_http or parts.path.strip("/") or parts.query:
-        raise ConfigError(f"service address {url!r}", "http://HOST:PORT")
-    return parts
+class Address(NamedTuple):
+    """Where a service is, and what it is shown."""
+
+    url: str
+    """`http://HOST:PORT` or `https://HOST:PORT`."""
+    token: str = ""
+
+
+class Root:
+    """A root whose service may be started again, with another port: `address` looks each time."""
+
+    def __init__(self, path: Path, token: str = "") -> None:
+        """`token`: instead of the root's own. Raises ConfigError when no service works there."""
+        self._path, self._token = path, token
+        self._read()
+
+    def address(self) -> Address:
+        """Raises UnavailableError while it has none: before its gateway listens, and after."""
+        try:
+            values = self._read()
+        except ConfigError as error:
+            raise UnavailableError(str(error)) from None
+        if not values["http_port"]:
+            raise UnavailableError(f"the service of {self._path} does not listen yet")
+        host = str(values["host"])
+        url = f"http://{f'[{host}]' if ':' in host else host}:{values['http_port']}"
+        return Address(url, self._token or str(values.get("token", "")))
+
+    def _read(self) -> dict[str, object]:
+        try:
+            return dict(orjson.loads((self._path / "service.json").read_bytes()))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"no service works on {self._path}",
+                "http://HOST:PORT, grpc://HOST:PORT, or the root directory of a running service",
+                "start one with `prorl serve`",
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path}/service.json: {error.strerror}",
+                "a file that you can read",
+                "pass the token and http:// address",
+            ) from None
 
 
 class Http:
-    """The gateway at `url`, e.g. `http://127.0.0.1:8000`."""
+    """The gateway at `address`, e.g. `http://127.0.0.1:8000`."""
 
     def __init__(
         self,
-        url: str,
+        address: str | Callable[[], Address],
         token: str = "",
         *,
         timeout_s: float = 30.0,
         retry_s: float = 60.0,
         credentials: Credentials | None = None,
     ) -> None:
-        parts = _address(url)
-        self.url = url.rstrip("/")
-        if parts.scheme == "https" and credentials is None:
-            raise ConfigError(f"service address {url!r}", "a join file", JOIN_HINT)
-        self._context = credentials.client_context() if credentials is not None else None
-        self._secure, self._host, self._port = (
-            parts.scheme == "https",
-            parts.hostname or "",
-            parts.port,
-        )
-        self._token, self._timeout_s, self._retry_s = token, timeout_s, retry_s
+        """`address`: a URL, or what says where the service is now (raises UnavailableError)."""
+        if isinstance(address, str):
+            _check(address, credentials)
+        self._locate = address if callable(address) else partial(Address, address, token)
+        self._credentials, self._retry_s, self._timeout_s = credentials, retry_s, timeout_s
+        self._pool = urllib3.PoolManager(retries=False, maxsize=1, **_tls(credentials))
+
+    @property
+    def address(self) -> Address:
+        """Where the service is now."""
+        return self._locate()
+
+    @property
+    def url(self) -> str:
+        """Where the service is now."""
+        return self._locate().url
 
     def request(
-        self, method: str, *path: str, body: Json = None, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        *path: str,
+        body: Json = None,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> Json:
         """Send one request; `path` parts and `query` are quoted.
+
+        `timeout_s`: for the answer, where it may take longer than usual.
 
         Raises UnavailableError, ConflictError, NotFoundError, UserError.
         """
@@ -80,79 +133,88 @@ class Http:
             on=UnavailableError, attempts=None, timeout=self._retry_s, wait_max=WAIT_S
         ):
             with attempt:
-                status, answer = self._once(method, target, data)
+                status, answer = self._once(method, target, data, timeout_s)
         if status >= 400:
             self._refuse(status, answer, f"{method} {target}")
         return orjson.loads(answer) if answer else None
 
-    def _once(self, method: str, target: str, data: bytes | None) -> tuple[int, bytes]:
+    def _once(
+        self, method: str, target: str, data: bytes | None, timeout_s: float | None
+    ) -> tuple[int, bytes]:
+        url, token = self._locate()
         headers = {"content-type": "application/json", "accept": "application/json"}
-        if self._token:
-            headers["authorization"] = f"Bearer {self._token}"
-        connection = self._connection()
+        if token:
+            headers["authorization"] = f"Bearer {token}"
+        if self._credentials is not None:
+            self._credentials.check_valid()
         try:
-            connection.request(method, target, data, headers)
-            response = connection.getresponse()
-            answer = response.read()
-        except (OSError, http.client.HTTPException) as error:
+            response = self._pool.request(
+                method,
+                url.rstrip("/") + target,
+                body=data,
+                headers=headers,
+                redirect=False,
+                timeout=timeout_s or self._timeout_s,
+            )
+        except (HTTPError, OSError) as error:
             raise UnavailableError(
-                f"no service answers at {self.url}: {_cause(error, self._secure)};"
+                f"no service answers at {url}: {_cause(error, url.startswith('https'))};"
                 " see whether it runs, and there (`prorl serve`)"
             ) from None
-        finally:
-            connection.close()
         if response.status >= 500 or response.status == 429:
             raise UnavailableError(
-                f"{self.url}: {method} {target}: HTTP {response.status} {_detail(answer)}"
+                f"{url}: {method} {target}: HTTP {response.status} {_detail(response.data)}"
             )
-        return response.status, answer
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if self._secure:
-            assert self._context is not None
-            return _Https(self._host, self._port, timeout=self._timeout_s, context=self._context)
-        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        return response.status, response.data
 
     def _refuse(self, status: int, answer: bytes, what: str) -> NoReturn:
         detail = _detail(answer) or f"{what}: HTTP {status}"
         if status == 403:
             raise ForbiddenError(detail)
         if status == 401:
-            raise UserError(
-                f"{self.url} refused the token",
-                "the token in the service's ROOT/token",
-                "pass token=, or set PRORL_TOKEN",
+            raise UnauthorizedError(
+                f"{self.url} refused the token: {detail}", hint="pass token=, or set PRORL_TOKEN"
             )
         if status == 404:
             raise NotFoundError(detail)
         raise (ConflictError if status == 409 else UserError)(detail)
 
 
-class _Https(http.client.HTTPSConnection):
-    """The service's certificate is for its role, whatever its address."""
+def _check(url: str, credentials: Credentials | None) -> None:
+    """Raise ConfigError for what is no service's address."""
+    parts = urlsplit(url)
+    is_http = parts.scheme in ("http", "https") and parts.hostname
+    if not is_http or parts.path.strip("/") or parts.query:
+        raise ConfigError(f"service address {url!r}", "http://HOST:PORT")
+    if parts.scheme == "https" and credentials is None:
+        raise ConfigError(f"service address {url!r}", "a join file", JOIN_HINT)
 
-    def connect(self) -> None:
-        """Open and check the connection."""
-        http.client.HTTPConnection.connect(self)
-        context: ssl.SSLContext = self._context  # type: ignore[attr-defined]
-        self.sock = context.wrap_socket(self.sock, server_hostname=server_name("service"))
+
+def _tls(credentials: Credentials | None) -> dict[str, Any]:
+    """The service's certificate is for its role, whatever its address."""
+    if credentials is None:
+        return {}
+    name, context = credentials.peer_name, credentials.client_context()
+    return {"ssl_context": context, "server_hostname": name, "assert_hostname": name}
 
 
 def _cause(error: Exception, secure: bool) -> str:
     """What a refused connection means, in one line."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        if "expired" in error.verify_message:
-            return "its certificate has expired: `prorl certs renew` makes another join file"
-        if "ostname mismatch" in error.verify_message:
+    inner = error.args[0] if isinstance(error, SSLError) and error.args else error
+    text = str(inner)
+    if isinstance(error, SSLError):
+        if "has expired" in text:
+            return "the service's certificate has expired: see whether it runs in order"
+        if "ostname mismatch" in text or "doesn't match" in text:
             return "its certificate is not one of a prorl service"
-        return "it is not the service of this join file: another authority"
-    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-        return "no TLS is spoken there: is the port right?"
-    if secure and isinstance(error, http.client.RemoteDisconnected | ConnectionResetError):
+        if isinstance(inner, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in text:
+            return "it is not the service of this join file: another authority"
+        if "WRONG_VERSION_NUMBER" in text or "wrong version number" in text:
+            return "no TLS is spoken there: is the port right?"
+        return f"our certificate was refused ({text})"
+    if secure and isinstance(error, ProtocolError):
         return "our certificate was refused, or it is just stopping"
-    if isinstance(error, ssl.SSLError):
-        return f"our certificate was refused ({error.reason})"
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {text.rpartition('>: ')[2] or text}"
 
 
 def _detail(answer: bytes) -> str:

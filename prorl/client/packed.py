@@ -13,21 +13,22 @@ a change of the file it is mapped from (the store never changes one).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from prorl.client.torch_batch import TorchBatch
 from prorl.flight.ticket import Cursor
 from prorl.schema import STREAM, check_schema
-from prorl.sequences import dense
+from prorl.schema.sequences import dense
 from prorl.types import SpanKind
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
 
     from prorl.types import Float32, Int32, UInt8
@@ -35,6 +36,45 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+class TorchBatch:
+    """`PackedBatch`'s arrays as CPU tensors over the same memory: same names, same shapes.
+
+    Each is made when it is first asked for.
+    """
+
+    token_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    logprobs: torch.Tensor
+    logprob_offsets: torch.Tensor
+    span_offsets: torch.Tensor
+    span_end: torch.Tensor
+    span_kind: torch.Tensor
+    span_version: torch.Tensor
+    span_turn: torch.Tensor
+    span_temperature: torch.Tensor
+    rewards: torch.Tensor
+    group_ids: torch.Tensor
+    advantages: torch.Tensor | None
+
+    def __init__(self, batch: PackedBatch) -> None:
+        self._batch = batch
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest sequence."""
+        return self._batch.max_seqlen
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in TorchBatch.__annotations__:
+            raise AttributeError(
+                f"a TorchBatch has no {name!r}; it has {', '.join(TorchBatch.__annotations__)}"
+            )
+        array = getattr(self._batch, name)
+        tensor = None if array is None else _tensor(array)
+        self.__dict__[name] = tensor
+        return tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +230,7 @@ class PackedBatch:
     def dense(self) -> pa.RecordBatch:
         """The batch with mask, logprobs, versions and temperatures of full length; copies.
 
-        They are as `prorl.sequences.dense` has them.
+        They are as `prorl.schema.sequences.dense` has them.
         """
         return dense(self.arrow)
 
@@ -271,3 +311,23 @@ def regroup(batches: Iterable[PackedBatch], num_groups: int) -> Iterator[PackedB
                 parts, missing = [], num_groups
     if parts:
         yield PackedBatch.concat(parts)
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    import torch
+
+    if not array.flags.writeable:
+        _take_read_only_warning()
+    return torch.from_numpy(array)
+
+
+@cache
+def _take_read_only_warning() -> None:
+    """torch warns of the first read-only array of a process: here, where nobody hears it."""
+    import torch
+
+    empty = np.zeros(0)
+    empty.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.from_numpy(empty)

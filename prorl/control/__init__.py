@@ -1,7 +1,7 @@
 """The control protocol: events up, commands down, over one `Channel` (path `control`) per process.
 
-What a row carries is a record: `workers.py` has what every worker says and hears, `backends.py`
-what RUN does about model servers, `requests.py` and `commands.py` what the store does. `rows.py`
+What a row carries is a record: `workers.py` has what every worker says and hears, and what RUN does
+about model servers, `requests.py` and `commands.py` what the store does. `rows.py`
 packs rows for the wire and reads them. Tokens never travel here.
 
 An event carries a `seq` of its sender, dense from 1 per connection. The gateway answers `ack` (re =
@@ -22,14 +22,10 @@ not what its kind says raises SchemaError where it is read; a request is then an
 
 from collections.abc import Mapping
 
-from prorl.control.backends import Assigned as Assigned
-from prorl.control.backends import BackendsTold as BackendsTold
-from prorl.control.backends import Failover as Failover
-from prorl.control.commands import Finished as Finished
 from prorl.control.commands import GroupComplete as GroupComplete
 from prorl.control.commands import GroupEventRow as GroupEventRow
 from prorl.control.commands import Rows as Rows
-from prorl.control.commands import RunSnapshot as RunSnapshot
+from prorl.control.commands import RunNews as RunNews
 from prorl.control.commands import Stuck as Stuck
 from prorl.control.commands import TaskRow as TaskRow
 from prorl.control.commands import Terminal as Terminal
@@ -64,22 +60,22 @@ from prorl.control.rows import ControlRow as ControlRow
 from prorl.control.rows import from_batch as from_batch
 from prorl.control.rows import to_batch as to_batch
 from prorl.control.workers import Ack as Ack
+from prorl.control.workers import Assigned as Assigned
+from prorl.control.workers import BackendsTold as BackendsTold
 from prorl.control.workers import Cancel as Cancel
 from prorl.control.workers import Claim as Claim
 from prorl.control.workers import Drain as Drain
 from prorl.control.workers import Endpoints as Endpoints
 from prorl.control.workers import Failed as Failed
+from prorl.control.workers import Failover as Failover
 from prorl.control.workers import Hello as Hello
 from prorl.control.workers import Leaving as Leaving
 from prorl.control.workers import Paused as Paused
 from prorl.control.workers import Progress as Progress
 from prorl.control.workers import Released as Released
 from prorl.control.workers import Served as Served
-from prorl.control.workers import Silent as Silent
 from prorl.control.workers import Started as Started
 from prorl.control.workers import Stats as Stats
-from prorl.control.workers import Suspend as Suspend
-from prorl.control.workers import Suspended as Suspended
 from prorl.control.workers import VersionPublished as VersionPublished
 from prorl.control.workers import Welcome as Welcome
 
@@ -91,11 +87,11 @@ REPLIES: tuple[type[Payload], ...] = (
 PAYLOADS: Mapping[Kind, type[Payload]] = {
     payload.kind: payload
     for payload in (
-        *(Hello, Started, Progress, Failed, Released, Suspended, Leaving, Stats),
+        *(Hello, Started, Progress, Failed, Released, Leaving, Stats),
         *(Reserve, CommitPart, PartPublished, Propose, Handout, CommitCursor, Failover),
-        *(Ack, Welcome, Endpoints, Cancel, Suspend, Drain, Silent),
+        *(Ack, Welcome, Endpoints, Cancel, Drain),
         *(VersionPublished, Paused, BackendsTold),
-        *(RunSnapshot, Rows, Terminal, GroupComplete, Finished, Stuck),
+        *(RunNews, Rows, Terminal, GroupComplete, Stuck),
     )
 }
 """The record of each kind; a `reply` carries what its request asks for, or `Problem`."""

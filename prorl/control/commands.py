@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prorl.control.payload import Count, Kind, Payload, Record, Version
 from prorl.control.requests import PartFile
-from prorl.members import GroupMember
+from prorl.filters import GroupMember
 from prorl.types import FailureClass, FailureCode, RolloutState
 
 
@@ -44,7 +44,7 @@ class GroupEventRow(Record, frozen=True, kw_only=True):
 
 
 class Rows(Payload, frozen=True, kw_only=True):
-    """(run): new rows of `tasks` and `groups`, for a store that has its snapshot."""
+    """(run): new rows of `tasks` and `groups`."""
 
     kind = Kind.ROWS
     tasks: tuple[TaskRow, ...] = ()
@@ -52,7 +52,7 @@ class Rows(Payload, frozen=True, kw_only=True):
 
 
 class Terminal(Payload, frozen=True, kw_only=True):
-    """(run, rollout, group): a rollout that ended without a stored trajectory; write its row."""
+    """(run, group): a rollout that ended without a stored trajectory; write its row."""
 
     kind = Kind.TERMINAL
     rollout_id: Count
@@ -81,14 +81,6 @@ class GroupComplete(Payload, frozen=True, kw_only=True):
     members: tuple[GroupMember, ...]
 
 
-class Finished(Payload, frozen=True, kw_only=True):
-    """(run): no group is open any more and everything is stored."""
-
-    kind = Kind.FINISHED
-    state: str
-    """`finished` or `cancelled`."""
-
-
 class Stuck(Payload, frozen=True, kw_only=True):
     """(run): it has not moved for a while, or moves again."""
 
@@ -105,31 +97,20 @@ class Unpublished(Record, frozen=True, kw_only=True):
     files: tuple[PartFile, ...]
 
 
-class RunSnapshot(Payload, frozen=True, kw_only=True):
-    """(run): what the log knows of a run and a store may not.
+class RunNews(Payload, frozen=True, kw_only=True):
+    """(run): a run as it stands, before anything else of it and again when it ends.
 
-    On the store's hello for every run that it has work with, and when a run is made.
+    What must be written and decided follows from the outbox, in order.
     """
 
     kind = Kind.RUN
-    run_id: str
     filter: str
     """A filter's name, or its SQL."""
     delivery: str
     """As in the run's config."""
     group_size: Count
     state: str
-    """`open` or `finished`."""
-    tasks: tuple[TaskRow, ...] = ()
-    """Not stored yet."""
-    group_events: tuple[GroupEventRow, ...] = ()
-    """Not stored yet. With those that are, they say what was handed out, and in which order."""
-    terminals: tuple[Terminal, ...] = ()
-    """Not stored yet."""
-    complete: tuple[GroupComplete, ...] = ()
-    """Not decided yet."""
-    kept: tuple[Count, ...] = ()
-    """Groups that are not handed out yet."""
+    """`open` or `finished`: no group is open any more and everything is stored."""
     cursors: Mapping[str, int] = {}
     unpublished: tuple[Unpublished, ...] = ()
     num_commits: Count = 0

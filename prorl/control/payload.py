@@ -28,7 +28,6 @@ class Kind(StrEnum):
     PROGRESS = "progress"
     FAILED = "failed"
     RELEASED = "released"
-    SUSPENDED = "suspended"
     LEAVING = "leaving"
     STATS = "stats"
     RESERVE = "reserve"
@@ -43,9 +42,7 @@ class Kind(StrEnum):
     WELCOME = "welcome"
     ENDPOINTS = "endpoints"
     CANCEL = "cancel"
-    SUSPEND = "suspend"
     DRAIN = "drain"
-    SILENT = "silent"
     VERSION = "version"
     PAUSED = "paused"
     BACKENDS = "backends"
@@ -53,7 +50,6 @@ class Kind(StrEnum):
     ROWS = "rows"
     TERMINAL = "terminal"
     GROUP_COMPLETE = "group_complete"
-    FINISHED = "finished"
     STUCK = "stuck"
 
 

@@ -90,6 +90,7 @@ class TrajectorySummary(Record, frozen=True, kw_only=True):
     num_turns: Count = 0
     num_tokens: Count = 0
     num_sampled: Count = 0
+    num_trained: Count = 0
 
 
 class CommittedRollout(Record, frozen=True, kw_only=True):
@@ -123,10 +124,8 @@ class CommitPart(Request[Committed], frozen=True, kw_only=True):
     rollouts: tuple[CommittedRollout, ...] = ()
     terminals: tuple[Count, ...] = ()
     """Rollouts whose `Terminal` became a row of this part."""
-    group_events_upto: Count = 0
-    """Every event below it is in this part or an earlier one; 0 = nothing newer."""
-    tasks_upto: Count = 0
-    """The same for the tasks of groups below it."""
+    outbox_upto: Count = 0
+    """Every row that the run's outbox had up to it is in this part or an earlier one."""
 
 
 class PartPublished(Request[Done], frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from prorl.control.payload import Count, Kind, Payload, Version
-from prorl.types import AttemptKey, RunWeights
+from prorl.control.payload import Count, Kind, Payload, Request, Version
+from prorl.types import AttemptKey, RunWeights, Trouble
 
 # ---- up
 
@@ -50,8 +50,6 @@ class Hello(Payload, frozen=True, kw_only=True):
     """Keeps a journal: who comes after it under its name goes on with what it held."""
     claims: tuple[Claim, ...] = ()
     """Attempts of an earlier life of its name, with which it can go on."""
-    suspended: tuple[AttemptKey, ...] = ()
-    """Those of `held` that stand still."""
     leaving: bool = False
     """It was asked to leave: what it gives back is charged to nobody."""
     images: tuple[str, ...] | None = None
@@ -87,14 +85,7 @@ class Released(Payload, frozen=True, kw_only=True):
 
     kind = Kind.RELEASED
     returned: bool = False
-    """Whoever should have taken it is silent: charged to nobody."""
-
-
-class Suspended(Payload, frozen=True, kw_only=True):
-    """(run, rollout, attempt): it stands still and its slot is free, or it goes on."""
-
-    kind = Kind.SUSPENDED
-    suspended: bool
+    """Whoever should have taken it did not come back: charged to nobody."""
 
 
 class Leaving(Payload, frozen=True, kw_only=True):
@@ -120,6 +111,16 @@ class Served(NamedTuple):
     sampled: Count = 0
     """By calls that were timed: those that ended whole."""
     llm_s: float = 0.0
+
+    @property
+    def cached_share(self) -> float | None:
+        """Of all prompt tokens, those that were cached; None before the first."""
+        return self.cached / self.prompt if self.prompt else None
+
+    @property
+    def reused_share(self) -> float | None:
+        """Of those that a cache can have, those that it had; None before the first."""
+        return self.reused / self.repeated if self.repeated else None
 
     def plus(self, other: Served) -> Served:
         """The sum of both."""
@@ -177,14 +178,6 @@ class Welcome(Payload, frozen=True, kw_only=True):
     """Attempts that it claimed and another worker has: their sandboxes are that worker's."""
 
 
-class Silent(Payload, frozen=True, kw_only=True):
-    """A worker downstream has said nothing for a while: what it has not taken goes to others."""
-
-    kind = Kind.SILENT
-    worker: str
-    incarnation: str
-
-
 class Endpoints(Payload, frozen=True, kw_only=True):
     """Where the workers of each role are, whenever it changes."""
 
@@ -196,16 +189,6 @@ class Cancel(Payload, frozen=True):
     """(run, rollout, attempt): stop it, keep partial turns, say `released` or `failed`."""
 
     kind = Kind.CANCEL
-
-
-class Suspend(Payload, frozen=True, kw_only=True):
-    """To RUN, of (run, rollout, attempt): stand still before the next turn, or go on.
-
-    What stands still gives its slot to another row; it goes on when a slot is free.
-    """
-
-    kind = Kind.SUSPEND
-    suspended: bool
 
 
 class Drain(Payload, frozen=True, kw_only=True):
@@ -233,3 +216,43 @@ class Paused(Payload, frozen=True, kw_only=True):
     kind = Kind.PAUSED
     backend: str
     paused: bool
+
+
+# ---- model servers: the gateway assigns; RUN, which makes the calls, knows first that one fails
+
+
+class Assigned(Payload, frozen=True, kw_only=True):
+    """The backend that serves the attempt from here on; the same one when there is no other."""
+
+    kind = Kind.REPLY
+    backend: str
+
+
+class Failover(Request[Assigned], frozen=True, kw_only=True):
+    """(run): a model call of this attempt went wrong; which backend goes on with it?
+
+    Answered when there is one, which may take as long as a rollout may wait. Code `fenced`: the
+    attempt is superseded or has ended.
+    """
+
+    kind, reply = Kind.FAILOVER, Assigned
+    attempt: AttemptKey
+    backend: str
+    """That went wrong; asked again, what stands is answered."""
+    trouble: Trouble
+    message: str = ""
+    faults: Count = 1
+    """Calls that went wrong alike, of this worker's last `calls` to that backend."""
+    calls: Count = 1
+    min_version: Version = 0
+    """No backend with older weights may go on."""
+
+
+class BackendsTold(Payload, frozen=True, kw_only=True):
+    """To RUN, on its hello and whenever it changes: what it must know of model servers."""
+
+    kind = Kind.BACKENDS
+    gone: tuple[str, ...] = ()
+    """Dead or silent: calls that wait for them are given up."""
+    keyed: tuple[str, ...] = ()
+    """May be sent the key: the operator named them."""

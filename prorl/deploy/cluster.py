@@ -1,12 +1,13 @@
 """Clusters of nodes, placed by Dask: processes of this host, jobs of a batch system.
 
-    async with local(join, settings, leavers) as cluster:
+    async with local(placer, leavers) as cluster:
         cluster.scale(4)                                  # four nodes register with the service
         cluster.scale(3)                                  # one is drained, then ends
     await leavers.gone()
 
 Dask starts, sees and stops nodes (`prorl.deploy.placed`); it never schedules a rollout and holds no
-truth. How many nodes there should be is asked of the service: `wanted_nodes`.
+truth. How many nodes there should be is asked of the service: `wanted_nodes`. A node whose process
+or job has ended by itself is replaced: `replace_lost`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ import asyncio
 import math
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask
-import orjson
 from dask_jobqueue import HTCondorCluster, LSFCluster, PBSCluster, SGECluster, SLURMCluster
 from distributed import Scheduler, SpecCluster, Status
 from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.spec import ProcessInterface
 
 from prorl.deploy.leavers import Leavers
+from prorl.deploy.placer import Placer, security
 from prorl.errors import ConfigError
+from prorl.supervisor.child import exit_text
 from prorl.types import Json
 
 MODULE = "prorl.deploy.placed"
@@ -43,6 +45,18 @@ JOBS: Mapping[str, Any] = {
 
 LEFT_OF_SLURM = '"$(squeue -h -j $SLURM_JOB_ID -o %L)"'
 """In a job's script: the walltime that is left. Relative, since clocks differ between hosts."""
+
+LIVING = frozenset(
+    {
+        *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "PREEMPTED"),
+        *("REQUEUE_HOLD", "REQUEUE_FED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"),
+        *("SPECIAL_EXIT", "RESV_DEL_HOLD"),
+    }
+)
+"""States of a Slurm job that runs, or will."""
+
+LOOK_S, YOUNG_S, LONGEST_S = 2.0, 60.0, 60.0
+"""Between two looks for nodes that were lost; what has lived too briefly to be replaced at once."""
 
 PATIENCE = "10 minutes"
 """How long Dask waits for a job that it does not see before it cancels it. A pre-empted job is put
@@ -61,6 +75,13 @@ def wanted_nodes(status: Mapping[str, Json], slots: int, least: int, most: int) 
     return max(least, min(most, math.ceil(num_open / slots)))
 
 
+class PrivateScheduler(Scheduler):  # type: ignore[misc]
+    """Dask's, without a port for HTTP."""
+
+    def start_http_server(self, *_: object, **__: object) -> None:
+        """Start none: nothing of a placer is for looking at."""
+
+
 class NodeProcess(ProcessInterface):  # type: ignore[misc]
     """A node as a process of this host."""
 
@@ -68,15 +89,15 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
         self,
         scheduler: str,
         name: str,
-        join: Path,
-        config: Path,
+        placer: Placer,
         leavers: Leavers,
         before: Sequence[str] = (),
     ) -> None:
         super().__init__(scheduler=scheduler, name=name)
         self._leavers = leavers
-        self._argv = [*before, sys.executable, "-m", MODULE, scheduler, *arguments(join, config)]
-        self._argv += ["--name", str(name)]
+        self._argv = [*before, sys.executable, "-m", MODULE, scheduler, *placer.arguments]
+        self.node = f"{placer.name}-{name}"
+        self._argv += ["--name", self.node]
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -85,6 +106,11 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
             *self._argv, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
         )
         await super().start()
+
+    async def lost(self) -> str:
+        """How it ended by itself; empty while it has not."""
+        code = self.process.returncode if self.process is not None else None
+        return "" if code is None else exit_text(code)
 
     async def close(self) -> None:
         """Ask it to leave, and see it off in the background."""
@@ -109,6 +135,17 @@ class DrainedJob:
     status: Status
     job_id: str | None
 
+    @property
+    def node(self) -> str:
+        """What its node is called in the service."""
+        return str(self.name)
+
+    async def lost(self) -> str:
+        """How it ended by itself. Of Slurm it can be asked; where it cannot, Dask's patience with
+        a node that it does not see is what there is.
+        """
+        return ""
+
     async def close(self) -> None:
         """Drain the node and cancel the job, in the background."""
         if self.job_id is not None:
@@ -116,49 +153,51 @@ class DrainedJob:
         self.status = Status.closed
 
     async def _leave(self) -> None:
-        await self.leavers.drain(str(self.name))
+        await self.leavers.drain(self.node)
         await super().close()  # type: ignore[misc]  # of the Job that it is mixed with
 
 
-def arguments(join: Path, config: Path) -> list[str]:
-    """What a placed node is told besides its scheduler and name."""
-    return ["--join", str(join.absolute()), "--config", str(config.absolute())]
+class DrainedSlurmJob(DrainedJob):
+    """One of Slurm, where a job that was pre-empted goes back into the queue and is not lost."""
 
-
-def write_settings(folder: Path, settings: Mapping[str, Json]) -> Path:
-    """The nodes' settings as a file that they read."""
-    path = folder / "nodes.json"
-    path.write_bytes(orjson.dumps(dict(settings)))
-    return path
-
-
-LOCAL_SCHEDULER = {"dashboard": False, "dashboard_address": ":0"}
+    async def lost(self) -> str:
+        """The state that it ended in."""
+        if self.job_id is None:
+            return ""
+        asked = await asyncio.create_subprocess_exec(
+            *("squeue", "-h", "-j", self.job_id, "-o", "%T"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await asked.communicate()
+        state = out.decode().strip()
+        if asked.returncode:  # a controller that is away says nothing about jobs
+            return "is unknown to Slurm" if b"Invalid job id" in err else ""
+        return "" if state in LIVING else f"ended: {state or 'it has left the queue'}"
 
 
 def local(
-    join: Path,
-    config: Path,
+    placer: Placer,
     leavers: Leavers,
     *,
-    host: str = "127.0.0.1",
     before: Sequence[str] = (),
 ) -> SpecCluster:
     """Nodes as processes of this host; to be entered with `async with`.
 
-    `host`: address of the scheduler; `before`: words that go before the command of a node
-    (`nsenter ...`).
+    `before`: words that go before the command of a node (`nsenter ...`).
     """
-    node = {"join": join, "config": config, "leavers": leavers, "before": before}
+    node = {"placer": placer, "leavers": leavers, "before": before}
     return SpecCluster(
         workers={},
-        scheduler={"cls": Scheduler, "options": LOCAL_SCHEDULER | {"host": host}},
+        scheduler={"cls": PrivateScheduler, "options": _scheduler(placer)},
         worker={"cls": NodeProcess, "options": node},
         asynchronous=True,
-        name="prorl",
+        security=security(placer.folder),
+        name=placer.name,
     )
 
 
-def jobs(system: str, join: Path, config: Path, leavers: Leavers, **options: Any) -> Any:
+def jobs(system: str, placer: Placer, leavers: Leavers, **options: Any) -> Any:
     """Nodes as jobs of a batch system. `options` are those of dask-jobqueue's cluster.
 
     A job is a step (`srun`) of its own, since Slurm tells only steps at once that they are
@@ -168,20 +207,62 @@ def jobs(system: str, join: Path, config: Path, leavers: Leavers, **options: Any
         raise ConfigError(f"batch system {system!r}", f"one of {', '.join(JOBS)}")
     dask.config.set({"distributed.deploy.lost-worker-timeout": PATIENCE})
     own, cluster = OF_SLURM if system == "slurm" else OF_OTHERS, JOBS[system]
-    # Any free port: two clusters of one host must not want the same one for Dask's dashboard.
-    scheduler = {"dashboard_address": ":0", **options.pop("scheduler_options", {})}
+    drained = DrainedSlurmJob if system == "slurm" else DrainedJob
     return cluster(
-        job_cls=type("Job", (DrainedJob, cluster.job_cls), {"leavers": leavers}),
+        job_cls=type("Job", (drained, cluster.job_cls), {"leavers": leavers}),
         python=own.step + sys.executable,
         worker_command=MODULE,
         job_name="prorl-node",
-        worker_extra_args=[*arguments(join, config), *own.arguments],
+        worker_extra_args=[*placer.arguments, *own.arguments],
         processes=1,
         job_extra_directives=[*own.directives, *options.pop("job_extra_directives", ())],
         asynchronous=True,
-        scheduler_options=scheduler,
+        scheduler_cls=PrivateScheduler,
+        scheduler_options={**_scheduler(placer), **options.pop("scheduler_options", {})},
+        security=security(placer.folder),
+        name=placer.name,
         **options,
     )
+
+
+def _scheduler(placer: Placer) -> dict[str, Any]:
+    """Only on the address that its nodes dial, only for who shows the placer's key."""
+    return {
+        "host": placer.host,
+        "port": 0,
+        "protocol": "tls://",
+        "security": security(placer.folder),
+        "dashboard": False,
+        "dashboard_address": None,
+    }
+
+
+async def replace_lost(
+    cluster: Any, scale: Callable[[], None], tell: Callable[[str], None]
+) -> None:
+    """Place another node for each whose process or job has ended by itself, for ever.
+
+    One that does not live for `YOUNG_S` is not replaced at once: its cause may be there still.
+    """
+    born: dict[object, float] = {}
+    pause_s = 0.0
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now, gone = time.monotonic(), []
+        for name, worker in list(cluster.workers.items()):
+            lived_s = now - born.setdefault(name, now)
+            if how := await worker.lost():
+                pause_s = min(LONGEST_S, 2 * pause_s + LOOK_S) if lived_s < YOUNG_S else 0.0
+                again = f"another one in {pause_s:g} s" if pause_s else "another one is placed"
+                tell(f"node {worker.node} {how}; {again}")
+                gone.append(name)
+        for name in gone:
+            cluster.workers.pop(name).status = Status.closed
+            cluster.worker_spec.pop(name, None)
+            born.pop(name)
+        if gone:
+            await asyncio.sleep(pause_s)
+            scale()
 
 
 class OwnWays(NamedTuple):

@@ -17,21 +17,22 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from prorl import helper
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
 from prorl.flight import FlightNetwork, LocalNetwork
+from prorl.graph import GRAPH
+from prorl.net.bearer import keys_of, signing_key
 from prorl.process import JsonLines
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.service.serve import serving as serving_gateway
 from prorl.stages.worker import Worker
-from prorl.storage.service import serving as serving_store
+from prorl.storage.serve.service import serving as serving_store
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.models import model_specs, settle_models
 from prorl.supervisor.root import Root
 from prorl.supervisor.service import GRACE_S, READY_S, check_port, end_the_silent, http_url
 from prorl.supervisor.specs import child_specs
-from prorl.tokens import keys_of
-from prorl.types import Stage
 
 
 class Inline:
@@ -51,6 +52,8 @@ class Inline:
         """A part whose end is the service's."""
         self._parts[name] = work
 
+    trouble = ""
+
     def note_commits(self, total: int) -> None:
         """Nothing is restarted here, so nothing counts."""
 
@@ -67,8 +70,8 @@ class Inline:
                 )
                 raise UnavailableError(f"{name}{words}; the run can be resumed")
 
-    async def hand_over(self) -> None:
-        """Hand nothing over: attempts end with the process, and begin anew."""
+    async def drain(self, deadline_s: float) -> None:
+        """Nothing: attempts end with the process, and begin anew."""
 
     def kill(self) -> None:
         """Leave at once: this is the service itself."""
@@ -99,6 +102,7 @@ async def inline_service(config: ServiceConfig) -> AsyncIterator[Inline]:
 
 async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> Inline:
     """Bring every part up, what others dial first; the stack ends them in the opposite order."""
+    signing_key(root.path)
     settled = {"root": root.path, "socket_dir": root.socket_dir, "token": root.token()}
     config = settle_models(config).model_copy(update=settled)
     stack.enter_context(_log_to(root.path / "logs" / "inline.log"))
@@ -110,6 +114,7 @@ async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> In
         model = await _child(stack, spec, root)
         running.add(spec.name, asyncio.ensure_future(model.exited()))
     network = LocalNetwork()
+    stack.callback(helper.close)
     stack.push_async_callback(network.close)
     await _gateway(stack, running, network)
     trainers = await stack.enter_async_context(FlightNetwork(config.token, keys=keys_of(config)))
@@ -124,8 +129,7 @@ async def _gateway(stack: AsyncExitStack, running: Inline, network: LocalNetwork
     """Serve it; from then on the config knows its port."""
     served = await stack.enter_async_context(serving_gateway(running.config, network))
     running.add("gateway", served.work)
-    for number, web in enumerate(served.web):
-        running.add(f"http {number}", web)
+    running.add("http", served.web)
     running.config = running.config.model_copy(update={"http_port": served.http_port})
 
 
@@ -134,9 +138,9 @@ async def _stages(stack: AsyncExitStack, running: Inline, network: LocalNetwork)
     config = running.config
     sandboxes = UnixSandboxHost(str(config.sandbox_socket), config.node_id)
     host = await stack.enter_async_context(sandboxes)
-    for stage in (Stage.EVAL, Stage.RUN, Stage.INIT):
-        for index in range(getattr(config, stage.value).workers):
-            name = f"{stage.value}-{index}"
+    for stage in reversed(GRAPH.names):
+        for index in range(config.pool(stage).workers):
+            name = f"{stage}-{index}"
             worker = await stack.enter_async_context(Worker(config, stage, name, network, host))
             running.add(name, _task(stack, worker.wait()))
 

@@ -10,19 +10,24 @@ its root is scratch, and what it held when it died is leased again.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 from urllib.parse import urlsplit
 
 from prorl.client.client import Client
 from prorl.client.http import Http
 from prorl.config import NAME, ServiceConfig
-from prorl.errors import ConfigError
-from prorl.supervisor.service import Supervisor
+from prorl.errors import ConfigError, ProrlError
+from prorl.net.join import SERVICE_FILE, Join
+from prorl.net.tls import MAX_NODE_NAME, RENEW_DAYS, Credentials, NodeKey
+from prorl.supervisor.service import RENEW_TICK_S, Supervisor
 from prorl.supervisor.specs import node_specs
-from prorl.tls import SERVICE_FILE, Join
 
 PATIENCE_S = 20.0
 """How long a node that starts looks for its service."""
+
+log = logging.getLogger("prorl.deploy")
 
 
 def node(join: Join, config: ServiceConfig) -> Supervisor:
@@ -33,18 +38,48 @@ def node(join: Join, config: ServiceConfig) -> Supervisor:
     Asks the service for what nodes share with it. Raises ConfigError, ForbiddenError for a join
     file of another role, UnavailableError when nobody answers.
     """
-    if not NAME.fullmatch(config.node_id) or config.node_id == "local":
+    name = config.node_id
+    if not NAME.fullmatch(name) or len(name) > MAX_NODE_NAME or name == "local":
         raise ConfigError(
-            f"node name {config.node_id!r}", "letters, digits, . _ -; not `local`", "--name n1"
+            f"node name {name!r}",
+            f"letters, digits, . _ -, at most {MAX_NODE_NAME}; not `local`",
+            "--name n1",
         )
-    http = Http(join.url, join.token, retry_s=PATIENCE_S, credentials=join.credentials)
-    shared = Client(http=http, token=join.token, credentials=join.credentials).node_settings()
+    client = _client(join, join.credentials)
+    shared = client.node_settings()
     values = {
         "token": join.token,
         "advertise": config.advertise or address_towards(join.url),
     }
-    join.credentials.write(config.tls_dir / SERVICE_FILE)
+    _certified(client, name, join.authority).write(config.tls_dir / SERVICE_FILE)
     return Supervisor(config.model_copy(update={**shared, **values}), node_specs)
+
+
+async def keep_certificate(join: Join, config: ServiceConfig) -> None:
+    """Have a node's certificate renewed in time, for as long as it lives."""
+    path = config.tls_dir / SERVICE_FILE
+    while True:
+        await asyncio.sleep(RENEW_TICK_S)
+        own = Credentials.read(path)
+        if own.days_left() < RENEW_DAYS:
+            try:
+                client = _client(join, own)
+                new = await asyncio.to_thread(_certified, client, config.node_id, own.authority)
+                new.write(path)
+                log.info("the certificate of %s is new", config.node_id)
+            except ProrlError as error:
+                log.warning("%.1f days before it ends: %s", own.days_left(), error)
+
+
+def _client(join: Join, shown: Credentials) -> Client:
+    http = Http(join.url, join.token, retry_s=PATIENCE_S, credentials=shown)
+    return Client(http=http, credentials=shown)
+
+
+def _certified(client: Client, name: str, authority: str) -> Credentials:
+    """A fresh key with the service's certificate that it is this node's. Raises ProrlError."""
+    key = NodeKey()
+    return key.credentials(client.node_certificate(name, key.request(name)), authority)
 
 
 def address_towards(url: str) -> str:

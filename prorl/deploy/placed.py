@@ -1,4 +1,4 @@
-"""`python -m prorl.deploy.placed SCHEDULER --name N --join FILE`: a node that Dask has placed.
+"""`python -m prorl.deploy.placed SCHEDULER --name N --join FILE --placer DIR`: a node of Dask's.
 
 The process is the node: its supervisor runs sandboxd, INIT, RUN and EVAL as `prorl node` does. In
 its loop it holds a Dask `Worker` as a handle, by which the cluster sees it and asks it to leave.
@@ -23,13 +23,15 @@ from pathlib import Path
 
 import dask
 from distributed import Worker
+from distributed.security import Security
 
 from prorl.config import ServiceConfig, parse
-from prorl.config_file import load_file
+from prorl.config.file import load_file
 from prorl.deploy.leaving import Asks, asked, outlast_slurm, seconds, stay
-from prorl.deploy.node import node
+from prorl.deploy.node import address_towards, keep_certificate, node
+from prorl.deploy.placer import security
 from prorl.errors import ProrlError
-from prorl.tls import Join
+from prorl.net.join import Join
 
 RETRY_S = 1.0
 """Between attempts to register with a scheduler that is away."""
@@ -60,13 +62,16 @@ class Handle(Worker):  # type: ignore[misc]
 
     why = ""
 
+    def start_http_server(self, *_: object, **__: object) -> None:
+        """Start none: a handle has nothing to show."""
+
     async def close(self, *args: object, reason: str = "worker-close", **kwargs: object) -> object:
         """Close, the first reason kept."""
         self.why = self.why or reason
         return await super().close(*args, reason=reason, **kwargs)
 
 
-async def be_seen(scheduler: str, name: str) -> None:
+async def be_seen(scheduler: str, name: str, known: Security) -> None:
     """Hold a handle until Dask retires it.
 
     It registers again for as long as the scheduler is away or refuses.
@@ -74,7 +79,13 @@ async def be_seen(scheduler: str, name: str) -> None:
     while True:
         try:
             async with Handle(
-                scheduler, name=name, nthreads=1, resources={"NODE": 1}, dashboard=False
+                scheduler,
+                name=name,
+                nthreads=1,
+                resources={"NODE": 1},
+                dashboard=False,
+                security=known,
+                host=address_towards(scheduler),
             ) as handle:
                 log.info("registered with %s", scheduler)
                 await handle.finished()
@@ -86,21 +97,28 @@ async def be_seen(scheduler: str, name: str) -> None:
 
 
 async def serve(
-    scheduler: str, name: str, join: Path, config: ServiceConfig, left_s: float | None
+    scheduler: str,
+    name: str,
+    join: Join,
+    known: Security,
+    config: ServiceConfig,
+    left_s: float | None,
 ) -> None:
     """The life of a placed node."""
     async with asked(config) as asks:
-        supervisor = await asyncio.to_thread(node, Join.read(join), config)
+        supervisor = await asyncio.to_thread(node, join, config)
         async with supervisor:
             log.info("node %s works", name)
-            seen = leave_when_retired(scheduler, name, asks, config.drain_s)
-            await stay(supervisor, asks, left_s, seen)
+            seen = leave_when_retired(scheduler, name, known, asks, config.drain_s)
+            await stay(supervisor, asks, left_s, seen, keep_certificate(join, supervisor.config))
         await outlast_slurm(asks)
 
 
-async def leave_when_retired(scheduler: str, name: str, asks: Asks, drain_s: float) -> None:
+async def leave_when_retired(
+    scheduler: str, name: str, known: Security, asks: Asks, drain_s: float
+) -> None:
     """Be seen by Dask; ask to leave when it retires the node, then for ever nothing."""
-    await be_seen(scheduler, name)
+    await be_seen(scheduler, name, known)
     asks.ask("Dask", drain_s)
     await asyncio.Event().wait()
 
@@ -112,10 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     dask.config.set(FRUGAL)
     scratch = Path(tempfile.gettempdir()) / f"prorl-node-{given.name}-{os.getpid()}"
     try:
-        settings = load_file(given.config) if given.config else {}
-        values = {**settings, "root": scratch, "node_id": given.name}
-        config = parse(ServiceConfig, values, str(given.config))
-        asyncio.run(serve(given.scheduler, given.name, given.join, config, given.left))
+        settings = given.placer / "nodes.json"
+        values = {**load_file(settings), "root": scratch, "node_id": given.name}
+        config = parse(ServiceConfig, values, str(settings))
+        join, known = Join.read(given.join), security(given.placer)
+        asyncio.run(serve(given.scheduler, given.name, join, known, config, given.left))
     except ProrlError as error:
         log.error("%s", error)
         return 1
@@ -129,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("scheduler")
     parser.add_argument("--name", required=True)
     parser.add_argument("--join", type=Path, required=True)
-    parser.add_argument("--config", type=Path, help="YAML or JSON of service settings")
+    parser.add_argument("--placer", type=Path, required=True, help="folder below ROOT/placers")
     parser.add_argument("--left", type=seconds, help="walltime that is left, as Slurm writes it")
     return parser
 

@@ -31,6 +31,8 @@ class Running(Protocol):
     """What a running service of either topology offers."""
 
     config: ServiceConfig
+    trouble: str
+    """What the service waits for outside of itself, in words."""
 
     @property
     def url(self) -> str:
@@ -42,8 +44,8 @@ class Running(Protocol):
     async def failed(self) -> None:
         """Wait until the service cannot go on; raises why."""
 
-    async def hand_over(self) -> None:
-        """Before a stop: what is worked on is kept for the next service on the root."""
+    async def drain(self, deadline_s: float) -> None:
+        """Before a stop: take nothing new, end what is in hand, within so long for RUN."""
 
     def kill(self) -> None:
         """End every process of the service now."""
@@ -111,9 +113,7 @@ def client_of(running: Running, patience_s: float = PATIENCE_S) -> Client:
     from prorl.client.http import Http
 
     stamina.instrumentation.set_on_retry_hooks([])
-    return Client(
-        http=Http(running.url, running.config.token, retry_s=patience_s), token=running.config.token
-    )
+    return Client(http=Http(running.url, running.config.token, retry_s=patience_s))
 
 
 async def in_thread(call: Callable[..., ResultT], *args: object) -> ResultT:

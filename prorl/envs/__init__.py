@@ -46,6 +46,9 @@ BUILT_IN: Mapping[str, str] = {
     "noop": "prorl.envs.noop:NoopEnv",
 }
 
+FOREIGN = frozenset({"gym", "verifiers"})
+"""Those of them that run packages of others: as users' envs, never on a loop of ours."""
+
 ENTRY_POINTS = "prorl.envs"
 
 _PARTS = (

@@ -45,10 +45,10 @@ from prorl.envs.tools import (
 )
 from prorl.envs.user_tools import task_tools
 from prorl.errors import ConfigError, RolloutError, TaskError, boundary
-from prorl.failures import FailureCode
 from prorl.limits import Deadline
 from prorl.rewards import rubric_of
 from prorl.rubric import Rubric
+from prorl.states import FailureCode
 from prorl.types import Message, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ class BaseEnv:
     """What the artefact is worth."""
     scores_in_sandbox: bool = False
     """Whether EVAL starts a sandbox for the rubric."""
+    partial_credit: bool = False
+    """Whether a useless answer may score more than 0 (`prorl check` refuses that else)."""
     repeatable: tuple[str, ...] = ()
     """Methods marked with `tool` that change nothing: they may run again when a worker died."""
     own_tools: ClassVar[Mapping[str, ToolSpec]] = {}

@@ -4,7 +4,6 @@
 | `task.data` of programs with cases | |
 |---|---|
 | cases | list of {input, output}: texts; with `function` a list of arguments and a value |
-| interactor | Python, defines `interact(case, talk)` (`judge_talks.py`); inputs are any JSON |
 | function | name, a method of `class Solution` too; none: programs that read and print |
 | starter_code | shown after the prompt |
 | case_s, timeout_s | limits of a case (6) and of all cases (60) |

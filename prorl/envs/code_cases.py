@@ -1,28 +1,49 @@
 """Programs with cases, the second shape of the `code` env.
 
 A case is an input and what must be printed for it, or arguments and what a function must give
-(Codeforces, APPS, TACO, LiveCodeBench ...), or an interactor talks with the program.
+(Codeforces, APPS, TACO, LiveCodeBench ...).
+
+The sandbox gets the program and one case's input at a time. What is expected and who compares
+(`case_outputs.py`) are here, outside, under another uid: there is no judge inside that a program
+could read, stop or kill. What it does to its sandbox is its own failure.
 """
 
 from __future__ import annotations
 
-import ast
-import secrets
-from functools import cache
-from importlib.resources import files
+import time
 
 import orjson
 
-from prorl.envs.tools import cut_short, field_error, text_field
-from prorl.errors import GraderError
+from prorl.envs import grading
+from prorl.envs.tools import cut_short, field_error
+from prorl.errors import NotFoundError, SandboxError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.types import FailureCode, Json, Judgement, Task
 
 CASE_S, TOTAL_S = 6.0, 60.0
-START_S = 15.0
-"""For the judge's own work, beside the cases' limit."""
+MAX_OUTPUT_BYTES = 16 << 20
+MAX_SHOWN = 200
 MAX_LOG_CHARS = 4000
+
+_PRINTS = 'rm -rf .output .errors; exec "$@" >.output 2>.errors'
+_GIVES = 'rm -rf .output .errors; exec "$@" 3>.output >/dev/null 2>.errors'
+_CALLER = """
+import json, os, sys
+job = json.load(sys.stdin)
+scope = {"__name__": "solution"}
+exec(compile(open("solution.py").read(), "solution.py", "exec"), scope)
+found = scope.get(job["function"])
+if found is None and "Solution" in scope:
+    found = getattr(scope["Solution"](), job["function"])
+if found is None:
+    raise NameError("no function " + job["function"])
+value = found(*job["arguments"])
+with os.fdopen(3, "w") as out:
+    plain = lambda one: sorted(one) if isinstance(one, (set, frozenset)) else str(one)
+    json.dump({"value": value}, out, default=plain)
+"""
+"""Calls the function of a program once."""
 
 
 def check_cases(task: Task) -> None:
@@ -37,9 +58,6 @@ def check_cases(task: Task) -> None:
             f"data.function is {function!r}",
             "the name of a function, or none for programs that read and print",
         )
-    if "interactor" in task.data:
-        check_interactor(task)
-        return
     for number, case in enumerate(cases):
         _check_case(task, number, case, has_function=bool(function))
 
@@ -56,72 +74,75 @@ def _check_case(task: Task, number: int, case: Json, *, has_function: bool) -> N
         raise field_error(task, f"data.cases[{number}]: {case!r}", "a text as input and as output")
 
 
-def check_interactor(task: Task) -> None:
-    """It defines `interact`, and each case has an input. Raises TaskError."""
-    source = text_field(task, "interactor")
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as cause:
-        raise field_error(task, f"data.interactor: {cause}", "Python") from cause
-    defined = {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}
-    if "interact" not in defined or task.data.get("function"):
-        raise field_error(
-            task,
-            f"data.interactor defines {', '.join(sorted(defined)) or 'nothing'}",
-            "a function `interact(case, talk)`, and no data.function",
-        )
-    for number, case in enumerate(task.data["cases"]):
-        if not isinstance(case, dict) or "input" not in case:
-            expected = "an object with input, which the interactor gets"
-            raise field_error(task, f"data.cases[{number}] is {case!r}", expected)
-
-
 async def judge_cases(
     task: Task, artefact: bytes, sandbox: Sandbox, deadline: Deadline
 ) -> Judgement:
     """1 if every case passes, with `data.partial` the share. Raises GraderError, SandboxError."""
-    nonce = secrets.token_hex(16)
     wanted_s = float(task.data.get("timeout_s", TOTAL_S))
     total_s = min(wanted_s, deadline.remaining_s)
-    job = _job(task, artefact, total_s) | {"nonce": nonce}
-    argv = ["python3", "-I", "-c", _judge_source(talks=bool(job["interactor"]))]
-    done = await sandbox.exec(argv, total_s + START_S, orjson.dumps(job))
-    log = done.output.replace(nonce, "judge")[-MAX_LOG_CHARS:]
-    if f"{nonce} start" not in done.output:
-        raise GraderError(FailureCode.GRADER_ERROR, f"the cases could not run: {log}")
-    if "no time was left" in done.output and total_s < wanted_s:
-        raise cut_short("cases")
-    if done.output.rstrip().endswith(f"\n{nonce} error"):
-        raise GraderError(FailureCode.GRADER_ERROR, f"the task's interactor failed: {log}")
-    share = _share(done.output, nonce)
-    if share is None:
-        return Judgement(0.0, f"the program ended the judge\n{log}")
-    return Judgement(share if task.data.get("partial") else float(share == 1.0), log)
+    until, case_s = time.monotonic() + total_s, float(task.data.get("case_s", CASE_S))
+    cases, partial = task.data["cases"], bool(task.data.get("partial", False))
+    await sandbox.put("solution.py", artefact)
+    passed, log = 0, ""
+    for number, case in enumerate(cases):
+        left_s = until - time.monotonic()
+        if left_s <= 0 and total_s < wanted_s:
+            raise cut_short("cases")
+        problem = "no time was left"
+        if left_s > 0:
+            is_cut = left_s < case_s and total_s < wanted_s
+            limit_s = min(case_s, left_s)
+            problem = await _problem(task, case, sandbox, limit_s, deadline, is_cut=is_cut)
+        if not problem:
+            passed += 1
+            continue
+        if passed + 3 > number:
+            log += f"case {number}: {problem}\n"
+        if left_s <= 0 or not partial:
+            break
+    share = passed / len(cases)
+    log += f"{passed} of {len(cases)} cases passed"
+    return Judgement(share if partial else float(share == 1.0), log[-MAX_LOG_CHARS:])
 
 
-def _job(task: Task, artefact: bytes, total_s: float) -> dict[str, Json]:
-    """What the judge reads, but for its nonce."""
-    return {
-        "program": artefact.decode("utf-8", "replace"),
-        "cases": task.data["cases"],
-        "function": task.data.get("function", ""),
-        "interactor": task.data.get("interactor", ""),
-        "case_s": float(task.data.get("case_s", CASE_S)),
-        "total_s": total_s,
-        "stop_early": not task.data.get("partial", False),
-    }
+async def _problem(
+    task: Task, case: Json, sandbox: Sandbox, limit_s: float, deadline: Deadline, *, is_cut: bool
+) -> str:
+    """Why a program fails a case; empty when it passes. Raises GraderError, SandboxError."""
+    function = task.data.get("function", "")
+    argv, given = ["solution.py"], case["input"]
+    if function:
+        argv, given = ["-c", _CALLER], {"function": function, "arguments": given}
+    stdin = orjson.dumps(given) if function else given.encode()
+    run = ["sh", "-c", _GIVES if function else _PRINTS, "sh", "python3", "-I", "-B", *argv]
+    try:
+        done = await sandbox.exec(run, limit_s, stdin)
+        if done.timed_out:
+            if is_cut:
+                raise cut_short("cases")
+            return f"took more than {limit_s:g} s"
+        if done.exit_code:
+            errors = (await _read(sandbox, ".errors"))[-MAX_SHOWN:].strip()
+            return f"ended with exit status {done.exit_code}: {errors}"
+        output = await _read(sandbox, ".output")
+    except SandboxError as error:
+        if error.code is not FailureCode.SANDBOX_BROKEN:
+            raise
+        return f"the program broke its sandbox: {error.message}"
+    expected = case["output"]
+    spelled = orjson.dumps({"value": expected}).decode() if function else expected
+    found, why = await grading.ask(
+        grading.RULES,
+        ("case", output, expected, bool(function)),
+        ("case", spelled, expected, bool(function)),
+        deadline,
+    )
+    return why if found is None else str(found)
 
 
-def _share(output: str, nonce: str) -> float | None:
-    """The share of cases that passed, by the judge's last line; None where it wrote none."""
-    words = output.rstrip().rsplit("\n", 1)[-1].split()
-    if len(words) != 3 or words[0] != nonce:
-        return None
-    passed, total = int(words[1]), int(words[2])
-    return passed / total
-
-
-@cache
-def _judge_source(*, talks: bool) -> str:
-    name = "judge_talks.py" if talks else "judge_cases.py"
-    return files("prorl.envs").joinpath(name).read_text()
+async def _read(sandbox: Sandbox, name: str) -> str:
+    try:
+        data = await sandbox.get(name, MAX_OUTPUT_BYTES)
+    except (NotFoundError, OSError):
+        return ""
+    return data.decode("utf-8", "replace")

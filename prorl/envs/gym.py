@@ -16,7 +16,7 @@ An action is JSON: a number for Discrete, a list for Box and MultiDiscrete, a te
 artefact is the list of actions, which the tool keeps in the sandbox; EVAL plays them again from
 `reset` and takes the rewards from the game alone, so nothing that the policy writes is believed.
 The game must follow from its seed; one that cannot be made or played again is a grader error. Games
-run in the worker's process, in threads, as every env's own code does.
+run in helpers, as users' envs do.
 """
 
 from __future__ import annotations

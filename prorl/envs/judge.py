@@ -9,10 +9,10 @@ Standard library, Python 3.8 or newer.
 The program runs in a child of its own and never shares an interpreter with the tests: calls and
 results cross a socket as plain data. So a program that prints, calls `sys.exit(0)`, rebinds
 `check`, returns objects that equal everything, or walks the interpreter's frames meets neither the
-tests nor the nonce. The child is forked before anything is read, and the parent is not dumpable, so
-that its memory and descriptors stay closed to processes of the same uid. The program gets to run
-after `NONCE start` is out: a judge that dies later was killed by the program, one that never
-started is the machine's fault.
+tests nor the nonce. It cannot signal the judge (`fence`). The child is forked before anything is
+read, and the parent is not dumpable, so that its memory and descriptors stay closed to it. The
+program gets to run after `NONCE start` is out: a judge that dies later was killed by the program,
+one that never started is the machine's fault.
 
 Not promised: values that are not plain data (functions, instances, generators) cross as an error,
 and a change that a program makes to its arguments is not seen by the test.
@@ -51,6 +51,26 @@ def hide() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+def fence() -> None:
+    """From here on signals reach this process and its own alone (Landlock, Linux 6.12).
+
+    The sandbox has one uid, so its judge's would not keep them off. Where the kernel cannot, a
+    judge that is stopped or killed is a failure of the program all the same.
+    """
+    try:
+        import ctypes
+
+        call = ctypes.CDLL(None).syscall
+        create, restrict, scope_signals = 444, 446, 1 << 1
+        rules = struct.pack("QQQ", 0, 0, scope_signals)
+        number = call(create, rules, len(rules), 0)
+        if number >= 0:
+            call(restrict, number, 0)
+            os.close(number)
     except (ImportError, OSError, AttributeError):
         pass
 
@@ -232,6 +252,7 @@ def fork_program() -> tuple[int, socket.socket]:
         return pid, ours
     try:
         ours.close()
+        fence()
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)

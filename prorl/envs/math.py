@@ -4,18 +4,20 @@ The policy ends with `#### answer`, which is compared with the reference answer.
 
 Reads `data.answer` (string or number) and, for the oracle, `data.solution` (GSM8K's text with
 `<<48/2=24>>` calculator marks). `data.tools` names further tools (`prorl/tools`). RUN needs a
-sandbox for the tools, EVAL none. The rules of `prorl.envs.answers` decide what they can read; a
-reference that they cannot read goes to math-verify. The grader log names the path taken. A grader
-that fails, or a reference that nobody can read, raises GraderError and never scores 0.
+sandbox for the tools, EVAL none. The rules of `prorl.envs.answers` decide what they can read, by
+the answer, the reference and the prompt, which tells what the words behind a number are; a
+reference that they cannot read goes to math-verify. Both run in helpers (`grading.py`). The grader
+log names the path taken. A grader that fails, or a reference that nobody can read, raises
+GraderError and never scores 0; whatever the answer causes is 0.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from importlib.util import find_spec
 
-from prorl.envs import verify
-from prorl.envs.answers import MAX_ANSWER_CHARS, final_answer, judge
+from prorl.envs import grading
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.tools import PYTHON
 from prorl.errors import GraderError, TaskError
@@ -23,6 +25,8 @@ from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
 from prorl.types import FailureCode, Judgement, Task, ToolCall
+
+MAX_REFERENCE_CHARS = 1000
 
 _CALCULATOR = re.compile(r"<<([\d\s.+\-*/()]+)=[^<>]*>>")
 _SYSTEM = (
@@ -36,14 +40,21 @@ async def correct(
     task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
 ) -> Judgement:
     """1 for the reference answer, else 0. Raises GraderError."""
-    gold = str(task.data["answer"])
-    answer = final_answer(artefact.decode("utf-8", "replace"))
-    right, path = judge(gold, answer.text)
+    gold, text = str(task.data["answer"]), artefact.decode("utf-8", "replace")
+    judged, why = await grading.ask(
+        grading.RULES,
+        ("math", gold, text, task.prompt),
+        ("math", gold, "#### 0", task.prompt),
+        deadline,
+    )
+    if judged is None:
+        return Judgement(0.0, f"the answer cannot be judged: {why}")
+    right, path, answer, found = judged
     if right is None:
-        right, path = await _by_math_verify(gold, answer.text, deadline), "math-verify"
+        right, path = await _by_math_verify(gold, answer, deadline)
     return Judgement(
         float(right),
-        f"answer {answer.text[:200]!r} ({answer.found}), reference {gold!r}:"
+        f"answer {answer[:200]!r} ({found}), reference {gold!r}:"
         f" {'equal' if right else 'different'} by {path}",
     )
 
@@ -62,13 +73,14 @@ class MathEnv(BaseEnv):
         if (
             isinstance(answer, bool)
             or not isinstance(answer, str | int | float)
-            or not 0 < len(str(answer)) <= MAX_ANSWER_CHARS
+            or not 0 < len(str(answer)) <= MAX_REFERENCE_CHARS
         ):
             raise TaskError(
                 f"task {task.task_id!r}: data.answer is {answer!r}",
                 "the reference answer",
                 "give it as text or a number",
             )
+        grading.check_installed(task)
         super().check(task)
 
     def reference(self, task: Task) -> Solution:
@@ -86,15 +98,16 @@ class MathEnv(BaseEnv):
         )
 
 
-async def _by_math_verify(gold: str, answer: str, deadline: Deadline) -> bool:
+async def _by_math_verify(gold: str, answer: str, deadline: Deadline) -> tuple[bool, str]:
     """Judge by math-verify where the rules cannot read the reference. Raises GraderError."""
-    if not verify.installed():
+    if find_spec("math_verify") is None:
         raise GraderError(
             FailureCode.GRADER_ERROR,
             f"the reference answer {gold[:200]!r} is beyond the rules; expected math-verify, which"
             " may read it: pip install 'prorl[math]'",
         )
-    return await verify.verify(gold, answer, deadline.remaining_s)
+    right, why = await grading.ask(grading.MATH_VERIFY, (gold, answer), (gold, "0"), deadline)
+    return bool(right), f"math-verify{': ' * bool(why)}{why}"
 
 
 def _is_python(expression: str) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from prorl.errors import GraderError, TaskError
-from prorl.failures import FailureCode
 from prorl.protocols import Sandbox
+from prorl.states import FailureCode
 from prorl.tools.catalogue import CATALOGUE
 from prorl.types import Json, Task, ToolCall, ToolResult, ToolSpec
 

@@ -1,61 +1,112 @@
-"""Quantities: a number with a unit, for grading short answers of the sciences.
+"""Units and quantities as answers write them: `m/s^2`, `kJ mol^-1`, `60 miles per hour`, `$18`.
 
-Pure functions. Units are products of powers of the SI's and of what textbooks use beside them, with
-prefixes: `m/s^2`, `kJ mol^-1`, `N*m`, `g/cm3`. What is after the first `/` divides, up to a closing
-bracket. Temperatures in degrees are values of their own scale, not converted.
+pint knows the units, their prefixes and factors; here is which of them an answer may name (pint's
+`x`, `c`, `score` and `mil` are none), how people spell them, and that each currency is a dimension
+of its own. What is behind the first `/` divides, up to a closing bracket. A temperature in degrees
+is a value of its own scale, never converted.
 
->>> quantity("3.0 x 10^8 m/s")
-Quantity(value=300000000.0, unit=Unit(factor=1.0, powers=(('m', 1), ('s', -1))))
->>> quantity("5 km").unit.factor, quantity("12 apples"), quantity("1/4").value
-(1000.0, None, 0.25)
+>>> quantity("3.0 x 10^8 m/s") == Quantity(3e8, parse_unit("m/s"))
+True
+>>> factor(parse_unit("h"), parse_unit("minutes")), parse_unit("lakh"), quantity("12 apples")
+(0.016666666666666666, None, None)
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from typing import NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from prorl.envs.unit_tables import BASE, FIXED, PREFIXES, SPOKEN, SPOKEN_PREFIXES
+if TYPE_CHECKING:
+    from pint import Unit, UnitRegistry
 
 MAX_CHARS = 200
+MAX_POWER = 12
 
-_SPELLINGS = (
-    (re.compile(r"\^\{([^{}]*)\}"), r"^\1"),
-    (re.compile(r"[µμ]"), "u"),
-    (re.compile(r"[Ωω]|\\Omega|\\ohm"), "ohm"),
-    (re.compile(r"°\s*C\b|\\degree\s*C|\^\s*\\circ\s*C|\^\{\\circ\}\s*C"), "degC"),
-    (re.compile(r"°\s*F\b"), "degF"),
-    (re.compile(r"°|\\degree|\^\{?\\circ\}?"), "deg"),
-    (re.compile(r"Å"), "angstrom"),
-    (re.compile(r"\\%"), "%"),
-    (re.compile(r"\\(?:text|mathrm|mathbf|rm|operatorname)\s*\{([^{}]*)\}"), r" \1 "),
-    (re.compile(r"\\(?:times|cdot)|×|·|⋅"), "*"),
-    (re.compile(r"\\[,;:! ]|~|\$|\\left|\\right"), " "),
-    (re.compile(r"−|–"), "-"),
-    (re.compile(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2"),
+_UNITS = frozenset(
+    re.findall(
+        r"[\w-]+",
+        """meter gram second ampere kelvin mole candela hertz newton pascal joule watt coulomb volt
+    farad ohm siemens weber tesla henry becquerel liter molar electron_volt calorie bar
+    metric_ton minute hour day week month year century standard_atmosphere torr millimeter_Hg
+    meter_Hg radian degree degree_Celsius degree_Fahrenheit unified_atomic_mass_unit dalton
+    angstrom foot inch mile yard pound ounce light_year parsec astronomical_unit mile_per_hour
+    kilometer_per_hour gallon quart pint cup tablespoon teaspoon fluid_ounce acre hectare
+    watt_hour lumen lux gray sievert pound_force_per_square_inch horsepower
+    revolutions_per_minute knot byte bit cubic_centimeter number_meter erg dyne decibel dollar
+    cent euro sterling yen rupee percent""",
+    )
 )
-_TEN_TO = re.compile(r"10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+)")
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+"""Of pint's names, those that an answer may use."""
+_SCALES = frozenset(("degree_Celsius", "degree_Fahrenheit", "decibel"))
+"""Values of a scale: nothing is converted to them or from them."""
+_PREFIXES = frozenset(
+    re.findall(
+        r"[\w-]+",
+        """yotta zetta exa peta tera giga mega kilo hecto deci centi milli micro nano pico femto""",
+    )
+)
+_CURRENCIES = (
+    "dollar = [dollar] = USD", "cent = dollar / 100", "euro = [euro] = EUR",
+    "sterling = [sterling] = GBP", "yen = [yen] = JPY",
+    "rupee = [rupee] = INR = Rs",
+)  # fmt: skip
+_OURS = {
+    "Nm": "newton * meter", "AU": "astronomical_unit", "kph": "kilometer_per_hour",
+    "bucks": "dollar", "euros": "euro", "cents": "cent", "yens": "yen", "pct": "percent",
+    "kilos": "kilogram", "in": "inch", "pt": "", "ton": "", "tons": "",
+    "has": "", "us": "", "TV": "", "kilohm": "kiloohm", "kilohms": "kiloohm", "megohm": "megaohm",
+    "megohms": "megaohm", "Ms": "", "PC": "", "Ed": "", "fly": "", "mum": "", "mug": "",
+    "candle": "", "candles": "",
+}  # fmt: skip
+"""Where pint means something else than an answer does, or knows nothing; "" is no unit."""
+_SYMBOLS = ("mol", "cal", "bar", "ohm", "torr", "mHg", "gal")
+"""Symbols so long that a prefix before them makes what looks like a word."""
+_LETTERS = frozenset("mgsAKNJWCVFSTHLlMthuΩ")
+"""Units of one letter; any other is a name."""
+
+_SPELLINGS = tuple(
+    (re.compile(pattern), ours)
+    for pattern, ours in (
+        (r"\^\{([^{}]*)\}", r"^\1"),
+        (r"℃", "degC"),
+        (r"℉", "degF"),
+        (r"[µμ]|\\mu(?![a-zA-Z])\s?", "u"),
+        (r"[ΩΩ]|\\Omega(?![a-zA-Z])|\\ohm(?![a-zA-Z])", "ohm"),
+        (
+            r"(?:\^ ?\{?\\circ\}?|\\degree|°|\bdegrees?\b) ?(?:C\b|[Cc]elsius\b|centigrade\b)",
+            "degC",
+        ),
+        (r"(?:\^ ?\{?\\circ\}?|\\degree|°|\bdegrees?\b) ?(?:F\b|[Ff]ahrenheit\b)", "degF"),
+        (r"°|\\degree(?![a-zA-Z])|\^ ?\{?\\circ\}?", "deg"),
+        (r"\\%", "%"),
+        (r"\\(?:text|mathrm|mathbf|rm|operatorname) ?\{([^{}]*)\}", r" \1 "),
+        (r"\\(?:times|cdot)(?![a-zA-Z])|[×·⋅]", "*"),
+        (r"\\[,;:! ]|~|\$|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])", " "),
+        (r"[−–]", "-"),
+        (r"\\[dt]?frac ?\{([^{}]*)\} ?\{([^{}]*)\}", r"\1/\2"),
+        (r"\bfl\.? ?oz\b\.?", "fluid_ounce"),
+        (r"\b(?:square|sq\.?) (\w+)", r"\1^2"),
+        (r"\b(?:cubic|cu\.?) (\w+)", r"\1^3"),
+        (r"\b(\w+) squared\b", r"\1^2"),
+        (r"\b(\w+) cubed\b", r"\1^3"),
+        (r"\bper cent\b", "percent"),
+        (r" per | an? (?=\w+$)", "/"),
+    )
+)
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_RAISED = re.compile(r"([⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+)")
 _NUMBER = re.compile(
-    r"\s*(?:[a-zA-Z]\w{0,3}\s*[=≈]\s*)?(?:approximately|about|≈|~)?\s*"
+    r"(?:[a-zA-Z]\w{0,3} ?[=≈] ?)?(?:approximately|about|≈|~)? ?"
     r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?)"
-    r"(?:[eE]([-+]?\d+)|\s*(?:\*|x)\s*10\s*\^?\s*\(?([-+]?\d+)\)?)?(?:\s*/\s*(\d+(?:\.\d+)?))?"
+    r"(?:[eE]([-+]?\d+)| ?(?:\*|x) ?10 ?\^? ?\(?([-+]?\d+)\)?)?(?: ?/ ?(\d+(?:\.\d+)?))?"
 )
-_FACTOR = re.compile(r"\s*([*/()]|[a-zA-Z%]+(?:\s*(?:\^|\*\*)?\s*\(?(-?\d+)\)?)?)")
-_POWER = re.compile(r"([a-zA-Z]+)(-?\d*)")
-
-
-class Unit(NamedTuple):
-    """A factor to the SI, and powers of its base units, sorted."""
-
-    factor: float
-    powers: tuple[tuple[str, int], ...]
+_FACTOR = re.compile(r" ?(?:([*/()])|([^\W\d_]+|[%°])(?: ?(?:\^|\*\*)? ?\(?(-?\d{1,3})\)?)?)")
 
 
 class Quantity(NamedTuple):
-    """A number in a unit; no unit at all is one without powers and with factor 1."""
+    """A number in a unit; no unit at all is pint's dimensionless one."""
 
     value: float
     unit: Unit
@@ -63,23 +114,18 @@ class Quantity(NamedTuple):
     @property
     def has_unit(self) -> bool:
         """Whether it is more than a number."""
-        return self.unit != NO_UNIT
-
-
-NO_UNIT = Unit(1.0, ())
+        return bool(self.unit != _registry().dimensionless)
 
 
 def quantity(text: str) -> Quantity | None:
     """The quantity that a text is; None when it is anything else, too."""
     if len(text) > MAX_CHARS:
         return None
-    plain = _TEN_TO.sub(r"10^\1", text).translate(_SUPERSCRIPTS)
-    for spelling, ours in _SPELLINGS:
-        plain = spelling.sub(ours, plain)
+    plain = _plain(text)
     found = _NUMBER.match(plain)
     if found is None or not any(char.isdigit() for char in found[1]):
         return None
-    unit = parse_unit(plain[found.end() :].strip().rstrip(".").strip())
+    unit = _product(plain[found.end() :].strip(" ."))
     divisor = float(found[4] or 1)
     if unit is None or not divisor:
         return None
@@ -89,68 +135,47 @@ def quantity(text: str) -> Quantity | None:
 
 def parse_unit(text: str) -> Unit | None:
     """A unit; None for words that are none."""
-    factor, sign, place = 1.0, 1, 0
-    powers: Counter[str] = Counter()
-    while place < len(text):
-        found = _FACTOR.match(text, place)
-        if found is None:
-            return None
-        place, word = found.end(), found[1]
-        if word == "/":
-            sign = -1
-        elif word == ")":
-            sign = 1
-        elif word not in ("*", "("):
-            one = _raised(word, sign * int(found[2] or 1))
-            if one is None:
-                return None
-            factor *= one.factor
-            powers.update(dict(one.powers))
-    return Unit(factor, tuple(sorted((base, power) for base, power in powers.items() if power)))
+    plain = _plain(text).strip(" .") if len(text) <= MAX_CHARS else ""
+    return _product(plain) if plain else None
 
 
-def _raised(word: str, power: int) -> Unit | None:
-    """The unit that a word such as `cm2` begins with, to a power that is no more than 12."""
-    name = re.match(r"[a-zA-Z%]+", word)
-    one = _simple(name[0]) if name else None
-    if one is None or abs(power) > 12:
-        return None
-    return Unit(one.factor**power, tuple((base, each * power) for base, each in one.powers))
+def same_kind(left: Unit, right: Unit) -> bool:
+    """Whether both measure one thing."""
+    return bool(left.dimensionality == right.dimensionality)
 
 
-def _simple(name: str) -> Unit | None:
-    """One unit with or without a prefix."""
-    if name in FIXED:
-        return _made(*FIXED[name])
-    if len(name) > 3 and (found := _spoken(name.removesuffix("s"))):
-        return found
-    for prefix, scale in PREFIXES.items():
-        base = BASE.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
-        if base is not None:
-            return _made(scale * base[0], base[1])
-    return None
+def factor(wanted: Unit, given: Unit) -> float:
+    """What a number in one unit is multiplied by, to be one in the other, of the same kind."""
+    if wanted == given:
+        return 1.0
+    if any(name in _SCALES for unit in (wanted, given) for name in unit._units):
+        return math.nan
+    return float(_registry().Quantity(1, given).to(wanted).magnitude)
 
 
-def _spoken(name: str) -> Unit | None:
-    """A unit in words, with or without a prefix: `mile`, `kilogram`."""
-    if name in FIXED:
-        return _made(*FIXED[name])
-    for prefix, scale in SPOKEN_PREFIXES.items():
-        base = name.removeprefix(prefix)
-        if base != name and base in SPOKEN:
-            return _made(scale * FIXED[base][0], FIXED[base][1])
-    return None
+def raised(unit: Unit, power: int) -> Unit:
+    """A unit to a power."""
+    return _registry().Unit(unit**power)
 
 
-def _made(factor: float, powers: str) -> Unit:
-    pairs = ((name, int(power or 1)) for name, power in _POWER.findall(powers))
-    return Unit(factor, tuple(sorted(pairs)))
+def dimensions(unit: Unit) -> frozenset[str]:
+    """The base dimensions of a unit: of `mph` length and time."""
+    return frozenset(map(str, unit.dimensionality))
+
+
+def simple_units(unit: Unit) -> tuple[Unit, ...]:
+    """The units that one is made of: of `km/h` the kilometre and the hour."""
+    if str(unit) == "mile_per_hour":
+        return _registry().Unit("mile"), _registry().Unit("hour")
+    if str(unit) == "kilometer_per_hour":
+        return _registry().Unit("kilometer"), _registry().Unit("hour")
+    return tuple(_registry().Unit(name) for name in unit._units)
 
 
 def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
     """Whether they are one quantity within a relative tolerance.
 
-    A number without a unit is taken to be in the wanted one.
+    A number without a unit is taken to be in the wanted one; a share also for percents.
 
     >>> metres = quantity("500 m")
     >>> equal(quantity("0.5 km"), metres, 1e-3), equal(quantity("500"), metres, 1e-3)
@@ -158,7 +183,77 @@ def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
     >>> equal(quantity("500 s"), quantity("500 m"), 1e-3)
     False
     """
-    if given.has_unit and given.unit.powers != wanted.unit.powers:
-        return False
-    factor = given.unit.factor / wanted.unit.factor if given.has_unit else 1.0
-    return math.isclose(given.value * factor, wanted.value, rel_tol=tolerance, abs_tol=1e-300)
+    from pint import PintError
+
+    values, near = [given.value], 1e-300
+    if given.has_unit and given.unit != wanted.unit:
+        if not same_kind(given.unit, wanted.unit):
+            return False
+        try:
+            there = _registry().Quantity(given.value, given.unit).to(wanted.unit)
+        except PintError:  # temperatures in degrees have no products
+            return False
+        values, near = [float(there.magnitude)], 1e-9 * abs(given.value)
+    elif not given.has_unit and str(wanted.unit) == "percent":
+        values.append(100 * given.value)
+    return any(
+        math.isclose(value, wanted.value, rel_tol=tolerance, abs_tol=near) for value in values
+    )
+
+
+def _plain(text: str) -> str:
+    text = " ".join(text.split())
+    text = _RAISED.sub(lambda found: "^" + found[1].translate(_SUPERSCRIPTS), text)
+    for pattern, ours in _SPELLINGS:
+        text = pattern.sub(ours, text)
+    return " ".join(text.split())
+
+
+def _product(text: str) -> Unit | None:
+    unit, sign, place = _registry().dimensionless, 1, 0
+    while place < len(text):
+        found = _FACTOR.match(text, place)
+        if found is None:
+            return None
+        place = found.end()
+        if found[1]:
+            sign = {"/": -1, ")": 1}.get(found[1], sign)
+            continue
+        power, one = sign * int(found[3] or 1), _simple(found[2])
+        if one is None or abs(power) > MAX_POWER:
+            return None
+        unit = unit * one**power
+    return unit
+
+
+@cache
+def _simple(name: str) -> Unit | None:
+    """One unit with or without a prefix; words also with a capital."""
+    registry = _registry()
+    if name in _OURS:
+        return registry.Unit(_OURS[name]) if _OURS[name] else None
+    if name == "%":
+        return registry.Unit("percent")
+    if len(name) == 1 and name not in _LETTERS:
+        return None
+    for spelling in (name, name.lower()) if len(name) > 3 else (name,):
+        for prefix, unit, _ in registry.parse_unit_name(spelling):
+            # `exam` is no exametre: words take prefixes that are words
+            is_spelled = len(name) < 4 or name.lower().startswith(prefix) or name[1:] in _SYMBOLS
+            if unit in _UNITS and (not prefix or (prefix in _PREFIXES and is_spelled)):
+                return registry.Unit(prefix + unit)
+            break  # what it means before all else is none of ours
+    return None
+
+
+@cache
+def _registry() -> UnitRegistry[float]:
+    """A process's one registry, made where the first unit is met: it takes half a second."""
+    try:
+        from pint import UnitRegistry
+    except ModuleNotFoundError as cause:
+        raise ModuleNotFoundError("units need pint: pip install 'prorl[math]'") from cause
+    registry: UnitRegistry[float] = UnitRegistry()
+    for line in _CURRENCIES:
+        registry.define(line)
+    return registry

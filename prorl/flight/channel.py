@@ -40,7 +40,7 @@ from prorl.flight.wire import (
     check_peer_schema,
     open_client,
 )
-from prorl.tls import Credentials
+from prorl.net.tls import Credentials
 from prorl.types import Json
 
 CLOSE_S = 2.0
@@ -84,9 +84,11 @@ def _write(writer: fl.FlightStreamWriter, sender: Sender, *, idle: bool) -> None
 class _End(ABC):
     """What both ends share: the loop's side of a stream."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer: Mapping[str, Json]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, peer: Mapping[str, Json], node: str = ""
+    ) -> None:
         self._loop = loop
-        self._peer = peer
+        self._peer, self._node = peer, node
         self._inbox = Inbox(loop)
         self._sender = Sender()
         self._closing = False
@@ -96,6 +98,11 @@ class _End(ABC):
     def peer(self) -> Mapping[str, Json]:
         """What the dialler said in its hello."""
         return self._peer
+
+    @property
+    def node(self) -> str:
+        """The node whose certificate the dialler showed."""
+        return self._node
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Queue a batch; drops silently after the end."""
@@ -180,8 +187,10 @@ class DialledChannel(_End):
 class ServedChannel(_End):
     """The serving end: lives inside an RPC thread that `serve` occupies."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, hello: Mapping[str, Json]) -> None:
-        super().__init__(loop, hello)
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, hello: Mapping[str, Json], node: str = ""
+    ) -> None:
+        super().__init__(loop, hello, node)
         self.accepted: Future[None] = Future()
         """Done when the handler first sends or receives (accepted) or fails before that (refused).
         """

@@ -47,9 +47,11 @@ from prorl.control import (
 from prorl.errors import (
     ConflictError,
     FencedError,
+    ForbiddenError,
     NotFoundError,
     ProrlError,
     StorageError,
+    UnauthorizedError,
     UnavailableError,
 )
 from prorl.flight.backoff import Backoff
@@ -57,19 +59,19 @@ from prorl.flight.edge import NO_KEY
 from prorl.flight.pacing import BACK_S, Paced
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
-from prorl.schema_fields import SCHEMA_VERSION
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.timing import FAR_HEARTBEAT_S, HEARTBEAT_S
 from prorl.types import AttemptKey, Json
 
 PATH = "control"
 
-HEARTBEAT_S = 0.5
-
-FAR_HEARTBEAT_S = 2.0
-"""From another host: a gateway has hundreds of those, and heartbeats are what fills it first. A
-blip of the network is no silence that anybody acts on within seconds.
-"""
-
 LAST_BACKOFF_S = 0.5
+
+REFUSALS = (UnauthorizedError, ForbiddenError)
+"""What does not pass by itself: our certificate or token is not, or no longer, one of theirs."""
+
+REFUSED_S = 30.0
+"""A refusal for so long is for good: a service that starts may believe nobody for a moment."""
 
 log = logging.getLogger("prorl.flight")
 
@@ -135,14 +137,13 @@ class ControlClient:
         identity: Identity,
         *,
         held: Callable[[], Iterable[AttemptKey]] = tuple,
-        suspended: Callable[[], Iterable[AttemptKey]] = tuple,
         stats: Callable[[], Stats] = Stats,
         claims: Callable[[], Iterable[Claim]] = tuple,
         settle: Callable[[], None] = _nothing,
         on: Mapping[Kind, Handler],
     ) -> None:
         self._network, self._location, self._identity = network, location, identity
-        self._held, self._suspended, self._stats, self._on = held, suspended, stats, on
+        self._held, self._stats, self._on = held, stats, on
         self._claims, self._settle = claims, settle
         self._channel: Channel | None = None
         self._seq = 0
@@ -260,7 +261,9 @@ class ControlClient:
             try:
                 channel = await self._network.dial(self._location, PATH, hello, CONTROL, CONTROL)
             except ProrlError as error:
-                log.info("cannot dial the gateway: %s", error)
+                if isinstance(error, REFUSALS) and self.alone_s > REFUSED_S:
+                    raise
+                log.debug("cannot dial the gateway: %s", error)
                 await backoff.wait()
             else:
                 backoff.reset()
@@ -290,7 +293,6 @@ class ControlClient:
             **self._identity.hello(),
             schema_version=SCHEMA_VERSION,
             held=tuple(self._held()),
-            suspended=tuple(self._suspended()),
             claims=tuple(self._claims()),
         )
         self._say(ControlRow.of(hello))

@@ -39,8 +39,6 @@ class Assignment(NamedTuple):
 
 @dataclass(slots=True)
 class _Consumer:
-    own: deque[AttemptKey] = field(default_factory=deque)
-    """Rows that wait for it alone, in their order."""
     rows: int = 0
     window_bytes: int = 0
     sizes: deque[int] = field(default_factory=deque)
@@ -48,7 +46,7 @@ class _Consumer:
     holds: dict[AttemptKey, None] = field(default_factory=dict)
     """Sent and not acked, in the order sent."""
     has: Callable[[str], bool] = _everything
-    """Whether it has what a row needs."""
+    """Whether it has what a row needs; asked for nothing: whether it takes any rows now."""
 
 
 @dataclass(slots=True)
@@ -87,7 +85,7 @@ class Ledger:
         credit = sum(
             max(0, consumer.rows)
             for consumer in self._consumers.values()
-            if consumer.window_bytes > 0
+            if consumer.window_bytes > 0 and consumer.has("")
         )
         return max(0, credit - self.num_waiting)
 
@@ -95,16 +93,11 @@ class Ledger:
         """Rows that have no consumer, in their order."""
         return [key for key, row in self._rows.items() if row.consumer is None]
 
-    def put(
-        self, key: AttemptKey, num_bytes: int, only: int | None = None, needs: str = ""
-    ) -> None:
-        """A row waits to be sent; a key that is in the book already changes nothing.
-
-        It goes to `only` if a consumer is given, else to one that has what it `needs`.
-        """
+    def put(self, key: AttemptKey, num_bytes: int, needs: str = "") -> None:
+        """A row waits for a consumer that has what it `needs`; a known key changes nothing."""
         if key not in self._rows:
             self._rows[key] = _Row(num_bytes, needs=needs)
-            (self._waiting if only is None else self._consumers[only].own).append(key)
+            self._waiting.append(key)
             self.num_waiting += 1
 
     def join(self, consumer: int, has: Callable[[str], bool] = _everything) -> None:
@@ -120,11 +113,14 @@ class Ledger:
 
     def lacked(self) -> list[AttemptKey]:
         """Rows that wait for something that no consumer has."""
-        return [
-            key
-            for key, row in self._rows.items()
-            if row.needs and row.consumer is None and self.free_for(row.needs) is None
-        ]
+        return [key for key in self._rows if self.lacks(key)]
+
+    def lacks(self, key: AttemptKey) -> bool:
+        """Whether a row waits for something that no consumer has."""
+        row = self._rows.get(key)
+        if row is None or not row.needs or row.consumer is not None:
+            return False
+        return not any(account.has(row.needs) for account in self._consumers.values())
 
     def grant(self, consumer: int, rows: int, num_bytes: int) -> None:
         """Credit from a consumer.
@@ -142,11 +138,7 @@ class Ledger:
 
     def assign(self) -> list[Assignment]:
         """Give waiting rows out while there is credit."""
-        given = [
-            Assignment(consumer, key)
-            for consumer in self._consumers
-            for key in self._owed(consumer)
-        ]
+        given: list[Assignment] = []
         passed: list[AttemptKey] = []
         while self._waiting:
             key = self._waiting.popleft()
@@ -159,37 +151,24 @@ class Ledger:
                 if not row.needs:
                     break
                 continue
-            self._give(key, row, best)
+            account = self._consumers[best]
+            account.rows -= 1
+            account.window_bytes -= row.num_bytes
+            account.sizes.append(row.num_bytes)
+            account.holds[key] = None
+            row.consumer = best
+            self.num_waiting -= 1
             given.append(Assignment(best, key))
         self._waiting.extendleft(reversed(passed))
-        return given
-
-    def _owed(self, consumer: int) -> list[AttemptKey]:
-        """Give a consumer what waits for it alone, while it has credit."""
-        account, given = self._consumers[consumer], list[AttemptKey]()
-        while account.own and account.rows > 0 < account.window_bytes:
-            key = account.own.popleft()
-            if (row := self._rows.get(key)) is not None:
-                self._give(key, row, consumer)
-                given.append(key)
         return given
 
     def _richest(self, needs: str) -> int | None:
         able = [
             (account.rows, -consumer)
             for consumer, account in self._consumers.items()
-            if account.rows > 0 < account.window_bytes and (not needs or account.has(needs))
+            if account.rows > 0 < account.window_bytes and account.has(needs)
         ]
         return -max(able)[1] if able else None
-
-    def _give(self, key: AttemptKey, row: _Row, consumer: int) -> None:
-        account = self._consumers[consumer]
-        account.rows -= 1
-        account.window_bytes -= row.num_bytes
-        account.sizes.append(row.num_bytes)
-        account.holds[key] = None
-        row.consumer = consumer
-        self.num_waiting -= 1
 
     def forget(self, keys: Iterable[AttemptKey]) -> list[AttemptKey]:
         """Acked or dropped: the rows leave the book. Returns those that were in it."""
@@ -209,12 +188,9 @@ class Ledger:
         """Forget a consumer that is gone.
 
         Its unacked rows wait again in front, or are returned as lost on an edge that redelivers
-        nothing; so are those that waited for it alone.
+        nothing.
         """
-        account = self._consumers.pop(consumer)
-        holds, own = list(account.holds), [key for key in account.own if key in self._rows]
-        self.num_waiting -= len(own)
-        holds += own
+        holds = list(self._consumers.pop(consumer).holds)
         if not self._redelivered:
             for key in holds:
                 del self._rows[key]

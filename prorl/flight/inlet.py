@@ -17,7 +17,7 @@ the commit's uniqueness decides).
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
 `expect` is told of each row that has come, and `settle` before their senders are, so that what is
 acked is not lost: by then its consumer has it already. Credit and acks travel together (`pacing`).
-Rows in hand are bounded by credit (`prorl.flight.credit.Grants`).
+Rows in hand are bounded by credit (`prorl.flight.credit_book`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from prorl.columns import keys
 from prorl.errors import ProrlError
 from prorl.flight import trace
 from prorl.flight.backoff import Backoff
@@ -40,9 +39,11 @@ from prorl.flight.credit_book import CreditBook, Grant
 from prorl.flight.edge import ACK, CREDIT, Back, encode
 from prorl.flight.pacing import BACK_S, Paced
 from prorl.flight.queues import wire_bytes
+from prorl.graph import REDELIVERED_EDGES
 from prorl.protocols import Channel, Network
-from prorl.rows import Row, rows
-from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
+from prorl.schema import EDGE_BACK, EDGES
+from prorl.schema.columns import keys
+from prorl.schema.rows import Row, rows
 from prorl.types import AttemptKey, Json
 
 REMEMBERED = 4096
@@ -71,8 +72,6 @@ class _Held:
     slot_upstream: int
     """The stream whose credit it used."""
     done: bool = False
-    lent: bool = False
-    """Whether its slot is another row's for a while."""
 
 
 def _nothing(*_: Row) -> None:
@@ -109,9 +108,6 @@ class Inlet:
         self._held: dict[AttemptKey, _Held] = {}
         self._acked: OrderedDict[AttemptKey, None] = OrderedDict()
         self._back: dict[int, list[Back]] = {}
-        self._num_back = 0
-        """Rows that want the slots back that they have lent."""
-        self._freed = asyncio.Event()
         self._paced = Paced(self._flush, BACK_S)
         self._closed = False
         self._broken: BaseException | None = None
@@ -169,43 +165,11 @@ class Inlet:
         if held is None or held.done:
             return
         held.done = True
-        if not held.lent:
-            self._free(held)
+        self._grants.done(held.slot_upstream)
         if not self._redelivered:
             del self._held[key]
             self._remember(key)
         self._paced.ask()
-
-    def _free(self, held: _Held) -> None:
-        self._grants.done(held.slot_upstream)
-        self._freed.set()
-
-    def __contains__(self, key: AttemptKey) -> bool:
-        held = self._held.get(key)
-        return held is not None and not held.done
-
-    def lend(self, key: AttemptKey) -> None:
-        """The row stays in hand, and its slot is another's until `take_back`."""
-        held = self._held[key]
-        if not held.lent:
-            held.lent = True
-            self._free(held)
-            self._paced.ask()
-
-    async def take_back(self, key: AttemptKey) -> None:
-        """A lent row has a slot again: that of the next row that ends, before any new row."""
-        held = self._held[key]
-        if not held.lent:
-            return
-        held.lent, held.slot_upstream = False, _NOBODY
-        self._grants.adopt(1)
-        self._num_back += 1
-        try:
-            while self._grants.in_hand - self._num_back >= self._grants.limit:
-                self._freed.clear()
-                await self._freed.wait()
-        finally:
-            self._num_back -= 1
 
     def ack(self, durable: Iterable[AttemptKey]) -> None:
         """The rows' fate is durable; frees their slots too."""
@@ -247,7 +211,7 @@ class Inlet:
                         location, f"edge/{self.edge}", self._hello, EDGE_BACK, EDGES[self.edge]
                     )
                 except ProrlError as error:
-                    log.info("cannot dial %s: %s", location, error)
+                    log.debug("cannot dial %s: %s", location, error)
                     await backoff.wait()
                 else:
                     backoff.reset()

@@ -13,7 +13,8 @@ of them in one batch. `on_sent(keys, hello)` says who got which.
 Invariants: a row has one consumer at a time; on redelivered edges (`ran`, `scored`) it is kept
 until its ack and sent again when the consumer is lost; on the others the Inlet acks what it
 received, and `on_lost` names what a lost consumer never acked, and whose it was: nobody sends it
-again unless it is `put` again, `only` for the next life of that worker. `on_acked` and `on_lost`
+again unless it is `put` again, `only` for the next life of that worker: until that has come, the
+row waits as one whose need nobody has. `on_acked` and `on_lost`
 come once per key that was put, and not at all for a key that was dropped. Held bytes are bounded
 by `limit_bytes` plus one row per waiting `put`; `send` is bounded by the credit that its caller was
 told of.
@@ -30,15 +31,16 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from prorl.columns import keys
 from prorl.flight import trace
 from prorl.flight.credit import Ledger
 from prorl.flight.edge import ACK, CREDIT, decode
 from prorl.flight.pacing import ROWS_S, Paced
 from prorl.flight.queues import together, wire_bytes
+from prorl.graph import REDELIVERED_EDGES
 from prorl.protocols import Accept, Channel
-from prorl.rows import Row, rows, stack
-from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
+from prorl.schema import EDGE_BACK, EDGES
+from prorl.schema.columns import keys
+from prorl.schema.rows import Row, rows, stack
 from prorl.types import AttemptKey, Json
 
 Keys = Callable[[list[AttemptKey]], None]
@@ -61,8 +63,9 @@ def _nothing(_: object) -> None:
     """Do nothing with what is told: the default."""
 
 
-def _everything(_: Mapping[str, Json], __: str) -> bool:
-    return True
+def _is_worker(peer: Mapping[str, Json], name: str) -> bool:
+    """What a row needs is one worker, by its name: the default."""
+    return not name or peer.get("worker") == name
 
 
 def _nobody(_: list[AttemptKey], __: Mapping[str, Json]) -> None:
@@ -84,26 +87,21 @@ class Outlet:
         on_lost: KeysOf = _nobody,
         on_credit: Callable[[int], None] = _nothing,
         on_sent: KeysOf = _nobody,
-        has: Has = _everything,
+        has: Has = _is_worker,
     ) -> None:
         self.edge = edge
         self._redelivered = edge in REDELIVERED_EDGES
         self._has = has
         self._ledger = Ledger(redelivered=self._redelivered)
         self._limit_bytes = limit_bytes
-        self._on_acked, self._on_lost, self._on_credit, self._on_sent = (
-            on_acked,
-            on_lost,
-            on_credit,
-            on_sent,
-        )
+        self._on_acked = on_acked
+        self._on_lost = on_lost
+        self._on_credit = on_credit
+        self._on_sent = on_sent
         self._rows: dict[AttemptKey, Sized] = {}
-        self._awaiting: dict[AttemptKey, str] = {}
-        """Rows for one worker's next life, which is not there yet."""
         self._held_bytes = 0
         self._putting: deque[asyncio.Future[None]] = deque()
         self._channels: dict[int, Channel] = {}
-        self._closing: set[asyncio.Future[None]] = set()
         self._names = count()
         self._paced = Paced(self._pump, ROWS_S)
 
@@ -130,14 +128,14 @@ class Outlet:
     @property
     def num_waiting(self) -> int:
         """Number of rows that have no consumer with credit yet."""
-        return self._ledger.num_waiting + len(self._awaiting)
+        return self._ledger.num_waiting
 
     def __contains__(self, key: AttemptKey) -> bool:
-        return key in self._ledger or key in self._awaiting
+        return key in self._ledger
 
     def awaits(self, key: AttemptKey) -> bool:
         """Whether a row is for a worker that is not there, while others are."""
-        return key in self._awaiting and bool(self._channels)
+        return bool(self._channels) and self._ledger.lacks(key)
 
     async def put(self, row: Row, key: AttemptKey, num_bytes: int, *, only: str = "") -> None:
         """Offer one row, `only` to the worker of that name; waits while `limit_bytes` are held.
@@ -155,7 +153,7 @@ class Outlet:
         share = wire_bytes(batch) // max(1, batch.num_rows)
         wanted = needs or [""] * batch.num_rows
         for key, row, what in zip(keys(batch), rows(batch), wanted, strict=True):
-            self._add(row, key, share, needs=what)
+            self._add(row, key, share, what)
 
     def free_for(self, needs: str) -> int | None:
         """Rows that need this and could be sent now; None when no consumer has it."""
@@ -171,49 +169,26 @@ class Outlet:
 
     def withdraw(self) -> list[AttemptKey]:
         """Forget the rows that no consumer has been sent; which they are."""
-        return self._forget([*self._awaiting, *self._ledger.waiting()])
-
-    def cut(self, worker: str, incarnation: str) -> list[AttemptKey]:
-        """End the streams of a consumer that is silent, if others are there.
-
-        Redelivered rows go to them at once. Returns which of the other rows it has not taken;
-        `on_lost` does not name them.
-        """
-        silent = [
-            name
-            for name, channel in self._channels.items()
-            if (channel.peer.get("worker"), channel.peer.get("incarnation"))
-            == (worker, incarnation)
-        ]
-        lost: list[AttemptKey] = []
-        if len(silent) < len(self._channels):
-            for name in silent:
-                closing = asyncio.ensure_future(self._channels.pop(name).close())
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
-                lost += self._leave(name)
-            self._paced.ask()
-        return lost
+        return self._forget(self._ledger.waiting())
 
     async def serve(self, channel: Channel) -> None:
         """Handle one consumer for the life of its channel."""
         name = next(self._names)
         self._channels[name] = channel
         self._ledger.join(name, partial(self._has, channel.peer))
-        mine = [key for key, worker in self._awaiting.items() if worker == _worker_of(channel)]
-        for key in mine:
-            del self._awaiting[key]
-            self._ledger.put(key, self._rows[key].num_bytes, name)
         try:
             while (batch := await channel.receive()) is not None:
                 self._hear(name, batch)
         finally:
-            if self._channels.pop(name, None) is not None:
-                self._lose(name, channel.peer)
+            del self._channels[name]
+            lost = self._ledger.leave(name)
+            for key in lost:
+                self._release(key)
+            if lost:
+                self._on_lost(lost, channel.peer)
+            self._paced.ask()
 
     def _hear(self, name: int, batch: pa.RecordBatch) -> None:
-        if name not in self._channels:
-            return  # it was cut
         acked: list[AttemptKey] = []
         granted = False
         for back in decode(batch):
@@ -229,36 +204,14 @@ class Outlet:
             self._paced.ask()
             self._on_credit(self.free_rows)
 
-    def _lose(self, name: int, hello: Mapping[str, Json]) -> None:
-        lost = self._leave(name)
-        if lost:
-            self._on_lost(lost, hello)
-        self._paced.ask()
-
-    def _leave(self, name: int) -> list[AttemptKey]:
-        lost = self._ledger.leave(name)
-        for key in lost:
-            self._release(key)
-        return lost
-
-    def _add(
-        self, row: Row, key: AttemptKey, num_bytes: int, only: str = "", needs: str = ""
-    ) -> None:
+    def _add(self, row: Row, key: AttemptKey, num_bytes: int, needs: str) -> None:
         if key in self:
             return
         trace.mark(self.edge, trace.OFFERED, (key,))
         self._rows[key] = Sized(row, num_bytes)
         self._held_bytes += num_bytes
-        names = (name for name in reversed(self._channels) if self._is(name, only))
-        name = next(names, None) if only else None
-        if only and name is None:
-            self._awaiting[key] = only
-        else:
-            self._ledger.put(key, num_bytes, name, needs)
+        self._ledger.put(key, num_bytes, needs)
         self._paced.ask()
-
-    def _is(self, name: int, worker: str) -> bool:
-        return _worker_of(self._channels[name]) == worker
 
     def _pump(self) -> None:
         """Send what credit allows; what goes to one consumer goes together."""
@@ -275,9 +228,7 @@ class Outlet:
             self._on_sent(given, self._channels[name].peer)
 
     def _forget(self, gone: Iterable[AttemptKey]) -> list[AttemptKey]:
-        gone = list(gone)
-        known = [key for key in gone if self._awaiting.pop(key, None) is not None]
-        known += self._ledger.forget(gone)
+        known = self._ledger.forget(gone)
         for key in known:
             self._release(key)
         return known
@@ -292,7 +243,3 @@ class Outlet:
             if not waiting.done():
                 waiting.set_result(None)
                 return
-
-
-def _worker_of(channel: Channel) -> str:
-    return str(channel.peer.get("worker", ""))

@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from prorl import errors
-from prorl.errors import ConfigError, ProrlError, SchemaError, UnavailableError, UserError
+from prorl.errors import (
+    ProrlError,
+    SchemaError,
+    UnauthorizedError,
+    UnavailableError,
+    UserError,
+)
 
 STREAM_ERRORS: tuple[type[BaseException], ...] = (fl.FlightError, pa.ArrowException, OSError)
 """What a Flight stream raises when it breaks."""
@@ -32,7 +38,7 @@ REFUSALS: tuple[type[BaseException], ...] = (SchemaError, *STREAM_ERRORS)
 _TLS_CAUSES = (
     (
         "certificate has expired",
-        "its certificate has expired: `prorl certs renew` makes another join file",
+        "the service's certificate has expired: see whether it runs in order",
     ),
     ("certificate signature failure", "it is not the service of this join file: another authority"),
     ("unable to get local issuer", "it is not the service of this join file: another authority"),
@@ -58,9 +64,8 @@ def from_flight(error: BaseException, where: str) -> ProrlError:
     if extra:
         return _named(orjson.loads(extra), where)
     if isinstance(error, fl.FlightUnauthenticatedError):
-        return ConfigError(
-            f"{where} refused the bearer token", "the token in ROOT/token of that service"
-        )
+        why = _first_words(str(error)).rpartition("message: ")[2]
+        return UnauthorizedError(f"{where} refused the bearer token: {why}")
     return UnavailableError(f"{where}: {_first_words(str(error))}")
 
 
@@ -82,4 +87,8 @@ def _first_words(text: str) -> str:
     for said, meaning in _TLS_CAUSES:
         if said in text:
             return meaning
-    return text.partition(". gRPC client debug context")[0].partition("; Detail")[0]
+    return (
+        text.partition(". gRPC client debug context")[0]
+        .partition("; Detail")[0]
+        .partition(". Detail:")[0]
+    )

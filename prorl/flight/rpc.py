@@ -4,33 +4,93 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
+import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from prorl.access import check_flight
 from prorl.errors import (
     ConfigError,
     NotFoundError,
     ProrlError,
+    UnauthorizedError,
 )
-from prorl.flight.bearer import BEARER, Bearer, NamedRun, check_grant, named_run
 from prorl.flight.channel import CLOSE_S, ServedChannel
 from prorl.flight.refusals import STREAM_ERRORS, to_flight
 from prorl.flight.wire import Opening, check_hello, check_peer_schema
+from prorl.net.access import check_flight, check_node
+from prorl.net.bearer import Keys, TokenGrant
+from prorl.net.tls import Caller, Credentials
 from prorl.protocols import Accept
-from prorl.tls import Credentials, role_of
-from prorl.tokens import Keys
-
-if TYPE_CHECKING:
-    from prorl.flight.server import FlightNetwork
 
 ACCEPT_S = 10.0
 """How long a handler may take to accept or refuse a stream."""
 
+
+BEARER = "bearer"
+"""Name of the middleware that knows a call's token."""
+
+
+NamedRun = Callable[[bytes], str]
+"""A body -> the run that it is about; empty if it names none."""
+
+
+def named_run(body: bytes) -> str:
+    """The run in a ticket, descriptor or action body: a JSON object with `run`."""
+    try:
+        values = orjson.loads(body or b"{}")
+    except orjson.JSONDecodeError:
+        return ""
+    named = values.get("run", "") if isinstance(values, dict) else ""
+    return named if isinstance(named, str) else ""
+
+
+NOT_SERVED = {
+    fl.FlightMethod.LIST_FLIGHTS: "list_flights",
+    fl.FlightMethod.GET_SCHEMA: "get_schema",
+    fl.FlightMethod.DO_PUT: "do_put",
+    fl.FlightMethod.HANDSHAKE: "handshake",
+}
+
+
+class Granted(fl.ServerMiddleware):  # type: ignore[misc]
+    """What the token of one call allows."""
+
+    def __init__(self, grant: TokenGrant) -> None:
+        super().__init__()
+        self.grant = grant
+
+
+class Bearer(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses every call without a token that counts."""
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def start_call(self, info: fl.CallInfo, headers: Mapping[str, list[str | bytes]]) -> Granted:
+        given = headers.get("authorization") or [""]
+        one = given[0] if len(given) == 1 else "two bearer tokens"
+        try:
+            return Granted(self._keys.check(one.encode() if isinstance(one, str) else one))
+        except UnauthorizedError as error:
+            raise fl.FlightUnauthenticatedError(str(error)) from None
+
+
+class Served(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses the verbs that nothing here serves: pyarrow's own answers are tracebacks."""
+
+    def start_call(self, info: fl.CallInfo, headers: object) -> None:
+        if info.method in NOT_SERVED:
+            verb = NOT_SERVED[info.method]
+            raise to_flight(NotFoundError(f"{verb} is not served; docs/protocol.md says what is"))
+
+
+AnswerT = TypeVar("AnswerT")
 
 Routes = Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]
 
@@ -54,25 +114,45 @@ class FlightReads:
     """
 
 
+class Loop(Protocol):
+    """What the RPC threads ask of the loop: `FlightNetwork`."""
+
+    def begin_stream(self, opening: Opening, accept: Accept, node: str) -> ServedChannel:
+        """Start a handler on the loop."""
+
+    def answer(
+        self,
+        context: fl.ServerCallContext,
+        handler: Callable[[bytes], Awaitable[AnswerT]],
+        argument: bytes,
+    ) -> AnswerT:
+        """Run a read on the loop and wait for it; raises Flight errors."""
+
+
 class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
     """The RPC threads' side: every method hands over to the loop and waits."""
 
     def __init__(
         self,
-        network: FlightNetwork,
+        loop: Loop,
         location: str,
         routes: Routes,
         reads: FlightReads | None,
         keys: Keys,
         credentials: Credentials | None,
     ) -> None:
+        self._secure = location.startswith("grpc+tls://")
+        of_node = credentials is not None and credentials.role == "node"
+        self._by_token = not (self._secure and of_node)
+        """The service shows nodes its certificate and no token: whatever it sent them they could
+        use in its name.
+        """
         super().__init__(
             location,
-            middleware={BEARER: Bearer(keys)},
-            **(_tls(location, credentials) if location.startswith("grpc+tls://") else {}),
+            middleware={"served": Served(), **({BEARER: Bearer(keys)} if self._by_token else {})},
+            **(_tls(location, credentials) if self._secure else {}),
         )
-        self._secure = location.startswith("grpc+tls://")
-        self._network, self._routes, self._reads = network, routes, reads
+        self._loop, self._routes, self._reads = loop, routes, reads
 
     def do_exchange(
         self,
@@ -81,32 +161,75 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
         reader: Any,
         writer: Any,
     ) -> None:
-        try:
+        with _as_flight():
             opening = Opening.decode(descriptor.command)
-            self._check(context, f"exchange {opening.path}")
+            caller = self._check(context, f"exchange {opening.path}")
+            if caller.role == "node":
+                check_node(caller.node, opening.hello)
             accept, receives, sends = self._route(opening)
             check_peer_schema(reader.schema, receives, opening.path)
-            stream = self._network.begin_stream(opening, accept)
+            stream = self._loop.begin_stream(opening, accept, caller.node)
             stream.wait_accepted(ACCEPT_S)
-        except ProrlError as error:
-            raise to_flight(error) from None
         _begin(writer, sends, stream)
         stream.serve(reader, writer)
+
+    def get_flight_info(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> fl.FlightInfo:
+        body = bytes(descriptor.command or b"")
+        with _as_flight():
+            self._check(context, "info", body)
+            if self._reads is None or self._reads.info is None:
+                raise NotFoundError("this endpoint describes nothing")
+        return self._loop.answer(context, self._reads.info, body)
+
+    def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
+        with _as_flight():
+            self._check(context, "get", bytes(ticket.ticket))
+            if self._reads is None:
+                raise NotFoundError("this endpoint serves no data")
+        return fl.RecordBatchStream(
+            self._loop.answer(context, self._reads.get, bytes(ticket.ticket))
+        )
+
+    def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
+        body = action.body.to_pybytes()
+        named = self._reads.named.get(action.type, named_run) if self._reads else named_run
+        with _as_flight():
+            self._check(context, f"action {action.type}", body, named)
+            handler = self._reads.actions.get(action.type) if self._reads is not None else None
+            if handler is None:
+                raise NotFoundError(f"no action {action.type}")
+        return [self._loop.answer(context, handler, body)]
+
+    def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
+        with _as_flight():
+            self._check(context, "list_actions", None)
+        return [(name, "") for name in (self._reads.actions if self._reads is not None else {})]
 
     def _check(
         self,
         context: fl.ServerCallContext,
         what: str,
-        body: bytes = b"",
+        body: bytes | None = b"",
         named: NamedRun = named_run,
-    ) -> None:
-        """Raise ForbiddenError unless the caller's certificate and token allow this.
+    ) -> Caller:
+        """Who calls; raises ForbiddenError unless certificate and token both allow this.
 
-        `body` names the run.
+        `body` names the run; None: what is asked is about none.
         """
+        caller = Caller("")
         if self._secure:
-            check_flight(role_of(context.peer_identity().decode(errors="replace")), what)
-        check_grant(context, what, body, named)
+            caller = Caller.of(context.peer_identity().decode(errors="replace"))
+            check_flight(caller.role, what)
+        if self._by_token:
+            grant = context.get_middleware(BEARER).grant
+            check_flight(grant.role or None, what)
+            if grant.runs and body is not None:
+                grant.check_run(named(body))
+            if not self._secure:
+                caller = Caller(grant.role)
+        return caller
 
     def _route(self, opening: Opening) -> tuple[Accept, pa.Schema, pa.Schema]:
         check_hello(
@@ -118,42 +241,14 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
             )
         return self._routes[opening.path]
 
-    def _check_read(
-        self, context: fl.ServerCallContext, what: str, body: bytes, named: NamedRun = named_run
-    ) -> None:
-        try:
-            self._check(context, what, body, named)
-        except ProrlError as error:
-            raise to_flight(error) from None
 
-    def get_flight_info(
-        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
-    ) -> fl.FlightInfo:
-        body = bytes(descriptor.command or b"")
-        self._check_read(context, "info", body)
-        if self._reads is None or self._reads.info is None:
-            raise to_flight(NotFoundError("this endpoint describes nothing"))
-        return self._network.answer(context, self._reads.info, body)
-
-    def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
-        self._check_read(context, "get", bytes(ticket.ticket))
-        if self._reads is None:
-            raise to_flight(NotFoundError("this endpoint serves no data"))
-        return fl.RecordBatchStream(
-            self._network.answer(context, self._reads.get, bytes(ticket.ticket))
-        )
-
-    def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
-        body = action.body.to_pybytes()
-        named = self._reads.named.get(action.type, named_run) if self._reads else named_run
-        self._check_read(context, f"action {action.type}", body, named)
-        handler = self._reads.actions.get(action.type) if self._reads is not None else None
-        if handler is None:
-            raise to_flight(NotFoundError(f"no action {action.type}"))
-        return [self._network.answer(context, handler, body)]
-
-    def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
-        return [(name, "") for name in (self._reads.actions if self._reads is not None else {})]
+@contextmanager
+def _as_flight() -> Iterator[None]:
+    """What is refused inside crosses the wire as its own class, without a traceback."""
+    try:
+        yield
+    except ProrlError as error:
+        raise to_flight(error) from None
 
 
 def _tls(location: str, credentials: Credentials | None) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TypeVar
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -30,11 +31,11 @@ from prorl.errors import (
 from prorl.flight.channel import DialledChannel, ServedChannel, dial_blocking
 from prorl.flight.queues import call_threadsafe
 from prorl.flight.refusals import STREAM_ERRORS, to_flight
-from prorl.flight.rpc import FlightReads, Routes, RpcServer, shut_down
+from prorl.flight.rpc import AnswerT, FlightReads, Routes, RpcServer, shut_down
 from prorl.flight.wire import Opening, check_location, guard_fork, with_version
+from prorl.net.bearer import Keys
+from prorl.net.tls import AnyCredentials, Credentials
 from prorl.protocols import Accept, Channel
-from prorl.tls import Credentials
-from prorl.tokens import Keys
 from prorl.types import Json
 
 DIAL_S = 15.0
@@ -44,9 +45,23 @@ POLL_S = 0.2
 """How often a waiting read looks whether its client is still there (Flight has no event for it)."""
 
 
-AnswerT = TypeVar("AnswerT")
+LOOK_S = 30.0
+"""How often a listener looks whether it has new credentials to show."""
+
+REBIND_S = 0.2
+"""gRPC lets go of a port some milliseconds after it was told to."""
 
 log = logging.getLogger("prorl.flight")
+
+
+class _Listening(NamedTuple):
+    """A location that is served, and all that it takes to serve it again."""
+
+    name: str
+    routes: Routes
+    reads: FlightReads | None
+    shown: Credentials | None
+    server: RpcServer
 
 
 class FlightNetwork:
@@ -63,15 +78,18 @@ class FlightNetwork:
     """
 
     def __init__(
-        self, token: str = "", credentials: Credentials | None = None, keys: Keys | None = None
+        self, token: str = "", credentials: AnyCredentials | None = None, keys: Keys | None = None
     ) -> None:
-        """`token` is sent with every call; `keys` says who is let in, by default whoever sends it.
+        """`token` is sent with every call, but not by the service to other hosts; `keys` says
+        who is let in, by default whoever sends it.
 
-        `credentials`: for `grpc+tls` locations, both listened at and dialled.
+        `credentials`: for `grpc+tls` locations, both listened at and dialled. Once they are others,
+        those are shown, at listeners within `LOOK_S`.
         """
         self._token, self._credentials = token, credentials
         self._keys = keys or Keys(token)
-        self._servers: list[RpcServer] = []
+        self._servers: list[_Listening] = []
+        self._renewing: asyncio.Task[None] | None = None
         self._streams: dict[ServedChannel, asyncio.Future[None]] = {}
         self._dialled: set[DialledChannel] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,14 +114,40 @@ class FlightNetwork:
         check_location(name)
         guard_fork()
         self._loop = asyncio.get_running_loop()
+        shown = self._credentials.current if self._credentials is not None else None
+        server = self._serve(name, routes, reads, shown)
+        if not name.startswith("grpc+unix"):
+            name = f"{name.rpartition(':')[0]}:{server.port}"
+        self._servers.append(_Listening(name, routes, reads, shown, server))
+        if name.startswith("grpc+tls") and self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew_forever())
+        return name
+
+    def _serve(
+        self, name: str, routes: Routes, reads: FlightReads | None, shown: Credentials | None
+    ) -> RpcServer:
         try:
-            server = RpcServer(self, name, routes, reads, self._keys, self._credentials)
+            return RpcServer(self, name, routes, reads, self._keys, shown)
         except STREAM_ERRORS as error:
-            raise UnavailableError(
-                f"cannot listen at {name}: {str(error).splitlines()[0]}"
-            ) from None
-        self._servers.append(server)
-        return name if name.startswith("grpc+unix") else f"{name.rpartition(':')[0]}:{server.port}"
+            why = str(error).splitlines()[0]
+            if "did not start properly" in why:  # gRPC says the reason on stderr alone
+                why = "another process has that port, or the address is not this host's"
+            raise UnavailableError(f"cannot listen at {name}: {why}") from None
+
+    async def _renew_forever(self) -> None:
+        """Listen with new credentials once there are some; open streams go on as they are."""
+        assert self._credentials is not None
+        while True:
+            await asyncio.sleep(LOOK_S)
+            shown = self._credentials.current
+            for place, old in enumerate(self._servers):
+                if old.name.startswith("grpc+tls") and old.shown is not shown:
+                    # Its port is free at once; the call itself waits for streams that go on.
+                    threading.Thread(target=old.server.shutdown, daemon=True).start()
+                    await asyncio.sleep(REBIND_S)
+                    server = self._serve(old.name, old.routes, old.reads, shown)
+                    self._servers[place] = old._replace(shown=shown, server=server)
+                    log.info("listening at %s with a new certificate", old.name)
 
     async def dial(
         self,
@@ -120,16 +164,20 @@ class FlightNetwork:
         with.
         """
         loop = asyncio.get_running_loop()
-        opening = Opening(path, with_version(hello))
+        opening, token = Opening(path, with_version(hello)), self._token
+        shown = self._credentials.current if self._credentials is not None else None
+        if location.startswith("grpc+tls") and shown is not None:
+            token = "" if shown.role == "service" else token
+            shown.check_valid()
         dialling = asyncio.to_thread(
             dial_blocking,
             loop,
             location,
             opening,
             (sends, receives),
-            self._token,
+            token,
             DIAL_S,
-            self._credentials,
+            shown,
         )
         channel = await self._settle(asyncio.ensure_future(dialling))
         self._dialled = {end for end in self._dialled if not end.gone} | {channel}
@@ -155,13 +203,15 @@ class FlightNetwork:
             handler.cancel()
         await asyncio.gather(*(end.close() for end in self._dialled))
         await asyncio.gather(*self._streams.values(), return_exceptions=True)
-        for server in self._servers:
-            await shut_down(server)
+        if self._renewing is not None:
+            self._renewing.cancel()
+        for listening in self._servers:
+            await shut_down(listening.server)
 
-    def begin_stream(self, opening: Opening, accept: Accept) -> ServedChannel:
+    def begin_stream(self, opening: Opening, accept: Accept, node: str) -> ServedChannel:
         """Start a handler on the loop; called by an RPC thread."""
         assert self._loop is not None
-        stream = ServedChannel(self._loop, opening.hello)
+        stream = ServedChannel(self._loop, opening.hello, node)
         call_threadsafe(self._loop, lambda: self._handle(stream, accept))
         return stream
 

@@ -16,7 +16,7 @@ The endpoint serves a run: a store or a replay.
     do_action("commit", {"run", "consumer", "cursor"})
         -> {}: everything before `cursor` is trained and durable
     do_action("status", {"run", "consumer"})
-        -> {"run", "cursor", "delivered", "end"}: see `storage/service.py`
+        -> {"run", "cursor", "delivered", "end"}: see `storage/serve/service.py`
 
 `ReadPlan.batches` locates the plan's groups in a file on the server's host: [offset, length] of one
 encapsulated IPC message (metadata and body, as `pyarrow.ipc.read_message` takes it) per group, in
@@ -27,7 +27,7 @@ only grows and is never truncated: unlinking it is safe.
 
 A cursor is the text `RUN@SEQ`; SEQ is the delivery_seq of the next group. An empty cursor in a
 ticket means: where this consumer committed last, else the start. This module promises shapes, not
-behaviour: the endpoint's promises stand in `storage/endpoint.py`.
+behaviour: the endpoint's promises stand in `storage/serve/endpoint.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from prorl.types import Json
 Layout = Literal["packed", "dense"]
 """`packed`: the STREAM schema.
 
-`dense`: with mask and logprobs of full length (`prorl.sequences.dense`).
+`dense`: with mask and logprobs of full length (`prorl.schema.sequences.dense`).
 """
 
 

@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from prorl.errors import ConfigError, SchemaError, UserError
+from prorl.net.join import JOIN_HINT
+from prorl.net.tls import Credentials
 from prorl.schema import check_schema, check_version
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.tls import JOIN_HINT, Credentials
+from prorl.schema.fields import SCHEMA_VERSION
 from prorl.types import Json
 
 IDLE = b"idle"

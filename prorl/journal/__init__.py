@@ -3,14 +3,14 @@
 `frames` is the file format, `records` what it holds, `attempt` what an agent asks and tells,
 `folder` all journals of one worker, from a row's arrival to its commit.
 
-Promised: what was recorded survives the death of the worker, however violent, and goes with the
-rollout when its node leaves in order. Not promised: that it survives the loss of the node, whose
-sandboxes are lost with it.
+Promised: what was recorded survives the death of the worker, however violent. Not promised: that it
+survives the node or a stop in order, since sandboxes end with them: what a node that leaves could
+not end within its time begins anew elsewhere.
 """
 
 from prorl.journal.attempt import UNKNOWN, AttemptJournal, CallId, ForkOrigin, Marks
-from prorl.journal.folder import Journals, handed_path
-from prorl.journal.records import Answer, Ended, Moved, Said
+from prorl.journal.folder import Journals
+from prorl.journal.records import Answer, Ended, Said
 from prorl.journal.recovered import Recovered
 
 __all__ = [
@@ -22,8 +22,6 @@ __all__ = [
     "ForkOrigin",
     "Journals",
     "Marks",
-    "Moved",
     "Recovered",
     "Said",
-    "handed_path",
 ]

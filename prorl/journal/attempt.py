@@ -20,19 +20,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from prorl.columns import History
 from prorl.errors import RolloutError
 from prorl.journal.records import (
     Answer,
     Ended,
     FrameKind,
-    Moved,
     Past,
     Said,
     answer_body,
     ended_body,
     said_body,
 )
+from prorl.schema.columns import History
 from prorl.types import FailureCode, FinishReason
 
 if TYPE_CHECKING:
@@ -46,12 +45,6 @@ UNKNOWN = (
     " not known]"
 )
 """What the policy is told of such a call."""
-
-MOVED_NOTE = (
-    "[the sandbox was moved to another machine before this call: the files of the workspace are as"
-    " they were; the shell and its variables, background processes and open files are gone]"
-)
-"""What the policy is told with the first call after that."""
 
 
 class CallId(NamedTuple):
@@ -99,15 +92,9 @@ class AttemptJournal:
         on_unknown: str = "tell",
         epoch: int = 0,
         forked: ForkOrigin | None = None,
-        anew: str = "",
     ) -> None:
         self._sink, self.on_unknown, self.epoch = sink, on_unknown, epoch
-        self._keep, self._anew = keep, anew
-        self._moved: Moved | None = None
-        self._untold = False
-        """Whether the policy is to hear that its sandbox was moved."""
-        self.in_call = False
-        """Whether a tool call was begun and has not answered."""
+        self._keep = keep
         self._forked = forked
         self._turns: dict[int, Said] = dict(forked.turns) if forked else {}
         self._answers: dict[tuple[int, int], Answer] = {}
@@ -120,15 +107,10 @@ class AttemptJournal:
     def remember(self, record: Past) -> None:
         """Take in what an earlier life recorded, in its order."""
         match record:
-            case Moved():
-                self._moved = record
-                self._untold = record.workspace and any(call >= 0 for _, call in self._answers)
-                return
             case Said():
                 self._turns[record.turn] = record
             case Answer():
                 self._answers[record.turn, record.index] = record
-                self._untold = self._untold and record.index < 0
             case Ended():
                 self.ended = record
         self.spent_s = record.spent_s
@@ -137,25 +119,10 @@ class AttemptJournal:
     def history(self) -> History:
         """What happened to the attempt, for its row."""
         return History(
-            resumes=self.epoch + (self._moved.resumes if self._moved else 0),
+            resumes=self.epoch,
             forked_from=self._forked.source if self._forked else "",
             diverged=sum(answer.diverged for answer in self._answers.values()),
-            anew=self._anew,
         )
-
-    def seed_attempt(self, attempt: int) -> int:
-        """Whose seeds are used: those of the attempt that recorded the first turn."""
-        return self._moved.seed_attempt if self._moved else attempt
-
-    @property
-    def has_turns(self) -> bool:
-        """Whether a model call was recorded, if only in part."""
-        return bool(self._turns)
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether a tool has answered."""
-        return any(index >= 0 for _, index in self._answers)
 
     # ---- model calls
 
@@ -164,17 +131,30 @@ class AttemptJournal:
         said = self._turns.get(turn)
         return said.context_ids if said is not None and said.segment == segment else None
 
-    def said(self, turn: int) -> Said | None:
+    def said(self, turn: int, prompt: bytes) -> Said | None:
         """A recorded model call; one that was cut is given only to an attempt that has ended.
 
-        Raises RolloutError when the attempt has ended and nothing more may be sampled.
+        One of another prompt (a digest) answers nothing, and what was recorded after it is of
+        another past: it is forgotten. Raises RolloutError when the attempt has ended and nothing
+        more may be sampled.
         """
         said = self._turns.get(turn)
+        if said is not None and said.prompt not in (b"", prompt):
+            self._forget(turn)
+            said = None
         cut = said is not None and said.completion.finish_reason is FinishReason.ABORT
         if said is not None and (not cut or self.ended):
             return said
         self.check_open()
         return None
+
+    def _forget(self, turn: int) -> None:
+        """From this turn on."""
+        self._turns = {n: said for n, said in self._turns.items() if n < turn}
+        self._answers = {key: told for key, told in self._answers.items() if key[0] < turn}
+        if self._forked is not None:
+            texts = {key: text for key, text in self._forked.texts.items() if key[0] < turn}
+            self._forked = self._forked._replace(texts=texts)
 
     def say(self, said: Said) -> None:
         """Write a model call down."""
@@ -195,7 +175,6 @@ class AttemptJournal:
         """A call is about to be made; whether an earlier life may have made it."""
         self._keep()
         doubtful, self._lived = not self._lived, True
-        self.in_call = True
         return doubtful
 
     def tell(self, answer: Answer) -> str:
@@ -203,10 +182,6 @@ class AttemptJournal:
         expected = self._forked.texts.get((answer.turn, answer.index)) if self._forked else None
         if expected is not None:
             answer = replace(answer, text=expected, diverged=answer.text != expected)
-        if answer.index >= 0:
-            if self._untold:
-                answer = replace(answer, text=f"{MOVED_NOTE}\n{answer.text}")
-            self._untold = self.in_call = False
         self._answers[answer.turn, answer.index] = answer
         self._write(FrameKind.ANSWER, answer_body, answer)
         return answer.text

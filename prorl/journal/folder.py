@@ -14,7 +14,6 @@ loses its journal, aloud, and goes on without one.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Callable
@@ -24,18 +23,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from prorl.columns import read_key
 from prorl.errors import SchemaError
 from prorl.journal import frames
 from prorl.journal.attempt import AttemptJournal, ForkOrigin, nothing
 from prorl.journal.records import (
     FrameKind,
-    Moved,
     life_body,
-    moved_body,
 )
 from prorl.journal.recovered import Recovered, parse_journal, reopened
-from prorl.rows import Row
+from prorl.linux import locks
+from prorl.schema.columns import read_key
+from prorl.schema.rows import Row
 from prorl.types import AttemptKey
 
 Sync = Callable[[int], None]
@@ -44,9 +42,6 @@ LIMIT_BYTES = 1 << 30
 SUFFIX = ".journal"
 
 log = logging.getLogger("prorl.journal")
-
-_OF_THIS_NODE = frozenset({FrameKind.ROW, FrameKind.LIFE})
-"""What another node that goes on with the attempt has of its own."""
 
 
 class _Open:
@@ -92,9 +87,8 @@ class Journals:
         While another process has the folder nothing is kept here.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = locks.take(self._folder / "lock")
         except OSError:
             log.warning("another process writes %s: no journal is kept", self._folder)
             self.close()
@@ -134,10 +128,7 @@ class Journals:
         key = read_key(row)
         if key in self._open:
             return
-        journal = self._open[key] = self._expected[key] = _Open(key, row)
-        if row.value("handed"):
-            self._begin(journal)
-            self._move_in(journal, row)
+        self._open[key] = self._expected[key] = _Open(key, row)
 
     def settle(self) -> None:
         """Begin the journals of all rows that have come, before anybody hears that they have."""
@@ -164,47 +155,8 @@ class Journals:
         path = self._folder / f"{next(self._numbers)}{SUFFIX}"
         return path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
 
-    def _move_in(self, journal: _Open, row: Row) -> None:
-        """What another node has handed over of the attempt becomes the beginning of its journal."""
-        key = journal.key
-        path = handed_path(self._folder, key)
-        try:
-            prefix = frames.read(path.read_bytes())
-            if prefix.damage:
-                raise SchemaError(f"{prefix.damage}, byte {prefix.end}", "sealed frames")
-            past = parse_journal(path, prefix)
-        except (OSError, SchemaError) as error:
-            log.warning("%s begins anew: what was handed over cannot be read: %s", key, error)
-            path.unlink(missing_ok=True)
-            return
-        for frame in prefix.frames:
-            if frame.kind not in _OF_THIS_NODE:
-                self._write(journal, FrameKind(frame.kind), bytes(frame.body))
-        earlier = next((r for r in reversed(past.records) if isinstance(r, Moved)), None)
-        moved = Moved(
-            resumes=past.epoch + 1 + (earlier.resumes if earlier else 0),
-            seed_attempt=earlier.seed_attempt if earlier else past.key.attempt,
-            workspace=bool(row.value("sandbox")["sandbox_id"]),
-        )
-        self._write(journal, FrameKind.MOVED, moved_body(moved))
-        self._pasts[key] = past._replace(key=key, records=(*past.records, moved)), 0
-        path.unlink(missing_ok=True)
-
-    def past(self, key: AttemptKey) -> bytes:
-        """A journal for another node to go on with: without its end; empty if nothing happened."""
-        journal = self._open.get(key)
-        if journal is None or journal.fd < 0:
-            return b""
-        kept = [f for f in frames.read(journal.path.read_bytes()).frames if f.kind != FrameKind.END]
-        if all(frame.kind in _OF_THIS_NODE for frame in kept):
-            return b""
-        return b"".join(
-            frames.seal(frame.kind, number, frame.body) + frame.body
-            for number, frame in enumerate(kept)
-        )
-
     def attempt(
-        self, key: AttemptKey, *, on_unknown: str, forked: ForkOrigin | None = None, anew: str = ""
+        self, key: AttemptKey, *, on_unknown: str, forked: ForkOrigin | None = None
     ) -> AttemptJournal:
         """The journal of an attempt that begins, or goes on."""
         recovered, epoch = self._pasts.pop(key, (None, 0))
@@ -215,7 +167,6 @@ class Journals:
             on_unknown=on_unknown,
             epoch=epoch,
             forked=forked,
-            anew="" if recovered else anew,
         )
         for record in recovered.records if recovered else ():
             journal.remember(record)
@@ -330,8 +281,3 @@ def _emptied(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def handed_path(folder: Path, key: AttemptKey) -> Path:
-    """Where INIT leaves what was handed over; `folder` is that of any RUN worker of this node."""
-    return folder.parent / "handed" / f"{key.rollout_id}.{key.attempt}.{key.run_id}{SUFFIX}"

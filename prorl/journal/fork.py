@@ -4,10 +4,10 @@ They travel in `task.data["fork"]`, which is ours and no env's: `{"from": "RUN/R
 "said": [Arrow record batches of `SAID`, base64], "texts": [[turn, number, text]]}`. RUN takes it
 out of the task before the env and the agent see it.
 
-What a fork promises: the ids, logprobs and versions of its past are those of the record, and the
-policy reads the recorded tool outputs. What it does not: that the workspace is the one of then. It
-is made by running the recorded calls again, so what depends on time, chance or the outside may
-differ; `diverged` counts calls whose output did.
+What a fork promises: the ids and logprobs of its past are those of the record, and the policy reads
+the recorded tool outputs. They are sampled and do not train: their versions are another run's. What
+it does not: that the workspace is the one of then. It is made by running the recorded calls again,
+so what depends on time, chance or the outside may differ; `diverged` counts calls whose output did.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ import pyarrow as pa
 from prorl.errors import SchemaError, TaskError
 from prorl.journal.attempt import ForkOrigin
 from prorl.journal.records import Said, check_said, one_row
-from prorl.schema_fields import list_of, required
-from prorl.types import Completion, FinishReason, Json, PolicyVersion, Task
+from prorl.schema.fields import list_of, required
+from prorl.types import (
+    UNKNOWN_VERSION,
+    Completion,
+    FinishReason,
+    Json,
+    PolicyVersion,
+    Task,
+)
 
 if TYPE_CHECKING:
     from prorl.types import Float32, Int32
@@ -97,7 +104,14 @@ def _read(past: Mapping[str, Json]) -> ForkOrigin:
     if [one.turn for one in said] != list(range(len(said))):
         raise ValueError(f"turns {[one.turn for one in said]}")
     texts = {(int(turn), int(number)): str(text) for turn, number, text in past["texts"]}
-    return ForkOrigin(str(past["from"]), {one.turn: one for one in said}, texts)
+    return ForkOrigin(str(past["from"]), {one.turn: _foreign(one) for one in said}, texts)
+
+
+def _foreign(said: Said) -> Said:
+    """Sampled by weights of another run: they are no version of this one, and do not train."""
+    completion = said.completion
+    unknown = (UNKNOWN_VERSION,) * len(completion.versions)
+    return replace(said, completion=replace(completion, versions=unknown))
 
 
 def _written(said: Said) -> bytes:

@@ -5,7 +5,6 @@
     SAID    a completed model call: ids of the context before it, sampled ids, logprobs, versions
     ANSWER  what the policy is told of a tool call
     END     how the loop ended, and what crosses into EVAL
-    MOVED   what is before it was recorded on another node, which handed the attempt over
 
 All but the row are MessagePack arrays of their fields; ids and logprobs are in them as the bytes of
 little-endian int32 and float32, so that a record costs what its bytes cost. Both are exact; a
@@ -39,7 +38,6 @@ class FrameKind(IntEnum):
     SAID = 3
     ANSWER = 4
     END = 5
-    MOVED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,6 +54,8 @@ class Said:
     """Waiting included; `completion.llm_s` is the backend's own."""
     spent_s: float = 0.0
     """Of the attempt's budget until then, in all its lives."""
+    prompt: bytes = b""
+    """Digest of all ids before the sampled ones; empty = of a fork, whose prompts are its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,26 +83,13 @@ class Ended:
     spent_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """Another node has recorded what is before this."""
-
-    resumes: int
-    """How often another worker has gone on with the rollout's turns, this time included."""
-    seed_attempt: int
-    """The attempt that sampled the first turn: seeds stay those of it."""
-    workspace: bool
-    """Whether there was a sandbox, of which the workspace's files came along."""
-    spent_s: float = 0.0
-
-
 class Life(NamedTuple):
     """A worker has taken the attempt over."""
 
     epoch: int
 
 
-Past = Said | Answer | Ended | Moved
+Past = Said | Answer | Ended
 """What the next life hears of an attempt."""
 
 
@@ -124,6 +111,7 @@ class _Said(_Fields):
     backend: str
     llm_s: float
     spent_s: float
+    prompt: bytes
 
 
 class _Answer(_Fields):
@@ -141,12 +129,6 @@ class _Ended(_Fields):
     message: bytes
     artefact: bytes
     spent_s: float
-
-
-class _Moved(_Fields):
-    resumes: int
-    seed_attempt: int
-    workspace: bool
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=int).encode
@@ -171,6 +153,7 @@ def said_body(said: Said) -> bytes:
             completion.backend,
             said.llm_s,
             said.spent_s,
+            said.prompt,
         )
     )
 
@@ -187,11 +170,6 @@ def ended_body(ended: Ended) -> bytes:
     """The body of an END frame."""
     message = ended.message.encode("utf-8", "surrogatepass")
     return _encode(_Ended(ended.stop, ended.code, message, ended.artefact, ended.spent_s))
-
-
-def moved_body(moved: Moved) -> bytes:
-    """The body of a MOVED frame."""
-    return _encode(_Moved(moved.resumes, moved.seed_attempt, moved.workspace))
 
 
 def life_body(epoch: int) -> bytes:
@@ -266,6 +244,7 @@ def _read_said(body: memoryview) -> Said:
             temperature=value.temperature,
             llm_s=value.llm_s,
             spent_s=value.spent_s,
+            prompt=value.prompt,
         )
     )
 
@@ -293,11 +272,6 @@ def _read_ended(body: memoryview) -> Ended:
     )
 
 
-def _read_moved(body: memoryview) -> Moved:
-    value = msgspec.msgpack.decode(body, type=_Moved)
-    return Moved(resumes=value.resumes, seed_attempt=value.seed_attempt, workspace=value.workspace)
-
-
 def _read_life(body: memoryview) -> Life:
     return msgspec.msgpack.decode(body, type=Life)
 
@@ -307,5 +281,4 @@ _READ: dict[FrameKind, Callable[[memoryview], Past | Life]] = {
     FrameKind.SAID: _read_said,
     FrameKind.ANSWER: _read_answer,
     FrameKind.END: _read_ended,
-    FrameKind.MOVED: _read_moved,
 }

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.columns import read_key
 from prorl.errors import SchemaError
 from prorl.journal import frames
 from prorl.journal.records import (
@@ -16,7 +15,8 @@ from prorl.journal.records import (
     read,
     read_row,
 )
-from prorl.rows import Row
+from prorl.schema.columns import read_key
+from prorl.schema.rows import Row
 from prorl.types import AttemptKey
 
 _KINDS = frozenset(FrameKind)

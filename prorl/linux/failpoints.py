@@ -29,7 +29,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "log.accepted": "the same, with groups that were accepted",
         "log.committed": "the same, with a part that was committed",
         "log.published": "the same, with a commit that readers see",
-        "log.decided": "the same, with decisions or hand-outs of groups",
+        "log.decided": "the same, with decisions of groups",
         "log.cursor": "the same, with a trainer's cursor",
         "manifest.written": "gateway: a run's manifest is durable, the log does not know the run",
         "file.synced": "store: a file has its content under its temporary name",

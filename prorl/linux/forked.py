@@ -11,6 +11,12 @@ EXIT_CRASHED = os.EX_SOFTWARE
 EXIT_LEFT = 3
 """How a part of the service ends that was asked to leave and has nothing in hand any more."""
 
+EXIT_REFUSED = 5
+"""The service will never let it in as it is: to try again would be noise."""
+
+EXIT_DISK = 6
+"""The disk says no; it may say yes later."""
+
 EXIT_REPLACED = 4
 """How a worker ends whose name another life has taken."""
 

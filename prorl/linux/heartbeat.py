@@ -7,16 +7,23 @@
 Silence means that the loop, which owns all of the process's state, does not turn: the process is
 stopped, hangs in a call, or spins. Its parent ends it then, because everything survives a death
 and nothing survives a freeze. A process without a parent that listens beats for nobody.
+
+A loop that has not turned for SAYS_S has its threads' tracebacks on stderr, its log, before it is
+ended: that takes no lock of Python's, which may be what hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 from typing import Final
 
+from prorl.timing import BEAT_S
+
 VARIABLE: Final = "PRORL_HEARTBEAT_FD"
-BEAT_S: Final = 1.0
+SAYS_S = 5.0
+"""Before its parent ends it (`PROCESS_SILENCE_S`)."""
 
 
 def start() -> None:
@@ -30,10 +37,12 @@ def start() -> None:
 
 
 def _beat(loop: asyncio.AbstractEventLoop, pipe: int) -> None:
+    faulthandler.dump_traceback_later(SAYS_S)
     try:
         os.write(pipe, b".")
     except BlockingIOError:
         pass  # the parent is the one that is stopped; it finds the pipe full of beats
     except BrokenPipeError:
+        faulthandler.cancel_dump_traceback_later()
         return
     loop.call_later(BEAT_S, _beat, loop, pipe)

@@ -109,7 +109,7 @@ class ChatMLRenderer:
         reasoning, text = split_thoughts(
             self._speech.text(ids), (_THINK, _THINK_END), is_open=False
         )
-        said = hermes(text, {})
+        said = hermes(text, {}, len(ids) < len(completion_ids))
         return Message(
             role="assistant", content=said.content, tool_calls=said.calls, reasoning=reasoning
         )

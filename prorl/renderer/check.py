@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from prorl.config.renderer import RendererSpec
 from prorl.errors import ConfigError, UserError
 from prorl.renderer.load import describe, make_renderer
-from prorl.renderer_spec import RendererSpec
 
 if TYPE_CHECKING:
     from prorl.types import Json
 
 MEMORY_BYTES = 8 << 30
 CPU_S = 60
-WALL_S = 120.0
+WALL_S = 600.0
 
 
 async def check(spec: RendererSpec) -> dict[str, Json]:
@@ -69,7 +69,7 @@ def _ended(spec: RendererSpec, how: str) -> ConfigError:
     return ConfigError(
         f"the check of {spec.model}'s chat template {how}",
         f"a model that is proved within {CPU_S} s and {MEMORY_BYTES >> 30} GiB",
-        "try `prorl renderer DIR`",
+        "try `prorl doctor --model DIR`",
     )
 
 

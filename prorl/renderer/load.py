@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prorl import plugins
+from prorl.config.renderer import RendererSpec
 from prorl.errors import ConfigError
 from prorl.renderer.chatml import ChatMLRenderer
-from prorl.renderer_spec import RendererSpec
 from prorl.tokenizer import HFTokenizer, load_tokenizer
 from prorl.types import Json
 
@@ -79,12 +79,18 @@ def template_renderer(spec: RendererSpec, tokenizer: HFTokenizer) -> Renderer:
         template,
         find_family((tool_template or template).source, spec.family, template.where),
         tool_template=tool_template,
-        stop_ids=checkpoint.stop_ids,
+        stop_ids=[*checkpoint.stop_ids, *_eos(checkpoint, tokenizer)],
         on_rewrite=spec.on_rewrite,
         unshown_tools=spec.unshown_tools,
     )
     renderer.proof = proof.check(renderer, spec.model)
     return renderer
+
+
+def _eos(checkpoint: Checkpoint, tokenizer: HFTokenizer) -> list[int]:
+    """The tokenizer's own end: model servers stop there, asked or not."""
+    eos = tokenizer.specials.get(checkpoint.special_tokens.get("eos_token", ""))
+    return [] if eos is None else [eos]
 
 
 def _check_jinja2(spec: RendererSpec) -> None:

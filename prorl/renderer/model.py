@@ -214,12 +214,13 @@ class TemplateRenderer:
     ) -> Message:
         """The assistant message that was sampled: content, thoughts and calls apart.
 
-        Broken calls have their error.
+        Broken calls have their error; so has one that is not closed where no stop token ends the
+        turn, which was cut off then.
         """
         ids, is_ended = self._up_to_stop(completion_ids)
         is_open = self.opens_thoughts if prompt_ids is None else self._is_open(prompt_ids)
         reasoning, text = self._split(self._speech.text(ids), is_open, is_ended)
-        said = self.family.grammar(text, {tool.name: tool for tool in tools})
+        said = self.family.grammar(text, {tool.name: tool for tool in tools}, is_ended)
         return Message(
             role="assistant",
             content=said.content,

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from prorl.failures import FailureCode
 from prorl.linux.forked import EXIT_CRASHED
+from prorl.states import FailureCode
 
 KILLED = 128
 """A launcher ends with this plus the signal that killed what it guards."""

@@ -69,8 +69,10 @@ class Kind:
     """
 
 
-MAX_PTYS = 256
-"""Of one sandbox: the kernel has a few thousand for the whole machine."""
+MAX_PTYS = 16
+"""Of one sandbox: the kernel has a few thousand for the whole machine, and a node starts no more
+sandboxes than they are enough for (`node/maker.py`).
+"""
 
 HELD_BY_NAMESPACES = (
     "files, processes, network, IPC and host name of the host are out of reach",

@@ -6,7 +6,6 @@ The service's is started by its supervisor.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
 import sys
@@ -16,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from prorl.errors import UnavailableError
+from prorl.linux import locks
 from prorl.sandbox.host import UnixSandboxHost
 
 PREFIX = "prl-own-"
@@ -44,15 +44,11 @@ def _folder() -> Iterator[str]:
 def _lock(folder: str | Path) -> int:
     """A descriptor that has the folder locked; -1 when another has, or it is gone, or not ours."""
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = locks.take(folder, locks.FOLDER)
     except OSError:
         return -1
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(handle).st_uid == os.geteuid() and Path(folder).is_dir():
-            return handle
-    except OSError:
-        pass
+    if os.fstat(handle).st_uid == os.geteuid() and Path(folder).is_dir():
+        return handle
     os.close(handle)
     return -1
 

@@ -6,8 +6,9 @@ That is the log's one writer, the control streams, the lease edge.
     replies, cancels, leases, acks
 
 One transaction is in flight at a time; whatever happens meanwhile shares the next one. Urgent
-changes start it at once; progress alone waits up to `LAZY_S`. When the log cannot be written the
-process ends: it starts again from what is durable.
+changes start it at once; progress alone waits up to `LAZY_S`. While the disk says no the
+transaction waits, and status, health and metrics are answered. When the log cannot be written for
+another reason the process ends: it starts again from what is durable.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 
 from prorl.backends.catalogue import is_server
 from prorl.config import ServiceConfig
@@ -25,31 +27,31 @@ from prorl.control import (
     Kind,
     Paused,
     Problem,
-    Silent,
     Stuck,
     Welcome,
     from_batch,
     to_batch,
 )
-from prorl.errors import FencedError, StorageError, UserError
-from prorl.flight import handover
+from prorl.errors import DiskRefusedError, FencedError, StorageError, UserError
 from prorl.limits import Clock, steady
 from prorl.linux.disk import disk_full
+from prorl.net.access import check_node
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
-from prorl.service.core import Core
-from prorl.service.journal import LogBatch
-from prorl.service.leases import Leases
-from prorl.service.log import ControlLog
-from prorl.service.probes import Probes
-from prorl.service.publish import Publisher
-from prorl.service.servers import Servers
-from prorl.service.snapshot import run_snapshot, wanted
-from prorl.service.state import REMOTE_GRACE_S, UPSTREAM, RunRecord, WorkerRecord
-from prorl.service.versions import keep_version
-from prorl.service.watchdog import ProgressWatchdog
-from prorl.service.workers import CLAIM_GRACE_S
-from prorl.storage.layout import RunDir
+from prorl.service.core.core import Core
+from prorl.service.core.leases import Leases
+from prorl.service.core.proofs import Proofs
+from prorl.service.core.state import RunRecord, WorkerRecord
+from prorl.service.core.watchdog import ProgressWatchdog
+from prorl.service.log.journal import LogBatch
+from prorl.service.log.log import ControlLog
+from prorl.service.log.outbox import read_page, run_news
+from prorl.service.pool.probes import Probes
+from prorl.service.pool.publish import Publisher
+from prorl.service.pool.servers import Servers
+from prorl.service.pool.weights import keep_version
+from prorl.storage.files.layout import RunDir
+from prorl.timing import CLAIM_GRACE_S, REMOTE_GRACE_S, now
 
 LAZY_S = 0.1
 """How long changes that nobody waits for may wait for company in a transaction."""
@@ -58,6 +60,9 @@ SWEEP_TICKS = 3
 """`sweep` runs each so many lazy ticks."""
 
 WATCH_TICKS = 10
+
+DISK_AGAIN_S = 1.0
+"""Until a disk that said no is asked again."""
 
 log = logging.getLogger("prorl.service")
 
@@ -78,6 +83,12 @@ _SUPERSEDED = Welcome(worker="", endpoints={}, superseded=True)
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 
 
+def _refuse(waiters: list[asyncio.Future[None]], error: StorageError) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_exception(error)
+
+
 class Gateway:
     """Serves one root. `run()` works until it is cancelled."""
 
@@ -86,11 +97,11 @@ class Gateway:
         config: ServiceConfig,
         control_log: ControlLog,
         network: Network,
-        clock: Clock = time.monotonic,
-        wall: Clock = time.time,
+        clock: Clock = now,
+        wall: Clock | None = None,
     ) -> None:
         self.config = config
-        wall = steady(wall, clock)
+        wall = wall or steady(time.time, time.monotonic)
         self.core = Core(
             control_log,
             config.backends,
@@ -99,12 +110,10 @@ class Gateway:
             max_queued=config.max_queued_rollouts,
             quotas=config.tenants,
             claim_grace_s=REMOTE_GRACE_S if config.journal_sync else CLAIM_GRACE_S,
-            preempt_after_s=config.preempt_after_s,
+            on_backends=self.backends_changed,
         )
         self._watchdog = ProgressWatchdog(self.core.state, clock)
         self._log, self._network, self.wall = control_log, network, wall
-        self.handovers = handover.Handovers(config.root / "handover")
-        self.handovers.open()
         self.leases = Leases(
             self.core.state,
             self.core.rollouts,
@@ -112,10 +121,8 @@ class Gateway:
             wall,
             self.wake,
             config.tokenizer,
-            self.handovers,
         )
-        self.core.grants.placeable = self.leases.placeable
-        self.leases.starving = lambda: self.core.preemption.starving
+        self.proofs = Proofs(wall)
         self.servers = Servers(config, lambda name: name in self.core.state.balancer.states)
         self.publisher = Publisher(
             self.core,
@@ -123,18 +130,20 @@ class Gateway:
             self._tell_paused,
             self.servers.key_of,
             model=config.model,
+            sample=self.servers.sample,
             record=lambda record: keep_version(
                 RunDir(config.run_directory(record.run_id)), record, wall()
             ),
         )
-        self.core.watched.on_change = self.backends_changed
         self._channels: dict[WorkerRecord, Channel] = {}
-        self._live_store: WorkerRecord | None = None
-        """The store that has its snapshots and gets messages."""
+        self._told: dict[WorkerRecord, int] = {}
+        """The store's session that knows the runs, and up to where it was told the outbox."""
         self._sessions = 0
         self._acks: dict[WorkerRecord, int] = {}
         self._dirty = asyncio.Event()
         self._lazy_due = False
+        self.trouble = ""
+        """Why the log takes nothing now."""
         self._waiters: list[asyncio.Future[None]] = []
         self._closing: set[asyncio.Future[None]] = set()
 
@@ -142,7 +151,6 @@ class Gateway:
         """Serve the lease edge and control streams. Returns the location."""
         path, route = self.leases.route
         routes = {path: route, "control": (self._control, CONTROL, CONTROL)}
-        routes[handover.PATH] = self.handovers.route
         if self.config.listener is not None:
             await self._network.listen(self.config.listener.bound(1), routes)
         return await self._network.listen(self.config.gateway_flight, routes)
@@ -162,6 +170,7 @@ class Gateway:
                 group.create_task(probes.watch(), name="probe backends")
                 group.create_task(self.publisher.watch(), name="watch weights")
         finally:
+            await self.proofs.close()
             await self.publisher.close()
 
     def wake(self) -> None:
@@ -181,7 +190,7 @@ class Gateway:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            self.core.pump(self.leases.room)
+            self.core.pump(self.leases.room, self.leases.room_for)
             if self.core.grants.prune():
                 self.wake()  # the rest after this transaction
             if (
@@ -196,54 +205,76 @@ class Gateway:
         batch = self.core.journal.take()
         waiters, self._waiters = self._waiters, []
         try:
-            if batch.writes:
-                await self._log.write(batch.writes)
+            while batch.writes and not await self._written(batch, waiters):
+                await asyncio.sleep(DISK_AGAIN_S)
         except StorageError as error:
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_exception(error)
+            _refuse(waiters, error)
             raise
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
         await self._dispatch(batch)
 
+    async def _written(self, batch: LogBatch, waiters: list[asyncio.Future[None]]) -> bool:
+        """Whether the batch is in the log; not while the disk says no.
+
+        Whoever waits hears so; what is only read or watched is answered meanwhile.
+        """
+        try:
+            await self._log.write(batch.writes)
+        except DiskRefusedError as error:
+            if not self.trouble:
+                log.error("%s; waiting", error)
+            self.trouble = str(error)
+            _refuse([*waiters, *self._waiters], error)
+            self._waiters.clear()
+            return False
+        if self.trouble:
+            log.warning("the disk takes writes again")
+            self.trouble = ""
+        return True
+
     async def _dispatch(self, batch: LogBatch) -> None:
         """Everything that waited for this transaction."""
         self.core.durable(batch)
         self._acks |= batch.acks
-        if batch.to_store and self._live_store:
-            batch.outbox.setdefault(self._live_store, []).extend(batch.to_store)
+        stores = self.core.state.of_role("store")
         for worker, rows in batch.outbox.items():
-            if worker not in batch.snapshots:
+            if worker.role != "store":
                 self._send(worker, rows)
         self.leases.add(batch.granted)
-        for worker in batch.snapshots:
-            # A store that asks in the same breath as it comes must know every run before it hears
-            # the answer: else it takes an open run for a finished one.
-            rows = batch.outbox.get(worker, [])
-            first = sum(row.kind is Kind.WELCOME for row in rows[:1])
-            self._send(worker, rows[:first])
-            await self._introduce(worker)
-            self._send(worker, rows[first:])
-
-    async def _introduce(self, store: WorkerRecord) -> None:
-        """Tell a store that has come what the log holds; from here on it gets messages.
-
-        Long histories take long to read: the loop serves others meanwhile. Nothing becomes durable
-        until it is done, so that what is read is the log of one moment.
-        """
-        for run in list(self.core.state.runs.values()):
-            if not self.core.workers.current(store):
-                return
-            if wanted(run):
-                rows = await asyncio.to_thread(run_snapshot, self._log, run, self.wall())
+        for store in stores:
+            rows = batch.outbox.get(store, [])
+            if store in self._told:
                 self._send(store, rows)
-        if not self.core.workers.current(store):
-            return
-        self._live_store = store
-        for run in self.core.state.open.values():
-            self._tell_stuck(run)
+                await self._tell_store(store, batch.runs)
+            elif rows and rows[0].kind is Kind.WELCOME:
+                # A store that asks in the same breath as it comes must know every run before it
+                # hears the answer: else it takes an open run for a finished one.
+                self._send(store, rows[:1])
+                self._told = {store: 0}
+                await self._tell_store(
+                    store, [run for run in self.core.state.runs.values() if run.wanted]
+                )
+                self._send(store, rows[1:])
+                for run in self.core.state.open.values():
+                    self._tell_stuck(run)
+
+    async def _tell_store(self, store: WorkerRecord, runs: Iterable[RunRecord]) -> None:
+        """These runs, and what the outbox has behind the session's cursor.
+
+        Much takes long to read: the loop serves others meanwhile. Nothing becomes durable until it
+        is done, so that what is read is the log of one moment.
+        """
+        for run in runs:
+            self._send(store, run_news(self._log, run))
+        page = read_page(self._log, self._told[store])
+        while store in self._told:
+            self._send(store, page.rows)
+            self._told[store] = page.upto
+            if not page.more:
+                return
+            page = await asyncio.to_thread(read_page, self._log, page.upto)
 
     def _send(self, worker: WorkerRecord, rows: list[ControlRow]) -> None:
         channel = self._channels.get(worker)
@@ -289,6 +320,9 @@ class Gateway:
         """The session that begins; None for an earlier life of a worker, which is told so."""
         if row.kind is not Kind.HELLO:
             raise UserError(f"a control stream began with {row.kind.value!r}", "hello")
+        if channel.node:
+            said = row.read_hello("a node's hello")
+            check_node(channel.node, {"worker": said.worker, "node": said.node, "role": said.role})
         self._sessions += 1
         try:
             worker = self.core.workers.hello(self._sessions, row)
@@ -299,8 +333,6 @@ class Gateway:
         for earlier in [w for w in self._channels if w.name == worker.name]:
             self._cut(earlier)
         self._channels[worker] = channel
-        if worker.role == "store":
-            self._live_store = None
         if worker.role == "run":
             self._send(worker, [self._backends_told()])
         about = {"role": worker.role, "worker_pid": worker.pid}
@@ -329,8 +361,7 @@ class Gateway:
 
     def _gone(self, worker: WorkerRecord) -> None:
         if self._channels.pop(worker, None) is not None:
-            if self._live_store is worker:
-                self._live_store = None
+            self._told.pop(worker, None)
             log.info("worker %s has gone", worker.name, extra={"held": len(worker.held)})
         self.core.workers.gone(worker)
         self.wake()
@@ -364,34 +395,20 @@ class Gateway:
         for worker in self.core.workers.silent():
             log.warning("worker %s is silent; it counts as dead", worker.name)
             self._cut(worker)
-        for worker in self.core.workers.hushed(SWEEP_TICKS * LAZY_S):
-            self._pass_by(worker)
         for record in self.leases.overdue():
             self.core.rollouts.failed(
                 record, record.life.attempt, "queue_deadline", "no worker took its lease in time"
             )
-        self.handovers.prune(self.core.rollouts.may_go_on)
         self.leases.prune()
         self.core.sweep()
 
-    def _pass_by(self, worker: WorkerRecord) -> None:
-        """Whoever supplies it gives what it has not taken to others of its role."""
-        if len(self.core.state.of_role(worker.role)) == 1:
-            return
-        log.info("worker %s is silent: its work goes to others", worker.name)
-        if worker.role == "init":
-            self.leases.cut(worker)
-        silent = ControlRow.of(Silent(worker=worker.name, incarnation=worker.incarnation))
-        for supplier in self.core.state.of_role(UPSTREAM.get(worker.role, "")):
-            self._send(supplier, [silent])
-
     def _watch(self) -> None:
-        for run in self._watchdog.look(disk_full(self.config.root)):
+        for run in self._watchdog.look(self.trouble or disk_full(self.config.root)):
             log.warning("run %s %s", run.run_id, f"is stuck: {run.stuck}" if run.stuck else "moves")
             self._tell_stuck(run)
 
     def _tell_stuck(self, run: RunRecord) -> None:
         """Trainers hear it from the store, instead of rows."""
-        if self._live_store is not None and run.config.delivery == "stream":
-            row = ControlRow.of(Stuck(reason=run.stuck), run_id=run.run_id)
-            self._send(self._live_store, [row])
+        row = ControlRow.of(Stuck(reason=run.stuck), run_id=run.run_id)
+        for store in self._told if run.config.delivery == "stream" else ():
+            self._send(store, [row])

@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ProrlError, UnavailableError
+from prorl.net.tls import AnyCredentials, Caller
 from prorl.protocols import Network
-from prorl.service.app import create_app
+from prorl.service.core.manifest import check_directories, claim_store
 from prorl.service.gateway import Gateway
-from prorl.service.log import ControlLog
-from prorl.service.manifest import check_directories
-from prorl.tls import Credentials
+from prorl.service.http.app import create_app
+from prorl.service.http.door import Door, Take
+from prorl.service.log.log import ControlLog
 
 STOP_S = 2.0
 
@@ -41,27 +40,15 @@ class Served:
     http_port: int
     flight: str
     work: asyncio.Future[None]
-    web: tuple[asyncio.Future[None], ...]
-    """One a listener: loopback, and the one for other hosts."""
+    web: asyncio.Future[None]
 
     async def failed(self) -> None:
         """Wait until the gateway cannot go on; raises the reason."""
-        await asyncio.wait({self.work, *self.web}, return_when=asyncio.FIRST_COMPLETED)
-        for part in (self.work, *self.web):
+        await asyncio.wait({self.work, self.web}, return_when=asyncio.FIRST_COMPLETED)
+        for part in (self.work, self.web):
             if part.done():
                 part.result()
         raise UnavailableError("the gateway's HTTP side has ended")
-
-
-class WithRole(H11Protocol):
-    """Tells the app who called: the role in the certificate, as `scope["state"]["role"]`."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A caller whose certificate was accepted."""
-        subject = transport.get_extra_info("peercert")["subject"]
-        names = [value for part in subject for key, value in part if key == "commonName"]
-        self.app_state = {**self.app_state, "role": names[0] if names else ""}
-        super().connection_made(transport)
 
 
 class _Server(uvicorn.Server):
@@ -95,7 +82,7 @@ async def serving(
     config: ServiceConfig,
     network: Network,
     log: ControlLog | None = None,
-    credentials: Credentials | None = None,
+    credentials: AnyCredentials | None = None,
 ) -> AsyncIterator[Served]:
     """Serve a root over HTTP and over `network`, which is not closed here.
 
@@ -114,15 +101,14 @@ async def serving(
         log = log or ControlLog(config.root / "control.db")
         sockets.callback(log.close)
         gateway = Gateway(config, log, network)
+        claim_store(config, log.owner)
         check_directories(config, gateway.core.state.runs.values())
         work = asyncio.ensure_future(gateway.run())
         app = create_app(gateway)
         try:
-            async with AsyncExitStack() as stack:
-                web = [await stack.enter_async_context(_web(app, listener))]
+            async with _web(app, listener) as (web, take):
                 if outer is not None and credentials is not None:
-                    context = credentials.server_context()
-                    web.append(await stack.enter_async_context(_web(app, outer, context)))
+                    sockets.enter_context(Door(outer, credentials, take))
                 yield await _served(gateway, listener, work, web)
         finally:
             await _end(gateway, work)
@@ -132,7 +118,7 @@ async def _served(
     gateway: Gateway,
     listener: socket.socket,
     work: asyncio.Future[None],
-    web: Sequence[asyncio.Future[None]],
+    web: asyncio.Future[None],
 ) -> Served:
     """Listen to workers as well, and say where everything is."""
     flight = await gateway.listen()
@@ -144,7 +130,7 @@ async def _served(
         http_port=port,
         flight=flight,
         work=work,
-        web=tuple(web),
+        web=web,
     )
 
 
@@ -165,29 +151,31 @@ def _outer(config: ServiceConfig, sockets: ExitStack) -> socket.socket:
 
 @asynccontextmanager
 async def _web(
-    app: ASGIApp, listener: socket.socket, context: ssl.SSLContext | None = None
-) -> AsyncIterator[asyncio.Future[None]]:
-    """uvicorn around the app on one listener, in this loop; open requests end within `STOP_S`."""
-    server = _server(app, context)
+    app: ASGIApp, listener: socket.socket
+) -> AsyncIterator[tuple[asyncio.Future[None], Take]]:
+    """uvicorn around the app in this loop, on one listener and for what `take` is given; open
+    requests end within `STOP_S`.
+    """
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=60
+    )
+    config.load()
+    server, loop = _Server(config), asyncio.get_running_loop()
+
+    def take(connection: socket.socket, caller: Caller) -> None:
+        def protocol() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=server.server_state, app_state={"caller": caller}
+            )
+            return made
+
+        asyncio.run_coroutine_threadsafe(loop.connect_accepted_socket(protocol, connection), loop)
+
     task = asyncio.ensure_future(server._serve(sockets=[listener]))
     try:
-        yield task
+        yield task, take
     finally:
         server.should_exit = True
         await asyncio.wait({task}, timeout=STOP_S)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def _server(app: ASGIApp, context: ssl.SSLContext | None) -> _Server:
-    config = uvicorn.Config(
-        app,
-        http=WithRole if context is not None else "auto",
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_keep_alive=60,
-    )
-    config.load()
-    config.ssl = context
-    return _Server(config)

@@ -26,13 +26,23 @@ from typing import Any
 
 import prorl
 from prorl.errors import UnavailableError
-from prorl.linux import failpoints, heartbeat
+from prorl.linux import at_work, failpoints, heartbeat
+from prorl.linux.procfs import is_stopped
 from prorl.types import Json
 
 KEPT_LOGS = 4
 """Logs of earlier lives that are kept: NAME.1.log is the youngest."""
 
 MAX_LINE_BYTES = 1 << 16
+
+CRASHES = {
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+}
+"""By which a process ends itself: nobody else sends these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +67,11 @@ class Child:
         self._log_dir = log_dir
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = self._heart = -1
+        self._page = -1
         self._silent_s = 0.0
         self._beats = False
+        self._killed_at = ""
+        """What it was at when it was ended for its silence."""
         self._exited: asyncio.Future[int] | None = None
         self._ready: asyncio.Future[Mapping[str, Json]] | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -90,6 +103,9 @@ class Child:
         self._rotate()
         log_fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._heart, beat_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._page >= 0:
+            os.close(self._page)
+        self._page, self._killed_at = at_work.page(), ""
         try:
             self._process = self._spawn(log_fd, beat_fd)
         except OSError:
@@ -116,9 +132,13 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=log_fd,
             cwd=self._log_dir,
-            env={**self._environment(), heartbeat.VARIABLE: str(beat_fd)},
+            env={
+                **self._environment(),
+                heartbeat.VARIABLE: str(beat_fd),
+                at_work.VARIABLE: str(self._page),
+            },
             start_new_session=True,
-            pass_fds=(beat_fd,),
+            pass_fds=(beat_fd, self._page),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -164,13 +184,35 @@ class Child:
         self._silent_s += passed_s if self._beats and ready and self.alive else 0.0
         return self._silent_s
 
+    @property
+    def died_at(self) -> str:
+        """The piece of work that ended the last life; empty where it was something else.
+
+        It was in a step that never ended, and nobody had stopped it; or the interpreter crashed.
+        """
+        assert self._process is not None
+        crashed = -(self._process.returncode or 0) in CRASHES
+        return at_work.read(self._page) if crashed else self._killed_at
+
     def end(self, why: str) -> None:
-        """SIGKILL, with the reason as the last line of its log."""
+        """SIGKILL, with the reason as the last line of its log, and what it was at."""
         if self.alive:
+            if not is_stopped(self.pid):
+                self._killed_at = at_work.read(self._page)
+            why += f"; it was at {self._killed_at}" if self._killed_at else ""
+            why += f", {place}" if (place := self._place()) else ""
             with contextlib.suppress(OSError), self.log.open("a") as log:
                 log.write(json.dumps({"level": "error", "event": why}) + "\n")
             self._beats = False
             self.signal(signal.SIGKILL)
+
+    def _place(self) -> str:
+        """Where its loop hangs, as it said on its log before (`heartbeat.SAYS_S`)."""
+        with contextlib.suppress(OSError):
+            said = self.log.read_bytes()[-(1 << 16) :].decode(errors="replace")
+            _, thread, frames = said.rpartition("(most recent call first):\n")
+            return frames.partition("\n")[0].strip() if thread else ""
+        return ""
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the current life, if there is one."""

@@ -8,7 +8,6 @@ protection from another root user, or a lock on network file systems without flo
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -16,9 +15,11 @@ from pathlib import Path
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ConflictError
+from prorl.linux import locks
 from prorl.linux.files import make_folder, write_private
+from prorl.net.bearer import REVOKED, Keys, signing_key
+from prorl.net.join import prepare
 from prorl.supervisor.places import box_dir, make_box_dir, make_socket_dir, sweep
-from prorl.tls import prepare
 
 
 class Root:
@@ -43,15 +44,22 @@ class Root:
         """
         try:
             self._made = make_folder(self.path, 0o700)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._lock_fd = os.open(self.path / "lock", flags, 0o600)
+            self._lock_fd = locks.take(self.path / "lock")
+        except BlockingIOError:
+            owner = (self.path / "lock").read_text(errors="replace").strip()
+            raise ConflictError(
+                f"root {self.path} is in use by prorl pid {owner or '?'}",
+                "a root of its own for each service",
+                "name another with --root",
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"root {self.path}: {error.strerror}",
                 "a folder that can be written",
                 "name one with --root",
             ) from None
-        self._lock()
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
         try:
             self._prepare()
         except BaseException:
@@ -64,21 +72,6 @@ class Root:
         self.socket_dir = make_socket_dir(self.path)
         make_box_dir(box_dir(self.path))
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(self._lock_fd, 32, 0).decode(errors="replace").strip()
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-            raise ConflictError(
-                f"root {self.path} is in use by prorl pid {owner or '?'}",
-                "a root of its own for each service",
-                "name another with --root",
-            ) from None
-        os.ftruncate(self._lock_fd, 0)
-        os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
-
     def token(self) -> str:
         """The bearer token of this root: made once, kept over restarts, for its owner only."""
         path = self.path / "token"
@@ -90,9 +83,12 @@ class Root:
             return token
 
     def open_to_others(self, config: ServiceConfig) -> None:
-        """Make certificates and join files when the service is to be reached from other hosts."""
+        """Make certificates and join files, and those anew that end soon, when the service is to be
+        reached from other hosts.
+        """
+        keys = Keys(config.token, signing_key(self.path), self.path / REVOKED)
         if config.listener is not None:
-            prepare(self.path, config.listener.url, config.token)
+            prepare(self.path, config.listener.url, keys)
 
     def write(self, config: ServiceConfig) -> None:
         """Publish the resolved config, atomically."""

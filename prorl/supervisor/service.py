@@ -10,8 +10,8 @@ A worker that was asked to leave and has nothing in hand exits with EXIT_LEFT an
 all of them have, the node has left (`drain`, `left`).
 
 Freeze becomes death: a child that falls silent, or that is not ready in time after a restart, is
-ended through its pidfd and started again. Deaths while the root's disk is full are waited out and
-not counted.
+ended through its pidfd and started again. Deaths while the root's disk is full, and for a disk that
+says no, are waited out and not counted; `trouble` says so.
 
 Not promised: that a child's death is free. RUN's death costs an attempt
 (`docs/architecture.md`).
@@ -24,18 +24,19 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
 from typing import Self
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
+from prorl.linux import at_work
 from prorl.linux.disk import disk_full
-from prorl.linux.forked import EXIT_LEFT, EXIT_REPLACED
+from prorl.linux.forked import EXIT_DISK, EXIT_LEFT, EXIT_REFUSED, EXIT_REPLACED
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.models import settle_models
-from prorl.supervisor.restart import Restarts, on_death
+from prorl.supervisor.restart import BACKOFF_S, Restarts, on_death
 from prorl.supervisor.root import Root
 from prorl.supervisor.specs import STAGES, Specs, child_specs
+from prorl.timing import PROCESS_SILENCE_S
 from prorl.types import Json
 
 READY_S = 60.0
@@ -44,10 +45,13 @@ READY_S = 60.0
 AGAIN_S = 30.0
 """The same for a restart: what it reads is in memory by now."""
 
-SILENCE_S = 8.0
-"""A child whose loop has not turned for this long is ended: freeze becomes death."""
+POISON = "poison"
+"""Folder of a root that says which rollouts have ended a worker, and how often."""
 
 TICK_S = 0.5
+
+RENEW_TICK_S = 3600.0
+"""Between two looks at certificates that end within weeks."""
 
 FULL_WAIT_S = 5.0
 
@@ -56,9 +60,6 @@ MISTAKE = 2
 
 GRACE_S = 6.0
 """Children promise to be gone 5 s after SIGTERM."""
-
-HAND_OVER_S = 30.0
-"""For the stages of a service that stops: a turn's end, packing, and scoring what was finished."""
 
 
 class Supervisor:
@@ -72,7 +73,7 @@ class Supervisor:
         config: ServiceConfig,
         specs: Specs = child_specs,
         grace_s: float = GRACE_S,
-        silence_s: float = SILENCE_S,
+        silence_s: float = PROCESS_SILENCE_S,
         again_s: float = AGAIN_S,
     ) -> None:
         self._specs, self._grace_s = specs, grace_s
@@ -135,7 +136,14 @@ class Supervisor:
         self._root.write(self.config)
         for name, child in self.children.items():
             self._background(self._watch(child), f"watch {name}")
+        self._background(self._renew_certificates(), "renew certificates")
         self._background(end_the_silent(lambda: self.children.values(), self._silence_s), "listen")
+
+    async def _renew_certificates(self) -> None:
+        """Those of the service and of its join files, before they end; a node asks for its own."""
+        while self.config.listen:
+            await asyncio.sleep(RENEW_TICK_S)
+            await asyncio.to_thread(self._root.open_to_others, self.config)
 
     async def _all_ready(self) -> None:
         tasks = {
@@ -175,16 +183,6 @@ class Supervisor:
             self._tell_workers(signal.SIGUSR2)
             await self.left.wait()
 
-    async def hand_over(self) -> None:
-        """Have the stages leave before the service stops.
-
-        RUN comes to the end of a turn and gives journals and workspaces to the gateway, which keeps
-        them for the next service on the root. Returns after `HAND_OVER_S` at the latest, or when
-        the children are killed.
-        """
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.drain(0.0), HAND_OVER_S)
-
     def _tell_workers(self, number: signal.Signals) -> None:
         for child in self.children.values():
             if child.spec.module == STAGES:
@@ -221,13 +219,25 @@ class Supervisor:
                 # Started again it would be the newest life, and take the place of the other's.
                 self._fail(UnavailableError(f"another node {self.config.node_id!r} took our place"))
                 return
+            if code == EXIT_REFUSED and self.config.gateway:
+                self._fail(UnavailableError(f"the service refuses us{child.last_words()}"))
+                return
             if ends and code == MISTAKE:
                 raise UnavailableError(
                     f"{child.spec.name} {exit_text(code)}{child.last_words()} (log: {child.log})"
                 )
             lived_s = time.monotonic() - child.started_at_s
             history, wait_s = on_death(history, self._commits, lived_s)
-            if await self._outlast_full_disk():
+            if name := child.died_at:
+                # No crash loop: that piece of work is not touched again before long.
+                at_work.charge(
+                    self._root.path / POISON, name, f"{child.spec.name} {exit_text(code)}"
+                )
+                history, wait_s = Restarts(commits=self._commits), BACKOFF_S[1]
+            if code == EXIT_DISK:
+                self.trouble = f"{child.spec.name}{child.last_words()}"
+                history, wait_s = Restarts(commits=self._commits), FULL_WAIT_S
+            elif await self._outlast_full_disk():
                 wait_s = FULL_WAIT_S
             if wait_s is None:
                 self._give_up(child, code)
@@ -248,8 +258,15 @@ class Supervisor:
         return was_full
 
     async def _restart(self, child: Child) -> None:
-        (self.config.socket_dir / f"{child.spec.name}.sock").unlink(missing_ok=True)
-        await child.start()
+        while True:
+            try:
+                (self.config.socket_dir / f"{child.spec.name}.sock").unlink(missing_ok=True)
+                await child.start()
+                break
+            except OSError as error:  # its log cannot be written, no process can be made
+                self.trouble = f"{child.spec.name} cannot be started: {error}"
+                await asyncio.sleep(FULL_WAIT_S)
+        self.trouble = ""
         try:
             self.ready[child.spec.name] = await child.ready(self._again_s)
         except UnavailableError:
@@ -297,7 +314,7 @@ class Supervisor:
 
 
 async def end_the_silent(
-    children: Callable[[], Iterable[Child]], silence_s: float = SILENCE_S
+    children: Callable[[], Iterable[Child]], silence_s: float = PROCESS_SILENCE_S
 ) -> None:
     """End whoever falls silent, for ever."""
     while True:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from prorl.config import ServiceConfig
+from prorl.graph import GRAPH, REDELIVERED_EDGES
 from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.models import model_specs
 from prorl.supervisor.places import box_dir
@@ -20,9 +21,9 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
         ChildSpec(name="gateway", module="prorl.service", args=common, stop_rank=3),
         ChildSpec(name="sandboxd", module=SANDBOXD, args=sandboxd_args(config), stop_rank=4),
     ]
-    pools = (("init", config.init, 0), ("run", config.run, 0), ("eval", config.eval, 1))
-    for stage, pool, rank in pools:
-        for index in range(pool.workers):
+    for stage in GRAPH.names:
+        rank = int(GRAPH.takes(stage) in REDELIVERED_EDGES)  # it ends what the others have begun
+        for index in range(config.pool(stage).workers):
             worker = f"{stage}-{index}"
             args = (*common, "--stage", stage, "--worker", worker)
             specs.append(ChildSpec(name=worker, module=STAGES, args=args, stop_rank=rank))

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
+
+import orjson
 
 from prorl.errors import TaskError
 from prorl.plugins import absolute
@@ -35,12 +38,16 @@ class TaskSet:
     tasks: list[Task] = field(default_factory=list)
     bad: list[TaskError] = field(default_factory=list)
     """Rows that were left out, with their places."""
+    repeated: list[str] = field(default_factory=list)
+    """Places of rows that say what an earlier one says, under another id."""
 
     @property
     def about(self) -> str:
         """One line for people: what was read as what, for which env, and what was left out."""
         envs = ", ".join(sorted({task.env for task in self.tasks}))
         said = f"{self.source}: {len(self.tasks)} tasks, read as {self.format}, for the env {envs}"
+        if self.repeated:
+            said += f"; {len(self.repeated)} say what an earlier row says ({self.repeated[0]})"
         if not self.bad:
             return said
         more = "; ..." if len(self.bad) > _SHOWN_BAD else ""
@@ -98,10 +105,17 @@ def _generated(spec: str, env: str, limit: int | None, check: Check) -> TaskSet:
 def _rows(path: Path, env: str, limit: int | None, check: Check, *, skip_bad: bool) -> TaskSet:
     """Rows of a file, or of a folder of files; before the first good one no row is left out."""
     found = TaskSet(source=str(path), format="")
+    contents: set[bytes] = set()
     reader = _Reader(path if path.is_dir() else path.parent, env, check)
     for placed in read_rows(path):
         with _bad_row(found, placed.place, skip=lambda: skip_bad and reader.layout is not None):
-            found.tasks.append(reader.task(placed))
+            task = reader.task(placed)
+            found.tasks.append(task)
+            said = orjson.dumps([task.env, task.prompt, task.data], option=orjson.OPT_SORT_KEYS)
+            digest = blake2b(said, digest_size=16).digest()
+            if digest in contents:
+                found.repeated.append(placed.place)
+            contents.add(digest)
         if len(found.tasks) == limit:
             break
     if not found.tasks:

@@ -15,20 +15,30 @@ from __future__ import annotations
 import base64
 import datetime
 import gzip
+import re
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from prorl.errors import TaskError
 from prorl.tasks.formats import Row
-from prorl.tasks.row_files import files_of, is_rows
 from prorl.types import Json
 
 _GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
+_UTF8_MARK = b"\xef\xbb\xbf"
 _BATCH_ROWS = 256
+_HEAD = 4096
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
+
+MAX_LINE = 64 << 20
+"""Bytes of a line: a file without ends of lines is not read whole to find that out."""
 
 
 class Placed(NamedTuple):
@@ -121,24 +131,40 @@ def _plain(value: Json) -> Json:
 
 
 def _json(path: Path) -> Iterator[Placed]:
-    content = _unpacked(path)
-    if content.lstrip()[:1] == b"[" and (listed := _list(content)) is not None:
-        for number, row in enumerate(listed, start=1):
-            yield Placed(f"{path}, row {number}", _object(row))
-        return
-    # as bytes: text may hold U+2028, at which a split of text would cut
-    for number, line in enumerate(content.splitlines(), start=1):
-        if line.strip():
-            yield Placed(f"{path}, line {number}", _line(line))
-
-
-def _list(content: bytes) -> list[Json] | None:
-    """The whole file as one list of objects; None when it is none."""
+    """Lines one by one, so that a limit bounds what is read; a list of objects whole."""
     try:
-        value = orjson.loads(content)
+        with _unpacked(path) as file:
+            # as bytes: text may hold U+2028, at which a split of text would cut
+            head = file.peek(_HEAD).removeprefix(_UTF8_MARK)
+            if head.lstrip()[:1] == b"[" and (listed := _list(path, file)) is not None:
+                yield from listed
+                return
+            for number, line in enumerate(iter(partial(file.readline, MAX_LINE + 1), b""), 1):
+                place = f"{path}, line {number}"
+                if len(line) > MAX_LINE:
+                    given = f"more than {MAX_LINE >> 20} MiB without an end of line"
+                    raise TaskError(f"{place}: {given}", "one JSON object a line")
+                line = line.removeprefix(_UTF8_MARK) if number == 1 else line
+                if line.strip():
+                    yield Placed(place, _line(line))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as cause:
+        raise TaskError(
+            f"{path} is not a whole gzip file ({cause})", "an intact file", "fetch it again"
+        ) from cause
+    except OSError as cause:
+        raise TaskError(f"cannot read {path}: {cause.strerror}", "a readable file") from cause
+
+
+def _list(path: Path, file: Any) -> list[Placed] | None:
+    """The whole file as one list of objects; None, and back at the start, when it is none."""
+    try:
+        value = orjson.loads(file.read().removeprefix(_UTF8_MARK))
     except orjson.JSONDecodeError:
+        value = None
+    if not value or not all(isinstance(row, dict) for row in value):
+        file.seek(0)
         return None
-    return value if value and all(isinstance(row, dict) for row in value) else None
+    return [Placed(f"{path}, row {i}", _object(row)) for i, row in enumerate(value, 1)]
 
 
 def _line(line: bytes) -> Row | TaskError:
@@ -155,16 +181,59 @@ def _object(value: Json) -> Row | TaskError:
     return TaskError(f"found {type(value).__name__}", "one JSON object a line")
 
 
-def _unpacked(path: Path) -> bytes:
-    """The file's bytes, unpacked, without a byte order mark. Raises TaskError."""
-    try:
-        content = path.read_bytes()
-        if content.startswith(_GZIP_MAGIC):
-            content = gzip.decompress(content)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as cause:
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Any]:
+    """The file's bytes, unpacked. Raises TaskError for one that is no UTF-8."""
+    with path.open("rb") as packed:
+        head = packed.peek(_HEAD)
+        if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise TaskError(f"{path} is UTF-16", "UTF-8", "save it as UTF-8")
+        if not head.startswith(_GZIP_MAGIC):
+            yield packed
+            return
+        with gzip.GzipFile(fileobj=packed) as file, BufferedReader(file) as unpacked:
+            yield unpacked
+
+
+# ---- the files of a folder of rows
+
+
+def is_rows(path: Path) -> bool:
+    """Whether a file's name is one that rows have."""
+    return path.name.endswith(_SUFFIXES)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a folder's one split. Raises TaskError."""
+    if (splits := folder / "dataset_dict.json").exists():
+        names = _splits(splits)
+        if len(names) > 1:
+            given = f"{folder} holds the splits {', '.join(names)}"
+            raise TaskError(given, "one of them", f"name it: {folder / names[0]}")
+        folder = folder / names[0]
+    if (folder / "state.json").exists():
+        return sorted(folder.glob("*.arrow"))
+    found = sorted(path for path in folder.rglob("*") if is_rows(path) and _visible(path, folder))
+    names = sorted({_SHARD.sub("", path.name.partition(".")[0]) for path in found})
+    if len(names) != 1:
         raise TaskError(
-            f"{path} is not a whole gzip file ({cause})", "an intact file", "fetch it again"
-        ) from cause
-    except OSError as cause:
-        raise TaskError(f"cannot read {path}: {cause.strerror}", "a readable file") from cause
-    return content.removeprefix(b"\xef\xbb\xbf")
+            f"{folder} is a directory with {', '.join(names) or 'no task file'}",
+            "files of one split",
+            f"name one: {found[0]}" if found else "",
+        )
+    return found
+
+
+def _visible(path: Path, folder: Path) -> bool:
+    parts = path.relative_to(folder).parts
+    return len(parts) <= 3 and not any(part.startswith((".", "_")) for part in parts)
+
+
+def _splits(path: Path) -> list[str]:
+    try:
+        names = orjson.loads(path.read_bytes())["splits"]
+    except (OSError, ValueError, LookupError, TypeError) as cause:
+        raise TaskError(f"{path} cannot be read ({cause})", "what `datasets` writes") from cause
+    if not isinstance(names, list) or not names or any("/" in str(name) for name in names):
+        raise TaskError(f"{path} names the splits {names!r}", "what `datasets` writes")
+    return [str(name) for name in names]

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from prorl.agents.native import NativeAgent
-from prorl.agents.variants import native_drop, native_summary
+from prorl.agents.native import NativeAgent, native_drop, native_summary
 from prorl.errors import SandboxError
 from prorl.journal import UNKNOWN, Answer, AttemptJournal, CallId, Ended, Said
 from prorl.journal.attempt import ForkOrigin

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.agents.seeds import derive_seed
+from prorl.agents.sampler import derive_seed
 
 identities = st.tuples(st.integers(0, 2**62), st.text(), *([st.integers(0, 1000)] * 4))
 

@@ -5,6 +5,7 @@ it saw and said.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from prorl.testing import RENDERER
 from prorl.types import Json, Message
+from tests.backends.lies import Lie
 from tests.backends.tap import Call
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Mode(StrEnum):
     DRIP = "a byte now and then"
     STUCK = "a piece, and then nothing"
     LONG = "twice the tokens that fit"
+    LIES = "some replies contradict themselves"
 
 
 class Misbehaving:
@@ -50,7 +53,15 @@ class Misbehaving:
     def __init__(self, mode: Mode = Mode.WELL, *, say: str = "I do not know the answer.") -> None:
         self.mode, self.label, self.delay_s = mode, "0", 0.0
         self.calls: list[Call] = []
+        self.bodies: list[Json] = []
         self.healthy = True
+        self.retry_after, self.hang_share = "", 0.0
+        self.answers_probes = False
+        """In other modes, too."""
+        self.lie: Lie = lambda events: events
+        self.lies, self.lie_share = 0, 1.0
+        """How many replies were lies, and of how many they are to be."""
+        self._dice = random.Random(1)
         self._said = RENDERER.completion(Message(role="assistant", content=say))
         self._app = web.Application()
         self._app.router.add_get("/health", self._health)
@@ -89,13 +100,18 @@ class Misbehaving:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if body["max_tokens"] == 1:
-            return self._token(body)
+            return await self._token(body)
+        self.bodies.append(body)
         call = Call(time.monotonic(), body["request_id"], body["prompt"])
         self.calls.append(call)
         await asyncio.sleep(self.delay_s)
+        if self._dice.random() < self.hang_share:
+            await asyncio.Event().wait()
         match self.mode:
             case Mode.ERROR | Mode.BUSY:
-                return web.Response(status=int(self.mode.value), text="the engine is dead")
+                wait = {"Retry-After": self.retry_after} if self.retry_after else None
+                status = int(self.mode.value)
+                return web.Response(status=status, text="the engine is dead", headers=wait)
             case Mode.EMPTY:
                 return web.Response(content_type="application/json")
             case Mode.GARBAGE:
@@ -104,13 +120,15 @@ class Misbehaving:
                 await asyncio.Event().wait()
         return await self._stream(request, body, call)
 
-    def _token(self, body: Json) -> web.Response:
+    async def _token(self, body: Json) -> web.Response:
         """For a probe; the logprob follows the temperature."""
-        if self.mode is not Mode.WELL:
+        if self.mode is Mode.SILENT and not self.answers_probes:
+            await asyncio.Event().wait()
+        if self.mode not in (Mode.WELL, Mode.LIES) and not self.answers_probes:
             return web.Response(status=500, text="the engine is dead")
         logprobs = {"token_logprobs": [-0.001 if body["temperature"] < 1 else -1.0]}
         choice = {"token_ids": [65], "logprobs": logprobs, "finish_reason": "length"}
-        return web.json_response({"choices": [choice]})
+        return web.json_response(head(body) | {"choices": [choice], "usage": usage(body, 1)})
 
     async def _stream(self, request: web.Request, body: Json, call: Call) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -122,13 +140,18 @@ class Misbehaving:
         ids = self._ids(call.prompt, body["max_tokens"])
         if self.mode is Mode.LONG:
             ids = np.resize(ids, 2 * body["max_tokens"])
-        for start in range(0, len(ids), PIECE):
-            piece = ids[start : start + PIECE].tolist()
-            logprobs = (-0.01 * (1 + np.arange(start, start + len(piece)))).tolist()
-            is_last = start + PIECE >= len(ids)
-            await response.write(_event(*self._spoilt(piece, logprobs), is_last, body))
-            call.ids += piece
-            call.logprobs += logprobs
+        events, is_lie = self._events(ids.tolist(), body), False
+        if self.mode is Mode.LIES and self._dice.random() < self.lie_share:
+            events, is_lie = self.lie(events), True
+            self.lies += 1
+        for event in events:
+            data = event.encode() if isinstance(event, str) else orjson.dumps(event)
+            await response.write(b"data: " + data + b"\n\n")
+            if isinstance(event, str) or not event["choices"]:
+                continue
+            if not is_lie:
+                call.ids += event["choices"][0]["token_ids"] or []
+                call.logprobs += event["choices"][0]["logprobs"]["token_logprobs"]
             if self.mode is Mode.STUCK:
                 await asyncio.Event().wait()
             if self.mode is Mode.HALF:
@@ -136,9 +159,32 @@ class Misbehaving:
                 await asyncio.sleep(0.01)
                 request.transport.abort()
                 return response
-        call.is_whole = True
+        call.is_whole = not is_lie
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    def _events(self, ids: list[int], body: Json) -> list[Json]:
+        """As vLLM sends them, the count alone as the last."""
+        events = []
+        for start in range(0, len(ids), PIECE):
+            end = min(start + PIECE, len(ids))
+            logprobs = (-0.01 * (1 + np.arange(start, end))).tolist()
+            spoilt, spoilt_logprobs = self._spoilt(ids[start:end], logprobs)
+            choice = {
+                "index": 0,
+                "text": "",
+                "token_ids": spoilt,
+                "prompt_token_ids": None if start else body["prompt"],
+                "logprobs": {"token_logprobs": spoilt_logprobs},
+                "finish_reason": self._reason(ids) if end == len(ids) else None,
+                "stop_reason": None,
+            }
+            count = usage(body, end) if body["stream_options"]["continuous_usage_stats"] else None
+            events.append(head(body) | {"choices": [choice], "usage": count})
+        return [*events, head(body) | {"choices": [], "usage": usage(body, len(ids))}]
+
+    def _reason(self, ids: list[int]) -> str:
+        return "stop" if ids[-1] in RENDERER.stop_token_ids else "length"
 
     def _ids(self, prompt: list[int], max_tokens: int) -> Int32:
         """What it says, or the rest of it where the prompt ends with a beginning of it."""
@@ -164,12 +210,16 @@ class Misbehaving:
         return ids, list(logprobs)
 
 
-def _event(ids: Json, logprobs: list[Json], is_last: bool, body: Json) -> bytes:
-    choice = {
-        "index": 0,
-        "text": "",
-        "token_ids": ids,
-        "logprobs": {"token_logprobs": logprobs},
-        "finish_reason": "stop" if is_last else None,
+def head(body: Json) -> dict[str, Json]:
+    """What each piece of a reply says."""
+    return {"id": f"cmpl-{body['request_id']}", "object": "text_completion", "model": "m"}
+
+
+def usage(body: Json, sampled: int) -> dict[str, Json]:
+    """The counts of a reply."""
+    prompt = len(body["prompt"])
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
     }
-    return b"data: " + orjson.dumps({"id": "x", "choices": [choice]}) + b"\n\n"

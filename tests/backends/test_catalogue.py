@@ -10,7 +10,7 @@ import pytest
 from prorl.backends import open_backend, open_probed
 from prorl.backends.catalogue import CATALOGUE
 from prorl.backends.vllm import VllmBackend
-from prorl.cli.policies import POLICIES, backend
+from prorl.cli.settings import POLICIES, backend
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError
 from prorl.renderer import ChatMLRenderer

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.progress import Show, follow
+from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, in_thread, service, signals
 from tests.backends.real import VLLM_PYTHON, Server, embedded, serving, vllm
 from tests.backends.trial import (
@@ -47,7 +47,7 @@ async def undisturbed(root: Path, kind: str, pool: list[Server]) -> float:
     async with signals() as stop, service(config(root, kind, pool), stop) as running:
         client = client_of(running)
         await submit(client, ROLLOUTS)
-        await asyncio.wait_for(follow(client, running, "r", ROLLOUTS, Show.NOTHING), 300)
+        await asyncio.wait_for(follow(client, running, "r", ROLLOUTS, quiet=True), 300)
     stored = check_complete(root / "r", ROLLOUTS)
     check_nothing_charged(stored, ROLLOUTS)
     return p90_s(stored, asked(root), [one.url for one in pool])
@@ -66,7 +66,7 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
         async with signals() as stop, service(config(root, sandbox_kind, pool), stop) as running:
             client = client_of(running)
             await submit(client, ROLLOUTS)
-            finished = asyncio.ensure_future(follow(client, running, "r", ROLLOUTS, Show.NOTHING))
+            finished = asyncio.ensure_future(follow(client, running, "r", ROLLOUTS, quiet=True))
             await until_busy(pool, max(before.values()) + 16)
             killed.strike(signal.SIGKILL)
             killed_at = time.monotonic()
@@ -110,7 +110,7 @@ async def test_a_sole_vllm_that_is_away_for_a_minute_fails_none_of_a_thousand(
         async with signals() as stop, service(config(root, sandbox_kind, [server]), stop) as run:
             client = client_of(run)
             await submit(client, count, max_tokens=12, turns=turns)
-            finished = asyncio.ensure_future(follow(client, run, "r", count, Show.NOTHING))
+            finished = asyncio.ensure_future(follow(client, run, "r", count, quiet=True))
             await until_busy([server], 100)
             server.strike(signal.SIGKILL)
             struck = time.monotonic()

@@ -16,11 +16,11 @@ import aiohttp
 import numpy as np
 import pytest
 
+from prorl.analysis.analyses import ANALYSES
 from prorl.backends.logprobs import first_token
 from prorl.backends.vllm import VllmBackend
-from prorl.cli.progress import Show, follow
+from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, in_thread, service, signals
-from prorl.storage.analyses import ANALYSES
 from prorl.types import Json, Task
 from tests.backends.embedded.helpers import RENDERER
 from tests.backends.real import VLLM_PYTHON, Server, serving, vllm
@@ -67,7 +67,7 @@ async def test_rollouts_find_what_they_said_before(tmp_path: Path, sandbox_kind:
                 for i in range(ROLLOUTS)
             ]
             await in_thread(lambda: client.submit("r", tasks, 1, key="w", last=True))
-            await asyncio.wait_for(follow(client, running, "r", ROLLOUTS, Show.NOTHING), 400)
+            await asyncio.wait_for(follow(client, running, "r", ROLLOUTS, quiet=True), 400)
             status = await in_thread(client.status)
         stored = check_complete(root / "r", ROLLOUTS)
         check_nothing_charged(stored, ROLLOUTS)

@@ -8,6 +8,7 @@ interpreter that has one.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
 from prorl.types import Completion, GenerateRequest, RunWeights
 from tests.backends.embedded.helpers import RENDERER, prompts, request
-from tests.backends.real import START_S, VLLM_ENVIRONMENT, VLLM_PYTHON, vllm
+from tests.backends.real import START_S, VLLM_ENVIRONMENT, VLLM_PYTHON, serving, vllm
 
 pytestmark = [
     pytest.mark.vllm,
@@ -107,6 +108,63 @@ async def test_it_passes_the_probe_and_its_logprobs_are_those_of_transformers(ur
         assert np.array_equal(got.token_ids_C, again.token_ids_C)
         assert np.abs(got.logprobs_C - _recomputed(TOY, asked, got)).max() < TOLERANCE
     await backend.close()
+
+
+GENERATION_CONFIGS: Mapping[str, Mapping[str, float]] = {
+    "all at once": {
+        "temperature": 0.3,
+        "top_k": 5,
+        "top_p": 0.5,
+        "min_p": 0.2,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 1.0,
+    },
+    "Qwen3": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    "Qwen3-Instruct-2507": {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
+    "Qwen2.5-Instruct": {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "repetition_penalty": 1.05,
+    },
+    "Qwen2-0.5B-Instruct": {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "repetition_penalty": 1.1,
+    },
+    "Llama-3.1": {"temperature": 0.6, "top_p": 0.9},
+    "Gemma-3": {"top_k": 64, "top_p": 0.95},
+    "DeepSeek-R1": {"temperature": 0.6, "top_p": 0.95},
+    "Mistral-Small-3.2": {"temperature": 0.15},
+    "MiniMax-M2": {"temperature": 1.0, "top_p": 0.95, "top_k": 40},
+}
+"""As public models ship them, from memory, and worse than any."""
+
+
+@pytest.mark.parametrize("name", GENERATION_CONFIGS)
+async def test_what_a_models_generation_config_says_is_not_sampled(
+    tmp_path: Path, name: str
+) -> None:
+    """vLLM fills what a request leaves out from that file; the recipe without
+    --generation-config.
+    """
+    model = tmp_path / "model"
+    shutil.copytree(TOY, model)
+    (model / "generation_config.json").write_bytes(orjson.dumps(GENERATION_CONFIGS[name]))
+    server = vllm(tmp_path, model=model)
+    async with serving(server):
+        backend = VllmBackend(server.url, RENDERER.vocab_size)
+        await backend.probe()
+        furthest = 0.0
+        for seed, prompt in enumerate(prompts(8)):
+            asked = request(prompt, seed, temperature=1.0, max_tokens=48)
+            got = await backend.generate(asked)
+            furthest = max(furthest, np.abs(got.logprobs_C - _recomputed(TOY, asked, got)).max())
+        print(f"{name}: at most {furthest:.1e} apart")
+        assert furthest < TOLERANCE
+        await backend.close()
 
 
 async def test_published_weights_serve_the_next_request(url: str, tmp_path: Path) -> None:

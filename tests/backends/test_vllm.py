@@ -16,13 +16,16 @@ import orjson
 import pytest
 
 from prorl.backends import open_backend
+from prorl.backends.embedded import TOY
+from prorl.backends.embedded.backend import EmbeddedBackend
 from prorl.backends.server import TokenServer
 from prorl.backends.vllm import VllmBackend
 from prorl.backends.vllm_http import Connections, HttpLimits
+from prorl.backends.vllm_reply import MAX_EVENT_BYTES, Events
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError
 from prorl.renderer import ChatMLRenderer
-from prorl.tokenizer import ByteTokenizer
+from prorl.tokenizer import ByteTokenizer, HFTokenizer
 from prorl.types import (
     Completion,
     FailureCode,
@@ -32,7 +35,10 @@ from prorl.types import (
     PolicyVersion,
     RunWeights,
     SamplingParams,
+    Trouble,
 )
+from tests.backends.lies import LIES
+from tests.backends.misbehaving import Misbehaving, Mode
 
 TOKENIZER = ByteTokenizer()
 RENDERER = ChatMLRenderer(TOKENIZER)
@@ -91,8 +97,77 @@ async def _code(
     return caught.value.code
 
 
+USAGE: Mapping[str, Json] = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+HEAD: Mapping[str, Json] = {"id": f"cmpl-{REQUEST.request_id}", "model": "m"}
+
+
 def _choice(**changes: Json) -> bytes:
-    return orjson.dumps({"choices": [{**CHOICE, **changes}]})
+    return orjson.dumps({**HEAD, "choices": [{**CHOICE, **changes}], "usage": USAGE})
+
+
+async def test_a_right_reply_is_taken() -> None:
+    body = orjson.loads(_choice()) | {"error": None}
+    async with _raw_server(_http(orjson.dumps(body))) as url:
+        backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
+        completion = await backend.generate(REQUEST)
+        assert completion.token_ids_C.tolist() == CHOICE["token_ids"]
+        await backend.close()
+
+
+OFF: Mapping[str, Json] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+async def _asked(lie: str) -> str:
+    """What becomes of a call whose reply is a lie, and of what came of it."""
+    async with Misbehaving(Mode.LIES) as server:
+        server.lie = LIES[lie]
+        backend = VllmBackend(server.url, TOKENIZER.vocab_size)
+        await backend.discover()
+        parts: list[Completion] = []
+        request = replace(
+            REQUEST,
+            sampling=SamplingParams(max_tokens=200),
+            stop_token_ids=RENDERER.stop_token_ids,
+            on_part=parts.append,
+        )
+        try:
+            with pytest.raises(BackendError) as caught:
+                await backend.generate(request)
+        finally:
+            await backend.close()
+        assert caught.value.code is FailureCode.BACKEND_PROTOCOL, caught.value
+        assert caught.value.trouble in (Trouble.MALFORMED, None)
+        assert len(parts) <= 1, "told while it came, and not once more at its end"
+        return caught.value.message
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_reply_that_contradicts_itself_is_refused(lie: str) -> None:
+    assert await _asked(lie)
+
+
+def test_a_line_without_end_costs_no_more_than_its_length() -> None:
+    """Joined once, where it ends; and it has to end."""
+    events, piece = Events(), b"x" * 4096
+    for _ in range(MAX_EVENT_BYTES // len(piece)):
+        assert list(events.feed(piece)) == []
+    assert len(events._rest) > 1, "kept in pieces"
+    with pytest.raises(ValueError, match="a line of more than"):
+        list(events.feed(piece))
+
+
+async def test_a_request_id_of_any_letters_comes_back() -> None:
+    async with TokenServer(_Recorder(), TOKENIZER, model="toy") as server:
+        backend = VllmBackend(server.url, TOKENIZER.vocab_size)
+        await backend.generate(replace(REQUEST, request_id="läuf/1 2/1/0"))
+        await backend.close()
 
 
 @pytest.mark.parametrize(
@@ -118,11 +193,13 @@ def _choice(**changes: Json) -> bytes:
         _choice(logprobs={"token_logprobs": [-1]}),
         _choice(logprobs={"token_logprobs": [0.1, -1]}),
         (
-            b'{"choices": [{"token_ids": [65], "logprobs": {"token_logprobs": [NaN]},'
+            b'{"id": "cmpl-run/1/1/0", "choices": [{"token_ids": [65],'
+            b' "logprobs": {"token_logprobs": [NaN]},'
             b' "finish_reason": "stop"}]}'
         ),
         (
-            b'{"choices": [{"token_ids": [65], "logprobs": {"token_logprobs": [-1e999]},'
+            b'{"id": "cmpl-run/1/1/0", "choices": [{"token_ids": [65],'
+            b' "logprobs": {"token_logprobs": [-1e999]},'
             b' "finish_reason": "stop"}]}'
         ),
         _choice(finish_reason="tired"),
@@ -250,6 +327,43 @@ async def test_a_full_context_is_the_policys_budget() -> None:
         await backend.close()
 
 
+class _Filling(EmbeddedBackend):
+    """Puts its model's own top_k in the place of 0, as engines do with what they take for unset."""
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        top_k = request.sampling.top_k or 8
+        return await super().generate(
+            replace(request, sampling=replace(request.sampling, top_k=top_k))
+        )
+
+
+async def test_probe_refuses_a_server_that_samples_the_likeliest_alone() -> None:
+    tokenizer = HFTokenizer(TOY)
+    for kind, accepted in ((EmbeddedBackend, True), (_Filling, False)):
+        engine = kind(TOY)
+        async with TokenServer(engine, tokenizer, model="toy") as server:
+            backend = VllmBackend(server.url, tokenizer.vocab_size)
+            if accepted:
+                await backend.probe()
+            else:
+                with pytest.raises(ConfigError, match="--generation-config vllm"):
+                    await backend.probe()
+            await backend.close()
+        await engine.close()
+
+
+async def test_what_is_off_is_said_too() -> None:
+    """What a request leaves out vLLM takes from the model's generation_config.json."""
+    async with Misbehaving() as server:
+        backend = VllmBackend(server.url, TOKENIZER.vocab_size)
+        await backend.generate(
+            replace(REQUEST, sampling=SamplingParams(max_tokens=99), stop_token_ids=())
+        )
+        await backend.close()
+    (body,) = server.bodies
+    assert {name: body.get(name) for name in OFF} == OFF
+
+
 async def test_probe_accepts_processed_and_refuses_raw_logprobs() -> None:
     for url, accepted in (("scripted:random", True), ("scripted:random?raw=1", False)):
         async with TokenServer(
@@ -275,6 +389,8 @@ async def test_probe_accepts_processed_and_refuses_raw_logprobs() -> None:
         ({"prompt": [1], "temperature": -1}, "temperature"),
         ({"prompt": [1], "max_tokens": True}, "max_tokens"),
         ({"prompt": [1], "seed": "x"}, "seed"),
+        ({"prompt": [1], "min_p": 0.1}, "min_p"),
+        ({"prompt": [1], "repetition_penalty": 1.05}, "repetition_penalty"),
         ({"prompt": [1], "model": "other"}, "'other'"),
     ],
 )

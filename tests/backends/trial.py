@@ -18,7 +18,7 @@ from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import in_thread
 from prorl.flight.trace import ASKED, Mark, read
-from prorl.storage.catalog import StoredRun
+from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json, Task
 from tests.backends.real import Server
 from tests.backends.tap import Call

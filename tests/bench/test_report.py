@@ -10,8 +10,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from prorl.bench.machine import machine
-from prorl.bench.report import Figure, Report, median
+from prorl.bench.report import Figure, Report, machine, median
 from prorl.cli.commands.bench import benches
 
 KEYS = {
@@ -30,7 +29,7 @@ KEYS = {
 def _report() -> Report:
     rows = (
         median("handoff_p50_ms", [0.5, 0.4, 0.9], "ms", cpu_s=1.5),
-        Figure(what="start_ms", value=8.0, unit="ms", rival="bwrap", note="rival is not installed"),
+        Figure(what="start_ms", value=8.0, unit="ms", rival="tmux", note="rival is not installed"),
         Figure(
             what="read_mb_s",
             value=90.0,
@@ -41,7 +40,7 @@ def _report() -> Report:
             ratio=0.9,
         ),
     )
-    return Report(bench="pipeline", machine=machine(), rows=rows)
+    return Report(bench="pipeline", rows=rows)
 
 
 def test_json_has_exactly_the_documented_keys() -> None:
@@ -68,9 +67,7 @@ def test_no_name_is_cut_at_80_columns_and_empty_columns_are_left_out() -> None:
         median(f"handoff_p50_ms.{edge}", [0.512, 0.398, 8.93], "ms", note="bar: at most 1, " * 8)
         for edge in ("lease", "scored")
     ]
-    Console(file=out, width=80).print(
-        Report(bench="pipeline", machine=machine(), rows=tuple(rows)).table()
-    )
+    Console(file=out, width=80).print(Report(bench="pipeline", rows=tuple(rows)).table())
     text = out.getvalue()
     assert text.count("handoff_p50_ms.lease") == text.count("handoff_p50_ms.scored") == 2
     assert "0.398..8.93" in text

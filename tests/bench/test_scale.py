@@ -36,7 +36,7 @@ def test_equal_arguments_give_an_equal_point() -> None:
 
 
 def test_waits_have_the_mean_that_was_asked_for() -> None:
-    waits = times_s("", 8.0)
+    waits = times_s(8.0)
     assert len(waits) == NUM_TIMES
     assert np.mean(waits) == pytest.approx(8.0, abs=0.01)
     assert list(waits) == sorted(waits)

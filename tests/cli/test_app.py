@@ -15,7 +15,6 @@ def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixtur
         "demo",
         "serve",
         "status",
-        "ls",
         "show",
         "sql",
         "verify",
@@ -27,6 +26,11 @@ def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixtur
     for name in names:
         assert dispatch([name, "--help"]) == 0
         assert f"prorl {name}" in capsys.readouterr().out
+
+
+def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["sql", "--help"]) == 0
+    assert "Example: prorl sql" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -46,8 +50,13 @@ def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixtur
         (["annotate", "r", "--rows", "nowhere"], "expected a file of JSON lines"),
         (["eval", "--tasks", "arith:heldout", "--policy", "toy", "--n", "0"], "expected 1 or more"),
         (["gc", "--grace-s", "-1"], "--grace-s -1; expected 0 or more"),
-        (["adopt", "nowhere"], "the path of a run directory"),
-        (["plan", "x", "--rate", "-3"], "--rate -3 "),
+        (["gc", "--root", "nowhere"], "no folder nowhere: expected the root of runs"),
+        (["show", "--best"], "a rollout of no run"),
+        (["report", "a", "b", "--only", "pass"], "--only with two runs"),
+        (["doctor", "--set", "x=1"], "--set without --model"),
+        (["eval", "--stored", "r", "--policy", "toy"], "--policy with --stored; expected --name"),
+        (["node", "--drain", "n7", "--name", "n7"], "--drain with a join file or --name"),
+        (["status", "--watch", "0"], "--watch 0; expected 0.1 to 3600 seconds"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -103,12 +103,13 @@ def test_an_unknown_config_key(prorl: Prorl, tmp_path: Path) -> None:
 def test_a_missing_backend(prorl: Prorl, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    done = prorl("run", "--tasks", _tasks(tmp_path, GOOD), "--policy", f"http://127.0.0.1:{port}")
+    policy = ("--policy", f"http://127.0.0.1:{port}", "--set", "service.tokenizer=bytes")
+    done = prorl("run", "--tasks", _tasks(tmp_path, GOOD), *policy)
     _check(
         done,
         tmp_path,
-        f"no model server answers at http://127.0.0.1:{port}",
-        "Connection refused",
+        f"http://127.0.0.1:{port}: ",
+        "Connect call failed",
         "start it",
     )
 
@@ -160,8 +161,8 @@ def test_sql_that_is_not_one_select(prorl: Prorl, tmp_path: Path) -> None:
         (["sql"], "no RUN; see `prorl sql --help`"),
         (["run", "--tasks"], "`--tasks` stands alone; expected a value after it"),
         (["serve", "--port", "many"], "--port 'many'; expected a whole number"),
-        (["ls", "a", "b", "c"], "is more than this command takes"),
-        (["ls", "--rot", "x"], "unknown option: --rot; did you mean --root?"),
+        (["verify", "a", "b", "c"], "is more than this command takes"),
+        (["show", "--rot", "x"], "unknown option: --rot; did you mean --root?"),
         (["bench", "nothing"], "unknown benchmark 'nothing'; expected one of"),
         (["show", "r", "9"], "a rollout is chosen by `--rollout 9`; see `prorl show --help`"),
         (["replay", "r", "--port", "99999"], "--port 99999; expected 1 to 65535; leave it out"),
@@ -178,7 +179,7 @@ def test_a_command_line_that_does_not_parse(
     _check(prorl(*line), tmp_path, said)
 
 
-@pytest.mark.parametrize("line", [["ls"], ["run", "--tasks", "none.jsonl"], ["serve"]])
+@pytest.mark.parametrize("line", [["show"], ["run", "--tasks", "none.jsonl"], ["serve"]])
 def test_faults_that_do_not_exist_are_refused_before_anything_begins(
     prorl: Prorl, tmp_path: Path, line: list[str]
 ) -> None:

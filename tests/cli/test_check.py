@@ -61,3 +61,28 @@ def test_a_reference_that_calls_a_tool_that_is_not_there_is_refused(
     tasks.write_text(json.dumps({**row, "data": {"answer": "Oslo"}}))
     assert dispatch(["check", str(tasks), "--sandbox", sandbox_kind]) == code
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("partial_credit = True", "1 tasks: oracle 1, no-op"),
+        ("", "a useless answer scores 0.5 (an env may say partial_credit = True)"),
+        ("def messages(self, task): return 1 / 0", "ZeroDivisionError: division by zero (/"),
+        ("def messages(self, task): os._exit(3)", "ended its process (exit code 3)"),
+    ],
+)
+def test_what_is_wrong_with_an_env_is_its_own_words_and_line(
+    broken: str, said: str, tmp_path: Path, sandbox_kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = ENV.replace(
+        'artefact.decode() == task.data["answer"]', "1 if b'Oslo' in artefact else .5"
+    )
+    code = half.replace("TOOL", "look_up").replace("    needs", f"    {broken}\n    needs")
+    (tmp_path / "half.py").write_text(f"import os\n{code}")
+    row = {"task_id": "norway", "env": f"{tmp_path}/half.py:Capitals", "prompt": "?"}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row | {"data": {"answer": "Oslo"}}))
+    status = dispatch(["check", str(tmp_path / "tasks.jsonl"), "--sandbox", sandbox_kind])
+    shown = capsys.readouterr().out
+    assert said in " ".join(shown.split())
+    assert status == (0 if "oracle 1" in said else 1)

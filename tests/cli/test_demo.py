@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl.cli.app import dispatch
+from prorl.cli.demo.learning import RecentReward, training_figures
 from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
-from prorl.cli.demo.story import Story
 from prorl.cli.passk import estimate, pass_at_k, wilson
-from prorl.types import GroupState, Json, RolloutState, Stage
+from prorl.types import GroupState
 
 CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
 
@@ -43,34 +43,18 @@ def test_no_more_is_open_than_the_next_step_takes() -> None:
     assert (synchronous.max_unacked_groups, ahead.max_unacked_groups) == (6, 12)
 
 
-def view(rewards: int, mean: float, tokens: int, version: int) -> Json:
-    """The gateway's answer about a run."""
-    gauges = {"slots": 8, "busy": 2, "queued": 0, "tokens": 0}
-    stages = {stage.value: dict(gauges) for stage in Stage}
-    stages["run"]["tokens"] = tokens
-    return {
-        "version": version,
-        "groups": {state.value: 0 for state in GroupState} | {"acked": 3, "dropped": 2},
-        "stages": stages,
-        "counts": {state.value: 0 for state in RolloutState} | {"completed": rewards},
-        "reward_mean": mean,
-        "num_rewards": rewards,
-        "state": "open",
-    }
-
-
 def test_the_shown_reward_is_that_of_the_last_rollouts() -> None:
-    story = Story(Recipe())
-    story.see("train", view(0, 0.0, 0, 0))
-    assert story.reward() is None
-    story.see("train", view(300, 0.2, 1000, 0))
-    assert story.reward() == pytest.approx(0.2)
-    story.see("train", view(600, 0.5, 2000, 1))
-    assert story.reward() == pytest.approx(0.8)
-    assert story.curve == pytest.approx({0: 0.2, 1: 0.8})
-    assert "DAPO kept 3 dropped 2" in story.figures()
-    story.see("after", view(10, 0.9, 2100, 1))
-    assert story.reward() == pytest.approx(0.9), "another run's rewards are another story"
+    recent = RecentReward()
+    assert recent.add({"num_rewards": 0, "reward_mean": None}) is None
+    assert recent.add({"num_rewards": 300, "reward_mean": 0.2}) == pytest.approx(0.2)
+    assert recent.add({"num_rewards": 310, "reward_mean": 0.2}) == pytest.approx(0.2)
+    assert recent.add({"num_rewards": 600, "reward_mean": 0.5}) == pytest.approx(238 / 290)
+
+
+def test_the_trainers_step_and_dapos_decisions_are_shown() -> None:
+    groups = {state.value: 0 for state in GroupState} | {"acked": 3, "dropped": 2}
+    found = training_figures(Recipe(steps=34), {"version": 5, "groups": groups})
+    assert found == ["step 5/34", "DAPO kept 3 dropped 2", "policy v5"]
 
 
 @given(st.integers(1, 7), st.data())

@@ -11,11 +11,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.job import JOB_FILE, JobPlan
-from prorl.cli.job_checks import filter_text, free_name
+from prorl.cli.job import JOB_FILE, JobPlan, filter_text, free_name
+from prorl.cli.run_job import code_of, hashes
 from prorl.cli.settings import Job
 from prorl.errors import ConfigError, ConflictError, TaskError
-from prorl.schema_fields import SCHEMA_VERSION
+from prorl.schema.fields import SCHEMA_VERSION
 from prorl.types import Json
 
 
@@ -138,3 +138,24 @@ def test_a_job_that_is_written_again_is_never_half_a_job(tmp_path: Path) -> None
     argv = [sys.executable, "-c", WRITE, str(tmp_path)]
     assert subprocess.run(argv, env=env).returncode == -signal.SIGKILL
     assert (tmp_path / "r" / JOB_FILE).read_bytes() == before
+
+
+def test_a_job_names_its_task_file_and_the_users_code_by_hash(tmp_path: Path) -> None:
+    env = tmp_path / "capitals.py"
+    env.write_text("one = 1\n")
+    before = hashes([env, tmp_path / "gone"])
+    env.write_text("one = 2\n")
+    (path,) = before
+    assert path == str(env)
+    assert hashes([env])[path] != before[path]
+    assert code_of(f"{env}:Capitals") == env
+    assert code_of("math") is None
+    found = code_of("prorl.envs.base:BaseEnv")
+    assert found is not None
+    assert found.name == "base.py"
+
+
+async def test_a_plan_can_be_made_beside_a_loop_of_the_caller(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"task_id": "t", "env": "noop", "prompt": "?"}')
+    assert len(JobPlan.make(None, {"tasks": str(tasks)}, [], root=tmp_path / "root").tasks) == 1

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from prorl.cli.progress import Plain
-from prorl.cli.snapshot import Snapshot, StageLoad, bottleneck, figures, plain, snapshot
+from prorl.cli.progress import (
+    Progress,
+    Snapshot,
+    StageLoad,
+    bottleneck,
+    figures,
+    plain,
+    snapshot,
+)
 from prorl.types import Stage
 
 
@@ -67,7 +74,7 @@ def test_the_line_says_rate_reward_failures_and_bottleneck() -> None:
 def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shown = Plain()
+    shown = Progress()
     for at_s in (0.0, 5.0, 10.0, 15.0):
         shown.update(_snapshot(at_s))
     shown.update(_snapshot(16.0, finished=True))

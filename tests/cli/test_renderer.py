@@ -1,4 +1,4 @@
-"""`prorl renderer DIR`, and a model server whose model nobody named."""
+"""`prorl doctor --model DIR`, and a model server whose model nobody named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.commands.renderer import lines, spec_of
+from prorl.cli.commands.doctor import lines, spec_of
 from prorl.cli.job import JobPlan
 from prorl.errors import ConfigError
 from prorl.renderer import describe, make_renderer

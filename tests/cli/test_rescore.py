@@ -12,12 +12,11 @@ import pytest
 
 from prorl.cli.app import dispatch
 from prorl.cli.job import JobPlan
-from prorl.cli.progress import Show
 from prorl.cli.run_job import run_plan
-from prorl.storage.catalog import StoredRun
-from prorl.storage.layout import RunDir
-from prorl.storage.scores import provenance
-from prorl.storage.verify import verify
+from prorl.storage.files.layout import RunDir
+from prorl.storage.keep.scores import provenance
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.verify import verify
 
 HUMANEVAL = Path(__file__).parents[2] / "../shared/data/humaneval/HumanEval.jsonl.gz"
 
@@ -50,7 +49,7 @@ def root(tmp_path: Path, sandbox_kind: str) -> Path:
         "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}},
     }
     plan = JobPlan.make(None, flags, [], root=tmp_path / "root")
-    assert asyncio.run(run_plan(plan, show=Show.NOTHING, json=True)) == 0
+    assert asyncio.run(run_plan(plan, json=True)) == 0
     return tmp_path / "root"
 
 
@@ -72,10 +71,12 @@ def test_other_tests_give_other_rewards_and_change_nothing(
 ) -> None:
     before = {path: path.read_bytes() for path in (root / "r").rglob("*.parquet")}
     kind = ("--sandbox", sandbox_kind, "--json")
-    same = json.loads(said("rescore", "r", "again", *kind))
+    same = json.loads(said("eval", "--stored", "r", "--name", "again", *kind))
     assert (same["scored"], same["mean_reward"]) == (3, 1.0)
     changed = tasks(tmp_path, "changed.jsonl", 0, 2, 5)
-    other = json.loads(said("rescore", "r", "changed", "--tasks", changed, *kind))
+    other = json.loads(
+        said("eval", "--stored", "r", "--name", "changed", "--tasks", changed, *kind)
+    )
     assert (other["scored"], round(other["mean_reward"], 3)) == (3, 0.667)
     assert {path: path.read_bytes() for path in before} == before
     assert verify(root / "r") == []
@@ -88,9 +89,9 @@ def test_other_tests_give_other_rewards_and_change_nothing(
 
 
 def test_a_name_is_given_once(said: Said, sandbox_kind: str) -> None:
-    said("rescore", "r", "again", "--sandbox", sandbox_kind)
-    assert "has a scoring 'again'" in said("rescore", "r", "again", code=2)
-    assert "score name '../x'" in said("rescore", "r", "../x", code=2)
+    said("eval", "--stored", "r", "--name", "again", "--sandbox", sandbox_kind)
+    assert "has a scoring 'again'" in said("eval", "--stored", "r", "--name", "again", code=2)
+    assert "score name '../x'" in said("eval", "--stored", "r", "--name", "../x", code=2)
 
 
 @pytest.mark.slow
@@ -116,10 +117,19 @@ def test_humaneval_after_a_change_of_its_tests_is_judged_as_a_fresh_run_is(
             "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}},
         }
         plan = JobPlan.make(None, flags, [], root=where)
-        assert asyncio.run(run_plan(plan, show=Show.NOTHING, json=True)) == 0
+        assert asyncio.run(run_plan(plan, json=True)) == 0
     before = {path: path.read_bytes() for path in (root / "r").rglob("*.*")}
     kind = ("--sandbox", sandbox_kind, "--root", str(root), "--json")
-    rescored = ["rescore", "r", "changed", "--tasks", str(tmp_path / "changed.jsonl"), *kind]
+    rescored = [
+        "eval",
+        "--stored",
+        "r",
+        "--name",
+        "changed",
+        "--tasks",
+        str(tmp_path / "changed.jsonl"),
+        *kind,
+    ]
     capsys.readouterr()
     assert dispatch(rescored) == 0
     assert json.loads(capsys.readouterr().out)["scored"] == len(given)

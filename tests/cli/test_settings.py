@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.policies import backend
-from prorl.cli.settings import Job, assignment, job_settings, run_settings, service_settings
+from prorl.cli.settings import (
+    Job,
+    assignment,
+    backend,
+    job_settings,
+    run_settings,
+    service_settings,
+)
 from prorl.errors import ConfigError
 
 
@@ -106,3 +112,8 @@ def test_every_shipped_config_of_a_run_is_valid(path: Path) -> None:
     job = job_settings(path, {}, [])
     service_settings(job.service, None, job.policy)
     run_settings(job.run, "r")
+
+
+def test_nan_is_no_number_that_is_too_large() -> None:
+    with pytest.raises(ConfigError, match="expected a finite number"):
+        run_settings({"sampling": {"temperature": float("nan")}}, "r")

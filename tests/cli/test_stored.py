@@ -13,7 +13,6 @@ import pytest
 from prorl.cli.app import dispatch
 from prorl.cli.commands.show import lines
 from prorl.cli.job import JobPlan
-from prorl.cli.progress import Show
 from prorl.cli.run_job import run_plan
 from prorl.types import Json
 
@@ -43,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, sandbox_kind: str) -> Path:
         "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}},
     }
     plan = JobPlan.make(None, flags, [], root=folder / "root")
-    assert asyncio.run(run_plan(plan, show=Show.NOTHING, json=True)) == 0
+    assert asyncio.run(run_plan(plan, json=True)) == 0
     return folder / "root"
 
 
@@ -59,9 +58,9 @@ def cli(root: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
     return run
 
 
-def test_ls_names_the_runs(cli: Cli) -> None:
-    assert cli("ls").splitlines()[1].split("\t")[:4] == ["r", "2", "1", "0"]
-    (line,) = json.loads(cli("ls", "--json"))
+def test_show_names_the_runs(cli: Cli) -> None:
+    assert cli("show").splitlines()[1].split("\t")[:4] == ["r", "2", "1", "0"]
+    (line,) = json.loads(cli("show", "--json"))
     assert (line["run"], line["rollouts"], line["reward"], line["not_completed"]) == (
         "r",
         2,
@@ -78,13 +77,13 @@ def test_a_file_that_cannot_be_written_is_one_line(
     assert capsys.readouterr().err.endswith("expected a file that can be written\n")
 
 
-def test_ls_lists_the_others_beside_a_bad_one(root: Path, cli: Cli) -> None:
+def test_show_lists_the_others_beside_a_bad_one(root: Path, cli: Cli) -> None:
     bad = root / "bad" / "manifest.json"
     bad.parent.mkdir()
     bad.write_text("{")
     try:
-        assert "r\t2\t1\t0" in cli("ls", code=1)
-        found = json.loads(cli("ls", "--json", code=1))
+        assert "r\t2\t1\t0" in cli("show", code=1)
+        found = json.loads(cli("show", "--json", code=1))
     finally:
         shutil.rmtree(bad.parent)
     assert [row["run"] for row in found] == ["r", "bad"]
@@ -131,6 +130,8 @@ def test_sql_prints_lines_or_json(cli: Cli) -> None:
     query = "select task_id, reward from rollouts order by rollout_id"
     assert cli("sql", "r", query).splitlines() == ["task_id\treward", "good\t1", "evil\\x1b[2J\t1"]
     assert json.loads(cli("sql", "r", query, "--json"))[0] == {"task_id": "good", "reward": 1.0}
+    calls = "select distinct name, error from tool_calls"
+    assert json.loads(cli("sql", "r", calls, "--json")) == [{"name": "python", "error": ""}]
     assert cli("sql", "r", "copy rollouts to '/tmp/x.csv'", code=2) == ""
 
 
@@ -146,7 +147,7 @@ def test_verify_finds_a_flipped_byte(cli: Cli, root: Path, tmp_path: Path) -> No
     assert any(finding["where"] == f"rollouts/{part.name}" for finding in findings)
 
 
-def test_compact_says_how_a_damaged_part_is_mended(
+def test_gc_says_how_a_damaged_part_is_mended(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "copy"
@@ -155,7 +156,7 @@ def test_compact_says_how_a_damaged_part_is_mended(
         if part.name != "empty.parquet":
             part.write_bytes(part.read_bytes()[:-8])
     before = sorted(copy.rglob("*"))
-    assert dispatch(["compact", str(copy)]) == 1
+    assert dispatch(["gc", str(copy)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "; expected parts as their commits name them; `prorl verify copy` lists" in line
     assert sorted(copy.rglob("*")) == before
@@ -192,19 +193,3 @@ def test_a_transcript_shows_an_error_of_the_policys_call() -> None:
     text = "\n".join(lines({"rollout": rollout, "messages": [message], "turns": []}))
     assert "-> bash()  ! no JSON" in text
     assert "failure infra/worker_lost: gone" in text
-
-
-def test_a_copied_run_is_adopted_before_it_is_gone_on_with(root: Path, tmp_path: Path) -> None:
-    """`cp -a R1/r R2/; prorl run --root R2 --resume r` once erased every part of the copy."""
-    copy = tmp_path / "copied" / "r"
-    shutil.copytree(root / "r", copy)
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    resume = ["run", "--resume", "r", "--root", str(copy.parent), "--quiet"]
-    assert dispatch(resume) == 2
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
-    assert dispatch(["adopt", str(copy)]) == 0
-    assert dispatch(["adopt", str(copy)]) == 2
-    assert dispatch(resume) == 0
-    for path in [path for path in before if path.name != "job.json"]:
-        assert path.read_bytes() == before[path]
-    assert dispatch(["verify", str(copy)]) == 0

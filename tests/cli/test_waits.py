@@ -17,7 +17,7 @@ import pytest
 
 from prorl.cli.commands.node import scratch
 from prorl.cli.commands.serve import dead_server
-from prorl.cli.snapshot import StageLoad, figures, snapshot
+from prorl.cli.progress import StageLoad, figures, snapshot
 from prorl.cli.waits import image_making_s, server_trouble
 from prorl.sandbox.images.registry import Registry
 from prorl.types import Stage

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -21,9 +20,11 @@ from prorl.errors import (
     ConfigError,
     ConflictError,
     NotFoundError,
+    UnauthorizedError,
     UnavailableError,
     UserError,
 )
+from prorl.net.bearer import REVOKED, Keys, signing_key
 from prorl.types import SamplingParams, Task
 
 TOKEN = "a-token-for-tests"
@@ -44,6 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             token=TOKEN,
             backends=("scripted:oracle",),
         )
+        signing_key(root)
         (root / "service.json").write_text(config.model_dump_json())
         command = [sys.executable, "-m", "prorl.service", "--config", str(root / "service.json")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -69,6 +71,21 @@ def tasks(num: int) -> list[Task]:
         Task(task_id=f"t{i}", env="math", prompt=f"What is {i} + 1?", data={"answer": str(i + 1)})
         for i in range(num)
     ]
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/p", Path("s3://bucket/p"), "file:///a"])
+def test_a_store_is_no_service(place: str | Path) -> None:
+    with pytest.raises(ConfigError, match=r"a store \((s3|file)://\), where no service listens"):
+        connect(place)
+
+
+def test_a_revoked_token_is_told_so(root: Path, url: str) -> None:
+    grant, token = Keys(TOKEN, signing_key(root)).issue("trainer")
+    with connect(url, token) as client:
+        client.status()
+        (root / REVOKED).write_text(grant.token_id)
+        with pytest.raises(UnauthorizedError, match=f"token {grant.token_id} was revoked"):
+            client.status()
 
 
 def test_a_run_from_creation_to_cancel(client: Client) -> None:
@@ -190,14 +207,8 @@ def test_the_token_comes_from_the_environment(url: str, monkeypatch: pytest.Monk
 def test_a_service_that_starts_is_waited_for(tmp_path: Path) -> None:
     file = tmp_path / "service.json"
     file.write_text('{"host": "127.0.0.1", "http_port": 0}')
-    with pytest.raises(UnavailableError, match="does not listen yet"):
-        connect(tmp_path, retry_s=0.1)
-    ready = '{"host": "127.0.0.1", "http_port": 7}'
-    threading.Timer(0.3, lambda: os.replace(_written(tmp_path / "new", ready), file)).start()
-    with connect(tmp_path, retry_s=30) as client:
-        assert client._http.url.endswith(":7")
-
-
-def _written(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
+    with (
+        connect(tmp_path, retry_s=0.1) as client,
+        pytest.raises(UnavailableError, match="does not listen yet"),
+    ):
+        client.status()

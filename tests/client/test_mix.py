@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from prorl.bench.stored import write_run
 from prorl.bench.synthetic import Shape, delivered, group
-from prorl.bench.synthetic_run import write_run
 from prorl.cli.app import dispatch
 from prorl.client import PackedBatch, connect
 from prorl.client.mix import mix
 from prorl.errors import UserError
-from prorl.rows import row_hashes
+from prorl.schema.rows import row_hashes
 from tests.client.served import served
 
 SMALL = Shape(n=2, num_tokens=12)

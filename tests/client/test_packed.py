@@ -4,8 +4,11 @@ dense view.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -146,3 +149,17 @@ def test_another_schema_is_refused() -> None:
 def test_the_client_imports_no_torch() -> None:
     code = "import sys, prorl.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_padded_view_of_the_docs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "trainer.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    (code,) = (block for block in blocks if "def padded" in block)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    batch = PackedBatch(delivered([group(i, Shape()) for i in range(2)]), "demo")
+    ids, mask = (names["padded"](batch, name) for name in ("token_ids", "loss_mask"))
+    assert ids.shape == (batch.num_sequences, batch.max_seqlen)
+    lengths = np.diff(batch.cu_seqlens)
+    np.testing.assert_array_equal(ids[0, : lengths[0]], batch.token_ids[: lengths[0]])
+    assert mask.sum() == batch.loss_mask().sum()

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from prorl.bench.stored import write_run
 from prorl.bench.synthetic import Shape, delivered, group
-from prorl.bench.synthetic_run import write_run
 from prorl.client import Client, PackedBatch, connect
 from prorl.client.fetch import FlightSource
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.flight.ticket import Ticket
-from prorl.rows import row_hashes
+from prorl.schema.rows import row_hashes
 from tests.client.served import served
 
 NUM_GROUPS = 23

@@ -124,6 +124,18 @@ def test_a_preempted_node_is_back_within_half_a_minute_of_room(tmp_path: Path) -
         assert s.service.charges()[1:] == (0, 0)
 
 
+def test_a_job_that_ended_is_replaced(tmp_path: Path) -> None:
+    """Not after Dask's patience with nodes that it does not see: Slurm says that it has ended."""
+    with site(tmp_path, 1) as s:
+        s.place(1)
+        (before,) = s.slurm.jobs("prorl-node")
+        s.slurm.ask("scancel", before)
+        waited(lambda: not s.nodes(), "the node is away", 60)
+        waited(lambda: bool(set(s.slurm.jobs("prorl-node")) - {before}), "another job", 60)
+        waited(lambda: len(s.nodes()) == 1, "another node", 60)
+        assert "another one" in (s.service.path / "cluster.log").read_text()
+
+
 def test_slurmd_is_killed_and_its_job_lives_twice(tmp_path: Path) -> None:
     """The job goes on without it, and is started again elsewhere: the newest life counts."""
     with site(tmp_path, 3) as s:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from prorl.envs.answers import final_answer, judge
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import parse
+from tests.envs.math_aimed import AIMED, EGGS, PAY, TRAIN
 
 TABLES = ("math_table.jsonl", "math_more.jsonl", "math_third.jsonl")
 ACCURACY, FALSE_POSITIVES = 0.97, 0.003
@@ -94,6 +95,17 @@ def test_the_tables_are_judged_rightly(name: str, capsys: pytest.CaptureFixture[
 def test_a_reference_that_cannot_be_read_is_no_verdict(reference: str) -> None:
     assert judge(reference, "2")[0] is None
     assert judge(reference, reference) == (True, "text")
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [("5'", '5"'), ("5'", "5"), ("\\text{Co}", "CO"), ("\\sum_{k=1}^n k", "\\sum_{k=1}^n K")],
+)
+def test_capitals_and_primes_count_where_a_reference_cannot_be_read(
+    reference: str, answer: str
+) -> None:
+    assert judge(reference, answer)[0] is False
+    assert judge(reference, reference)[0] is True
 
 
 def test_brackets_too_deep_are_not_read() -> None:
@@ -256,3 +268,104 @@ def test_long_texts_are_searched_in_linear_time(unit: str) -> None:
     began = time.process_time()
     final_answer(unit * ((64 << 10) // len(unit)))
     assert time.process_time() - began < SLOWEST_CPU_S
+
+
+TOKENS = (
+    " ", "\t", "\n", "a", "A", "5", "-", "+", "*", "_", "$", "#", "(", ")", "[", "{", "}", "|",
+    ",", ".", ";", ":", "=", "<", "!", "'", "\"", "%", "°", "≈", "/", "\\", "^", "&", "~", "`",
+    "é", "½", "²", "∞", "yes ", "or ", "and ", "about ", "is ", "the ", "not ", "x = ", "1,",
+    "1, ", "1/", "1 ", "1.", "2^", "\\frac", "\\text{", "\\text{a}", "\\boxed{", "\\sqrt",
+    "\\pi ", "\\pm ", "\\approx ", "\\,", "\\\\", "$1$ ", "(1,", "one ", "hundred ", "hours ",
+    "A, ", "\\left(", "\\cdot ", "####", "answer is ", "≤", "∪", "**", "}{", "1e9", "km/",
+    "\\circ", "\\begin{", "0.", "...", "| ", "x", "ab ",
+)  # fmt: skip
+
+
+_AIMED_LATER = tuple(
+    tuple(json.loads(line).values())
+    for line in (Path(__file__).parent / "math_aimed.jsonl").read_text().splitlines()
+)
+
+
+@pytest.mark.parametrize(("question", "reference", "answers"), [*AIMED, *_AIMED_LATER])
+def test_answers_that_were_aimed_at_the_rules_are_wrong(
+    question: str, reference: str, answers: tuple[str, ...]
+) -> None:
+    taken = [
+        answer
+        for answer in answers
+        if judge(reference, final_answer(f"#### {answer}").text, question)[0]
+    ]
+    assert not taken
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "answer"),
+    [
+        (EGGS, "18", "18 eggs"),
+        (EGGS, "18", "18 eggs per day"),
+        (EGGS, "18", "Janet has 18 eggs"),
+        (TRAIN, "90", "90 mi"),
+        (PAY, "45", "$45.00"),
+        ("How many times did he ring the bell on Monday?", "3", "3 times"),
+        ("How many dozen eggs does she need to buy?", "3", "3 dozen"),
+        ("What percentage of the students play chess?", "25", "25%"),
+        ("", "\\frac{7}{12}", "\\frac{7}{12} \\approx 0.583"),
+        ("", "4.47", "2\\sqrt{5} ≈ 4.47"),
+        ("", "16.67\\%", "1/6 ≈ 16.67\\%"),
+        ("", "\\mathbb{R}^+", "(0,\\infty)"),
+        ("", "(1,4)", "]1,4["),
+        ("", "\\begin{pmatrix}2\\\\3\\end{pmatrix}", "(2,3)^T"),
+        ("", "\\begin{pmatrix}2\\\\4\\end{pmatrix}", "2\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
+        ("", "8\\,\\Omega", "8 ohms"),
+        ("", "3 dozen", "36"),
+        ("", "1 h 30 min", "90 minutes"),
+        ("", "\\$3.5 \\text{ million}", "\\$3,500,000"),
+        ("", "\\{1,2\\}", "\\{1,2,2\\}"),
+        ("", "\\{1,2,\\ldots,5\\}", "\\{1,2,3,4,5\\}"),
+        ("", "30^\\circ 30'", "30.5°"),
+        ("", "AC", "both A and C"),
+        ("", "\\frac34", "{3 \\over 4}"),
+        ("", "\\frac34", "\\nicefrac{3}{4}"),
+        ("", "7", "\\textcolor{red}{7}"),
+        ("", "5", "5\\,"),
+        ("", "42", "So he has 42 apples."),
+        ("", "42", "A: 42"),
+        ("", "144", "144 (one hundred forty-four)"),
+    ],
+)
+def test_right_answers_as_policies_write_them(question: str, reference: str, answer: str) -> None:
+    assert judge(reference, final_answer(f"#### {answer}").text, question)[0]
+
+
+def _cost_s(text: str) -> float:
+    """Processor time of judging a text's end and of finding the answer in one 30 times as long."""
+    began = time.process_time()
+    for reference in ("5", "(1,2)"):
+        judge(reference, text[:1000], "How many apples does he have left?")
+    final_answer(text * 30)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "5",
+        *(
+            pytest.param(prefix, marks=pytest.mark.slow)
+            for prefix in ("", "A", "x = 5 ", "\\boxed{", "The answer is 5")
+        ),
+    ],
+)
+def test_every_pattern_is_linear(prefix: str) -> None:
+    """`prefix + token * k + suffix` costs about twice as much at 2k, whatever the token."""
+    for token in TOKENS:
+        for suffix in ("", "about", "≈", "$"):
+            k = 480 // len(token)
+            texts = [prefix + token * times + suffix for times in (k, 2 * k)]
+            for _ in range(3):  # the machine may have been busy
+                once, twice = map(_cost_s, texts)
+                if twice < 0.03 + 3 * once:
+                    break
+            else:
+                pytest.fail(f"{prefix!r} {token!r} {suffix!r}: {once:.3f} s, then {twice:.3f} s")

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from prorl.envs.case_outputs import same_text, same_value
 from prorl.envs.code import CodeEnv
-from prorl.envs.judge_cases import same_text, same_value
 from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
@@ -32,7 +32,7 @@ CALLS = make_task(
 SCALE = "class Solution:\n    def scale(self, xs, by):\n        return [x * by for x in xs]\n"
 KINDS = [
     pytest.param("", id="default"),
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("apptainer", "bwrap", "local")),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("apptainer", "local")),
 ]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -96,7 +96,7 @@ for pid in [os.getppid(), *map(int, filter(str.isdigit, os.listdir("/proc")))]:
         (READS, "print(2 * int(input()))\nraise SystemExit(3)", "exit status 3"),
         (READS, "import os\nos._exit(0)", "gave ''"),
         (READS, "while True: pass", "case 0: took more than 0.3 s"),
-        (READS, "print('x' * (17 << 20))", "printed more than"),
+        (READS, "print('x' * (17 << 20))", "larger than"),
         (READS, "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)", ""),
         pytest.param(
             READS,
@@ -124,6 +124,41 @@ async def test_wrong_programs(sandbox: Sandbox, task: Task, program: str, says: 
     assert says in score.log
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print('no time was left')",
+        "import os, signal\nos.kill(-1, signal.SIGSTOP)\nprint(2)",
+        "import os\nos.symlink('/etc/passwd', '.x'); os.rename('.x', '.output')",
+        "import os\nos.remove('.output'); os.mkfifo('.output')",
+        "print('[' * 100000)",
+    ],
+)
+async def test_no_program_chooses_an_infra_failure(sandbox: Sandbox, program: str) -> None:
+    """Though EVAL has less time than the task: what a program does is its own."""
+    task = _with(CALLS if "[" in program else READS, case_s=0.5, timeout_s=1e4)
+    if "[" in program:
+        program = (
+            f"def scale(xs, by):\n    import os; os.write(3, b'['*100000); os._exit(0)\n{program}"
+        )
+    score = await _score(sandbox, program, task)
+    assert score.reward == 0, score.log
+
+
+async def test_what_is_expected_never_enters_the_sandbox(sandbox: Sandbox) -> None:
+    secret = "zweiundvierzig"
+    task = _with(cases=[{"input": "", "output": secret}, {"input": "", "output": secret}])
+    looks = (
+        "import glob, os\n"
+        "for path in glob.glob('/proc/[0-9]*/[cem]*') + glob.glob('/proc/*/fd/*') + os.listdir():\n"
+        "    try:\n"
+        "        if b'zweiundvier' + b'zig' in open(path, 'rb').read(1 << 20): print(path)\n"
+        "    except OSError: pass\n"
+    )
+    score = await _score(sandbox, looks, task)
+    assert score.log.startswith("case 0: gave ''"), score.log
+
+
 async def test_part_of_the_cases_is_part_of_the_reward_only_where_the_task_says_so(
     sandbox: Sandbox,
 ) -> None:
@@ -131,7 +166,7 @@ async def test_part_of_the_cases_is_part_of_the_reward_only_where_the_task_says_
     assert (await _score(sandbox, half)).reward == 0
     assert (await _score(sandbox, half, _with(partial=True))).reward == 0.5
     hangs = "x = int(input())\nwhile x == 1: pass\nprint(2 * x)"
-    assert (await _score(sandbox, hangs, _with(partial=True, case_s=0.3))).reward == 0.75
+    assert (await _score(sandbox, hangs, _with(partial=True, case_s=2.0))).reward == 0.75
 
 
 async def test_too_little_time_of_evals_is_not_the_programs_fault(sandbox: Sandbox) -> None:
@@ -177,8 +212,9 @@ async def test_texts(given: str, wanted: str, right: bool) -> None:
     ("given", "wanted", "right"),
     [
         (1, 1.0, True),
-        (True, 1, False),
-        (True, 1.0, False),
+        (2.0, 2, True),
+        (True, 1, True),
+        ([2.0, (1)], [2, True], True),
         ([0.1 + 0.2], [0.3], True),
         ({"a": [1]}, {"a": [1]}, True),
         ({"a": 1}, {"b": 1}, False),

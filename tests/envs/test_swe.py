@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from prorl.envs import get_env
-from prorl.envs.swe import SweEnv
+from prorl.envs.swe import SweEnv, fields
 from prorl.errors import GraderError, RolloutError, SandboxError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
@@ -373,6 +373,10 @@ async def _verify(host: UnixSandboxHost, task: Task) -> None:
             },
             r"2 of 2 PASS_TO_PASS tests do not pass on the untouched repository, e\.g\. 'test_plain",
         ),
+        (
+            {"PASS_TO_PASS": ["test_gone (tests.test_gone.GoneTest)"]},
+            r"no test of tests/test_gone\.py ran: does test_command name it",
+        ),
         ({"patch": ""}, ""),
         ({"FAIL_TO_PASS": ["test_plain (tests.test_parse.ParseTest)"]}, "pass on the untouched"),
         (
@@ -392,6 +396,15 @@ async def test_a_task_whose_own_lists_do_not_hold_is_refused(
     with pytest.raises(RolloutError, match=says) as caught:
         await _verify(host, _task(**data))
     assert caught.value.code is FailureCode.BAD_TASK
+
+
+async def test_without_a_command_the_files_of_both_lists_run() -> None:
+    task = _task(
+        test_command="",
+        FAIL_TO_PASS=["tests/a.py::f"],
+        PASS_TO_PASS=["tests/b.py::g", "tests/a.py::h"],
+    )
+    assert fields.command(task).endswith(" tests/a.py tests/b.py")
 
 
 async def test_what_the_host_has_installed_passes_no_test(host: UnixSandboxHost) -> None:

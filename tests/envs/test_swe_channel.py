@@ -23,7 +23,7 @@ class Forged(LocalSandbox):
 
     async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         report = orjson.loads(zlib.decompress(await super().get(path, max_bytes)))
-        report["sessions"][0]["outcomes"]["test_it.T.test_a"] = True
+        report["outcomes"]["test_it.T.test_a"] = True
         return zlib.compress(orjson.dumps(report))
 
 
@@ -42,15 +42,24 @@ async def test_a_report_that_is_not_the_runners_says_nothing(
     assert ("changed their own report" in tested.log) is (kind is Forged)
 
 
-async def test_what_no_watched_function_did_the_canary_sees(tmp_path: Path) -> None:
-    """Every failure is forgotten by a result that the witness cannot name."""
-    forget = "import unittest.result\nunittest.result.TestResult.addFailure = lambda *a: None\n"
-    text = f"{forget}{TEST}".replace("self.assertTrue(False)", "pass")
+async def test_who_leaves_before_a_test_has_ended_has_passed_none(tmp_path: Path) -> None:
+    said = "test_a (test_it.T.test_a) ... ok\n"
+    text = f"import os\nos.write(1, {said.encode()!r})\nos._exit(0)\n{TEST}"
     tested = await run_tests(
         LocalSandbox(_folder(tmp_path, text)), Harness(COMMAND, 20.0, {}, "python")
     )
+    assert said in tested.log
     assert tested.passed == frozenset()
-    assert "did not end well" in tested.log
+
+
+async def test_a_failure_that_was_told_stays_one(tmp_path: Path) -> None:
+    text = f"{TEST}class U(T):\n    def id(self): return 'test_it.T.test_a'\n"
+    text += "    def test_a(self): pass\n"
+    tested = await run_tests(
+        LocalSandbox(_folder(tmp_path, text)), Harness(COMMAND, 20.0, {}, "python")
+    )
+    assert tested.count(["test_a (test_it.T)"]) == 0
+    assert tested.failing(["test_it.T.test_a"])
 
 
 async def test_an_honest_run_is_believed(tmp_path: Path) -> None:
@@ -59,22 +68,13 @@ async def test_an_honest_run_is_believed(tmp_path: Path) -> None:
         LocalSandbox(_folder(tmp_path, text)), Harness(COMMAND, 20.0, {}, "python")
     )
     assert tested.count(["test_a (test_it.T)", "test_a (test_it.T.test_a)"]) == 2
-    assert tested.is_witnessed
+    assert not tested.failed
 
 
 HALF = """import sys, types
 sys.modules["\\ud800"] = odd = types.ModuleType("odd")
 odd.__file__ = "/tmp/\\udfff.py"
 """
-LIES = """import gc
-for one in gc.get_objects():
-    if type(one).__name__ == "Witness":
-        held = one._voice.gi_frame.f_locals
-        held["end"].sendall(held["key"] + {line!r} + b"\\n")
-"""
-
-
-LAST = b'{"say": "bye", "outcomes": {"prorl_canary": true}, '
 
 
 async def test_half_a_surrogate_pair_in_a_modules_name_is_read(tmp_path: Path) -> None:
@@ -86,29 +86,39 @@ async def test_half_a_surrogate_pair_in_a_modules_name_is_read(tmp_path: Path) -
     assert tested.modules["\\ud800"] == "/tmp/\\udfff.py"
 
 
+SPEAKS = """
+import os, stat
+for fd in range(3, 40):
+    try:
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            os.write(fd, {line!r} + b"\\n")
+    except OSError:
+        pass
+"""
+
+
 @pytest.mark.parametrize(
     "line",
     [
         b"[1]",
         b"{",
         b"7",
+        b"\xff",
         b"[" * 100_000,
         b'{"outcomes": [1]}',
-        LAST + b'"modules": 7}',
-        LAST + b'"modules": {"a": 7}}',
-        LAST + b'"suspects": [[]]}',
-        LAST + b'"expected": 7}',
+        b'{"modules": 7}',
+        b'{"modules": {"a": 7}}',
+        b'{"outcomes": {"a": []}}',
+        b'{"outcomes": {"\\ud800": true}}',
     ],
-    ids=lambda line: line[-24:].decode(),
+    ids=lambda line: line[-24:].decode("utf-8", "replace"),
 )
-async def test_what_no_witness_says_is_a_verdict_and_no_failure_of_the_grader(
+async def test_what_no_witness_says_is_no_failure_of_the_grader(
     line: bytes, tmp_path: Path
 ) -> None:
-    """Code that finds the witness in its process and speaks with its key."""
-    text = TEST.replace("self.assertTrue(False)", "exec(LIES)")
-    text = f"LIES = {LIES.format(line=line)!r}\n{text}"
+    """Code that finds the witness's socket and speaks over it."""
+    text = SPEAKS.format(line=line) + TEST
     tested = await run_tests(
         LocalSandbox(_folder(tmp_path, text)), Harness(COMMAND, 20.0, {}, "python")
     )
-    assert tested.passed == frozenset()
-    assert "spoiled their report" in tested.log or "did not end well" in tested.log
+    assert tested.count(["test_a (test_it.T)"]) == 0

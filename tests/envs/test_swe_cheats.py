@@ -1,7 +1,7 @@
-"""Rewards that a change to a repository tries to take: each scores 0, its honest twin 1, in every
-kind of sandbox.
+"""Files that decide about tests do not count, whatever else a change brings does, in every kind of
+sandbox.
 
-A cheat is a script that an agent would run in the repository; its diff is made by git on this host,
+A change is a script that an agent would run in the repository; its diff is made by git on this host,
 as the env makes it in a sandbox (`test_swe.py` has that side).
 """
 
@@ -24,15 +24,10 @@ from prorl.sandbox.spawn import spawned
 from prorl.testing import make_task
 from prorl.types import SandboxSpec, Score, Stage, Task
 from tests.envs.swe_calc import FILES, FIX, HIDDEN, HONEST, TEST
-from tests.envs.swe_cheats import IN_PROCESS
-from tests.envs.swe_inside import AT_ONCE, INSIDE, INSIDE_HONEST
 from tests.envs.swe_left_out import LEFT_OUT
 
 ENV = SweEnv()
-FAST = (
-    *("the fix alone", "a log of 700 kB beside", "a repository inside", "a symbolic link"),
-    *("leaves a child", *AT_ONCE),
-)
+FAST = (*("the fix alone", "a log of 700 kB beside", "a repository inside", "a symbolic link"),)
 """Changes that the fast suite tries."""
 INI = '[tool.pytest.ini_options]\\naddopts = "--collect-only"\\n'
 UNREAD = {
@@ -41,7 +36,6 @@ UNREAD = {
     " tr '\\0' '#' >> pyproject.toml; echo 'pyproject.toml binary' > .git/info/attributes",
 }
 """Scripts that put settings where the env does not read them, and pytest does."""
-FORGED, FAIR = {**IN_PROCESS, **INSIDE}, {**HONEST, **INSIDE_HONEST}
 NUMBERS = count()
 
 
@@ -92,7 +86,7 @@ def _bash(folder: Path, script: str) -> None:
 
 KINDS = [
     pytest.param("", id="default"),
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("apptainer", "bwrap", "local")),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("apptainer", "local")),
 ]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -172,15 +166,7 @@ async def test_a_fix_counts_beside_each_of_them(
     assert score.reward == 1, score.log
 
 
-@pytest.mark.parametrize("name", [*IN_PROCESS, *(_marked(name) for name in INSIDE)])
-async def test_code_that_forges_its_verdict_earns_nothing(
-    host: UnixSandboxHost, name: str, tmp_path: Path
-) -> None:
-    score = await _score(host, change(tmp_path, "true", {"src/calc/__init__.py": FORGED[name]}))
-    assert score.reward == 0, score.log
-
-
-@pytest.mark.parametrize("name", [_marked(name) for name in FAIR])
+@pytest.mark.parametrize("name", [_marked(name) for name in HONEST])
 async def test_honest_changes_count(host: UnixSandboxHost, name: str, tmp_path: Path) -> None:
-    score = await _score(host, change(tmp_path, f"{FIX}; {FAIR[name]}"))
+    score = await _score(host, change(tmp_path, f"{FIX}; {HONEST[name]}"))
     assert score.reward == 1, score.log

@@ -23,8 +23,17 @@ BASE = {"pkg", "pkg/__init__.py", "src", "scripts", "src/logging", "src/logging/
         ("pkg/more/tests.py", "graded"),
         ("other/pkg/more/tests.py", "graded"),
         ("pkg/tests/data.json", "in the graded tests' folder"),
-        ("pkg/testing/tool.py", ""),
-        ("conftest.py", ""),
+        ("pkg/testing/tool.py", "of the tests' side"),
+        ("pkg/_testing.py", "of the tests' side"),
+        ("other/tests/helper.py", "of the tests' side"),
+        ("pkg/latest.py", ""),
+        ("pkg/testing.txt", ""),
+        ("src/sitecustomize", "steers the test runner"),
+        ("sitecustomize/__init__.py", "steers the test runner"),
+        ("src/UserCustomize.py", "steers the test runner"),
+        ("src/x.DIST-INFO", "steers the test runner"),
+        ("src/argparse", "shadows argparse"),
+        ("conftest.py", "steers the test runner"),
         ("deep/conftest.py", "steers the test runner"),
         ("src/x.egg-info/entry_points.txt", "steers the test runner"),
         ("Makefile", "started by the test command"),
@@ -44,6 +53,20 @@ def test_what_is_left_out_and_why(path: str, why: str) -> None:
     found = left_out([path], RULES, BASE & set(questions([path])))
     assert found.get(path, "").startswith(why)
     assert bool(found) == bool(why)
+
+
+def test_what_the_reference_does_on_the_tests_side_is_the_tests() -> None:
+    assert RULES.brought == {"conftest.py"}
+    alone = make_rules(TEST_PATCH, (), "--- a/conftest.py\n+++ b/conftest.py\n", "pytest")
+    assert alone.brought == frozenset()
+    assert not left_out(["conftest.py"], alone, ())
+
+
+def test_a_task_about_assertions_lets_them_be_changed() -> None:
+    patch = "--- a/pkg/testing/tool.py\n+++ b/pkg/testing/tool.py\n"
+    rules = make_rules(TEST_PATCH, (), patch, "pytest")
+    assert rules.is_about_tests
+    assert set(left_out(["pkg/testing/tool.py", "pkg/_testing.py"], rules, ())) == set()
 
 
 def test_a_tasks_own_protected_files_replace_ours() -> None:

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from prorl.testing import RENDERER
 from prorl.types import Json, Message, ToolCall
+from tests.backends.misbehaving import head, usage
 
 if TYPE_CHECKING:
     from prorl.types import Int32
@@ -80,8 +81,10 @@ class Server:
                 "finish_reason": "stop" if start + PIECE >= len(ids) else None,
             }
             self._log(call=body["request_id"], ids=piece)
-            data = orjson.dumps({"id": "x", "choices": [choice]})
-            await response.write(b"data: " + data + b"\n\n")
+            event = head(body) | {"choices": [choice]}
+            await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+        last = head(body) | {"choices": [], "usage": usage(body, len(ids))}
+        await response.write(b"data: " + orjson.dumps(last) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -109,7 +112,7 @@ async def probe(server: Server, request: web.Request) -> web.StreamResponse:
         "logprobs": {"token_logprobs": [logprob]},
         "finish_reason": "length",
     }
-    return web.json_response({"choices": [choice]})
+    return web.json_response(head(body) | {"choices": [choice], "usage": usage(body, 1)})
 
 
 async def _main(port: int, tap: Path) -> None:

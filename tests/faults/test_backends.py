@@ -17,12 +17,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.progress import Show, follow
+from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.linux.procfs import descendants
-from prorl.storage.catalog import StoredRun
+from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
 from tests.backends.tap import Call
 from tests.backends.trial import (
@@ -146,7 +146,7 @@ async def undisturbed_s(folder: Path, kind: str) -> float:
         async with signals() as stop, service(config(root, kind, pool), stop) as running:
             client = client_of(running)
             await submit(client, ROLLOUTS)
-            await follow(client, running, "r", ROLLOUTS, Show.NOTHING)
+            await follow(client, running, "r", ROLLOUTS, quiet=True)
         stored, _ = check_stored(root, pool, ROLLOUTS)
         return p90_s(stored, asked(root), [one.url for one in pool])
 
@@ -164,7 +164,7 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
         ):
             client = client_of(running)
             await submit(client, ROLLOUTS)
-            finished = asyncio.ensure_future(follow(client, running, "r", ROLLOUTS, Show.NOTHING))
+            finished = asyncio.ensure_future(follow(client, running, "r", ROLLOUTS, quiet=True))
             await until_tokens(pool, 4)
             pool[0].strike(signal.SIGKILL)
             killed_at = time.monotonic()
@@ -201,7 +201,7 @@ async def test_a_sole_server_that_is_away_keeps_everybody_waiting_and_nobody_fai
         ):
             client = client_of(running)
             await submit(client, count)
-            finished = asyncio.ensure_future(follow(client, running, "r", count, Show.NOTHING))
+            finished = asyncio.ensure_future(follow(client, running, "r", count, quiet=True))
             await until_tokens(pool, 8)
             await pool[0].end()
             await until_out(client, pool[0].url, 5)

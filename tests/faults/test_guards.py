@@ -44,20 +44,20 @@ LIFECYCLE = "tests/service/test_lifecycle.py"
 
 GUARDS = {
     "fsync of a file before its rename": Guard(
-        "storage/durable.py", "os.fsync(file.fileno())", "pass", POWER
+        "storage/files/durable.py", "os.fsync(file.fileno())", "pass", POWER
     ),
     "fsync of the directory after a rename": Guard(
-        "storage/durable.py", "sync_directory(path.parent)", "pass", POWER
+        "storage/files/durable.py", "sync_directory(path.parent)", "pass", POWER
     ),
     "fsync of a run's directory": Guard(
-        "storage/layout.py", "sync_directory(Path(self.root))", "pass", POWER
+        "storage/files/layout.py", "sync_directory(Path(self.root))", "pass", POWER
     ),
     "fsync above a directory that is made": Guard(
         "prorl/linux/files.py", "sync_directory(made.parent)", "pass", POWER
     ),
     "fsync of the token": Guard("prorl/linux/files.py", "os.fsync(fd)", "pass", POWER),
     "fsync of the log": Guard(
-        "prorl/service/log.py", "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL", POWER
+        "prorl/service/log/log.py", "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL", POWER
     ),
     "an answer waits for the disk": Guard(
         "prorl/service/gateway.py",
@@ -66,43 +66,43 @@ GUARDS = {
         "tests/service/test_durable.py::test_every_promise_waits_for_its_transaction",
     ),
     "fencing by attempt": Guard(
-        "prorl/service/lifecycle.py",
+        "prorl/service/core/lifecycle.py",
         "event.kind not in _ABOUT_ROLLOUT and event.attempt != life.attempt",
         "False",
         LIFECYCLE,
     ),
     "fencing of a commit": Guard(
-        "prorl/service/commits.py",
+        "prorl/service/core/commits.py",
         "record is None or record.key != key:\n                refused",
         "record is None:\n                refused",
         f"{GATEWAY}::test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced",
     ),
     "dedupe of submissions": Guard(
-        "prorl/service/accept.py",
+        "prorl/service/core/accept.py",
         "there.get(candidate.key) or run.keys.get(candidate.key)",
         "None",
         f"{APP}::test_same_key_from_fifty_clients_at_once_is_one_group",
     ),
     "another digest under a key": Guard(
-        "prorl/service/candidates.py",
+        "prorl/service/core/candidates.py",
         "name = digest(text.encode(), str(body.n).encode(), sampling.encode())",
         'name = ""',
         f"{APP}::test_same_key_from_fifty_clients_at_once_is_one_group",
     ),
     "dedupe of commits": Guard(
-        "prorl/service/commits.py",
+        "prorl/service/core/commits.py",
         "known = self._commit_seq(run, part)",
         "known = None",
         f"{GATEWAY}::test_commit_answers_the_same_to_the_same_part",
     ),
     "dedupe of rows that come again": Guard(
-        "storage/writer.py",
+        "storage/write/writer.py",
         "known = self._flying.knows(key) or self._waiting.knows(key)",
         "known = None",
         f"{WRITER}::test_a_row_that_comes_again_is_stored_once_and_acked_each_time",
     ),
     "dedupe of rows that are durable": Guard(
-        "prorl/service/commits.py",
+        "prorl/service/core/commits.py",
         "return RefusalReason.COMMITTED\n        if record.life.state is not",
         "return None\n        if record.life.state is not",
         f"{GATEWAY}::test_commit_answers_the_same_to_the_same_part",
@@ -114,28 +114,28 @@ GUARDS = {
         SESSIONS,
     ),
     "lives on lease streams": Guard(
-        "prorl/service/leases.py",
+        "prorl/service/core/leases.py",
         'worker.incarnation != hello.get("incarnation", "")',
         "False",
         SESSIONS,
     ),
     "earlier lives are refused": Guard(
-        "prorl/service/workers.py",
+        "prorl/service/core/workers.py",
         "if worker.incarnation in self._superseded:",
         "if False:",
         SESSIONS,
     ),
     "the sweep's guard": Guard(
-        "storage/layout.py",
+        "storage/files/layout.py",
         "[path for path in orphans if path not in named]",
         "orphans",
         f"{WRITER}::test_nothing_that_a_commit_on_disk_names_is_removed",
     ),
     "a directory that the log does not know": Guard(
-        "prorl/service/manifest.py",
+        "prorl/service/core/manifest.py",
         "if directory.written():",
         "if False:",
-        "tests/service/test_adopt.py"
+        "tests/service/test_directories.py"
         "::test_a_directory_that_the_log_does_not_know_is_refused_and_untouched",
     ),
     "freeze becomes death": Guard(
@@ -143,12 +143,6 @@ GUARDS = {
         "if child.silence(TICK_S) >= silence_s:",
         "if False:",
         "tests/supervisor/test_service.py::test_a_frozen_child_is_ended_and_started_again",
-    ),
-    "what a silent worker has not taken goes to others": Guard(
-        "prorl/service/gateway.py",
-        "for worker in self.core.workers.hushed(SWEEP_TICKS * LAZY_S):",
-        "for worker in []:",
-        "tests/faults/test_silent.py::test_what_a_silent_worker_has_not_taken_goes_to_others[init]",
     ),
     "a task that nobody awaits ends its process": Guard(
         "prorl/process.py",

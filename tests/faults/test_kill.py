@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.progress import Show, follow
+from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
@@ -150,7 +150,7 @@ async def test_struck_again_and_again_while_it_holds_work(
         client = client_of(running, PATIENCE_S)
         await in_thread(lambda: client.create_run(run_id="r", limits=LIMITS))
         async with asyncio.TaskGroup() as group:
-            finished = group.create_task(follow(client, running, "r", 0, Show.NOTHING))
+            finished = group.create_task(follow(client, running, "r", 0, quiet=True))
             kills = group.create_task(_strike(running, client, name, strike, times))
             expected = await _feed(client, kills)
             await asyncio.wait_for(asyncio.shield(finished), 90)

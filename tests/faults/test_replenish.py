@@ -15,8 +15,8 @@ from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread
 from prorl.errors import UnavailableError
 from prorl.linux.procfs import descendants
-from prorl.storage.catalog import StoredRun
-from prorl.storage.verify import verify
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.verify import verify
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
 from tests.integration.checks import check_nothing_left, rows

@@ -19,11 +19,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prorl.backends.embedded import TOY
-from prorl.cli.progress import Show, follow
+from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
-from prorl.storage.catalog import StoredRun
+from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
 from tests.integration.checks import check_complete, rows
 
@@ -181,7 +181,7 @@ async def test_every_logprob_is_of_the_version_that_its_span_names(
                 lambda: client.create_run(run_id="r", sampling={"max_tokens": 96}, limits={})
             )
             async with asyncio.TaskGroup() as group:
-                finished = group.create_task(follow(client, running, "r", 0, Show.NOTHING))
+                finished = group.create_task(follow(client, running, "r", 0, quiet=True))
                 firing = group.create_task(under_fire(client, tmp_path, pool))
                 expected = await feed(client, firing)
                 await asyncio.wait_for(asyncio.shield(finished), 120)

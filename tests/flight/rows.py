@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from prorl.columns import Lease, leased_batch
+from prorl.schema.columns import Lease, leased_batch
 from prorl.types import (
     AttemptKey,
     Failure,

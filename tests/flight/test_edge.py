@@ -10,7 +10,7 @@ import pytest
 from prorl.flight import Inlet, Outlet
 from prorl.flight.inlet import Taken
 from prorl.flight.queues import wire_bytes
-from prorl.rows import Row
+from prorl.schema.rows import Row
 from prorl.types import AttemptKey
 from tests.flight.conftest import Net
 from tests.flight.rows import key, leased, ran, ready
@@ -115,22 +115,6 @@ async def test_a_lost_consumer_gives_unacked_rows_to_another_on_redelivered_edge
     second.ack(row.key for row in again)
     await until(lambda: outlet.held_bytes == 0)
     await second.close()
-
-
-async def test_a_silent_consumer_is_cut_if_there_are_others(net: Net) -> None:
-    outlet = Outlet("ran")
-    location = await serve(net, outlet)
-    silent = inlet_of(net, "ran", location, worker="silent")
-    await put(outlet, ran(0))
-    await take(silent, 1)
-    assert outlet.cut("silent", "") == [], "nobody else is there"
-    other = inlet_of(net, "ran", location, worker="other")
-    await until(lambda: outlet.free_rows == 7)
-    assert outlet.cut("silent", "an earlier life") == []
-    assert outlet.cut("silent", "") == []
-    assert [taken.key for taken in await take(other, 1)] == [key(0)]
-    await other.close()
-    await silent.close()
 
 
 async def test_a_lost_consumer_loses_nothing_that_it_received_without_redelivery(net: Net) -> None:
@@ -322,15 +306,21 @@ async def test_what_a_worker_may_have_begun_waits_for_its_next_life(net: Net) ->
     await other.close()
 
 
-async def test_what_waited_for_a_worker_that_dies_again_is_named_with_it(net: Net) -> None:
-    lost: list[tuple[AttemptKey, object]] = []
-    outlet = Outlet(
-        "ready", on_lost=lambda keys, of: lost.extend((key, of["worker"]) for key in keys)
-    )
-    dead = inlet_of(net, "ready", await serve(net, outlet), slots=1, worker="dead")
-    await put(outlet, ready(0))
+async def test_what_waits_for_a_worker_that_dies_again_waits_for_its_life_after_that(
+    net: Net,
+) -> None:
+    lost: list[AttemptKey] = []
+    outlet = Outlet("ready", on_lost=lambda keys, _: lost.extend(keys))
+    location = await serve(net, outlet)
+    dead = inlet_of(net, "ready", location, slots=1, worker="dead")
+    other = inlet_of(net, "ready", location, worker="other")
+    await outlet.put(Row(ready(0), 0), key(0), 100, only="dead")
     await take(dead, 1)
     await outlet.put(Row(ready(1), 0), key(1), 100, only="dead")
     await dead.close()
-    await until(lambda: lost == [(key(1), "dead")])
-    assert (outlet.held_bytes, outlet.num_waiting) == (0, 0)
+    await until(lambda: outlet.awaits(key(1)))
+    again = inlet_of(net, "ready", location, worker="dead")
+    assert [taken.key for taken in await take(again, 1)] == [key(1)]
+    assert lost == []
+    await again.close()
+    await other.close()

@@ -10,7 +10,7 @@ import pytest
 from prorl.errors import ConflictError, NotFoundError, SchemaError, UnavailableError
 from prorl.protocols import Channel
 from prorl.schema import CONTROL, EDGE_BACK, LEASED
-from prorl.schema_fields import SCHEMA_VERSION
+from prorl.schema.fields import SCHEMA_VERSION
 from tests.flight.conftest import Net
 
 NUMBERS = pa.schema(

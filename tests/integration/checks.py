@@ -6,9 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
+from prorl.config import RESERVED_NAMES
 from prorl.linux.procfs import descendants
-from prorl.storage.catalog import StoredRun
-from prorl.storage.verify import verify
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.verify import verify
 from prorl.supervisor.places import box_dir
 from prorl.types import Json
 
@@ -42,7 +43,7 @@ def check_nothing_left(root: Path, before: set[int], *, killed: bool = False) ->
     """No process of ours, no socket folder, no sandbox folder, no published address.
 
     Also no temporary file, unless the store was `killed` at the end: the next one on the root
-    sweeps them.
+    sweeps them. What is there besides runs has a name that no run can take.
     """
     assert set(descendants(os.getpid())) <= before
     prefix = box_dir(root).name.removesuffix("box")
@@ -53,6 +54,9 @@ def check_nothing_left(root: Path, before: set[int], *, killed: bool = False) ->
     ]
     assert not left
     assert not (root / "service.json").exists()
+    ours = {path.name for path in root.iterdir() if not (path / "manifest.json").exists()}
+    ours = {name for name in ours if not name.startswith(".")}  # as no run's does
+    assert ours <= RESERVED_NAMES, sorted(ours - RESERVED_NAMES)
     assert killed or not [
         path
         for path in root.rglob("*")

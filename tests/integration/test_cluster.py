@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 import prorl
 from prorl.config import ServiceConfig
 from prorl.deploy.running import Running, in_thread
+from prorl.net.bearer import Keys
+from prorl.net.join import Join, prepare
 from prorl.types import Json
 from tests.integration.test_drain import charges
 from tests.integration.test_nodes import POOL, TASKS, finished, nodes
@@ -22,12 +26,15 @@ from tests.integration.test_outside import join_file
 pytest.importorskip("distributed", reason="placing nodes needs the extra `dask`")
 pytest.importorskip("dask_jobqueue", reason="placing jobs needs the extra `dask`")
 
+from distributed import Client as DaskClient
 from distributed import Scheduler, Worker
+from distributed.security import Security
 
 from prorl.deploy import cluster as clusters
 from prorl.deploy import placed
 from prorl.deploy.leavers import Leavers
 from prorl.deploy.leaving import Asks, stay
+from prorl.deploy.placer import Placer, placer, security
 
 Placing = tuple[prorl.Client, Path, Running]
 
@@ -57,11 +64,17 @@ async def workers(client: prorl.Client, count: int) -> set[str]:
 async def test_dask_places_nodes_and_takes_them_away_again(
     client: Placing, tmp_path: Path, sandbox_kind: str
 ) -> None:
-    service, join, running = client
+    service, _, running = client
     settings: dict[str, Json] = {"sandbox": {"kind": sandbox_kind}, "run": POOL, "init": POOL}
-    path = clusters.write_settings(tmp_path, settings)
     leavers = Leavers(drain_s=60, term_s=1)
-    async with clusters.local(join, path, leavers) as cluster:
+    with placer(running.config.root, settings) as made:
+        await _grow_and_shrink(service, running, made, leavers)
+
+
+async def _grow_and_shrink(
+    service: prorl.Client, running: Running, made: Placer, leavers: Leavers
+) -> None:
+    async with clusters.local(made, leavers) as cluster:
         cluster.scale(2)
         both = await workers(service, 2)
         service.create_run(run_id="far")
@@ -79,18 +92,23 @@ async def test_dask_places_nodes_and_takes_them_away_again(
 async def test_a_node_goes_on_when_its_scheduler_is_killed(
     client: Placing, tmp_path: Path, sandbox_kind: str
 ) -> None:
-    service, join, _ = client
-    path = clusters.write_settings(tmp_path, {"sandbox": {"kind": sandbox_kind}})
-    told = tmp_path / "scheduler.json"
+    service, _, running = client
+    with placer(running.config.root, {"sandbox": {"kind": sandbox_kind}}) as made:
+        await _outlive_the_scheduler(service, made, tmp_path / "scheduler.json")
+
+
+async def _outlive_the_scheduler(service: prorl.Client, made: Placer, told: Path) -> None:
     argv = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
-    argv += ["--no-dashboard", "--scheduler-file", str(told)]
+    argv += ["--no-dashboard", "--scheduler-file", str(told), "--protocol", "tls"]
+    for option, file in (("ca-file", "ca"), ("cert", "cert"), ("key", "key")):
+        argv += [f"--tls-{option}", str(made.folder / f"{file}.pem")]
     scheduler = await asyncio.create_subprocess_exec(sys.executable, *argv)
     async with asyncio.timeout(60):
         while not (told.exists() and told.read_text()):
             await asyncio.sleep(0.1)
     address = json.loads(told.read_text())["address"]
     leavers = Leavers(drain_s=1, term_s=1)
-    handle = clusters.NodeProcess(address, "n1", join, path, leavers)
+    handle = clusters.NodeProcess(address, "n1", made, leavers)
     await handle.start()
     try:
         await workers(service, 1)
@@ -113,7 +131,7 @@ async def test_a_node_whose_name_is_taken_tries_again_until_it_is_free(
     options = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": ":0"}
     async with Scheduler(**options) as scheduler, asyncio.timeout(120):
         async with Worker(scheduler.address, name="n1", nthreads=1, dashboard=False):
-            seen = asyncio.ensure_future(placed.be_seen(scheduler.address, "n1"))
+            seen = asyncio.ensure_future(placed.be_seen(scheduler.address, "n1", Security()))
             while "name taken" not in caplog.text and not seen.done():
                 await asyncio.sleep(0.05)
             assert not seen.done()
@@ -143,18 +161,117 @@ async def test_a_node_that_cannot_be_seen_any_more_ends(tmp_path: Path) -> None:
 
 
 async def test_a_slurm_job_is_a_step_that_is_requeued(tmp_path: Path) -> None:
-    join, path = tmp_path / "node.json", tmp_path / "nodes.json"
     leavers = Leavers(drain_s=1, term_s=1)
     options = {"cores": 4, "memory": "8GB", "queue": "scavenge"}
-    made: Any = clusters.jobs("slurm", join, path, leavers, **options)
-    async with made as cluster:
-        script = cluster.job_script()
+    prepare(tmp_path, "https://h:1", Keys("t", "k" * 64))
+    with placer(tmp_path, {}) as own:
+        made: Any = clusters.jobs("slurm", own, leavers, **options)
+        async with made as cluster:
+            script = cluster.job_script()
     assert "#SBATCH --requeue" in script
     assert "#SBATCH -p scavenge" in script
     assert (
         f"exec srun --ntasks=1 --kill-on-bad-exit=0 {sys.executable} -m prorl.deploy.placed"
         in script
     )
-    assert f"--join {join}" in script
-    assert f"--config {path}" in script
+    assert f"--join {tmp_path}/join/node.json" in script
+    assert f"--placer {own.folder}" in script
     assert '--left "$(squeue -h -j $SLURM_JOB_ID -o %L)"' in script
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Addresses and ports of IPv4 and IPv6 at which a process listens for TCP."""
+    mine = {
+        os.readlink(fd)
+        for fd in Path(f"/proc/{pid}/fd").iterdir()
+        if os.path.lexists(fd) and os.readlink(fd).startswith("socket:")
+    }
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in mine:
+                address, _, port = words[1].partition(":")
+                found.add((address, int(port, 16)))
+    return found
+
+
+LOOPBACK = "0100007F"
+
+
+async def pids(client: prorl.Client) -> set[int]:
+    """Of the RUNs that are there."""
+    found = (await in_thread(client.status))["workers"]
+    return {worker["pid"] for worker in found if worker["role"] == "run"}
+
+
+async def test_nobody_but_its_nodes_speaks_with_a_placers_dask(
+    client: Placing, sandbox_kind: str
+) -> None:
+    """Dask runs whatever it is sent: not for a local user, not for the holder of a join file."""
+    service, join, running = client
+    with placer(running.config.root, {"sandbox": {"kind": sandbox_kind}}) as made:
+        leavers = Leavers(drain_s=1, term_s=1)
+        before = listening(os.getpid())
+        async with clusters.local(made, leavers) as cluster:
+            cluster.scale(1)
+            await workers(service, 1)
+            (node,) = cluster.workers.values()
+            assert {address for address, _ in listening(os.getpid()) - before} == {LOOPBACK}
+            assert len(listening(os.getpid()) - before) == 1, "no port for HTTP"
+            handle = listening(node.process.pid)
+            assert [address for address, _ in handle] == [LOOPBACK]
+            shown = Join.read(join).credentials
+            with shown.files() as (ca, certificate, key):
+                stranger = Security(
+                    require_encryption=True,
+                    tls_ca_file=str(ca),
+                    tls_client_cert=str(certificate),
+                    tls_client_key=str(key),
+                )
+                ports = [cluster.scheduler_address.rpartition(":")[2], str(next(iter(handle))[1])]
+                for port, known in itertools.product(ports, (None, stranger)):
+                    where = f"{'tls' if known else 'tcp'}://127.0.0.1:{port}"
+                    with pytest.raises((OSError, TimeoutError)):
+                        async with DaskClient(where, security=known, asynchronous=True, timeout=3):
+                            pass
+            own = security(made.folder)
+            async with DaskClient(
+                cluster.scheduler_address, security=own, asynchronous=True, timeout=20
+            ) as ours:
+                assert len((await ours.scheduler.identity())["workers"]) == 1
+        await leavers.gone()
+    assert not made.folder.exists()
+
+
+async def test_a_node_that_was_killed_is_replaced(client: Placing, sandbox_kind: str) -> None:
+    service, _, running = client
+    said: list[str] = []
+    with placer(running.config.root, {"sandbox": {"kind": sandbox_kind}}) as made:
+        leavers = Leavers(drain_s=1, term_s=1)
+        async with clusters.local(made, leavers) as cluster:
+            cluster.scale(1)
+            replacing = asyncio.ensure_future(
+                clusters.replace_lost(cluster, lambda: cluster.scale(1), said.append)
+            )
+            (before,) = await workers(service, 1)
+            assert before == f"{made.name}-0"
+            first = await pids(service)
+            cluster.workers[0].process.kill()
+            async with asyncio.timeout(60):
+                while not (found := await pids(service)) or found & first:
+                    await asyncio.sleep(0.2)
+            assert said[0].startswith(f"node {before} was killed by SIGKILL; another one in")
+            replacing.cancel()
+            leavers.ending = True
+        await leavers.gone()
+
+
+def test_two_placers_of_one_root_have_names_and_settings_of_their_own(tmp_path: Path) -> None:
+    prepare(tmp_path, "https://h:1", Keys("t", "k" * 64))
+    with placer(tmp_path, {"a": 1}) as first, placer(tmp_path, {"a": 2}) as second:
+        assert first.name != second.name
+        assert json.loads(first.settings.read_text()) == {"a": 1}
+        assert json.loads(second.settings.read_text()) == {"a": 2}
+        private = [path for path in first.folder.iterdir() if path.suffix == ".pem"]
+        assert {path.stat().st_mode & 0o077 for path in private} == {0}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.progress import Show, follow
+from prorl.cli.progress import follow
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.types import Json, Task
@@ -45,7 +45,7 @@ async def test_what_does_not_fit_ends_the_rollout_or_starts_a_segment(
                 Task(task_id=f"t{i}", env=f"{FILE}:Wordy", prompt=f"{i}?") for i in range(COUNT)
             ]
             await in_thread(lambda: client.submit("r", tasks, 1, key="w", last=True))
-            await asyncio.wait_for(follow(client, running, "r", COUNT, Show.NOTHING), 60)
+            await asyncio.wait_for(follow(client, running, "r", COUNT, quiet=True), 60)
         calls = server.calls
     stored = check_complete(tmp_path / "root" / "r", COUNT)
     ended = rows(

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prorl.analysis.fork import fork_tasks
 from prorl.cli.commands.replay import replay
-from prorl.cli.progress import Show, follow
+from prorl.cli.progress import follow
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.errors import TaskError, UserError
 from prorl.journal.fork import FIELD, plain_task, read_fork
-from prorl.storage.catalog import StoredRun
-from prorl.storage.fork import fork_tasks
+from prorl.storage.read.catalog import StoredRun
 from prorl.tasks import load_tasks
 from prorl.types import Task
 from tests.integration.checks import check_complete, rows
@@ -33,7 +33,7 @@ async def _run(
         client = client_of(running)
         await in_thread(lambda: client.create_run(run_id="r"))
         await in_thread(lambda: client.submit("r", tasks, n, key="k", last=True))
-        await follow(client, running, "r", 0, Show.NOTHING)
+        await follow(client, running, "r", 0, quiet=True)
 
 
 def _ids(stored: StoredRun) -> dict[str, np.ndarray]:

@@ -96,8 +96,8 @@ def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(
     slow = (
         "--policy",
         "oracle?delay_s=30",
-        "--topology",
-        topology,
+        "--set",
+        f"service.topology={topology}",
         "--name",
         "r",
         *_kind(sandbox_kind),

@@ -17,11 +17,10 @@ import pytest
 
 from prorl.cli.job import JobPlan
 from prorl.cli.passk import evaluation
-from prorl.cli.progress import Show
 from prorl.cli.run_job import run_plan
 from prorl.linux.procfs import descendants
-from prorl.storage.catalog import StoredRun
-from prorl.storage.verify import verify
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.verify import verify
 from prorl.types import Json
 from tests.integration.checks import check_complete, check_nothing_left, rows
 
@@ -34,7 +33,7 @@ async def test_a_checkpoint_is_evaluated_with_the_tasks_of_two_sets_and_greedily
     before = set(descendants(os.getpid()))
     flags = {"tasks": "arith:heldout?n=4,shop:heldout?n=3", "policy": "toy", "n": 2, "greedy": True}
     plan = JobPlan.make(None, flags, [f"service.topology={topology}"], root=tmp_path / "root")
-    assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
+    assert await run_plan(plan, json=True) == 0
     check_nothing_left(plan.service.root, before)
     stored = check_complete(plan.directory, 3 * 7)
     found = {(one.data_source, one.mode): one for one in evaluation(plan.directory)}

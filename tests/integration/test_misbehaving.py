@@ -5,18 +5,20 @@ and of the server. `/health` of most of them answers all the while.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from prorl.cli.progress import Show, follow
+from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.stages import failover
 from prorl.types import Json, Task
+from tests.backends.lies import LIES
 from tests.backends.misbehaving import Misbehaving, Mode
 from tests.backends.trial import TALKER, check_exact, check_nothing_charged, until_out
 from tests.integration.checks import check_complete, rows
@@ -78,7 +80,7 @@ async def scene(
         await in_thread(lambda: s.client.create_run(run_id="r", agent=TALKER, limits=limits))
         tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"{i}?") for i in range(rollouts)]
         await in_thread(lambda: s.client.submit("r", tasks, 1, key="w", last=True))
-        s.finished = asyncio.ensure_future(follow(s.client, running, "r", rollouts, Show.NOTHING))
+        s.finished = asyncio.ensure_future(follow(s.client, running, "r", rollouts, quiet=True))
         yield s
 
 
@@ -155,6 +157,56 @@ async def test_a_server_that_lies_is_out_after_a_few_replies_and_nothing_of_it_i
         ]
         assert why, "said in status"
         assert (await s.states())[good.url] == "ready"
+
+
+async def test_nothing_of_a_server_that_lies_now_and_then_is_stored(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    """Three of ten replies contradict themselves, each in another way; it is out, and counted."""
+    async with scene(tmp_path, sandbox_kind, 2, rollouts=40) as s:
+        bad, good = s.servers
+        lies = itertools.cycle(LIES.values())
+        bad.mode, bad.lie_share, bad.lie = Mode.LIES, 0.3, lambda events: next(lies)(events)
+        await until_out(s.client, bad.url, 30)
+        await s.check()
+        views = {one["name"]: one for one in await in_thread(s.client.backends)}
+        assert views[bad.url]["refused_replies"] >= 3
+        assert views[good.url]["refused_replies"] == 0
+
+
+async def test_a_pool_that_is_busy_for_a_while_costs_nobody_anything(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    """Eight seconds of 429 failed 30 of 30 once."""
+    async with scene(tmp_path, sandbox_kind, 1, rollouts=30) as s:
+        (server,) = s.servers
+        await s.begun(3)
+        server.mode, server.retry_after = Mode.BUSY, "1"
+        before = len(server.calls)
+        await asyncio.sleep(8)
+        (view,) = await in_thread(s.client.backends)
+        assert view["state"] == "ready"
+        assert view["reason"].startswith("busy"), view
+        assert "429" in view["reason"], view
+        assert view["busy_replies"] > 0
+        asked = len(server.calls) - before
+        server.mode = Mode.WELL
+        await s.check()
+        assert asked < 10 * SLOTS, "eased off"
+
+
+async def test_a_server_that_never_answers_one_call_in_five_is_taken_out(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    async with scene(tmp_path, sandbox_kind, 2, rollouts=60) as s:
+        bad, _ = s.servers
+        await s.begun(3)
+        bad.hang_share = 0.2
+        began = asyncio.get_running_loop().time()
+        await until_out(s.client, bad.url, 60)
+        bad.hang_share = 0.0
+        await s.check()
+        assert asyncio.get_running_loop().time() - began < 90
 
 
 async def test_a_sole_liar_fails_nobody_once_it_tells_the_truth(

@@ -14,8 +14,8 @@ from prorl.config import ServiceConfig
 from prorl.deploy.node import node
 from prorl.deploy.running import Running, Stop, in_thread, service
 from prorl.errors import ForbiddenError
+from prorl.net.join import Join
 from prorl.supervisor.service import Supervisor
-from prorl.tls import Join
 from prorl.types import Json, Task
 from tests.integration.test_outside import join_file, three_ports
 

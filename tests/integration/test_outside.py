@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 import prorl
-from prorl.config import ServiceConfig
+from prorl.cli.app import dispatch
+from prorl.config import RESERVED_NAMES, ServiceConfig
 from prorl.deploy.running import Running, Stop, in_thread, service
 from prorl.errors import ForbiddenError, ProrlError, UnavailableError, UserError
-from prorl.tls import Authority, Join
+from prorl.net.join import Join, new_join
+from prorl.net.tls import Authority
 from prorl.types import Task
 
 pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
@@ -83,7 +85,7 @@ async def test_roles_and_refusals(running: Running, tmp_path: Path) -> None:
 
     good = Join.read(join_file(running, "trainer"))
     spare = Authority.of(running.config.tls_dir)
-    other = Authority.of(tmp_path / "other").join("trainer", url=good.url, token=good.token)
+    other = new_join(tmp_path / "other", "trainer", good.url, good.token)
     cases = {
         "refused the token": (replace(good, token="wrong"), UserError),
         "another authority": (other, UnavailableError),
@@ -94,9 +96,9 @@ async def test_roles_and_refusals(running: Running, tmp_path: Path) -> None:
         ),
     }
     ended = spare.credentials("trainer", days=-1)
-    cases["certificate was refused "] = (
+    cases["our own certificate ended"] = (
         replace(good, certificate=ended.certificate, key=ended.key),
-        UnavailableError,
+        UserError,
     )
     for words, (join, kind) in cases.items():
         client = prorl.client.client.Client(
@@ -104,7 +106,34 @@ async def test_roles_and_refusals(running: Running, tmp_path: Path) -> None:
                 join.url, join.token, retry_s=0.5, credentials=join.credentials
             )
         )
-        assert words.strip() in await refused(client.status, kind)
+        assert words in await refused(client.status, kind)
+
+
+async def test_no_run_may_have_a_name_that_its_root_needs(running: Running) -> None:
+    """Whatever stands in a root beside runs is known; else a run of that name ends the service."""
+    root = running.config.root
+    await in_thread(train, join_file(running, "trainer"))
+    held = {path.name for path in root.iterdir() if not path.name.startswith(".")} - {"far"}
+    assert held <= RESERVED_NAMES
+    with prorl.connect(root) as client:
+        for name in ("journal", "placers", "signing.key", *held):
+            assert "none of" in await refused(
+                lambda name=name: client.create_run(run_id=name),  # type: ignore[misc]
+                UserError,
+            )
+
+
+async def test_a_token_for_one_run_streams_and_commits_it(running: Running, tmp_path: Path) -> None:
+    """Over TLS, and on the service's own host."""
+    root = running.config.root
+    own = ["token", "new", "--run", "far", "--root", str(root)]
+    assert await in_thread(dispatch, [*own, "--join", str(tmp_path / "one.json")]) == 0
+    assert await in_thread(train, tmp_path / "one.json") == [2, 2]
+    token = Join.read(tmp_path / "one.json").token
+    with prorl.connect(root, token=token) as near:
+        batches = await in_thread(lambda: list(near.stream("far", consumer="second")))
+        await in_thread(near.commit, batches[-1])
+        assert "is for run 'far' alone" in await refused(near.status, ForbiddenError)
 
 
 async def test_an_address_without_a_join_file_is_refused(running: Running) -> None:

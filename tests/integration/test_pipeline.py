@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prorl.cli.job import JobPlan
-from prorl.cli.progress import Show
 from prorl.cli.run_job import run_plan
 from prorl.cli.summary import summarise
 from prorl.linux.procfs import descendants
@@ -23,7 +22,7 @@ INLINE = "service.topology=inline"
 
 async def _run(plan: JobPlan) -> dict[str, Json]:
     before = set(descendants(os.getpid()))
-    assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
+    assert await run_plan(plan, json=True) == 0
     check_nothing_left(plan.service.root, before)
     check_complete(plan.directory, plan.num_rollouts)
     return summarise(plan.directory)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[2] / "README.md"
+EXTENDING = README.parent / "docs" / "extending.md"
 TASKS = "train.jsonl"
 COMMAND = "prorl serve --root prorl-runs --policy flaky"
 NUM_GROUPS, GROUPS_PER_BATCH = 8, 2
@@ -95,7 +96,7 @@ async def test_your_trainer_in_ten_lines(tmp_path: Path, sandbox_kind: str) -> N
 
 def _python(section: str) -> list[str]:
     """The code blocks of a section."""
-    text = README.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    text = EXTENDING.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 

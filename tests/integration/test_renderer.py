@@ -10,7 +10,6 @@ import orjson
 import pytest
 
 from prorl.cli.job import JobPlan
-from prorl.cli.progress import Show
 from prorl.cli.run_job import run_plan
 from prorl.cli.summary import summarise
 from prorl.errors import ProrlError
@@ -28,7 +27,7 @@ async def test_a_run_speaks_its_models_template(
 ) -> None:
     model = write_model(tmp_path / "model")
     plan = make_plan(demo_rows[:2], INLINE, f"run.renderer.model={model}", policy="oracle")
-    assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
+    assert await run_plan(plan, json=True) == 0
     stored = check_complete(plan.directory, 2)
     assert summarise(plan.directory)["mean_reward"] == 1.0
     manifest = orjson.loads((plan.directory / "manifest.json").read_bytes())
@@ -50,5 +49,5 @@ async def test_a_model_that_cannot_be_proved_is_refused_before_the_run(
     model = write_model(tmp_path / "model", TEMPLATE + "<|im_start|><|foreign|>")
     plan = make_plan(demo_rows[:1], INLINE, f"run.renderer.model={model}", policy="oracle")
     with pytest.raises(ProrlError, match=r"<\|foreign\|>, which the tokenizer does not know"):
-        await run_plan(plan, show=Show.NOTHING, json=True)
+        await run_plan(plan, json=True)
     assert not plan.directory.exists()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from prorl.backends.embedded import TOY
-from prorl.cli.progress import Show, follow
+from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
@@ -28,7 +28,7 @@ from prorl.errors import UnavailableError
 from prorl.journal import Answer, Ended, Said
 from prorl.journal.recovered import look
 from prorl.linux.procfs import descendants
-from prorl.storage.catalog import StoredRun
+from prorl.storage.read.catalog import StoredRun
 from prorl.supervisor.service import Supervisor
 from prorl.tasks.generated import generate
 from prorl.types import AttemptKey, Json, Task
@@ -191,7 +191,7 @@ async def _run(trial: Trial) -> tuple[int, list[Loss], StoredRun, _Watch]:
         limits = {"max_turns": TURNS + 1}
         await in_thread(lambda: client.create_run(run_id="r", limits=limits, seed=5))
         async with asyncio.TaskGroup() as group:
-            finished = group.create_task(follow(client, running, "r", 0, Show.NOTHING))
+            finished = group.create_task(follow(client, running, "r", 0, quiet=True))
             killing = group.create_task(_kill(running, client, watch, trial))
             total = await _feed(client, killing, trial)
             await asyncio.wait_for(asyncio.shield(finished), 240)

@@ -24,7 +24,7 @@ import prorl
 from prorl.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import Stop, client_of, in_thread, service
-from prorl.rows import row_hashes
+from prorl.schema.rows import row_hashes
 from prorl.types import Json, Task
 
 GROUPS, N = 12, 2

@@ -12,7 +12,6 @@ import orjson
 import pytest
 
 from prorl.cli.job import JobPlan
-from prorl.cli.progress import Show
 from prorl.cli.run_job import run_plan
 from prorl.types import Json
 from tests.integration.checks import check_complete, rows
@@ -27,7 +26,7 @@ def _rows() -> list[dict[str, Json]]:
 
 async def test_the_reference_resolves_every_task(make_plan: Make, topology: str) -> None:
     plan = make_plan(_rows(), f"service.topology={topology}", policy="oracle")
-    assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
+    assert await run_plan(plan, json=True) == 0
     stored = check_complete(plan.directory, 2)
     assert rows(
         stored,
@@ -46,7 +45,7 @@ async def test_a_policy_that_changes_nothing_earns_nothing_and_a_bad_task_costs_
         "test_patch": str(lru["test_patch"]).replace("test_lru.py", "lru.py"),
     }
     plan = make_plan([calc, bad, late], "service.topology=inline", policy="oracle")
-    await run_plan(plan, show=Show.NOTHING, json=True)
+    await run_plan(plan, json=True)
     stored = check_complete(plan.directory, 3)
     assert rows(
         stored, "select task_id, status, failure_code, attempt, reward from rollouts order by 1"
@@ -74,7 +73,7 @@ async def test_a_policy_that_changes_nothing_earns_nothing_and_a_bad_task_costs_
         },
     ]
     nothing = make_plan([calc, lru], "service.topology=inline", policy="noop")
-    await run_plan(nothing, show=Show.NOTHING, json=True)
+    await run_plan(nothing, json=True)
     assert rows(
         check_complete(nothing.directory, 2), "select sum(reward) as reward from rollouts"
     ) == [{"reward": 0.0}]
@@ -97,7 +96,7 @@ async def test_siblings_share_one_setup(
     }
     sets = (f"service.topology={topology}", f"service.sandbox.snapshot_bytes={snapshot_bytes}")
     plan = make_plan([task], *sets, policy="oracle", n=8)
-    assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
+    assert await run_plan(plan, json=True) == 0
     stored = check_complete(plan.directory, 8)
     logs = [
         row["content"] for row in rows(stored, "select content from messages where role = 'grader'")

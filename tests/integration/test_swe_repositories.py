@@ -20,12 +20,11 @@ from typing import Any
 import pytest
 
 from prorl.cli.job import JobPlan
-from prorl.cli.progress import Show
 from prorl.cli.run_job import run_plan
 from prorl.errors import StorageError
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.registry import Image, Registry
-from prorl.storage.catalog import StoredRun
+from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 from tests.envs.real_repositories import FIXES, Fix, row
 from tests.integration.checks import check_complete, rows
@@ -86,8 +85,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Rows:
 @pytest.fixture(scope="module")
 def images(archives: Rows, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """The same in images as SWE-bench has them: /testbed and its Python in a conda environment."""
-    if why_not("bwrap") or not shutil.which("mmdebstrap") or os.getuid() != 0:
-        pytest.skip("needs bwrap, and mmdebstrap as root")
+    if why_not("apptainer") or not shutil.which("mmdebstrap") or os.getuid() != 0:
+        pytest.skip("needs apptainer, and mmdebstrap as root")
     root = tmp_path_factory.mktemp("images")
     job = {"do": "build", "name": "base", "source": "debian:bookworm", "include": PACKAGES}
     try:
@@ -123,7 +122,7 @@ async def _rewards(make_plan: Make, task: Row, policy: str, *sets: str) -> Store
     sets = ("service.topology=inline", *sets, *LIMITS)
     began = time.monotonic()
     plan = make_plan([task], *sets, "run.sampling.max_tokens=131072", policy=policy, n=SIBLINGS)
-    await run_plan(plan, show=Show.NOTHING, json=True)
+    await run_plan(plan, json=True)
     took_s = (time.monotonic() - began) / SIBLINGS
     stored = check_complete(plan.directory, SIBLINGS)
     print(f"{task['instance_id']} {policy}: {took_s:.2f} s a rollout, {SIBLINGS} siblings")
@@ -155,7 +154,7 @@ async def test_references_resolve_and_nothing_does_not(
     task: Row = request.getfixturevalue(how)(fix)
     registry = tmp_path / "images"
     sets = [f"service.sandbox.images={registry}", "service.sandbox.snapshot_bytes=4294967296"]
-    sets += ["service.sandbox.kind=bwrap"] if how == "images" else []
+    sets += ["service.sandbox.kind=apptainer"] if how == "images" else []
     stored = await _rewards(make_plan, task, "oracle", *sets)
     assert _num_setups(stored) == 1, "each repository is prepared once a node"
     if how == "archives":

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.job import JobPlan
-from prorl.cli.progress import Show
 from prorl.cli.run_job import run_plan
 from prorl.errors import TaskError
 from tests.integration.checks import check_complete, rows
@@ -90,7 +89,7 @@ async def test_a_users_env_and_tool_work_through_the_service(
             for number in range(2)
         ]
         plan = make_plan(tasks, f"service.topology={topology}", policy="oracle", n=2)
-        assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
+        assert await run_plan(plan, json=True) == 0
         stored = check_complete(plan.directory, 4)
         assert rows(
             stored, "select sum(reward) as reward, sum(num_tool_calls) as calls from rollouts"

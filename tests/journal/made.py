@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from prorl.columns import leased_batch
 from prorl.journal import Answer, Ended, Said
-from prorl.rows import Row
+from prorl.schema.columns import leased_batch
+from prorl.schema.rows import Row
 from prorl.types import (
     Completion,
     FailureCode,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.columns import _message_values
 from prorl.errors import ConfigError
 from prorl.renderer import ChatMLRenderer
+from prorl.schema.columns import _message_values
 from prorl.tokenizer import SPECIALS, ByteTokenizer
 from prorl.types import Message, ToolCall, ToolSpec
 
@@ -171,7 +171,9 @@ def test_calls_in_thoughts_or_in_plain_text_are_no_calls() -> None:
 
 def test_a_call_that_was_not_closed_still_counts() -> None:
     text = '{"name": "a", "arguments": {}}'
-    assert _parse(CALL, text).tool_calls == (ToolCall("a", {}, text=text),)
+    assert _parse(CALL, text, END).tool_calls == (ToolCall("a", {}, text=text),)
+    (cut,) = _parse(CALL, text).tool_calls
+    assert "cut off" in cut.error, "nobody ended the turn: more might have followed"
 
 
 def test_a_completion_that_was_cut_off_is_closed() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from prorl.config.renderer import RendererConfig, RendererSpec
 from prorl.errors import ConfigError
 from prorl.renderer.check import check
-from prorl.renderer_spec import RendererConfig, RendererSpec
 from tests.renderer.small import TEMPLATE, write_model
 
 DAY_S = 86400.0

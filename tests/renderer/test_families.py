@@ -130,6 +130,45 @@ def test_whatever_was_sampled_parses_and_is_bridged(model: Model) -> None:
         assert bridge.dtype == np.int32
 
 
+CALLING = [model for model in MODELS if model.tools]
+
+
+@pytest.mark.parametrize("model", CALLING, ids=lambda model: model.name)
+def test_a_turn_that_was_cut_off_runs_no_call_that_was_not_said_whole(model: Model) -> None:
+    _check_prefixes(model, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", CALLING, ids=lambda model: model.name)
+def test_every_beginning_of_two_hundred_calls(model: Model) -> None:
+    _check_prefixes(model, 200)
+
+
+def _check_prefixes(model: Model, num_turns: int) -> None:
+    made = families.renderer(model)
+    if not made.family.shows_calls:
+        pytest.skip("its template writes no calls; its grammar is tried in test_grammars.py")
+    turns = [
+        (messages[:index], said, tools)
+        for messages, tools in (conversation(model, seed) for seed in range(4 * num_turns))
+        for index, said in enumerate(messages)
+        if said.tool_calls
+    ]
+    assert len(turns) >= num_turns
+    for before, said, tools in turns[:num_turns]:
+        ids = made.completion(said)
+        prompt = made.prompt(before[:2], tools)
+        whole = made.parse(ids, prompt, tools).tool_calls
+        assert whole
+        for end in range(len(ids)):
+            found = made.parse(ids[:end], prompt, tools).tool_calls
+            for one, meant in zip(found, whole, strict=False):
+                same = (one.name, one.arguments, one.id) == (meant.name, meant.arguments, meant.id)
+                assert one.error or same, (made.tokenizer.decode(ids[:end]), one)
+            assert all(one.error for one in found[len(whole) :])
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
     [("deepseek-v3.2", "not supported: its prompts come from a Python encoder")],

@@ -51,7 +51,7 @@ BROKEN: list[tuple[Grammar, str, str]] = [
     (grammar.hermes, '<tool_call>{"name": "look", "argu', "not valid JSON"),
     (grammar.xml, "<tool_call>\nlook</tool_call>", "names no function"),
     (grammar.xml, "<tool_call><function=look><parameter=n>\nx\n</parameter></function></tool_call>", "n: expected integer"),
-    (grammar.xml, "<tool_call><function=look><parameter=word>a</function></tool_call>", "no parameter that is closed"),
+    (grammar.xml, "<tool_call><function=look><parameter=word>a</function></tool_call>", "is not closed"),
     (grammar.glm, "<tool_call></tool_call>", "a call is a name"),
     (grammar.deepseek, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁call▁end｜>", "a name and arguments"),
     (grammar.bracket, "[TOOL_CALLS]look[ARGS]{", "not valid JSON"),
@@ -65,7 +65,7 @@ BROKEN: list[tuple[Grammar, str, str]] = [
 
 @pytest.mark.parametrize(("read", "text", "id", "reasoning"), WELL_FORMED)
 def test_a_call_is_read(read: Grammar, text: str, id: str, reasoning: str) -> None:
-    said = read(text, TOOLS)
+    said = read(text, TOOLS, True)
     (call,) = said.calls
     assert (call.name, call.arguments, call.error, call.id) == (
         "look",
@@ -77,9 +77,33 @@ def test_a_call_is_read(read: Grammar, text: str, id: str, reasoning: str) -> No
     assert call.text
 
 
+@pytest.mark.parametrize(("read", "text", "id", "reasoning"), WELL_FORMED)
+def test_no_beginning_of_a_call_is_another_call(
+    read: Grammar, text: str, id: str, reasoning: str
+) -> None:
+    """A turn may be cut off anywhere; what is left of a call must not run as one."""
+    whole = read(text, TOOLS, True).calls[0].arguments
+    for end in range(len(text)):
+        calls = read(text[:end], TOOLS, False).calls
+        assert all(call.error or call.arguments == whole for call in calls), text[:end]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call><function=look><parameter=word>a</parameter><parameter=n>1</function></tool_call>",
+        "<tool_call><function=look><parameter=word>a</parameter><parameter=n>1",
+    ],
+)
+def test_a_parameter_that_is_not_closed_is_not_left_out(text: str) -> None:
+    """An edit without its new text deletes the old one."""
+    (call,) = grammar.xml(text, TOOLS, True).calls
+    assert "not closed" in call.error
+
+
 @pytest.mark.parametrize(("read", "text", "error"), BROKEN)
 def test_a_broken_call_says_what_is_wrong(read: Grammar, text: str, error: str) -> None:
-    (call,) = read(text, TOOLS).calls
+    (call,) = read(text, TOOLS, True).calls
     assert error in call.error
 
 
@@ -90,20 +114,20 @@ def test_nothing_raises(family: Family, data: st.DataObject) -> None:
     read = family.grammar
     pieces = [*family.markers, *family.stops, "look", "{", "}", '"', ":", ",", "[", "]", "1", "\n", "to=", "call:"]  # fmt: skip
     text = "".join(data.draw(st.lists(st.sampled_from(pieces) | st.text(max_size=3), max_size=12)))
-    said = read(text, TOOLS)
+    said = read(text, TOOLS, True)
     assert all(isinstance(call.name, str) for call in said.calls)
 
 
 def test_several_calls_and_text_beside_them() -> None:
     one = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    said = grammar.hermes(f"Let me see.\n{one}\n{one}", TOOLS)
+    said = grammar.hermes(f"Let me see.\n{one}\n{one}", TOOLS, True)
     assert (said.content, len(said.calls)) == ("Let me see.", 2)
 
 
 def test_an_answer_that_is_json_is_a_call_only_of_a_declared_tool() -> None:
     answer = '{"name": "Ada", "parameters": {"born": 1815}}'
-    assert grammar.bare_json(answer, TOOLS).content == answer
-    assert grammar.bare_json(answer, TOOLS).calls == ()
+    assert grammar.bare_json(answer, TOOLS, True).content == answer
+    assert grammar.bare_json(answer, TOOLS, True).calls == ()
 
 
 def test_what_harmony_says_aloud_is_content() -> None:
@@ -111,7 +135,7 @@ def test_what_harmony_says_aloud_is_content() -> None:
         "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant<|channel|>final"
         "<|message|>42<|return|>"
     )
-    assert grammar.harmony(text, TOOLS).content == "I will look.\n42"
+    assert grammar.harmony(text, TOOLS, True).content == "I will look.\n42"
 
 
 @pytest.mark.parametrize(

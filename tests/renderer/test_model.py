@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prorl.config.renderer import RendererSpec
 from prorl.errors import ConfigError, TaskError
 from prorl.renderer import describe, make_renderer
 from prorl.renderer.model import TemplateRenderer
 from prorl.renderer.verdict import TurnKind, Verdict
-from prorl.renderer_spec import RendererSpec
 from prorl.tokenizer import SPECIALS
 from prorl.types import Json, Message, ToolCall
 from tests.renderer.small import LOOK, TEMPLATE, write_model

@@ -23,7 +23,7 @@ from prorl.sandbox.node.probe import probe_one
 from prorl.types import SandboxRef
 from tests.sandbox import small_image
 
-KINDS = ("pyns", "local", "bwrap", pytest.param("apptainer", marks=pytest.mark.apptainer))
+KINDS = ("pyns", "local", pytest.param("apptainer", marks=pytest.mark.apptainer))
 
 
 @cache

@@ -73,7 +73,7 @@ def as_ordinary_user() -> list[str]:
     if any(not folder.stat().st_mode & 0o001 for folder in code.parents):
         pytest.skip(f"{code.parents[2]} is closed to other users, so none can be tried")
     program = (
-        "import os, pwd, sys; from prorl.linux import calls; from prorl.sandbox.kinds.hidden import"
+        "import os, pwd, sys; from prorl.linux import calls; from prorl.sandbox.kinds.common import"
         " show_interpreter\ncalls.unshare(calls.CLONE_NEWNS); calls.mount(None, '/', None,"
         " calls.MS_REC | calls.MS_PRIVATE);"
         " show_interpreter()\ncalls.drop_to(pwd.getpwnam('nobody').pw_uid); os.execv(sys.argv[1],"

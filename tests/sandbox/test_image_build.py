@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +119,50 @@ async def test_a_cut_sif_is_told(registry: Registry, sif: Path, tmp_path: Path) 
     cut.write_bytes(sif.read_bytes()[:200_000])
     with pytest.raises(UserError, match=r"cut\.sif: Apptainer made nothing: FATAL"):
         await build(registry, cut)
+
+
+def dockerfile(folder: Path, base: Path, steps: str) -> Path:
+    """A build's folder whose Dockerfile needs no registry."""
+    shutil.copytree(base, folder / "build/base", symlinks=True)
+    (folder / "build/Dockerfile").write_text(f"FROM scratch\nCOPY base /\n{steps}")
+    return folder / "build"
+
+
+needs_buildah = pytest.mark.skipif(
+    not (shutil.which("buildah") or shutil.which("podman")), reason="neither buildah nor podman"
+)
+
+
+@needs_buildah
+async def test_from_a_dockerfile(registry: Registry, base: Path, tmp_path: Path) -> None:
+    steps = 'ENV NAME="two words"\nWORKDIR /app\nRUN echo $NAME > made\nUSER nobody\n'
+    folder = dockerfile(tmp_path, base, steps)
+    (folder / "base/.prorl-workdir").symlink_to("/etc/image-name")
+    image = await build(registry, folder)
+    assert (image / "app/made").read_text() == "two words\n"
+    assert (image / ".prorl-workdir").read_text() == "/app\n"
+    assert (image / "etc/image-name").read_text() == "mine\n", "no link of the image is followed"
+    said = (image / ".singularity.d/env/90-environment.sh").read_text()
+    assert "export NAME='two words'\n" in said
+
+
+@needs_buildah
+async def test_a_failing_step_of_a_dockerfile_is_told(
+    registry: Registry, base: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"Dockerfile: \w+ failed: .*ls /no/such/file"):
+        await build(registry, dockerfile(tmp_path, base, "RUN ls /no/such/file\n"))
+    assert registry.list() == []
+
+
+async def test_without_buildah_a_dockerfile_is_refused(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "environment/Dockerfile").write_text("FROM a\n")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match=r"needs buildah or podman; .* apt-get install buildah"):
+        await build(registry, tmp_path)
 
 
 @pytest.mark.parametrize("source", ["docker://debian", "/no/such/folder", "/etc/passwd", "debian:"])

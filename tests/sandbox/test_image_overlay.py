@@ -122,16 +122,6 @@ async def test_the_images_environment_and_programs_come_first(
     _check_environment(await ask(daemon, SandboxSpec(image=str(image)), *ENVIRONMENT))
 
 
-async def test_so_they_do_in_bwrap(image: Path) -> None:
-    if why_not("bwrap"):
-        pytest.skip(why_not("bwrap"))
-    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
-        Path(name).chmod(0o711)
-        daemon = await start_daemon("bwrap", Path(name))
-        _check_environment(await ask(daemon, SandboxSpec(image=str(image)), *ENVIRONMENT))
-        await end(daemon)
-
-
 ENVIRONMENT = (
     "echo $ASKED $PATH",
     "python3",

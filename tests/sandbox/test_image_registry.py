@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -37,7 +36,7 @@ def add(registry: Registry, content: str = "hello") -> Image:
     with registry.workplace() as work:
         tree = make_tree(work / "tree", content)
         digest = digest_of(str(tree))
-        with registry.lock(digest, fcntl.LOCK_EX):
+        with registry.lock(digest):
             return registry.keep(tree, digest, "test")
 
 
@@ -95,7 +94,7 @@ def test_forgetting_the_last_name_removes_the_folder(registry: Registry) -> None
 
 def test_an_image_in_use_stays(registry: Registry) -> None:
     image = registry.name("one", add(registry).digest)
-    with registry.lock(image.digest, fcntl.LOCK_SH), pytest.raises(ConflictError, match="in use"):
+    with registry.lock(image.digest, shared=True), pytest.raises(ConflictError, match="in use"):
         registry.forget("one")
     assert registry.find("one") == image
     registry.forget("one")

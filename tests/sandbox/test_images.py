@@ -20,7 +20,7 @@ from prorl.sandbox.kinds.apptainer_support import program
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
 
-KINDS = ("bwrap", pytest.param("apptainer", marks=pytest.mark.apptainer))
+KINDS = (pytest.param("apptainer", marks=pytest.mark.apptainer),)
 
 
 async def ask(
@@ -232,7 +232,7 @@ async def test_a_kind_without_images_says_which_has_them(folder: Path) -> None:
     if why_not("pyns"):
         pytest.skip(why_not("pyns"))
     daemon = await start_daemon("pyns", folder)
-    with pytest.raises(SandboxError, match="kind pyns runs none; use apptainer or bwrap") as caught:
+    with pytest.raises(SandboxError, match="kind pyns runs none; use apptainer") as caught:
         await daemon.host.start("run/1/1", "run", SandboxSpec(image="/tmp"))
     assert caught.value.code is FailureCode.BAD_TASK
     await end(daemon)

@@ -25,7 +25,7 @@ from prorl.types import FailureCode, SandboxSpec
 
 KINDS = [
     pytest.param("", id="default"),
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("apptainer", "bwrap", "local")),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("apptainer", "local")),
 ]
 LOOK = "import sys; print([p for p in sys.path if 'packages' in p]); import hello; print(hello.WHO)"
 

@@ -18,7 +18,7 @@ def test_a_kind_that_is_required_fails_instead_of_being_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(conftest, "_reason", lambda kind: f"{kind}: not installed")
-    monkeypatch.setenv("PRORL_REQUIRE", "apptainer,bwrap")
+    monkeypatch.setenv("PRORL_REQUIRE", "apptainer,local")
     assert conftest.why_not("pyns") == "pyns: not installed"
     with pytest.raises(pytest.fail.Exception, match="apptainer: not installed"):
         conftest.why_not("apptainer")
@@ -32,4 +32,4 @@ def test_ci_requires_every_kind_that_isolates() -> None:
         capture_output=True,
         text=True,
     )
-    assert "PRORL_REQUIRE=apptainer,bwrap,pyns" in found.stdout.splitlines(), found.stderr
+    assert "PRORL_REQUIRE=apptainer,pyns" in found.stdout.splitlines(), found.stderr

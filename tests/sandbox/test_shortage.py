@@ -4,6 +4,7 @@ goes when there is enough again.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import SandboxError
+from prorl.sandbox.node.cgroups import Cgroups
 from prorl.types import FAILURE_CLASS, FailureClass, SandboxSpec
 from tests.faults.leftovers import Watched
 from tests.sandbox.conftest import end, start_daemon
@@ -98,3 +100,41 @@ def test_a_socket_with_a_long_path_is_one_clear_line(folder: Path) -> None:
     assert done.returncode == 2
     assert "socket path of" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+async def test_a_node_short_of_memory_takes_fewer(folder: Path) -> None:
+    """In a control group that another process has nearly filled, one sandbox at a time is begun."""
+    groups = Cgroups(f"short-{os.getpid()}")
+    if "memory" not in groups.enforced:
+        pytest.skip("no group with memory can be made here")
+    group = next(one for one in groups.make("box", 370 << 20, 400, 0.0) if "memory" in one)
+    hog = subprocess.Popen(
+        [sys.executable, "-I", "-c", "input(); x = bytearray(b'x') * (320 << 20); input()"],
+        stdin=subprocess.PIPE,
+    )
+    daemon = await start_daemon("pyns", folder, "--warm", "0")
+    try:
+        for pid in (hog.pid, daemon.process.pid):
+            (Path(group) / "cgroup.procs").write_text(str(pid))
+        assert hog.stdin is not None
+        hog.stdin.write(b"\n")
+        hog.stdin.flush()
+        while procfs_rss(hog.pid) < 320 << 20:
+            await asyncio.sleep(0.05)
+        first = await daemon.host.start("run/0/1", "run", SPEC)
+        second = asyncio.create_task(daemon.host.start("run/1/1", "run", SPEC))
+        await asyncio.sleep(1.0)
+        assert not second.done()
+        assert (await daemon.host.status())["short_of_memory"]
+        await daemon.host.stop(first)
+        await daemon.host.stop(await asyncio.wait_for(second, 20.0))
+    finally:
+        hog.kill()
+        hog.communicate()
+        await end(daemon)
+        groups.close()
+
+
+def procfs_rss(pid: int) -> int:
+    """Resident bytes of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

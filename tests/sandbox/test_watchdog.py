@@ -107,7 +107,7 @@ async def test_terminals_of_a_kind_that_does_not_bound_them(name: str, folder: P
             connected(refs[0], sandboxes.fate) as hog,
             connected(refs[1], sandboxes.fate) as other,
         ):
-            with pytest.raises(SandboxError, match="more than 256 terminals") as caught:
+            with pytest.raises(SandboxError, match="more than 16 terminals") as caught:
                 await hog.exec(["python3", "-c", HOARD], 30.0)
             assert caught.value.code is FailureCode.SANDBOX_BROKEN, "the policy did it"
             assert (await other.exec(["echo", "fine"], 20.0)).output == "fine\n"

@@ -313,3 +313,47 @@ async def test_typing_into_a_terminal_is_denied(box: Box) -> None:
         "import fcntl, pty\nm, s = pty.openpty()\nfcntl.ioctl(s, 0x5412, b'x')"
     )
     assert "Operation not permitted" in output
+
+
+CALLS = """
+import ctypes, errno, fcntl, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*a):
+    libc.syscall(*a)
+    return errno.errorcode.get(ctypes.get_errno(), "")
+def sock(*a):
+    try:
+        socket.socket(*a).close()
+        return "made"
+    except OSError as e:
+        return errno.errorcode[e.errno]
+print(call(206, 1, ctypes.byref(ctypes.c_ulong())), call(467, -100, b"/", 1, 0, 0))
+print(sock(2, 2, 136), sock(2, 1, 262), sock(40, 1, 0), sock(2, 1, 6), sock(1, 1, 0))
+master, slave = os.openpty()
+try:
+    fcntl.ioctl(slave, 0x5423, b"\\0\\0\\0\\0")
+    print("set")
+except OSError as e:
+    print(errno.errorcode[e.errno])
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of calls are this machine's")
+async def test_pools_of_the_machine_and_rare_protocols_are_refused(box: Box) -> None:
+    """Asynchronous I/O has one pool for all; the rest is attack surface that no tool needs."""
+    code, output = await box.py(CALLS)
+    assert code == 0, output
+    assert output.splitlines() == [
+        "EPERM EPERM",
+        "EPROTONOSUPPORT EPROTONOSUPPORT EAFNOSUPPORT made made",
+        "EPERM",
+    ]
+
+
+async def test_the_host_s_own_packages_and_command_line_are_hidden(box: Box) -> None:
+    if box.kind != "pyns":
+        pytest.skip("an image shows its own files, local shows the host's")
+    shown = "ls /usr/lib/python3*/dist-packages /usr/local/lib/python3*/dist-packages 2>&1"
+    _, output = await box.sh(f"{shown} | grep -v -e : -e '^$' -e 'No such'")
+    assert output == ""
+    assert await box.sh("cat /proc/cmdline") == (0, "")

@@ -12,9 +12,13 @@ import aiohttp
 import orjson
 import pytest
 
-from prorl.service.http import MAX_BODY_BYTES
+from prorl.client import connect
+from prorl.config import RunConfig
+from prorl.errors import TaskError
+from prorl.service.core.submissions import by_model, known_env
+from prorl.service.http.guard import MAX_BODY_BYTES
 from prorl.service.serve import bind
-from prorl.service.submissions import known_env
+from prorl.task_json import task_from_row
 from prorl.types import Json, Task
 from tests.service.world import TOKEN, group, world
 
@@ -63,6 +67,64 @@ async def test_a_batch_is_refused_whole_and_names_the_row(tmp_path: Path) -> Non
         assert (await w.view())["counts"]["queued"] == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"task_id": "a\0b"}, "holds NUL"),
+        ({"data": {"x": [1.0, {"y": float("nan")}]}}, "nan in its data"),
+        ({"data": {"x": float("-inf")}}, "-inf in its data"),
+    ],
+)
+async def test_what_would_be_stored_otherwise_than_sent_is_refused(
+    tmp_path: Path, changes: Json, says: str
+) -> None:
+    """Else NaN is null in the log and a NUL ends a name in half of the tools that read it."""
+    async with world(tmp_path) as w:
+        await w.run()
+        values = {"task_id": "t", "env": "noop", "prompt": "p", **changes}
+        body: Json = {"groups": [{"task": values}]}
+        status, answer = await w.http_text("POST", "/v1/runs/r/groups", body)
+        assert (status, says in answer["message"], "\n" in answer["message"]) == (422, True, False)
+        with pytest.raises(TaskError, match=says), connect("http://127.0.0.1:1") as client:
+            client.submit("r", [values])
+        with pytest.raises(TaskError, match=says):
+            task_from_row(values)
+
+
+async def test_a_run_that_is_there_with_another_config_says_which_keys_differ(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        await w.run(limits={"run_s": 10.0}, weight=2.0)
+        body = {"run_id": "r", "limits": {"run_s": 20.0}, "weight": 2.0, "filter": "dapo"}
+        status, answer = await w.http("POST", "/v1/runs", body)
+        assert status == 409
+        assert "other filter, limits.run_s;" in answer["message"], answer
+
+
+async def test_a_run_that_trains_takes_no_group_whose_sampling_is_cut_off(tmp_path: Path) -> None:
+    """Its logprobs would not be the policy's own, and a trainer's ratios a guess."""
+    async with world(tmp_path) as w:
+        await w.run("trains", delivery="stream")
+        await w.run("stored")
+        groups = [task(sampling={"top_p": 0.9})]
+        status, answer = await w.http("POST", "/v1/runs/trains/groups", {"groups": groups})
+        assert (status, "top_p 1 and top_k 0" in answer["message"]) == (422, True), answer
+        assert (await w.http("POST", "/v1/runs/stored/groups", {"groups": groups}))[0] == 202
+
+
+def test_a_model_that_thinks_has_budgets_to_think_in_where_none_are_said() -> None:
+    """With 1,024 tokens most first thoughts were cut off, and 300 s end those of 9,000."""
+    thinks = {"thinks": True}
+    unsaid = by_model(RunConfig(run_id="r"), thinks)
+    assert (unsaid.sampling.max_tokens, unsaid.limits.run_s) == (16384, 1800.0)
+    values: Json = {"sampling": {"max_tokens": 99}, "limits": {"run_s": 7, "max_tokens": 5000}}
+    said = RunConfig.model_validate({"run_id": "r", **values})
+    assert by_model(said, thinks) == said
+    assert by_model(RunConfig(run_id="r"), {"thinks": False}).sampling.max_tokens == 4096
+    assert "max_tokens" not in unsaid.limits.model_fields_set, "no claim on a server's context"
+
+
 async def test_last_may_be_said_without_a_group(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
@@ -103,7 +165,9 @@ async def test_code_named_by_its_place_is_not_loaded_unless_the_service_says_so(
         assert (status, "does not load" in answer["message"]) == (422, True), answer
         assert (await w.view())["counts"]["queued"] == 0
     task = Task(task_id="x", env="prorl.envs.noop:NoopEnv", prompt="")
-    known_env(load_code=True)(task)
+    found = known_env(load_code=True)(task)
+    assert found is not None
+    await found
 
 
 async def test_a_directory_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:
@@ -143,9 +207,10 @@ async def test_a_run_needs_a_backend(tmp_path: Path) -> None:
             "in_flight": 0,
             "in_pool": True,
             "reason": "",
+            "busy_replies": 0,
+            "refused_replies": 0,
             "cached_share": None,
             "reused_share": None,
-            "alarm": "",
         }
 
 
@@ -220,6 +285,25 @@ async def test_openapi_names_every_route_and_resolves(tmp_path: Path) -> None:
         names = set(document["components"]["schemas"])
         used = {ref.split("/")[-1] for ref in _refs(document)}
         assert used <= names
+        assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+        error = document["components"]["schemas"]["ErrorBody"]
+        for path, methods in document["paths"].items():
+            for method, route in methods.items():
+                told = {int(code) for code in route["responses"]}
+                assert told >= {401, 403, 404, 409, 422, 429, 500, 503, 507}, (path, method)
+                shape = route["responses"]["409"]["content"]["application/json"]["schema"]
+                assert shape == {"$ref": "#/components/schemas/ErrorBody"}
+        _, answer = await w.http("GET", "/v1/runs/nobody")
+        assert set(answer) == set(error["properties"]) == set(error["required"])
+
+
+async def test_no_answer_sends_to_the_host_that_the_request_named(tmp_path: Path) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}", "host": "elsewhere.example"}
+    async with world(tmp_path) as w, aiohttp.ClientSession(headers=headers) as session:
+        async with session.get(f"{w.served.http}/v1/runs/", allow_redirects=False) as answer:
+            assert answer.status == 404
+        async with session.put(f"{w.served.http}/v1/runs") as answer:
+            assert (answer.status, bool(answer.headers["allow"])) == (405, True)
 
 
 def _refs(value: Json) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from prorl.service.balancer import BackendState, Balancer
+from prorl.service.pool.balancer import BackendState, Balancer
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
 ROLLOUTS = st.integers(0, 30)

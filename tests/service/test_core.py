@@ -27,20 +27,22 @@ from prorl.control import (
     Progress,
     Released,
     Reserve,
+    Rows,
     Started,
+    Terminal,
 )
 from prorl.errors import ConflictError
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.service.bodies import GroupBody
-from prorl.service.core import Core
-from prorl.service.log import ControlLog
-from prorl.service.recount import recount
-from prorl.service.recover import load
-from prorl.service.rollouts import LAST_REST_S
-from prorl.service.snapshot import run_snapshot
-from prorl.service.state import IN_HAND, RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core.bodies import GroupBody
+from prorl.service.core.core import Core
+from prorl.service.core.rollouts import LAST_REST_S
+from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.service.log.log import ControlLog
+from prorl.service.log.outbox import read_page
+from prorl.service.log.recover import load
 from prorl.types import GroupState, Json, RolloutState
-from tests.service.world import group, no_check, run_config
+from tests.service.recount import recount
+from tests.service.world import group, run_config
 
 EXAMPLES = int(os.environ.get("PRORL_EXAMPLES", "30"))
 PICK = st.integers(0, 1 << 16)
@@ -61,8 +63,8 @@ def facts(run: RunRecord) -> Json:
             run.next_commit,
             run.next_event,
             run.next_delivery,
-            run.tasks_stored,
-            run.events_stored,
+            run.outbox_end,
+            run.outbox_stored,
             run.unstored,
             run.open_groups,
             run.undecided,
@@ -101,6 +103,7 @@ class Machine(RuleBasedStateMachine):
         self.log = ControlLog(Path(self.folder.name) / "control.db")
         self.now = 0.0
         self.parts = 0
+        self.told = 0
         self.seq = 0
         self.durable: dict[int, tuple[RolloutState, int]] = {}
         self.delivered: dict[int, int] = {}
@@ -162,7 +165,7 @@ class Machine(RuleBasedStateMachine):
         before = self.run.next_group
         try:
             ((accepted, created),) = self.core.acceptance.groups(
-                self.run, self.core.acceptance.check(self.run, [body], no_check, {})
+                self.run, self.core.acceptance.check(self.run, [body], {})
             )
         except ConflictError:
             assert self.run.last or self.run.state != "open"
@@ -255,8 +258,7 @@ class Machine(RuleBasedStateMachine):
                 for r in chosen
             ),
             terminals=tuple(r.rollout_id for r in ended) if all_ended else (),
-            group_events_upto=self.run.next_event if rows else 0,
-            tasks_upto=self.run.next_group if rows else 0,
+            outbox_upto=self.told if all_ended and rows else 0,
         )
         answer = self.core.commits.commit(self.run, asked)
         assert isinstance(answer, Committed), answer
@@ -361,6 +363,7 @@ class Machine(RuleBasedStateMachine):
         batch = self.core.journal.take()
         if batch.writes:
             self.log.write_now(batch.writes)
+        self.told = self.run.outbox_end
         self.core.durable(batch)
         self.waiting += batch.granted
         self.check_log()
@@ -372,6 +375,7 @@ class Machine(RuleBasedStateMachine):
             self.log.close()
             self.log = ControlLog(Path(self.folder.name) / "control.db")
         self.start()
+        self.told = self.run.outbox_end
         self.check_promises()
 
     def check_log(self) -> None:
@@ -383,8 +387,29 @@ class Machine(RuleBasedStateMachine):
         assert facts(state.runs["r"]) == facts(self.run), "counters are what rows say"
         pool = list(state.runs["r"].pool)  # ours may name groups that were cancelled in it
         assert [group_id for group_id in self.run.pool if group_id in pool] == pool
-        run_snapshot(self.log, self.run, self.now)
+        self.check_outbox()
         self.check_promises()
+
+    def check_outbox(self) -> None:
+        """Whatever the store has to write or decide is there for the next one to hear."""
+        rows = read_page(self.log, 0).rows
+        complete = {row.group_id for row in rows if row.kind is Kind.GROUP_COMPLETE}
+        ended = {row.read(Terminal).rollout_id for row in rows if row.kind is Kind.TERMINAL}
+        tasks = {
+            task.group_id for row in rows if row.kind is Kind.ROWS for task in row.read(Rows).tasks
+        }
+        groups = self.log.read(
+            "SELECT group_id FROM groups g WHERE state = 'open' AND NOT EXISTS (SELECT 1 FROM"
+            " rollouts r WHERE r.run_id = g.run_id AND r.group_id = g.group_id AND r.state NOT IN"
+            " ('completed', 'failed', 'cancelled'))"
+        )
+        assert {group_id for (group_id,) in groups} == complete
+        unstored = self.log.read(
+            "SELECT rollout_id FROM rollouts WHERE part = '' AND state IN ('failed', 'cancelled')"
+        )
+        assert {rollout_id for (rollout_id,) in unstored} <= ended
+        if not self.run.outbox_stored:
+            assert tasks == set(range(self.run.next_group))
 
     def check_promises(self) -> None:
         """Durable facts never change back."""

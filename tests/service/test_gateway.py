@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,8 @@ from prorl.control import (
     Kind,
     Leaving,
     Reserve,
-    RunSnapshot,
+    Rows,
+    RunNews,
     Started,
     Stats,
     Terminal,
@@ -34,12 +34,8 @@ from prorl.control import (
 from prorl.errors import ConflictError, FencedError
 from prorl.flight import FlightNetwork, Identity
 from prorl.schema import CONTROL
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.service import gateway
-from prorl.service.log import ControlLog
-from prorl.service.rollouts import FIRST_REST_S
-from prorl.service.snapshot import run_snapshot
-from prorl.service.state import RunRecord
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core.rollouts import FIRST_REST_S
 from prorl.types import FailureCode, Json
 from tests.service.world import TOKEN, Worker, World, group, handout, settings, world
 
@@ -49,7 +45,7 @@ KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
 async def finish(w: World, store, keys, part: str) -> None:  # type: ignore[no-untyped-def]
     """Commit attempts with everything that the log wants stored."""
     run = w.core.run("r")
-    await store.commit("r", part, keys, group_events_upto=run.next_event, tasks_upto=run.next_group)
+    await store.commit("r", part, keys, outbox_upto=run.outbox_end)
 
 
 @KINDS
@@ -72,7 +68,7 @@ async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
         assert [len(row.read(GroupComplete).members) for row in complete] == [2, 2]
         assert [d.kept for d in await store.decide("r", 0, 1)] == [True, True]
         await finish(w, store, [], "p2")
-        await store.hear(Kind.FINISHED)
+        assert [row.read(RunNews).state for row in await store.hear(Kind.RUN, 2)][1] == "finished"
         view = await w.until(lambda v: v["state"] == "finished")
         async with asyncio.timeout(60):
             while w.served.gateway.leases.num_remembered:
@@ -139,7 +135,7 @@ async def test_cancel_reaches_the_holder_and_the_store(tmp_path: Path, kind: str
         stop, *_ = await init.hear(Kind.CANCEL)
         assert stop.key == keys[0]
         (ended,) = await store.hear(Kind.TERMINAL)
-        assert ended.rollout_id == keys[0].rollout_id
+        assert ended.read(Terminal).rollout_id == keys[0].rollout_id
         assert ended.read(Terminal).failure_code == "cancelled"
         assert (await w.http("DELETE", "/v1/runs/r"))[1]["counts"]["cancelled"] == 2
         await store.hear(Kind.GROUP_COMPLETE)
@@ -221,7 +217,7 @@ async def test_restart_keeps_what_workers_claim_and_leases_the_rest_again(tmp_pa
             assert run.of(Kind.WELCOME)[-1].read(Welcome).refused == (keys[0],), (
                 "it is committed, nobody need hold it"
             )
-            assert (await store.hear(Kind.RUN, 1))[-1].read(RunSnapshot).num_commits == 1
+            assert (await store.hear(Kind.RUN, 1))[-1].read(RunNews).num_commits == 1
             await store.commit("r", "q", [keys[1], again])
             assert (await w.view())["counts"]["completed"] == 3
             await run.control.close()
@@ -234,21 +230,41 @@ async def test_a_store_learns_everything_that_is_not_stored(tmp_path: Path) -> N
         await w.submit(group("a", n=2), group("b"))
         await w.http("DELETE", "/v1/runs/r/groups/0")
         async with w.worker("store", "store-0") as store:
-            told = (await store.hear(Kind.RUN))[0].read(RunSnapshot)
-            assert [row.task_id for row in told.tasks] == ["a", "b"]
-            assert [row.rollout_id for row in told.terminals] == [0, 1]
-            assert [row.group_id for row in told.complete] == [0]
-            await store.decide("r", 0, kept=False)
-            await store.ask(CommitPart(part="p", terminals=(0, 1), tasks_upto=1), "r")
+            (decide,) = await store.hear(Kind.GROUP_COMPLETE)
+            ended = await store.hear(Kind.TERMINAL, 2)
+            rows = await store.hear(Kind.ROWS)
+            assert [task.task_id for task in rows[0].read(Rows).tasks] == ["a", "b"]
+            assert [row.read(Terminal).rollout_id for row in ended] == [0, 1]
+            assert rows[0].seq < ended[0].seq < ended[1].seq < decide.seq
+            await store.ask(CommitPart(part="p", terminals=(0, 1), outbox_upto=ended[1].seq), "r")
         async with w.worker("store", "store-0") as store:
-            told = (await store.hear(Kind.RUN))[0].read(RunSnapshot)
-            assert [row.task_id for row in told.tasks] == ["b"]
-            assert (told.terminals, told.complete) == ((), ())
-            assert [(row.event, row.kept) for row in told.group_events] == [("decided", False)]
+            assert (await store.hear(Kind.GROUP_COMPLETE))[0].seq == decide.seq, "not decided"
+            assert not store.of(Kind.TERMINAL)
+            assert not store.of(Kind.ROWS)
+            await store.decide("r", 0, kept=False)
+        async with w.worker("store", "store-0") as store:
+            told = (await store.hear(Kind.RUN))[0].read(RunNews)
             assert [row.part for row in told.unpublished] == ["p"]
+            (event,) = (await store.hear(Kind.ROWS))[0].read(Rows).events
+            assert (event.event, event.kept) == ("decided", False)
+            assert not store.of(Kind.GROUP_COMPLETE)
             await store.commit("r", "q", [key for key in await init.take() if key.rollout_id == 2])
             await store.hear(Kind.GROUP_COMPLETE)
-            assert not store.of(Kind.TERMINAL), "the snapshot said it"
+
+
+async def test_groups_before_a_conflict_in_a_request_reach_the_store_too(tmp_path: Path) -> None:
+    """Another client took a key after this request was checked: what the log has, it has whole."""
+    async with world(tmp_path) as w, w.worker("store") as store:
+        await w.run()
+        run, accept = w.core.run("r"), w.core.acceptance
+        mine = accept.check(run, [group("a", key="a"), group("b", key="b")], {})
+        accept.groups(run, accept.check(run, [group("other", key="b")], {}))
+        with pytest.raises(ConflictError, match="'b' was used"):
+            accept.groups(run, mine)
+        await w.served.gateway.durable()
+        told = await store.hear(Kind.ROWS)
+        tasks = [task.task_id for row in told for task in row.read(Rows).tasks]
+        assert tasks == ["other", "a"] == [g.task_id for g in run.groups.values()]
 
 
 async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path: Path) -> None:
@@ -270,28 +286,6 @@ async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path:
                 heard += [row.kind for row in from_batch(batch)]
         await channel.close()
         assert heard.index(Kind.WELCOME) < heard.index(Kind.RUN) < heard.index(Kind.REPLY)
-
-
-async def test_others_are_served_while_a_stores_snapshot_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entered, answered, waited = threading.Event(), threading.Event(), list[bool]()
-
-    def slow(log: ControlLog, run: RunRecord, wall: float) -> list[ControlRow]:
-        entered.set()
-        waited.append(answered.wait(20))
-        return run_snapshot(log, run, wall)
-
-    monkeypatch.setattr(gateway, "run_snapshot", slow)
-    async with world(tmp_path) as w:
-        await w.run()
-        async with w.worker("store") as store:
-            while not entered.is_set():
-                await asyncio.sleep(0.01)
-            assert (await w.http("GET", "/v1/runs"))[0] == 200
-            answered.set()
-            await store.hear(Kind.RUN)
-    assert waited == [True]
 
 
 async def test_handout_is_dense_in_the_order_asked_and_never_changes(tmp_path: Path) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from prorl.flight.credit import Ledger
-from prorl.service.bodies import GroupBody, TaskBody
-from prorl.service.watchdog import Surroundings, reason
-from prorl.types import AttemptKey
+from prorl.service.core.bodies import GroupBody, TaskBody
+from prorl.service.core.watchdog import Surroundings, reason
+from prorl.types import AttemptKey, RolloutState
 from tests.service.world import Worker, group, world
 
 PY, OTHER_PY = "py=sha256:a", "py=sha256:b"
@@ -53,6 +54,23 @@ async def test_what_no_node_has_waits_and_holds_up_no_other_run(tmp_path: Path) 
             await take(has, 40)
 
 
+async def test_one_task_without_a_node_holds_up_no_sibling_and_ends_alone(tmp_path: Path) -> None:
+    async with (
+        world(tmp_path) as w,
+        w.worker("init", "a/init-0", images=(PY,)) as has,
+    ):
+        await w.run(limits={"queue_s": 4})
+        await w.submit(
+            with_image("first", "absent"),
+            *(with_image(f"t{i}") for i in range(40)),
+            with_image("last", "nowhere"),
+        )
+        await take(has, 40)
+        await w.until(lambda view: view["counts"].get("failed") == 2)
+        lives = [r.life for r in w.core.run("r").rollouts.values()]
+        assert Counter(life.state for life in lives)[RolloutState.FAILED] == 2
+
+
 async def test_leases_of_a_node_that_left_wait_for_another_one(tmp_path: Path) -> None:
     """What was granted and not sent goes back to the queue, charged to nobody."""
     async with world(tmp_path) as w, w.worker("init", "a/init-0", images=()):
@@ -89,13 +107,13 @@ async def test_a_path_asks_for_nothing(tmp_path: Path) -> None:
 def test_a_row_goes_to_who_has_what_it_needs() -> None:
     ledger = Ledger(redelivered=False)
     needy, plain = AttemptKey("r", 1, 1), AttemptKey("r", 2, 1)
-    ledger.join(0, lambda _: False)
+    ledger.join(0, lambda image: not image)
     ledger.grant(0, 9, 900)
     ledger.put(needy, 1, needs="py")
     ledger.put(plain, 1)
     assert [given.key for given in ledger.assign()] == [plain], "a row that waits holds up no other"
     assert ledger.free_for("py") is None
-    ledger.join(1, lambda image: image == "py")
+    ledger.join(1, lambda image: image in ("", "py"))
     assert (ledger.free_for("py"), ledger.lacked()) == (0, [])
     ledger.grant(1, 1, 100)
     assert [tuple(given) for given in ledger.assign()] == [(1, needy)]

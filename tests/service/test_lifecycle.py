@@ -7,7 +7,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.service.lifecycle import (
+from prorl.service.core.lifecycle import (
     TABLE,
     Action,
     Event,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import ConflictError, SchemaError, StorageError
-from prorl.service.log import ControlLog
-from prorl.service.log_schema import INSERT_VERSION, LOG_VERSION
+from prorl.service.log.log import ControlLog
+from prorl.service.log.log_schema import INSERT_VERSION, LOG_VERSION
 
 
 async def test_what_was_written_is_there_after_reopening(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_another_version_and_another_file_are_refused(tmp_path: Path) -> None:
     connection.execute("UPDATE meta SET value = ?", (LOG_VERSION + 1,))
     connection.commit()
     connection.close()
-    with pytest.raises(SchemaError, match="upgrade prorl"):
+    with pytest.raises(SchemaError, match="use the prorl that wrote it"):
         ControlLog(tmp_path / "control.db")
     (tmp_path / "other.db").write_bytes(b"no database at all, but long enough to be looked at" * 9)
     with pytest.raises(StorageError):

@@ -18,16 +18,16 @@ from prorl.control import (
     Hello,
     KeptGroup,
 )
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.service import counters
-from prorl.service import log_schema as sql
-from prorl.service.core import Core
-from prorl.service.endings import PIECE
-from prorl.service.journal import LogBatch
-from prorl.service.log import ControlLog
-from prorl.service.state import AHEAD, RunRecord
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core import counters
+from prorl.service.core.core import Core
+from prorl.service.core.rollouts import PIECE
+from prorl.service.core.state import AHEAD, RunRecord
+from prorl.service.log import log_schema as sql
+from prorl.service.log.journal import LogBatch
+from prorl.service.log.log import ControlLog
 from prorl.types import RolloutState
-from tests.service.world import group, no_check, run_config
+from tests.service.world import group, run_config
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def complete(core: Core, groups: int) -> None:
     run, store = core.run("r"), core.state.workers["store"]
     first = run.next_group
     core.acceptance.groups(
-        run, core.acceptance.check(run, [group(str(i), n=2) for i in range(groups)], no_check, {})
+        run, core.acceptance.check(run, [group(str(i), n=2) for i in range(groups)], {})
     )
     core.pump(2 * groups)
     batch = core.journal.take()
@@ -66,7 +66,7 @@ def complete(core: Core, groups: int) -> None:
         CommittedRollout(rollout_id=record.rollout_id, attempt=1, reward=1.0)
         for record, _ in batch.granted
     )
-    asked = CommitPart(part=f"p{first}", rollouts=rows, tasks_upto=run.next_group)
+    asked = CommitPart(part=f"p{first}", rollouts=rows, outbox_upto=run.outbox_end)
     assert isinstance(core.commits.commit(run, asked), Committed)
     core.groups.propose(
         run, [Decision(group_id=g, kept=True) for g in range(first, run.next_group)]
@@ -119,7 +119,7 @@ def submit(core: Core, run_id: str, count: int, n: int = 1) -> None:
     """Accept groups, durably."""
     run = core.run(run_id)
     bodies = [group(str(i), n=n) for i in range(count)]
-    core.acceptance.groups(run, core.acceptance.check(run, bodies, no_check, {}))
+    core.acceptance.groups(run, core.acceptance.check(run, bodies, {}))
     write(core, core.journal.take())
 
 
@@ -164,7 +164,8 @@ def test_cancelling_a_long_queue_is_cut_into_pieces(core: Core) -> None:
     while core.grants.prune():
         pieces += 1
         batch = core.journal.take()
-        assert len(batch.to_store) <= 4 * PIECE, "two pieces, two rows for each rollout"
+        told = dict(batch.writes).get(sql.TELL_STORE, [])
+        assert len(told) <= 4 * PIECE, "two pieces, two rows for each rollout"
         write(core, batch)
     write(core, core.journal.take())
     assert 2 <= pieces <= 5

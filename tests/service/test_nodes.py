@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from prorl.control import ControlRow, Failover, Hello, Kind, Leaving, Released, Stats
 from prorl.errors import FencedError, NotFoundError
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.service import workers
-from prorl.service.core import Core
-from prorl.service.log import ControlLog
-from prorl.service.state import REMOTE_GRACE_S, RolloutRecord, WorkerRecord
-from prorl.service.workers import CLAIM_GRACE_S
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core import lines, workers
+from prorl.service.core.core import Core
+from prorl.service.core.state import RolloutRecord, WorkerRecord
+from prorl.service.log.log import ControlLog
+from prorl.timing import CLAIM_GRACE_S, GONE_S, NEXT_LIFE_S, REMOTE_GRACE_S, WORKER_SILENCE_S
 from prorl.types import AttemptKey, RolloutState, Trouble
-from tests.service.world import group, no_check, run_config
+from tests.service.world import group, run_config
 
 
 class Clock:
@@ -43,6 +44,9 @@ def core(tmp_path: Path, clock: Clock) -> Iterator[Core]:
     log.close()
 
 
+SESSIONS = count(1)
+
+
 def hello(
     core: Core, name: str, life: str = "a", held: tuple[AttemptKey, ...] = (), home: str = ""
 ) -> WorkerRecord:
@@ -60,13 +64,13 @@ def hello(
         incarnation=f"{name} {life}",
         remote=bool(node),
     )
-    return core.workers.hello(1, ControlRow.of(said))
+    return core.workers.hello(next(SESSIONS), ControlRow.of(said))
 
 
 def leased(core: Core, worker: WorkerRecord) -> RolloutRecord:
     """One rollout in a worker's hands."""
     run = core.run("r")
-    core.acceptance.groups(run, core.acceptance.check(run, [group("t")], no_check, {}))
+    core.acceptance.groups(run, core.acceptance.check(run, [group("t")], {}))
     core.pump(1)
     ((record, _),) = core.journal.take().granted
     core.rollouts.hold(record, worker)
@@ -131,19 +135,19 @@ def test_a_node_that_stays_away_loses_what_it_held(core: Core, clock: Clock) -> 
 
 
 def test_a_host_that_fell_silent_has_had_its_time(core: Core, clock: Clock) -> None:
-    """Its streams do not end: silence is noticed after `FROZEN_S`, and the grace is the rest."""
+    """Its streams do not end: silence is noticed first, the grace is the rest."""
     worker = hello(core, "n1/init-0")
     record = leased(core, worker)
     core.control(worker, ControlRow.of(Stats(), seq=2))
-    clock.now += workers.FROZEN_S + 0.1
+    clock.now += WORKER_SILENCE_S + 0.1
     assert core.workers.silent() == [worker]
     core.workers.gone(worker)
-    clock.now = workers.AWAY_S - 0.1
+    clock.now = GONE_S - 0.1
     core.sweep()
     assert record.life.state is RolloutState.LEASED
-    clock.now = workers.AWAY_S + 0.2
+    clock.now = GONE_S + 0.2
     core.sweep()
-    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 1))
+    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 
 def test_on_the_services_own_host_a_death_is_a_death_at_once(core: Core) -> None:
@@ -173,14 +177,14 @@ def back_without(core: Core, name: str, noticed: bool = True, taken: bool = Fals
 def test_what_a_worker_comes_back_without_is_given_up(
     core: Core, clock: Clock, taken: bool, noticed: bool
 ) -> None:
-    """A lease that it never took was lost on its way, and is charged to nobody."""
+    """It lives: what was lost was lost by the line, and is charged to nobody."""
     record = back_without(core, "n1/init-0", noticed, taken)
     clock.now += REMOTE_GRACE_S - 1
     core.rollouts.settle_orphans()
     assert record.life.state is RolloutState.LEASED
     clock.now += 1
     core.rollouts.settle_orphans()
-    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, int(taken)))
+    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 
 def test_on_the_services_own_host_it_is_given_up_soon(core: Core, clock: Clock) -> None:
@@ -275,12 +279,78 @@ def test_and_what_another_life_comes_back_without(core: Core) -> None:
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 
-def test_a_worker_that_does_not_leave_is_charged(core: Core, clock: Clock) -> None:
+def test_a_host_that_does_not_come_back_is_charged_to_nobody(core: Core, clock: Clock) -> None:
+    """A reboot, a cable, a power cut: nothing that a rollout could have done."""
     record = leased(core, hello(core, "n1/init-0"))
     core.workers.gone(core.state.workers["n1/init-0"])
     clock.now += REMOTE_GRACE_S + 1
     core.rollouts.settle_orphans()
-    assert charged(record) == (0, 1)
+    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
+
+
+@noticed_or_not
+@pytest.mark.parametrize(("home", "losses"), [("", 1), ("another", 0)])
+def test_a_next_life_says_whether_the_process_died_or_its_host(
+    core: Core, noticed: bool, home: str, losses: int
+) -> None:
+    worker = hello(core, "n1/run-0")
+    record = leased(core, worker)
+    if noticed:
+        core.workers.gone(worker)
+    hello(core, "n1/run-0", "second", home=home)
+    assert charged(record) == (0, losses)
+
+
+def black_hole(core: Core, clock: Clock) -> RolloutRecord:
+    """A node that comes, takes a lease and falls silent, once."""
+    worker = hello(core, "n1/init-0")
+    hello(core, "n1/run-0")
+    record = leased(core, worker)
+    core.workers.gone(worker)
+    clock.now += REMOTE_GRACE_S + 1
+    core.sweep()
+    return record
+
+
+def test_a_node_whose_line_breaks_again_and_again_is_let_go_with_its_reason(
+    core: Core, clock: Clock
+) -> None:
+    for place in range(lines.BREAKS):
+        record = black_hole(core, clock)
+        assert charged(record) == (0, 0)
+        core.sweep()
+        assert not hello(core, "n1/init-0").held_back or place == lines.BREAKS - 1
+    worker = hello(core, "n1/init-0")
+    core.sweep()
+    assert "its line broke 3 times and nothing came through" in worker.held_back
+    clock.now += lines.FIRST_REST_S
+    core.sweep()
+    assert not worker.held_back, "it is tried again"
+    black_hole(core, clock)
+    worker = hello(core, "n1/init-0")
+    clock.now += lines.FIRST_REST_S
+    core.sweep()
+    assert worker.held_back, "and rests longer when that was in vain"
+    core.rollouts.lines.delivered(worker)
+    core.sweep()
+    assert not worker.held_back, "a row of it in the store is a line that works"
+
+
+def test_an_init_without_a_run_gives_its_leases_back(core: Core, clock: Clock) -> None:
+    init, run = hello(core, "n1/init-0"), hello(core, "n1/run-0")
+    record = leased(core, init)
+    core.workers.gone(run)
+    core.sweep()
+    clock.now += NEXT_LIFE_S - 1
+    core.sweep()
+    assert (record.life.state, init.held_back) == (RolloutState.LEASED, "")
+    clock.now += 2
+    core.sweep()
+    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
+    assert init.held_back == "no RUN worker is on its node"
+    hello(core, "n1/run-0", "second")
+    core.sweep()
+    assert not init.held_back
 
 
 def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> None:
@@ -294,13 +364,13 @@ def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> No
     [
         (False, CLAIM_GRACE_S, (RolloutState.QUEUED, (0, 0))),
         (True, REMOTE_GRACE_S - 1, (RolloutState.RUNNING, (0, 0))),
-        (True, REMOTE_GRACE_S, (RolloutState.QUEUED, (0, 1))),
+        (True, REMOTE_GRACE_S, (RolloutState.QUEUED, (0, 0))),
     ],
 )
 def test_what_nobody_claims_after_a_restart(
     tmp_path: Path, clock: Clock, runs: bool, after_s: float, found: tuple[RolloutState, object]
 ) -> None:
-    """A lease that was lost with the gateway is nobody's fault; who runs one may be far away."""
+    """What was lost with the gateway is nobody's fault; who runs one may be far away."""
     with restarted(tmp_path, clock, runs) as core:
         hello(core, "n2/init-0")
         record = core.run("r").rollouts[0]
@@ -343,7 +413,7 @@ def restarted(tmp_path: Path, clock: Clock, runs: bool = False) -> Iterator[Core
     before = Core(log, ["scripted:oracle"], clock, clock)
     before.create_run(run_config())
     run = before.run("r")
-    before.acceptance.groups(run, before.acceptance.check(run, [group("t")], no_check, {}))
+    before.acceptance.groups(run, before.acceptance.check(run, [group("t")], {}))
     before.pump(1)
     if runs:
         worker = hello(before, "n1/run-0")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 
 from prorl.errors import BackendError
-from prorl.service.backend_watch import BackendWatch
-from prorl.service.balancer import BackendState, Balancer
-from prorl.service.health import DEAD_MISSES, SLOW_MISSES, Health, HealthVerdict
-from prorl.service.probes import PROBE_S, PROBE_TIMEOUT_S, Probes
-from prorl.service.state import State
+from prorl.service.core.state import State
+from prorl.service.pool.backend_watch import BackendWatch
+from prorl.service.pool.balancer import BackendState, Balancer
+from prorl.service.pool.health import DEAD_MISSES, SLOW_MISSES, Health, HealthVerdict
+from prorl.service.pool.probes import PROBE_S, PROBE_TIMEOUT_S, Probes
 from prorl.types import FailureCode, Trouble
 
 
@@ -58,8 +58,8 @@ async def watching(pool: BackendWatch, server: Server) -> AsyncIterator[None]:
     await asyncio.gather(work, return_exceptions=True)
 
 
-def pool_of(*names: str) -> BackendWatch:
-    return BackendWatch(State(Balancer(names)), asyncio.get_running_loop().time)
+def pool_of(*names: str, on_change: Callable[[], None] = lambda: None) -> BackendWatch:
+    return BackendWatch(State(Balancer(names)), asyncio.get_running_loop().time, on_change)
 
 
 async def until(pool: BackendWatch, name: str, state: BackendState) -> None:
@@ -70,9 +70,8 @@ async def until(pool: BackendWatch, name: str, state: BackendState) -> None:
 async def test_out_when_it_says_so_and_back_when_a_model_call_is_answered() -> None:
     server = Server()
     async with listening(server):
-        pool = pool_of(server.url, "scripted:oracle")
         changes: list[list[str]] = []
-        pool.on_change = lambda: changes.append(pool.gone())
+        pool = pool_of(server.url, "scripted:oracle", on_change=lambda: changes.append(pool.gone()))
         async with watching(pool, server):
             server.well = False
             await until(pool, server.url, BackendState.EJECTED)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.service.log_schema import LOG_VERSION
+from prorl.service.log.log_schema import LOG_VERSION
 from prorl.types import Json
 from tests.service.world import TOKEN, settings
 
@@ -149,7 +149,7 @@ def test_refuses_to_start_with_one_line(tmp_path: Path) -> None:
     log.execute("UPDATE meta SET value = ?", (LOG_VERSION + 1,))
     log.commit()
     log.close()
-    assert "upgrade prorl" in refusal()
+    assert "use the prorl that wrote it" in refusal()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prorl.service import provenance as module
-from prorl.service.manifest import write_manifest
-from prorl.service.provenance import code_sha256, fingerprint, provenance
+from prorl.service.core import provenance as module
+from prorl.service.core.manifest import write_manifest
+from prorl.service.core.provenance import code_sha256, fingerprint, provenance
 from tests.service.world import run_config, settings
 
 CHECKPOINT = {"config.json": "{}", "tokenizer.json": "{}", "tokenizer_config.json": "{}"}
@@ -50,3 +50,10 @@ def test_other_weights_are_another_policy(tmp_path: Path) -> None:
 def test_a_run_with_backends_of_its_own_names_those(tmp_path: Path) -> None:
     run = run_config(backends=("scripted:flaky",))
     assert list(provenance(settings(tmp_path), run)["backends"]) == ["scripted:flaky"]
+
+
+def test_the_code_is_that_of_every_room() -> None:
+    code = module._code()
+    assert {"types.py", "service/core/core.py", "stages/host.py", "storage/write/writer.py"} <= set(
+        code
+    )

@@ -13,11 +13,12 @@ import pytest
 from aiohttp import web
 
 from prorl.control import Kind, Paused, VersionPublished
-from prorl.service import probes, publish
-from prorl.service.balancer import Balancer
-from prorl.storage.catalog import StoredRun
-from prorl.storage.verify import verify
+from prorl.service.pool import probes, publish
+from prorl.service.pool.balancer import Balancer
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.verify import verify
 from prorl.types import Json, Trouble
+from tests.backends.misbehaving import head, usage
 from tests.service.world import World, group, world
 
 
@@ -116,7 +117,7 @@ def _token(body: Json) -> web.Response:
     """One token, whose logprob follows the temperature."""
     logprobs = {"token_logprobs": [-0.001 if body["temperature"] < 1 else -1.0]}
     choice = {"token_ids": [65], "logprobs": logprobs, "finish_reason": "length"}
-    return web.json_response({"choices": [choice]})
+    return web.json_response(head(body) | {"choices": [choice], "usage": usage(body, 1)})
 
 
 @asynccontextmanager
@@ -234,7 +235,11 @@ async def test_what_becomes_of_calls_that_run_is_the_trainers_choice(
         body = {"path": "/w/1", "pause": pause}
         assert (await w.http("POST", "/v1/runs/r/versions", body))[0] == 201
         assert server.said[1] == f"/pause?mode={pause}"
-        (row,) = StoredRun(w.config.run_directory("r")).sql("from versions").to_pylist()
+        (row,) = (
+            StoredRun(w.config.run_directory("r"))
+            .sql("from versions where version > 0")
+            .to_pylist()
+        )
         assert row["pause"] == pause
 
 
@@ -269,11 +274,58 @@ async def test_versions_are_a_table_of_the_run_directory(tmp_path: Path) -> None
         assert (await say(w, "/w/2", version=2))[0] == 200
         rows = StoredRun(w.config.run_directory("r")).sql("from versions order by version")
         kept = [(row["version"], row["path"], len(row["took"])) for row in rows.to_pylist()]
-        assert kept == [(1, "/w/1", 2), (2, "/w/2", 1)], "once each, however often it was said"
-        (why,) = rows.column("failed")[1].as_py()
+        assert kept == [(0, "", 2), (1, "/w/1", 2), (2, "/w/2", 1)], "once each, if said again"
+        assert rows.column("label").to_pylist()[0] == "0", "what they were started with"
+        (why,) = rows.column("failed")[2].as_py()
         assert why.startswith(found[1].url)
         assert rows.column("at")[0].as_py().year >= 2026
     assert not verify(w.config.run_directory("r"))
+
+
+async def test_weights_that_are_not_the_ones_meant_are_not_published(tmp_path: Path) -> None:
+    """A server that calls them so and says something else: the trainer knows what they say."""
+    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+        server.serves = True
+        await w.run()
+        for logprob, status in ((-3.0, 503), (-1.05, 200)):
+            own = {"prompt_ids": [1, 2], "ids": [64, 65], "logprobs": [-0.5, logprob]}
+            body = {"version": 1, "path": "/w/1", "expected": own}
+            found, answer = await w.http("POST", "/v1/runs/r/versions", body)
+            assert found in (status, status + 1), answer
+            if status == 503:
+                assert "does not serve version 1" in answer["message"]
+                assert "2 from those of the trainer" in answer["message"]
+                assert w.core.state.balancer.fenced == {server.url}
+        assert not w.core.state.balancer.fenced
+
+
+async def test_a_run_that_ended_gives_its_servers_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pool or named: whoever loads weights then is not overruled, and the next run says so."""
+    monkeypatch.setattr(publish, "WATCH_S", 0.05)
+    async with servers(2) as (ours, named), world(tmp_path, backends=(ours.url,)) as w:
+        named.serves = True
+        await w.run()
+        await w.run("other", backends=[named.url])
+        assert (await say(w, "/w/1"))[0] == 201
+        body = {"path": "/w/o"}
+        assert (await w.http("POST", "/v1/runs/other/versions", body))[0] == 201
+        for run in ("r", "other"):
+            assert (await w.http("DELETE", f"/v1/runs/{run}"))[0] in (200, 202)
+        label = ours.version
+        await asyncio.sleep(0.5)
+        said = [len(server.said) for server in (ours, named)]
+        ours.version = named.version = "somebody's"
+        await asyncio.sleep(1.0)
+        assert [len(server.said) for server in (ours, named)] == said
+        assert not w.core.state.balancer.fenced
+        ours.version = label
+        await w.run("second")
+        view = (await w.http("GET", "/v1/runs/second"))[1]
+        assert view["start"] == [label.rpartition(":")[0]], "the first run's weights are its base"
+        (row,) = StoredRun(w.config.run_directory("second")).sql("from versions").to_pylist()
+        assert (row["version"], row["label"], row["took"]) == (0, label, [ours.url])
 
 
 async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them(

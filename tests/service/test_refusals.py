@@ -15,9 +15,11 @@ from prorl.client.http import Http
 from prorl.config import ServiceConfig
 from prorl.errors import ProrlError
 from prorl.flight import FlightNetwork
+from prorl.net.bearer import Keys, keys_of, signing_key
+from prorl.net.join import Join, new_join
+from prorl.net.tls import Authority, Credentials
 from prorl.schema import CONTROL
 from prorl.service.serve import serving
-from prorl.tls import Authority, Credentials, Join
 from tests.integration.test_outside import three_ports
 from tests.service.world import TOKEN, settings
 
@@ -34,12 +36,14 @@ class Shut:
     def join(self, role: str, days: float = 1.0) -> Join:
         """A good join file's content, of so many days."""
         assert self.config.listener is not None
-        return self.authority.join(role, url=self.config.listener.url, token=TOKEN, days=days)
+        root = self.config.root
+        token = Keys(TOKEN, signing_key(root)).issue(role)[1]
+        return new_join(root, role, self.config.listener.url, token, days)
 
     async def over_http(self, join: Join) -> str:
         """What somebody hears who makes a run."""
         http = Http(join.url, join.token, retry_s=0.2, credentials=join.credentials)
-        client = Client(http=http, token=join.token, credentials=join.credentials)
+        client = Client(http=http, credentials=join.credentials)
         with pytest.raises(ProrlError) as caught:
             await asyncio.to_thread(client.create_run, run_id="r")
         return str(caught.value)
@@ -57,10 +61,11 @@ class Shut:
 async def shut(tmp_path: Path, server_role: str = "service") -> AsyncIterator[Shut]:
     """A gateway with a certificate of this role."""
     config = settings(tmp_path, listen=f"127.0.0.1:{three_ports()}")
-    authority = Authority.of(tmp_path / "tls")
+    authority = Authority.of(config.tls_dir)
+    signing_key(config.root)
     own: Credentials = replace(authority.credentials(server_role), role="service")
     async with (
-        FlightNetwork(TOKEN, own) as network,
+        FlightNetwork(TOKEN, own, keys_of(config)) as network,
         serving(config, network, credentials=own),
     ):
         yield Shut(config, authority)
@@ -87,7 +92,7 @@ async def test_another_authority(tmp_path: Path) -> None:
 async def test_a_certificate_that_has_ended(tmp_path: Path) -> None:
     async with shut(tmp_path) as service:
         for line in await lines(service, service.join("trainer", days=-1)):
-            assert "certificate was refused" in line
+            assert "our own certificate ended" in line
 
 
 async def test_a_server_that_is_not_the_service(tmp_path: Path) -> None:
@@ -116,5 +121,5 @@ async def test_a_role_that_may_not(tmp_path: Path) -> None:
 async def test_a_wrong_token(tmp_path: Path) -> None:
     async with shut(tmp_path) as service:
         http, flight = await lines(service, replace(service.join("trainer"), token="wrong"))
-        assert "refused the token" in http
-        assert "refused the bearer token" in flight
+        assert "refused the token: a wrong bearer token" in http
+        assert "refused the bearer token: a wrong bearer token" in flight

@@ -8,9 +8,9 @@ import random
 from pathlib import Path
 
 from prorl.control import ControlRow, Hello
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.service.core import Core
-from prorl.service.log import ControlLog
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core.core import Core
+from prorl.service.log.log import ControlLog
 from tests.service.test_memory import submit
 from tests.service.world import run_config
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.service.sampler import Demand, may_open, reached
+from prorl.service.core.sampler import Demand, may_open, reached
 
 COUNTS = st.integers(0, 50)
 

@@ -24,7 +24,7 @@ from prorl.control.payload import Payload
 from prorl.errors import FencedError
 from prorl.protocols import Channel
 from prorl.schema import CONTROL
-from prorl.schema_fields import SCHEMA_VERSION
+from prorl.schema.fields import SCHEMA_VERSION
 from prorl.types import AttemptKey, RolloutState
 from tests.service.world import World, group, world
 

@@ -12,12 +12,12 @@ import pytest
 from prorl.config import Quota
 from prorl.control import CommitPart, CommittedRollout, ControlRow, Hello
 from prorl.errors import QueueFullError
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.service.core import Core
-from prorl.service.log import ControlLog
-from prorl.service.state import RolloutRecord, RunRecord
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core.core import Core
+from prorl.service.core.state import RolloutRecord, RunRecord
+from prorl.service.log.log import ControlLog
 from prorl.types import AttemptKey, Json, RolloutState
-from tests.service.world import group, no_check, run_config, world
+from tests.service.world import group, run_config, world
 
 SLOTS, ROLLOUT_S = 8, 1.0
 
@@ -46,7 +46,7 @@ class Shop:
         acceptance = self.core.acceptance
         for start in range(0, count, 500):
             bodies = [group(f"{run.next_group + i}") for i in range(min(500, count - start))]
-            checked = acceptance.check(run, bodies, no_check, {})
+            checked = acceptance.check(run, bodies, {})
             acceptance.check_room(run, checked)
             acceptance.groups(run, checked)
         self._write()
@@ -70,7 +70,7 @@ class Shop:
         core.rollouts.hold(record, core.state.workers["init"])
         core.commits.reserve(core.state.workers["store"], [record.key])
         row = CommittedRollout(rollout_id=record.rollout_id, attempt=1, reward=1.0)
-        part = CommitPart(part=f"p{run.next_commit}", rollouts=(row,), tasks_upto=run.next_group)
+        part = CommitPart(part=f"p{run.next_commit}", rollouts=(row,), outbox_upto=run.outbox_end)
         core.commits.commit(run, part)
         self._write()
 

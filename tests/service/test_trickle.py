@@ -12,12 +12,12 @@ import pytest
 
 from prorl.control import CommitPart, CommittedRollout, ControlRow, Decision, Hello, KeptGroup
 from prorl.linux.procfs import stat
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.service.core import Core
-from prorl.service.log import CHECKPOINT_PAGES, ControlLog
-from prorl.service.watchdog import ProgressWatchdog
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core.core import Core
+from prorl.service.core.watchdog import ProgressWatchdog
+from prorl.service.log.log import CHECKPOINT_PAGES, ControlLog
 from prorl.types import AttemptKey
-from tests.service.world import group, no_check, run_config
+from tests.service.world import group, run_config
 
 MINUTES, A_MINUTE = 24 * 60, 60
 PAGE_BYTES = 4096
@@ -47,7 +47,7 @@ class Day:
         """Sixty rollouts from their acceptance to their trainer's checkpoint."""
         core, run = self.core, self.run
         bodies = [group(f"{number}/{i}", key=f"k{number}/{i}") for i in range(A_MINUTE)]
-        core.acceptance.groups(run, core.acceptance.check(run, bodies, no_check, {}))
+        core.acceptance.groups(run, core.acceptance.check(run, bodies, {}))
         self.write()
         core.pump(A_MINUTE)
         self.write()
@@ -56,13 +56,11 @@ class Day:
         rows = tuple(
             CommittedRollout(rollout_id=r.rollout_id, attempt=1, reward=1.0) for r in given
         )
-        events = run.next_event
+        told = run.outbox_end
         part = f"p{number}"
         core.commits.commit(
             run,
-            CommitPart(
-                part=part, rollouts=rows, tasks_upto=run.next_group, group_events_upto=events
-            ),
+            CommitPart(part=part, rollouts=rows, outbox_upto=told),
         )
         core.commits.published(run, run.next_commit - 1)
         self.write()

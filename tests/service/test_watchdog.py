@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from prorl.control import ControlRow, Hello, Progress, Started
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.service.core import Core
-from prorl.service.log import ControlLog
-from prorl.service.watchdog import ProgressWatchdog
-from tests.service.world import group, no_check, run_config
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core.core import Core
+from prorl.service.core.watchdog import ProgressWatchdog
+from prorl.service.log.log import ControlLog
+from tests.service.world import group, run_config
 
 
 class Clockwork:
@@ -34,7 +34,7 @@ class Clockwork:
     def submit(self, count: int) -> None:
         """Accept groups of one, durably."""
         bodies = [group(str(i)) for i in range(count)]
-        checked = self.core.acceptance.check(self.run, bodies, no_check, {})
+        checked = self.core.acceptance.check(self.run, bodies, {})
         self.core.acceptance.groups(self.run, checked)
         self.write()
 

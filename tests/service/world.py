@@ -38,16 +38,12 @@ from prorl.flight import FlightNetwork, LocalNetwork
 from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet
 from prorl.protocols import Network
-from prorl.service.bodies import GroupBody, TaskBody
-from prorl.service.log import ControlLog
+from prorl.service.core.bodies import GroupBody, TaskBody
+from prorl.service.log.log import ControlLog
 from prorl.service.serve import Served, serving
-from prorl.types import AttemptKey, Json, Task
+from prorl.types import AttemptKey, Json
 
 TOKEN = "secret"
-
-
-def no_check(task: Task) -> None:
-    """Any task is fine."""
 
 
 def group(name: str = "t", n: int = 1, key: str = "") -> GroupBody:
@@ -221,9 +217,11 @@ class World:
         """A worker that is not connected yet."""
         return Worker(self.network, self.config, role, name or f"{role}-0", held, images)
 
-    async def http(self, method: str, path: str, body: Json = None) -> tuple[int, Json]:
-        """A request with the token."""
-        headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    async def http(
+        self, method: str, path: str, body: Json = None, token: str = TOKEN
+    ) -> tuple[int, Json]:
+        """A request with a token, by default the owner's."""
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         data = None if body is None else io.BytesIO(orjson.dumps(body))
         async with self._session.request(
             method, self.served.http + path, data=data, headers=headers

@@ -17,8 +17,8 @@ import prorl
 from prorl.client.packed import PackedBatch
 from prorl.errors import ProrlError
 from prorl.linux.calls import die_with_parent
-from prorl.rows import row_hashes
 from prorl.schema import SEQUENCES
+from prorl.schema.rows import row_hashes
 from tests.soak.history import lines, write
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prorl.rows import row_hashes
 from prorl.schema import SEQUENCES
-from prorl.storage.catalog import StoredRun
-from prorl.storage.replay import open_replay
+from prorl.schema.rows import row_hashes
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.replay import open_replay
 
 Line = Mapping[str, Any]
 

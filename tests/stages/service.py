@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from prorl.columns import Lease, leased_batch
 from prorl.control import Cancel, ControlRow, Endpoints, Hello, Kind, Welcome, from_batch, to_batch
 from prorl.flight import Inlet, Outlet
 from prorl.protocols import Channel, Network, Sandbox, SandboxHost
-from prorl.rows import Row
 from prorl.schema import CONTROL
+from prorl.schema.columns import Lease, leased_batch
+from prorl.schema.rows import Row
 from prorl.types import AttemptKey, Json, SandboxRef, SandboxSpec
 
 

@@ -17,7 +17,7 @@ from prorl.errors import BackendError
 from prorl.limits import Deadline
 from prorl.protocols import Backend, Renderer
 from prorl.stages import failover
-from prorl.stages.backends import Backends
+from prorl.stages.backends import LAST_BUSY_S, Backends, Flow
 from prorl.stages.failover import MAX_FAULTS, Ask, Routed
 from prorl.testing import RENDERER
 from prorl.types import (
@@ -99,8 +99,8 @@ def check_exact(trajectory: Trajectory, *servers: Misbehaving) -> None:
     assert sequence.logprobs_C.tolist() == pytest.approx(said)
 
 
-async def test_a_server_that_dies_in_a_stream_loses_no_token_and_no_attempt() -> None:
-    """X13: the next one continues from the exact ids; what nobody can name does not train."""
+async def test_a_stream_that_breaks_loses_no_token_and_no_attempt() -> None:
+    """X13: the next one continues from the exact ids; its label stood, so they train."""
     async with scene(Mode.HALF, Mode.WELL) as s:
         trajectory = await s.run()
         first, second = s.servers
@@ -109,12 +109,8 @@ async def test_a_server_that_dies_in_a_stream_loses_no_token_and_no_attempt() ->
         assert second.calls[0].prompt == first.calls[0].prompt + first.calls[0].ids
         assert len(first.calls[0].ids) == PIECE
         (sequence,) = trajectory.sequences
-        assert sequence.span_kind_S.tolist() == [
-            SpanKind.CONTEXT,
-            SpanKind.SAMPLED,
-            SpanKind.TRAINED,
-        ], "the dead cannot be asked which weights they had"
-        assert sequence.span_version_S.tolist() == [-1, -1, 3]
+        assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.TRAINED]
+        assert sequence.span_version_S.tolist() == [-1, 3]
         assert [(one.trouble, one.attempt) for one in s.asked] == [(Trouble.REFUSED, KEY)]
         assert len(trajectory.turns) == 1
 
@@ -307,3 +303,67 @@ async def test_the_key_goes_to_servers_that_the_operator_named() -> None:
         with pytest.raises(BackendError):
             await backends.get(url, RENDERER)
     assert opened == [("http://ours", True), ("http://theirs", False)]
+
+
+async def test_a_server_that_is_busy_is_waited_for_as_it_says_and_charged_to_nobody() -> None:
+    """However often it puts the call off: neither a fault nor time of the budget."""
+    async with scene(Mode.BUSY) as s:
+        (server,) = s.servers
+        server.retry_after = "0.3"
+        running = asyncio.ensure_future(s.run())
+        await asyncio.sleep(2.5)
+        assert not running.done()
+        num_busy = len(server.calls)
+        assert 3 <= num_busy <= MAX_FAULTS + 2
+        server.mode = Mode.WELL
+        trajectory = await running
+        assert trajectory.stop_reason is StopReason.DONE
+        assert {asked.trouble for asked in s.asked} == {Trouble.BUSY}
+        assert s.deadline.remaining_s > 29.0, "the budget stood still"
+
+
+def test_fewer_calls_at_a_time_go_to_a_server_that_is_busy() -> None:
+    flow = Flow()
+    flow.in_flight = 31
+    assert flow.wait_s(0.0) == 0.0
+    for _ in range(16):  # a burst counts once
+        flow.busy(0.0, 2.0, 0.0)
+    assert flow.wait_s(0.0) == 2.0
+    flow.in_flight = 16
+    assert flow.wait_s(2.0) > 0.0, "half of what it had"
+    flow.in_flight = 15
+    assert flow.wait_s(2.0) == 0.0
+    for now in (3.0, 100.0, 200.0, 300.0, 400.0, 500.0):
+        flow.busy(now, 0.0, 0.0)
+    assert flow.limit == 1.0, "one asks on"
+    assert flow.free_at - 500.0 == LAST_BUSY_S
+    for _ in range(200):
+        flow.well()
+    assert 10 < flow.limit < 32, "more again, step by step"
+
+
+async def test_a_call_that_a_later_one_overtook_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server is well and answers others: this call it has lost."""
+    monkeypatch.setattr(failover, "OVERTAKEN_S", 1.0)
+    async with scene(Mode.SILENT, Mode.WELL) as s:
+        lost, _ = s.servers
+        lost.answers_probes = True
+        began = asyncio.get_running_loop().time()
+        trajectory = await s.run()
+        assert trajectory.stop_reason is StopReason.DONE
+        assert asyncio.get_running_loop().time() - began < 10.0
+        assert [asked.trouble for asked in s.asked] == [Trouble.SILENT]
+
+
+async def test_a_call_in_a_queue_that_nobody_leaves_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failover, "OVERTAKEN_S", 0.3)
+    async with scene(Mode.SILENT, Mode.WELL) as s:
+        running = asyncio.ensure_future(s.run())
+        await asyncio.sleep(2.0)
+        assert not s.asked, "the whole server is slow: no sign that this call is lost"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from prorl.columns import ran_columns
 from prorl.errors import RolloutError
-from prorl.rows import Added, Row
+from prorl.schema.columns import ran_columns
+from prorl.schema.rows import Added, Row
 from prorl.stages.growth import Growth
 from prorl.types import FailureCode
 from tests.flight.rows import ready, trajectory

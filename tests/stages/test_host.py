@@ -12,14 +12,21 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from prorl.columns import RanColumns, leased_batch, ran_columns, ready_columns, scored_columns
-from prorl.control import Payload
+from prorl.control import Payload, Started
 from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet
 from prorl.flight.edge import CREDIT, Back, encode
-from prorl.rows import Added, Row, stack
+from prorl.graph import GRAPH
 from prorl.schema import EDGE_BACK, EDGES
-from prorl.stages.host import DOWNSTREAM, UPSTREAM, StageHost
+from prorl.schema.columns import (
+    RanColumns,
+    leased_batch,
+    ran_columns,
+    ready_columns,
+    scored_columns,
+)
+from prorl.schema.rows import Added, Row, stack
+from prorl.stages.host import StageHost
 from prorl.types import (
     NO_FAILURE,
     AttemptKey,
@@ -81,13 +88,13 @@ class Bench:
     def __init__(self, net: Net, operator: Scripted, slots: int, finished_bytes: int) -> None:
         self.events: list[tuple[str, int, str]] = []
         self.acked: list[AttemptKey] = []
-        self.upstream = Outlet(UPSTREAM[operator.stage], on_acked=self.acked.extend)
-        self.inlet = Inlet(net.network, UPSTREAM[operator.stage], {"worker": "w"}, slots=slots)
+        self.upstream = Outlet(GRAPH.takes(operator.stage), on_acked=self.acked.extend)
+        self.inlet = Inlet(net.network, GRAPH.takes(operator.stage), {"worker": "w"}, slots=slots)
         self.stage = StageHost(
             operator, self.inlet, self.emit, slots=slots, finished_bytes=finished_bytes
         )
         self.downstream = Inlet(
-            net.network, DOWNSTREAM[operator.stage], {"worker": "next"}, slots=100
+            net.network, GRAPH.row(operator.stage).gives, {"worker": "next"}, slots=100
         )
 
     def emit(self, payload: Payload, key: AttemptKey, *, stage: str, code: str = "") -> None:
@@ -303,6 +310,38 @@ async def test_a_cancelled_row_is_released_and_its_slot_is_free(net: Net) -> Non
         operator.gate.set()
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
         assert operator.released == [1]
+
+
+async def test_a_row_that_is_cancelled_before_its_first_step_frees_its_slot(net: Net) -> None:
+    operator = Scripted(Stage.RUN)
+    operator.gate.clear()
+    async with bench(net, operator, slots=1) as parts:
+        emit = parts.stage._emit
+
+        def cancel_at_once(
+            payload: Payload, key: AttemptKey, *, stage: str, code: str = ""
+        ) -> None:
+            emit(payload, key, stage=stage, code=code)
+            if isinstance(payload, Started) and key.rollout_id == 1:
+                asyncio.get_running_loop().call_soon(parts.stage.cancel, key)
+
+        parts.stage._emit = cancel_at_once
+        await put(parts.upstream, ready(1))
+        await put(parts.upstream, ready(2))
+        await until(lambda: parts.ended() == [("released", 1, "")])
+        operator.gate.set()
+        assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
+        assert parts.stage.held() == [key(2)]
+
+
+async def test_a_row_that_no_worker_survives_is_not_touched(net: Net) -> None:
+    operator = Scripted(Stage.EVAL)
+    async with bench(net, operator) as parts:
+        parts.stage._is_poison = lambda key: key.rollout_id == 1
+        await put(parts.upstream, ran(1))
+        await put(parts.upstream, ran(2))
+        assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
+        assert parts.ended() == [("failed", 1, "eval_failed")]
 
 
 async def test_a_ready_row_that_nobody_took_is_given_back_when_cancelled(net: Net) -> None:

@@ -5,7 +5,6 @@ loop.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,12 +14,9 @@ import pytest
 
 from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork, Inlet
-from prorl.journal import Answer
-from prorl.journal.attempt import MOVED_NOTE
-from prorl.journal.recovered import look
 from prorl.protocols import Network, Sandbox, SandboxHost
-from prorl.rows import Row
-from prorl.service.bodies import GroupBody, TaskBody
+from prorl.schema.rows import Row
+from prorl.service.core.bodies import GroupBody, TaskBody
 from prorl.stages import worker as workers_of
 from prorl.stages.worker import Worker
 from prorl.testing import LocalSandbox
@@ -76,9 +72,9 @@ async def node(
         yield workers
 
 
-async def submitted(w: World, on_unknown: str = "tell", turns: int = TURNS) -> None:
+async def submitted(w: World, turns: int = TURNS) -> None:
     policy, limits = ["scripted:oracle?delay_s=0.05"], {"max_turns": turns + 1}
-    await w.run("r", backends=policy, limits=limits, on_unknown=on_unknown)
+    await w.run("r", backends=policy, limits=limits)
     data = {"turns": turns, "pause": 0.0}
     task = TaskBody(task_id="c", env=ENV, prompt="Count.", data=data)
     await w.submit(GroupBody(task=task, n=1, key="k"))
@@ -98,51 +94,38 @@ async def ran(w: World, tmp_path: Path, name: str) -> Row:
         await inlet.close()
 
 
-async def moved(w: World, tmp_path: Path) -> Row:
-    """The row of a rollout whose first node left after two of its calls."""
-    async with node(w, tmp_path, "n1") as workers:
-        async with asyncio.timeout(60):
-            while True:
-                paths = (tmp_path / "n1" / "journal" / "run-0").glob("*.journal")
-                pasts = [look(path) for path in paths]
-                answers = [r for p in pasts if p for r in p.records if isinstance(r, Answer)]
-                if len(answers) >= 2:
-                    break
-                await asyncio.sleep(0.01)
-        for worker in workers.values():
-            worker.leave(0.0, "a test")
-        stopped = await ran(w, tmp_path, "n1")
-        assert stopped.value("failure_code") == "cancelled", "as far as it came, for people"
-    async with node(w, tmp_path, "n2"):
-        return await ran(w, tmp_path, "n2")
-
-
-async def test_what_a_leaving_node_began_goes_on_elsewhere(tmp_path: Path) -> None:
+async def test_what_a_leaving_node_cannot_end_begins_anew_elsewhere_charged_to_nobody(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path, load_code=True) as w:
         await submitted(w)
-        row = await moved(w, tmp_path)
-        assert (row.value("attempt"), row.value("resumes"), row.value("anew")) == (2, 1, "")
+        async with node(w, tmp_path, "n1") as workers:
+            async with asyncio.timeout(60):
+                while not workers[Stage.RUN].stage.stats().tokens:
+                    await asyncio.sleep(0.01)
+            for worker in workers.values():
+                worker.leave(0.0, "a test")
+            stopped = await ran(w, tmp_path, "n1")
+            assert stopped.value("failure_code") == "cancelled", "as far as it came, for people"
+        async with node(w, tmp_path, "n2"):
+            row = await ran(w, tmp_path, "n2")
+        assert (row.value("attempt"), row.value("resumes")) == (2, 0)
         assert len(row.value("turns")) == TURNS + 1
-        tools = [m["content"] for m in row.value("messages") if m["role"] == "tool"]
-        assert [MOVED_NOTE in text for text in tools].count(True) == 1
-        assert (
-            row.value("artefact")
-            == "".join([*(f"{turn}\n" for turn in range(TURNS)), "killed\n" * TURNS]).encode()
-        ), "each call ran once, on files that came along"
         life = w.core.run("r").rollouts[0].life
         assert (life.attempt, life.infra_failures, life.worker_losses) == (2, 0, 0)
-        async with asyncio.timeout(30):
-            while list((w.config.root / "handover").iterdir()):
-                await asyncio.sleep(0.05)
 
 
-async def test_a_run_that_wants_no_such_thing_begins_anew(tmp_path: Path) -> None:
+async def test_what_ends_within_the_time_of_a_leaving_node_is_kept(tmp_path: Path) -> None:
     async with world(tmp_path, load_code=True) as w:
-        await submitted(w, on_unknown="fail")
-        row = await moved(w, tmp_path)
-        assert (row.value("attempt"), row.value("resumes")) == (2, 0)
-        assert row.value("anew") == "its shell would not have come along (on_unknown: fail)"
-        assert MOVED_NOTE not in json.dumps(row.value("messages"))
+        await submitted(w)
+        async with node(w, tmp_path, "n1") as workers:
+            async with asyncio.timeout(60):
+                while not workers[Stage.RUN].stage.stats().tokens:
+                    await asyncio.sleep(0.01)
+            for worker in workers.values():
+                worker.leave(30.0, "a test")
+            row = await ran(w, tmp_path, "n1")
+        assert (row.value("attempt"), len(row.value("turns"))) == (1, TURNS + 1)
 
 
 @pytest.mark.parametrize("away", [True, False])

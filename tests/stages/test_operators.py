@@ -10,15 +10,15 @@ import pytest
 
 from prorl.backends import open_backend
 from prorl.backends.server import TokenServer
-from prorl.columns import leased_batch, read_failure, read_ready, read_sandbox
 from prorl.envs import get_env
 from prorl.envs.noop import NoopEnv
 from prorl.errors import GraderError, RolloutError, SandboxError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Env, Operator, Sandbox
 from prorl.renderer import ChatMLRenderer
-from prorl.rows import Row
 from prorl.schema import RAN, READY, SCORED
+from prorl.schema.columns import leased_batch, read_failure, read_ready, read_sandbox
+from prorl.schema.rows import Row
 from prorl.stages.eval import TRIES, EvalOperator
 from prorl.stages.init import InitOperator
 from prorl.stages.run import RunOperator

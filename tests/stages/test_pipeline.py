@@ -8,12 +8,14 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from prorl.config import ServiceConfig, StageConfig
 from prorl.control import ControlRow, Drain, Kind, VersionPublished
-from prorl.stages.operator import Handler, StageOperator
+from prorl.graph import GRAPH, StageRow
+from prorl.stages.operator import Handler, StageOperator, WorkerParts
 from prorl.stages.worker import Worker
 from prorl.types import RunWeights, Stage
 from tests.flight.conftest import Net
@@ -53,8 +55,16 @@ async def pipeline(net: Net, tmp_path: Path, slots: int = 8) -> AsyncIterator[Pi
 class Listening(StageOperator):
     """Does nothing; notes what it hears and that it was closed."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage, self.num_tokens = stage, 0
+    stage = Stage.RUN
+    made: ClassVar[list[Listening]] = []
+
+    @classmethod
+    def of_worker(cls, parts: WorkerParts) -> Listening:
+        cls.made.append(cls())
+        return cls.made[-1]
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
         self.heard: list[ControlRow] = []
         self.closed: list[bool] = []
 
@@ -66,17 +76,16 @@ class Listening(StageOperator):
         self.closed.append(True)
 
 
-async def test_an_operator_hears_what_it_declares_and_is_closed(net: Net, tmp_path: Path) -> None:
-    operator = Listening(Stage.RUN)
-
-    class Told(Worker):
-        def _make_operator(self, *_: object) -> StageOperator:
-            return operator
-
+async def test_an_operator_hears_what_it_declares_and_is_closed(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = StageRow("run", "ran", f"{__name__}:Listening")
+    monkeypatch.setattr(GRAPH, "rows", (GRAPH.rows[0], told, GRAPH.rows[2]))
     config = ServiceConfig(root=tmp_path, socket_dir=tmp_path)
     gateway = Gateway(net.network, config.gateway_flight)
     await gateway.listen()
-    async with Told(config, Stage.RUN, "run-0", net.network, as_host(RecordingHost())):
+    async with Worker(config, Stage.RUN, "run-0", net.network, as_host(RecordingHost())):
+        operator = Listening.made[-1]
         await until(lambda: bool(operator.heard))
         published = VersionPublished(version=3, weights=RunWeights(tag="t"))
         gateway.tell("run-0", ControlRow.of(published, run_id="r"))
@@ -97,7 +106,7 @@ async def test_rollouts_flow_through_all_stages(net: Net, tmp_path: Path) -> Non
             assert sorted(service.gateway.said(Kind.STARTED, stage)) == list(range(40))
         assert {row.kind for row in service.gateway.events} == {Kind.STARTED}
         await until(lambda: not any(worker.stage.held() for worker in service.workers.values()))
-        assert service.gateway.num_taken == 40
+        await until(lambda: service.gateway.num_taken == 40)
         assert service.store.num_received == 40
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prorl.rows import row_hashes
 from prorl.schema import TABLES
-from prorl.storage.catalog import StoredRun
-from prorl.storage.layout import RunDir
-from prorl.storage.replay import ReplayOrder, stored_index
+from prorl.schema.rows import row_hashes
+from prorl.storage.files.layout import RunDir
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.replay import ReplayOrder, stored_index
 from tests.storage.directory import add_events, add_rows, add_terminals, event, new_run
 from tests.storage.rows import scored, terminal
 

@@ -26,11 +26,12 @@ from prorl.control import (
     Reserve,
     Reserved,
     Rows,
-    RunSnapshot,
+    RunNews,
     Terminal,
 )
 from prorl.errors import FencedError
 from prorl.flight.edge import NO_KEY
+from prorl.storage.write.writer import RunWriter
 from prorl.types import AttemptKey, Json
 
 Hook = Callable[[str], None]
@@ -42,7 +43,7 @@ def plain(record: object) -> Json:
 
 
 class FileLog:
-    """Obeys `prorl.storage.writer.ControlPort`; every effect is on disk before its reply."""
+    """Obeys `prorl.storage.write.writer.ControlPort`; every effect is on disk before its reply."""
 
     def __init__(self, path: Path, hook: Hook = lambda step: None) -> None:
         self._path, self._hook = path, hook
@@ -53,8 +54,8 @@ class FileLog:
             "committed": {},
             "terminals": {},
             "parts": [],
-            "events": [],
-            "tasks": [],
+            "outbox": [],
+            "seq": 0,
         }
         if path.exists():
             self.state = orjson.loads(path.read_bytes())
@@ -66,25 +67,40 @@ class FileLog:
 
     def end(self, *terminals: Terminal) -> None:
         """Rollouts that ended without a trajectory, not stored yet."""
-        self.state["terminals"] |= {str(ended.rollout_id): plain(ended) for ended in terminals}
+        for ended in terminals:
+            self.state["terminals"] |= {str(ended.rollout_id): plain(ended)}
+            self._tell("terminal", plain(ended))
         self._save()
 
     def say(self, rows: Rows) -> None:
         """New TASKS and GROUPS rows, not stored yet."""
-        self.state["tasks"] += plain(rows.tasks)
-        self.state["events"] += plain(rows.events)
+        self._tell("rows", plain(rows))
         self._save()
+
+    def _tell(self, kind: str, payload: Json) -> None:
+        self.state["seq"] += 1
+        self.state["outbox"].append({"seq": self.state["seq"], "kind": kind, "payload": payload})
+
+    def tell(self, writer: RunWriter) -> None:
+        """As the gateway tells a session, from the start of the outbox."""
+        for row in self.state["outbox"]:
+            if row["seq"] <= writer.heard:
+                continue
+            writer.heard = row["seq"]
+            if row["kind"] == "rows":
+                writer.add_rows(msgspec.convert(row["payload"], Rows))
+            else:
+                writer.add_terminal(msgspec.convert(row["payload"], Terminal))
 
     def unpublish(self, commit_seq: int) -> None:
         """As if the store had died between commit and publication."""
         self.state["parts"][commit_seq - 1]["published"] = False
         self._save()
 
-    def snapshot(self) -> RunSnapshot:
-        """As the gateway sends it on `hello`."""
+    def news(self) -> RunNews:
+        """As the gateway sends it to a session, before the outbox."""
         parts = self.state["parts"]
         values = {
-            "run_id": "demo",
             "filter": "none",
             "delivery": "stream",
             "group_size": 1,
@@ -95,11 +111,8 @@ class FileLog:
                 for part in parts
                 if not part["published"]
             ],
-            "terminals": list(self.state["terminals"].values()),
-            "tasks": self.state["tasks"],
-            "group_events": self.state["events"],
         }
-        return msgspec.convert(values, RunSnapshot)
+        return msgspec.convert(values, RunNews)
 
     def emit(
         self, payload: Payload, key: AttemptKey = NO_KEY, *, stage: str = "", code: str = ""
@@ -143,11 +156,8 @@ class FileLog:
             self.state["committed"][str(row.rollout_id)] = row.attempt
         for rollout_id in asked.terminals:
             del self.state["terminals"][str(rollout_id)]
-        self.state["events"] = [
-            row for row in self.state["events"] if row["event_seq"] >= asked.group_events_upto
-        ]
-        self.state["tasks"] = [
-            row for row in self.state["tasks"] if row["group_id"] >= asked.tasks_upto
+        self.state["outbox"] = [
+            row for row in self.state["outbox"] if row["seq"] > asked.outbox_upto
         ]
         commit_seq = len(self.state["parts"]) + 1
         part = {

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from prorl.control import Rows
-from prorl.storage.durable import write_durably
-from prorl.storage.layout import RunDir
-from prorl.storage.writer import RunWriter
+from prorl.storage.files.durable import write_durably
+from prorl.storage.files.layout import RunDir
+from prorl.storage.write.writer import RunWriter
 from prorl.types import AttemptKey, FailureCode
 from tests.grown import only
 from tests.storage.control_log import FileLog
@@ -58,8 +58,8 @@ def write(root: Path, kill_at: int) -> None:
         writer = RunWriter(
             RunDir(root / "demo"), "demo", log, flush_s=0.0, flush_bytes=1 << 20, write=publishing
         )
-        await writer.open(log.snapshot())
-        writer.restore(log.snapshot())
+        await writer.open(log.news())
+        log.tell(writer)
         task = asyncio.create_task(writer.run())
         waiting = [i for i in range(ROLLOUTS) if not acked.joinpath(str(i)).exists()]
         for rollout_id in waiting[:3]:
@@ -92,8 +92,8 @@ def in_child(root: Path, kill_at: int) -> bool:
 
 def check(root: Path) -> None:
     """Everything is stored once and acked, nothing is left over."""
-    from prorl.storage.catalog import StoredRun
-    from prorl.storage.verify import verify
+    from prorl.storage.read.catalog import StoredRun
+    from prorl.storage.read.verify import verify
 
     findings = [str(finding) for finding in verify(root / "demo")]
     assert findings == [], findings
@@ -104,8 +104,8 @@ def check(root: Path) -> None:
     assert sorted(path.name for path in (root / "acked").iterdir()) == [
         str(i) for i in range(ROLLOUTS)
     ]
-    log = FileLog(root / "log.json").snapshot()
-    assert (log.unpublished, log.terminals, log.group_events) == ((), (), ())
+    log = FileLog(root / "log.json")
+    assert (log.news().unpublished, log.state["outbox"]) == ((), [])
 
 
 def prepare(root: Path) -> None:

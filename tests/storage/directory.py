@@ -9,12 +9,12 @@ import orjson
 import pyarrow as pa
 
 from prorl.control import GroupEventRow, Terminal
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.storage.commit_files import Commit
-from prorl.storage.convert import event_rows, tables, terminal_rows
-from prorl.storage.durable import write_durably
-from prorl.storage.layout import MANIFEST, RunDir
-from prorl.storage.parts import empties, encode, part_file
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.storage.files.commit_files import Commit
+from prorl.storage.files.durable import write_durably
+from prorl.storage.files.layout import MANIFEST, RunDir
+from prorl.storage.files.parts import empties, encode, part_file
+from prorl.storage.write.convert import event_rows, tables, terminal_rows
 
 
 def new_run(root: Path, run_id: str = "demo", **manifest: object) -> RunDir:

@@ -1,7 +1,7 @@
 """Run as a program: kill something that rewrites a run at its k-th step, for many k; look at it
 as a reader would, let a second one finish, look again. Prints the last k.
 
-    python -m tests.storage.kill_script compact|upgrade|score ROOT FIRST STRIDE
+    python -m tests.storage.kill_script compact|score ROOT FIRST STRIDE
 
 A process of its own because it forks before any thread exists.
 """
@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prorl.storage.collect import collect
-from prorl.storage.compact import compact
-from prorl.storage.durable import TEMP_MARK, WriteDurably, replace_durably, write_durably
-from prorl.storage.layout import RunDir
+from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
+from prorl.storage.files.layout import RunDir
+from prorl.storage.keep.collect import collect
+from prorl.storage.keep.compact import compact
 
 Step = Callable[[str], None]
 
@@ -57,17 +57,6 @@ def tidy(root: Path, steps: Steps) -> None:
     collect(run, grace_s=0, write=write, step=steps)
 
 
-def bring_up(root: Path, steps: Steps) -> None:
-    """As `prorl upgrade && prorl gc`."""
-    from prorl.service.log_upgrade import upgrade_log
-    from prorl.storage.upgrade import upgrade
-
-    run, write = RunDir(root / "r"), steps.around(write_durably)
-    upgrade_log(root / "control.db", steps)
-    upgrade(run, write=write, replace=steps.around(replace_durably), step=steps)
-    collect(run, grace_s=0, write=write, step=steps)
-
-
 def score(root: Path, steps: Steps) -> None:
     """As `prorl rescore && prorl gc`, but for one who asks again for a name that is given."""
     from tests.storage.killing import rescored
@@ -78,7 +67,6 @@ def score(root: Path, steps: Steps) -> None:
 
 WORK: dict[str, Callable[[Path, Steps], None]] = {
     "compact": tidy,
-    "upgrade": bring_up,
     "score": score,
 }
 

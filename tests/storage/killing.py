@@ -5,8 +5,6 @@ or none to come.
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,25 +12,22 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from prorl.analysis.annotations import annotate
 from prorl.control import TaskRow
 from prorl.envs import get_env
-from prorl.rows import row_hashes
 from prorl.sandbox.spawn import spawned
 from prorl.schema import APPENDED, TRAINED
-from prorl.service.log_schema import LOG_VERSION
+from prorl.schema.rows import row_hashes
 from prorl.stages.rescore import rescore
-from prorl.storage.annotations import annotate
-from prorl.storage.appended import MANY, AppendedTable
-from prorl.storage.catalog import StoredRun
-from prorl.storage.convert import tables, task_rows
-from prorl.storage.durable import WriteDurably
-from prorl.storage.layout import RunDir
-from prorl.storage.scores import SCORES, add_scores, read_scores, score_names
-from prorl.storage.upgrade import nothing
-from prorl.storage.verify import verify
+from prorl.storage.files.durable import WriteDurably
+from prorl.storage.files.layout import RunDir
+from prorl.storage.keep.appended import MANY, AppendedTable
+from prorl.storage.keep.scores import SCORES, add_scores, read_scores, score_names
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.verify import verify
+from prorl.storage.write.convert import tables, task_rows
 from tests.storage.compacting import content, expected_files, files, run_of_many_parts
 from tests.storage.directory import add_commit, new_run
-from tests.storage.older import old_content, old_root
 from tests.storage.rows import scored
 
 Roots = Iterable[tuple[Path, Path]]
@@ -52,10 +47,11 @@ def with_appended(root: Path) -> None:
 
 def trained(step: int) -> Any:
     """One sequence of one checkpoint."""
-    rows = {"sequence_id": pa.array([step * 1024]), "checkpoint": pa.array([f"c{step}"])}
-    return pa.Table.from_arrays(
-        [rows.get(f.name, nothing(f, 1)).cast(f.type) for f in TRAINED], schema=TRAINED
-    )
+    zero = {
+        f.name: "" if pa.types.is_string(f.type) else None if f.nullable else 0 for f in TRAINED
+    }
+    row = {**zero, "sequence_id": step * 1024, "checkpoint": f"c{step}"}
+    return pa.Table.from_pylist([row], schema=TRAINED)
 
 
 def to_be_scored(root: Path) -> None:
@@ -73,7 +69,6 @@ def to_be_scored(root: Path) -> None:
 
 MAKE: dict[str, Callable[[Path], object]] = {
     "compact": with_appended,
-    "upgrade": old_root,
     "score": to_be_scored,
 }
 
@@ -126,37 +121,6 @@ def check_verified(run: RunDir) -> None:
     assert findings == [], findings
 
 
-def check_upgraded(original: Path, roots: Roots) -> None:
-    """The same, and a log that is of before or of today, and of today in the end."""
-    rows = old_content(RunDir(original / "r"))
-    for dead, done in roots:
-        assert old_content(RunDir(dead / "r")) == rows, dead
-        assert log_of(dead) in (2, LOG_VERSION), dead
-        run = RunDir(done / "r")
-        assert old_content(run) == rows, done
-        assert log_of(done) == LOG_VERSION, done
-        assert files(run) == sorted([*expected_files(run), "partial/3-9.parquet"]), done
-        assert [path.name for path in Path(run.root).glob(".*")] == [], done
-        check_verified(run)
-        assert StoredRun(run.root).partial().num_rows == 1
-
-
-def log_of(root: Path) -> int:
-    """The version that a log says it has; each statement of its shape works."""
-    # A copy: opening the log would finish what the killed one began.
-    copy = root.with_name(f"{root.name}-log")
-    copy.mkdir()
-    for path in root.glob("control.db*"):
-        shutil.copy(path, copy)
-    with sqlite3.connect(copy / "control.db") as log:
-        ((version,),) = log.execute("SELECT value FROM meta WHERE key = 'version'").fetchall()
-        if int(version) == LOG_VERSION:
-            log.execute("SELECT counters FROM runs").fetchall()
-        assert log.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    log.close()
-    return int(version)
-
-
 def check_scored(original: Path, roots: Roots) -> None:
     """Nothing that was stored has changed; a scoring is there whole, or not at all."""
     before = {name: (original / "demo" / name).read_bytes() for name in all_files(original)}
@@ -180,7 +144,6 @@ def all_files(root: Path) -> list[str]:
 
 CHECK: dict[str, Callable[[Path, Roots], None]] = {
     "compact": check_compacted,
-    "upgrade": check_upgraded,
     "score": check_scored,
 }
 """What holds afterwards. Raises AssertionError."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from prorl.columns import Lease, leased_batch
 from prorl.control import Terminal
+from prorl.schema.columns import Lease, leased_batch
 from prorl.types import (
     AttemptKey,
     Failure,

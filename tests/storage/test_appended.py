@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 import prorl
+from prorl.analysis.annotations import annotation_rows
 from prorl.errors import SchemaError, UserError
 from prorl.schema import ANNOTATIONS
-from prorl.storage.annotations import annotation_rows
-from prorl.storage.appended import MANY, AppendedTable, Piece, cover
-from prorl.storage.catalog import query
-from prorl.storage.collect import collect
-from prorl.storage.layout import RunDir
-from prorl.storage.verify import verify
+from prorl.storage.files.layout import RunDir
+from prorl.storage.keep.appended import MANY, AppendedTable, Piece, cover
+from prorl.storage.keep.collect import collect
+from prorl.storage.read.catalog import query
+from prorl.storage.read.verify import verify
 from tests.storage.directory import add_rows, new_run
 from tests.storage.rows import scored
 
@@ -76,7 +76,7 @@ def test_merged_files_hold_the_same_rows_in_order(run: RunDir) -> None:
 
 
 def test_large_files_are_not_merged(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl.storage.appended.FULL_BYTES", 1)
+    monkeypatch.setattr("prorl.storage.keep.appended.FULL_BYTES", 1)
     table = AppendedTable(run, "annotations")
     for i in range(MANY):
         table.append(note(i), str(i))

@@ -19,22 +19,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.columns import leased_batch
+from prorl.analysis.opened import open_runs
 from prorl.errors import NotFoundError, SchemaError, StorageError, UserError
-from prorl.rows import row_hashes
 from prorl.schema import SEQUENCES, TABLES
-from prorl.storage.catalog import StoredRun, query
-from prorl.storage.commit_files import Commit
-from prorl.storage.convert import tables
-from prorl.storage.durable import write_durably
-from prorl.storage.groups import GroupIndex
-from prorl.storage.layout import RunDir
-from prorl.storage.opened import open_runs
-from prorl.storage.part_reader import read_part
-from prorl.storage.parts import encode
-from prorl.storage.replay import stored_index
-from prorl.storage.row_groups import LARGE_GROUP_ROWS, LARGE_ROWS, row_groups
-from prorl.storage.runs import list_runs
+from prorl.schema.columns import leased_batch
+from prorl.schema.rows import row_hashes
+from prorl.storage.files.commit_files import Commit
+from prorl.storage.files.durable import write_durably
+from prorl.storage.files.layout import RunDir
+from prorl.storage.files.part_reader import read_part
+from prorl.storage.files.parts import LARGE_GROUP_ROWS, LARGE_ROWS, encode, row_groups
+from prorl.storage.read.catalog import StoredRun, query
+from prorl.storage.read.groups import GroupIndex
+from prorl.storage.read.replay import stored_index
+from prorl.storage.read.runs import list_runs
+from prorl.storage.write.convert import tables
 from prorl.types import AttemptKey, Failure, FailureCode, SandboxRef
 from tests import strategies as ours
 from tests.grown import ran_row, ready_row, scored_row

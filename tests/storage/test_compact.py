@@ -11,18 +11,17 @@ import pyarrow as pa
 import pytest
 
 from prorl.errors import ConflictError, StorageError
-from prorl.rows import row_hashes
 from prorl.schema import TABLES
-from prorl.storage.catalog import StoredRun
-from prorl.storage.collect import collect
-from prorl.storage.compact import compact
-from prorl.storage.durable import write_durably
-from prorl.storage.groups import GroupIndex
-from prorl.storage.pack_order import ORDER as ORDER_OF_ROWS
-from prorl.storage.pack_order import checksum
-from prorl.storage.part_reader import PartReader
-from prorl.storage.verify import verify
-from prorl.storage.writer import RunWriter
+from prorl.schema.rows import row_hashes
+from prorl.storage.files.durable import write_durably
+from prorl.storage.files.part_reader import PartReader
+from prorl.storage.keep.collect import collect
+from prorl.storage.keep.compact import ORDER as ORDER_OF_ROWS
+from prorl.storage.keep.compact import checksum, compact
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.groups import GroupIndex
+from prorl.storage.read.verify import verify
+from prorl.storage.write.writer import RunWriter
 from tests.storage.compacting import (
     GROUPS,
     ORDER,
@@ -225,8 +224,8 @@ async def test_a_commit_that_is_compacted_is_not_published_again(tmp_path: Path)
     collect(run, grace_s=0)
     before = files(run)
     writer = RunWriter(run, "demo", log, flush_s=0.0, flush_bytes=1 << 20)
-    await writer.open(log.snapshot())
-    assert list(log.snapshot().unpublished) == []
+    await writer.open(log.news())
+    assert list(log.news().unpublished) == []
     assert files(run) == before
 
 
@@ -238,7 +237,7 @@ def test_checksums_are_of_values_and_not_of_order() -> None:
 
 
 @pytest.mark.parametrize(("first", "stride"), [(2, 13), pytest.param(1, 1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("work", "steps"), [("compact", 60), ("upgrade", 50), ("score", 7)])
+@pytest.mark.parametrize(("work", "steps"), [("compact", 60), ("score", 7)])
 def test_a_kill_at_any_step_changes_no_row_and_leaves_no_file(
     tmp_path: Path, work: str, steps: int, first: int, stride: int
 ) -> None:

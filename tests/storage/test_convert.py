@@ -12,14 +12,19 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.columns import leased_batch
 from prorl.schema import TABLES
-from prorl.schema_fields import SEQUENCE
-from prorl.sequences import read_sequences
-from prorl.storage.convert import event_rows, tables, terminal_rows
-from prorl.storage.scored import effective_codes
-from prorl.storage.verdicts import judge, problems
-from prorl.types import AttemptKey, Failure, FailureCode, Sequence
+from prorl.schema.columns import leased_batch
+from prorl.schema.fields import SEQUENCE
+from prorl.schema.sequences import read_sequences
+from prorl.storage.write.convert import (
+    effective_codes,
+    event_rows,
+    judge,
+    problems,
+    tables,
+    terminal_rows,
+)
+from prorl.types import AttemptKey, Failure, FailureCode, Sequence, SpanKind
 from tests import strategies as ours
 from tests.grown import ran_row, ready_row, scored_row
 from tests.storage.directory import event
@@ -78,6 +83,17 @@ def test_tokens_are_not_copied() -> None:
     batch = pa.concat_batches([scored(i) for i in range(4)])
     before = batch.column("sequences").values.field("token_ids").values.buffers()[1].address
     assert tables(batch)["sequences"].column("token_ids").values.buffers()[1].address == before
+
+
+def test_a_rollout_none_of_whose_tokens_train_is_not_valid() -> None:
+    """Sampled by weights that nobody could name: its reward must not enter its siblings'."""
+    unknown = sequence(1)
+    kinds = np.where(unknown.span_kind_S == SpanKind.TRAINED, SpanKind.SAMPLED, unknown.span_kind_S)
+    unknown = replace(unknown, span_kind_S=kinds.astype(np.uint8))
+    found = tables(pa.concat_batches([scored(0), scored(1, sequences=(unknown,))]))["rollouts"]
+    assert found.column("num_sampled").to_pylist() == [10, 10]
+    assert found.column("num_trained").to_pylist() == [10, 0]
+    assert found.column("valid").to_pylist() == [True, False]
 
 
 def test_rollouts_count_what_the_trajectory_holds() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from prorl.control import Delivered, GroupEventRow, HandedOut, KeptGroup
 from prorl.errors import ConflictError, UnavailableError
-from prorl.storage.delivery import HANDED_AT_ONCE, LiveOrder
-from prorl.storage.order import Given, Wanted
+from prorl.storage.serve.delivery import HANDED_AT_ONCE, LiveOrder
+from prorl.storage.serve.order import Given, Wanted
 
 
 class Log:
@@ -229,7 +229,8 @@ def test_what_the_log_tells_of_hand_outs_has_its_place_once() -> None:
         for seq, group in ((1, 2), (2, 7))
     ]
     for _ in range(2):
-        made.told(told, {"primary": 1})
+        made.told(told)
+        made.restore_cursors({"primary": 1})
     made.keep(7, 0)
     assert (made.delivered, made.num_kept, made.committed("primary")) == (3, 0, 1)
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from prorl.errors import NotFoundError
-from prorl.storage.endpoint import MAX_FOUND, Endpoint, ServedRun
-from prorl.storage.replay import open_replay
+from prorl.storage.read.groups import GroupIndex
+from prorl.storage.read.replay import open_replay
+from prorl.storage.serve.delivery import LiveOrder
+from prorl.storage.serve.endpoint import MAX_BYTES, MAX_FOUND, Endpoint, ServedRun
+from prorl.storage.serve.order import Given, Wanted
 from tests.storage.directory import new_run
 
 
@@ -73,4 +78,42 @@ async def test_a_run_that_is_not_there_is_said_and_asked_for_again(tmp_path: Pat
         with pytest.raises(NotFoundError, match="gone"):
             await ask(endpoint, "gone")
     assert search.asked == ["gone", "gone"]
+    endpoint.close()
+
+
+class Asked(LiveOrder):
+    """An order of which is noted how much is asked for at once."""
+
+    max_bytes = 0
+
+    async def take(self, wanted: Wanted) -> Given:
+        self.max_bytes = wanted.max_bytes
+        return Given((), end=True)
+
+
+def order(run_id: str) -> Asked:
+    """An order that is never handed out."""
+    nobody: Any = None
+    return Asked(run_id, size=lambda group: 1, handout=nobody, save_cursor=nobody)
+
+
+async def test_no_ticket_reads_a_whole_run_at_once(tmp_path: Path) -> None:
+    endpoint, index = Endpoint(tmp_path / "hot", 1 << 20), GroupIndex(new_run(tmp_path))
+    asked = order("demo")
+    endpoint.add(asked, index)
+    await endpoint.get(orjson.dumps({"run": "demo", "max_bytes": 2**60}))
+    assert asked.max_bytes == MAX_BYTES
+    endpoint.close()
+
+
+async def test_a_run_that_reads_slowly_delays_no_other(tmp_path: Path) -> None:
+    endpoint, held = Endpoint(tmp_path / "hot", 1 << 20), threading.Event()
+    for name in ("slow", "quick"):
+        endpoint.add(order(name), GroupIndex(new_run(tmp_path, name)))
+    slow = asyncio.ensure_future(endpoint.on_thread("slow", held.wait))
+    async with asyncio.timeout(30):
+        assert (await endpoint.get(orjson.dumps({"run": "quick"}))).num_rows == 0
+    assert not slow.done()
+    held.set()
+    await slow
     endpoint.close()

@@ -9,15 +9,15 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 
+from prorl.analysis.export import atif, chat, hf, trl, verl
+from prorl.analysis.foreign import Line, read_lines
+from prorl.analysis.importing import import_rows
 from prorl.cli.app import dispatch
 from prorl.errors import UserError
-from prorl.rows import row_hashes
-from prorl.storage.catalog import StoredRun
-from prorl.storage.export import atif, chat, hf, trl, verl
-from prorl.storage.foreign import Line, read_lines
-from prorl.storage.importing import import_rows
-from prorl.storage.layout import RunDir
-from prorl.storage.verify import verify
+from prorl.schema.rows import row_hashes
+from prorl.storage.files.layout import RunDir
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.verify import verify
 from tests.storage.compacting import ORDER, replayed, run_of_many_parts
 
 SERVED = [*ORDER, 1, 3]
@@ -63,8 +63,8 @@ def test_each_format_has_the_rows_in_order_of_delivery(run: RunDir) -> None:
     for form in (trl, verl, hf, chat):
         assert list(dict.fromkeys(row["group_id"] for row in form(stored))) == SERVED
     row = next(trl(stored))
-    assert len(row["completion_ids"]) == len(row["logprobs"]) == len(row["completion_mask"])
-    assert [p == 0.0 for p in row["logprobs"]] == [not m for m in row["completion_mask"]]
+    assert len(row["completion_ids"]) == len(row["logprobs"]) == len(row["env_mask"])
+    assert [p == 0.0 for p in row["logprobs"]] == [not m for m in row["env_mask"]]
     assert next(verl(stored))["uid"] == str(SERVED[0])
     assert [m["role"] for m in next(chat(stored))["messages"]] == ["user", "assistant"]
 
@@ -93,7 +93,7 @@ GOOD = {
     "prompt": "1+1?",
     "prompt_ids": [1, 2],
     "completion_ids": [3, 4, 5],
-    "completion_mask": [1, 0, 1],
+    "env_mask": [1, 0, 1],
     "logprobs": [-0.5, 0.0, -0.25],
     "reward": 1.0,
 }
@@ -127,7 +127,7 @@ SPANNED = {
     ("change", "said"),
     [
         ({"completion_ids": None}, "x:2: no list completion_ids"),
-        ({"completion_ids": [3, 4]}, "x:2: 3 of completion_mask for 2 of completion_ids"),
+        ({"completion_ids": [3, 4]}, "x:2: 3 of env_mask for 2 of completion_ids"),
         ({"logprobs": [0.5, 0.0, -0.1]}, "x:2: "),
         ({"logprobs": ["a", 0.0, -0.1]}, "x:2: logprobs"),
         ({"completion_ids": [3, 2**40, 1]}, "x:2: completion_ids"),
@@ -136,7 +136,7 @@ SPANNED = {
         ({"rollout_id": -1}, "x:2: rollout_id -1"),
         ({"attempt": 2**40}, "x:2: attempt 1099511627776"),
         ({"reward": 10**400}, "x:2: a reward above all floats"),
-        ({"completion_mask": [0, 2, 1]}, "x:2: 2 in completion_mask"),
+        ({"env_mask": [0, 2, 1]}, "x:2: 2 in env_mask"),
         ({**SPANNED, "span_end": ["a"]}, "x:2: span_end"),
         ({**SPANNED, "span_end": [None]}, "x:2: span_end"),
     ],
@@ -155,3 +155,20 @@ def test_hashes_are_of_the_same_rows(run: RunDir) -> None:
     served = [row for _, rows in replayed(run) for row in rows]
     (batch,) = StoredRun(run.root).read("sequences").combine_chunks().to_batches()
     assert sorted(served) == sorted(row_hashes(batch))
+
+
+@pytest.mark.parametrize("form", ["trl", "chat"])
+def test_it_says_how_many_were_left_out_and_all_leaves_none_out(
+    run: RunDir, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = "select count(distinct rollout_id) as n from sequences"
+    total = StoredRun(run.where).sql(asked)["n"][0].as_py()
+    argv = ["export", run.root, "--as", form, "--json"]
+    assert dispatch([*argv, str(tmp_path / "kept")]) == 0
+    kept = json.loads(capsys.readouterr().out)
+    assert dispatch([*argv, str(tmp_path / "all"), "--all"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["rows"] == whole["of"] == kept["of"] >= total
+    assert kept["rows"] <= whole["rows"]
+    if form == "chat":
+        assert whole["rows"] == total

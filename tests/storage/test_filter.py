@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,12 +18,11 @@ from hypothesis import strategies as st
 
 from prorl.control import GroupComplete
 from prorl.errors import ConfigError
-from prorl.filters import FILTERS
+from prorl.filters import FILTERS, GroupDecision, GroupMember
 from prorl.linux.procfs import stat
-from prorl.members import GroupDecision, GroupMember
-from prorl.storage import sql as sql_module
-from prorl.storage.filter import MEMBERS, GroupFilter, check_filter, compile_filter
-from prorl.storage.filter_process import FilterProcess
+from prorl.storage.read import sql as sql_module
+from prorl.storage.serve.filter import MEMBERS, GroupFilter, check_filter, compile_filter
+from prorl.storage.serve.filter_process import FilterLostError, FilterProcess
 from prorl.types import FailureClass, RolloutState
 
 
@@ -30,7 +31,7 @@ def member(
     sample_index: int,
     reward: float | None,
     failure_class: FailureClass = FailureClass.NONE,
-    num_sampled: int = 5,
+    num_trained: int = 5,
 ) -> GroupMember:
     """A member of a group; one of class infra has failed."""
     lost = failure_class is FailureClass.INFRA
@@ -41,7 +42,7 @@ def member(
         state=RolloutState.FAILED if lost else RolloutState.COMPLETED,
         failure_class=failure_class,
         reward=reward,
-        num_sampled=num_sampled,
+        num_trained=num_trained,
     )
 
 
@@ -94,7 +95,7 @@ def test_dapo_masks_members_lost_to_infrastructure() -> None:
 
 
 def test_a_member_without_a_sampled_token_enters_no_filter() -> None:
-    silent = member(7, 2, 1.0, num_sampled=0)
+    silent = member(7, 2, 1.0, num_trained=0)
     equal = group(0, 0, 0)
     equal = GroupComplete(group_id=0, task_id=equal.task_id, members=(*equal.members, silent))
     assert decide("dapo", equal) == [(False, "all_equal")]
@@ -283,45 +284,66 @@ def test_users_sql_has_its_own_memory_and_ends_nobody_else() -> None:
     chosen.close()
 
 
-def test_sql_that_cannot_be_interrupted_is_killed_with_its_process() -> None:
-    sql = "select group_id, true as kept, '' as reason from rollouts group by 1"
-    chosen = FilterProcess(sql, timeout_s=0.2)
+SOUND = "select group_id, true as kept, '' as reason from rollouts group by 1"
+
+
+def _pid(chosen: FilterProcess) -> int:
+    return chosen.helpers._free[-1][0].pid
+
+
+def test_one_value_that_cannot_be_interrupted_is_late_and_killed() -> None:
+    huge = "select group_id, true as kept, left(repeat('x', {}), 1) as reason from rollouts"
+    chosen = FilterProcess(huge.format("2000000000 * (1 + 0 * group_id)"), timeout_s=0.5)
+    rows = pa.Table.from_pylist([{"group_id": 7}], MEMBERS)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"filter( was stopped|:|.*ended its process)"):
+        chosen.answer(rows, 1, "group_id, kept, reason")
+    assert time.monotonic() - began < 30
+    chosen.close()
+
+
+def test_a_process_that_was_killed_or_frozen_decides_nothing() -> None:
+    chosen = FilterProcess(SOUND, timeout_s=1.0)
     rows = MEMBERS.empty_table()
     assert list(chosen.columns(rows)) == ["group_id", "kept", "reason"]
-    assert chosen._child is not None
-    os.kill(chosen._child.pid, signal.SIGSTOP)  # as a query would that never looks up
-    with pytest.raises(ConfigError, match="was stopped after"):
-        chosen.answer(rows, 1, "group_id, kept, reason")
+    os.kill(_pid(chosen), signal.SIGSTOP)
     assert chosen.answer(rows, 1, "group_id, kept, reason").num_rows == 0
-    assert chosen.starts == 2
+    os.kill(_pid(chosen), signal.SIGKILL)
+    assert chosen.answer(rows, 1, "group_id, kept, reason").num_rows == 0
+    assert chosen.helpers.starts == 3
     chosen.close()
 
 
-def test_a_process_that_was_killed_is_started_again() -> None:
-    sql = "select group_id, true as kept, '' as reason from rollouts group by 1"
-    chosen = FilterProcess(sql, timeout_s=5.0)
-    chosen.columns(MEMBERS.empty_table())
-    assert chosen._child is not None
-    chosen._child.kill()
-    chosen._child.wait()
-    assert chosen.answer(MEMBERS.empty_table(), 1, "group_id, kept, reason").num_rows == 0
-    chosen.close()
-
-
-def test_an_answer_that_is_too_large_is_refused_and_the_next_one_is_its_own(
+def test_a_process_that_is_killed_while_it_starts_decides_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("prorl.storage.filter_process.MAX_ANSWER_BYTES", 1 << 20)
-    sql = "select group_id, true as kept, repeat('x', if(count(*) > 1, 2000000, 1)) as reason"
+    """Killed as often as it is asked: lost, not refused; once more, it answers."""
+    popen, victims = subprocess.Popen, [True, True, False]
+
+    def doomed(*given: Any, **more: Any) -> subprocess.Popen[bytes]:
+        child = popen(*given, **more)
+        if victims.pop(0):
+            child.kill()
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", doomed)
+    chosen = FilterProcess(SOUND, timeout_s=5.0)
+    with pytest.raises(FilterLostError, match="SIGKILL"):
+        chosen.columns(MEMBERS.empty_table())
+    assert list(chosen.columns(MEMBERS.empty_table())) == ["group_id", "kept", "reason"]
+    chosen.close()
+
+
+def test_an_answer_that_is_too_large_is_refused_and_the_next_one_is_its_own() -> None:
+    sql = "select group_id, true as kept, repeat('x', if(count(*) > 1, 40000000, 1)) as reason"
     chosen = FilterProcess(f"{sql} from rollouts group by 1", timeout_s=20.0)
     names = "group_id, kept, reason"
     two = pa.Table.from_pylist([{"group_id": 7}] * 2, MEMBERS)
-    with pytest.raises(ConfigError, match=r"filter gave 2,\d+,\d+ bytes; expected at most 1,048"):
+    with pytest.raises(ConfigError, match=r"filter gave 40,\d+,\d+ bytes; expected at most 33,"):
         chosen.answer(two, 1, names)
     assert chosen.answer(two.slice(0, 1), 1, names).to_pylist() == [
         {"group_id": 7, "kept": True, "reason": "x"}
     ]
-    assert chosen.starts == 2
     chosen.close()
 
 

@@ -19,19 +19,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from prorl.analysis.annotations import annotate
 from prorl.errors import ProrlError
 from prorl.schema import SCORED, TABLES
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.storage.annotations import annotate
-from prorl.storage.appended import AppendedTable
-from prorl.storage.catalog import StoredRun, is_intact
-from prorl.storage.compact import compact
-from prorl.storage.durable import write_durably
-from prorl.storage.layout import MANIFEST, PARTIAL, PartFile, RunDir, manifest_digest
-from prorl.storage.part_reader import read_part
-from prorl.storage.parts import encode_partial
-from prorl.storage.scores import SCORE_ROWS, add_scores
-from prorl.storage.verify import _by_itself, _commit, _commits, _manifest, verify
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.storage.files.durable import write_durably
+from prorl.storage.files.layout import MANIFEST, PARTIAL, PartFile, RunDir, manifest_digest
+from prorl.storage.files.part_reader import read_part
+from prorl.storage.files.parts import encode_partial
+from prorl.storage.keep.appended import AppendedTable
+from prorl.storage.keep.compact import compact
+from prorl.storage.keep.scores import SCORE_ROWS, add_scores
+from prorl.storage.read.catalog import StoredRun, is_intact
+from prorl.storage.read.verify import _by_itself, _commit, _commits, _manifest, verify
 from tests.storage.compacting import run_of_many_parts
 from tests.storage.directory import add_rows
 from tests.storage.rows import scored

@@ -1,52 +1,58 @@
-"""Run directories of the past, kept as they were written: whatever prorl reads today, it reads
-them. A directory here is never written again; a change of the format adds one.
-"""
+"""The golden root: what was written once is read, served and compacted by any later prorl."""
 
 from __future__ import annotations
 
-import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from prorl.storage.catalog import StoredRun
-from prorl.storage.collect import collect
-from prorl.storage.compact import compact
-from prorl.storage.layout import RunDir
-from prorl.storage.verify import verify
+from prorl.service.core.state import State
+from prorl.service.log.log import ControlLog
+from prorl.service.log.recover import load
+from prorl.storage.files.layout import RunDir
+from prorl.storage.keep.collect import collect
+from prorl.storage.keep.compact import compact
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.verify import verify
 from tests.storage.compacting import replayed
+from tests.storage.golden import ROOT
 
-GOLDEN = Path(__file__).parent / "golden"
-NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
-
-
-@pytest.fixture(params=NAMES)
-def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of one. Folders without a file are not kept by git: made again here."""
-    where = tmp_path / str(request.param)
-    shutil.copytree(GOLDEN / where.name, where)
-    (where / "partial").mkdir(exist_ok=True)
-    return where
+SERVED = [
+    [0, ["172eadbe4fd77983a2bcd4c3044b9cb1", "643d857ea4a2f251fd79fe72c1a04da6"]],
+    [2, ["d916ffcfb770cbd985aa21069e31390d", "86f49123a91e4a498c21d68ea52d2d9a"]],
+]
+"""Groups in the order of a replay, by the hashes of their rows."""
 
 
-def test_it_is_whole_and_says_what_it_said(golden: Path) -> None:
-    expected = json.loads((GOLDEN / f"{golden.name}.json").read_text())
-    assert verify(golden) == []
-    stored = StoredRun(golden)
-    assert {table: stored.read(table).num_rows for table in expected["rows"]} == expected["rows"]
-    assert [[group, rows] for group, rows in replayed(RunDir(golden))] == expected["replayed"]
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A copy of it. Folders without a file are not kept by git: made again here."""
+    shutil.copytree(ROOT / "r", tmp_path / "r")
+    (tmp_path / "r" / "partial").mkdir(exist_ok=True)
+    with closing(sqlite3.connect(tmp_path / "control.db")) as log:
+        log.executescript((ROOT / "control.sql").read_text())
+    return tmp_path
 
 
-def test_it_is_compacted_without_a_change(golden: Path) -> None:
-    expected = json.loads((GOLDEN / f"{golden.name}.json").read_text())
-    compact(RunDir(golden), everything=True)
-    collect(RunDir(golden), grace_s=0)
-    assert verify(golden) == []
-    assert [[group, rows] for group, rows in replayed(RunDir(golden))] == expected["replayed"]
-    reward = StoredRun(golden).sql("select sum(reward) as r, count(*) as n from rollouts")
-    assert reward.to_pylist() == [{"r": 3.0, "n": 5}]
+def test_its_run_is_whole_before_and_after_a_compaction(root: Path) -> None:
+    run = RunDir(root / "r")
+    for _ in range(2):
+        assert verify(run.root) == []
+        stored = StoredRun(run.root)
+        rows = {name: stored.read(name).num_rows for name in ("tasks", "rollouts", "groups")}
+        assert rows == {"tasks": 4, "rollouts": 8, "groups": 4}
+        assert [[group, rows] for group, rows in replayed(run)] == SERVED
+        compact(run, everything=True)
+        collect(run, grace_s=0)
 
 
-def test_there_are_some() -> None:
-    assert {"v1", "v1-compacted"} <= set(NAMES)
+def test_its_log_is_gone_on_with(root: Path) -> None:
+    log, state = ControlLog(root / "control.db"), State()
+    load(log, state, 0.0)
+    run = state.runs["r"]
+    assert (run.state, run.kept, run.waiting, run.next_delivery) == ("finished", 2, 2, 0)
+    assert (run.wanted, run.outbox_stored) == (True, run.outbox_end)
+    log.close()

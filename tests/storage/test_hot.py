@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl.bench.synthetic import delivered
-from prorl.rows import row_hashes
 from prorl.schema import STREAM
-from prorl.storage.convert import tables
-from prorl.storage.hot import BLOCK_BYTES, FILES, HotCopy, Location
+from prorl.schema.rows import row_hashes
+from prorl.storage.serve.hot import BLOCK_BYTES, FILES, HotCopy, Location
+from prorl.storage.write.convert import tables
 from tests.storage.rows import scored
 
 

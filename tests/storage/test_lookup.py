@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from prorl.errors import NotFoundError
-from prorl.storage.catalog import OF_ROLLOUTS, StoredRun
-from prorl.storage.compact import compact
-from prorl.storage.layout import RunDir
-from prorl.storage.part_reader import PartReader
+from prorl.storage.files.part_reader import PartReader
+from prorl.storage.keep.compact import compact
+from prorl.storage.read.catalog import OF_ROLLOUTS, StoredRun
 from tests.storage.compacting import run_of_many_parts
-from tests.storage.test_golden import GOLDEN
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -47,10 +44,3 @@ def test_row_groups_are_chosen_by_their_statistics(tmp_path: Path) -> None:
     with PartReader(run, file) as part:
         assert part.num_row_groups == 3
         assert [part.row_groups_with(i) for i in (16, 23, 24)] == [[0], [1], []]
-
-
-def test_files_from_before_commits_had_ranges_are_searched(tmp_path: Path) -> None:
-    run = RunDir(shutil.copytree(GOLDEN / "v1", tmp_path / "v1"))
-    assert {file.first for commit in run.commits() for file in commit.files} == {-1}
-    ids = StoredRun(run.root).read("rollouts").column("rollout_id").to_pylist()
-    assert [StoredRun(run.root).rollout(i)["rollouts"].num_rows for i in ids] == [1] * 5

@@ -18,18 +18,18 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from prorl.cli.app import dispatch
 from prorl.errors import ConfigError, StorageError
-from prorl.rows import row_hashes
-from prorl.schema_fields import SCHEMA_VERSION
-from prorl.storage.catalog import StoredRun, query
-from prorl.storage.collect import collect
-from prorl.storage.compact import compact
-from prorl.storage.convert import tables
-from prorl.storage.durable import check_conditional, write_durably
-from prorl.storage.layout import MANIFEST, RunDir
-from prorl.storage.objects import PAUSES_S, open_object, write_object
-from prorl.storage.replay import stored_index
-from prorl.storage.verify import verify
-from prorl.storage.writer import RunWriter
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.schema.rows import row_hashes
+from prorl.storage.files.durable import check_conditional, write_durably
+from prorl.storage.files.layout import MANIFEST, RunDir
+from prorl.storage.files.objects import PAUSES_S, open_object, write_object
+from prorl.storage.keep.collect import collect
+from prorl.storage.keep.compact import compact
+from prorl.storage.read.catalog import StoredRun, query
+from prorl.storage.read.replay import stored_index
+from prorl.storage.read.verify import verify
+from prorl.storage.write.convert import tables
+from prorl.storage.write.writer import RunWriter
 from prorl.types import AttemptKey
 from tests.grown import only
 from tests.storage.compacting import content, replayed, run_of_many_parts
@@ -47,7 +47,7 @@ async def test_a_run_is_written_read_and_verified_in_s3(bucket: str, tmp_path: P
     log.accept(*((i, 1) for i in range(8)))
     acked: list[int] = []
     writer = RunWriter(run, "demo", log, flush_s=0.01, flush_bytes=1 << 20)
-    await writer.open(log.snapshot())
+    await writer.open(log.news())
     run.fs.pipe_file(
         run.path(MANIFEST), orjson.dumps({"run_id": "demo", "schema_version": SCHEMA_VERSION})
     )
@@ -181,7 +181,17 @@ def test_a_run_lives_in_s3_as_it_does_on_a_disk(
     monkeypatch.chdir(tmp_path)
     rows = [{"task_id": f"t{i}", "env": "noop", "prompt": "x"} for i in range(3)]
     Path("tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    flags = ["--tasks", "tasks.jsonl", "-n", "2", "--name", "r", "--quiet", "--topology", "inline"]
+    flags = [
+        "--tasks",
+        "tasks.jsonl",
+        "-n",
+        "2",
+        "--name",
+        "r",
+        "--quiet",
+        "--set",
+        "service.topology=inline",
+    ]
     sandbox = ["--set", f"service.sandbox.kind={sandbox_kind}"]
     faults.faults = [BUSY, CONFLICT]
     assert dispatch(["run", *flags, *sandbox, "--root", bucket]) == 0
@@ -196,8 +206,7 @@ def test_a_run_lives_in_s3_as_it_does_on_a_disk(
     count = "select count(*) as n, count(distinct group_id) as g from rollouts"
     assert json.loads(said("sql", "r", count, "--json")) == [{"n": 6, "g": 3}]
     assert "are right" in said("verify", "r")
-    assert [row["rollouts"] for row in json.loads(said("ls", "--json"))] == [6]
-    said("compact", "r")
+    assert [row["rollouts"] for row in json.loads(said("show", "--json"))] == [6]
     said("gc", "--grace-s", "0")
     assert json.loads(said("sql", "r", count, "--json")) == [{"n": 6, "g": 3}]
     assert "are right" in said("verify", "r")

@@ -10,21 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from prorl.errors import SchemaError
-from prorl.storage.catalog import StoredRun
-from prorl.storage.collect import collect
-from prorl.storage.commit_files import Commit
-from prorl.storage.compact import compact
-from prorl.storage.layout import RunDir
-from prorl.storage.parts import conform, part_file
-from prorl.storage.verify import verify
+from prorl.storage.files.commit_files import Commit
+from prorl.storage.files.layout import RunDir
+from prorl.storage.files.parts import conform, part_file
+from prorl.storage.keep.compact import compact
+from prorl.storage.read.catalog import StoredRun
 from tests.storage.compacting import content, replayed, run_of_many_parts
-
-LATER = {"rollouts": ["run_id"], "messages": ["run_id", "reasoning"], "turns": ["run_id"]}
-
-
-def aged(run: RunDir) -> None:
-    """Take columns out of every file that has them, as if it had been written before they were."""
-    rewrite(run, lambda table, rows: rows.drop_columns(LATER.get(table, [])))
 
 
 def rewrite(run: RunDir, change: Callable[[str, pa.Table], pa.Table]) -> None:
@@ -41,21 +32,6 @@ def rewrite(run: RunDir, change: Callable[[str, pa.Table], pa.Table]) -> None:
             commit_seq=commit.commit_seq, part=commit.part, files=tuple(files), run_id=run.name
         )
         Path(run.commit_path(commit.commit_seq)).write_bytes(older.dumps())
-
-
-def test_files_without_a_column_of_today_are_read_and_compacted(tmp_path: Path) -> None:
-    run = run_of_many_parts(tmp_path)
-    before = StoredRun(run.root).read("messages", ["content"]).sort_by("content")
-    aged(run)
-    asked = "select count(*) as n, count(run_id) as named from rollouts"
-    assert StoredRun(run.root).sql(asked).to_pylist() == [{"n": 25, "named": 0}]
-    assert verify(run.root) == []
-    compact(run)
-    collect(run, grace_s=0)
-    assert StoredRun(run.root).sql(asked).to_pylist() == [{"n": 25, "named": 25}]
-    assert StoredRun(run.root).read("messages", ["content"]).sort_by("content") == before
-    assert set(StoredRun(run.root).read("messages").column("reasoning").to_pylist()) == {""}
-    assert verify(run.root) == []
 
 
 def test_a_column_that_cannot_be_made_up_is_missed(tmp_path: Path) -> None:

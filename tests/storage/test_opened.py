@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 import prorl
+from prorl.analysis.analyses import ANALYSES
 from prorl.cli.app import dispatch
 from prorl.errors import NotFoundError, UserError
-from prorl.storage.analyses import ANALYSES
+from prorl.types import Json
 from tests.storage.compacting import run_of_many_parts
 
 
@@ -57,6 +59,27 @@ def test_sql_of_users_reaches_nothing_else(root: Path) -> None:
             prorl.open(root).sql(statement)
 
 
+HUGE = "select max(strlen(repeat('x', 2000000000 - n))) as m from (select 1 as n), range(400)"
+"""DuckDB looks up between rows only: one value takes seconds, whatever interrupts it."""
+
+
+def test_a_time_limit_is_kept_inside_one_huge_value(root: Path) -> None:
+    runs, rows = prorl.open(root), "select count(*) as n from rollouts"
+    assert runs.sql(rows, timeout_s=30.0).rows() == runs.sql(rows).rows()
+    began = time.monotonic()
+    with pytest.raises(UserError, match="SQL was stopped after 1 s"):
+        runs.sql(HUGE, timeout_s=1.0)
+    assert time.monotonic() - began < 30
+    with pytest.raises(UserError, match="no_such"):
+        runs.sql("select * from no_such", timeout_s=30.0)
+
+
+async def test_a_time_limit_in_a_notebook(root: Path) -> None:
+    """Whose loop runs already."""
+    found = prorl.open(root / "a").sql("select count(*) as n from rollouts", timeout_s=30.0)
+    assert found.rows() == [{"n": 25}]
+
+
 @pytest.mark.parametrize(("method", "package"), [("df", "pandas"), ("pl", "polars")])
 def test_data_frames(root: Path, method: str, package: str) -> None:
     answer = prorl.open(root / "a").sql("select count(*) as n from rollouts")
@@ -97,8 +120,26 @@ def test_a_report_is_one_file_that_escapes_what_it_shows(
     assert len(json.loads(capsys.readouterr().out)["funnel"]) == 5
 
 
-def test_a_diff_of_equal_runs_says_so(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["diff", "a", "b", "--json", "--root", str(root)]) == 0
+def test_a_report_of_two_equal_runs_says_so(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["report", "a", "b", "--json", "--root", str(root)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["figures"]["rollouts"] == [25, 25]
     assert (found["shared_tasks"], found["moved"]) == (6, [])
+
+
+def test_sql_over_several_runs_and_what_is_made_of_their_tables(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sql(*argv: str) -> list[dict[str, Json]]:
+        assert dispatch(["sql", *argv, "--root", str(root), "--json"]) == 0
+        found: list[dict[str, Json]] = json.loads(capsys.readouterr().out)
+        return found
+
+    counted = "select run_id, count(*) as n from rollouts group by 1 order by 1"
+    assert sql("a", "b", counted) == [{"run_id": "a", "n": 25}, {"run_id": "b", "n": 25}]
+    share = "select k, avg(pass_at_k) as p, count(*) as groups from passk group by 1 order by 1"
+    by_analysis = prorl.open(root / "a").sql(ANALYSES["pass"].sql).rows()
+    expected = [{"k": row["x"], "p": row["y"], "groups": row["groups"]} for row in by_analysis]
+    assert sql("a", share) == expected
+    assert sql("a", "b", share) == [{**row, "groups": 2 * row["groups"]} for row in expected]
+    assert dispatch(["sql", "a", "--root", str(root)]) == 2

@@ -12,10 +12,10 @@ import pytest
 
 from prorl.cli.app import dispatch
 from prorl.errors import ConflictError
-from prorl.storage.collect import collect
-from prorl.storage.compact import compact
-from prorl.storage.retention import TRASH, drop_run, drop_trash, leftovers, why_kept
-from prorl.storage.runs import list_runs
+from prorl.storage.keep.collect import collect
+from prorl.storage.keep.compact import compact
+from prorl.storage.keep.retention import TRASH, drop_run, drop_trash, leftovers, why_kept
+from prorl.storage.read.runs import list_runs
 from tests.service.world import group, world
 from tests.storage.compacting import content, expected_files, files, run_of_many_parts
 from tests.storage.directory import add_rows
@@ -77,10 +77,9 @@ def test_a_drop_that_was_killed_is_finished_later(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gc_and_compact_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_merges_and_removes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of_many_parts(tmp_path)
     rows, before = content(run), len(files(run)) + 5
-    assert dispatch(["compact", "demo", "--root", str(tmp_path)]) == 0
     assert dispatch(["gc", "--grace-s", "0", "--root", str(tmp_path)]) == 0
     assert f"{before - 5:,} files removed" in capsys.readouterr().out
     assert files(run) == expected_files(run)

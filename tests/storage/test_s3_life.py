@@ -21,11 +21,11 @@ import pytest
 import prorl
 from prorl.cli.app import dispatch
 from prorl.linux.procfs import descendants, start_ticks
-from prorl.rows import row_hashes
 from prorl.schema import SEQUENCES, TABLES
-from prorl.storage.catalog import StoredRun
-from prorl.storage.layout import RunDir
-from prorl.storage.replay import stored_index
+from prorl.schema.rows import row_hashes
+from prorl.storage.files.layout import RunDir
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.replay import stored_index
 from tests.integration.checks import check_complete, rows
 from tests.storage.compacting import replayed
 from tests.storage.s3 import FaultyS3, Strike
@@ -50,7 +50,8 @@ DETERMINED = {
     " span_end, span_kind, span_version, span_turn, span_temperature",
     "rollouts": "rollout_id, group_id, sample_index, rollout_key, task_id, data_source, env, agent,"
     " status, valid, failure_class, failure_code, stop_reason, reward, reward_parts,"
-    " num_sequences, num_turns, num_tokens, num_sampled, num_tool_calls, min_version, max_version",
+    " num_sequences, num_turns, num_tokens, num_sampled, num_trained, num_tool_calls,"
+    " min_version, max_version",
     "turns": "rollout_id, turn, segment, prompt_tokens, completion_tokens, finish_reason,"
     " temperature, policy_version, tool_calls",
     "messages": "rollout_id, index, role, content, tool_calls, turn",
@@ -208,11 +209,11 @@ def test_a_run_that_is_killed_in_a_storm_is_what_it_would_be_on_a_disk(
 
     count = "select count(*) as n, count(distinct group_id) as g, sum(reward) as r from rollouts"
     local_says = rows(StoredRun(tmp_path / "local" / "r"), count)
-    for words in (["compact", "r"], ["gc", "--grace-s", "0"], ["gc"]):
+    for words in (["gc", "--grace-s", "0"], ["gc"]):
         said(*words)
         assert json.loads(said("sql", "r", count, "--json")) == local_says
         assert "are right" in said("verify", "r")
-    assert [row["rollouts"] for row in json.loads(said("ls", "--json"))] == [GROUPS * N]
+    assert [row["rollouts"] for row in json.loads(said("show", "--json"))] == [GROUPS * N]
     assert f"{GROUPS * N} rollouts in {GROUPS} groups" in said("show", "r")
     index = stored_index(StoredRun(where))
     assert streamed(where) == [row for group, _ in order for row in served(index.read(group))]

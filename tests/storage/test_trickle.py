@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from prorl.bench.stored import add_commit, make_run
-from prorl.storage.catalog import StoredRun
-from prorl.storage.collect import collect
-from prorl.storage.compact import compact
-from prorl.storage.layout import RunDir
-from prorl.storage.verify import verify
+from prorl.storage.files.layout import RunDir
+from prorl.storage.keep.collect import collect
+from prorl.storage.keep.compact import compact
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.verify import verify
 
 MINUTES, A_MINUTE = 24 * 60, 60
 EVERY = 60

@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from prorl.storage.convert import tables
-from prorl.storage.layout import RunDir
-from prorl.storage.verify import verify
+from prorl.storage.files.layout import RunDir
+from prorl.storage.read.verify import verify
+from prorl.storage.write.convert import tables
 from tests.storage.directory import add_commit, add_events, add_rows, add_terminals, event, new_run
 from tests.storage.rows import scored, terminal
 

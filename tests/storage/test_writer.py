@@ -13,19 +13,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from prorl.control import Kind, Rows, TaskRow
 from prorl.errors import ConflictError, StorageError
-from prorl.storage import writer as writer_module
-from prorl.storage.catalog import StoredRun, query
-from prorl.storage.durable import write_durably
-from prorl.storage.layout import RunDir
-from prorl.storage.verify import verify
-from prorl.storage.writer import RunWriter, Written
+from prorl.storage.files.durable import write_durably
+from prorl.storage.files.layout import RunDir
+from prorl.storage.read.catalog import StoredRun, query
+from prorl.storage.read.verify import verify
+from prorl.storage.write import writer as writer_module
+from prorl.storage.write.writer import RunWriter, Written
 from prorl.types import AttemptKey, FailureCode, Sequence
 from tests.grown import only
 from tests.storage.control_log import FileLog
@@ -66,8 +65,8 @@ class Bench:
 @asynccontextmanager
 async def running(bench: Bench) -> AsyncIterator[Bench]:
     """Open, run, and at the end drain."""
-    await bench.writer.open(bench.log.snapshot())
-    bench.writer.restore(bench.log.snapshot())
+    await bench.writer.open(bench.log.news())
+    bench.log.tell(bench.writer)
     task = asyncio.create_task(bench.writer.run())
     try:
         yield bench
@@ -151,6 +150,30 @@ async def test_rows_that_may_not_be_committed_go_to_partial(tmp_path: Path) -> N
     assert len(partial[0]["sequences"][0]["token_ids"]) == 20
 
 
+async def test_what_is_cut_delays_no_commit_and_is_one_file(tmp_path: Path) -> None:
+    """A target that is reached cuts hundreds at once: each was a file, written before the part."""
+    paths: list[str] = []
+
+    def noted(fs: Any, path: str, content: Any) -> None:
+        paths.append(path)
+        write_durably(fs, path, content)
+
+    bench = Bench(tmp_path, write=noted)
+    bench.log.accept(*((i, 1) for i in range(2)))
+    async with running(bench):
+        for i in range(20):
+            bench.add(scored(i))
+    assert bench.acked_rollouts == list(range(20))
+    (partial,) = (at for at, path in enumerate(paths) if "/partial/" in path)
+    (commit,) = (at for at, path in enumerate(paths) if "/commits/" in path)
+    assert commit < partial
+    stored = StoredRun(bench.directory.root)
+    assert sorted(stored.partial().column("rollout_id").to_pylist()) == list(range(2, 20))
+    again = Path(paths[partial]).with_name("cut-again.parquet")
+    again.write_bytes(Path(paths[partial]).read_bytes())
+    assert StoredRun(bench.directory.root).partial().num_rows == 18, "sent twice, read once"
+
+
 async def test_failures_of_the_policy_are_committed(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.log.accept((0, 1), (1, 1))
@@ -214,17 +237,12 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
     bench.log.say(Rows(tasks=(task,), events=events))
     async with running(bench):
         bench.add(scored(0))
-        bench.writer.add_terminal(terminal(1))
-        bench.writer.add_rows(Rows(tasks=(task,)))
+        outbox = list(bench.log.state["outbox"])
+        bench.log.tell(bench.writer)
         await until(lambda: bool(bench.acked))
-        bench.writer.restore(
-            msgspec.structs.replace(
-                bench.log.snapshot(),
-                terminals=(terminal(1),),
-                tasks=(task,),
-                group_events=events[:1],
-            )
-        )
+        bench.log.state["outbox"] = outbox
+        bench.log.tell(bench.writer)
+        bench.log.state["outbox"] = []
     assert len(bench.written) == 1
     assert bench.sql("select status, count(*) as n from rollouts group by 1 order by 1") == [
         {"status": "cancelled", "n": 1},
@@ -236,8 +254,7 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
         {"event": "delivered", "delivery_seq": 0},
     ]
     assert bench.sql("select count(*) as n from tasks") == [{"n": 1}]
-    left = bench.log.snapshot()
-    assert (left.terminals, left.tasks, left.group_events) == ((), (), ())
+    assert bench.log.state["outbox"] == []
 
 
 async def test_a_full_disk_holds_acks_back_until_there_is_room(
@@ -271,7 +288,7 @@ async def test_any_other_write_error_ends_the_writer_without_an_ack(tmp_path: Pa
 
     bench = Bench(tmp_path, write=fails)
     bench.log.accept((0, 1))
-    await bench.writer.open(bench.log.snapshot())
+    await bench.writer.open(bench.log.news())
     bench.add(scored(0))
     with pytest.raises(StorageError):
         await bench.writer.run()
@@ -304,7 +321,7 @@ async def test_a_new_writer_publishes_what_is_committed_and_removes_what_is_not(
         "empty.parquet",
         "mine.txt",
     ]
-    assert again.log.snapshot().unpublished == ()
+    assert again.log.news().unpublished == ()
     (tmp_path / "demo" / "turns" / "mine.txt").unlink()
     assert verify(again.directory.root) == []
 
@@ -320,7 +337,7 @@ async def test_nothing_that_a_commit_on_disk_names_is_removed(tmp_path: Path) ->
     lost = FileLog(tmp_path / "lost.json")
     writer = RunWriter(bench.directory, "demo", lost, flush_s=0.01, flush_bytes=1 << 20)
     with pytest.raises(ConflictError, match="the control log knows 0 commits"):
-        await writer.open(lost.snapshot())
+        await writer.open(lost.news())
     assert sorted(path for path in (tmp_path / "demo").rglob("*")) == before
 
 

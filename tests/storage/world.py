@@ -12,14 +12,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from prorl.client.client import Client
-from prorl.columns import read_lease
 from prorl.control import Started
 from prorl.flight import FlightNetwork
 from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet
 from prorl.flight.outlet import Outlet
-from prorl.rows import Row
-from prorl.storage.service import Store, serving
+from prorl.schema.columns import read_lease
+from prorl.schema.rows import Row
+from prorl.storage.serve.service import Store, serving
 from prorl.types import (
     AttemptKey,
     Failure,

@@ -15,6 +15,7 @@ import pytest
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ConflictError, UnavailableError
+from prorl.linux import at_work
 from prorl.linux.procfs import start_ticks
 from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.places import box_dir, make_socket_dir, sweep
@@ -57,6 +58,14 @@ async def test_a_node_whose_name_another_took_ends_and_does_not_take_it_back(
     config = ServiceConfig(root=tmp_path / "root", node_id="n1", gateway="grpc+tls://far:1")
     async with Supervisor(config, family(tmp_path, "a", "replaced")) as supervisor:
         with pytest.raises(UnavailableError, match="another node 'n1' took our place"):
+            await supervisor.failed()
+        assert supervisor.restarts == 0
+
+
+async def test_a_node_that_is_refused_for_good_ends_with_the_reason(tmp_path: Path) -> None:
+    config = ServiceConfig(root=tmp_path / "root", node_id="n1", gateway="grpc+tls://far:1")
+    async with Supervisor(config, family(tmp_path, "a", "refused")) as supervisor:
+        with pytest.raises(UnavailableError, match=r"the service refuses us.*token was revoked"):
             await supervisor.failed()
         assert supervisor.restarts == 0
 
@@ -133,6 +142,22 @@ async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None
         assert quiet.lives == 1
 
 
+async def test_work_that_hangs_a_child_is_charged_and_no_crash_loop(tmp_path: Path) -> None:
+    """Eight deaths in a row, two of each: the service goes on, and each is known by its name."""
+    config = ServiceConfig(root=tmp_path / "root")
+    async with Supervisor(config, family(tmp_path, "a", "hangs"), silence_s=2.5) as supervisor:
+        child = supervisor.children["child-1"]
+        async with asyncio.timeout(120):
+            while child.lives < 9:
+                await asyncio.sleep(0.05)
+        folder = config.root / "poison"
+        assert all(at_work.is_poison(folder, f"r/{number}/9") for number in range(4))
+        assert not at_work.is_poison(folder, "r/100/1")
+        said = (child.log.parent / "child-1.1.log").read_text().splitlines()[-1]
+        assert "it was at r/3/1, File" in said
+        assert "in stuck" in said
+
+
 async def test_a_child_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     config = ServiceConfig(root=tmp_path / "root")
     async with Supervisor(config, family(tmp_path, "a", "late"), again_s=3.0) as supervisor:
@@ -154,6 +179,26 @@ async def test_a_crash_loop_fails_with_the_last_words(tmp_path: Path) -> None:
             ):
                 await supervisor.failed()
         assert supervisor.children["child-1"].lives == 6
+
+
+async def test_a_disk_that_says_no_is_waited_for_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl.supervisor.service.FULL_WAIT_S", 0.01)
+    (tmp_path / "no disk").touch()
+    async with Supervisor(
+        ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "no-disk")
+    ) as supervisor:
+        child = supervisor.children["child-1"]
+        async with asyncio.timeout(50):
+            while not supervisor.trouble:
+                await asyncio.sleep(0.001)
+            assert "child-1" in supervisor.trouble
+            while child.lives < 8:
+                await asyncio.sleep(0.01)
+            (tmp_path / "no disk").unlink()
+            while supervisor.trouble or not child.alive:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_child_that_refuses_to_start_ends_the_service_at_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pickle
+import tracemalloc
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from prorl.envs import get_env
 from prorl.errors import TaskError
 from prorl.tasks import load_tasks, read_tasks, task_from_json, task_to_json
+from prorl.tasks.rows import MAX_LINE
 from prorl.types import Json, Task
 from tests.user_package import installed
 
@@ -56,7 +58,9 @@ def _write(path: Path, *rows: Mapping[str, Json] | bytes) -> Path:
 @given(
     st.builds(
         Task,
-        task_id=st.text(min_size=1),
+        task_id=st.text(
+            st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1
+        ),
         env=st.text(),
         prompt=st.text(),
         data=st.dictionaries(st.text(), values),
@@ -271,6 +275,18 @@ SWE = {
                 "archive": "/data/repo.tar",
                 "setup": "make",
                 "test_command": "a\nmake test tests/auth_tests/test_x.py",
+            },
+        ),
+        (
+            {
+                "repo_archive": "/data/repo.tar",
+                "install": ["pytest==7.4.4", "six>=1 ; python_version > '3'"],
+                "test_cmd": "pytest -rA",
+                "PASS_TO_PASS": ["tests/test_more.py::test_a", "tests/auth_tests/test_x.py::b"],
+            },
+            {
+                "requirements": ["pytest==7.4.4", "six>=1 ; python_version > '3'"],
+                "test_command": "pytest -rA tests/auth_tests/test_x.py tests/test_more.py",
             },
         ),
         (
@@ -545,6 +561,34 @@ def test_a_bad_row_is_named_with_its_place(
     assert f"{path}, line {line}: " in str(caught.value)
     assert found in str(caught.value)
     assert "expected" in str(caught.value)
+
+
+def test_a_limit_bounds_what_is_read(tmp_path: Path) -> None:
+    """10 GB behind two rows are not read for two tasks; a file of nothing is not read whole."""
+    path = _write(tmp_path / "large.jsonl", PRORL, {**PRORL, "task_id": "b"})
+    os.truncate(path, 10 << 30)
+    assert [task.task_id for task in load_tasks(path, limit=2)] == ["a", "b"]
+    tracemalloc.start()
+    with pytest.raises(TaskError, match="line 3: more than 64 MiB without an end of line"):
+        load_tasks(path)
+    assert tracemalloc.get_traced_memory()[1] < 3 * MAX_LINE
+    tracemalloc.stop()
+
+
+def test_rows_that_repeat_another_under_their_own_id_are_told_of(tmp_path: Path) -> None:
+    other = {**GSM8K, "question": "Half of 46?"}
+    about = read_tasks(_write(tmp_path / "g.jsonl", GSM8K, other, GSM8K)).about
+    assert "3 tasks" in about
+    assert "1 say what an earlier row says" in about
+    assert "g.jsonl, line 3)" in about
+    assert "earlier" not in read_tasks(_write(tmp_path / "h.jsonl", GSM8K, other)).about
+
+
+def test_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "wide.jsonl"
+    path.write_text(json.dumps(PRORL), encoding="utf-16")
+    with pytest.raises(TaskError, match="is UTF-16; expected UTF-8"):
+        load_tasks(path)
 
 
 def test_a_bad_file_is_named(tmp_path: Path) -> None:

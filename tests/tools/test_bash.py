@@ -18,7 +18,6 @@ from tests.tools.situations import SITUATIONS, Input, Keep, Step
 KINDS = (
     "pyns",
     pytest.param("local", marks=pytest.mark.slow),
-    pytest.param("bwrap", marks=pytest.mark.slow),
     pytest.param("apptainer", marks=[pytest.mark.slow, pytest.mark.apptainer]),
 )
 in_module_loop = pytest.mark.asyncio(loop_scope="module")

@@ -295,9 +295,7 @@ async def test_a_tool_that_takes_too_long_to_make_is_no_fault_of_the_task() -> N
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize(
-    "kind", ["local", "bwrap", pytest.param("apptainer", marks=pytest.mark.apptainer)]
-)
+@pytest.mark.parametrize("kind", ["local", pytest.param("apptainer", marks=pytest.mark.apptainer)])
 async def test_every_kind_serves_it_and_leaves_nothing(kind: str, folder: Path) -> None:
     if reason := await asyncio.to_thread(why_not, kind):
         pytest.skip(reason)

@@ -32,7 +32,7 @@ def test_restored_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
     again = load_model(path)
     other = torch.optim.AdamW(again.parameters(), lr=1e-2)
-    restore(path, other)
+    restore(path, again, other)
     assert torch.equal(torch.rand(1), drawn)
     stepped(again, other)
     assert newest(tmp_path / "out") == path

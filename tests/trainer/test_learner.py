@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from prorl.client import PackedBatch
+from prorl.client.advantages import mean_std
+from prorl.errors import UserError
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner
 from tests.trainer.tiny import batch_of, save_model
@@ -80,3 +84,68 @@ def test_figures_count_what_the_batch_holds(model_dir: Path) -> None:
         3,
     )
     assert figures["logprob_diff_max"] > 0.1, "synthetic logprobs are not this model's"
+    assert figures["compared_tokens"] == len(batch.logprobs)
+
+
+def test_what_was_not_compared_is_told_and_untrained_spans_have_no_age(model_dir: Path) -> None:
+    arrow = batch_of(2).arrow
+    versions = arrow.column("span_version")
+    known = versions.flatten().to_numpy()
+    values = np.where(np.arange(len(known)) % 4 < 2, -1, known).astype(np.int32)
+    column = pa.ListArray.from_arrays(versions.offsets, pa.array(values), type=versions.type)
+    place = arrow.schema.get_field_index("span_version")
+    changed = PackedBatch(arrow.set_column(place, arrow.schema.field(place), column), "demo")
+    figures = learner(model_dir).update(
+        changed.with_advantages(mean_std(changed)), step=0, version=3
+    )
+    assert (figures["staleness_max"], figures["staleness_mean"]) == (3, 3)
+    assert (figures["compared_tokens"], figures["logprob_diff_max"]) == (0, 0)
+
+
+def test_a_gradient_that_is_no_number_moves_nothing(model_dir: Path) -> None:
+    one, batch = learner(model_dir), batch_of(1)
+    assert batch.advantages is not None
+    before = [parameter.detach().clone() for parameter in one.model.parameters()]
+    batch.advantages[0] = np.nan
+    with pytest.raises(UserError, match="norm is nan in step 3"):
+        one.update(batch, step=3, version=0)
+    for old, new in zip(before, one.model.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_without_a_token_that_trains_momentum_moves_nothing(model_dir: Path) -> None:
+    one = learner(model_dir, max_staleness=1, weight_decay=0.1)
+    one.update(batch_of(1), step=9, version=0)
+    before = [parameter.detach().clone() for parameter in one.model.parameters()]
+    one.update(batch_of(1), step=9, version=5)
+    for old, new in zip(before, one.model.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_small_steps_move_float32_weights_under_bfloat16_products(model_dir: Path) -> None:
+    """At 1e-6 a bfloat16 weight stays where it is: 2 % of them moved."""
+    one = learner(model_dir, dtype="bfloat16", learning_rate=1e-6, warmup_steps=0)
+    before = [parameter.detach().clone() for parameter in one.model.parameters()]
+    for step in range(20):
+        one.update(batch_of(2), step=step, version=0)
+    pairs = list(zip(before, one.model.parameters(), strict=True))
+    moved = sum(int((old != new).sum()) for old, new in pairs)
+    assert moved > 0.9 * sum(old.numel() for old, _ in pairs)
+
+
+def test_layers_computed_again_give_the_same_step(model_dir: Path) -> None:
+    batch = batch_of(2)
+    plain = learner(model_dir).update(batch, step=9, version=0)
+    again = learner(model_dir, gradient_checkpointing=True).update(batch, step=9, version=0)
+    assert again["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-5)
+
+
+def test_what_servers_must_say_is_the_models_own(model_dir: Path) -> None:
+    """By the trainer's pass over the batch's first prompt; packing comes back afterwards."""
+    one, batch = learner(model_dir), batch_of(1)
+    before = one.update(batch, step=0, version=0)
+    told = one.expected(batch)
+    assert told["prompt_ids"] == batch.token_ids[: batch.sampled_index()[0]].tolist()
+    assert told["logprobs"] == sorted(told["logprobs"], reverse=True)
+    assert sum(np.exp(told["logprobs"])) == pytest.approx(1.0, abs=1e-3) or len(told["ids"]) == 256
+    assert one.update(batch, step=1, version=1).keys() == before.keys()

@@ -20,16 +20,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from prorl.bench.stored import write_run
 from prorl.bench.synthetic import group
-from prorl.bench.synthetic_run import write_run
 from prorl.client import PackedBatch, connect
 from prorl.errors import ProrlError
 from prorl.schema import TRAINED
-from prorl.storage.appended import AppendedTable
-from prorl.storage.catalog import StoredRun, query
-from prorl.storage.layout import RunDir
-from prorl.storage.lineage import ANCESTRY, append_recorded, read_recorded
-from prorl.storage.verify import verify
+from prorl.storage.files.layout import RunDir
+from prorl.storage.keep.appended import AppendedTable
+from prorl.storage.read.catalog import StoredRun, query
+from prorl.storage.read.verify import verify
+from prorl.storage.write.lineage import ANCESTRY, append_recorded, read_recorded
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner
 from prorl.trainer.lineage import Account, weights_digest

@@ -20,8 +20,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from prorl.bench.stored import write_run
 from prorl.bench.synthetic import group
-from prorl.bench.synthetic_run import write_run
 from prorl.client import connect
 from prorl.trainer.checkpoint import newest, read_progress
 from prorl.trainer.config import TrainerConfig

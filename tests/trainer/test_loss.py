@@ -27,7 +27,8 @@ def reference(
         ratio = math.exp(now - (old if proximal else mu))
         clipped = min(max(ratio, 1 - 0.2), 1 + 0.28)
         weight = min(math.exp(old - mu), 2.0) if proximal else 1.0
-        total += weight * min(ratio * advantage, clipped * advantage)
+        objective = min(ratio * advantage, clipped * advantage)
+        total += weight * (max(objective, 3.0 * advantage) if advantage < 0 else objective)
     return -total / max(num_trained, 1)
 
 
@@ -127,3 +128,16 @@ def test_kl_estimate_is_never_negative(now: float, mu: float) -> None:
     ratio = math.exp(now - mu)
     assert float(kl_estimate(one, other)) == pytest.approx(ratio - 1 - math.log(ratio), abs=1e-12)
     assert float(kl_estimate(one, other)) >= -1e-12
+
+
+def test_extremes_give_numbers() -> None:
+    """A masked token of any kind counts for nothing, one that trains for a bounded amount."""
+    now = torch.tensor([-0.1, -0.1, -95.0], requires_grad=True)
+    recorded = torch.tensor([-95.0, -95.0, -0.1])
+    advantages, trained = torch.tensor([-1.0, 2.0, -1.0]), torch.tensor([1.0, 0.0, 1.0])
+    loss = dapo_loss(now, recorded, advantages, trained, num_trained=2, config=CONFIG)
+    loss.value.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.value.detach()) == pytest.approx((3.0 + 0.8) / 2)
+    assert now.grad is not None
+    assert bool(now.grad.isfinite().all())
+    assert math.isfinite(loss.ratio)

@@ -25,12 +25,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"))
 
 
-def one_at_a_time(model_dir: Path, batch: PackedBatch) -> torch.Tensor:
-    """Float64, eager attention, no packing: the definition."""
+def one_at_a_time(
+    model_dir: Path, batch: PackedBatch, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """Eager attention, no packing: the definition."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=torch.float64, attn_implementation="eager"
+        model_dir, dtype=dtype, attn_implementation="eager"
     )
     found = []
     for row in range(batch.num_sequences):
@@ -108,3 +110,82 @@ def test_what_cannot_be_trained_on_is_refused(model_dir: Path) -> None:
         )
     with pytest.raises(ConfigError, match="directory with config"):
         load_model(model_dir / "nothing")
+
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
+MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2},
+    "llama": {},
+    "mistral": {},
+    "gemma3_text": {"head_dim": 8},
+    "phi3": {},
+    "olmo2": {},
+    "smollm3": {},
+    "granite": {"logits_scaling": 3.0},
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128},
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"head_dim": 8, **MOE},
+    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8},
+    "llama4_text": {"head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 8, **MOE},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_expand": 2, **MAMBA, **MOE},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+}
+
+
+def saved(name: str, extra: dict[str, Any], where: Path) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    auto: Any = AutoModelForCausalLM
+    model: Any = auto.from_config(AutoConfig.for_model(name, **{**SMALL, **extra}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(where)
+    return where
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_is_proved_when_it_is_loaded(name: str, tmp_path: Path) -> None:
+    model_dir = saved(name, ARCHITECTURES[name], tmp_path)
+    batch = batch_of(2)
+    found = token_logprobs(load_model(model_dir), pack(batch)).logprobs_C
+    alone = one_at_a_time(model_dir, batch, torch.float32).float()  # experts have no float64
+    torch.testing.assert_close(found, alone, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_architecture_that_packing_changes_is_refused(name: str, tmp_path: Path) -> None:
+    """They trained silently wrong, by 2 to 9 nats a token."""
+    with pytest.raises(ConfigError, match=r"attention|other logprobs"):
+        load_model(saved(name, REFUSED[name], tmp_path))
+
+
+def test_logits_in_chunks_are_the_same_figures_and_gradients(model_dir: Path) -> None:
+    batch, gradients, figures = batch_of(2), [], []
+    for rows in (None, 7):
+        model = load_model(model_dir)
+        found = token_logprobs(model, pack(batch), rows_per_chunk=rows)
+        found.logprobs_C.sum().backward()  # type: ignore[no-untyped-call]
+        figures.append(found)
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(figures[0].logprobs_C, figures[1].logprobs_C, atol=2e-6, rtol=0)
+    torch.testing.assert_close(figures[0].entropy_C, figures[1].entropy_C, atol=2e-5, rtol=0)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)

@@ -22,6 +22,7 @@ import orjson
 
 from prorl.errors import ProrlError
 from prorl.linux.calls import die_with_parent
+from prorl.timing import run
 
 if TYPE_CHECKING:
     from prorl.backends.embedded.backend import EmbeddedBackend
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         die_with_parent(signal.SIGKILL, options.parent)
     os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(options.threads)
     try:
-        asyncio.run(_serve(options))
+        run(_serve(options))
     except ProrlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from prorl.backends.embedded.engine import ActiveRequest, Engine
-from prorl.backends.server_reply import rest_of
 from prorl.errors import BackendError, boundary
 from prorl.types import Completion, FailureCode, FinishReason, PolicyVersion
 
@@ -186,7 +185,7 @@ class EmbeddedBackend:
             if row.finish is None and count - told >= row.request.part_tokens:
                 self._streams[row] = count
                 assert row.request.on_part is not None
-                row.request.on_part(rest_of(_snapshot(row, self.name), told))
+                row.request.on_part(_snapshot(row, self.name))
 
     def _fail(self, error: BackendError) -> None:
         for waiter in self._waiters.values():

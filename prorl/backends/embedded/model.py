@@ -6,10 +6,9 @@ Shapes: N packed tokens of all chunks, R rows, C longest chunk, S longest contex
 vocabulary, H heads, K key-value heads, G = H/K, E head_dim, L layers. Products run packed over N;
 only attention is per row, padded to (C, S) where chunks differ.
 
-Why numpy: at this size the cost is calls, not arithmetic. `prorl bench policy` measures it beside
-transformers on the same checkpoint. It promises float32 results within 1e-4 of transformers'
-logprobs, whatever else is in the batch; it does not promise speed for models beyond some ten
-million parameters.
+Why numpy: at this size the cost is calls, not arithmetic. It promises float32 results within 1e-4
+of transformers' logprobs, whatever else is in the batch; it does not promise speed for models
+beyond some ten million parameters.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import orjson
 
+from prorl.analysis.annotations import annotate as append
 from prorl.cli.options import JsonObject, RunsRoot, StoredName
 from prorl.cli.output import answer
 from prorl.cli.runs import run_directory
 from prorl.errors import UserError
-from prorl.storage.annotations import annotate as append
-from prorl.storage.catalog import StoredRun
+from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 
 

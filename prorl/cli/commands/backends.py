@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from prorl.cli.options import JsonList, ServiceRoot, ServiceUrl
+from prorl.cli.options import LOOK_S, JsonList, ServiceRoot, ServiceUrl
 from prorl.cli.output import clean, say_json, table
 from prorl.cli.runs import DEFAULT_ROOT
 from prorl.client.client import Client, connect
@@ -15,8 +15,6 @@ from prorl.types import Json
 Action = Literal["ls", "add", "rm", "drain", "set"]
 
 SHARES = ("cached_share", "reused_share")
-LOOK_S = 2.0
-"""A person waits for the answer."""
 
 
 def backends(
@@ -78,5 +76,5 @@ def _row(one: Mapping[str, Json]) -> tuple[object, ...]:
         one["state"] if one["in_pool"] else f"{one['state']}, of a run",
         one["in_flight"],
         *("-" if one[key] is None else f"{one[key]:.0%}" for key in SHARES),
-        clean(one["reason"] or one["alarm"]),
+        clean(one["reason"]),
     )

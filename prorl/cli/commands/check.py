@@ -6,15 +6,16 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 from itertools import count
 from typing import NamedTuple
 
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import answer, clean, note
-from prorl.envs import get_env
 from prorl.envs.tools import call_problem
+from prorl.envs.users import GetEnv, env_by_name, open_env
 from prorl.errors import RolloutError, UserError
-from prorl.protocols import Env, Sandbox, SandboxHost
+from prorl.protocols import Sandbox, SandboxHost
 from prorl.sandbox.node.probe import choose
 from prorl.sandbox.spawn import spawned
 from prorl.tasks import read_tasks
@@ -79,7 +80,7 @@ def _lines(path: str, findings: Sequence[TaskCheck]) -> Iterator[str]:
 
 
 async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
-    envs = {name: get_env(name) for name in {task.env for task in tasks}}
+    find = cache(env_by_name)
     async with AsyncExitStack() as stack:
         kind = await choose(kind)
         host, _ = await stack.enter_async_context(spawned(kind))
@@ -87,7 +88,7 @@ async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
 
         async def one(task: Task) -> TaskCheck:
             async with room:
-                return await _check_one(envs[task.env], task, boxes)
+                return await _check_one(find, task, boxes)
 
         return list(await asyncio.gather(*map(one, tasks)))
 
@@ -107,9 +108,10 @@ def _boxes(host: SandboxHost) -> Boxes:
     return box
 
 
-async def _check_one(env: Env, task: Task, boxes: Boxes) -> TaskCheck:
-    """Never raises for what is wrong with the task."""
+async def _check_one(find: GetEnv, task: Task, boxes: Boxes) -> TaskCheck:
+    """Never raises for what is wrong with the task, or with the code of a user's env."""
     try:
+        env = await open_env(find, task, LIMITS.init_s)
         await verify(env, task, boxes=boxes, limit_s=2 * LIMITS.eval_s)
         first, again, useless = [
             await play(env, task, scripted(policy, env), boxes=boxes, limits=LIMITS)
@@ -118,7 +120,8 @@ async def _check_one(env: Env, task: Task, boxes: Boxes) -> TaskCheck:
         refused = _refused_calls(env.tools(task), first.trajectory.messages)
     except (UserError, RolloutError) as error:
         return TaskCheck(task.task_id, problem=" ".join(str(error).split()))
-    problem = "; ".join(refused) or _problem(first.score, again.score, useless.score)
+    partial = getattr(env, "partial_credit", False)
+    problem = "; ".join(refused) or _problem(first.score, again.score, useless.score, partial)
     rewards = (first.reward, again.reward)
     return TaskCheck(task.task_id, rewards, useless.reward, " ".join(problem.split()))
 
@@ -131,13 +134,14 @@ def _refused_calls(tools: Sequence[ToolSpec], messages: Iterable[Message]) -> li
     return list(dict.fromkeys(found))
 
 
-def _problem(first: Score, again: Score, useless: Score) -> str:
+def _problem(first: Score, again: Score, useless: Score, partial: bool) -> str:
     """What is wrong with the scores of the reference, again of it, and of a useless answer."""
     if first.reward != again.reward:
         return f"the reference solution scores {first.reward:g}, then {again.reward:g}"
     if first.reward != 1.0:
         log = first.log[-500:] or "the env's rubric has no parts"
         return f"the reference solution scores {first.reward:g}: {log}"
-    if useless.reward != 0.0:
-        return f"a useless answer scores {useless.reward:g}: {useless.log[-500:]}"
+    if useless.reward != 0.0 and not (partial and useless.reward < 1.0):
+        hint = "" if partial else " (an env may say partial_credit = True)"
+        return f"a useless answer scores {useless.reward:g}{hint}: {useless.log[-500:]}"
     return ""

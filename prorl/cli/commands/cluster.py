@@ -16,9 +16,9 @@ from prorl.cli.runs import DEFAULT_ROOT
 from prorl.cli.settings import job_settings
 from prorl.client.client import Client, connect
 from prorl.config import ServiceConfig, parse
+from prorl.config.file import load_file
 from prorl.deploy.leavers import Leavers, drain_and_wait
 from prorl.deploy.running import signals
-from prorl.errors import ConfigError
 
 ADAPT_EVERY = "5s"
 
@@ -73,33 +73,31 @@ def cluster(
         Any setting of the nodes, as KEY=VALUE, e.g. service.run.slots=64.
     """
     from prorl.deploy import cluster as clusters
+    from prorl.deploy.placer import placer
 
-    join = _join_file(root)
     settings = job_settings(config, {}, set_ or []).service
     checked = parse(ServiceConfig, settings, "service")
-    path = clusters.write_settings(root, settings)
     client = connect(root)
     leavers = Leavers(checked.drain_s, checked.term_s, partial(drain_and_wait, client))
-    if system == "local":
-        make = partial(clusters.local, join, path, leavers)
-    else:
-        job = _job(cores, memory, walltime, queue, option or [])
-        make = partial(clusters.jobs, system, join, path, leavers, **job)
-    if dry_run:
-        return asyncio.run(_show(make))
-    wanted = partial(_wanted, client, checked.run.slots, nodes, most or nodes)
-    scale = partial(_scale, nodes=nodes, most=most, wanted=wanted)
-    return asyncio.run(_keep(make, leavers, scale))
+    with placer(root, settings, "127.0.0.1" if system == "local" else _own_address(root)) as made:
+        if system == "local":
+            make = partial(clusters.local, made, leavers)
+        else:
+            job = _job(cores, memory, walltime, queue, option or [])
+            make = partial(clusters.jobs, system, made, leavers, **job)
+        if dry_run:
+            return asyncio.run(_show(make))
+        wanted = partial(_wanted, client, checked.run.slots, nodes, most or nodes)
+        scale = partial(_scale, nodes=nodes, most=most, wanted=wanted)
+        return asyncio.run(_keep(make, leavers, scale, adapts=most is not None))
 
 
-def _join_file(root: Path) -> Path:
-    """What nodes join with. Raises ConfigError for a service that others cannot reach."""
-    join = root / "join" / "node.json"
-    if not join.exists():
-        raise ConfigError(
-            f"{join} does not exist", "a service for other hosts", "prorl serve --listen HOST:PORT"
-        )
-    return join
+def _own_address(root: Path) -> str:
+    """Where nodes of other hosts reach this one: as they reach the service, which runs here."""
+    listener = parse(ServiceConfig, load_file(root / "service.json"), str(root)).listener
+    if listener is None:
+        return "127.0.0.1"  # and no join file: the placer says so
+    return listener.advertised if listener.host in ("0.0.0.0", "::", "[::]") else listener.host
 
 
 def _job(
@@ -117,14 +115,27 @@ async def _show(make: Callable[[], Any]) -> int:
     return 0
 
 
-async def _keep(make: Callable[[], Any], leavers: Leavers, scale: Callable[[Any], None]) -> int:
+async def _keep(
+    make: Callable[[], Any], leavers: Leavers, scale: Callable[[Any], None], *, adapts: bool
+) -> int:
     """Hold the cluster, which belongs to this loop, until somebody asks to stop."""
+    from prorl.deploy.cluster import replace_lost
+
     async with signals() as stop:
         async with make() as cluster:
             scale(cluster)
             note(f"scheduler {cluster.scheduler_address}; nodes leave in order at Ctrl-C")
-            await stop.asked.wait()
-            leavers.ending = True
+            again = partial(scale, cluster) if not adapts else lambda: None
+            replacing = asyncio.ensure_future(replace_lost(cluster, again, note))
+            asked = asyncio.ensure_future(stop.asked.wait())
+            try:
+                await asyncio.wait((asked, replacing), return_when=asyncio.FIRST_COMPLETED)
+                leavers.ending = True
+                if replacing.done():
+                    replacing.result()
+            finally:
+                replacing.cancel()
+                asked.cancel()
         await leavers.gone()
     return 0
 

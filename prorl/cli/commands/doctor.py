@@ -1,27 +1,60 @@
-"""`prorl doctor`: probes of this machine, each with its fix.
+"""`prorl doctor`: probes of this machine, each with its fix; or of a model's directory.
 
 A failed probe makes the exit code 1; a warning does not.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
-from prorl.cli.options import JsonList
-from prorl.cli.output import clean, say, say_json
+from prorl.cli.options import JsonOut, ModelSettings
+from prorl.cli.output import answer, clean, say, say_json
 from prorl.cli.probes import probes
+from prorl.cli.settings import assignment
+from prorl.config.renderer import RendererConfig, RendererSpec
+from prorl.errors import UserError
+from prorl.types import Json
+
+PROOFS = {
+    "exact": "the template writes what prorl appends",
+    "drops thoughts": "the template takes earlier thoughts out; on_rewrite: append or segment",
+    "rewrites": "the template changes its past; what was sampled stays as it was",
+    "differs": "what follows cannot be appended: a new segment",
+    "refuses": "the template refuses such a turn",
+}
 
 
-def doctor(*, root: Path = Path("prorl-runs"), json: JsonList = False) -> int:
-    """Probe this machine: packages, sandboxes, disk, sockets, limits.
+def doctor(
+    *,
+    model: Path | None = None,
+    set_: ModelSettings = None,
+    root: Path = Path("prorl-runs"),
+    json: JsonOut = False,
+) -> int:
+    """Probe this machine: packages, sandboxes, disk, sockets, limits; each finding with its fix.
 
-    Each finding comes with its fix.
+    With --model: how a model's directory is spoken, and what is proved of its chat template. Exit
+    code 2 when it is refused.
+
+    Example: prorl doctor --model Qwen3-4B --set variables.enable_thinking=false
 
     Parameters
     ----------
+    model
+        Directory with tokenizer.json and a chat template; nothing is run of it.
     root
         Where runs would be stored: its disk is probed.
     """
+    if model is not None:
+        from prorl.renderer.check import check
+
+        proved = asyncio.run(check(spec_of(model, set_ or ())))
+        answer(proved, lines(proved), json=json)
+        return 0
+    if set_:
+        raise UserError("--set without --model", "settings of a model's renderer")
     findings = []
     for finding in probes(root):
         findings.append(finding)
@@ -33,3 +66,36 @@ def doctor(*, root: Path = Path("prorl-runs"), json: JsonList = False) -> int:
     if json:
         say_json([finding._asdict() for finding in findings])
     return 1 if any(finding.level == "fail" for finding in findings) else 0
+
+
+def spec_of(directory: Path, sets: tuple[str, ...] | list[str]) -> RendererSpec:
+    """The spec that a run with these settings has. Raises ConfigError."""
+    values: dict[str, Json] = {}
+    for text in sets:
+        nested = assignment(f"run.renderer.{text}")["run"]["renderer"]
+        for key, value in nested.items():
+            both = isinstance(value, dict) and isinstance(values.get(key), dict)
+            values[key] = {**values[key], **value} if both else value
+    config = RendererConfig.model_validate({**values, "model": str(directory.absolute())})
+    return config.spec("", 0.0)
+
+
+def lines(proved: dict[str, Json]) -> Iterator[str]:
+    """What is known of a model's directory, for people."""
+    yield f"{'renderer':<18}{proved['renderer']}"
+    for key in ("family", "how", "thinks", "switches", "stop_tokens", "vocab_size"):
+        if key in proved:
+            yield f"{key.replace('_', ' '):<18}{clean(_text(proved[key]))}"
+    for key in ("template_sha256", "tokenizer_sha256"):
+        if key in proved:
+            yield f"{key:<18}{proved[key]}"
+    if proved.get("no_tools"):
+        yield f"{'no tools':<18}{clean(proved['no_tools'])}"
+    for kind, verdict in proved.get("proof", {}).items():
+        yield f"  {kind:<16}{verdict:<16}{PROOFS[verdict]}"
+
+
+def _text(value: Json) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

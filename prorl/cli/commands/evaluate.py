@@ -1,40 +1,52 @@
 """`prorl eval`: how good a policy is: pass@k with an interval, read back from what was stored.
 
-Nothing is trained.
+Nothing is trained. With --stored no policy is asked: what a run left is graded again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from prorl.cli.job import JobPlan
-from prorl.cli.options import ConfigFile, Flag, JsonObject, Quiet, Settings
-from prorl.cli.output import say, say_json, table
+from prorl.cli.options import (
+    ConfigFile,
+    JobRoot,
+    JsonObject,
+    Quiet,
+    SandboxKind,
+    Seed,
+    Settings,
+    Temperature,
+)
+from prorl.cli.output import answer, note, say, say_json, table
 from prorl.cli.passk import evaluation
-from prorl.cli.progress import Show
 from prorl.cli.run_job import run_plan
+from prorl.cli.runs import DEFAULT_ROOT, run_directory
+from prorl.cli.settings import Job, JobOptions, chosen
+from prorl.errors import UserError
+from prorl.types import Json
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from prorl.cli.passk import Passed
 
 
 def evaluate(
     *,
-    tasks: list[str] | None = None,
-    policy: str | None = None,
-    n: Annotated[int | None, Parameter(name=["-n", "--n"])] = None,
-    temperature: float | None = None,
-    greedy: Flag = False,
-    limit: int | None = None,
-    root: Path | None = None,
-    name: str | None = None,
-    seed: int | None = None,
+    job: JobOptions = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
     threshold: float = 1.0,
+    stored: str = "",
+    sandbox: SandboxKind = "auto",
+    eval_s: float = 120.0,
+    root: JobRoot = None,
     config: ConfigFile = None,
     set_: Settings = None,
     json: JsonObject = False,
@@ -42,49 +54,37 @@ def evaluate(
 ) -> int:
     """How good a policy is: pass@k with Wilson's 95 % interval over tasks; nothing is trained.
 
-    Example: prorl eval --tasks 'arith:heldout?n=512' --tasks 'shop:heldout?n=512' --policy toy
-    --greedy
+    With --stored RUN no model is asked: its stored artefacts are graded again, by other tests
+    (--tasks, by task id), another env (--env) or mended graders. Nothing stored changes; the new
+    rewards are called --name and are the table `scores` in SQL.
+
+    Example: prorl eval --tasks 'arith:heldout?n=512,shop:heldout?n=512' --policy toy --greedy
+
+    Example: prorl eval --stored my-run --name harder --tasks HumanEvalPlus.jsonl
 
     Parameters
     ----------
-    tasks
-        A generated set such as arith:heldout?n=512 (several may be given), or one JSON Lines file.
-    policy
-        toy, a checkpoint's directory, http://HOST:PORT of a model server, or a scripted policy.
-    n
-        Rollouts of each task; pass@k is given for k up to n. Default 1.
-    temperature
-        Of the sampled answers. Default 1.
-    greedy
-        Answer each task once more at temperature 0.
-    limit
-        Only the first tasks.
-    root
-        Folder for the control log and the runs. Default: prorl-runs.
-    name
-        Name of the run. Default: made from tasks and policy.
-    seed
-        Of the run; the same seed repeats it.
     threshold
         A rollout is right from this reward on.
+    stored
+        Name of a run in the root, or path of a run directory.
+    eval_s
+        With --stored: seconds for one rollout.
     """
-    flags = {
-        "tasks": ",".join(tasks) if tasks else None,
-        "policy": policy,
-        "n": 1 if n is None else n,
-        "limit": limit,
-        "name": name,
-        "greedy": greedy or None,
-        "run": {} if seed is None else {"seed": seed},
-    }
+    if stored:
+        options = chosen(job)
+        if alien := options.keys() - {"tasks", "env", "name"}:
+            raise UserError(f"--{min(alien)} with --stored", "--name, --tasks, --env")
+        directory = run_directory(stored, root or DEFAULT_ROOT)
+        return rescore(directory, Job(**options), sandbox, eval_s, json=json)
+    flags = chosen(job) | {"run": {} if seed is None else {"seed": seed}}
     warmth = [] if temperature is None else [f"run.sampling.temperature={temperature}"]
     plan = JobPlan.make(config, flags, [*(set_ or []), *warmth], root=root)
 
     def present(directory: Path, *, json: bool, elapsed_s: float | None) -> int:
         return show_evaluation(directory, threshold, json=json)
 
-    show = Show.NOTHING if quiet or json else Show.AUTO
-    return asyncio.run(run_plan(plan, show=show, json=json, present=present))
+    return asyncio.run(run_plan(plan, quiet=quiet, json=json, present=present))
 
 
 def show_evaluation(directory: Path, threshold: float, *, json: bool) -> int:
@@ -106,3 +106,65 @@ def _rows(found: Sequence[Passed], ks: Sequence[int]) -> Iterator[Sequence[objec
     for one in found:
         shares = [str(one.at[k]) if k in one.at else "" for k in ks]
         yield (one.data_source, one.mode, one.tasks, one.n, one.masked, *shares)
+
+
+def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool) -> int:
+    """Run EVAL on the stored artefacts of a run; 1 when nothing was scored."""
+    import pyarrow.compute as pc
+
+    from prorl.envs.users import env_by_name
+    from prorl.sandbox.node.probe import choose
+    from prorl.sandbox.spawn import spawned
+    from prorl.service.core.provenance import code_sha256
+    from prorl.stages.rescore import rescore as grade
+    from prorl.storage.keep.scores import add_scores, check_name
+    from prorl.storage.read.catalog import StoredRun
+    from prorl.tasks import read_tasks
+
+    run, name, env = StoredRun(directory), job.name, "" if job.env == "auto" else job.env
+    check_name(run.directory, name)
+    if env:
+        env_by_name(env)
+    others = {}
+    if job.tasks:
+        read = read_tasks(job.tasks, job.env)
+        note(read.about)
+        others = {task.task_id: task for task in read.tasks}
+
+    async def graded() -> pa.Table:
+        async with spawned(await choose(sandbox)) as (host, _):
+            return await grade(
+                run,
+                name,
+                host,
+                env_by_name,
+                tasks=others,
+                env=env,
+                eval_s=eval_s,
+                concurrency=2 * (os.cpu_count() or 1),
+            )
+
+    rows = asyncio.run(graded())
+    made_by: dict[str, Json] = {
+        "score": name,
+        "env": env,
+        "tasks": job.tasks,
+        "commits": run.commits[-1].commit_seq if run.commits else 0,
+        "code_sha256": code_sha256(),
+        "created_at": time.time(),
+    }
+    path = add_scores(run.directory, name, rows, made_by)
+    scored = rows.column("reward").drop_null()
+    mean = pc.mean(scored).as_py()
+    figures = {
+        "run": run.run_id,
+        "score": name,
+        "rollouts": rows.num_rows,
+        "scored": len(scored),
+        "mean_reward": mean,
+        "file": path,
+    }
+    reward = "-" if mean is None else f"mean {mean:.3f}"
+    line = f"{run.run_id}: {len(scored):,} of {rows.num_rows:,} scored, {reward} · {path}"
+    answer(figures, [line], json=json)
+    return 0 if len(scored) or not rows.num_rows else 1

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cyclopts import Parameter
 
+from prorl.analysis.export import FORMATS, LINES
+from prorl.analysis.export_schema import arrow_schema
 from prorl.cli.options import JsonObject, RunsRoot, StoredName
 from prorl.cli.output import answer, open_to_write
 from prorl.cli.runs import run_directory
 from prorl.errors import UserError
-from prorl.storage.catalog import StoredRun
-from prorl.storage.export import FORMATS, LINES
-from prorl.storage.export_schema import arrow_schema
+from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 
 ROWS = 256
@@ -39,6 +39,7 @@ def export(
     /,
     *,
     format_: Annotated[str, Parameter(name="--as")],
+    all_: Annotated[bool, Parameter(name="--all", negative="")] = False,
     root: RunsRoot = "prorl-runs",
     json: JsonObject = False,
 ) -> int:
@@ -55,18 +56,24 @@ def export(
         File, or folder for hf; nothing may be there.
     format_
         chat, verl, trl, atif or hf.
+    all_
+        Groups that the filter dropped, too, behind the others.
     """
     _check(format_, out)
     stored = StoredRun(run_directory(run, root))
-    rows = FORMATS[format_](stored)
+    rows = FORMATS[format_](stored, all_)
     if format_ == "hf":
         count = _dataset(out, stored.run_id, rows)
     elif format_ in LINES or out.suffix == ".jsonl":
         count = _lines(out, rows)
     else:
         count = _parquet(out, rows)
-    found = {"run": stored.run_id, "rows": count, "out": str(out)}
-    answer(found, [f"{stored.run_id}: {count:,} rows in {out}"], json=json)
+    total = stored.read("sequences", ["sequence_id"]).num_rows
+    if format_ in LINES:
+        total = stored.sql("select count(distinct rollout_id) as n from sequences")["n"][0].as_py()
+    found = {"run": stored.run_id, "rows": count, "of": total, "out": str(out)}
+    kept = "" if count == total else f" of {total:,}, those of kept groups (--all: every one)"
+    answer(found, [f"{stored.run_id}: {count:,} rows{kept} in {out}"], json=json)
     return 0
 
 

@@ -1,18 +1,21 @@
-"""`prorl gc`: remove what nobody needs any more, whole runs too when asked."""
+"""`prorl gc`: merge small parts, remove what nobody needs any more, whole runs too when asked."""
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 
 from prorl.cli.options import Flag, JsonList, RunsRoot
 from prorl.cli.output import answer, note
 from prorl.cli.runs import run_directory
-from prorl.errors import ConflictError, UserError
-from prorl.storage.collect import GRACE_S, collect, replaced
-from prorl.storage.layout import RunDir
-from prorl.storage.retention import drop_run, drop_trash, last_commit_at
-from prorl.storage.runs import is_url, list_runs
+from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
+from prorl.service.log.log import forget_run
+from prorl.storage.files.layout import RunDir
+from prorl.storage.keep.collect import GRACE_S, collect, replaced
+from prorl.storage.keep.compact import compact
+from prorl.storage.keep.retention import drop_run, drop_trash, last_commit_at
+from prorl.storage.read.runs import is_url, list_runs
 from prorl.types import Json
 
 DAY_S = 86400.0
@@ -26,10 +29,11 @@ def gc(
     root: RunsRoot = "prorl-runs",
     json: JsonList = False,
 ) -> int:
-    """Remove parts that a compaction replaced and what dead compactions left.
+    """Merge the small parts of runs into large ones, and remove what such merges replaced.
 
-    With --drop: whole runs, never one that is open or whose trainer has not committed all that it
-    was given.
+    A service does both by itself; this is for runs that came to an end without it. Safe at any
+    time: while a run is written, read or streamed. With --drop: whole runs, never one that is open
+    or whose trainer has not committed all that it was given.
 
     Example: prorl gc
 
@@ -51,13 +55,15 @@ def gc(
     if grace_s is not None and grace_s < 0:
         raise UserError(f"--grace-s {grace_s:g}", "0 or more seconds")
     grace = GRACE_S if grace_s is None else grace_s
+    if not runs and not is_url(root) and not Path(root).is_dir():
+        raise NotFoundError(f"no folder {root}: expected the root of runs (--root)")
     found: list[dict[str, Json]] = []
     for directory in [run_directory(name, root) for name in runs or list_runs(root)]:
         if older_than_days is not None and _is_younger(directory, older_than_days):
             continue
         try:
             found.append(_dropped(directory) if drop else _collected(directory, grace))
-        except ConflictError as error:
+        except (ConflictError, StorageError) as error:
             if runs:
                 raise
             note(str(error))
@@ -77,17 +83,40 @@ def _dropped(directory: str) -> dict[str, Json]:
         raise UserError(f"--drop {directory}", "a run on a local disk")
     name = RunDir(directory).name
     drop_run(Path(directory))
+    if (log := Path(directory).with_name("control.db")).exists():
+        try:
+            forget_run(log, name)
+        except ConflictError:
+            note(f"run {name!r} keeps its name while the service runs; `prorl show` lists it")
     return {"run": name, "dropped": True, "files": []}
 
 
 def _collected(directory: str, grace_s: float) -> dict[str, Json]:
     run = RunDir(directory)
+    run.manifest()
+    try:
+        merged = compact(run, everything=True)
+    except StorageError as error:
+        if error.errno not in (None, errno.ENOENT):
+            raise  # trouble of the system, as a full disk
+        raise StorageError(
+            f"{error}; expected parts as their commits name them; `prorl verify {run.name}` lists"
+            " what is damaged: mend it by a copy of these files. Nothing was changed"
+        ) from None
     files = collect(run, grace_s=grace_s)
-    return {"run": run.name, "dropped": False, "files": files, "waiting": len(replaced(run))}
+    return {
+        "run": run.name,
+        "dropped": False,
+        "merged": [merged.num_before, merged.num_after] if merged else None,
+        "files": files,
+        "waiting": len(replaced(run)),
+    }
 
 
 def _line(row: dict[str, Json], grace_s: float) -> str:
     what = "dropped" if row["dropped"] else f"{len(row['files']):,} files removed"
+    if row.get("merged"):
+        what = "{:,} files are {:,} now, ".format(*row["merged"]) + what
     if row.get("waiting"):
         what += f", {row['waiting']:,} go {grace_s:g} s after they were replaced"
     return f"{row['run']}: {what}"

@@ -50,8 +50,8 @@ def build(
     name
         What tasks call it.
     source
-        A folder (a root file system, or a Dockerfile's), FILE.sif, FILE.def (its `From:` may name
-        another image) or debian:SUITE.
+        A folder (a root file system, or one with a Dockerfile, which buildah or podman builds),
+        FILE.sif, FILE.def (its `From:` may name another image) or debian:SUITE.
     include
         Debian packages to add to debian:SUITE, separated by commas.
     mirror

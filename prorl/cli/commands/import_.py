@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from prorl.analysis.foreign import read_lines
+from prorl.analysis.importing import import_rows
 from prorl.cli.options import JsonObject
 from prorl.cli.output import answer
 from prorl.config import NAME
 from prorl.errors import UserError
-from prorl.storage.foreign import read_lines
-from prorl.storage.importing import import_rows
 
 
 def import_(

@@ -1,4 +1,4 @@
-"""`prorl node`: this host works for a service on another one."""
+"""`prorl node`: this host works for a service on another one; or a node leaves."""
 
 from __future__ import annotations
 
@@ -9,29 +9,43 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prorl.cli.options import ConfigFile, ServiceSettings
+from prorl.cli.options import LOOK_S, ConfigFile, Flag, ServiceSettings, ServiceUrl
 from prorl.cli.output import say
+from prorl.cli.runs import DEFAULT_ROOT
 from prorl.cli.settings import job_settings, service_settings
+from prorl.client.client import connect
 from prorl.config import ServiceConfig
+from prorl.deploy.leavers import drain_and_wait
 from prorl.deploy.leaving import asked, outlast_slurm, seconds, stay
+from prorl.deploy.node import keep_certificate
 from prorl.deploy.node import node as make_node
-from prorl.tls import Join
+from prorl.errors import UserError
+from prorl.net.join import Join
 
 
 def node(
-    join: Path,
+    join: Path | None = None,
     /,
     *,
-    name: str,
+    name: str = "",
     root: Path | None = None,
     advertise: str = "",
     left: str = "",
+    drain: str = "",
+    deadline: str = "",
+    no_wait: Flag = False,
+    url: ServiceUrl = "",
     config: ConfigFile = None,
     set_: ServiceSettings = None,
 ) -> int:
     """Work for a service on another host: sandboxes, INIT, RUN and EVAL here, the rest there.
 
+    With --drain, said where the service is: that node takes nothing new, ends what it has in hand,
+    and leaves; no rollout is charged.
+
     Example: prorl node node.json --name n7 --set service.run.slots=64
+
+    Example: prorl node --drain n7 --deadline 10:00
 
     Parameters
     ----------
@@ -41,12 +55,33 @@ def node(
         Of this node, unique in the service; a second one of the same name replaces the first.
     root
         Scratch folder. Default: one in the system's temporary folder, gone after a stop in order.
+        With --drain: folder that the service works on. Default: prorl-runs.
     advertise
         Address at which the service reaches this host. Default: that of the way to the service.
     left
         Walltime that is left, as `squeue -h -j $SLURM_JOB_ID -o %L` says it: the node leaves so
         early that what it has in hand can end.
+    drain
+        Name of the node that is to leave, as `prorl status` shows it.
+    deadline
+        Of --drain: seconds, MM:SS or HH:MM:SS; what INIT and RUN have not ended by then goes to
+        other nodes. Default: everything ends first.
+    no_wait
+        Of --drain: return at once, not when the node has left.
     """
+    if drain:
+        if join or name:
+            raise UserError("--drain with a join file or --name", "the node's name after --drain")
+        with connect(url or root or DEFAULT_ROOT, retry_s=LOOK_S) as client:
+            if no_wait:
+                held = client.drain(drain, deadline_s=seconds(deadline))["held"]
+                say(f"leaving  {drain}: {held} rollouts in hand")
+            else:
+                held = drain_and_wait(client, drain, seconds(deadline))
+                say(f"left     {drain}, which had {held} rollouts in hand")
+        return 0
+    if join is None or not name:
+        raise UserError("no join file" if join is None else "no --name", "JOIN --name NAME")
     job = job_settings(config, {}, set_ or [])
     values = {**job.service, "node_id": name, "advertise": advertise}
     with scratch(root, name) as folder:
@@ -73,7 +108,7 @@ async def _work(join: Join, config: ServiceConfig, left_s: float | None) -> int:
         async with running:
             say(f"node     {config.node_id} works for {join.url}")
             say("stop     Ctrl-C: what it holds is given to others")
-            await stay(running, asks, left_s)
+            await stay(running, asks, left_s, keep_certificate(join, running.config))
         say("left")
         await outlast_slurm(asks)
     return 0

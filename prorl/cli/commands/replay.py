@@ -16,18 +16,19 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prorl.analysis.fork import SELECT, fork_tasks
+from prorl.analysis.twist import Twist, open_twisted
+from prorl.cli.job import filter_text
 from prorl.cli.options import Flag, JsonObject, RunsRoot, StoredName
 from prorl.cli.output import answer, open_to_write, say
 from prorl.cli.runs import run_directory
 from prorl.deploy.running import signals
 from prorl.errors import UserError
 from prorl.flight import FlightNetwork
-from prorl.storage.catalog import StoredRun
-from prorl.storage.endpoint import Endpoint
-from prorl.storage.fork import SELECT, fork_tasks
-from prorl.storage.layout import RunDir
-from prorl.storage.replay import ReplayOrder
-from prorl.storage.twist import Twist, open_twisted
+from prorl.storage.files.layout import RunDir
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.replay import ReplayOrder
+from prorl.storage.serve.endpoint import Endpoint
 from prorl.task_json import task_to_json
 
 HOT_BYTES = 1 << 30
@@ -42,9 +43,6 @@ def replay(
     filter_: Annotated[str, Parameter(name="--filter")] = "",
     score: str = "",
     shuffle: int | None = None,
-    group_size: int = 0,
-    until: str = "",
-    pace: float = 0.0,
     record: Flag = False,
     fork: Path | None = None,
     turn: int = 0,
@@ -69,18 +67,11 @@ def replay(
         SQL with a column group_id: these groups in this order, e.g. "select group_id from tasks
         where data_source = 'code'". Default: as they were delivered.
     filter_
-        dapo, or SQL as for a run, decided anew over the rewards that are served.
+        dapo, or SQL (or a file of it) as for a run, decided anew over the rewards that are served.
     score
-        Rewards of this scoring (`prorl rescore`) in place of the first ones.
+        Rewards of this scoring (`prorl eval --stored`) in place of the first ones.
     shuffle
         Seed to shuffle the groups by.
-    group_size
-        So many members of each group, chosen by the seed of --shuffle (else 0). Groups with fewer
-        are joined with later ones of the same task; what is not enough is left out.
-    until
-        As the run was at that moment, ISO 8601: what was delivered later is not served.
-    pace
-        Serve groups when they came, so many times as fast as then. Default: at once.
     record
         Let trainers append the lineage of their checkpoints to the run's table `trained`, under the
         name of the replay. Without it a replay changes nothing on disk.
@@ -98,15 +89,8 @@ def replay(
     if fork is not None:
         return _fork(run_directory(run, root), fork, turn, select)
     token = os.environ.get("PRORL_TOKEN") or secrets.token_urlsafe(32)
-    twist = Twist(
-        select=select,
-        filter=filter_,
-        score=score,
-        seed=shuffle,
-        group_size=group_size,
-        until=until,
-        pace=pace,
-    )
+    sql = filter_text(filter_) if filter_ else ""
+    twist = Twist(select=select, filter=sql, score=score, seed=shuffle)
     return asyncio.run(_serve(run_directory(run, root), twist, record, port, token, json))
 
 

@@ -1,19 +1,19 @@
-"""`prorl report`: a stored run as one HTML file that needs nothing else."""
+"""`prorl report`: a stored run as one HTML file that needs nothing else, or two side by side."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from prorl.analysis.analyses import ANALYSES, Analysis
+from prorl.analysis.opened import Runs, open_runs
 from prorl.cli.options import JsonObject, RunsRoot, StoredName
 from prorl.cli.output import open_to_write, say, say_json, table
 from prorl.cli.runs import run_directory
 from prorl.cli.summary import lines, summarise
 from prorl.errors import UserError
-from prorl.storage.analyses import ANALYSES, Analysis
-from prorl.storage.opened import Runs, open_runs
 from prorl.types import Json
 
 WIDTH, HEIGHT, PAD = 640, 180, 36
@@ -22,6 +22,14 @@ STYLE = (
     "padding:1em}table{border-collapse:collapse;font-size:13px}td,th{padding:2px 10px;text-align:"
     "left}svg{background:#fafafa}"
 )
+
+
+FIGURES = (
+    *("rollouts", "groups", "valid", "rewarded", "mean_reward", "model_calls", "tool_calls"),
+    *("tokens", "sampled_tokens", "bytes"),
+)
+"""Of two runs side by side."""
+TASKS = "select task_id, avg(reward) as reward from rollouts where valid group by 1"
 
 
 class Point(NamedTuple):
@@ -33,22 +41,30 @@ class Point(NamedTuple):
 
 def report(
     run: StoredName,
+    other: str = "",
     /,
     *,
     out: Path | None = None,
     only: str = "",
+    limit: int = 20,
     root: RunsRoot = "prorl-runs",
     json: JsonObject = False,
 ) -> int:
-    """Ready analyses of a run with a picture each.
+    """Ready analyses of a run with a picture each; with OTHER, what is other in that run.
 
     Reward by version, pass@k, the way from accepted to delivered groups, staleness, failures,
     slowest tasks, reward-hack suspects ...
 
     Example: prorl report my-run --out my-run.html
 
+    Example: prorl report before after
+
     Parameters
     ----------
+    other
+        A second run: figures side by side, and tasks by how far their mean reward moved.
+    limit
+        How many tasks.
     out
         HTML file. Default: RUN.html here.
     only
@@ -56,6 +72,10 @@ def report(
         length, slow, stragglers, failures, suspects, reuse, cost. x and y are what its picture
         shows: a value, and how much or how many of it.
     """
+    if other:
+        if out or only:
+            raise UserError("--out or --only with two runs", "two runs alone, or one with options")
+        return _compare((run, other), root, limit, json=json)
     runs = open_runs(run_directory(run, root))
     if only and only not in ANALYSES:
         raise UserError(f"no analysis {only!r}", f"one of {', '.join(ANALYSES)}")
@@ -72,6 +92,36 @@ def report(
             file.write("\n".join(page(runs, found)))
         say(f"{runs.runs[0].run_id}: {len(found)} analyses in {path}")
     return 0
+
+
+def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> int:
+    places = [run_directory(name, root) for name in names]
+    first, second = (summarise(place) for place in places)
+    figures = {name: [first[name], second[name]] for name in FIGURES}
+    before, after = (
+        {row["task_id"]: row["reward"] for row in open_runs(place).sql(TASKS).rows()}
+        for place in places
+    )
+    moved = moved_tasks(before, after)
+    num_shared = len(before.keys() & after.keys())
+    if json:
+        say_json({"figures": figures, "shared_tasks": num_shared, "moved": moved[:limit]})
+        return 0
+    table(("", *names), [(name, *pair) for name, pair in figures.items()])
+    say(f"{num_shared:,} tasks in both, {len(moved):,} with another mean reward")
+    if moved:
+        table(("task", *names), [tuple(row.values()) for row in moved[:limit]])
+    return 0
+
+
+def moved_tasks(a: Mapping[str, float], b: Mapping[str, float]) -> list[dict[str, Json]]:
+    """Tasks of both whose reward is another one, the largest move first.
+
+    >>> moved_tasks({"t": 0.5, "u": 1.0, "v": 0.0}, {"t": 0.25, "u": 0.0, "v": 0.0})[0]
+    {'task_id': 'u', 'a': 1.0, 'b': 0.0}
+    """
+    shared = sorted(a.keys() & b.keys(), key=lambda task: -abs(b[task] - a[task]))
+    return [{"task_id": task, "a": a[task], "b": b[task]} for task in shared if a[task] != b[task]]
 
 
 def page(runs: Runs, found: dict[str, list[dict[str, Json]]]) -> Iterator[str]:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from prorl.backends.catalogue import is_server
-from prorl.cli.options import ConfigFile, JobRoot, ServiceSettings
+from prorl.cli.options import (
+    Advertise,
+    ConfigFile,
+    JobRoot,
+    Listen,
+    Port,
+    ServiceSettings,
+    of,
+)
 from prorl.cli.output import say
-from prorl.cli.settings import job_settings, service_settings
+from prorl.cli.settings import Job, job_settings, service_settings
 from prorl.cli.waits import server_trouble
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, first, in_thread, service, signals
@@ -21,37 +29,27 @@ if TYPE_CHECKING:
 
 WATCH_S = 2.0
 
+RUN_S, STOP_S = 5.0, 30.0
+"""Before a stop: for rollouts that RUN is about to end, and with the scoring of those that have."""
+
 
 def serve(
     *,
+    policy: Annotated[str | None, of(Job, "policy")] = None,
+    port: Port = None,
+    listen: Listen = None,
+    advertise: Advertise = None,
     root: JobRoot = None,
-    policy: str = "",
-    port: int | None = None,
-    listen: str = "",
-    advertise: str = "",
     config: ConfigFile = None,
     set_: ServiceSettings = None,
 ) -> int:
-    """A service that stays: submit over HTTP, stream over Flight.
+    """A service that stays: submit over HTTP, stream over Flight. --policy serves runs without one.
 
     Example: prorl serve --root prorl-runs --policy http://127.0.0.1:8000 --port 7700
-
-    Parameters
-    ----------
-    policy
-        Default backend of its runs: oracle, noop, flaky, faulty, toy, a checkpoint's directory, or
-        http://HOST:PORT of a model server.
-    port
-        HTTP port on this host; default: any free one.
-    listen
-        HOST:PORT for other hosts, always over TLS: HTTPS at PORT, Flight at the two ports above it.
-        Writes ROOT/join/trainer.json and others: copy one there, `prorl.connect("trainer.json")`.
-    advertise
-        Address that other hosts dial; needed where `listen` is 0.0.0.0.
     """
-    job = job_settings(config, {"policy": policy or None}, set_ or [])
-    given = {"http_port": port, "listen": listen or None, "advertise": advertise or None}
-    values = {**job.service, **{key: value for key, value in given.items() if value is not None}}
+    job = job_settings(config, {"policy": policy}, set_ or [])
+    keys = {"http_port": port, "listen": listen, "advertise": advertise}
+    values = {**job.service, **{key: value for key, value in keys.items() if value is not None}}
     chosen = policy or ("policy" in job.model_fields_set and job.policy) or ""
     return asyncio.run(_serve(service_settings(values, root, chosen)))
 
@@ -64,8 +62,9 @@ async def _serve(config: ServiceConfig) -> int:
             if line:
                 say(line)
         await first(stop, running, _watch(running))
-        say("stopping: rollouts end their turn and are kept; once more ends all at once")
-        await running.hand_over()
+        say("stopping: what has run is scored and kept; once more ends all at once")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(running.drain(RUN_S), STOP_S)
     say("stopped")
     return 0
 
@@ -94,8 +93,11 @@ async def dead_server(backend: str) -> str:
 
 async def _watch(running: Running) -> None:
     """Tell the supervisor of progress, so that a child which dies now and then is no crash loop."""
-    client = client_of(running)
+    client, said = client_of(running), ""
     while True:
+        if running.trouble != said:
+            said = running.trouble
+            say(f"waiting  {said}" if said else "the disk takes writes again")
         with contextlib.suppress(UnavailableError):
             running.note_commits(int((await in_thread(client.status))["commits"]))
         await asyncio.sleep(WATCH_S)

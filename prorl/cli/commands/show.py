@@ -1,4 +1,4 @@
-"""`prorl show`: a run in figures, or one rollout as a transcript that a terminal can bear."""
+"""`prorl show`: the runs of a root, a run in figures, or one rollout as a transcript."""
 
 from __future__ import annotations
 
@@ -8,15 +8,27 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from prorl.cli.options import Flag, JsonObject, RunsRoot, StoredName
-from prorl.cli.output import answer, clean
+from prorl.cli.output import answer, clean, note, say, say_json, table
 from prorl.cli.runs import run_directory
 from prorl.cli.summary import present
-from prorl.errors import NotFoundError, UserError
-from prorl.storage.catalog import StoredRun
+from prorl.errors import NotFoundError, ProrlError, UserError
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.runs import below, list_runs
 
 if TYPE_CHECKING:
     from prorl.types import Json
 
+_LINE = (
+    "select count(*) as n, avg(reward) filter (valid) as reward, count(*) filter (status <>"
+    " 'completed') as other from rollouts"
+)
+
+CUT_BY = {
+    "max_tokens": "sampling.max_tokens or limits.max_tokens",
+    "context": "limits.max_tokens",
+    "deadline": "limits.run_s",
+}
+"""By stop reason, the budget that ended before the policy did."""
 _CHOICES = {
     "worst": (
         "select rollout_id from rollouts where valid order by reward, num_turns desc, rollout_id"
@@ -33,7 +45,7 @@ _CHOICES = {
 
 
 def show(
-    run: StoredName,
+    run: StoredName = "",
     /,
     *,
     rollout: int | None = None,
@@ -43,7 +55,11 @@ def show(
     root: RunsRoot = "prorl-runs",
     json: JsonObject = False,
 ) -> int:
-    """A run in figures; with one of the options, one rollout of it as a transcript.
+    """The runs of a root; with RUN, its figures; with an option more, one rollout as a transcript.
+
+    Of a root, one run that cannot be read is told of beside the others, and the exit code is 1.
+
+    Example: prorl show
 
     Example: prorl show my-run --worst
 
@@ -58,17 +74,54 @@ def show(
     failed
         The first rollout with a failure code.
     """
-    directory = run_directory(run, root)
     wishes = {"worst": worst, "best": best, "failed": failed}
     chosen = [name for name, wanted in wishes.items() if wanted]
     if len(chosen) + (rollout is not None) > 1:
         raise UserError("several rollouts asked for", "one of --rollout, --worst, --best, --failed")
+    if not run:
+        if chosen or rollout is not None:
+            raise UserError("a rollout of no run", "the name of a run before the option")
+        return _show_root(root, json=json)
+    directory = run_directory(run, root)
     if not chosen and rollout is None:
         return present(directory, json=json)
     stored = StoredRun(directory)
     found = transcript(stored, _choose(stored, chosen[0]) if chosen else int(rollout or 0))
     answer(found, lines(found), json=json)
     return 0
+
+
+def _show_root(root: str, *, json: bool) -> int:
+    rows: list[dict[str, Json]] = []
+    bad: list[dict[str, Json]] = []
+    for name in list_runs(root):
+        try:
+            stored = StoredRun(below(root, name))
+            (line,) = stored.sql(_LINE).to_pylist()
+        except ProrlError as error:
+            bad.append({"run": name, "error": str(error)})
+            continue
+        rows.append(
+            {
+                "run": name,
+                "rollouts": line["n"],
+                "reward": line["reward"],
+                "not_completed": line["other"],
+                "bytes": sum(file.bytes for commit in stored.commits for file in commit.files),
+            }
+        )
+    if json:
+        say_json([*rows, *bad])
+    elif not rows and not bad:
+        say(f"no runs in {root}; `prorl demo` makes one")
+    else:
+        table(
+            ("run", "rollouts", "reward", "not completed", "MB"),
+            [(*list(row.values())[:4], f"{row['bytes'] / 1e6:.1f}") for row in rows],
+        )
+        for row in bad:
+            note(f"{row['run']}: {row['error']}")
+    return 1 if bad else 0
 
 
 def _choose(stored: StoredRun, choice: str) -> int:
@@ -143,6 +196,8 @@ def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
     yield f"{rollout['status']} · stopped: {rollout['stop_reason'] or '-'} · reward {reward}" + (
         f" = {parts}" if parts else ""
     )
+    if cut_by := CUT_BY.get(rollout["stop_reason"]):
+        yield f"CUT OFF: its policy was not done; raise {cut_by}"
     if rollout["failure_code"]:
         yield (
             f"failure {rollout['failure_class']}/{rollout['failure_code']}:"

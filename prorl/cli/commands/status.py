@@ -1,60 +1,117 @@
-"""`prorl status`: what the service of a root is doing."""
+"""`prorl status`: what a service is doing, once or again and again."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Annotated
 
-from prorl.cli.options import JsonObject, ServiceRoot, ServiceUrl
-from prorl.cli.output import clean, say, say_json, table
+from cyclopts import Parameter
+
+from prorl.cli.options import LOOK_S, JsonObject, ServiceRoot, ServiceUrl
+from prorl.cli.output import clean, is_terminal, say, say_json, table
 from prorl.cli.runs import DEFAULT_ROOT
 from prorl.cli.waits import image_making_s, image_words
 from prorl.client.client import connect
 from prorl.config import ServiceConfig, parse
-from prorl.config_file import load_file
+from prorl.config.file import load_file
+from prorl.errors import UserError
 from prorl.types import Json
 
-LOOK_S = 2.0
-"""A person waits for the answer."""
-
+CLEAR = "\x1b[2J\x1b[H"
 GAUGES = ("busy", "slots", "queued", "done", "failed")
 """Of a worker, in this order."""
+STAGE_COLUMNS = ("stage", "workers", "busy", "queued", "rows/s", "failed/s", "tokens/s")
 
 
 def status(
-    *, root: ServiceRoot = DEFAULT_ROOT, url: ServiceUrl = "", json: JsonObject = False
+    *,
+    watch: float | None = None,
+    times: Annotated[int, Parameter(show=False)] = 0,
+    root: ServiceRoot = DEFAULT_ROOT,
+    url: ServiceUrl = "",
+    json: JsonObject = False,
 ) -> int:
-    """What the service of a root is doing: its workers, its open runs."""
+    """What the service of a root is doing: its workers, its open runs, what needs a look.
+
+    Example: prorl status --watch 2
+
+    Parameters
+    ----------
+    watch
+        Look again every so many seconds until Ctrl-C, with the rates of the stages in between
+        (* holds the others back).
+    """
+    if watch is not None and not 0.1 <= watch <= 3600:
+        raise UserError(f"--watch {watch:g}", "0.1 to 3600 seconds")
     with connect(url or root, retry_s=LOOK_S) as client:
-        found = client.status()
-    if json:
-        say_json(found)
-        return 0
-    if "workers" not in found:
-        table(("run", "delivered", "end"), [_narrow_row(one) for one in found.get("runs", [])])
-        return 0
-    table(("worker", "role", "pid", "held", *GAUGES), map(_worker_row, found["workers"]))
-    if found["runs"]:
-        table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, found["runs"]))
-    for line in _remarks(found):
-        say(line)
-    if not url and found["stages"].get("init", {}).get("busy"):
-        _say_image(root)
+        found, since, looks = client.status(), time.monotonic(), 0
+        if watch is None:
+            if json:
+                say_json(found)
+            else:
+                _show(found)
+                if not url:
+                    _say_image(found, root)
+            return 0
+        while not times or looks < times:
+            time.sleep(watch)
+            before, began = found, since
+            found, since, looks = client.status(), time.monotonic(), looks + 1
+            if json:
+                say_json(found)
+                continue
+            if is_terminal():
+                say(CLEAR + time.strftime("%H:%M:%S"))
+            if "stages" in found:
+                table(STAGE_COLUMNS, stage_rows(before, found, since - began))
+                say()
+            _show(found)
     return 0
 
 
-def _say_image(root: Path) -> None:
+def stage_rows(
+    before: Mapping[str, Json], now: Mapping[str, Json], seconds: float
+) -> list[tuple[object, ...]]:
+    """Stages with their rates, from two answers of `/v1/status`."""
+    rows: list[tuple[object, ...]] = []
+    for name, gauges in now["stages"].items():
+        rates = (
+            round(max(0.0, float(gauges[gauge] - before["stages"][name][gauge])) / seconds, 2)
+            for gauge in ("done", "failed", "tokens")
+        )
+        rows.append(
+            (
+                f"{name} *" if name == now["bottleneck"] else name,
+                int(gauges["workers"]),
+                f"{int(gauges['busy'])}/{int(gauges['slots'])}",
+                int(gauges["queued"]),
+                *rates,
+            )
+        )
+    return rows
+
+
+def _show(found: Mapping[str, Json]) -> None:
+    if "workers" not in found:  # a role that may see its own run only
+        rows = [(one["run"], one["delivered"], one["end"]) for one in found.get("runs", [])]
+        table(("run", "delivered", "end"), rows)
+        return
+    table(("worker", "role", "pid", "held", *GAUGES), map(_worker_row, found["workers"]))
+    if found["runs"]:
+        table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, found["runs"]))
+    for line in remarks(found):
+        say(line)
+
+
+def _say_image(found: Mapping[str, Json], root: Path) -> None:
     """Say what the INIT of a service on this host waits for, where that is an image."""
     file = root / "service.json"
-    if file.exists():
+    if found.get("stages", {}).get("init", {}).get("busy") and file.exists():
         images = parse(ServiceConfig, load_file(file), str(file)).sandbox.images
         if making_s := image_making_s(images):
             say(image_words(making_s))
-
-
-def _narrow_row(one: Mapping[str, Json]) -> tuple[object, ...]:
-    """What a role sees that may see its own run only."""
-    return (one["run"], one["delivered"], one["end"])
 
 
 def _worker_row(one: Mapping[str, Json]) -> tuple[object, ...]:
@@ -64,25 +121,24 @@ def _worker_row(one: Mapping[str, Json]) -> tuple[object, ...]:
 
 def _run_row(one: Mapping[str, Json]) -> tuple[object, ...]:
     states = " ".join(f"{state} {n}" for state, n in one["counts"].items() if n)
-    states += f" ({one['suspended']} stand still)" if one["suspended"] else ""
     reused = "-" if one["reused_share"] is None else f"{one['reused_share']:.0%}"
     return (one["run_id"], one["state"], states, one["reward_mean"], reused)
 
 
-def _remarks(found: Mapping[str, Json]) -> Iterator[str]:
-    """What a person should look at: the slowest stage, runs and servers with a problem."""
-    if slowest := found["bottleneck"]:
+def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
+    """What a person should look at: the slowest stage, runs (or one) and servers in trouble."""
+    if (slowest := found["bottleneck"]) and not run:
         stage = found["stages"][slowest]
         busy = f"{stage['busy']:.0f} of {stage['slots']:.0f} slots busy"
         yield f"{slowest.upper()} holds the others back: {busy}, {stage['queued']:.0f} queued"
     for one in found["runs"]:
-        if one["stuck"]:
-            yield f"{one['run_id']} is stuck: {clean(one['stuck'])}"
-    for one in found["runs"]:
-        if one["alarm"]:
-            yield f"{one['run_id']}: {clean(one['alarm'])}"
+        if run in ("", one["run_id"]) and one["stuck"]:
+            how = "stuck" if one["state"] == "open" else one["state"]
+            yield f"{one['run_id']} is {how}: {clean(one['stuck'])}"
+    for one in found.get("workers", ()):
+        if one["held_back"]:
+            yield f"{one['node']} gets no leases: {one['held_back']}"
     for one in found["backends"]:
         if one["state"] in ("ejected", "fenced"):
             yield f"{one['name']} is {one['state']}: {clean(one['reason']) or 'not ready yet'}"
-        if one["alarm"]:
-            yield f"{one['name']}: {clean(one['alarm'])}"
+    yield from found["warnings"]

@@ -1,9 +1,9 @@
-"""`prorl token`: bearer tokens for people and programs that may do less than the root's owner."""
+"""`prorl token`: bearer tokens and join files of people and programs that may do less than all."""
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -11,86 +11,135 @@ from typing import Literal
 from prorl.cli.options import JsonOut, ServiceRoot
 from prorl.cli.output import say, say_json, table
 from prorl.cli.runs import DEFAULT_ROOT
+from prorl.config import DEFAULT_TENANT
 from prorl.errors import ConfigError, UserError
 from prorl.linux.files import write_private
-from prorl.tokens import ISSUED, REVOKED, Keys, TokenGrant
+from prorl.net.bearer import REVOKED, Keys, TokenGrant, issued, note_issued, signing_key
+from prorl.net.join import Join, new_join, renew, url_of
+from prorl.net.tls import LEAF_DAYS, ROLES
 
-Action = Literal["new", "ls", "revoke"]
+Action = Literal["new", "ls", "revoke", "renew"]
+JOINING = ROLES[1:]
 
 DAY_S = 86400.0
 
 
 def token(
     action: Action = "ls",
-    token_id: str = "",
-    *,
+    *names: str,
     role: str = "trainer",
-    run: str = "",
-    days: float = 0.0,
+    run: list[str] | None = None,
+    tenant: str = DEFAULT_TENANT,
+    weight: float = 1.0,
+    days: float | None = None,
+    join: Path | None = None,
+    node: str = "",
     root: ServiceRoot = DEFAULT_ROOT,
     json: JsonOut = False,
 ) -> int:
-    """Tokens of a root: make one for a role, for one run, until a date; list them; take one back.
+    """Tokens and join files of a root: for a role and some runs, until a date; taken back, renewed.
 
-    A running service takes both at once.
+    A running service takes all of it at once. Join files (ROOT/join, of a service with --listen)
+    hold certificates; old ones stay valid until their end. The service renews its own certificate
+    and the files in ROOT/join a month before they end.
 
     Example: prorl token new --role trainer --run exp1 --days 7
 
+    Example: prorl token new --role trainer --tenant lab --join lab.json --days 30
+
     Example: prorl token revoke 4f1a5be0c2d9
+
+    Example: prorl token renew trainer --days 30
 
     Parameters
     ----------
     action
-        `new`, `ls`, `revoke`.
-    token_id
-        Of the token to be revoked.
+        `new`, `ls`, `revoke` these tokens, `renew` the join files of these roles (default all).
+    names
+        Ids of tokens, or roles: node, trainer, operator, viewer.
     role
-        `trainer`, `operator` or `viewer`: what each may do stands in `docs/operating.md`.
+        `trainer`, `operator`, `viewer`, `node`: what each may do stands in `docs/operating.md`.
     run
-        The one run that it is for; default all.
+        A run that it is for, may be repeated; default all.
+    tenant
+        Whose the runs are that it makes.
+    weight
+        The largest that a run may have that it makes.
     days
-        How long it counts; 0 = until it is revoked.
+        How long it counts. Default: a token until it is revoked, a join file 365.
+    join
+        Write a join file with the token for another host, whose certificate is of its role and
+        ends with it, instead of printing the token.
+    node
+        For `--role node --join`: the one node that it is for.
     """
-    if (action == "revoke") != bool(token_id):
-        raise UserError(f"prorl token {action} {token_id}", "an id for `revoke` alone")
-    issued = _issued(root)
-    if action == "revoke":
-        _revoke(root, token_id, issued)
+    if (action == "revoke" and not names) or (action in ("new", "ls") and names):
+        given = " ".join(("prorl token", action, *names))
+        raise UserError(given, "ids for `revoke`, roles for `renew`, nothing for the others")
+    if days is not None and not 0 < days <= 3650:
+        raise UserError(f"--days {days:g}", "more than 0 and at most 3650")
+    known = issued(root)
     if action == "new":
-        return _new(root, issued, Keys(_secret(root)), role, run, days, json)
-    revoked = _revoked(root)
-    if json:
-        say_json([asdict(one) | {"state": _state(one, revoked)} for one in issued])
+        keys = Keys(_owner(root), signing_key(root), root / REVOKED)
+        end = time.time() + days * DAY_S if days else 0.0
+        grant, text = keys.issue(
+            role, runs=run or (), tenant=tenant, max_weight=weight, expires_at=end
+        )
+        if join is not None:
+            new_join(root, role, url_of(root), text, days or LEAF_DAYS, node).write(join)
+        note_issued(root, grant)
+        if json:
+            say_json(asdict(grant) | ({"file": str(join)} if join else {"token": text}))
+        else:
+            say(str(join or text))
         return 0
-    rows = [(one.token_id, one.role, one.run or "all", _state(one, revoked)) for one in issued]
-    table(("token", "role", "run", "state"), rows)
+    if action == "renew":
+        _renew(root, names or JOINING, days or LEAF_DAYS)
+    for token_id in names if action == "revoke" else ():
+        _revoke(root, token_id, known)
+    revoked = _revoked(root)
+    joins = [row for role in JOINING if (row := _join_row(root, role))]
+    if json:
+        tokens = [asdict(one) | {"state": _state(one, revoked)} for one in known]
+        fields = ("role", "file", "url", "days_left")
+        join_files = [dict(zip(fields, row, strict=True)) for row in joins]
+        say_json({"tokens": tokens, "join_files": join_files})
+        return 0
+    rows = [
+        (one.token_id, one.role, ", ".join(one.runs) or "all", one.tenant or "any", state)
+        for one in known
+        for state in [_state(one, revoked)]
+    ]
+    table(("token", "role", "run", "tenant", "state"), rows)
+    if joins:
+        say()
+        table(("role", "join file", "for", "valid"), [(*row[:3], _words(row[3])) for row in joins])
     return 0
 
 
-def _new(
-    root: Path,
-    issued: list[TokenGrant],
-    keys: Keys,
-    role: str,
-    run: str,
-    days: float,
-    as_json: bool,
-) -> int:
-    if not 0 <= days <= 36500:
-        raise UserError(f"--days {days}", "a number of days, or 0")
-    grant, text = keys.issue(role, run=run, expires_at=time.time() + days * DAY_S if days else 0)
-    write_private(
-        root / ISSUED, "".join(json.dumps(asdict(one)) + "\n" for one in [*issued, grant])
-    )
-    if as_json:
-        say_json(asdict(grant) | {"token": text})
-    else:
-        say(text)
-    return 0
+def _renew(root: Path, roles: Sequence[str], days: float) -> None:
+    if unknown := [role for role in roles if role not in JOINING]:
+        raise UserError(f"role {unknown[0]!r}", f"one of {', '.join(JOINING)}")
+    url_of(root)
+    for role in roles:
+        renew(root, role, days)
 
 
-def _revoke(root: Path, token_id: str, issued: list[TokenGrant]) -> None:
-    if token_id not in {one.token_id for one in issued}:
+def _join_row(root: Path, role: str) -> tuple[str, str, str, float] | None:
+    """Role, file, the service that it is for, days for which it is valid."""
+    path = root / "join" / f"{role}.json"
+    if not path.exists():
+        return None
+    join = Join.parse(path)
+    return role, str(path), join.url, round(join.credentials.days_left(), 1)
+
+
+def _words(days: float) -> str:
+    return f"{days:.0f} days" if days >= 0 else f"ended {-days:.0f} days ago"
+
+
+def _revoke(root: Path, token_id: str, known: list[TokenGrant]) -> None:
+    if token_id not in {one.token_id for one in known}:
         raise UserError(f"token {token_id!r}", "an id that `prorl token ls` shows")
     write_private(root / REVOKED, "\n".join(sorted({*_revoked(root), token_id})) + "\n")
 
@@ -104,7 +153,7 @@ def _state(grant: TokenGrant, revoked: set[str]) -> str:
     return f"until {end}" if grant.expires_at > time.time() else f"ended {end}"
 
 
-def _secret(root: Path) -> str:
+def _owner(root: Path) -> str:
     try:
         return (root / "token").read_text().strip()
     except OSError as error:
@@ -112,19 +161,6 @@ def _secret(root: Path) -> str:
             f"{root}/token: {error.strerror}",
             "the root of a service",
             "start one with `prorl serve`",
-        ) from None
-
-
-def _issued(root: Path) -> list[TokenGrant]:
-    path = root / ISSUED
-    lines = path.read_text().splitlines() if path.exists() else []
-    try:
-        return [TokenGrant(**json.loads(line)) for line in lines]
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: {error}",
-            "what `prorl token new` wrote",
-            "mend or remove it: tokens stay valid",
         ) from None
 
 

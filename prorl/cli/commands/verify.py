@@ -5,7 +5,7 @@ from __future__ import annotations
 from prorl.cli.options import JsonList, RunsRoot, StoredName
 from prorl.cli.output import answer, clean
 from prorl.cli.runs import run_directory
-from prorl.storage.verify import verify as check
+from prorl.storage.read.verify import verify as check
 
 
 def verify(run: StoredName, /, *, root: RunsRoot = "prorl-runs", json: JsonList = False) -> int:

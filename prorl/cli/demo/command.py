@@ -8,52 +8,46 @@ million parameters that ships with the package.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from prorl.backends.embedded import TOY
-from prorl.cli.demo.display import display
 from prorl.cli.demo.learning import Learning
-from prorl.cli.demo.picture import draw
 from prorl.cli.demo.recipe import DEMO_FILE, Recipe, service_config
-from prorl.cli.demo.report import report
-from prorl.cli.demo.story import cpu_seconds
-from prorl.cli.demo.words import present
+from prorl.cli.demo.report import draw, present, report
+from prorl.cli.options import Flag, JsonObject, of
 from prorl.cli.output import note, say_json
-from prorl.cli.progress import Show
+from prorl.cli.progress import Progress
 from prorl.cli.run_job import tidy
-from prorl.cli.runs import latest_run, root_option
-from prorl.config import ServiceConfig, parse
-from prorl.config_file import load_file
+from prorl.cli.runs import DEFAULT_ROOT, latest_run, root_option
+from prorl.config import parse
+from prorl.config.file import load_file
 from prorl.deploy.running import first, service, signals
 from prorl.errors import ConfigError, ConflictError
+from prorl.linux.procfs import cpu_s, descendants
 from prorl.sandbox import kinds
-from prorl.service.servers import Servers, valid_url
+from prorl.service.pool.servers import Servers, valid_url
 from prorl.supervisor.service import Supervisor
-
-if TYPE_CHECKING:
-    from prorl.cli.demo.display import StoryDisplay
-    from prorl.types import Json
-
-Flag = Annotated[bool, Parameter(negative="")]
+from prorl.types import Json
 
 
 def demo(
     *,
-    seed: int | None = None,
-    minutes: float | None = None,
-    policy: str = "",
-    resume: Flag = False,
-    root: Path = Path("prorl-runs"),
-    name: str = "",
+    seed: Annotated[int | None, of(Recipe, "seed")] = None,
+    minutes: Annotated[float | None, of(Recipe, "minutes")] = None,
+    policy: Annotated[str, of(Recipe, "policy")] = "",
     control: Annotated[str, Parameter(show=False)] = "",
+    resume: Flag = False,
     sandbox: str = "",
+    name: str = "",
+    root: Path = DEFAULT_ROOT,
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
-    json: Flag = False,
+    json: JsonObject = False,
 ) -> int:
     """A tiny policy learns to use tools in five minutes on two cores.
 
@@ -61,72 +55,42 @@ def demo(
 
     Parameters
     ----------
-    seed
-        Of tasks, sampling and training. Default 0.
-    minutes
-        Wall time to stay within; training ends early for it. Default 5.
-    policy
-        Address of a model server that serves the toy and takes weights, as http://127.0.0.1:8000;
-        `make demo POLICY=vllm` starts one. Default: the service's own.
     resume
         Go on with the demo that was interrupted last (or with --name).
-    root
-        Folder for the control log and the runs.
-    name
-        Of the demo. Default: demo-1, demo-2 ...
-    control
-        `shuffled-rewards`: must not learn.
     sandbox
         Kind of the tools' sandboxes. Default: pyns, the one that starts with the least work, where
         it works, else auto.
+    name
+        Of the demo. Default: demo-1, demo-2 ...
+    root
+        Folder for the control log and the runs.
     config
         YAML file with another recipe, as configs/demo.yaml.
-    json
-        Print all figures as one JSON object.
     """
-    _need_torch()
-    given = {
-        key: value
-        for key, value in {
-            "seed": seed,
-            "minutes": minutes,
-            "policy": (policy and valid_url(policy)) or None,
-            "control": control or None,
-        }.items()
-        if value is not None
-    }
-    name = name or (latest_run(root, DEMO_FILE) if resume else _free(root))
-    recipe = _recipe(root / name, config, given, resume)
-    return asyncio.run(_demo(recipe, root.absolute(), name, sandbox, json))
-
-
-def _need_torch() -> None:
-    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
-    if missing:
+    if missing := [package for package in ("torch", "transformers") if not find_spec(package)]:
         raise ConfigError(
             f"{' and '.join(missing)} not installed",
             "the packages that train",
             "pip install 'prorl[torch]'; without a GPU install a CPU build of torch before it",
         )
+    address = valid_url(policy) if policy else ""
+    keys = {"seed": seed, "minutes": minutes, "policy": address, "control": control}
+    flags = {key: value for key, value in keys.items() if value not in (None, "")}
+    name = name or (latest_run(root, DEMO_FILE) if resume else _free(root))
+    recipe = _recipe(root / name, config, flags, resume)
+    return asyncio.run(_demo(recipe, root.absolute(), name, sandbox, json))
 
 
-def _recipe(directory: Path, config: Path | None, given: dict[str, Json], resume: bool) -> Recipe:
-    """The recipe: a resumed demo's own, else the file's or the default one.
-
-    What is given now is on top of either.
-    """
-    file = directory / DEMO_FILE
-    if resume:
-        return parse(Recipe, {**load_file(file), **given}, str(file))
-    if directory.exists():
+def _recipe(directory: Path, config: Path | None, flags: dict[str, Json], resume: bool) -> Recipe:
+    """The recipe: a resumed demo's own, else the file's or the default one; flags are on top."""
+    if directory.exists() and not resume:
         raise ConflictError(
             f"run {directory.name!r} exists in {directory.parent}",
             "a new name",
             "or go on with it: --resume",
         )
-    return parse(
-        Recipe, {**(load_file(config) if config else {}), **given}, str(config or "recipe")
-    )
+    file = directory / DEMO_FILE if resume else config
+    return parse(Recipe, {**(load_file(file) if file else {}), **flags}, str(file or "recipe"))
 
 
 def _free(root: Path) -> str:
@@ -139,40 +103,44 @@ def _free(root: Path) -> str:
 async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool) -> int:
     model = Path(recipe.model).absolute() if recipe.model else TOY
     started = time.monotonic()
-    service = service_config(root, model, sandbox or await _lightest(), recipe.policy)
+    config = service_config(root, model, sandbox or await _lightest(), recipe.policy)
     if recipe.policy:
-        await Servers(service, lambda name: True).check(recipe.policy, ours=True)
-    shown = display(recipe, Show.NOTHING if json else Show.AUTO)
+        await Servers(config, lambda name: True).check(recipe.policy, ours=True)
+    progress = Progress(quiet=json)
     if not json:
-        note(f"prorl demo {name}: {_about(recipe)}")
+        groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
+        what = "a toy policy learns arith and shop with real tools"
+        note(f"prorl demo {name}: {what} · {groups} · at most {recipe.minutes:g} minutes")
+
     try:
-        spent_s = await _learn(recipe, name, model, service, shown)
+        async with signals() as stop, service(config, stop) as running:
+            assert isinstance(running, Supervisor)
+
+            async def work() -> float:
+                await Learning(recipe, name, model, running, progress).run()
+                return sum(map(cpu_s, (os.getpid(), *descendants(os.getpid()))))
+
+            spent_s = await first(stop, running, work())
     finally:
-        shown.close()
+        progress.close()
     if spent_s is None:
         again = f"prorl demo --resume{root_option(root)}"
         note(f"interrupted: what was done is kept in {root / name}; `{again}` continues")
         return 130
     tidy(root / name)
-    found = report(root, name, service.run.slots) | {"recipe": recipe.model_dump()}
-    _tell(found | {"elapsed_s": time.monotonic() - started, "cpu_s": spent_s}, json=json)
-    return 0
-
-
-def _about(recipe: Recipe) -> str:
-    groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
-    most = f"at most {recipe.minutes:g} minutes"
-    return f"a toy policy learns arith and shop with real tools · {groups} · {most}"
-
-
-def _tell(found: dict[str, Json], *, json: bool) -> None:
-    """Draw the curve, then the report as one JSON value or for people."""
-    curve = Path(found["directory"]) / "reward.png"
-    found["curve_png"] = str(curve) if draw(found, curve) else ""
+    found = report(root, name, config.run.slots)
+    curve = root / name / "reward.png"
+    found |= {
+        "recipe": recipe.model_dump(),
+        "elapsed_s": time.monotonic() - started,
+        "cpu_s": spent_s,
+        "curve_png": str(curve) if draw(found, curve) else "",
+    }
     if json:
         say_json(found)
     else:
-        present(found, elapsed_s=found["elapsed_s"], cpu=found["cpu_s"])
+        present(found)
+    return 0
 
 
 async def _lightest() -> str:
@@ -188,20 +156,3 @@ async def _lightest() -> str:
         raise ConfigError(
             error.given, error.expected, f"`prorl doctor` names the fixes; {anyway}"
         ) from None
-
-
-async def _learn(
-    recipe: Recipe, name: str, model: Path, config: ServiceConfig, shown: StoryDisplay
-) -> float | None:
-    """The three runs over one service; CPU seconds of all of it.
-
-    None when somebody asked to stop.
-    """
-    async with signals() as stop, service(config, stop) as running:
-        assert isinstance(running, Supervisor)
-
-        async def work() -> float:
-            await Learning(recipe, name, model, running, shown).run()
-            return cpu_seconds()
-
-        return await first(stop, running, work())

@@ -12,11 +12,15 @@ by its checkpoint. So a demo that was interrupted anywhere goes on with the same
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
+from collections import deque
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from prorl.cli.demo.recipe import (
     DEMO_FILE,
@@ -29,10 +33,11 @@ from prorl.cli.demo.recipe import (
     trainer_config,
     training_dir,
 )
+from prorl.cli.progress import Progress, snapshot
 from prorl.deploy.running import client_of, in_thread
 from prorl.errors import UnavailableError
 from prorl.supervisor.child import ChildSpec
-from prorl.types import GroupState, Json, RolloutState
+from prorl.types import GroupState, Json
 
 if TYPE_CHECKING:
     from prorl.client.client import Client
@@ -46,65 +51,73 @@ AFTER_SHARE = 0.12
 """Of the minutes, kept for the second evaluation."""
 
 
-class Watch(Protocol):
-    """Is shown each answer of the gateway about the run in hand."""
-
-    def __call__(self, phase: str, run: Json) -> None: ...
+RECENT = 256
+"""Rewards that the shown reward is the mean of, about."""
 
 
 class Learning:
     """One demo on a running service."""
 
     def __init__(
-        self, recipe: Recipe, name: str, model: Path, service: Supervisor, watch: Watch
+        self, recipe: Recipe, name: str, model: Path, service: Supervisor, progress: Progress
     ) -> None:
-        self._recipe, self._name, self._model, self._service, self._watch = (
-            recipe,
-            name,
-            model,
-            service,
-            watch,
-        )
+        self._recipe, self._name, self._model = recipe, name, model
+        self._service, self._progress = service, progress
         self._client: Client = client_of(service)
-        self._root = service.config.root
+        self._root, self._tasks = service.config.root, train_tasks(recipe)
 
     async def run(self) -> None:
         """All three runs, to their end."""
-        stop_at_s = time.monotonic() + self._recipe.minutes * 60 * (1 - AFTER_SHARE)
+        recipe, name, folder = self._recipe, self._name, self._root / self._name
+        stop_at_s = time.monotonic() + recipe.minutes * 60 * (1 - AFTER_SHARE)
         training: asyncio.Future[None] | None = None
         try:
-            await self._make()
-            if not trained(self._recipe, self._root, self._name):
+            for config in (
+                eval_run(recipe, name + BEFORE),
+                train_run(recipe, name),
+                eval_run(recipe, name + AFTER),
+            ):
+                values = config.model_dump(mode="json")
+                await in_thread(partial(self._client.create_run, **values))
+            # A resumed demo reads this file: the runs are there.
+            (folder / DEMO_FILE).write_text(recipe.model_dump_json(indent=1))
+            newest = self._newest_checkpoint()
+            if newest is None or int(newest.name.removeprefix("step-")) < recipe.steps:
+                file = folder / "trainer.json"
+                written = trainer_config(recipe, self._root, name, self._model)
+                file.write_text(json.dumps(written, indent=1))
+                trainer = ChildSpec(
+                    name="trainer",
+                    module="prorl.trainer",
+                    args=("--config", str(file), "--die-with-parent"),
+                    stop_rank=-1,
+                )
                 # It loads torch and the model meanwhile, then waits for the first groups.
-                training = asyncio.ensure_future(self._service.run(self._trainer_spec()))
-            await self._evaluate(self._name + BEFORE, None)
+                training = asyncio.ensure_future(self._service.run(trainer))
+            await self._evaluate(name + BEFORE)
             await self._train(training, stop_at_s)
-            await self._evaluate(
-                self._name + AFTER, newest_checkpoint(training_dir(self._root, self._name))
-            )
+            if newest := self._newest_checkpoint():
+                await in_thread(self._client.publish, name + AFTER, 1, newest)
+            await self._evaluate(name + AFTER)
         finally:
             if training is not None:
                 training.cancel()
                 await asyncio.gather(training, return_exceptions=True)
             self._client.close()
 
-    async def _evaluate(self, name: str, weights: Path | None) -> None:
-        if weights is not None:
-            await in_thread(self._client.publish, name, 1, weights)
-        tasks, cold = heldout_tasks(self._recipe), sampling(self._recipe, temperature=0.0).params()
-        greedy = tasks[: 2 * self._recipe.greedy]
-        if greedy:
-            await in_thread(
-                lambda: self._client.submit(
-                    name, greedy, 1, key="greedy", sampling=cold, extra={"mode": "greedy"}
-                )
-            )
-        sampled = tasks[: 2 * self._recipe.heldout]
-        await in_thread(
-            lambda: self._client.submit(
-                name, sampled, 1, key="sampled", extra={"mode": "sampled"}, last=True
-            )
-        )
+    def _newest_checkpoint(self) -> Path | None:
+        checkpoints = training_dir(self._root, self._name) / "checkpoints"
+        return max(checkpoints.glob("step-*"), default=None)
+
+    async def _evaluate(self, name: str) -> None:
+        recipe, tasks = self._recipe, heldout_tasks(self._recipe)
+        submit = partial(self._client.submit, name)
+        if greedy := tasks[: 2 * recipe.greedy]:
+            cold = sampling(recipe, temperature=0.0).params()
+            how = {"key": "greedy", "sampling": cold, "extra": {"mode": "greedy"}}
+            await in_thread(partial(submit, **how), greedy, 1)
+        how = {"key": "sampled", "last": True, "extra": {"mode": "sampled"}}
+        await in_thread(partial(submit, **how), tasks[: 2 * recipe.heldout], 1)
         await self._follow(name)
 
     async def _train(self, training: asyncio.Future[None] | None, stop_at_s: float) -> None:
@@ -112,14 +125,11 @@ class Learning:
 
         It is asked to stop after the step in hand when the time is over.
         """
-        following = asyncio.ensure_future(
-            self._follow(self._name, TaskPool(self._client, self._recipe, self._name))
-        )
+        following = asyncio.ensure_future(self._follow(self._name))
         try:
             if training is not None:
-                done, _ = await asyncio.wait(
-                    {training}, timeout=max(1.0, stop_at_s - time.monotonic())
-                )
+                left_s = max(1.0, stop_at_s - time.monotonic())
+                done, _ = await asyncio.wait({training}, timeout=left_s)
                 if not done:
                     self._service.children["trainer"].signal(signal.SIGTERM)
                 await training
@@ -129,59 +139,30 @@ class Learning:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    def _trainer_spec(self) -> Json:
-        file = self._root / self._name / "trainer.json"
-        file.write_text(
-            json.dumps(trainer_config(self._recipe, self._root, self._name, self._model), indent=1)
-        )
-        return ChildSpec(
-            name="trainer",
-            module="prorl.trainer",
-            args=("--config", str(file), "--die-with-parent"),
-            stop_rank=-1,
-        )
-
-    async def _make(self) -> None:
-        """The runs, then the file that a resumed demo reads."""
-        configs = [
-            eval_run(self._recipe, self._name + BEFORE),
-            train_run(self._recipe, self._name),
-            eval_run(self._recipe, self._name + AFTER),
-        ]
-        for config in configs:
-            await in_thread(
-                lambda config=config: self._client.create_run(**config.model_dump(mode="json"))
-            )
-        (self._root / self._name / DEMO_FILE).write_text(self._recipe.model_dump_json(indent=1))
-
-    async def _follow(self, name: str, pool: TaskPool | None = None) -> None:
+    async def _follow(self, name: str) -> None:
+        recipe, recent, training = self._recipe, RecentReward(), name == self._name
+        total = recipe.steps * recipe.groups_per_step * recipe.n
+        if not training:
+            total = 2 * (recipe.heldout + recipe.greedy)
         while True:
-            try:
+            with contextlib.suppress(UnavailableError):
                 answer = await in_thread(self._client.run, name)
-            except UnavailableError:
-                await asyncio.sleep(LOOK_S)
-                continue
-            self._service.note_commits(int(answer["commits"]))
-            self._watch(name.removeprefix(self._name).removeprefix("-") or "train", answer)
-            if answer["state"] != "open":
-                return
-            if pool is not None:
-                await in_thread(pool.fill, answer)
+                self._service.note_commits(int(answer["commits"]))
+                now = snapshot(answer, total, time.monotonic())
+                phase = "training" if training else f"held-out, {name.rpartition('-')[2]}"
+                more = (phase, *(training_figures(recipe, answer) if training else ()))
+                self._progress.update(replace(now, mean_reward=recent.add(answer)), more)
+                if answer["state"] != "open":
+                    return
+                if training:
+                    await in_thread(self._fill, answer)
             await asyncio.sleep(LOOK_S)
 
+    def _fill(self, run: Json) -> None:
+        """Submit training tasks that are missing in the gateway's pool; task i has key `tasks/i`.
 
-class TaskPool:
-    """Training tasks that wait in the gateway, which starts one for each group that DAPO drops.
-
-    Task i has the key `tasks/i`.
-    """
-
-    def __init__(self, client: Client, recipe: Recipe, name: str) -> None:
-        self._client, self._recipe, self._name = client, recipe, name
-        self._tasks = train_tasks(recipe)
-
-    def fill(self, run: Json) -> None:
-        """Submit what is missing, given the run as it is; nothing once it has its groups."""
+        The gateway starts one of them for each group that DAPO drops.
+        """
         groups, step = run["groups"], self._recipe.groups_per_step
         kept = groups["kept"] + groups["delivered"] + groups["acked"]
         missing = POOL_STEPS * step - groups["pool"]
@@ -192,17 +173,29 @@ class TaskPool:
         self._client.submit(self._name, tasks, self._recipe.n, key="tasks", first=first)
 
 
-def newest_checkpoint(training: Path) -> Path | None:
-    """The trainer's last complete checkpoint, or None."""
-    return max((training / "checkpoints").glob("step-*"), default=None)
+class RecentReward:
+    """Mean of about the last `RECENT` rewards of a run."""
+
+    def __init__(self) -> None:
+        self._looks = deque[tuple[int, float]](maxlen=400)
+        """How many rewards there were, and their sum."""
+
+    def add(self, run: Json) -> float | None:
+        """What it is by one more answer of the gateway; None without a reward."""
+        count = run["num_rewards"]
+        total = count * (run["reward_mean"] or 0.0)
+        now = count, total
+        for before, sum_before in reversed(self._looks):
+            if count - before >= RECENT:
+                total, count = total - sum_before, count - before
+                break
+        self._looks.append(now)
+        return total / count if count else None
 
 
-def trained(recipe: Recipe, root: Path, name: str) -> bool:
-    """Whether the trainer has done all its steps."""
-    newest = newest_checkpoint(training_dir(root, name))
-    return newest is not None and int(newest.name.removeprefix("step-")) >= recipe.steps
-
-
-def ended(run: Json) -> int:
-    """Rollouts of a run whose fate is decided."""
-    return sum(count for state, count in run["counts"].items() if RolloutState(state).terminal)
+def training_figures(recipe: Recipe, run: Json) -> list[str]:
+    """The trainer's step and DAPO's decisions, in words."""
+    groups, version = run["groups"], run["version"]
+    kept = groups["kept"] + groups["delivered"] + groups["acked"]
+    dapo = f"DAPO kept {kept} dropped {groups['dropped'] + groups['stale']}"
+    return [f"step {min(version, recipe.steps)}/{recipe.steps}", dapo, f"policy v{version}"]

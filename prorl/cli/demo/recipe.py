@@ -24,19 +24,22 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="of tasks, sampling and training; default 0")
     model: str = Field(
         default="",
         description="checkpoint to start from; empty = the toy that ships with the package",
     )
     policy: str = Field(
         default="",
-        description="address of a model server that serves `model`; empty = the service's own",
+        description=(
+            "address of a model server that serves `model` and takes weights, as"
+            " http://127.0.0.1:8000; default: the service's own"
+        ),
     )
     minutes: float = Field(
         default=5.0,
         gt=0,
-        description="training ends early so that all of it fits, evaluation included",
+        description="wall time to stay within, training ends early for it; default 5",
     )
     steps: int = Field(default=34, ge=1)
     groups_per_step: int = Field(default=16, ge=1)
@@ -116,18 +119,16 @@ def eval_run(recipe: Recipe, name: str) -> RunConfig:
 def train_tasks(recipe: Recipe) -> list[Task]:
     """Tasks of both sets in turn."""
     count = int(recipe.steps * recipe.groups_per_step * recipe.pool / len(SETS)) + 1
-    sets = [generate(name, split="train", seed=1000 + recipe.seed, n=count) for name in SETS]
-    return [task for tasks in zip(*sets, strict=True) for task in tasks]
+    return _in_turn("train", 1000 + recipe.seed, count)
 
 
 def heldout_tasks(recipe: Recipe) -> list[Task]:
     """The held-out tasks: the same before and after, and for every training seed."""
-    sets = [
-        generate(
-            name, split="heldout", seed=recipe.heldout_seed, n=max(recipe.heldout, recipe.greedy)
-        )
-        for name in SETS
-    ]
+    return _in_turn("heldout", recipe.heldout_seed, max(recipe.heldout, recipe.greedy))
+
+
+def _in_turn(split: str, seed: int, count: int) -> list[Task]:
+    sets = [generate(name, split=split, seed=seed, n=count) for name in SETS]
     return [task for tasks in zip(*sets, strict=True) for task in tasks]
 
 
@@ -144,7 +145,7 @@ def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[s
         "learning_rate": recipe.learning_rate,
         "seed": recipe.seed,
         "steps_ahead": recipe.steps_ahead,
-        "advantages": "shuffled" if recipe.control else "group",
+        "advantages": "prorl.cli.demo.toy.shuffled:shuffled" if recipe.control else "group",
     }
 
 

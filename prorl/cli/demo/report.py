@@ -1,16 +1,14 @@
-"""How a demo ended: every figure is SQL over the Parquet files of its runs and its trainer."""
+"""How a demo ended: SQL over the Parquet files of its runs and its trainer, and a picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prorl.cli.demo.learning import AFTER, BEFORE
+from prorl.cli.output import say, table
 from prorl.cli.passk import evaluation
+from prorl.cli.runs import root_option
 from prorl.types import Json
-
-if TYPE_CHECKING:
-    from prorl.cli.passk import Passed
 
 SETS = """
 with sets as (select distinct group_id, data_source from rollouts),
@@ -48,77 +46,145 @@ select s.min_version as version, data_source as "set", avg(reward) as reward, co
 from rollouts s where valid and status = 'completed' group by all order by 1, 2
 """
 
+PHASES = ("wait", "train", "checkpoint", "publish")
+"""Of a step of the trainer."""
+WAITS = {"llm": "sampling", "tool": "tools", "init": "sandbox start", "eval": "scoring"}
+"""What rollouts spend their time on, which is what the trainer waits for."""
+
+
+COLUMNS = (
+    *("set", "groups", "held-out before", "held-out after", "greedy"),
+    *("DAPO kept", "dropped", "turns", "tokens", "exact tokens"),
+)
+
 
 def report(root: Path, name: str, run_slots: int) -> dict[str, Json]:
     """All figures of a finished demo as JSON values."""
-    from prorl.storage.catalog import StoredRun
+    import pyarrow.dataset as ds
+
+    from prorl.storage.read.catalog import StoredRun
 
     stored = StoredRun(root / name)
-    all_steps = steps(root / name / "training" / "metrics")
-    rows = all_steps[1:] or all_steps  # the first step waits for torch and for the evaluation
-    (times,) = stored.sql(TIMES.format(oldest=min(1, len(rows) - 1))).to_pylist()
+    sets: list[dict[str, Json]] = stored.sql(SETS).to_pylist()
+    for when, run in (("before", name + BEFORE), ("after", name + AFTER)):
+        passed = {(one.data_source, one.mode): one for one in evaluation(root / run)}
+        for row in sets:
+            for mode in ("sampled", "greedy"):
+                one = passed.get((row["set"], mode))
+                row[f"{mode}_{when}"] = one.at[1]._asdict() if one and one.at else None
+    files = sorted(map(str, (root / name / "training" / "metrics").glob("step-*.parquet")))
+    steps: list[dict[str, Json]] = (
+        ds.dataset(files).to_table().sort_by("step").to_pylist() if files else []
+    )
+    rows = steps[1:] or steps  # the first step waits for torch and for the evaluation
+    (spent,) = stored.sql(TIMES.format(oldest=min(1, len(rows) - 1))).to_pylist()
     return {
         "run": name,
         "directory": str(root / name),
-        "sets": _with_held_out(stored.sql(SETS).to_pylist(), root, name),
+        "sets": sets,
         "curve": stored.sql(CURVE).to_pylist(),
-        "steps": all_steps,
-        "times": _times(times, rows, run_slots),
+        "steps": steps,
+        "times": {
+            **_times(spent, rows, run_slots),
+            # How far the sampler's logprobs are from the trainer's; only tokens that its weights
+            # of that moment sampled can be compared.
+            "logprob_diff_max": max((row["logprob_diff_max"] for row in steps), default=None),
+            "compared_tokens": int(sum(row["compared_tokens"] for row in steps)),
+        },
     }
 
 
-def _with_held_out(sets: list[dict[str, Json]], root: Path, name: str) -> list[dict[str, Json]]:
-    """The rows of the sets, each with what was right of its held-out tasks, before and after."""
-    runs = {"before": _passed(root / (name + BEFORE)), "after": _passed(root / (name + AFTER))}
-    for row in sets:
-        for when, found in runs.items():
-            for mode in ("sampled", "greedy"):
-                one = found.get((row["set"], mode))
-                row[f"{mode}_{when}"] = one.at[1]._asdict() if one and one.at else None
-    return sets
-
-
-def _passed(directory: Path) -> dict[tuple[str, str], Passed]:
-    return {(one.data_source, one.mode): one for one in evaluation(directory)}
-
-
-def steps(metrics: Path) -> list[dict[str, Json]]:
-    """The trainer's rows, in order."""
-    import pyarrow.dataset as ds
-
-    files = sorted(str(file) for file in metrics.glob("step-*.parquet"))
-    return list(ds.dataset(files).to_table().sort_by("step").to_pylist()) if files else []
-
-
-def _times(
-    rollouts: dict[str, Json], rows: list[dict[str, Json]], run_slots: int
-) -> dict[str, Json]:
-    """Where the time of a step goes."""
-    spent = {
-        name: sum(row.get(f"{name}_s", 0.0) for row in rows)
-        for name in ("wait", "train", "checkpoint", "publish")
-    }
-    wall_s, count = sum(spent.values()), max(len(rows), 1)
-    sampled, run_s = sum(row["sampled_tokens"] for row in rows), rollouts["run_s"] or 0.0
-    waiting = max(0.0, 1.0 - run_s / (run_slots * wall_s)) if wall_s else None
+def _times(spent: dict[str, Json], rows: list[dict[str, Json]], run_slots: int) -> dict[str, Json]:
+    """Where the time of a step goes; the trainer's wait is split as its rollouts spent theirs."""
+    phases = {name: sum(row.get(f"{name}_s", 0.0) for row in rows) for name in PHASES}
+    wall_s, count = sum(phases.values()), max(len(rows), 1)
+    whole_s = sum(spent[f"{name}_s"] or 0.0 for name in WAITS) or 1.0
+    wait_s = phases["wait"] / count / whole_s
+    busy = (spent["run_s"] or 0.0) / (run_slots * wall_s) if wall_s else 0.0
+    sampled = sum(row["sampled_tokens"] for row in rows)
     return {
         "step_s": wall_s / count,
-        **_waits(rollouts, spent["wait"] / count),
-        "training_s": spent["train"] / count,
-        "checkpoint and publish_s": (spent["checkpoint"] + spent["publish"]) / count,
-        "run_waiting_share": waiting,
+        **{f"{what}_s": wait_s * (spent[f"{name}_s"] or 0.0) for name, what in WAITS.items()},
+        "training_s": phases["train"] / count,
+        "checkpoint and publish_s": (phases["checkpoint"] + phases["publish"]) / count,
+        "run_waiting_share": max(0.0, 1.0 - busy) if wall_s else None,
         "sampled_tokens_per_s": sampled / wall_s if wall_s else None,
-        "logprob_diff_max": max((row["logprob_diff_max"] for row in rows), default=None),
     }
 
 
-def _waits(rollouts: dict[str, Json], wait_s: float) -> dict[str, Json]:
-    """The trainer's wait in a step, split as its rollouts spent their time."""
-    parts = {
-        "sampling": rollouts["llm_s"],
-        "tools": rollouts["tool_s"],
-        "sandbox start": rollouts["init_s"],
-        "scoring": rollouts["eval_s"],
-    }
-    whole = sum(value or 0.0 for value in parts.values()) or 1.0
-    return {f"{name}_s": wait_s * (value or 0.0) / whole for name, value in parts.items()}
+def present(found: dict[str, Json]) -> None:
+    """Print the report for people."""
+
+    def held(share: Json) -> str:
+        return f"{share['value']:.3f} [{share['low']:.2f}, {share['high']:.2f}]" if share else "-"
+
+    def greedy(share: Json) -> str:
+        return f"{share['value']:.3f}" if share else "-"
+
+    rows = [
+        (
+            row["set"],
+            row["groups"],
+            held(row["sampled_before"]),
+            held(row["sampled_after"]),
+            f"{greedy(row['greedy_before'])} -> {greedy(row['greedy_after'])}",
+            row["kept"],
+            row["dropped"],
+            round(row["turns"], 2),
+            row["tokens"],
+            f"{row['exact_share']:.2%}",
+        )
+        for row in found["sets"]
+    ]
+    say()
+    title = f"{found['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it"
+    table(COLUMNS, rows, title=title)
+    times, directory = found["times"], Path(found["directory"])
+    parts = (*WAITS.values(), "training", "checkpoint and publish")
+    spent = " · ".join(f"{part} {times[f'{part}_s']:.2f}" for part in parts)
+    say(f"  steps     {len(found['steps'])} of {times['step_s']:.1f} s: {spent}")
+    if times["run_waiting_share"] is not None:
+        rate = f"{times['sampled_tokens_per_s']:,.0f} sampled tokens/s"
+        say(f"  RUN       waits {times['run_waiting_share']:.0%} of its slots' time; {rate}")
+    apart = "no token could be compared"
+    if count := times["compared_tokens"]:
+        most = f"at most {times['logprob_diff_max']:.1e} apart"
+        apart = f"{most} in {count:,} tokens that could be compared"
+    name, root = directory.name, root_option(directory.parent)
+    query = "select max_version, avg(reward) from rollouts where valid group by all order by 1"
+    loads = "(transformers, vLLM and `prorl eval --policy DIR` load them)"
+    say(f"  logprobs  sampler against trainer: {apart}")
+    say(f"  cost      {found['elapsed_s']:.0f} s, {found['cpu_s']:.0f} CPU s, sandboxes included")
+    say(f"  curve     {directory / 'reward.png'}")
+    say(f"  weights   {directory / 'training' / 'checkpoints'}  {loads}")
+    say(f"  next      prorl show {name} --best{root}")
+    say(f'            prorl sql {name} "{query}"{root}')
+    say(f"            prorl replay {name}{root}")
+
+
+def draw(found: dict[str, Json], path: Path) -> bool:
+    """The reward of what each version sampled, and held-out reward at both ends, as a PNG.
+
+    False without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(7.2, 3.6), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    last = max((row["version"] for row in found["curve"]), default=0)
+    for color, row in zip(("tab:blue", "tab:orange", "tab:green"), found["sets"], strict=False):
+        points = [point for point in found["curve"] if point["set"] == row["set"]]
+        versions, rewards = ([point[key] for point in points] for key in ("version", "reward"))
+        axes.plot(versions, rewards, color=color, label=f"{row['set']}, training")
+        for x, when in ((-0.8, "before"), (last + 0.8, "after")):
+            if held := row[f"sampled_{when}"]:
+                error = [[held["value"] - held["low"]], [held["high"] - held["value"]]]
+                axes.errorbar([x], [held["value"]], yerr=error, fmt="o", color=color, capsize=3)
+    title = "prorl demo: sampled at temperature 1; dots: held-out tasks"
+    axes.set(xlabel="policy version", ylabel="mean reward", ylim=(0, 1), title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path)
+    return True

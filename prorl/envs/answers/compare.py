@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from prorl.envs.answers.arithmetic import UndefinedError
-from prorl.envs.answers.evaluate import equal, number, proportional, symbols
+from prorl.envs.answers.evaluate import UndefinedError, equal, number, proportional, symbols
 from prorl.envs.answers.measures import PERCENT, fits, ratio, unit_text
 from prorl.envs.answers.notation import UnreadableError
+from prorl.envs.answers.parse import Node
 from prorl.envs.answers.sets import real_set, same_set
-from prorl.envs.answers.tree import Node
 
 _HUNDRED = Node("num", value=Fraction(100))
 _MAX_ITEMS = 40
@@ -32,6 +31,8 @@ def same(reference: Node, answer: Node) -> bool:
     if not fits(wanted, given):
         return False
     factor = ratio(wanted, given)
+    if factor is None:
+        return False
     if factor != 1:
         answer = Node("*", (answer, Node("num", value=factor)))
     return _same_value(reference, answer)
@@ -178,6 +179,8 @@ def _same_sequence(reference: Node, answer: Node) -> bool:
     if reference.op == "sequence" and reference.name != "⦃⦄":
         return _same_tuple(reference, answer)
     items = _items(answer)
+    if reference.name == answer.name == "⦃⦄":
+        return _unordered(_distinct(reference.args), _distinct(answer.args))
     if answer.op == "sequence" and answer.name != "⦃⦄":
         # a pair in brackets is rather a point or an interval, unless it is written alike
         if answer.name == "()" and reference.op == "list":
@@ -190,7 +193,8 @@ def _same_sequence(reference: Node, answer: Node) -> bool:
 
 def _same_tuple(reference: Node, answer: Node) -> bool:
     """Whether an answer has a tuple's items in order; a pair may also be an interval as a set."""
-    if answer.op == "relation" or (_is_set(answer) and answer.op != "sequence"):
+    is_interval = answer.op != "sequence" or answer.name == "]["
+    if answer.op == "relation" or (_is_set(answer) and is_interval):
         return len(reference.args) == 2 and _same_set(reference, answer)
     ordered = answer.op == "list" or answer.name == reference.name
     long = len(reference.args) > 2 and answer.name in ("()", "[]")
@@ -224,6 +228,11 @@ def _all_same(left: Sequence[Node], right: Sequence[Node]) -> bool:
 def _unordered(left: Sequence[Node], right: Sequence[Node]) -> bool:
     if len(left) != len(right) or len(left) > _MAX_ITEMS:
         return False
+    braced = [
+        any(one.op == "sequence" and one.name == "⦃⦄" for one in side) for side in (left, right)
+    ]
+    if braced[0] != braced[1]:
+        return False
     rest = list(right)
     for item in left:
         found = next((index for index, one in enumerate(rest) if _is_same(item, one)), None)
@@ -231,6 +240,15 @@ def _unordered(left: Sequence[Node], right: Sequence[Node]) -> bool:
             return False
         del rest[found]
     return True
+
+
+def _distinct(items: Sequence[Node]) -> list[Node]:
+    """A set's items, each once."""
+    found: list[Node] = []
+    for item in items[:_MAX_ITEMS]:
+        if not any(_is_same(one, item) for one in found):
+            found.append(item)
+    return found if len(items) <= _MAX_ITEMS else list(items)
 
 
 def _is_same(left: Node, right: Node) -> bool:

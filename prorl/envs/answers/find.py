@@ -27,6 +27,12 @@ _SAID = re.compile(
     r"(?:(?:is|are|was|equals)\b|=|:)[ \t]*:?[*\s]*([^\n]+)",
     re.IGNORECASE,
 )
+_OTHER = re.compile(
+    r"\b(?:half|twice|double|triple|thrice|third|quarter|tenth|root|square|squared|cube|reciprocal"
+    r"|inverse|opposite|negative|minus|plus|times|trap|wrong|naive|tempting|incorrect|false|other"
+    r"|than|not|never|no)\b|n't\b",
+    re.IGNORECASE,
+)
 _HEADING = re.compile(
     r"[\s*_:]*(?:the )?(?:final )?(?:answer|solution|result)[\s*_:]*", re.IGNORECASE
 )
@@ -132,10 +138,13 @@ def _closing(text: str, start: int) -> int:
 
 def _said(text: str) -> str:
     """What follows the last "the answer is" of a text, to the end of its sentence."""
-    found = _SAID.findall(text)
-    if not found:
+    *_, last = (None, *_SAID.finditer(text))
+    if last is None:
         return ""
-    rest, *others = _END.split(found[-1][: 2 * MAX_ANSWER_CHARS])
+    before = re.split(r"[.!?:;,\n]", text[max(0, last.start() - 200) : last.start()])[-1]
+    if _OTHER.search(before):  # `half of the answer is 18`: not the answer
+        return f"{before.strip()} {last[0]}"[:MAX_ANSWER_CHARS]
+    rest, *others = _END.split(last[1][: 2 * MAX_ANSWER_CHARS])
     for other in others:
         if again := _SAID.search(other):
             rest = again[1]

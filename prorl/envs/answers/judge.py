@@ -1,96 +1,107 @@
 r"""Whether a final answer is the reference.
 
-As a choice, as text, in another base, as a time of the day or as mathematics, in this order.
+As a choice, as text, in another base, as a time of the day or as mathematics, in this order. An
+answer is one candidate with one reading: what offers two that differ (`17 \approx 42`, `A, B`) is
+wrong, and so is a number with words behind it that neither the question nor the reference knows.
 
 Three-valued: right, wrong, or None where these rules cannot read the *reference*; an answer that
-they cannot read is wrong. Pure, bounded work (at most tens of milliseconds).
+they cannot read is wrong.
 
 >>> judge("3\\frac{1}{2}", "7/2"), judge("5", "not 5"), judge("\\int_0^1 f", "2")[0]
 ((True, 'mathematics'), (False, 'mathematics'), None)
+>>> judge("18", "18 eggs", "How many eggs are left?"), judge("18", "18 lakh")[0]
+((True, 'mathematics'), False)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-from prorl.envs.answers.bases import same_in_base
-from prorl.envs.answers.dress import plain_of, undress
+from prorl.envs.answers.compare import assigned, is_name, same
+from prorl.envs.answers.evaluate import UndefinedError, number
 from prorl.envs.answers.find import MAX_ANSWER_CHARS
-from prorl.envs.answers.measures import fits, ratio
+from prorl.envs.answers.measures import PERCENT, Speech, fits, ratio, unit_text
+from prorl.envs.answers.notation import (
+    FUNCTIONS,
+    UnreadableError,
+    decimal_commas,
+    join_thousands,
+)
 from prorl.envs.answers.numerals import numerals
-from prorl.envs.answers.readings import parsed, same_mathematics
-from prorl.envs.answers.times import same_time
-from prorl.envs.answers.words import bare, doubtful, plain_text, same_words
-
-_MEANT = {
-    "all real numbers": "\\mathbb{R}", "all reals": "\\mathbb{R}", "any real number": "\\mathbb{R}",
-    "no solution": "\\emptyset", "no solutions": "\\emptyset", "empty set": "\\emptyset",
-    "no real solution": "\\emptyset", "no real solutions": "\\emptyset",
-    "there are no solutions": "\\emptyset", "there is no solution": "\\emptyset",
-    "infinity": "\\infty", "positive infinity": "\\infty", "negative infinity": "-\\infty",
-    "minus infinity": "-\\infty",
-}  # fmt: skip
-_CHOICE = re.compile(r"\(?\s*([A-J])\s*[).:]?")
-_LETTERED = re.compile(r"\(([A-J])\)\s*[:.]?\s*(.+)")
-_EXCEPT = re.compile(
-    r"all real (?:numbers|values)(?: of [a-z])? (?:except|but|other than)(?: for)? (.+)"
+from prorl.envs.answers.parse import Node, parse
+from prorl.envs.answers.words import (
+    bare,
+    doubtful,
+    exact_text,
+    only_number,
+    plain_of,
+    plain_text,
+    same_words,
+    undress,
 )
-_COMPOUND = re.compile(
-    r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*(?:and\s+)?(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE
-)
-_CHOSEN = re.compile(
-    r"(?:(?:the )?(?:correct |best )?(?:answer|option|choice)(?: is)?[\s:]*)*"
-    r"[(\[{]?\s*([A-Ja-j])\s*(?:[)\]}.:,]+|$)(?:\s*(.*))?",
-    re.IGNORECASE,
-)
-_WORDLIKE = re.compile(r"[^\W\d_][\w\s'’.,&/()-]*")
-_PREPOSITION = re.compile(r"^(?:on|in|at|by|it is|it's)\s+(?=[A-Za-z])", re.IGNORECASE)
 
 Rule = Callable[[str, str], bool | None]
 
 
-def judge(reference: str, answer: str) -> tuple[bool | None, str]:
+def judge(reference: str, answer: str, question: str = "") -> tuple[bool | None, str]:
     """(right, wrong or None for an unreadable reference; the rule that decided)."""
-    if not answer.strip() or len(answer) > MAX_ANSWER_CHARS:
+    if not answer.strip() or len(answer) > MAX_ANSWER_CHARS or "~~" in answer:  # struck out
         return False, "no usable answer"
     reference, answer = undress(reference), undress(answer)
     for name, rule in _RULES:
         verdict = rule(reference, answer)
         if verdict is not None:
             return verdict, name
-    meant = [_meaning(text) for text in (reference, answer)]
-    return same_mathematics(*meant), "mathematics"
+    speech = Speech(question, reference)
+    right = _same_mathematics(_meaning(reference), _meaning(answer), speech)
+    # what reads more than these rules do takes less notice of capitals and primes
+    folded = [re.sub(r"['’\"]", "", exact_text(text)).casefold() for text in (reference, answer)]
+    if right is None and folded[0] == folded[1]:
+        right = False
+    return right, "mathematics"
 
 
-def _meaning(text: str) -> str:
-    """Phrases that stand for a set or for infinity, in notation; two units of one kind as a sum."""
-    plain = plain_text(text)
-    if excepted := _EXCEPT.fullmatch(plain):
-        return f"\\mathbb{{R}} \\setminus \\{{{excepted[1]}\\}}"
-    compound = _COMPOUND.fullmatch(bare(plain_of(text)))
-    if compound and fits(compound[2], compound[4]):
-        factor = ratio(compound[2], compound[4])
-        total = Fraction(compound[1]) + Fraction(compound[3]) * factor
-        return f"({total}) {compound[2]}" if factor != 1 else text
-    return _MEANT.get(plain, text)
+# ---- choices
 
 
-# ---- rules by which a text is right or wrong before it is read as mathematics
+_CHOICE = re.compile(r"\(? ?([A-J]) ?[).:]?")
+_SEVERAL = re.compile(r"(?:both )?\(?[A-J]\)?(?:(?: ?[,;&] ?| and |, and )\(?[A-J]\)?)+")
+_LETTERED = re.compile(r"\(([A-J])\) ?[:.]? ?(.+)")
+_CHOSEN = re.compile(
+    r"(?:(?:the )?(?:correct |best )?(?:answer|option|choice)(?: is)?[ :]*)*"
+    r"[(\[{]? ?([A-Ja-j]) ?(?:[)\]}.:,]+|$) ?(.*)",
+    re.IGNORECASE,
+)
+_OTHER_LETTER = re.compile(r"\b([A-J])\b(?! [a-z]+\b(?<! and)(?<! or)(?<! is)(?<! too))")
+"""A capital alone that is neither the article nor the pronoun before a word."""
 
 
 def _choice(reference: str, answer: str) -> bool | None:
-    """A reference that is one capital letter, with or without the text of the choice."""
-    letter = _CHOICE.fullmatch(plain_of(reference))
+    """A reference of one capital letter or several, with or without the text of the choice."""
+    plain = plain_of(reference)
+    letter = _CHOICE.fullmatch(plain)
     if letter is None:
+        several = _letters(plain)
+        if several and several == _letters(bare(plain_of(answer))):
+            return True
         return _choice_with_text(reference, answer)
     found = _CHOSEN.fullmatch(bare(plain_of(answer)))
-    if found is None or (found[2] and re.search(r"\b(?:or|and|not)\b", found[2])):
+    if found is None or re.search(r"\b(?:or|and|not|but)\b", found[2]):
         return False
-    if found[2] and re.fullmatch(r"[\s,]*\(?[A-J]\)?", found[2]):
-        return False
-    return found[1].upper() == letter[1]
+    others = set(_OTHER_LETTER.findall(found[2]))
+    return found[1].upper() == letter[1] and others <= {letter[1]}
+
+
+def _letters(text: str) -> frozenset[str]:
+    """The letters of `AC`, `A, C` or `both A and C`; none of any other text."""
+    letters = text
+    if _SEVERAL.fullmatch(text):
+        letters = "".join(re.findall(r"\b[A-J]\b", text))
+    elif not re.fullmatch(r"[A-J]{2,5}", text) or list(text) != sorted(set(text)):
+        return frozenset()
+    return frozenset(letters)
 
 
 def _choice_with_text(reference: str, answer: str) -> bool | None:
@@ -105,19 +116,27 @@ def _choice_with_text(reference: str, answer: str) -> bool | None:
     return bool(_choice(letter, answer)) or judge(text, answer)[0]
 
 
+# ---- texts
+
+_WORDLIKE = re.compile(r"[^\W\d_][\w '’.,&/()-]*")
+_PREPOSITION = re.compile(r"^(?:on|in|at|by|it is|it's) (?=[A-Za-z])", re.IGNORECASE)
+
+
 def _text(reference: str, answer: str) -> bool | None:
-    """Equal as words; where the reference is words alone, nothing else is right."""
-    wanted = plain_text(reference)
-    if wanted and any(same_words(wanted, plain_text(text)) for text in _said(answer)):
+    """Equal sign by sign, or as words; where the reference is words, nothing else is right."""
+    if exact_text(reference) == exact_text(answer):
         return True
     plain = plain_of(reference)
     words = re.findall(r"[^\W\d_]+", plain)
     wordy = bool(_WORDLIKE.fullmatch(plain)) and any(len(word) > 1 for word in words)
-    if not wordy or "=" in plain or numerals(plain) != plain:
+    if not wordy or numerals(plain) != plain:
         return None
-    if wanted in _MEANT:
+    wanted = plain_text(reference)
+    if any(same_words(wanted, plain_text(text)) for text in _said(answer)):
+        return True
+    if wanted.casefold() in _MEANT:
         return None
-    return False if parsed(plain) is None or len(max(words, key=len)) > 3 else None
+    return False if _tree(plain) is None or len(max(words, key=len)) > 3 else None
 
 
 def _said(answer: str) -> tuple[str, ...]:
@@ -127,9 +146,304 @@ def _said(answer: str) -> tuple[str, ...]:
     return answer, short, _PREPOSITION.sub("", short)
 
 
+# ---- numbers in another base: `1011_2`, `0x1F`, `42 in base five`
+
+_BASED = re.compile(r"[({]*([0-9A-Za-z]+)[)}]* ?_ ?\{* ?\(?(\d{1,2}|[a-z]{3,7})\)? ?\}*")
+_IN_BASE = re.compile(r"([0-9A-Za-z]+) ?\(?(?:in )?base[ -](\w+)\)?", re.IGNORECASE)
+_BASES = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16, "twenty": 20,
+}  # fmt: skip
+_PREFIXED = re.compile(r"0([bBoOxX])([0-9A-Fa-f]+)")
+
+
+def _base(reference: str, answer: str) -> bool | None:
+    """Numbers with their base: digits in the reference's base, or the same number in another."""
+    wanted, given = _in_base(reference), _in_base(bare(answer))
+    if wanted is None:
+        if given is None:
+            return None
+        joined = join_thousands(reference)
+        return joined.isdigit() and _value(*given) == int(joined)
+    if given is None:
+        digits = re.sub(r"[\s,]", "", bare(answer))
+        return digits.upper().lstrip("0") == wanted[0].upper().lstrip("0")
+    return _value(*wanted) is not None and _value(*wanted) == _value(*given)
+
+
+def _in_base(text: str) -> tuple[str, int] | None:
+    text = plain_of(text.replace("\\_", "_").replace("\\text", ""))
+    if found := _PREFIXED.fullmatch(text):
+        return found[2], {"b": 2, "o": 8, "x": 16}[found[1].lower()]
+    found = _BASED.fullmatch(text) or _IN_BASE.fullmatch(text)
+    if found is None or not re.search(r"\d", found[1]):
+        return None
+    base = int(found[2]) if found[2].isdigit() else _BASES.get(found[2].lower(), 0)
+    return (found[1], base) if 2 <= base <= 36 and _value(found[1], base) is not None else None
+
+
+def _value(digits: str, base: int) -> int | None:
+    try:
+        return int(digits, base)
+    except ValueError:
+        return None
+
+
+# ---- times of the day: `2:30 p.m.`
+
+_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))? ?([ap])\.? ?m\b\.?", re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
+
+
+def _time(reference: str, answer: str) -> bool | None:
+    """A time of the day, where the reference has a.m. or p.m."""
+    wanted = _seconds(reference)
+    if wanted is None:
+        return None
+    answer = re.sub(r"^(?:at|by) ", "", bare(answer))
+    given = _seconds(bare(answer))
+    if given is None and (found := _CLOCK.fullmatch(bare(plain_of(answer)))):
+        hour = int(found[1])
+        given = (hour * 60 + int(found[2])) * 60 + int(found[3] or 0)
+        return given in (wanted, wanted - 12 * 3600 if 1 <= hour < 12 else wanted)
+    return given == wanted
+
+
+def _seconds(text: str) -> int | None:
+    """Seconds since midnight of `2:30 p.m.`."""
+    plain = plain_of(text.replace("\\text", " ").replace("\\ ", " "))
+    found = _TIME.fullmatch(" ".join(re.sub(r"[{}~]", " ", plain).split()))
+    if found is None or not 1 <= int(found[1]) <= 12:
+        return None
+    hour = int(found[1]) % 12 + 12 * (found[4].lower() == "p")
+    return (hour * 60 + int(found[2])) * 60 + int(found[3] or 0)
+
+
 _RULES: tuple[tuple[str, Rule], ...] = (
     ("choice", _choice),
     ("text", _text),
-    ("base", same_in_base),
-    ("time", same_time),
+    ("base", _base),
+    ("time", _time),
 )
+
+# ---- mathematics
+
+_MEANT = {
+    "all real numbers": "\\mathbb{R}", "all reals": "\\mathbb{R}", "any real number": "\\mathbb{R}",
+    "no solution": "\\emptyset", "no solutions": "\\emptyset", "empty set": "\\emptyset",
+    "no real solution": "\\emptyset", "no real solutions": "\\emptyset", "none": "\\emptyset",
+    "there are no solutions": "\\emptyset", "there is no solution": "\\emptyset",
+    "infinity": "\\infty", "positive infinity": "\\infty", "negative infinity": "-\\infty",
+    "minus infinity": "-\\infty",
+}  # fmt: skip
+_EXCEPT = re.compile(
+    r"all real (?:numbers|values)(?: of [a-z])? (?:except|but|other than)(?: for)? (.+)"
+)
+_COMPOUND = re.compile(
+    r"(\d+(?:\.\d+)?) ?([a-z]+)[ ,]{0,2}(?:and )?(\d+(?:\.\d+)?) ?([a-z]+)", re.IGNORECASE
+)
+_ARC = re.compile(
+    r"(\d+) ?(?:°|\^ ?\{? ?\\circ ?\}?) ?(\d+(?:\.\d+)?) ?(?:'|’|′|\^ ?\{?\\prime\}?)"
+)
+_LABEL = re.compile(
+    r"^(?:A(?=: )|m? ?\\angle ?[A-Z]{1,3}"
+    r"|\|?(?:\\(?:overline|vec|overrightarrow) ?\{)?[A-Z]{2,3}\}?\|?"
+    r"|\\?(?:Pr?|E|Var|mathbb\{?[PE]\}?) ?[(\[][^=]*[)\]]"
+    r"|(?:\\text\{[^{}]*\} ?|[A-Za-z][A-Za-z']* ){0,6}(?:\\text\{[^{}]*\}|[A-Za-z][A-Za-z']{2,}))"
+    r" ?(?:=|:) ?(?=[^ ])"
+)
+_DEGREES = re.compile(r"\^? ?\{? ?\\circ(?![a-zA-Z]) ?\}?|°|\\?\bdegrees?\b")
+_PI = re.compile(r"\\pi(?![a-zA-Z])|π|\bpi\b")
+_NEAR = re.compile(
+    r"≈|\\approx(?![a-z])|\\simeq(?![a-z])|\b(?:approximately|about|roughly|around)\b"
+    r"|\bapprox\b\.?"
+)
+_COUNTED = re.compile(
+    r"(-?\d[\d.,]*) ?(?:\\text ?\{ ?)?(times|dozen|hundreds|thousands|millions)\b ?\}?"
+)
+_IN_WORDS = re.compile(r"([-\d.,]+) ?\(([A-Za-z][A-Za-z -]*)\)")
+_DECIMAL = re.compile(r"-?\d*\.?(\d*)(?=$| ?\\?%| [A-Za-z])")
+
+
+def _meaning(text: str) -> str:
+    """Phrases that stand for a set or for infinity, in notation; two units of one kind as a sum."""
+    plain = plain_text(text).casefold()
+    if excepted := _EXCEPT.fullmatch(plain):
+        return f"\\mathbb{{R}} \\setminus \\{{{excepted[1]}\\}}"
+    if arc := _ARC.fullmatch(bare(text)):
+        return f"{Fraction(arc[1]) + Fraction(arc[2]) / 60}^\\circ"
+    compound = _COMPOUND.fullmatch(bare(plain_of(text)))
+    if compound and fits(compound[2], compound[4]):
+        scale = ratio(compound[2], compound[4])
+        if scale is not None and scale != 1:
+            return f"{Fraction(compound[1]) + Fraction(compound[3]) * scale} {compound[2]}"
+    return _MEANT.get(plain, text)
+
+
+def _same_mathematics(reference: str, answer: str, speech: Speech) -> bool | None:
+    """Whether both are equal mathematics; None where the reference has no value."""
+    wanted = list(_trees(reference, is_reference=True))
+    if not wanted:
+        return None
+    lists = any(node.op in ("list", "sequence") for node in wanted)
+    for text in (answer, *_turned(reference, answer)):
+        for node in _candidates(text, lists, speech):
+            if any(_is_same(one, node) for one in wanted):
+                return True
+    return False if any(_is_same(node, node) for node in wanted) else None
+
+
+def _is_same(reference: Node, answer: Node) -> bool:
+    try:
+        return same(reference, answer)
+    except (UnreadableError, UndefinedError, ArithmeticError):
+        return False
+
+
+def _turned(reference: str, answer: str) -> tuple[str, ...]:
+    """An angle in degrees as one in radians that tell of pi, and the other way round."""
+    wanted, given = bool(_DEGREES.search(reference)), bool(_DEGREES.search(answer))
+    if given and not wanted and _PI.search(reference):
+        return (f"({_DEGREES.sub('', bare(answer))})*\\pi/180",)
+    if wanted and not given and _PI.search(answer):
+        return (f"({bare(answer)})*180/\\pi",)
+    return ()
+
+
+def _candidates(text: str, is_list: bool, speech: Speech) -> Iterator[Node]:
+    """The trees of an answer whose words the question knows; none of an answer that is none."""
+    counted = _COUNTED.match(bare(text))
+    if counted and speech.counts(counted[2]):  # `3 times`, where it is asked how many times
+        text = f"{counted[1]} {bare(text)[counted.end() :]}".strip()
+    if doubtful(text):
+        return
+    short = _unrepeated(bare(text))
+    num_found = 0
+    for part in _sides(_unlabelled(short, speech)):
+        for node in _trees(part, is_list=is_list):
+            num_found += 1
+            if (allowed := _allowed(node, speech)) is not None:
+                yield allowed
+    if not num_found:
+        before, stated = only_number(text)
+        tells = speech.labels if before.endswith((":", ": ")) else speech.tells
+        said = _tree(join_thousands(stated)) if stated and tells(before) else None
+        if said is not None and (allowed := _allowed(said, speech)) is not None:
+            yield allowed
+
+
+def _unrepeated(text: str) -> str:
+    """An answer without its own number in words behind it: `144 (one hundred forty-four)`."""
+    found = _IN_WORDS.fullmatch(text)
+    if found is None or numerals(found[2]) != join_thousands(found[1]):
+        return text
+    return found[1]
+
+
+def _unlabelled(text: str, speech: Speech) -> str:
+    """An answer without its label (`Area = `), whose words the question knows."""
+    label = _LABEL.match(text)
+    if label is None or set(re.findall(r"[a-z]+", label[0])) & FUNCTIONS:
+        return text
+    return text[label.end() :] if speech.labels(label[0]) else text
+
+
+def _sides(text: str) -> tuple[str, ...]:
+    r"""An answer, or what `7/12 \approx 0.583` says twice; nothing where that is two answers.
+
+    The rounded one must have the digits of the exact one. Of two decimals the first is meant.
+    """
+    found = _NEAR.search(text)
+    if found is None:
+        return (text,)
+    left = re.sub(r"(?: ?[,;(]| ?\bor| ?\bwhich is| ?i\.e\.)+$", "", text[: found.start()].strip())
+    right = text[found.end() :].strip(" )")
+    if not left.strip(" (") or not right:
+        return (right,) if right else ()
+    plain = [_DECIMAL.match(join_thousands(side)) for side in (left, right)]
+    first, last = (found[0].strip("-.") if found else "" for found in plain)
+    if _NEAR.search(right) or not (first or last):
+        return ()
+    exact, rounded, spelled = (left, right, plain[1]) if last else (right, left, plain[0])
+    worth, near = _amount(exact), _amount(rounded)
+    if worth is None or near is None or spelled is None:
+        return ()
+    size = 10.0 ** -len(spelled[1]) / (100 if PERCENT in rounded else 1)
+    is_rounded = abs(worth - near) <= size * (0.5 + 1e-9)
+    if not is_rounded and not 0 <= abs(worth) - abs(near) < size * (1 - 1e-9):
+        return ()
+    # a whole number tells too little of what it is rounded from
+    return (left, right) if not (first and last) and "." in spelled[0] else (exact,)
+
+
+def _amount(text: str) -> float | None:
+    """What a side of an `≈` is worth; a share in percent is divided by 100."""
+    for node in _trees(text):
+        value = assigned(node) if node.op == "relation" else node
+        if value is None:
+            continue
+        scale = 1.0
+        if value.op == "unit":
+            scale = 0.01 if unit_text(value.name) == PERCENT else 1.0
+            value = value.args[0]
+        try:
+            worth = complex(number(value))
+        except (UnreadableError, UndefinedError, ArithmeticError):
+            continue
+        return worth.real * scale if not worth.imag else None
+    return None
+
+
+def _allowed(node: Node, speech: Speech) -> Node | None:
+    """A tree whose units the question or the reference knows, else None."""
+    if node.op == "unit":
+        unit = unit_text(node.name)
+        if unit == PERCENT:
+            return node.args[0] if speech.asks_percent and not speech.is_share else node
+        if not speech.allows(unit):
+            return None
+    names = [_name(one.args[0]) for one in (node, *node.args) if one.op == "relation"]
+    if not all(map(speech.is_asked, filter(None, names))):
+        return None
+    has_several = len(set(names)) > 1 or set(node.name) & set("<>≤≥≠∈")
+    if has_several and not all(map(speech.speaks_of, filter(None, names))):
+        return None
+    args = tuple(_allowed(arg, speech) for arg in node.args)
+    if any(arg is None for arg in args):
+        return None
+    return node._replace(args=tuple(arg for arg in args if arg is not None))
+
+
+def _name(node: Node) -> str:
+    """The letters of a name: `AB`, `x`; of `f(x)` the function's; none of what is no name."""
+    if node.op == "abs":
+        return _name(node.args[0])
+    if not is_name(node):
+        return ""
+    parts = [_name(arg) for arg in node.args] if node.op == "*" else [node.name]
+    return "".join(parts) if "".join(parts).isupper() else parts[0]
+
+
+def _trees(text: str, *, is_reference: bool = False, is_list: bool = False) -> Iterator[Node]:
+    """The trees of a text: letters behind a number as its unit, and as what multiplies it."""
+    spelled = _spelled(text, is_list or is_reference)
+    found: list[Node] = []
+    for units in (True, False):
+        node = _tree(spelled, units=units, attached_units=not is_reference)
+        if node is not None and node not in found:
+            found.append(node)
+            yield node
+
+
+def _tree(text: str, *, units: bool = True, attached_units: bool = True) -> Node | None:
+    try:
+        return parse(text, units=units, attached_units=attached_units)
+    except UnreadableError:
+        return None
+
+
+def _spelled(text: str, is_list: bool) -> str:
+    """A text with its thousands joined, its number words in digits, its decimal comma a point."""
+    joined = join_thousands(text.replace("{,}", ",").replace("\\!", ""))
+    joined = re.sub(r"(?<=\d)(?:\\[,;: ]|~|\u202f|\u2009|\u00a0)(?=\d{3}(?!\d))", "", joined)
+    return numerals(joined if is_list else decimal_commas(joined))

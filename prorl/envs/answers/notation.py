@@ -16,6 +16,7 @@ import unicodedata
 from typing import NamedTuple
 
 MAX_TOKENS = 400
+MAX_SERIES = 40
 ROW_END = "␤"
 """The sign for `\\\\\\\\`, the end of a matrix' row."""
 
@@ -88,8 +89,11 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, ours in (
         (r"\\(?:!|allowbreak)", ""),
         (r"\\[,;:> ]|~|\\(?:quad|qquad|thinspace|enspace|hspace\{[^{}]*\})(?![a-zA-Z])", " "),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:[dtcs]|nice)frac(?![a-zA-Z])", r"\\frac"),
         (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"\\textcolor *\{[^{}]*\}|\\color *\{[^{}]*\}", ""),
+        (r"(?<=\d) ?([kMm]?) ?\\Omega(?= *$)", r" ⟦\1ohm⟧ "),
         (r"\\(?:leqslant|leq|le)(?![a-zA-Z])|<=|=<", "≤"),
         (r"\\(?:geqslant|geq|ge)(?![a-zA-Z])|>=", "≥"),
         (r"\\(?:neq|ne)(?![a-zA-Z])|!=|\\not\s*=", "≠"),
@@ -109,6 +113,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:lor|vee)(?![a-zA-Z])", " or "),
         (r"\\(?:land|wedge)(?![a-zA-Z])", " and "),
         (r"\\mathbb\s*\{?\s*([RZNQC])\s*\}?", r"\\\1 "),
+        (r"\\R *\^ *(?:\{ *\+ *\}|\+)", r"(0,\\infty)"),
         (r"\\(?:l|r)?vert(?![a-zA-Z])|\\\||\\mid(?![a-zA-Z])", "|"),
         (r"\\lfloor(?![a-zA-Z])", "⌊"),
         (r"\\rfloor(?![a-zA-Z])", "⌋"),
@@ -132,14 +137,15 @@ _REPEATING = re.compile(
     r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\((\d+)\))"
 )
 _ELLIPSIS = re.compile(r"(?<![\d.])(\d*)\.(\d*?)(\d{1,6}?)\3{2,}(?:\3)*\.\.\.+")
+_SERIES = re.compile(r"(-?\d{1,6}), ?(-?\d{1,6}),(?: ?-?\d{1,6},){0,9} ?\.\.\., ?(-?\d{1,6})")
 _GROUPED = (
-    re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)"),
+    re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)"),
     re.compile(r"(?<![\d.,])\d{1,2}(?:,\d{2})+,\d{3}(?!,?\d)"),
-    re.compile(r"(?<![\d.,_ ])\d{1,3}(?:[ '_]\d{3})+(?![ '_]?\d)"),
+    re.compile(r"(?<![\d.,_ ])\d{1,3}(?:[ '’_]\d{3})+(?![ '’_]?\d)"),
     re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![.\d])"),
 )
 _EUROPEAN = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+,\d+(?![.,\d])")
-_DECIMAL_COMMA = re.compile(r"(?<![\d.,])-?\d+,\d+(?![.,\d])")
+_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)(?=[^\d.,;()\[\]{}]*$)")
 _TOKEN = re.compile(
     r"(?P<num>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+(?![\d.]))?)"
     r"|(?P<word>⟦[^⟦⟧]*⟧)"
@@ -167,7 +173,7 @@ def spell(text: str) -> str:
     text = _WRAPPERS.sub("", text)
     for pattern, ours in _SPELLINGS[2:]:
         text = pattern.sub(ours, text)
-    text = _repeating(text)
+    text = _SERIES.sub(_as_items, _repeating(text))
     return re.sub(r"\s+", " ", text).strip()
 
 
@@ -179,6 +185,15 @@ def _as_words(found: re.Match[str]) -> str:
     if inner in ("or", "and", "", ","):
         return f" {inner} "
     return f" ⟦{inner.replace('⟦', ' ').replace('⟧', ' ')}⟧ "
+
+
+def _as_items(found: re.Match[str]) -> str:
+    """`1, 2, ..., 5` as the numbers that it stands for, where they are few."""
+    first, second, last = (int(found[index]) for index in (1, 2, 3))
+    step = second - first
+    if not step or (last - first) % step or not 1 < (last - first) // step <= MAX_SERIES:
+        return found[0]
+    return ",".join(map(str, range(first, last + (1 if step > 0 else -1), step)))
 
 
 def _repeating(text: str) -> str:
@@ -208,8 +223,15 @@ def join_thousands(text: str) -> str:
 
 
 def decimal_commas(text: str) -> str:
-    """Numbers with a point for their decimal comma: `3,14` as `3.14`."""
-    return _DECIMAL_COMMA.sub(lambda found: found[0].replace(",", "."), text)
+    """A number with a point for its decimal comma: `3,14` as `3.14`.
+
+    >>> [decimal_commas(text) for text in ("3,14 m", "0,125", "5,000", "(1,2)", "1,2,3")]
+    ['3.14 m', '0.125', '5,000', '(1,2)', '1,2,3']
+    """
+    found = _DECIMAL_COMMA.match(text)
+    if found is None or join_thousands(text) != text:
+        return text
+    return f"{found[1]}.{found[2]}{text[found.end() :]}"
 
 
 def tokens(text: str) -> list[Token]:

@@ -30,7 +30,6 @@ _SCALED = re.compile(
     r"^([-+]?[\d.,]*\d)\s*(hundred|thousand|million|billion|trillion|dozen)\b", re.IGNORECASE
 )
 _NEGATIVE = re.compile(r"(?:negative|minus)\s+(?=[\d.\\(])", re.IGNORECASE)
-_ORDINAL = re.compile(r"^(\d+)(?:st|nd|rd|th)\b")
 _WORD = re.compile(r"[A-Za-z]+|[^A-Za-z\s]+")
 
 
@@ -43,8 +42,6 @@ def numerals(text: str) -> str:
     if scaled := _SCALED.match(text):
         number = Fraction(scaled[1].replace(",", "")) * _SCALES[scaled[2].lower()]
         return _digits(number) + text[scaled.end() :]
-    if ordinal := _ORDINAL.match(text):
-        return ordinal[1] + text[ordinal.end() :]
     if signed := _NEGATIVE.match(text):
         return "-" + text[signed.end() :]
     words = [word for word in _WORD.finditer(text) if word[0] != "-"]

@@ -12,10 +12,9 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
-from prorl.envs.answers.arithmetic import UndefinedError
-from prorl.envs.answers.evaluate import close, real, symbols
+from prorl.envs.answers.evaluate import UndefinedError, close, real, symbols
 from prorl.envs.answers.notation import UnreadableError
-from prorl.envs.answers.tree import Node
+from prorl.envs.answers.parse import Node
 
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠", "=": "="}
 

@@ -1,38 +1,41 @@
-r"""The words around and instead of mathematics: lead-ins, doubts, plain texts.
+r"""The words and signs around and instead of mathematics: dress, lead-ins, doubts, plain texts.
 
-Pure functions over short texts.
+Pure functions over short texts in which white space is single (`undress`): so their patterns are
+linear.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from prorl.envs.answers.notation import TEXT_COMMANDS
 
 _LEAD = re.compile(
-    r"^(?:(?:so|thus|hence|therefore|then|finally|and so|i think|we|i|you|get|gets|have|find|obtain"
-    r"|conclude|that|the|my|our|final|correct|right|answer|ans|result|value|solutions?|total|sum"
-    r"|is|are|be|equals?|would be|will be|must be|it|this|there|there are|a total of|exactly"
-    r"|approximately|about|around|roughly|approx\.?|simply|just|only|given by|equal to|option"
-    r"|choice)(?=[\s:,*=$\\(]|$)[\s:,*]*"
-    r"|(?:[:=≈]|\\approx|\\therefore|\\implies|\\Rightarrow|=>|->|→|∴)\s*)+",
+    r"^(?:(?:so|thus|hence|therefore|then|finally|and so|i think|we|i|you|he|she|they|get|gets|has"
+    r"|have|find|obtain|conclude|that|the|my|our|final|correct|right|answer|ans|result|value"
+    r"|solutions?|total|is|are|be|equals?|would be|will be|must be|it|this|there|there are"
+    r"|a total of|exactly|approximately|about|around|roughly|approx\.?|simply|just|only|given by"
+    r"|equal to|option|choice)(?=[ :,*=$\\(]|$)[ :,*]*"
+    r"|(?:[:=≈]|\\approx|\\therefore|\\implies|\\Rightarrow|=>|->|→|∴) ?)+",
     re.IGNORECASE,
 )  # fmt: skip
 _DOUBT = re.compile(
     r"(?<!\\)\b(?:not|never|neither|nor|no|none|unknown|least|most|or more|or less|than|between"
-    r"|(?:over|under|above|below)(?=\s+[\d$\\])|except|almost|nearly|wrong|incorrect|false|guess(?:ed)?"
+    r"|(?:over|under|above|below)(?= [\d$\\])|except|almost|nearly|wrong|incorrect|false"
+    r"|guess(?:ed)?"
     r"|maybe|perhaps|either|both|any|idea|cannot|can't|don't|doesn't|isn't|aren't|wasn't|unsure"
-    r"|(?<=\s)minus|plus|times|divided|factorial|mod|modulo|root|square root|reciprocal"
+    r"|(?<= )minus|plus|times|divided|factorial|mod|modulo|root|square root|reciprocal"
     r"|inverse|instead|versus|vs|unless|if|possibly|probably|could|might|unlike|but|error|infinite)\b|n't\b",
     re.IGNORECASE,
 )  # fmt: skip
-_NUMBERS = re.compile(r"[-+]?(?:\d[\d,]*\d|\d)(?:\.\d+)?(?:\s*/\s*\d+)?%?")
-_SENTENCE = re.compile(r"[A-Za-z'’,.!\-\s$;:]*")
+_NUMBERS = re.compile(r"[-+]?(?:\d[\d,]*\d|\d)(?:\.\d+)?(?: ?/ ?\d+)?%?")
+_SENTENCE = re.compile(r"[A-Za-z'’,.!\- $;:]*")
 _NO_SENTENCE = re.compile(
     r"\b(?:[b-hj-zB-HJ-Z]|or|step|line|part|problem|question|case|equation|method|square|squared|cube"
     r"|cubed|log|half|third|quarter|double|twice|percent|hundred|thousand|million|billion|trillion"
     r"|dozen|choose|power|negative|base|digit|digits|th|st|nd|rd|pi|point|and)\b|[\d)][A-Za-z]"
-    r"|(?:^|\s)[-.,$]+\s",
+    r"|(?:^| )[-.,$]+ ",
     re.IGNORECASE,
 )  # fmt: skip
 _SAME = (
@@ -51,8 +54,90 @@ _SAME = (
         )
     ),
     frozenset(("infinity", "∞", "positive infinity", "infinite", "+∞", "inf")),
-    frozenset(("all real numbers", "all reals", "r", "any real number", "every real number")),
+    frozenset(("all real numbers", "all reals", "ℝ", "any real number", "every real number")),
 )
+
+_DELIMITERS = re.compile(r"\\[()\[\]]|__|`|(?<!\\)\$\$")
+_BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?![\w(])")
+_SIGNS = {
+    "$": "dollars", "€": "euros", "£": "GBP", "¥": "yen", "₹": "rupees", "¢": "cents",
+    "USD": "dollars", "EUR": "euros", "GBP": "GBP", "Rs": "rupees", "JPY": "yen", "INR": "rupees",
+}  # fmt: skip
+_SIGN = r"\\?[$€£¥₹¢]|\b(?:USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z])"
+_BEFORE = re.compile(rf"({_SIGN}) ?(?=[-+]?[\d.])")
+_BEHIND = re.compile(r"(?<=\d) ?([€£¥₹¢])")
+_REPEATED = re.compile(r"([_*$~#,;:])\1{3,}")
+_SCALE_WORD = re.compile(
+    r"\\(?:text|mathrm|mbox) ?\{ ?(hundred|thousand|million|billion|trillion|dozen)\b ?([^{}]*)\}"
+)
+_TWO_LETTERS = frozenset(
+    re.findall(
+        r"[\w-]+",
+        """no up on in to of it is at by or so we an as do go if""",
+    )
+)
+
+
+def undress(text: str) -> str:
+    """A text without delimiters, markdown and the full stop behind it, its spaces single.
+
+    A currency's sign becomes its name behind the number.
+
+    >>> undress("**$1,234.50**."), undress("€5 million"), undress("$3 + $4")
+    ('1,234.50 dollars', '5 million euros', '3 + 4')
+    """
+    text = " ".join("".join(filter(_is_kept, text)).split())
+    text = _REPEATED.sub(r"\1\1\1", text)
+    text = _BOLD.sub(r"\1", _DELIMITERS.sub(" ", text).strip()).strip()
+    text = _SCALE_WORD.sub(lambda found: f" {found[1]} {found[2]} ", text)
+    text = _untrailed(" ".join(text.split()).replace("{:}", ":"))
+    dollars = len(re.findall(r"(?<!\\)\$", text))
+    if dollars and dollars % 2 == 0:
+        text = re.sub(r"(?<!\\)\$", " ", text).strip()
+    text = _priced(text).strip().strip('"“”')
+    text = re.sub(r"^\*\*|\*\*$", "", text)
+    if text.startswith("*") and text.endswith("*"):
+        text = text.strip("*_")
+    return " ".join(_untrailed(text).split())
+
+
+def _untrailed(text: str) -> str:
+    """Without the full stop behind it; the dots of `0.333...` stay."""
+    text = text.replace("\\text{}", " ").rstrip(" ,;:")
+    return text if text.endswith("...") else text.rstrip(" .,;:\\")
+
+
+def _is_kept(char: str) -> bool:
+    return char in "°␤" or unicodedata.category(char) != "So"
+
+
+def _priced(text: str) -> str:
+    """A text whose numbers have their currency behind them; one with two currencies stays."""
+    signs = [sign.strip("\\.") for sign in (*_BEFORE.findall(text), *_BEHIND.findall(text))]
+    names = {_SIGNS[sign] for sign in signs}
+    if len(names) != 1:
+        return text
+    name = names.pop()
+    bare_text = _BEHIND.sub("", _BEFORE.sub("", text))
+    if len(signs) > 1 or re.search(rf"\b{name.rstrip('s')}", bare_text, re.IGNORECASE):
+        return bare_text
+    at = re.search(
+        r"\d[\d.,]*(?: ?(?:\\text ?\{ ?)?(?:hundred|thousand|million|billion|trillion)\b ?\}?)?",
+        bare_text,
+    )
+    if at is None:
+        return text
+    number = at[0].rstrip(".,")
+    return f"{bare_text[: at.start()]}{number} {name}{bare_text[at.start() + len(number) :]}"
+
+
+def plain_of(text: str) -> str:
+    """A text without the commands that set it as text, and without braces around it."""
+    for _ in range(2):
+        text = re.sub(
+            r"\\(?:text|mathrm|textbf|mathbf|textit|rm|bf|mbox) ?\{([^{}]*)\}", r"\1", text
+        )
+    return text.strip("{} ")
 
 
 def bare(text: str) -> str:
@@ -73,47 +158,92 @@ def doubtful(text: str) -> bool:
     return _DOUBT.search(TEXT_COMMANDS.sub(r" \1 ", text)) is not None
 
 
-def only_number(text: str) -> str:
-    """The one number of a sentence with the words behind it; empty where it is not that plain.
+def only_number(text: str) -> tuple[str, str]:
+    """(what precedes the one number of a sentence, that number with the words behind it).
+
+    Both are empty where it is not that plain.
 
     >>> only_number("Janet makes $18 every day"), only_number("no, step 5"), only_number("5x")
-    ('18 every day', '', '')
+    (('Janet makes ', '18 every day'), ('', ''), ('', ''))
     """
-    plain = TEXT_COMMANDS.sub(r" \1 ", text)
+    plain = " ".join(TEXT_COMMANDS.sub(r" \1 ", text).split())
     found = _NUMBERS.findall(plain)
     if len(found) != 1 or doubtful(plain) or _NO_SENTENCE.search(plain):
-        return ""
+        return "", ""
     before, _, after = plain.partition(found[0])
     if before and not before[-1].isspace() and before[-1] not in "$:":
-        return ""
+        return "", ""
     if not (_SENTENCE.fullmatch(before) and _SENTENCE.fullmatch(after)):
-        return ""
-    return f"{found[0]}{after}".strip(" .!").replace("$", "")
+        return "", ""
+    return before.rstrip("$"), f"{found[0]}{after}".strip(" .!").replace("$", "")
+
+
+def exact_text(text: str) -> str:
+    r"""A text for comparing sign by sign: without dress, in one spacing; case and primes stay.
+
+    >>> exact_text(r"f'( x )"), exact_text(r"\text{Co}"), exact_text(r"\left(1,\,2\right)")
+    ("f'(x)", 'Co', '(1,2)')
+    """
+    text = TEXT_COMMANDS.sub(r" \1 ", text)
+    text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|[`“”$]|~", " ", text)
+    if "\\{" in text:  # a set's condition
+        text = re.sub(r"\\mid(?![a-zA-Z])|:", "|", text)
+    text = re.sub(r" ?([-+=<>/^,:;()\[\]{}|]) ?", r"\1", " ".join(text.split()))
+    return text.lstrip(" ;,").rstrip(" .;,")
 
 
 def plain_text(text: str) -> str:
-    r"""A text for comparing as words: without case, articles, punctuation and dress.
+    r"""A text for comparing as words: without articles, punctuation and dress, in its case.
 
     >>> plain_text(r"\text{The East}."), plain_text("  Yes!")
-    ('east', 'yes')
+    ('East', 'Yes')
     """
     text = TEXT_COMMANDS.sub(r" \1 ", text)
-    text = re.sub(r"\\mathbb\s*\{?\s*R\s*\}?", " R ", text)
+    text = re.sub(r"\\mathbb ?\{? ?R ?\}?", " ℝ ", text)
     text = text.replace("\\infty", "∞").replace("\\emptyset", "∅").replace("\\varnothing", "∅")
-    text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|[*`\"“”$]|~", " ", text)
-    text = re.sub(r"[’']", "", text).casefold()
-    text = re.sub(r"\b(?:the|a|an)\b(?=\s+\w)", " ", text)
-    text = re.sub(r"\b([ap])\.\s?m\.?(?!\w)", r"\1m", text)
-    text = re.sub(r"\s*([-+=<>/^,:;()\[\]{}])\s*", r"\1", text)
-    text = " ".join(text.split()).rstrip(".;,")
+    text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|[`\"“”$]|~", " ", text)
+    text = re.sub(r"[’']", "", " ".join(text.split()))
+    text = re.sub(r"\b(?:[Tt]he|an?|A(?=n? [a-z]{2})n?)\b(?= \w)", " ", text)
+    text = re.sub(r"\b([apAP])\. ?[mM]\.?(?!\w)", r"\1m", " ".join(text.split()))
+    text = re.sub(r" ?([-+=<>/^,:;()\[\]{}]) ?", r"\1", text)
+    text = text.rstrip(".;, ")
     # behind words it is an exclamation, behind numbers a factorial
-    return re.sub(r"(?<=[a-z]{2})!+$", "", text).strip()
+    return re.sub(r"(?<=[A-Za-z]{2})!{1,9}$", "", text).strip()
+
+
+def same_case(one: str, other: str) -> bool:
+    """Whether two texts differ in nothing but how people set their words' capitals.
+
+    A word may begin with a capital, and one of three letters or more be all capitals; what mixes
+    them otherwise, or is as short as a symbol (`Mg`, `CO`, `AaBb`, `m`), means its case.
+
+    >>> pairs = ("east", "East"), ("TRUE", "true"), ("Co", "CO"), ("No", "NO"), ("H2O", "h2o")
+    >>> [same_case(*pair) for pair in pairs]
+    [True, True, False, False, True]
+    """
+    if one.casefold() != other.casefold():
+        return False
+    is_prose = all(char.isalpha() or char == " " for char in one) and " " in one
+    pairs = zip(re.findall(r"[^\W_]+", one), re.findall(r"[^\W_]+", other), strict=False)
+    return all(
+        left == right or (_is_word(left, is_prose) and _is_word(right, is_prose))
+        for left, right in pairs
+    )
+
+
+def _is_word(text: str, is_prose: bool) -> bool:
+    if len(text) == 1:
+        return is_prose
+    if len(text) == 2:
+        return text.lower() in _TWO_LETTERS and not text.isupper()
+    return text.islower() or text[1:].islower() or text.isupper()
 
 
 def same_words(reference: str, answer: str) -> bool:
     """Whether two plain texts say one thing: equal, of one meaning, or one list of words."""
-    if reference == answer:
+    if same_case(reference, answer):
         return True
+    reference, answer = reference.casefold(), answer.casefold()
     if any(reference in group and answer in group for group in _SAME):
         return True
     parts = [sorted(re.split(r",and |, and |,| and |;", text)) for text in (reference, answer)]

@@ -23,7 +23,7 @@ The policy changes a repository so that hidden tests pass.
 The repository lies in the workspace as one git commit without history: a later fix cannot be read
 out of it. An image needs git and python3. What crosses into EVAL is the diff to that commit. EVAL
 prepares a fresh workspace in the same way, brings the tests, then the diff without what decides
-about it (`guard.py`), runs the tests and asks for each named one's verdict.
+about it (`guard.py`), runs the tests as they are and altered (`judge.py`).
 
 The reward is 1 when all named tests pass, else 0; a diff that does not apply, tests that hang or a
 sandbox that they break are 0 too. A workspace whose changes cannot be read any more is the policy's
@@ -31,63 +31,28 @@ failure, `sandbox_broken`. Once a node the task itself is tried (`verify`): on t
 repository PASS_TO_PASS must pass and FAIL_TO_PASS not, and with the reference all of them; a task
 for which that does not hold is `bad_task`, and no policy is blamed.
 
-Who can forge a verdict. The tests share a process with the code that they test, as in SWE-bench.
-The witness sees what is done to itself and to the runner (`suspects.py`) and to the tests, their
-helpers and pytest's objects (`kept.py`); only the session's own process is listened to.
-
-| harness | told by | what remains possible |
-|---|---|---|
-| pytest, unittest | a witness in the process | ctypes; reading or changing the tests' data |
-| any other (`logs/`) | its log | code that prints the log of tests that passed |
+Who can forge a verdict: `judge.py`, and `docs/software-engineering.md` for what remains possible.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from hashlib import blake2b
 
 from prorl.envs.base import BaseEnv, Solution
-from prorl.envs.swe import fields, guard, shell, workspace
-from prorl.envs.swe.apply import apply, guarded_apply
+from prorl.envs.swe import fields, workspace
 from prorl.envs.swe.fields import check_fields
-from prorl.envs.swe.tested import Harness, Tested, run_tests
-from prorl.envs.swe.verdict import (
-    LOG_CHARS,
-    NOTHING,
-    bad_task,
-    check_reference,
-    check_untouched,
-    forged,
-    score_of,
-    without_excuses,
-)
-from prorl.envs.tools import BASH, FILES, cut_short, text_field
-from prorl.errors import SandboxError
+from prorl.envs.swe.judge import Judge, bring_reference, bring_tests, run_task
+from prorl.envs.swe.verdict import NOTHING, check_reference, check_untouched, score_of
+from prorl.envs.tools import BASH, FILES, text_field
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rewards import rubric_of
 from prorl.rubric import Rubric
-from prorl.types import (
-    HOST_WHEELS,
-    FailureCode,
-    SandboxSpec,
-    Score,
-    Stage,
-    Task,
-    ToolCall,
-    ToolResult,
-)
+from prorl.types import HOST_WHEELS, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult
 
-TESTS_S = 60.0
-"""Limit of all tests together when the task names none."""
 GOLD_PATCH = ".git/reference.patch"
 PYTEST = ("pytest",)
 """What tests find beside Python where a task names neither image nor requirements."""
-MAX_VERIFIED = 10_000
-"""Tasks whose own functions of the test runner are remembered, by the process that scores."""
-
-_VERIFIED: dict[str, Tested] = {}
 
 _SYSTEM = (
     "You work on a repository, which is your workspace. Change it so that it does what the user"
@@ -151,19 +116,11 @@ class SweEnv(BaseEnv):
         """
         if task.data.get("verified"):
             return
-        await _bring_tests(task, sandbox)
-        before = await _tested(task, sandbox, deadline, is_ours=True)
-        check_untouched(task, before)
-        if isinstance(task.data.get("patch"), str) and task.data["patch"].strip():
-            await _bring_reference(task, sandbox)
-            after = await _tested(task, sandbox, deadline, is_ours=True)
-            check_reference(task, after)
-            before = before._replace(
-                suspects=before.suspects | after.suspects, expected=before.expected | after.expected
-            )
-        while len(_VERIFIED) >= MAX_VERIFIED:
-            del _VERIFIED[next(iter(_VERIFIED))]
-        _VERIFIED[_digest(task)] = before
+        await bring_tests(task, sandbox)
+        check_untouched(task, await run_task(task, sandbox, deadline, is_ours=True))
+        if fields.patch(task).strip():
+            await bring_reference(task, sandbox)
+            check_reference(task, await run_task(task, sandbox, deadline, is_ours=True))
 
     async def score(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
@@ -173,31 +130,11 @@ class SweEnv(BaseEnv):
         Raises GraderError, SandboxError, RolloutError for a task whose tests do not apply.
         """
         assert sandbox is not None
-        resolved = await self._resolved(task, artefact, sandbox, deadline)
+        resolved = score_of(task, NOTHING, "no change")
+        if artefact.strip():
+            resolved = await Judge(task, sandbox, deadline, artefact).score()
         more = await rubric_of(task, Rubric()).score(task, artefact, sandbox, deadline)
         return Score(parts=(*resolved.parts, *more.parts), log=resolved.log)
-
-    async def _resolved(
-        self, task: Task, artefact: bytes, sandbox: Sandbox, deadline: Deadline
-    ) -> Score:
-        if not artefact.strip():
-            return score_of(task, NOTHING, "no change")
-        await _bring_tests(task, sandbox)
-        problem, left = await guarded_apply(sandbox, artefact, fields.rules(task))
-        if problem:
-            return score_of(task, NOTHING, f"the change does not apply: {problem}")
-        try:
-            tested = await _tested(task, sandbox, deadline)
-        except SandboxError as error:
-            if error.code is not FailureCode.SANDBOX_BROKEN:
-                raise
-            return score_of(task, NOTHING, f"the tests broke their sandbox: {error.message}")
-        before = _VERIFIED.get(_digest(task), NOTHING)
-        tested = without_excuses(tested, before)
-        log = left + tested.log[len(left) - LOG_CHARS :]
-        if problem := forged(tested, before):
-            return score_of(task, NOTHING, f"{problem}\n{log}"[:LOG_CHARS])
-        return score_of(task, tested, log)
 
     def reference(self, task: Task) -> Solution:
         """Write the reference patch to a file and apply it."""
@@ -210,47 +147,3 @@ class SweEnv(BaseEnv):
             "bash", {"command": f"git apply --whitespace=nowarn {GOLD_PATCH} && git status --short"}
         )
         return Solution((write, apply), "The change is in the workspace.")
-
-
-async def _tested(
-    task: Task, sandbox: Sandbox, deadline: Deadline, *, is_ours: bool = False
-) -> Tested:
-    """Run the tests; `is_ours` when no policy has had a hand in them."""
-    wanted_s = float(task.data.get("timeout_s", TESTS_S))
-    limit_s = min(wanted_s, deadline.remaining_s)
-    # compiled files of one source must not be taken for another's, of equal size and second
-    ours = {"PYTHONDONTWRITEBYTECODE": "1"} if is_ours else {}
-    harness = Harness(
-        command=(shell.IMAGE_ENVIRONMENT if task.data.get("image") else "") + fields.command(task),
-        limit_s=limit_s,
-        environment={**fields.environment(task), **ours},
-        parser=fields.log_parser(task),
-        watched=guard.watched(fields.rules(task)),
-    )
-    tested = await run_tests(sandbox, harness)
-    if tested.timed_out and limit_s < wanted_s:
-        raise cut_short("tests")
-    return tested
-
-
-async def _bring_tests(task: Task, sandbox: Sandbox) -> None:
-    """Apply the tests' patch to the untouched repository. Raises RolloutError for the task."""
-    patch = fields.test_patch(task)
-    if not patch.strip():
-        return
-    applied = await apply(sandbox, patch.encode())
-    if applied.exit_code != 0:
-        raise bad_task(task, f"test_patch does not apply: {applied.output[-1000:]}")
-
-
-async def _bring_reference(task: Task, sandbox: Sandbox) -> None:
-    """Apply the reference but for the tests' own files. Raises RolloutError for the task."""
-    tests = guard.patch_paths(fields.test_patch(task))
-    applied = await apply(sandbox, task.data["patch"].encode(), tests)
-    if applied.exit_code != 0:
-        raise bad_task(task, f"the reference patch does not apply: {applied.output[-1000:]}")
-
-
-def _digest(task: Task) -> str:
-    text = json.dumps([task.task_id, task.data], sort_keys=True)
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from prorl.envs.swe import guard, shell
 from prorl.envs.swe.guard import Rules
@@ -21,15 +21,28 @@ _UNREADABLE = b"\0"
 _WILD = re.compile(r"([*?\[\\])")
 
 
-async def apply(sandbox: Sandbox, patch: bytes, without: Collection[str] = ()) -> ToolResult:
-    """`git apply`, without these paths."""
-    # a byte that is no UTF-8 has become U+FFFD, which stands for any here
-    patterns = (_WILD.sub(r"\\\1", path).replace("\ufffd", "*") for path in without)
-    argv = ["git", "apply", "--whitespace=nowarn", *(f"--exclude={one}" for one in patterns), "-"]
-    return await sandbox.exec(argv, GIT_S, patch)
+async def apply(
+    sandbox: Sandbox, patch: bytes, without: Collection[str] = (), only: str = ""
+) -> ToolResult:
+    """`git apply`, without these paths, or one alone."""
+    argv = [
+        "git",
+        "apply",
+        "--whitespace=nowarn",
+        *(f"--exclude={_exactly(one)}" for one in without),
+    ]
+    argv += [f"--include={_exactly(only)}"] if only else []
+    return await sandbox.exec([*argv, "-"], GIT_S, patch)
 
 
-async def guarded_apply(sandbox: Sandbox, change: bytes, rules: Rules) -> tuple[str, str]:
+def _exactly(path: str) -> str:
+    """A path as git's pattern; a byte that is no UTF-8 has become U+FFFD, which stands for any."""
+    return _WILD.sub(r"\\\1", path).replace("\ufffd", "*")
+
+
+async def guarded_apply(
+    sandbox: Sandbox, change: bytes, rules: Rules, reference: bytes = b""
+) -> tuple[str, str]:
     """Apply what counts of a change: (why it does not apply, what was left out, for people)."""
     if guard.moves_files(change):
         return "it renames files, which a diff of ours never does", ""
@@ -40,32 +53,37 @@ async def guarded_apply(sandbox: Sandbox, change: bytes, rules: Rules) -> tuple[
     paths = [row.split(b"\t", 2)[2].decode("utf-8", "replace") for row in rows if b"\t" in row]
     there = await _there(sandbox, guard.questions(paths))
     left = guard.left_out(paths, rules, there)
-    counted = [path for path in paths if path not in {*left, *rules.reference}]
-    settings = [path for path in counted if path.rpartition("/")[2] in SETTINGS]
-    before = {path: await _content(sandbox, path) for path in settings}
-    left |= {path: _SETTING for path, content in before.items() if content == _UNREADABLE}
+    settings = [path for path in paths if path.rpartition("/")[2] in SETTINGS and path not in left]
+    allowed = {path: [await _content(sandbox, path)] for path in settings}
+    left |= {path: _SETTING for path, (content,) in allowed.items() if content == _UNREADABLE}
+    for path in rules.reference & allowed.keys() - left.keys():
+        allowed[path].append(await _reference_content(sandbox, path, reference, allowed[path][0]))
     applied = await apply(sandbox, change, left)
     if applied.exit_code != 0:
         return applied.output, ""
-    kept = {path: content for path, content in before.items() if path not in left}
-    left |= dict.fromkeys(await _restore(sandbox, kept), _SETTING)
+    for path in allowed.keys() - left.keys():
+        parts = [runner_part(path, content) for content in allowed[path]]
+        if runner_part(path, await _content(sandbox, path)) not in parts:
+            left[path] = _SETTING
+            await _write(sandbox, path, allowed[path][-1])
     return "", _told(left)
 
 
-async def _restore(sandbox: Sandbox, before: Mapping[str, bytes | None]) -> list[str]:
-    """Put back settings files whose part for the test runner the change has changed; their paths.
+async def _reference_content(
+    sandbox: Sandbox, path: str, reference: bytes, before: bytes | None
+) -> bytes | None:
+    """What the reference patch makes of a settings file."""
+    await apply(sandbox, reference, only=path)
+    found = await _content(sandbox, path)
+    await _write(sandbox, path, before)
+    return found
 
-    `before` is what each of them held, None where there was none.
-    """
-    restored = []
-    for path, content in before.items():
-        now = await _content(sandbox, path)
-        if runner_part(path, now) != runner_part(path, content):
-            restored.append(path)
-            await sandbox.exec(["rm", "-f", path], GIT_S)
-            if content is not None:
-                await sandbox.put(path, content)
-    return restored
+
+async def _write(sandbox: Sandbox, path: str, content: bytes | None) -> None:
+    """Put a settings file back; None: there is none."""
+    await sandbox.exec(["rm", "-f", path], GIT_S)
+    if content is not None:
+        await sandbox.put(path, content)
 
 
 async def _there(sandbox: Sandbox, paths: Sequence[str]) -> frozenset[str]:

@@ -84,6 +84,12 @@ def test_patch(task: Task) -> str:
     return str(task.data.get("test_patch") or "")
 
 
+def patch(task: Task) -> bytes:
+    """The reference solution; empty where the task has none."""
+    found = task.data.get("patch")
+    return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else b""
+
+
 def files(task: Task) -> Mapping[str, str]:
     """The repository, where it is in the task itself."""
     found: Mapping[str, str] = task.data.get("files") or {}
@@ -102,10 +108,12 @@ def exports(task: Task) -> str:
 
 
 def command(task: Task) -> str:
-    """What runs the tests: the task's own, or pytest on the Python files of `test_patch`."""
+    """What runs the tests: the task's own, or pytest on the Python files of both lists and `test_patch`."""
     if own := task.data.get("test_command"):
         return str(own)
-    paths = guard.patch_paths(test_patch(task))
+    names = (*test_names(task, "FAIL_TO_PASS"), *test_names(task, "PASS_TO_PASS"))
+    named = (name.partition("::")[0] for name in names if "::" in name)
+    paths = dict.fromkeys([*guard.patch_paths(test_patch(task)), *named])
     words = " ".join(shlex.quote(path) for path in paths if path.endswith(".py"))
     return f"python3 -m pytest -rA -p no:cacheprovider {words}"
 

@@ -4,16 +4,19 @@ Pure functions over paths that a policy may have chosen. A path is left out of a
 
 - a graded file: of `test_patch`, or named by FAIL_TO_PASS or PASS_TO_PASS;
 - below the graded files' own test folder (`tests/helpers.py`, `tests/__init__.py`);
-- a file that steers or shadows the runner wherever it lies: conftest.py, pytest.ini, tox.ini,
-  sitecustomize.py, *.pth, compiled Python, an installed package's entry points; or what
-  `data.protected` names instead;
+- a file, folder or link that steers or shadows the runner wherever it lies: conftest.py,
+  pytest.ini, sitecustomize, *.pth, compiled Python, an installed package's entry points, in any
+  case of letters; or what `data.protected` names instead;
+- of the tests' side by its name, where the reference changes no such file: `pkg/testing.py`,
+  `pkg/tests/helper.py`;
 - a new top-level module or package with a name that the runner itself imports (`argparse.py`,
   `pluggy/`);
 - a file that the test command starts (`bin/test`, `Makefile`).
 
-What the reference patch changes is let through, but never a graded file. Settings files that hold
-more than the runner's settings (pyproject.toml, setup.cfg, package.json) count unless the runner's
-part of them is another one than before (`settings.py`).
+Of the first three the tests get what the reference patch makes of them (`brought`), unless it
+changes nothing else. Settings files that hold more than the runner's settings (pyproject.toml,
+setup.cfg, package.json) count unless the runner's part of them is another one than before or the
+reference's (`settings.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +28,6 @@ from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from prorl.envs.swe.kept import test_folder
-
 PROTECTED = (
     "conftest.py",
     "pytest.ini",
@@ -36,15 +37,17 @@ PROTECTED = (
     "tox.ini",
     "noxfile.py",
     ".coveragerc",
-    "sitecustomize.py",
-    "usercustomize.py",
+    "sitecustomize",
+    "sitecustomize.*",
+    "usercustomize",
+    "usercustomize.*",
     "*.pth",
     "*.pyc",
     "*.pyo",
     "*.egg-link",
-    "__pycache__/*",
-    "*.dist-info/*",
-    "*.egg-info/*",
+    "__pycache__",
+    "*.dist-info",
+    "*.egg-info",
     "jest.config.*",
     "vitest.config.*",
     ".mocharc*",
@@ -88,11 +91,16 @@ RUNNERS = frozenset(
         "asynctest",
         "prorl_witness",
         "prorl_pytest",
-        "prorl_suspects",
-        "prorl_kept",
     ]
 )
 """Packages that a Python test runner imports besides the standard library."""
+
+TEST_FOLDERS = frozenset(["tests", "test", "__tests__", "spec", "specs", "unit_tests"])
+SIDE = (
+    *("tests", "test", "testing", "_testing", "*_testing", "testing_*"),
+    *("test_utils", "test_tools", "test_helper*", "test_support", "testutil*", "testhelper*"),
+)
+"""Names of modules and folders, without their ends, that hold what tests are made with."""
 
 _SHADOWS = frozenset(sys.stdlib_module_names) | RUNNERS
 _IMPORTABLE = (".py", ".so", ".pyd", ".pyc", ".zip")
@@ -136,6 +144,26 @@ class Rules(NamedTuple):
     command: str
     """That runs the tests."""
 
+    @property
+    def brought(self) -> frozenset[str]:
+        """Paths of the reference that the tests get from it, whatever the change does there."""
+        ours = {path for path in self.reference if self.decides(path)}
+        return frozenset(ours if ours < self.reference else ())
+
+    @property
+    def is_about_tests(self) -> bool:
+        """Whether the task is to mend what tests are made with."""
+        return any(is_side(path) for path in self.reference - self.brought)
+
+    def decides(self, path: str) -> str:
+        """Why a path is not the change's to write; empty: it may be."""
+        folders = {folder for graded in self.graded if (folder := test_folder(graded))}
+        if is_graded(path, self.graded):
+            return "graded"
+        if any(f"{path}/".startswith(f"{folder}/") for folder in folders):
+            return "in the graded tests' folder"
+        return "steers the test runner" if is_protected(path, self.protected) else ""
+
 
 def make_rules(
     test_patch: str,
@@ -176,18 +204,16 @@ def left_out(paths: Collection[str], rules: Rules, there: Collection[str]) -> di
 
     `there` are the ones of `questions` that the untouched repository has.
     """
-    folders = {folder for path in rules.graded if (folder := test_folder(path))}
     commands = command_files(rules.command)
+    known = rules.reference - rules.brought
     reasons: dict[str, str] = {}
     for path in paths:
-        if is_graded(path, rules.graded):
-            reasons[path] = "graded"
-        elif path in rules.reference:
+        if (why := rules.decides(path)) and (why == "graded" or path not in known):
+            reasons[path] = why
+        elif path in known:
             continue
-        elif any(f"{path}/".startswith(f"{folder}/") for folder in folders):
-            reasons[path] = "in the graded tests' folder"
-        elif is_protected(path, rules.protected):
-            reasons[path] = "steers the test runner"
+        elif is_side(path) and not rules.is_about_tests:
+            reasons[path] = "of the tests' side"
         elif path in commands:
             reasons[path] = "started by the test command"
         elif shadow(path, there):
@@ -195,10 +221,29 @@ def left_out(paths: Collection[str], rules: Rules, there: Collection[str]) -> di
     return reasons
 
 
-def watched(rules: Rules) -> list[str]:
-    """Files and folders that do not change while tests run: the graded ones, and their folders."""
-    known = {path for path in rules.graded if not path.startswith("/")}
-    return sorted(known | {folder for path in known if (folder := test_folder(path))})
+def test_folder(path: str) -> str:
+    """The outermost folder of tests that a file lies in; empty: none.
+
+    >>> test_folder("pkg/tests/unit/test_a.py"), test_folder("pkg/test_a.py")
+    ('pkg/tests', '')
+    """
+    parts = path.split("/")[:-1]
+    for index, part in enumerate(parts):
+        if part in TEST_FOLDERS or part.endswith(("_tests", "-tests")):
+            return "/".join(parts[: index + 1]) if path[0] != "/" else ""
+    return ""
+
+
+def is_side(path: str) -> bool:
+    """Whether a name says that a Python file is there for tests.
+
+    >>> is_side("pkg/_testing/asserters.py"), is_side("pkg/tests/helper.py"), is_side("pkg/latest.py")
+    (True, True, False)
+    """
+    names = path.removesuffix(".py").split("/")
+    return path.endswith(".py") and any(
+        fnmatchcase(name, pattern) for name in names for pattern in SIDE
+    )
 
 
 def is_graded(path: str, graded: Collection[str]) -> bool:
@@ -207,14 +252,17 @@ def is_graded(path: str, graded: Collection[str]) -> bool:
 
 
 def is_protected(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern fits the path from some folder of it on.
+    """Whether a pattern fits the path from some folder of it on, or one of its folders.
 
-    >>> is_protected("src/conftest.py", ["conftest.py"]), is_protected("a/x.dist-info/RECORD", ["*.dist-info/*"])
+    >>> is_protected("src/conftest.py", ["conftest.py"]), is_protected("a/X.Dist-Info/RECORD", ["*.dist-info"])
     (True, True)
     """
-    parts = path.split("/")
-    ends = ["/".join(parts[index:]) for index in range(len(parts))]
-    return any(fnmatchcase(end, pattern) for end in ends for pattern in patterns)
+    parts = path.lower().split("/")
+    lowered = [pattern.lower() for pattern in patterns]
+    names = set(parts)
+    if any("/" in pattern for pattern in lowered):
+        names |= {"/".join(parts[index:]) for index in range(len(parts))}
+    return any(fnmatchcase(name, pattern) for name in names for pattern in lowered)
 
 
 def command_files(command: str) -> frozenset[str]:
@@ -256,7 +304,8 @@ def _suspects(path: str) -> Iterable[tuple[str, str]]:
     for index, part in enumerate(parts):
         is_file = index == len(parts) - 1
         name = part.partition(".")[0]
-        if (is_file and not part.endswith(_IMPORTABLE)) or (not is_file and "." in part):
+        # a file without an end may be a link to a package
+        if "." in part and not (is_file and part.endswith(_IMPORTABLE)):
             continue
         if name in _SHADOWS or name.startswith("pytest_"):
             yield "/".join(parts[: index + 1]), "/".join(parts[:index])

@@ -2,16 +2,15 @@
 
 A program for `python3 -I -c`, shipped as text: standard library, Python 3.8 or newer.
 
-    stdin: one JSON object {"nonce", "command", "limit_s", "witness", "harness", "environment",
-    "report", "max_log_bytes", "watched"}
-    stdout: `NONCE {"digest", "exit_code", "timed_out"}`; all else is in the file `report`
+    stdin: one JSON object {"nonce", "command", "limit_s", "witness", "environment", "report",
+    "max_log_bytes"}
+    stdout: `NONCE {"digest"}`; all else is in the file `report`
 
 The tests are a child with pipes of its own. This process is not dumpable, so that its memory and
 descriptors, standard output among them, are closed to processes of the same uid; it adopts what
 the tests leave behind and ends it before it writes. The report is a file that they might still
 have changed, so its digest goes by standard output. What pytest and unittest saw comes over a
-socket (`witness.py`), whose key is given once to each session. The kernel tells which process has
-sent a line: a session is one process that the command started, and no other one is heard.
+socket (`witness.py`), and a failure that was told once stays one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import re
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -34,11 +32,8 @@ from typing import Any
 
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 GRACE_S = 5.0
-MAX_WATCHED = 5000
-CREDENTIALS = struct.Struct("3i")
-"""Process, user and group, as the kernel tells them of who has sent."""
 MAX_SAID_BYTES = 64 << 20
-"""More is not listened to: the session counts as one that never ended."""
+"""More is not listened to."""
 
 
 def hide() -> None:
@@ -48,91 +43,44 @@ def hide() -> None:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-class Sessions:
-    """What witnesses say: lines that begin with the key of the session that is open."""
+class Heard:
+    """What the witness says."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._key = b""
-        self._said: dict[int, bytes] = {}
+        self._rest = b""
         self._num_bytes = 0
-        self._speakers: list[int] = []
-        self.top = 0
-        """Process of the command, whose descendants may be sessions."""
-        self.found: list[dict[str, Any]] = []
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._offer()
-
-    def _offer(self) -> None:
-        """A fresh key for the next session."""
-        self._key = os.urandom(16).hex().encode()
-        try:
-            self._end.sendall(self._key)
-        except BrokenPipeError:  # nobody is left who could report
-            self._key = b""
+        self.is_there = False
+        self.outcomes: dict[str, bool] = {}
+        self.modules: dict[str, str] = {}
 
     def hear(self) -> bool:
         """Read what is there; False at the end."""
-        try:
-            data, about, _, _ = self._end.recvmsg(1 << 16, socket.CMSG_SPACE(CREDENTIALS.size))
-        except ConnectionResetError:  # every other end was closed before it read its key
-            return False
-        pid = CREDENTIALS.unpack(about[0][2])[0] if about else 0
+        data = self._end.recv(1 << 16)
         self._num_bytes += len(data)
-        said = self._said.pop(pid, b"") + (data if self._num_bytes <= MAX_SAID_BYTES else b"")
-        *lines, rest = said.split(b"\n")
-        if rest:
-            self._said[pid] = rest
-        for line in lines:
-            if self._key and line.startswith(self._key):
-                try:
-                    self._take(pid, message_of(line[len(self._key) :]))
-                except (ValueError, RecursionError):  # no witness: nobody is heard any longer
-                    self._key = b""
-                    self._end.shutdown(socket.SHUT_RDWR)
-                    self.found.append({"ended": False, "outcomes": {}})
+        if self._num_bytes <= MAX_SAID_BYTES:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._take(line)
         return bool(data)
 
-    def _take(self, pid: int, message: dict[str, Any]) -> None:
-        """What a session's own process says. Raises ValueError for another one."""
-        say = message.pop("say", "")
-        if say == "start":
-            self._begin(pid)
+    def _take(self, line: bytes) -> None:
+        """A line; what no witness says is nothing."""
+        try:
+            message = json.loads(line.decode("utf-8", "replace"))
+            outcomes, modules = message.get("outcomes", {}), message.get("modules", {})
+            told = {str(name): bool(good) for name, good in outcomes.items()}
+            self.modules.update({str(name): str(place) for name, place in modules.items()})
+        except (ValueError, AttributeError, RecursionError):
             return
-        if not self._speakers or pid != self._speakers[-1]:
-            raise ValueError("a process that is no session's")
-        session = self.found[-1]
-        told = session["outcomes"]
-        for name, good in message.pop("outcomes", {}).items():
-            told[name] = good and told.get(name, True)
-        suspects = [*session.get("suspects", []), *message.pop("suspects", [])]
-        session.update({**message, "suspects": suspects})
-        if say == "bye":
-            session["ended"] = True
-            self._offer()
-        else:
-            session["told"] = say == "told"
-
-    def _begin(self, pid: int) -> None:
-        """Open a session for a process of the command's. Raises ValueError for another one."""
-        if not descends(pid, self.top, self._speakers):
-            raise ValueError("a process that is no session's")
-        self._speakers.append(pid)
-        self.found.append({"ended": False, "told": False, "outcomes": {}})
-        self._end.sendall(b"go")
+        self.is_there = True
+        for name, good in told.items():
+            self.outcomes[name] = good and self.outcomes.get(name, True)
 
     def hear_rest(self) -> None:
         """Hear what has been said, and wait for nobody."""
         while select.select([self._end], [], [], 0)[0] and self.hear():
             pass
-
-
-def message_of(line: bytes) -> dict[str, Any]:
-    """What a witness says in a line. Raises ValueError for what none says, RecursionError."""
-    message = json.loads(line.decode("utf-8", "replace"))
-    if not isinstance(message, dict) or not isinstance(message.get("outcomes", {}), dict):
-        raise ValueError("no message of a witness")
-    return message
 
 
 def environment(job: dict[str, Any], witness_fd: int, place: str) -> dict[str, str]:
@@ -162,46 +110,23 @@ def module_file(content: bytes) -> int:
     return read_only
 
 
-def stamps(paths: list[str]) -> dict[str, tuple[int, int]]:
-    """What tells of files, and of Python files below folders, whether somebody has written them.
-
-    By path (inode, time of the last change, which no program can set); at most MAX_WATCHED.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    for top in paths:
-        inner = [top]
-        if os.path.isdir(top):
-            walk = os.walk(top)
-            inner = [os.path.join(place, one) for place, _, names in walk for one in names]
-            inner = [path for path in inner if path.endswith(".py")]
-        for path in inner[: MAX_WATCHED - len(found)]:
-            try:
-                about = os.lstat(path)
-            except OSError:
-                continue
-            found[path] = (about.st_ino, about.st_ctime_ns)
-    return found
-
-
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Start the tests, listen until they end or time is up, end what is left."""
-    before = stamps(job["watched"])
     ours, theirs = socket.socketpair()
     module = module_file(base64.b64decode(job["witness"]))
-    sessions = Sessions(ours)
+    heard = Heard(ours)
     child = start(job, theirs.fileno(), module)
-    sessions.top = child.pid
     theirs.close()
     os.close(module)
-    log, timed_out = listen(child, ours, sessions, job)
+    log, timed_out = listen(child, ours, heard, job)
     end_all(child)
     return {
-        "touched": touched(before, stamps(job["watched"])),
         "workspace": os.getcwd(),
-        "exit_code": child.returncode,
         "timed_out": timed_out,
         "log": log.decode("utf-8", "replace"),
-        "sessions": sessions.found,
+        "is_witnessed": heard.is_there,
+        "outcomes": heard.outcomes,
+        "modules": heard.modules,
     }
 
 
@@ -219,14 +144,8 @@ def start(job: dict[str, Any], witness_fd: int, module: int) -> subprocess.Popen
     )
 
 
-def touched(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Which files were written between two looks at them, in words."""
-    changed = [path for path, stamp in before.items() if after.get(path) != stamp]
-    return [f"wrote {path} while the tests ran" for path in changed]
-
-
 def listen(
-    child: subprocess.Popen[bytes], ours: socket.socket, sessions: Sessions, job: dict[str, Any]
+    child: subprocess.Popen[bytes], ours: socket.socket, heard: Heard, job: dict[str, Any]
 ) -> tuple[bytes, bool]:
     """(end of what the tests printed, whether time was up)."""
     assert child.stdout is not None
@@ -241,10 +160,10 @@ def listen(
         if now >= until or (ended_at and (output not in open_ends or now >= ended_at + 1.0)):
             break
         for fd in select.select(list(open_ends), [], [], min(0.2, until - now))[0]:
-            is_open = read_log(output, log, keep) if fd == output else sessions.hear()
+            is_open = read_log(output, log, keep) if fd == output else heard.hear()
             if not is_open:
                 open_ends.discard(fd)
-    sessions.hear_rest()
+    heard.hear_rest()
     return bytes(log[-keep:]), child.poll() is None
 
 
@@ -296,17 +215,6 @@ def state_of(pid: int) -> tuple[str, int]:
     except (OSError, ValueError):
         return "", 0
     return state, int(parent)
-
-
-def descends(pid: int, top: int, without: list[int]) -> bool:
-    """Whether a process comes from `top` by parents that live, none of them one of `without`:
-    what a session has left behind is no session.
-    """
-    while pid and pid not in without:
-        if pid == top:
-            return True
-        pid = state_of(pid)[1]
-    return False
 
 
 def write(path: str, content: bytes) -> None:

@@ -77,6 +77,16 @@ done < {ASKED} > {PATHS}
 """
 """Which of the paths in ASKED exist, into PATHS."""
 
+CLEAR = """
+chmod -R u+rwX . 2> /dev/null
+find . -mindepth 1 -delete || exit 1
+# what a sandbox shares with its host is not ours to clear
+[ "$PWD" = /workspace ] || exit 0
+find /tmp /var/tmp /dev/shm -xdev -mindepth 1 -user "$(id -u)" -delete 2> /dev/null
+exit 0
+"""
+"""Remove what a run has left: each one begins as the first did."""
+
 IMAGE_ENVIRONMENT = "for f in /.singularity.d/env/9*-environment.sh; do [ -r $f ] && . $f; done\n"
 """An Apptainer image's %environment, which other kinds do not read."""
 

@@ -31,23 +31,12 @@ MAX_REPORT_BYTES = 32 << 20
 RUNNER_S = 15.0
 """For the runner's own work, beside the tests' limit."""
 
-_CANARY = "prorl_canary"
-_PYTEST = """import sys
-import prorl_kept
-import prorl_suspects
-import prorl_witness
-_seen = [prorl_witness, prorl_witness.connect(prorl_suspects.Suspects(), prorl_kept.Kept())]
-
-
-def pytest_addoption(parser):
-    prorl_witness.forget(sys.modules)
+_PYTEST = """import prorl_witness
+voice = prorl_witness.connect()
 
 
 def pytest_configure(config):
-    if _seen:
-        witness, ours = _seen[0], _seen[1]
-        del _seen[:]
-        witness.attach(config, ours)
+    prorl_witness.attach(config, voice)
 """
 _SITE = """import sys
 from importlib.machinery import PathFinder
@@ -56,12 +45,8 @@ found = PathFinder.find_spec("sitecustomize", [path for path in sys.path if path
 if found is not None and found.loader is not None:
     from importlib.util import module_from_spec
     found.loader.exec_module(module_from_spec(found))
-import unittest.result
-import prorl_kept
-import prorl_suspects
 import prorl_witness
-prorl_witness.watch_unittest(prorl_suspects.Suspects(), prorl_kept.Kept())
-prorl_witness.forget(sys.modules)
+prorl_witness.watch_unittest()
 """
 
 
@@ -72,15 +57,9 @@ class Tested(NamedTuple):
     log: str
     """End of what was printed."""
     timed_out: bool = False
-    is_witnessed: bool = False
-    """Whether pytest or unittest told what passed; else it was read from the log."""
-    suspects: frozenset[str] = frozenset()
-    """What code of the repository did to the judgement (`suspects.py`, `runner.py`)."""
     modules: Mapping[str, str] = {}
     """Where top-level modules came from."""
     failed: frozenset[str] = frozenset()
-    expected: frozenset[str] = frozenset()
-    """Those that passed because they were expected to fail, and did."""
     workspace: str = ""
     """Path of the repository, as the tests saw it."""
 
@@ -90,8 +69,17 @@ class Tested(NamedTuple):
         A published name may end at the first space of the real one, or be without its file
         (`T.test_a` for `t.py::T::test_a`): then all that are called so must have passed.
         """
+        return len(self.passing(names))
+
+    def passing(self, names: Sequence[str]) -> list[str]:
+        """Those of these tests that passed."""
         good, bad = _short(self.passed), _short(self.failed)
-        return sum(name in self.passed or (name in good and name not in bad) for name in names)
+        return [name for name in names if name in self.passed or (name in good and name not in bad)]
+
+    def failing(self, names: Sequence[str]) -> list[str]:
+        """Those of these tests that ran and failed."""
+        bad = _short(self.failed)
+        return [name for name in names if name in self.failed or name in bad]
 
 
 class Harness(NamedTuple):
@@ -102,8 +90,11 @@ class Harness(NamedTuple):
     environment: Mapping[str, str]
     parser: str
     """Reads the log where no witness tells."""
-    watched: Sequence[str] = ()
-    """Files and folders that the tests must not write."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a witness that was there is believed when it has seen no test."""
+        return "pytest" in self.command or "-m unittest" in self.command
 
     def job(self, nonce: str) -> Json:
         """What `runner.py` reads."""
@@ -115,7 +106,6 @@ class Harness(NamedTuple):
             "witness": base64.b64encode(_witness("pytest" not in self.command)).decode(),
             "report": REPORT,
             "max_log_bytes": MAX_LOG_BYTES,
-            "watched": list(self.watched),
         }
 
 
@@ -128,7 +118,7 @@ async def run_tests(sandbox: Sandbox, harness: Harness) -> Tested:
     line = next((line for line in done.output.splitlines() if line.startswith(nonce)), "")
     if not line:
         return _without_report(done)
-    return await _reported(sandbox, line.partition(" ")[2], harness.parser)
+    return await _reported(sandbox, line.partition(" ")[2], harness)
 
 
 def _without_report(done: ToolResult) -> Tested:
@@ -142,7 +132,7 @@ def _without_report(done: ToolResult) -> Tested:
     return Tested(frozenset(), "the tests ended the program that runs them")
 
 
-async def _reported(sandbox: Sandbox, said: str, parser: str) -> Tested:
+async def _reported(sandbox: Sandbox, said: str, harness: Harness) -> Tested:
     """The report of the digest that the runner said; another, or none, and no test has passed."""
     try:
         content = await sandbox.get(REPORT, MAX_REPORT_BYTES)
@@ -151,7 +141,7 @@ async def _reported(sandbox: Sandbox, said: str, parser: str) -> Tested:
     if hashlib.sha256(content).hexdigest() != orjson.loads(said)["digest"]:
         return Tested(frozenset(), "the tests changed their own report")
     try:  # the runner's own file, but names and places in it are the tests' to choose
-        return _read(json.loads(zlib.decompress(content)), parser)
+        return _read(json.loads(zlib.decompress(content)), harness)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Tested(frozenset(), "the tests spoiled their report")
 
@@ -167,54 +157,19 @@ def _short(names: Iterable[str]) -> set[str]:
     return found | {".".join(name.split("::")[1:]) for name in names if "::" in name}
 
 
-def _read(report: Json, parser: str) -> Tested:
+def _read(report: Json, harness: Harness) -> Tested:
     """What a report of the runner says."""
-    log, touched = report["log"], frozenset[str](report["touched"])
+    log = report["log"]
     if report["timed_out"]:
         return Tested(frozenset(), f"{log}\nthe tests did not end in time", timed_out=True)
-    if report["sessions"]:
-        witnessed = _witnessed(report["sessions"], log, report["workspace"])
-        return witnessed._replace(suspects=witnessed.suspects | touched)
-    good, bad = read_log(log, parser)
-    return Tested(good - bad, log, failed=bad, suspects=touched)
-
-
-def _witnessed(sessions: Json, log: str, workspace: str) -> Tested:
-    """What the witnesses of all sessions said; nothing of one that did not end well has passed."""
-    whole = [session for session in sessions if _is_whole(session)]
-    broken = [session for session in sessions if not _is_whole(session)]
-    failed = _outcomes(whole, False) | _outcomes(broken, False) | _outcomes(broken, True)
-    lost = "\na session of tests did not end well: what it saw does not count"
-    return Tested(
-        _outcomes(whole, True) - failed - {_CANARY},
-        log + lost * len(broken),
-        is_witnessed=True,
-        suspects=_said(whole, "suspects"),
-        modules={
-            _text(name): _text(at)
-            for session in whole
-            for name, at in session.get("modules", {}).items()
-        },
-        failed=failed,
-        expected=_said(whole, "expected"),
-        workspace=workspace,
-    )
-
-
-def _is_whole(session: Json) -> bool:
-    """Whether a session told all that it saw, and its witness still saw the canary fail."""
-    is_told = session["ended"] and session.get("told")
-    return bool(is_told and session.get("outcomes", {}).get(_CANARY))
-
-
-def _outcomes(sessions: list[Json], is_good: bool) -> frozenset[str]:
-    """Tests that passed in one of the sessions, or failed in one."""
-    outcomes = (one for session in sessions for one in session.get("outcomes", {}).items())
-    return frozenset(_text(name) for name, good in outcomes if bool(good) is is_good)
-
-
-def _said(sessions: list[Json], what: str) -> frozenset[str]:
-    return frozenset(_text(one) for session in sessions for one in session.get(what, []))
+    told = {_text(name): good for name, good in report["outcomes"].items()}
+    passed = frozenset(name for name, good in told.items() if good)
+    failed = frozenset(told) - passed
+    if not told and not (report["is_witnessed"] and harness.is_told):
+        good, failed = read_log(log, harness.parser)
+        passed = good - failed
+    modules = {_text(name): _text(place) for name, place in report["modules"].items()}
+    return Tested(passed, log, modules=modules, failed=failed, workspace=report["workspace"])
 
 
 @cache
@@ -226,8 +181,6 @@ def _source(name: str) -> str:
 def _witness(with_unittest: bool) -> bytes:
     """The modules that go in front of the tests' own, as a zip."""
     members = {"prorl_witness.py": _source("witness.py"), "prorl_pytest.py": _PYTEST}
-    members["prorl_suspects.py"] = _source("suspects.py")
-    members["prorl_kept.py"] = _source("kept.py").replace("prorl.envs.swe.", "prorl_")
     if with_unittest:
         members["sitecustomize.py"] = _SITE
     out = io.BytesIO()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prorl.envs.swe import guard
 from prorl.envs.swe.fields import test_names
-from prorl.envs.swe.suspects import CORE
 from prorl.envs.swe.tested import Tested
 from prorl.errors import RolloutError
 from prorl.types import FailureCode, RewardPart, Score, Task
@@ -12,44 +13,26 @@ from prorl.types import FailureCode, RewardPart, Score, Task
 NOTHING = Tested(frozenset(), "")
 LOG_CHARS = 4000
 _SHOWN = 5
-_ALWAYS = ("wrote ", *(f"replaced {module}." for module in CORE))
-"""What no repository of its own does."""
 
 
-def score_of(task: Task, tested: Tested, log: str) -> Score:
-    """`resolved` counts; the shares of passed tests are kept for analysis."""
+def score_of(task: Task, tested: Tested, log: str, forged: Sequence[str] = ()) -> Score:
+    """`resolved` counts; the shares of passed tests are kept for analysis, and `forged`: the share
+    of FAIL_TO_PASS tests that pass whatever they expect, where there are any.
+    """
     parts = []
     for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
         names = test_names(task, key)
         value = tested.count(names) / len(names) if names else 1.0
         parts.append(RewardPart(name=key.lower(), value=value, weight=0.0))
-    resolved = all(part.value == 1.0 for part in parts)
+    resolved = all(part.value == 1.0 for part in parts) and not forged
+    if forged:
+        share = len(forged) / len(test_names(task, "FAIL_TO_PASS"))
+        parts.append(RewardPart(name="forged", value=share, weight=0.0))
+        said = f"forged: these tests pass whatever they expect: {', '.join(forged[:_SHOWN])}\n"
+        log = said[:LOG_CHARS] + log[len(said) - LOG_CHARS :]
     return Score(
         parts=(RewardPart(name="resolved", value=float(resolved)), *parts), log=log[-LOG_CHARS:]
     )
-
-
-def forged(tested: Tested, before: Tested) -> str:
-    """Why a run's verdicts are not believed, given one without the change; empty when they are."""
-    if before.is_witnessed and not tested.is_witnessed and not tested.timed_out:
-        return "the tests did not report as they do on the untouched repository"
-    new = tested.suspects - before.suspects
-    if not before.is_witnessed:  # what the repository does itself is not known
-        new = frozenset(one for one in new if one.startswith(_ALWAYS))
-    if new:
-        return f"the change reaches into the judgement: {'; '.join(sorted(new)[:_SHOWN])}"
-    return ""
-
-
-def without_excuses(tested: Tested, before: Tested) -> Tested:
-    """The run, with tests that fail as expected only since the change counted as failed.
-
-    Code can call `pytest.xfail`, or mark the tests.
-    """
-    if not before.is_witnessed or not (excused := tested.expected - before.expected):
-        return tested
-    log = f"{tested.log}\nexpected to fail only with the change: {', '.join(sorted(excused)[:3])}"
-    return tested._replace(passed=tested.passed - excused, failed=tested.failed | excused, log=log)
 
 
 def check_untouched(task: Task, tested: Tested) -> None:
@@ -73,14 +56,25 @@ def _check_all(task: Task, tested: Tested, key: str, when: str) -> None:
     missing = [name for name in names if not tested.count([name])]
     if missing:
         end = " ".join(tested.log.strip()[-600:].split())
-        guess = (
-            "is timeout_s too short" if tested.timed_out else "is a dependency or a path missing"
-        )
+        unrun = sorted({path for name in missing if (path := _never_ran(name, tested))})
+        guess = "is a dependency or a path missing"
+        if unrun:
+            guess = f"no test of {', '.join(unrun[:_SHOWN])} ran: does test_command name it"
+        if tested.timed_out:
+            guess = "is timeout_s too short"
         raise bad_task(
             task,
             f"{len(missing)} of {len(names)} {key} tests do not pass {when}, e.g. {missing[0]!r}:"
             f" {guess}?{_strange(task, tested)} {end}",
         )
+
+
+def _never_ran(name: str, tested: Tested) -> str:
+    """The file of a test, where none of its tests was told of; empty: it ran, or is not known."""
+    path = guard.graded_file(name).removeprefix("/")
+    module = path.removesuffix(".py").replace("/", ".")
+    told = tested.passed | tested.failed
+    return "" if any(one.startswith(path) or module in one for one in told) else path
 
 
 def _strange(task: Task, tested: Tested) -> str:

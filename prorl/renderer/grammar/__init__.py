@@ -35,6 +35,6 @@ from prorl.renderer.grammar.tagged import invoke as invoke
 from prorl.renderer.grammar.tagged import xml as xml
 
 
-def plain(text: str, tools: Tools) -> Said:
+def plain(text: str, tools: Tools, ended: bool) -> Said:
     """Read a completion of a family without calls: everything is content."""
     return Said(clean(text))

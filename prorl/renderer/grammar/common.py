@@ -7,7 +7,7 @@ letter is fenced (`prorl.renderer.speech`). What it takes out of the text it unf
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import orjson
@@ -37,8 +37,12 @@ class Said(NamedTuple):
 
 
 Tools = Mapping[str, ToolSpec]
-Grammar = Callable[[str, Tools], Said]
-"""(text of a turn without its thoughts, declared tools by name) -> what it says."""
+Grammar = Callable[[str, Tools, bool], Said]
+"""(text of a turn without its thoughts, declared tools by name, whether the model ended the turn)
+-> what it says. In a turn that was cut off a call that is not closed is broken: what is left of it
+may read as another call.
+"""
+CUT_OFF = "the turn was cut off in this call"
 
 
 def broken(error: str, text: str, name: str = "", id: str = "") -> ToolCall:
@@ -62,9 +66,14 @@ def load(text: str) -> Json:
     return value
 
 
-def json_arguments(name: str, text: str, id: str = "") -> ToolCall:
-    """A call whose name stands elsewhere and whose arguments are a JSON object."""
+def json_arguments(name: str, text: str, id: str = "", *, is_cut: bool = False) -> ToolCall:
+    """A call whose name stands elsewhere and whose arguments are a JSON object.
+
+    `is_cut`: what is missing is not meant to be empty.
+    """
     name, text, id = bare(name).strip(), bare(text), bare(id).strip()
+    if is_cut:
+        return broken(CUT_OFF, text, name, id)
     try:
         value = load(text or "{}")
     except ValueError as cause:
@@ -149,19 +158,28 @@ def _is(value: Json, name: str) -> bool:
     return isinstance(value, _TYPES[name])
 
 
-def blocks(text: str, opener: str, closer: str) -> tuple[str, list[str]]:
-    """The text outside of the blocks, and what stands in each.
+def blocks(
+    text: str, opener: str, closer: str, ended: bool, read: Callable[[str], Sequence[ToolCall]]
+) -> Said:
+    """The text outside of the blocks, and the calls in each.
 
-    A block that nobody closed ends at the next opener or with the text.
+    A block that nobody closed ends at the next opener or with the turn.
     """
-    found = list[str]()
     outside = text.split(opener)
-    rest = [outside[0]]
-    for piece in outside[1:]:
-        inside, _, after = piece.partition(closer)
-        found.append(inside)
+    rest, calls = [outside[0]], list[ToolCall]()
+    for number, piece in enumerate(outside[1:], 2):
+        inside, closed, after = piece.partition(closer)
+        found = read(inside)
+        if not (ended or closed) and number == len(outside):
+            last = found[-1]
+            found = [ToolCall(last.name, {}, _cut_off(last.error, inside), last.id, bare(inside))]
+        calls += found
         rest.append(after)
-    return "".join(rest).replace(closer, ""), found
+    return Said(clean("".join(rest).replace(closer, "")), tuple(calls))
+
+
+def _cut_off(error: str, text: str) -> str:
+    return f"{CUT_OFF}: {error or excerpt(bare(text))}"
 
 
 def clean(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from prorl.renderer.grammar.common import Said, Tools, blocks, broken, clean
+from prorl.renderer.grammar.common import Said, Tools, blocks, broken
 from prorl.renderer.guard import bare
 from prorl.types import Json, ToolCall
 
@@ -19,10 +19,10 @@ _WORDS = {"true": True, "false": False, "null": None, "None": None}
 _MAX_DEPTH = 64
 
 
-def gemma(text: str, tools: Tools) -> Said:
+def gemma(text: str, tools: Tools, ended: bool) -> Said:
     """One call in each block; the marker that asks for results ends the turn."""
-    rest, found = blocks(text.replace("<|tool_response>", ""), "<|tool_call>", "<tool_call|>")
-    return Said(clean(rest), tuple(map(_call, found)))
+    said = text.replace("<|tool_response>", "")
+    return blocks(said, "<|tool_call>", "<tool_call|>", ended, lambda block: [_call(block)])
 
 
 def _call(block: str) -> ToolCall:

@@ -21,22 +21,24 @@ _TO = re.compile(r"\bto=(?:functions\.)?(\S+)")
 _END = re.compile(r"<\|(?:end|call|return)\|>")
 
 
-def harmony(text: str, tools: Tools) -> Said:
+def harmony(text: str, tools: Tools, ended: bool) -> Said:
     """Thoughts, calls and what is said, by channel."""
     reasoning: list[str] = []
     content: list[str] = []
     calls: list[ToolCall] = []
-    for piece in text.split("<|start|>"):
+    pieces = text.split("<|start|>")
+    for number, piece in enumerate(pieces, 1):
         head, has_body, body = piece.partition("<|message|>")
         if not has_body:
             content += [piece.removeprefix("assistant")] if piece.strip() != "assistant" else []
             continue
-        body = _END.split(body)[0]
+        body, *closed = _END.split(body, maxsplit=1)
+        is_cut = not (ended or closed) and number == len(pieces)
         head = head.replace("<|constrain|>", " ").replace("<|channel|>", " <|channel|>")
         to = _TO.search(head)
         channel = head.partition("<|channel|>")[2].split()[:1]
         if to and channel != ["analysis"]:
-            calls.append(json_arguments(to[1], body))
+            calls.append(json_arguments(to[1], body, is_cut=is_cut))
         elif channel == ["analysis"]:
             reasoning.append(bare(body))
         else:

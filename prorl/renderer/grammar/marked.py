@@ -11,8 +11,10 @@ DeepSeek, Kimi K2, Mistral, Granite 3.3 and Phi-4-mini have such tokens.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from prorl.renderer.grammar.common import (
+    CUT_OFF,
     Said,
     Tools,
     broken,
@@ -28,15 +30,18 @@ _V3_BODY = re.compile(r"\s*([^\n`]+?)\s*```(?:json)?\s*(.*?)\s*(?:```\s*)?\Z", r
 _PYTHON_TAG = "<|python_tag|>"
 
 
-def deepseek(text: str, tools: Tools) -> Said:
+def deepseek(text: str, tools: Tools, ended: bool) -> Said:
     """V3 and R1 fence the arguments as Markdown; V3.1 does not."""
     content, _, section = text.partition("<｜tool▁calls▁begin｜>")
     calls = []
-    for piece in section.partition("<｜tool▁calls▁end｜>")[0].split("<｜tool▁call▁begin｜>")[1:]:
-        head, sep, body = piece.partition("<｜tool▁call▁end｜>")[0].partition("<｜tool▁sep｜>")
+    inside = section.partition("<｜tool▁calls▁end｜>")[0]
+    for call, is_cut in _pieces(inside, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", ended):
+        head, sep, body = call.partition("<｜tool▁sep｜>")
         fenced = _V3_BODY.match(body) if head.strip() == "function" else None
-        if not sep:
-            calls.append(broken("a call has a name and arguments, not", bare(piece)))
+        if is_cut:
+            calls.append(broken(CUT_OFF, bare(call)))
+        elif not sep:
+            calls.append(broken("a call has a name and arguments, not", bare(call)))
         elif fenced:
             calls.append(json_arguments(fenced[1], fenced[2]))
         else:
@@ -44,33 +49,48 @@ def deepseek(text: str, tools: Tools) -> Said:
     return Said(clean(content), tuple(calls))
 
 
-def section(text: str, tools: Tools) -> Said:
+def _pieces(text: str, opener: str, closer: str, ended: bool) -> Iterator[tuple[str, bool]]:
+    """What stands in each call, and whether the turn was cut off in it."""
+    pieces = text.split(opener)[1:]
+    for number, piece in enumerate(pieces, 1):
+        inside, closed, _ = piece.partition(closer)
+        yield inside, not (ended or closed) and number == len(pieces)
+
+
+def section(text: str, tools: Tools, ended: bool) -> Said:
     """Kimi K2: the id holds the name and must come back in the result."""
     content, _, inside = text.partition("<|tool_calls_section_begin|>")
     calls = []
-    for piece in inside.partition("<|tool_calls_section_end|>")[0].split("<|tool_call_begin|>")[1:]:
-        id, sep, body = piece.partition("<|tool_call_argument_begin|>")
+    inside = inside.partition("<|tool_calls_section_end|>")[0]
+    for call, is_cut in _pieces(inside, "<|tool_call_begin|>", "<|tool_call_end|>", ended):
+        id, sep, body = call.partition("<|tool_call_argument_begin|>")
         id = bare(id).strip()
         name = id.removeprefix("functions.").rpartition(":")[0] or id
-        if sep:
-            calls.append(json_arguments(name, body.partition("<|tool_call_end|>")[0], id))
+        if sep or is_cut:
+            calls.append(json_arguments(name, body, id, is_cut=is_cut))
         else:
-            calls.append(broken("a call has an id and arguments, not", bare(piece), name, id))
+            calls.append(broken("a call has an id and arguments, not", bare(call), name, id))
     return Said(clean(content), tuple(calls))
 
 
-def bracket(text: str, tools: Tools) -> Said:
-    """Mistral: a JSON list (v3), or name, id and arguments (v11), or name and arguments (v13)."""
+def bracket(text: str, tools: Tools, ended: bool) -> Said:
+    """Mistral: a JSON list (v3), or name, id and arguments (v11), or name and arguments (v13).
+
+    Nothing closes a call but its JSON.
+    """
     content, *found = text.split("[TOOL_CALLS]")
     calls: list[ToolCall] = []
-    for piece in found:
+    for number, piece in enumerate(found, 1):
         head, has_arguments, body = piece.partition("[ARGS]")
         name, _, id = head.partition("[CALL_ID]")
-        calls += [json_arguments(name, body, id)] if has_arguments else _listed(piece)
+        is_cut = not (ended or body.strip()) and number == len(found)
+        calls += (
+            [json_arguments(name, body, id, is_cut=is_cut)] if has_arguments else _listed(piece)
+        )
     return Said(clean(content), tuple(calls))
 
 
-def listed(text: str, tools: Tools) -> Said:
+def listed(text: str, tools: Tools, ended: bool) -> Said:
     """Granite 3.3 and Phi-4-mini: a marker and a JSON list."""
     content, *found = text.split("<|tool_call|>")
     calls = [_listed(piece.partition("<|/tool_call|>")[0]) for piece in found]
@@ -88,7 +108,7 @@ def _listed(text: str) -> list[ToolCall]:
     return [object_call(item, text) for item in value]
 
 
-def bare_json(text: str, tools: Tools) -> Said:
+def bare_json(text: str, tools: Tools, ended: bool) -> Said:
     """Llama 3's calls: the whole turn is one object.
 
     It is a call only if it names a declared tool or `<|python_tag|>` says so.

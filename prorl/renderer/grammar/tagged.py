@@ -18,7 +18,6 @@ from prorl.renderer.grammar.common import (
     Tools,
     blocks,
     broken,
-    clean,
     json_call,
     strip_newline,
     typed_call,
@@ -39,24 +38,31 @@ _PAIR = re.compile(
 )
 
 
-def hermes(text: str, tools: Tools) -> Said:
+def hermes(text: str, tools: Tools, ended: bool) -> Said:
     """One JSON object in each block."""
-    rest, found = blocks(text, "<tool_call>", "</tool_call>")
-    return Said(clean(rest), tuple(map(json_call, found)))
+    return blocks(text, "<tool_call>", "</tool_call>", ended, lambda block: [json_call(block)])
 
 
-def xml(text: str, tools: Tools) -> Said:
-    """One function in each block; values framed by newlines."""
-    rest, found = blocks(text, "<tool_call>", "</tool_call>")
-    calls = [_functions(block, _FUNCTION, _PARAMETER, tools) for block in found]
-    return Said(clean(rest), tuple(call for several in calls for call in several))
+def xml(text: str, tools: Tools, ended: bool) -> Said:
+    """Functions in each block, mostly one; values framed by newlines."""
+    return blocks(
+        text,
+        "<tool_call>",
+        "</tool_call>",
+        ended,
+        lambda block: _functions(block, _FUNCTION, _PARAMETER, tools),
+    )
 
 
-def invoke(text: str, tools: Tools) -> Said:
+def invoke(text: str, tools: Tools, ended: bool) -> Said:
     """MiniMax: several functions in one block; values as they stand."""
-    rest, found = blocks(text, "<minimax:tool_call>", "</minimax:tool_call>")
-    calls = [_functions(block, _INVOKE, _INVOKE_PARAMETER, tools) for block in found]
-    return Said(clean(rest), tuple(call for several in calls for call in several))
+    return blocks(
+        text,
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        ended,
+        lambda block: _functions(block, _INVOKE, _INVOKE_PARAMETER, tools),
+    )
 
 
 def _functions(
@@ -67,17 +73,16 @@ def _functions(
     for match in function.finditer(block):
         pairs = parameter.findall(match[2])
         values = {key: strip_newline(value) if framed else value for key, value in pairs}
-        if not pairs and match[2].strip():
-            calls.append(broken("the call has no parameter that is closed", bare(block), match[1]))
+        if "<parameter" in parameter.sub("", match[2]) or (not pairs and match[2].strip()):
+            calls.append(broken("a parameter of the call is not closed", bare(block), match[1]))
         else:
             calls.append(typed_call(match[1], values, block, tools))
     return calls or [broken("the call names no function", bare(block))]
 
 
-def glm(text: str, tools: Tools) -> Said:
+def glm(text: str, tools: Tools, ended: bool) -> Said:
     """A name, then pairs of key and value."""
-    rest, found = blocks(text, "<tool_call>", "</tool_call>")
-    return Said(clean(rest), tuple(_pairs(block, tools) for block in found))
+    return blocks(text, "<tool_call>", "</tool_call>", ended, lambda block: [_pairs(block, tools)])
 
 
 def _pairs(block: str, tools: Tools) -> ToolCall:

@@ -11,7 +11,6 @@ impossible (spython, space, time), kinds that can run the .sif itself do; each s
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 from contextlib import ExitStack, suppress
@@ -139,7 +138,7 @@ class ImageCache:
         if digest not in self._held:
             with ExitStack() as stack:
                 try:
-                    stack.enter_context(self._registry.lock(digest, fcntl.LOCK_SH | fcntl.LOCK_NB))
+                    stack.enter_context(self._registry.lock(digest, shared=True, wait=False))
                 except BlockingIOError:
                     raise NotFoundError(f"image {digest[:12]} is being removed") from None
                 if not self._registry.has(digest):

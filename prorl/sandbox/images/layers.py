@@ -12,7 +12,6 @@ Only wheels are installed, since an sdist would run its own code here.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -118,7 +117,7 @@ def make_layer(registry: Registry, job: dict[str, str]) -> Image:
     digest = job["digest"]
     if registry.has(digest):  # other nodes of this host may hold it for as long as they live
         return registry.image(digest)
-    with registry.lock(digest, fcntl.LOCK_EX):
+    with registry.lock(digest):
         if registry.has(digest):
             return registry.image(digest)
         with registry.workplace() as work:

@@ -1,9 +1,7 @@
-"""Makes images, in the child process of `image_child.py`.
+"""Makes images, in the child process of `child.py`.
 
-Sources: a folder, a .sif, a definition file, a Debian suite; no registry.
-
-What Apptainer understands (.sif, .def) it builds (`builder.py`); a Debian suite has its own tools
-(`debian.py`).
+Sources: a folder, a .sif, a definition file, a Dockerfile, a Debian suite; `builder.py` has the
+programs that do it.
 
 As root a definition's %post runs with the capabilities of an ordinary container engine, and a .sif
 is unpacked as `nobody`: what an image holds is foreign. As an ordinary user %post is root in a user
@@ -12,7 +10,6 @@ namespace only (Apptainer's fakeroot).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pwd
 import re
@@ -22,9 +19,13 @@ from pathlib import Path
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.linux import calls
 from prorl.linux.forked import Forked
-from prorl.sandbox.images import dockerfile
-from prorl.sandbox.images.builder import build, client_class, failed
-from prorl.sandbox.images.debian import make_debian
+from prorl.sandbox.images.builder import (
+    build,
+    build_dockerfile,
+    client_class,
+    failed,
+    make_debian,
+)
 from prorl.sandbox.images.layers import ToolFailed, make_layer
 from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
 from prorl.sandbox.images.tree import add_mount_points, copy_tree, digest_of, has_shell, tidy
@@ -42,6 +43,8 @@ POST_CAPABILITIES = [
     "SETFCAP",
     "SYS_CHROOT",
 ]
+DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
+"""Where a task's or a build's folder has it."""
 FROM = re.compile(r"(?im)^(\s*from:\s*)(\S+)\s*$")
 
 
@@ -81,7 +84,7 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
         digest = digest_of(str(tree))
         if registry.has(digest):
             return registry.image(digest)
-        with registry.lock(digest, fcntl.LOCK_EX):
+        with registry.lock(digest):
             return registry.keep(tree, digest, source)
 
 
@@ -90,8 +93,10 @@ def _fill(registry: Registry, job: dict[str, str], work: Path) -> None:
     source, tree = job["source"], work / "tree"
     if match := DEBIAN.fullmatch(source):
         make_debian(match[1], tree, work, job)
-    elif recipe := dockerfile.find(source):
-        _dockerfile(registry, recipe, work)
+    elif recipe := next(
+        (path for name in DOCKERFILES if (path := Path(source, name)).is_file()), None
+    ):
+        build_dockerfile(recipe, tree, work)
     elif os.path.isdir(source):
         copy_tree(source, str(tree), str(registry.root))
     elif source.endswith(".def") and os.path.isfile(source):
@@ -119,7 +124,7 @@ def _unpacked(registry: Registry, sif: str) -> Image:
     digest = registry.digest_of_file(sif)
     if registry.has(digest):
         return registry.image(digest)
-    with registry.lock(digest, fcntl.LOCK_EX):
+    with registry.lock(digest):
         if registry.has(digest):
             return registry.image(digest)
         with registry.workplace() as work:
@@ -179,21 +184,6 @@ def _definition(registry: Registry, source: str, work: Path) -> None:
         # else files that %post gives away are a stranger's, whom we may not touch
         os.environ["APPTAINER_IGNORE_SUBUID"] = "1"
     build(source, str(copy), work)
-
-
-def _dockerfile(registry: Registry, recipe: Path, work: Path) -> None:
-    """What a Dockerfile makes on top of an image of this registry."""
-    base = dockerfile.base_of(recipe.read_text())
-    name = dockerfile.image_name(base)
-    if name not in registry.names():
-        raise UserError(
-            f"{recipe}: its base {base} is not here",
-            f"an image {name} in {registry.root}",
-            f"prorl image build {name} --from FOLDER|FILE.sif|debian:SUITE",
-        )
-    made = work / "docker.def"
-    made.write_text(dockerfile.definition(recipe, registry.find(name).path))
-    _definition(registry, str(made), work)
 
 
 def _base(registry: Registry, base: str) -> str:

@@ -16,7 +16,6 @@ over a network file system.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -24,12 +23,12 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
-from prorl.linux import calls
+from prorl.linux import calls, locks
 from prorl.sandbox.images.tree import measure
 from prorl.sandbox.trees import remove_tree
 
@@ -156,7 +155,7 @@ class Registry:
         Whatever is still in it at the end is removed, by us or by whoever comes after our death.
         """
         folder = self.root / "work" / secrets.token_hex(8)
-        with self._locked(folder.with_suffix(".new"), fcntl.LOCK_EX):
+        with locks.held(folder.with_suffix(".new"), wait=True):
             # seen by others only when it is locked
             folder.with_suffix(".new").rename(folder.with_suffix(".lock"))
             folder.mkdir()
@@ -216,7 +215,7 @@ class Registry:
     def remove(self, digest: str) -> None:
         """Remove an image's folder. Raises ConflictError while a sandboxd uses it."""
         try:
-            with self.lock(digest, fcntl.LOCK_EX | fcntl.LOCK_NB), self.workplace() as work:
+            with self.lock(digest, wait=False), self.workplace() as work:
                 self.folder(digest).with_suffix(".json").unlink(missing_ok=True)
                 if self.folder(digest).exists():
                     self.folder(digest).rename(work / "tree")
@@ -227,28 +226,19 @@ class Registry:
                 "stop the service that runs it first",
             ) from None
 
-    @contextmanager
-    def lock(self, digest: str, how: int) -> Iterator[int]:
-        """Hold an image: LOCK_SH while it is used, LOCK_EX while it is made or removed.
+    def lock(
+        self, digest: str, *, shared: bool = False, wait: bool = True
+    ) -> AbstractContextManager[None]:
+        """Hold an image: shared while it is used, alone while it is made or removed.
 
-        Raises BlockingIOError with LOCK_NB.
+        Raises BlockingIOError when others have it and we shall not `wait`.
         """
-        with self._locked(self.root / "locks" / digest, how) as fd:
-            yield fd
-
-    @contextmanager
-    def _locked(self, path: Path, how: int) -> Iterator[int]:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, how)
-            yield fd
-        finally:
-            os.close(fd)
+        return locks.held(self.root / "locks" / digest, shared=shared, wait=wait)
 
     def _sweep(self) -> None:
         for lock in (self.root / "work").glob("*.lock"):
             try:
-                with self._locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                with locks.held(lock):
                     remove_tree(str(lock.with_suffix("")))
                     lock.unlink(missing_ok=True)
             except BlockingIOError:

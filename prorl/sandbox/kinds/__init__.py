@@ -42,7 +42,6 @@ CATALOGUE: Mapping[str, Entry] = {
     "apptainer": Entry(
         "prorl.sandbox.kinds.apptainer:KIND", "Apptainer or Singularity, rootless; runs images"
     ),
-    "bwrap": Entry("prorl.sandbox.kinds.bwrap:KIND", "bubblewrap; runs images that are folders"),
     "pyns": Entry(
         "prorl.sandbox.kinds.pyns:KIND", "namespaces from Python alone: no package, least work"
     ),

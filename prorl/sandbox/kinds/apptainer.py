@@ -1,6 +1,13 @@
 """apptainer: Apptainer or Singularity, rootless, with every isolating flag.
 
-It runs inside a pid namespace of our own (`wrapped.py`).
+    guard (launcher)  new mount and pid namespace -> fork
+    `- pid 1          ordinary uid -> fork -> exec of Apptainer; ends when it does
+
+Killing pid 1 kills its FUSE helpers and every daemon inside, and the guard's `waitpid` returns
+after the last of them. As root the namespaces need no user namespace; otherwise one with our own
+uid mapped to itself, which needs nesting. Apptainer enters a user namespace, and so loses the death
+signal that ties it to its parent (the kernel clears it with every change of credentials): so pid 1
+is a process of ours that keeps it.
 
 Default runs of Apptainer integrate (they share /tmp, the home, the network and the environment);
 here each of these is cut. The tool server is the container's only child and pid 1 (`--no-init`).
@@ -18,34 +25,58 @@ container engine's capabilities over files, none over the machine.
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
-from typing import NoReturn
+import select
+import signal
+from typing import NamedTuple, NoReturn
 
+from prorl.linux import calls
+from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.images.tree import has_mount_points
 from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
-from prorl.sandbox.kinds import image_view, wrapped
 from prorl.sandbox.kinds.apptainer_support import (
     CONFIG,
     FLAT_CONFIG,
     IMAGE_SUPPORT,
+    SUPPORT,
+    clone,
+    inside,
+    loader,
     make_support,
+    parts,
     program,
+    python_script,
 )
-from prorl.sandbox.kinds.common import limits_of
-from prorl.sandbox.kinds.image_view import SUPPORT
+from prorl.sandbox.kinds.common import (
+    exit_like,
+    guard,
+    join_cgroups,
+    limits_of,
+    open_cgroups,
+    show_interpreter,
+)
 from prorl.sandbox.kinds.rootfs import SHM_BYTES
-from prorl.sandbox.kinds.wrapped import Mount
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
+    BASE_PATH,
+    BIN,
     LAYER,
     WORKSPACE,
     Launch,
     Serve,
     interpreter_roots,
+    search_path,
     server_command,
+    server_config,
 )
 
+PLAIN_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+}
+"""Of Apptainer; nothing of the host's is added."""
 FLAGS = (
     "--containall",
     "--cleanenv",
@@ -71,54 +102,124 @@ could be killed.
 FOLDERS = ("workspace", "scratch", "shm", "overlay", "state")
 
 
+class Mount(NamedTuple):
+    """To be mounted in the sandbox's own mount namespace: a tmpfs, or a file over another."""
+
+    target: str
+    source: str = "tmpfs"
+    options: str = ""
+
+
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
     """Become the guard of one sandbox: the parent of its pid 1, which it outlives by a wait."""
-    pid = wrapped.enter(launch, _mounts(launch))
-    foreign = wrapped.ForeignCommand([], {}) if pid else _command(launch, listener_fd, status_fd)
-    wrapped.run(launch, listener_fd, status_fd, pid, foreign, limits=False, reaper=True)
+    root = launch.uid >= 0
+    mounts = _mounts(launch)
+    groups = open_cgroups(launch)
+    parent = os.getppid()
+    uid, gid = os.getuid(), os.getgid()
+    shown = [(launch.image, clone(launch))] if root and launch.image else []
+    shown += [(launch.layer, calls.clone_tree(launch.layer))] if root and launch.layer else []
+    calls.unshare(calls.CLONE_NEWNS | calls.CLONE_NEWPID | (0 if root else calls.CLONE_NEWUSER))
+    if not root:
+        maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
+        for name, text in maps.items():
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
+    if root:
+        show_interpreter(shown)
+    for mount in mounts:
+        if mount.options:
+            flags = calls.MS_NOSUID | calls.MS_NODEV
+            calls.mount("tmpfs", mount.target, "tmpfs", flags, mount.options)
+        else:
+            calls.mount(mount.source, mount.target, None, calls.MS_BIND)
+    calls.die_with_parent(signal.SIGKILL, parent)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid:
+        for fd in (alive_read, *groups, listener_fd, status_fd):
+            os.close(fd)
+        guard(pid)
+    os.close(alive_write)
+    join_cgroups(groups)
+    calls.mount("proc", "/proc", "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
+    calls.drop_to(launch.uid)
+    calls.die_with_parent(signal.SIGKILL)
+    if select.select([alive_read], [], [], 0)[0]:
+        os._exit(1)
+    os.close(alive_read)
+    _pid_one(launch, listener_fd, status_fd)
+
+
+def _pid_one(launch: Launch, listener_fd: int, status_fd: int) -> NoReturn:
+    """Run Apptainer with both descriptors open, reap all orphans, and end with it.
+
+    The tool server sets its own limits: Apptainer's threads and address space do not fit in an
+    agent's.
+    """
+    argv = _command(launch, listener_fd, status_fd)
+    main = os.fork()
+    if main:
+        os.close(listener_fd)
+        os.close(status_fd)
+        while True:
+            pid, status = os.wait()
+            if pid == main:
+                exit_like(status)
+    with Forked(status_fd):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+        os.setsid()
+        for fd in (listener_fd, status_fd, launch.user_tools_fd):
+            if fd >= 0:
+                os.set_inheritable(fd, True)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.dup2(status_fd, 2)  # its complaints become the error of the start
+        os.chdir("/")
+        state = f"{launch.folder}/state"
+        folders = {"APPTAINER_CONFIGDIR": state, "APPTAINER_CACHEDIR": state}
+        os.execve(argv[0], argv, {**PLAIN_ENV, "HOME": launch.folder, **folders})
+    os._exit(EXIT_CRASHED)
 
 
 def _mounts(launch: Launch) -> list[Mount]:
+    """Make the sandbox's folders; what is to be mounted over them, and over files of the host."""
     home, uid = launch.folder, launch.uid if launch.uid >= 0 else os.getuid()
     for name in FOLDERS:
         os.mkdir(f"{home}/{name}", 0o755)
-    mounts = [
-        Mount.sized(f"{home}/workspace", launch.workspace_bytes, uid),
-        Mount.sized(f"{home}/scratch", launch.tmp_bytes, uid, num_files="64k"),
-        Mount.sized(f"{home}/shm", SHM_BYTES, uid, "1777", "4k"),
-    ]
-    if launch.overlay_bytes:
-        mounts.append(Mount.sized(f"{home}/overlay", launch.overlay_bytes, uid))
     if launch.uid >= 0:
         os.chown(f"{home}/state", uid, uid)
+
+    def sized(name: str, num_bytes: int, num_files: str = "256k", mode: str = "755") -> Mount:
+        options = f"size={num_bytes},nr_inodes={num_files},uid={uid},gid={uid},mode={mode}"
+        return Mount(f"{home}/{name}", options=options)
+
+    mounts = [
+        sized("workspace", launch.workspace_bytes),
+        sized("scratch", launch.tmp_bytes, "64k"),
+        sized("shm", SHM_BYTES, "4k", "1777"),
+    ]
+    if launch.overlay_bytes:
+        mounts.append(sized("overlay", launch.overlay_bytes))
     # one uid only: a range of them would need newuidmap, which does nothing in a nested namespace
     if launch.fakeroot:
-        mounts += [
-            Mount(path, os.devnull)
-            for path in ("/etc/subuid", "/etc/subgid")
-            if os.path.exists(path)
-        ]
-    return mounts + _passwd(launch, uid)
-
-
-def _passwd(launch: Launch, uid: int) -> list[Mount]:
-    """An account for the sandbox's uid, which Apptainer wants its user to have.
-
-    A uid from our block has one in this mount namespace only.
-    """
+        known = (path for path in ("/etc/subuid", "/etc/subgid") if os.path.exists(path))
+        mounts += [Mount(path, os.devnull) for path in known]
+    # Apptainer wants its user to have an account; a uid from our block has one in here only
     try:
         pwd.getpwuid(uid)
     except KeyError:
-        path = f"{launch.folder}.passwd"
-        with open("/etc/passwd") as known, open(path, "w") as file:
-            file.write(
-                f"{known.read().rstrip()}\nprorl{uid}:x:{uid}:{uid}::{launch.folder}:/bin/sh\n"
-            )
-        return [Mount("/etc/passwd", path)]
-    return []
+        path = f"{home}.passwd"
+        with open("/etc/passwd") as accounts, open(path, "w") as file:
+            file.write(f"{accounts.read().rstrip()}\nprorl{uid}:x:{uid}:{uid}::{home}:/bin/sh\n")
+        mounts.append(Mount("/etc/passwd", path))
+    return mounts
 
 
-def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.ForeignCommand:
+def _command(launch: Launch, listener_fd: int, status_fd: int) -> list[str]:
     home, support = launch.folder, os.path.dirname(launch.server)
     argv = [program(), "-s", *_config(launch, support), "exec", *FLAGS]
     argv += ["--hostname", "sandbox", "--cwd", WORKSPACE, "--workdir", f"{home}/scratch"]
@@ -126,36 +227,34 @@ def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.Foreig
     argv += ["--overlay", f"{home}/overlay"] if launch.overlay_bytes else []
     for bind in _binds(launch, support):
         argv += ["--bind", bind]
-    extra = {
+    own = f"{BASE_PATH}:{BIN}" if launch.image else f"{BIN}:{BASE_PATH}"
+    config = server_config(launch, WORKSPACE, search_path(launch, own), refuse_uid=-1, alone=True)
+    server = server_command(f"{SUPPORT}/server.pyz")
+    if launch.image:  # it starts by the host's own loader
+        server = [*loader(), inside(server[0]), *server[1:]]
+        config["python"] = f"{BIN}/python3"
+        config["packages"] = [inside(path) for path in config["packages"]]
+    config |= {
+        "listener": listener_fd,
+        "status": status_fd,
         "limits": limits_of(launch),
         "seccomp": seccomp.bytecode().hex(),
         "with_image": bool(launch.image),
     }
-    argv += [launch.image or f"{support}/skeleton", *_server(launch)]
-    argv += [wrapped.server_argument(launch, listener_fd, status_fd, extra)]
-    state = {"APPTAINER_CONFIGDIR": f"{home}/state", "APPTAINER_CACHEDIR": f"{home}/state"}
-    return wrapped.ForeignCommand(argv, {**wrapped.PLAIN_ENV, "HOME": home, **state})
+    return [*argv, launch.image or f"{support}/skeleton", *server, json.dumps(config)]
 
 
 def _binds(launch: Launch, support: str) -> list[str]:
     """What is shown inside beside the image, or beside the skeleton."""
     binds = [f"{launch.folder}/workspace:{WORKSPACE}", f"{launch.folder}/shm:/dev/shm"]
     if launch.image:
-        parts = (f"{host}:{shown}:ro" for host, shown in image_view.parts())
-        return [*binds, f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro", *parts]
+        ours = (f"{host}:{shown}:ro" for host, shown in parts())
+        return [*binds, f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro", *ours]
     binds += [f"{support}:{SUPPORT}:ro", "/usr:/usr:ro"]
     binds += [f"{launch.layer}:{LAYER}:ro"] if launch.layer else []
     # its own /tmp takes no binds
     roots = (root for root in interpreter_roots() if not root.startswith("/tmp/"))
     return [*binds, *(f"{root}:{root}:ro" for root in roots)]
-
-
-def _server(launch: Launch) -> list[str]:
-    """What starts the tool server inside: in an image by the host's own loader."""
-    server = server_command(f"{SUPPORT}/server.pyz")
-    if not launch.image:
-        return server
-    return [*image_view.loader(), image_view.inside(server[0]), *server[1:]]
 
 
 def _config(launch: Launch, support: str) -> list[str]:
@@ -183,7 +282,7 @@ KIND = Kind(
         " namespaces"
     ),
     install=make_support,
-    prepare=image_view.prepare,
+    prepare=python_script,
     folder=True,
     zipapp=True,
     images=True,

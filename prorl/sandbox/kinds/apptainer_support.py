@@ -1,25 +1,40 @@
-"""What all sandboxes of the kind `apptainer` share on the host, made once by sandboxd.
+"""What a sandbox of the kind `apptainer` finds inside, beside its workspace.
 
-There is a skeleton for sandboxes without an image, what stands at /opt/prorl inside, and the
-configuration of Apptainer without what would cost each start.
+An image's files belong to the sandbox's uid. As root each sandbox has a uid of its own, so the
+image is shown by an idmapped mount in which its owner is that uid: it can read what its owner can,
+and change it in its overlay. Nothing on disk changes. Otherwise the image belongs to whoever runs
+sandboxd, or is foreign.
+
+Our Python runs with the host's own C library, so an image may be old, musl, or have no Python at
+all; bash is all that it needs:
+
+    /opt/prorl/host        the host's /usr: loader, libraries, our Python if it is installed there
+    /opt/prorl/part0 ...   what else our Python runs from
+    /opt/prorl/bin         python and python3 for images that have none: last on PATH
+
+What all sandboxes share sandboxd makes once: /opt/prorl, a skeleton for those without an image, and
+Apptainer's configuration without what would cost each start.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+from functools import cache
 
-from prorl.sandbox.kinds import image_view
-from prorl.sandbox.kinds.image_view import SUPPORT
+from prorl.linux import calls
 from prorl.sandbox.launch.spec import (
     LAYER,
     SANDBOX_UID,
     WORKSPACE,
+    Launch,
     interpreter,
     interpreter_roots,
 )
 
+SUPPORT = "/opt/prorl"
 IMAGE_SUPPORT = "image"
 """Beside the skeleton: what an image gets at /opt/prorl."""
 SKELETON = (
@@ -47,6 +62,125 @@ ETC = {
 CONFIG, FLAT_CONFIG = "apptainer.conf", "flat.conf"
 LEAN = {"binary path": "/nowhere", "config resolv_conf": "no"}
 FLAT = {**LEAN, "enable overlay": "no", "enable underlay": "no"}
+
+
+# ---- the image
+
+
+def clone(launch: Launch) -> int:
+    """As root, before any namespace: a detached mount of the image.
+
+    Raises OSError where an overlay needs what the kernel refuses.
+    """
+    tree = calls.clone_tree(launch.image)
+    flags = calls.MOUNT_ATTR_RDONLY | calls.MOUNT_ATTR_NOSUID | calls.MOUNT_ATTR_NODEV
+    if os.path.isdir(launch.image):
+        about = os.stat(launch.image)
+        owners = _user_namespace((about.st_uid, about.st_gid), launch.uid)
+        try:
+            calls.change_tree(tree, flags | calls.MOUNT_ATTR_IDMAP, owners)
+            return tree
+        # an old kernel, or a file system without it: what its modes let others read is all there is
+        except OSError as error:
+            if launch.overlay_bytes:
+                raise OSError(
+                    error.errno,
+                    f"no overlay over {launch.image}: its file system has no idmapped mounts",
+                ) from error
+        finally:
+            os.close(owners)
+    calls.change_tree(tree, flags)
+    return tree
+
+
+def _user_namespace(owner: tuple[int, int], uid: int) -> int:
+    """A user namespace that maps one owner to one uid, held by nothing but the descriptor."""
+    ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
+    go_read, go_write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(go_write)
+            calls.unshare(calls.CLONE_NEWUSER)
+            os.write(ready_write, b"x")
+            os.read(go_read, 1)  # lives until we have the descriptor
+        finally:
+            os._exit(0)
+    os.close(ready_write)
+    os.close(go_read)
+    try:
+        os.read(ready_read, 1)
+        for name, number in zip(("uid_map", "gid_map"), owner, strict=True):
+            with open(f"/proc/{pid}/{name}", "w") as file:
+                file.write(f"{number} {uid} 1")
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(go_write)
+        os.close(ready_read)
+        os.waitpid(pid, 0)
+
+
+# ---- our Python
+
+
+@cache
+def parts() -> tuple[tuple[str, str], ...]:
+    """(folder of the host, where it is shown inside), all read-only."""
+    found = [("/usr", f"{SUPPORT}/host")]
+    for path in (*interpreter_roots(), *_library_folders()):
+        if not any(path == known or path.startswith(known + "/") for known, _ in found):
+            found.append((path, f"{SUPPORT}/part{len(found) - 1}"))
+    return tuple(found)
+
+
+def inside(path: str) -> str:
+    """The path under which an image shows a file of ours."""
+    for host, shown in parts():
+        if path == host or path.startswith(host + "/"):
+            return shown + path[len(host) :]
+    return path
+
+
+@cache
+def loader() -> tuple[str, ...]:
+    """The host's dynamic loader with its library path, as seen inside.
+
+    It is what to put before our Python's executable.
+    """
+    own = next(path for path in _mapped_libraries() if os.path.basename(path).startswith("ld-"))
+    return inside(own), "--library-path", ":".join(inside(path) for path in _library_folders())
+
+
+@cache
+def python_script() -> str:
+    """The shell script that is `python3` in an image without one: our Python by its own loader."""
+    return f'#!/bin/sh\nexec {shlex.join((*loader(), inside(interpreter())))} "$@"\n'
+
+
+def _library_folders() -> list[str]:
+    """Our Python's own first: /usr may hold a libpython of the same name."""
+    folders = dict.fromkeys(
+        os.path.dirname(path) for path in _mapped_libraries() if "/lib-dynload/" not in path
+    )
+    return sorted(folders, key=lambda folder: not folder.startswith(interpreter_roots()))
+
+
+def _mapped_libraries() -> list[str]:
+    """Shared libraries of this very process: the ones that our Python needs."""
+    with open("/proc/self/maps") as file:
+        paths = [
+            line.split(maxsplit=5)[5].strip() for line in file if ".so" in line and "/" in line
+        ]
+    return list(
+        dict.fromkeys(
+            path
+            for path in paths
+            if "site-packages" not in path and ".so" in os.path.basename(path)
+        )
+    )
+
+
+# ---- what all sandboxes share
 
 
 def program() -> str:
@@ -97,13 +231,13 @@ def write_configs(folder: str) -> None:
 
 def _make_image_support(folder: str, server: str) -> None:
     os.makedirs(f"{folder}/bin")
-    for _, shown in image_view.parts():
+    for _, shown in parts():
         os.mkdir(folder + shown.removeprefix(SUPPORT))
     for name in ("python", "python3"):
         with open(
             f"{folder}/bin/{name}", "w", opener=lambda path, flags: os.open(path, flags, 0o755)
         ) as file:
-            file.write(image_view.python_script())
+            file.write(python_script())
     if os.path.exists(server):
         os.link(server, f"{folder}/server.pyz")
 

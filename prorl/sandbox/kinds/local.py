@@ -21,8 +21,14 @@ from typing import NoReturn
 from prorl.linux import calls, procfs
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kind import Kind
-from prorl.sandbox.kinds import hidden
-from prorl.sandbox.kinds.common import exit_like, join_cgroups, open_cgroups, set_limits
+from prorl.sandbox.kinds.common import (
+    exit_like,
+    is_hidden,
+    join_cgroups,
+    open_cgroups,
+    set_limits,
+    show_interpreter,
+)
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
@@ -44,11 +50,11 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     parent = os.getppid()
     calls.die_with_parent(signal.SIGTERM, parent)
     calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
-    if launch.uid >= 0 and hidden.needed(launch.layer):
+    if launch.uid >= 0 and is_hidden(launch.layer):
         calls.unshare(calls.CLONE_NEWNS)
         calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
         layer = [(launch.layer, calls.clone_tree(launch.layer))] if launch.layer else []
-        hidden.show_interpreter(layer)
+        show_interpreter(layer)
     pid = os.fork()
     if pid == 0:
         _inside(launch, groups, listener_fd, status_fd, serve)

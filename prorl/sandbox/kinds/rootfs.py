@@ -15,11 +15,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
+from glob import glob
 from typing import Any, NamedTuple
 
 from prorl.linux import calls
 from prorl.sandbox.kind import MAX_PTYS
-from prorl.sandbox.launch.spec import BIN, LAYER, WORKSPACE, Launch, interpreter, interpreter_roots
+from prorl.sandbox.launch.spec import (
+    BIN,
+    LAYER,
+    WORKSPACE,
+    Launch,
+    interpreter,
+    interpreter_roots,
+    package_folders,
+)
 
 ROOT = "/tmp"
 """Where the new root is mounted, in a mount namespace of its own."""
@@ -133,6 +142,7 @@ def steps() -> tuple[SystemCall, ...]:
         *_etc(),
         *_devices(),
         SystemCall(calls.mount, ("proc", f"{ROOT}/proc", "proc", SAFE | calls.MS_NOEXEC)),
+        SystemCall(calls.mount, ("/dev/null", f"{ROOT}/proc/cmdline", None, calls.MS_BIND)),
     )
 
 
@@ -152,6 +162,9 @@ def _bind(source: str, target: str) -> list[SystemCall]:
 
 def _system() -> list[SystemCall]:
     found = _bind("/usr", f"{ROOT}/usr")
+    hidden = "size=4k,nr_inodes=1,mode=755"
+    for path in _third_party():
+        found.append(SystemCall(calls.mount, ("tmpfs", ROOT + path, "tmpfs", SAFE, hidden)))
     for name in LINKS:
         path = f"/{name}"
         if os.path.islink(path):
@@ -159,6 +172,16 @@ def _system() -> list[SystemCall]:
         elif os.path.isdir(path):
             found += [SystemCall(os.mkdir, (f"{ROOT}/{name}",)), *_bind(path, f"{ROOT}/{name}")]
     return found
+
+
+def _third_party() -> list[str]:
+    """Packages of the host's Pythons: a copy of what a task is about must not lie there to be read.
+
+    Not those that the tool server itself runs with.
+    """
+    patterns = ("/usr/lib/python3*/dist-packages", "/usr/local/lib/python3*/dist-packages")
+    found = {os.path.realpath(path) for pattern in patterns for path in glob(pattern)}
+    return sorted(found.difference(map(os.path.realpath, package_folders())))
 
 
 def _show(source: Source) -> None:

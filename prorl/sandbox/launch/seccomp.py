@@ -45,6 +45,7 @@ DENIED = {
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
+    "io_setup": (206, 0),  # its pool is the whole machine's
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -53,6 +54,7 @@ DENIED = {
     "fsopen": (430, 430),
     "fsmount": (432, 432),
     "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "name_to_handle_at": (303, 264),
@@ -65,10 +67,13 @@ SOCKET = (41, 198)
 PRLIMIT = (302, 261)
 FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
+PROTOCOLS = (136, 262)
+"""UDP-Lite and MPTCP, refused: nothing on `lo` needs them."""
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NAMESPACE_FLAGS = 0x7E020000
 """Every CLONE_NEW* flag that clone(2) takes."""
-TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+TTY_IOCTLS = (0x5412, 0x541C, 0x5423)
+"""TIOCSTI and TIOCLINUX type into terminals, TIOCSETD loads line disciplines."""
 X32_BIT = 0x40000000
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -110,17 +115,23 @@ def program(machine: str) -> list[Instruction]:
 
 
 def _sockets(column: int) -> list[Instruction]:
-    """Let pass sockets of FAMILIES; other calls go on behind these instructions."""
-    return [
-        Instruction(EQUAL, SOCKET[column], 0, len(FAMILIES) + 3),
+    """Let pass sockets of FAMILIES but for PROTOCOLS; other calls go on behind these."""
+    code = [
         Instruction(LOAD, ARG0),
         *(
             Instruction(EQUAL, family, len(FAMILIES) - place, 0)
             for place, family in enumerate(FAMILIES)
         ),
         Instruction(RETURN, ERRNO | errno.EAFNOSUPPORT),
+        Instruction(LOAD, ARG2),
+        *(
+            Instruction(EQUAL, protocol, len(PROTOCOLS) - place, 0)
+            for place, protocol in enumerate(PROTOCOLS)
+        ),
         PASS,
+        Instruction(RETURN, ERRNO | errno.EPROTONOSUPPORT),
     ]
+    return _of_call(SOCKET[column], code)
 
 
 def _by_arguments(column: int) -> list[Instruction]:
@@ -128,9 +139,12 @@ def _by_arguments(column: int) -> list[Instruction]:
     clone = [Instruction(LOAD, ARG0), Instruction(ANY_BIT, NAMESPACE_FLAGS, 0, 1), REFUSE, PASS]
     ioctl = [
         Instruction(LOAD, ARG1),
-        Instruction(EQUAL, TIOCSTI, 1, 0),
-        Instruction(EQUAL, TIOCLINUX, 0, 1),
-        *(REFUSE, PASS),
+        *(
+            Instruction(EQUAL, request, len(TTY_IOCTLS) - place, 0)
+            for place, request in enumerate(TTY_IOCTLS)
+        ),
+        PASS,
+        REFUSE,
     ]
     prlimit = [
         Instruction(LOAD, ARG0),
@@ -153,7 +167,7 @@ def _of_call(number: int, code: list[Instruction]) -> list[Instruction]:
 
 @cache
 def bytecode(machine: str | None = None) -> bytes:
-    """The filter as `struct sock_filter[]`, as bwrap's `--seccomp` takes it.
+    """The filter as `struct sock_filter[]`.
 
     Empty on a machine that is not listed.
     """

@@ -21,6 +21,7 @@ TOOL_SERVER = "prorl.tools.server.main"
 """Loaded by name: the tool server is not a part of this package, and inside an image it is a
 zipapp.
 """
+MAX_STATUS_BYTES = 4096
 
 
 class Exit(NamedTuple):
@@ -146,3 +147,41 @@ class ZygoteClient:
         self._process.kill()
         self._process.wait()
         self._process = None
+
+
+async def read_status(fd: int, timeout_s: float) -> str:
+    """`ok`, or all that was said until the pipe was closed or the time over.
+
+    `fd` is the status pipe, non-blocking, which stays the caller's: what a launcher, and then the
+    tool server that it starts, say of the start, `ok` and a newline, or `error: ...` and the end. A
+    foreign launcher's complaints come in pieces, and its `error:` is its own.
+    """
+    said = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _read_into(said, fd)
+    except TimeoutError:
+        said = said or bytearray(f"not ready after {timeout_s:g} s".encode())
+    if said.endswith(b"ok\n"):
+        return "ok"
+    return said.decode("utf-8", "replace").removeprefix("error: ").strip()
+
+
+async def _read_into(said: bytearray, fd: int) -> None:
+    """Read until `ok`, the end or MAX_STATUS_BYTES."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(fd, readable.set)
+    try:
+        while not said.endswith(b"ok\n") and len(said) < MAX_STATUS_BYTES:
+            await readable.wait()
+            readable.clear()
+            try:
+                data = os.read(fd, MAX_STATUS_BYTES)
+            except BlockingIOError:  # set for what the last read took already
+                continue
+            if not data:
+                break
+            said += data
+    finally:
+        loop.remove_reader(fd)

@@ -38,15 +38,27 @@ from prorl.linux import calls, heartbeat
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause
 from prorl.sandbox.node.janitor import SUPPORT
-from prorl.sandbox.node.options import parse, settings_of
 from prorl.sandbox.node.paths import check_socket_path
 from prorl.sandbox.node.pool import SandboxPool
+from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.snapshots import Snapshots
 from prorl.sandbox.prepared import Outcome
 from prorl.sandbox.wire import Frame, WireError, encode, receive
+from prorl.timing import run
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
 PEER = struct.Struct("3i")
+DEFAULTS = Settings()
+HELP = {
+    "socket": "Unix socket to listen on, under 100 bytes",
+    "root": "folder for notes and workspaces, one per daemon",
+    "parent-pid": "die with this process",
+    "images": "folder of the image registry; default: in the user's cache folder",
+    "image": "image of sandboxes whose task names none",
+    "snapshot-bytes": "of prepared workspaces kept for siblings",
+}
+NUMBERS = ("max-sandboxes", "parallel-starts", "warm", "snapshot-bytes")
+"""Options that are numbers of `Settings`."""
 
 
 class Daemon:
@@ -201,13 +213,43 @@ async def _kind(options: argparse.Namespace) -> str:
     return kind
 
 
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Options of the command line; exits with usage for what it does not know."""
+    parser = argparse.ArgumentParser(
+        prog="python -m prorl.sandbox.node.daemon", description="Owns the sandboxes of one node."
+    )
+    for name in ("socket", "root"):
+        parser.add_argument(f"--{name}", required=True, help=HELP[name])
+    known = f"{', '.join(kinds.known())}; auto = first that works of {kinds.automatic()}"
+    parser.add_argument("--kind", default=kinds.AUTO, help=known)
+    parser.add_argument("--node-id", default="local")
+    parser.add_argument("--parent-pid", type=int, default=0, help=HELP["parent-pid"])
+    for name in NUMBERS:
+        default: int = getattr(DEFAULTS, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=int, default=default, help=HELP.get(name))
+    for name in ("images", "image"):
+        parser.add_argument(f"--{name}", default=getattr(DEFAULTS, name), help=HELP[name])
+    return parser.parse_args(argv)
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """What the pool is told."""
+    return Settings(
+        max_sandboxes=options.max_sandboxes,
+        parallel_starts=options.parallel_starts,
+        warm=options.warm,
+        images=options.images,
+        image=options.image,
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM; 2 and one line on stderr for what the user can mend."""
     options = parse(sys.argv[1:] if argv is None else argv)
     if options.parent_pid:
         calls.die_with_parent(signal.SIGKILL, options.parent_pid)
     try:
-        asyncio.run(serve(options))
+        run(serve(options))
     except (ConfigError, SandboxError) as error:
         print(f"sandboxd: {error}", file=sys.stderr)
         return 2

@@ -13,9 +13,13 @@ import asyncio
 import json
 import os
 import signal
+import stat
+from collections.abc import Container
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prorl.linux import calls, procfs
 from prorl.linux.procfs import start_ticks
 from prorl.sandbox.node import cgroups
 from prorl.sandbox.node.paths import SocketFolder, orphans
@@ -29,6 +33,7 @@ after it.
 REMOVALS, REMOVE_AGAIN_S = 5, 1.0
 """Tries to remove a folder, and seconds between two."""
 FOLDERS = ("live", "work", "trash")
+SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
 SUPPORT = "support"
 
 
@@ -198,3 +203,36 @@ def _kill(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
+
+
+def remove_strays(uids: Container[int]) -> None:
+    """Remove what these uids left on the host outside of their sandboxes' folders; none of them may
+    have a process left. Blocking.
+
+    For kinds that share the host's files and IPC namespace: the next sandbox of that uid would own
+    it. Looked for where any user may write: `SHARED_FOLDERS`, and folders of root's below them. Not
+    found: a file in a folder that another sandbox opened to everybody, which goes with that one.
+    """
+    for found in procfs.sysv_objects():
+        if found.uid in uids or found.creator in uids:
+            with suppress(OSError):  # gone meanwhile
+                calls.remove_sysv(found.kind, found.id)
+    for folder in {os.path.realpath(folder) for folder in SHARED_FOLDERS}:
+        _remove_strays_in(folder, uids)
+
+
+def _remove_strays_in(folder: str, uids: Container[int]) -> None:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            about = entry.stat(follow_symlinks=False)
+            if about.st_uid in uids:
+                remove_tree(entry.path)
+            # Only root's: into another's we could be led astray by a link that takes its place.
+            elif stat.S_ISDIR(about.st_mode) and about.st_mode & 0o002 and about.st_uid == 0:
+                _remove_strays_in(entry.path, uids)
+        except OSError:
+            continue  # gone meanwhile

@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import SandboxError
+from prorl.linux import memory
 from prorl.linux.procfs import is_stopped, start_ticks, to_init
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause, Fate, fate_of, fate_of_exit
+from prorl.sandbox.kind import MAX_PTYS
 from prorl.sandbox.launch.spec import Launch
-from prorl.sandbox.launch.status import read_status
-from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient
-from prorl.sandbox.node import cgroups, janitor, remains
+from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient, read_status
+from prorl.sandbox.node import cgroups, janitor
 from prorl.sandbox.node.cgroups import Cgroups
 from prorl.sandbox.node.janitor import Note
 from prorl.sandbox.node.live import Live
 from prorl.sandbox.node.paths import check_socket_path, claim
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.uids import Uids
-from prorl.sandbox.node.user_tools import UserTools
-from prorl.sandbox.node.wanted import Images
+from prorl.sandbox.node.wanted import Images, UserTools
 from prorl.sandbox.node.watchdog import LimitWatchdog
 from prorl.sandbox.trees import remove_tree
 from prorl.tools import bundle
@@ -44,6 +44,10 @@ START_S = 30.0
 STOP_S = 3.0
 """For the guard to end and reap what is inside; then it is killed, and the janitor does it."""
 BACKLOG = 16
+RESERVE_BYTES = 64 << 20
+"""Left to this process, or no further sandbox is begun."""
+MEMORY_S = 0.2
+"""Between two looks at it."""
 CLEAN_S = 5.0
 """How long the end waits for big folders to be removed; the next daemon in this root removes the
 rest.
@@ -70,7 +74,9 @@ class Maker:
         self._user_tools = UserTools(self._support)
         self._images = Images(kind, settings)
         self._gate = asyncio.Semaphore(settings.parallel_starts)
-        self._room = asyncio.Semaphore(settings.max_sandboxes)
+        self._max_lives = min(settings.max_sandboxes, _terminals() // MAX_PTYS)
+        self._room = asyncio.Semaphore(self._max_lives)
+        self._short_of_memory = False
         self._cleaners: set[asyncio.Task[None]] = set()
         self._closing = False
         self.lives: dict[str, Live] = {}
@@ -100,7 +106,7 @@ class Maker:
     async def _sweep(self) -> None:
         """End and remove what earlier daemons left, the slow part of it in the background."""
         if self._kind.shares_host:  # what sandboxes of a dead daemon left to their uids' next ones
-            await asyncio.to_thread(remains.remove, self._uids.block)
+            await asyncio.to_thread(janitor.remove_strays, self._uids.block)
         for folder in (self._root, *(self._root / name for name in janitor.FOLDERS)):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         await janitor.sweep(self._root, self._uids)
@@ -131,6 +137,8 @@ class Maker:
         return {
             "kind": self._name,
             "live": len(self.lives),
+            "max_lives": self._max_lives,
+            "short_of_memory": self._short_of_memory,
             "ended": self._ended,
             "cpu_s": self._cpu_s,
             "cgroups": list(self._cgroups.enforced),
@@ -156,6 +164,7 @@ class Maker:
         await self._room.acquire()
         try:
             async with self._gate:
+                await self._until_there_is_memory()
                 return await self._make(spec, image, layer)
         except OSError as cause:
             self._room.release()
@@ -163,6 +172,16 @@ class Maker:
         except BaseException:
             self._room.release()
             raise
+
+    async def _until_there_is_memory(self) -> None:
+        """A node short of memory takes fewer: one more would only have the kernel kill the others.
+
+        The first is always taken, else a node whose bound is too low would take none for ever.
+        """
+        while self.lives and memory.available_bytes() < RESERVE_BYTES:
+            self._short_of_memory = True
+            await asyncio.sleep(MEMORY_S)
+        self._short_of_memory = False
 
     async def _make(self, spec: SandboxSpec, image: str, layer: str) -> Live:
         sandbox_id = secrets.token_hex(8)
@@ -328,7 +347,7 @@ class Maker:
             await janitor.end_uid(live.note)
         janitor.remove_remains(live.note, self._root / "trash")
         if self._kind.shares_host:
-            await asyncio.to_thread(remains.remove, {live.note.uid})
+            await asyncio.to_thread(janitor.remove_strays, {live.note.uid})
         await cgroups.remove(live.note.cgroups)
         if live.note.folder:
             self._in_background(janitor.remove_later(self._root / "trash" / live.ref.sandbox_id))
@@ -373,3 +392,13 @@ class Maker:
         self._cgroups.close()
         janitor.remove_folders(self._root)
         self._sockets.remove()
+
+
+def _terminals() -> int:
+    """How many the kernel has for all sandboxes: without a bound on theirs, one that fills its own
+    takes a terminal from an innocent neighbour. Who does not fit waits.
+    """
+    pool, reserve = (
+        int(Path(f"/proc/sys/kernel/pty/{name}").read_text()) for name in ("max", "reserve")
+    )
+    return max(MAX_PTYS, pool - reserve)

@@ -15,7 +15,6 @@ between machines or containers that share a root but not /tmp.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import os
 import stat
@@ -24,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prorl.errors import ConfigError
+from prorl.linux import locks
 from prorl.sandbox.wire import MAX_SOCKET_PATH
 
 OWNER = "owner"
@@ -118,15 +118,11 @@ def _try_lock(path: Path) -> int:
     """The lock of a folder, or -1 when somebody has it or has just removed it."""
     try:
         own_folder(path)
-        lock = os.open(path / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except FileNotFoundError:
+        lock = locks.take(path / OWNER)
+    except (FileNotFoundError, BlockingIOError):
         return -1
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_nlink:
-            return lock
-    except BlockingIOError:
-        pass
+    if os.fstat(lock).st_nlink:
+        return lock
     os.close(lock)
     return -1
 

@@ -12,7 +12,6 @@ one that no distribution, systemd or subuid allocation uses (systemd's UIDS-GIDS
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prorl.errors import UnavailableError
-from prorl.linux import procfs
+from prorl.linux import locks, procfs
 from prorl.sandbox.node.paths import base_folder, own_folder
 
 FIRST_UID = 1879048192
@@ -124,15 +123,7 @@ def _lock_file(block: int) -> int:
     """Raises BlockingIOError when somebody has it. The file stays: nobody can remove it safely."""
     folder = base_folder().with_name(f"{base_folder().name}-uids")
     own_folder(folder)
-    file = os.open(
-        folder / str(block), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-    )
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        raise
-    return file
+    return locks.take(folder / str(block))
 
 
 def kill_uid(uid: int) -> bool:

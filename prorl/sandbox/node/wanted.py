@@ -1,7 +1,8 @@
-"""Which image and which layer of packages a spec gets on this node."""
+"""What a spec gets on this node: image, layer of packages, users' tools."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from prorl.errors import SandboxError
@@ -10,6 +11,9 @@ from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.layers import LayerRecipe
 from prorl.sandbox.images.registry import default_root
 from prorl.sandbox.node.settings import Settings
+from prorl.tools import user_bundle
+from prorl.tools.catalogue import CATALOGUE
+from prorl.tools.user_bundle import UserBundle
 from prorl.types import FailureCode, SandboxSpec
 
 
@@ -56,3 +60,34 @@ class Images:
     async def close(self) -> None:
         """Stop what is being made, let the images go; idempotent."""
         await self._cache.close()
+
+
+class UserTools:
+    """Packs users' tools into `<folder>/tools.zip`, once, and says who is not in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "tools.zip"
+        self._bundle: UserBundle | None = None
+
+    def path_for(self, names: Iterable[str]) -> str:
+        """The zip's path if one of these tools is a user's, else an empty string.
+
+        Raises SandboxError (`bad_task`).
+        """
+        users = sorted(set(names) - set(CATALOGUE))
+        if not users:
+            return ""
+        if self._bundle is None:
+            self._bundle = user_bundle.build()
+            self._path.parent.mkdir(mode=0o755, exist_ok=True)
+            self._path.write_bytes(self._bundle.content)
+            self._path.chmod(0o644)  # each sandbox's own uid opens it again by its descriptor
+        bundle = self._bundle
+        for name in users:
+            if name not in bundle.names:
+                known = ", ".join(sorted({*CATALOGUE, *bundle.names}))
+                raise SandboxError(
+                    FailureCode.BAD_TASK,
+                    bundle.problems.get(name, f"no tool {name!r} on this node; there are {known}"),
+                )
+        return str(self._path)

@@ -25,6 +25,10 @@ IMAGES = ("docker_image", "image_name", "image_url")
 _CONDA = "/opt/miniconda3"
 _PATHS = re.compile(r"^\+\+\+ b/([^\t\n]+)", re.MULTILINE)
 PYTEST = "python -m pytest -rA --tb=short -p no:cacheprovider"
+_REQUIREMENT = re.compile(
+    r"[A-Za-z0-9][\w.-]*(\[[\w., -]+\])?\s*((===?|[<>~!]=?|@)\s*\S.*|;.*)?(#.*)?"
+)
+_COMMANDS = frozenset(["make", "true", "tox", "nox", "ninja", "meson", "autogen"])
 COMMANDS: Mapping[str, str] = {
     "django/django": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
     "sympy/sympy": "bin/test -C --verbose",
@@ -95,6 +99,13 @@ def _rename(data: dict[str, Json], row: Row, config: Mapping[str, Json]) -> None
         command = data.pop("test_cmd", None) or data.pop("test_commands", None)
         command = _joined(command or config.get("test_cmd"))
         data["test_command"] = _with_files(command, row) if command else ""
+    is_bare = any(data.get(name) for name in ("archive", "repo_archive", "files"))
+    if is_bare and not data.get("requirements"):
+        for name in ("install", "setup"):
+            if listed := _requirements(data.get(name)):
+                data["requirements"] = listed
+                del data[name]
+                break
     for ours, theirs in (("archive", "repo_archive"), ("setup", "install")):
         if data.get(theirs) and not data.get(ours):
             data[ours] = _joined(data.pop(theirs))
@@ -168,11 +179,32 @@ def _joined(command: Json) -> str:
     return command if isinstance(command, str) else ""
 
 
+def _requirements(install: Json) -> list[str]:
+    """What a row says to install, where each line is a requirement and no command; else nothing.
+
+    >>> _requirements(["pytest==7.4", "six"]), _requirements("make"), _requirements(["six"])
+    (['pytest==7.4', 'six'], [], ['six'])
+    """
+    lines = install if isinstance(install, list) else str(install or "").splitlines()
+    found = [str(line).strip() for line in lines if str(line).strip()]
+    is_listed = isinstance(install, list) and not _COMMANDS.intersection(found)
+    has_versions = any(set(line) & set("=<>~@") for line in found)
+    is_all = all(map(_REQUIREMENT.fullmatch, found))
+    return found if is_all and (is_listed or has_versions) else []
+
+
 def _with_files(command: str, row: Row) -> str:
-    """A command with the tests' files behind it, as the harnesses do it, unless it has some."""
+    """A command with the tests' files behind it, as the harnesses do it, unless it has them: those
+    of the tests' patch, and those that the names of tests tell of.
+    """
+    names = [*names_of(row, "FAIL_TO_PASS"), *names_of(row, "PASS_TO_PASS")]
+    named = [name.partition("::")[0] for name in names if ".py::" in name]
     files = _PATHS.findall(text(row, "test_patch"))
     if any(path in command for path in files):
-        return command
+        files = [path for path in named if path not in command and "pytest" in command]
+    else:
+        files += named
+    files = list(dict.fromkeys(files))
     if "runtests.py" in command:
         files = [_label(path) for path in files if path.endswith(".py")]
     wanted: Sequence[str] = [path for path in files if not path.endswith((".txt", ".json", ".md"))]

@@ -1,4 +1,4 @@
-"""The file editor: view, create, str_replace, insert, undo, search.
+"""The file editor: view, create, str_replace, insert.
 
 Works below any path that the agent may touch.
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from prorl.tools.server.output import Capped, result_of
@@ -19,10 +18,8 @@ from prorl.tools.server.place import Folder
 
 MAX_FILE_BYTES = 8 << 20
 """Of a file to be viewed or edited: it is held in memory."""
-MAX_UNDO = 20
-"""Versions kept in all, newest first to be undone."""
 MAX_LISTED = 500
-"""Entries of a folder, or lines found by `search`."""
+"""Entries of a folder."""
 OPEN = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -31,18 +28,17 @@ class Mistake(Exception):
 
 
 class Files:
-    """One editor; remembers the versions that it replaced."""
+    """One editor."""
 
     def __init__(self, folder: Folder) -> None:
         self._cwd, self._cap = folder.cwd, folder.output_bytes
-        self._undo: list[tuple[str, str]] = []
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
-        """`{command: view | create | str_replace | insert | undo | search, path, ...}`."""
+        """`{command: view | create | str_replace | insert, path, ...}`."""
         output = Capped(self._cap)
         exit_code = 1
         try:
-            text, exit_code = self._edit(arguments, until), 0
+            text, exit_code = self._edit(arguments), 0
         except Mistake as mistake:
             text = f"error: {mistake}\n"
         except OSError as error:
@@ -50,7 +46,7 @@ class Files:
         output.feed(text.encode("utf-8", "replace"))
         return result_of(output, exit_code)
 
-    def _edit(self, arguments: dict[str, Any], until: float) -> str:
+    def _edit(self, arguments: dict[str, Any]) -> str:
         """What a command says. Raises Mistake, OSError."""
         name = str(arguments.get("command"))
         command = COMMANDS.get(name)
@@ -60,12 +56,12 @@ class Files:
                     arguments.get("command"), ", ".join(COMMANDS)
                 )
             )
-        path = arguments.get("path", "." if name == "search" else None)
+        path = arguments.get("path")
         if not isinstance(path, str) or "\0" in path:
             raise Mistake("`path` is missing")
-        return command(self, os.path.join(self._cwd, path), arguments, until)
+        return command(self, os.path.join(self._cwd, path), arguments)
 
-    def _view(self, path: str, arguments: dict[str, Any], until: float) -> str:
+    def _view(self, path: str, arguments: dict[str, Any]) -> str:
         if os.path.isdir(path):
             names = sorted(os.listdir(path))[:MAX_LISTED]
             return "".join(
@@ -76,26 +72,23 @@ class Files:
         first, last = _range(arguments.get("view_range"), len(lines))
         return "".join(f"{number:6d}\t{lines[number - 1]}\n" for number in range(first, last + 1))
 
-    def _create(self, path: str, arguments: dict[str, Any], until: float) -> str:
+    def _create(self, path: str, arguments: dict[str, Any]) -> str:
         text = _text(arguments, "file_text")
-        if os.path.lexists(path):
-            self._remember(path, _read(path))
         os.makedirs(os.path.dirname(path), exist_ok=True)
         _write(path, text)
         return f"wrote {len(text.encode('utf-8', 'surrogateescape'))} bytes to {path}\n"
 
-    def _replace(self, path: str, arguments: dict[str, Any], until: float) -> str:
-        old, new = _text(arguments, "old_str"), str(arguments.get("new_str") or "")
+    def _replace(self, path: str, arguments: dict[str, Any]) -> str:
+        old, new = _text(arguments, "old_str"), _text(arguments, "new_str")
         before = _read(path)
         count = before.count(old) if old else 0
         if count != 1:
             raise Mistake(f"`old_str` occurs {count} times in {path}; it must occur exactly once")
-        self._remember(path, before)
         _write(path, before.replace(old, new, 1))
         line = before[: before.index(old)].count("\n") + 1
         return f"replaced at line {line} of {path}\n"
 
-    def _insert(self, path: str, arguments: dict[str, Any], until: float) -> str:
+    def _insert(self, path: str, arguments: dict[str, Any]) -> str:
         text, line = _text(arguments, "new_str"), arguments.get("insert_line")
         before = _read(path)
         lines = before.splitlines(True)
@@ -105,38 +98,8 @@ class Files:
             lines[line - 1] += "\n"
         if text and not text.endswith("\n") and line < len(lines):
             text += "\n"
-        self._remember(path, before)
         _write(path, "".join([*lines[:line], text, *lines[line:]]))
         return f"inserted after line {line} of {path}\n"
-
-    def _undo_edit(self, path: str, arguments: dict[str, Any], until: float) -> str:
-        for index in range(len(self._undo) - 1, -1, -1):
-            if self._undo[index][0] == path:
-                _write(path, self._undo.pop(index)[1])
-                return f"undid the last edit of {path}\n"
-        raise Mistake(f"no edit of {path} is remembered")
-
-    def _search(self, path: str, arguments: dict[str, Any], until: float) -> str:
-        """Lines that hold a fixed string: no pattern, so no pattern can hang the server."""
-        wanted = _text(arguments, "query")
-        found: list[str] = []
-        for name in _walk(path):
-            if time.monotonic() >= until:
-                raise Mistake("the search ran out of time")
-            try:
-                lines = _read(name).splitlines()
-            except (OSError, Mistake):
-                continue
-            found += [
-                f"{name}:{number}:{line}" for number, line in enumerate(lines, 1) if wanted in line
-            ]
-            if len(found) > MAX_LISTED:
-                break
-        return "".join(line + "\n" for line in found[:MAX_LISTED]) or "nothing found\n"
-
-    def _remember(self, path: str, text: str) -> None:
-        self._undo.append((path, text))
-        del self._undo[:-MAX_UNDO]
 
 
 COMMANDS: dict[str, Callable[..., str]] = {
@@ -144,9 +107,6 @@ COMMANDS: dict[str, Callable[..., str]] = {
     "create": Files._create,
     "str_replace": Files._replace,
     "insert": Files._insert,
-    "undo": Files._undo_edit,
-    "undo_edit": Files._undo_edit,
-    "search": Files._search,
 }
 
 
@@ -171,16 +131,6 @@ def _range(wanted: Any, count: int) -> tuple[int, int]:
     if not 1 <= first <= max(last, 1):
         raise Mistake(f"`view_range` {wanted} is outside the {count} lines")
     return first, last
-
-
-def _walk(path: str) -> Iterator[str]:
-    if os.path.isfile(path):
-        yield path
-        return
-    for folder, folders, names in os.walk(path):  # does not follow links
-        folders[:] = sorted(name for name in folders if name != ".git")
-        for name in sorted(names):
-            yield os.path.join(folder, name)
 
 
 def _read(path: str) -> str:

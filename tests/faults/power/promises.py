@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import ProrlError
-from prorl.storage.commit_files import Commit
-from prorl.storage.layout import PartFile, RunDir
+from prorl.storage.files.commit_files import Commit
+from prorl.storage.files.layout import PartFile, RunDir
 from tests.faults.power.recorder import Mark
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork
-from prorl.service.log import ControlLog, Write
-from prorl.service.log_schema import INSERT_GROUP
+from prorl.service.log.log import ControlLog, Write
+from prorl.service.log.log_schema import INSERT_GROUP
 from prorl.service.serve import serving
 
 

@@ -4,11 +4,14 @@ MODE says.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+
+from prorl.linux import at_work, heartbeat
 
 
 def main() -> None:
@@ -27,12 +30,43 @@ def main() -> None:
     if mode == "crashes":
         print("out of luck", file=sys.stderr)
         os._exit(3)
+    if mode == "hangs":
+        asyncio.run(hang(where))
+    if mode == "no-disk" and (where / "no disk").exists():
+        print("the disk says no", file=sys.stderr, flush=True)
+        os._exit(6)
     if mode == "replaced":
         os._exit(4)
+    if mode == "refused":
+        print('{"event": "the token was revoked"}', file=sys.stderr, flush=True)
+        os._exit(5)
     while True:
         if mode == "beats":
             os.write(int(os.environ["PRORL_HEARTBEAT_FD"]), b".")
         time.sleep(0.1 if mode == "beats" else 60)
+
+
+async def hang(where: Path) -> None:
+    """Beat, then hang in a step of one of many pieces of work: another one in each second life."""
+    heartbeat.SAYS_S = 1.3
+    heartbeat.start()
+    at_work.start()
+    with (where / "hung").open("a") as file:
+        file.write("x")
+    number = ((where / "hung").stat().st_size - 1) // 2
+    loop = asyncio.get_running_loop()
+    others = [
+        loop.create_task(at_work.during(f"r/{other}/1", asyncio.sleep(3600)))
+        for other in range(100, 105)
+    ]
+    await asyncio.sleep(0.1)
+    assert others
+    await loop.create_task(at_work.during(f"r/{number}/1", stuck()))
+
+
+async def stuck() -> None:
+    await asyncio.sleep(0.2)
+    time.sleep(3600)
 
 
 def not_first(where: Path) -> bool:

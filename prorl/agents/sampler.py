@@ -1,0 +1,258 @@
+"""One model call of an attempt, from exact ids to exact ids: what an agent asks the policy with.
+
+    sampler = Sampler(context)
+    sequence = sampler.record.sequence
+    sequence.context(prompt_ids, turn=0)
+    completion = await sampler.sample(sequence, turn=0)     # its ids are in the sequence now
+
+Invariants: a call that an earlier life of the attempt has recorded is given again, and only for an
+equal prompt; pieces that a weight update or a lost server cut are continued from their exact ids;
+no piece is of weights older than the attempt has seen; whatever was sampled is in the sequence and
+in the journal, also when the call ends by an error or a cancel, before that goes on. The seed
+comes from identity, never from time. Nothing is retried here. Sequences may grow side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from prorl.agents.calls import spent_s
+from prorl.agents.record import AttemptRecord, SequenceRecord, join
+from prorl.agents.waiting import SILENT_S, Ear, within
+from prorl.completion import check_completion
+from prorl.errors import BackendError, BudgetError, RolloutError, boundary
+from prorl.journal import Said
+from prorl.protocols import AgentContext
+from prorl.types import (
+    UNKNOWN_VERSION,
+    Completion,
+    FailureCode,
+    FinishReason,
+    GenerateRequest,
+    Json,
+    PolicyVersion,
+    Trouble,
+)
+
+if TYPE_CHECKING:
+    from prorl.types import Int32
+
+MAX_EMPTY_ABORTS = 20
+"""Pieces without a token that a backend may return in one turn while it takes new weights."""
+
+
+class Sampler:
+    """The model calls of one attempt; `record` gets a turn for each."""
+
+    def __init__(self, context: AgentContext, record: AttemptRecord | None = None) -> None:
+        self.record = record or AttemptRecord(tuple(context.messages))
+        self._context, self._journal = context, context.journal
+        self._clock = context.deadline.clock
+        self._min_version = context.min_version
+
+    async def sample(
+        self, sequence: SequenceRecord, turn: int, max_tokens: int | None = None
+    ) -> Completion:
+        """The completion of what the sequence holds, appended to it: recorded, or sampled now.
+
+        At most `max_tokens`, and what the run's sampling and limits leave. Raises RolloutError.
+        """
+        digest = prompt_digest(sequence.ids_L)
+        if (said := self._journal.said(turn, digest)) is not None:
+            return self._take(sequence, said)
+        prompt_tokens, began, parts = len(sequence), self._clock(), list[Completion]()
+        limit = min(
+            max_tokens or self._context.sampling.max_tokens, self._context.sampling.max_tokens
+        )
+        try:
+            while True:
+                part = await self._part(sequence, turn, parts, limit)
+                if part.finish_reason is not FinishReason.ABORT:
+                    return join(parts)
+        finally:
+            llm_s = self._clock() - began
+            if any(len(part.token_ids_C) for part in parts):
+                self._write(sequence, turn, digest, join(parts), prompt_tokens, llm_s)
+            else:
+                self.record.llm_s += llm_s
+
+    def _take(self, sequence: SequenceRecord, said: Said) -> Completion:
+        """A model call that an earlier life of the attempt has recorded."""
+        completion, prompt_tokens = said.completion, len(sequence)
+        sequence.sampled(completion, said.turn, said.temperature)
+        self.record.turn(completion, prompt_tokens, said.temperature, said.llm_s, sequence.segment)
+        self._min_version = max((self._min_version, *completion.versions))
+        if completion.finish_reason is FinishReason.ABORT:
+            self._journal.check_open()
+        return completion
+
+    def _write(
+        self,
+        sequence: SequenceRecord,
+        turn: int,
+        digest: bytes,
+        completion: Completion,
+        prompt_tokens: int,
+        llm_s: float,
+    ) -> None:
+        """Write down what was sampled, on the node before any of its calls runs."""
+        temperature = self._context.sampling.temperature
+        self.record.turn(completion, prompt_tokens, temperature, llm_s, sequence.segment)
+        self._journal.say(
+            Said(
+                turn=turn,
+                segment=sequence.segment,
+                prompt=digest,
+                context_ids=sequence.last_context,
+                completion=completion,
+                temperature=temperature,
+                llm_s=llm_s,
+                spent_s=spent_s(self._context),
+            )
+        )
+
+    async def _part(
+        self, sequence: SequenceRecord, turn: int, parts: list[Completion], limit: int
+    ) -> Completion:
+        """Sample a piece, or all of it; it is in `parts` and `sequence` even where this raises."""
+        context = self._context
+        if context.cancelled():
+            raise RolloutError(FailureCode.CANCELLED, "")
+        if sum(not len(part.token_ids_C) for part in parts) > MAX_EMPTY_ABORTS:
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE, f"aborted {MAX_EMPTY_ABORTS} times without a token"
+            )
+        wanted = limit - sum(len(part.token_ids_C) for part in parts)
+        wanted = min(wanted, context.limits.max_tokens - len(sequence))
+        if wanted <= 0:
+            raise BudgetError(FailureCode.MAX_TOKENS, f"{len(sequence)} tokens")
+        heard = Ear(self._clock)
+        request = self._request(sequence, turn, len(parts), wanted, heard)
+        try:
+            with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, context.backend.name):
+                completion = await self._generate(request, heard)
+        except (BudgetError, BackendError, asyncio.CancelledError) as error:
+            is_lie = isinstance(error, BackendError) and error.trouble is Trouble.MALFORMED
+            if heard.part is not None and len(heard.part.token_ids_C) and not is_lie:
+                cut = replace(heard.part, finish_reason=FinishReason.ABORT)
+                with suppress(BackendError):  # a piece that cannot be is none
+                    self._append(sequence, turn, parts, cut, wanted)
+            raise
+        if _is_ended(completion, request.stop_token_ids):
+            # Cut behind its last token: a turn that has ended does not go on.
+            completion = replace(completion, finish_reason=FinishReason.STOP)
+        self._append(sequence, turn, parts, completion, wanted)
+        return completion
+
+    def _append(
+        self,
+        sequence: SequenceRecord,
+        turn: int,
+        parts: list[Completion],
+        completion: Completion,
+        wanted: int,
+    ) -> None:
+        check_completion(completion, self._context.renderer.vocab_size, wanted)
+        self._check_versions(completion)
+        sequence.sampled(completion, turn, self._context.sampling.temperature)
+        parts.append(completion)
+        self._min_version = max((self._min_version, *completion.versions))
+
+    async def _generate(self, request: GenerateRequest, heard: Ear) -> Completion:
+        """Ask the backend for one completion.
+
+        The policy answers for time in which it spoke, the backend for silence: a deadline after
+        SILENT_S without a token, or before the first of the attempt, is infrastructure's failure.
+        """
+        context = self._context
+        try:
+            return await within(context.deadline, context.backend.generate(request), "a model call")
+        except BudgetError:
+            silent_s = self._clock() - heard.at
+            if silent_s < SILENT_S and (heard.part is not None or self.record.turns):
+                raise
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE,
+                f"{context.backend.name}: no token for {silent_s:.1f} s when the budget ended",
+                Trouble.SILENT,
+            ) from None
+
+    def _check_versions(self, completion: Completion) -> None:
+        """Refuse tokens of weights older than this rollout has seen, or than its lease allows.
+
+        Another attempt is due.
+        """
+        known = [version for version in completion.versions if version != UNKNOWN_VERSION]
+        oldest = min(known, default=self._min_version)
+        if oldest < self._min_version:
+            text = (
+                f"{self._context.backend.name} serves version {oldest}, older than"
+                f" {self._min_version}"
+            )
+            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, text, Trouble.BEHIND)
+
+    def _request(
+        self, sequence: SequenceRecord, turn: int, part: int, max_tokens: int, heard: Ear
+    ) -> GenerateRequest:
+        context, key = self._context, self._context.key
+        return GenerateRequest(
+            prompt_ids_L=sequence.ids_L,
+            sampling=replace(context.sampling, max_tokens=max_tokens),
+            # Equal for a turn of equal attempts of a run that is repeated.
+            seed=derive_seed(
+                context.run_seed,
+                context.task.task_id,
+                context.sample_index,
+                key.attempt,
+                turn,
+                part,
+            ),
+            stop_token_ids=context.renderer.stop_token_ids,
+            request_id=f"{key.run_id}/{key.rollout_id}/{key.attempt}/{turn}"
+            + (f".{part}" if part else ""),
+            session=context.session,
+            min_version=PolicyVersion(self._min_version),
+            on_part=heard,
+            task=context.task,
+            sample_index=context.sample_index,
+            turn=turn,
+            run_seed=context.run_seed,
+        )
+
+
+def _is_ended(completion: Completion, stop_token_ids: tuple[int, ...]) -> bool:
+    """Whether a completion that was cut ends in a stop token."""
+    ids_C = completion.token_ids_C
+    cut = completion.finish_reason is FinishReason.ABORT
+    return cut and len(ids_C) > 0 and int(ids_C[-1]) in stop_token_ids
+
+
+def prompt_digest(ids_L: Int32) -> bytes:
+    """Names a prompt: BLAKE2b-128 of its ids."""
+    return blake2b(ids_L.astype("<i4", copy=False).tobytes(), digest_size=16).digest()
+
+
+def derive_seed(
+    run_seed: int, task_id: str, sample_index: int, attempt: int, turn: int, part: int = 0
+) -> int:
+    """63-bit seed of one model call.
+
+    `part` counts the pieces of a turn that weight updates interrupted.
+
+    >>> derive_seed(0, "gsm8k/0", 0, 1, 0) == derive_seed(0, "gsm8k/0", 0, 1, 0)
+    True
+    >>> derive_seed(0, "gsm8k/0", 0, 1, 0) == derive_seed(0, "gsm8k/0", 1, 1, 0)
+    False
+    """
+    identity: tuple[Json, ...] = (run_seed, task_id, sample_index, attempt, turn, part)
+    # repr keeps (1, "23") and (12, "3") apart.
+    return (
+        int.from_bytes(
+            blake2b(repr(identity).encode("utf-8", "replace"), digest_size=8).digest(), "big"
+        )
+        >> 1
+    )

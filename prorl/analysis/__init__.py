@@ -1,0 +1,1 @@
+"""Notebook tools over run directories: reports, exports, imports, forks, selections."""

@@ -1,0 +1,190 @@
+"""Stored runs in a notebook:
+
+    runs = prorl.open("prorl-runs/*")
+    runs.sql("select run_id, avg(reward) from rollouts group by all").df()
+
+One SELECT at a time over the tables of all runs together, each with its `run_id`; nothing else is
+within reach of the SQL. Paths, globs and URLs of run directories, also copied ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from glob import glob
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from prorl.analysis.annotations import annotate
+from prorl.errors import NotFoundError, StorageError, UserError
+from prorl.helper import HelperError, Late, Program, pool
+from prorl.schema import TABLES
+from prorl.storage.read.catalog import DERIVED, VIEWS, StoredRun, is_intact, sources_of
+from prorl.storage.read.runs import below, is_run, is_url, list_runs
+from prorl.storage.read.sql import LockedDuckDB
+from prorl.types import Json
+
+
+class Answer:
+    """The answer to a query, in the form that is asked for."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def arrow(self) -> pa.Table:
+        """The answer as an Arrow table."""
+        return self._table
+
+    def rows(self) -> list[dict[str, Json]]:
+        """The answer as dictionaries."""
+        return list(self._table.to_pylist())
+
+    def df(self) -> Any:
+        """The answer as a pandas DataFrame. Raises UserError without pandas."""
+        _needed("pandas", "df")
+        return self._table.to_pandas()
+
+    def pl(self) -> Any:
+        """The answer as a polars DataFrame. Raises UserError without polars."""
+        return _needed("polars", "pl").from_arrow(self._table)
+
+    def __repr__(self) -> str:
+        return f"{self._table.num_rows} rows of {', '.join(self._table.column_names)}"
+
+
+def _needed(package: str, method: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError:
+        raise UserError(
+            f"no {package} here", f"{package} for .{method}()", f"pip install {package}"
+        ) from None
+
+
+class Runs:
+    """Stored runs as they were when they were opened. Holds no open file."""
+
+    def __init__(self, runs: Iterable[StoredRun]) -> None:
+        self.runs = tuple(runs)
+
+    def __repr__(self) -> str:
+        return f"{len(self.runs)} runs: {', '.join(run.run_id for run in self.runs)}"
+
+    def sql(self, statement: str, timeout_s: float | None = None) -> Answer:
+        """One SELECT over the views. Raises UserError for anything else.
+
+        With `timeout_s` a process of its own opens the runs anew, and is killed when that is over.
+        """
+        if timeout_s is not None:
+            places = tuple(run.directory.where for run in self.runs)
+            return Answer(_within(timeout_s, places, statement))
+        if len(self.runs) == 1:
+            return Answer(self.runs[0].sql(statement))
+        database = LockedDuckDB(threads=4, memory="2GB")
+        try:
+            named = sources_of(statement)
+            for name in VIEWS:
+                _view(database, name, self.runs if name in named else self.runs[:1])
+            for name, derived in DERIVED.items():
+                database.view(name, derived.sql)
+            return Answer(database.query(statement))
+        except StorageError as error:
+            raise self._blame(error) from None
+        finally:
+            database.close()
+
+    def annotate(self, rows: Iterable[Mapping[str, Json]], *, author: str) -> int:
+        """Append annotations to the one run that is open here; how many.
+
+        They are rows of `rollout_id`, `label`, `value`, `comment`, `turn`. Raises UserError.
+        """
+        if len(self.runs) != 1:
+            raise UserError(f"annotations on {len(self.runs)} runs", "one open run")
+        return annotate(self.runs[0], rows, author=author)
+
+    def _blame(self, error: StorageError) -> StorageError:
+        """The damaged run among them, if it is one's damage."""
+        for run in self.runs:
+            if any(not is_intact(run.directory, f) for name in TABLES for f in run.files(name)):
+                return run.blame(error)
+        return error
+
+    def arrow(self, table: str, columns: list[str] | None = None) -> pa.Table:
+        """A whole table of all runs."""
+        if table not in VIEWS:
+            raise UserError(f"no table {table!r}", f"one of {', '.join(VIEWS)}")
+        chosen = ", ".join(f'"{name}"' for name in columns) if columns else "*"
+        return self.sql(f"select {chosen} from {table}").arrow()
+
+
+PROGRAM = Program("prorl.analysis.sql_program", memory_bytes=0, most=1)
+
+
+def _within(timeout_s: float, places: tuple[str, ...], statement: str) -> pa.Table:
+    """What a SELECT gives, unless it takes longer. Raises UserError, StorageError."""
+    with tempfile.TemporaryDirectory(prefix="prorl-sql-") as folder:
+        path = f"{folder}/answer.arrow"
+        asking = _ask((places, statement, path), timeout_s)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            verdict, *said = asyncio.run(asking)
+        else:  # in a notebook, whose loop we may not run
+            with ThreadPoolExecutor(1) as thread:
+                verdict, *said = thread.submit(asyncio.run, asking).result()
+        if verdict == "refused":
+            raise UserError(*said)
+        if verdict == "damaged":
+            raise StorageError(*said)
+        with pa.memory_map(path) as file:
+            return pa.ipc.open_file(file).read_all()
+
+
+async def _ask(question: tuple[tuple[str, ...], str, str], timeout_s: float) -> list[Any]:
+    try:
+        helpers = await pool(PROGRAM)
+        found: list[Any] = await helpers.ask(question, what="SQL", wall_s=timeout_s, again=False)
+        return found
+    except Late:
+        return ["refused", f"SQL was stopped after {timeout_s:g} s", "a query that ends sooner"]
+    except HelperError as error:
+        return ["refused", str(error), "a query that needs less"]
+
+
+def _view(database: LockedDuckDB, name: str, runs: Iterable[StoredRun]) -> None:
+    parts = []
+    for number, run in enumerate(runs):
+        source = run.view(name)
+        has = "run_id" in source.schema.names
+        label = "'" + run.run_id.replace("'", "''") + "'"
+        columns = f"* replace ({label} as run_id)" if has else f"{label} as run_id, *"
+        database.register(f"{name}_{number}", source)
+        parts.append(f"select {columns} from {name}_{number}")
+    database.view(name, " union all by name ".join(parts))
+
+
+def open_runs(*where: str | Path) -> Runs:
+    """Open run directories: paths, globs of paths, roots (all their runs), URLs.
+
+    Raises NotFoundError when nothing is there.
+    """
+    found = [place for given in where for place in _places(str(given))]
+    if not found:
+        raise NotFoundError(f"no run at {', '.join(map(str, where)) or 'nothing'}")
+    return Runs(StoredRun(place) for place in dict.fromkeys(found))
+
+
+def _places(given: str) -> list[str]:
+    if is_run(given):
+        return [given]
+    if is_url(given):
+        root = given.removesuffix("*").rstrip("/")
+        return [below(root, name) for name in list_runs(root)]
+    if any(mark in given for mark in "*?["):
+        return sorted(path for path in glob(given) if is_run(path))
+    return [below(given, name) for name in list_runs(given)]

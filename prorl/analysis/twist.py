@@ -1,0 +1,147 @@
+"""A replay with a twist: other groups, another order, another reward, another filter.
+
+A twisted run has a name of its own (`RUN~` and eight digits of a hash over run and twist), so that
+its cursors are never taken for those of the run: a trainer sees by the name that it is a replay.
+Same run and same twist, same values in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prorl.errors import UserError
+from prorl.storage.keep.scores import read_scores
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.groups import GroupIndex
+from prorl.storage.read.replay import ReplayOrder, delivery_order, stored_index
+from prorl.storage.read.sql import LockedDuckDB
+from prorl.storage.serve.filter import MEMBERS, TIMEOUT_S, named_filter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twist:
+    """What is other than it was; nothing by default."""
+
+    select: str = ""
+    """SQL over the run with a column `group_id`: these groups, in this order; dropped ones too."""
+    filter: str = ""
+    """`dapo`, or SQL as for a run: decides over the rewards that are served."""
+    score: str = ""
+    """A scoring (`prorl eval --stored`) in place of the first reward.
+
+    Members without a verdict are left out.
+    """
+    seed: int | None = None
+    """Shuffle the groups by it."""
+
+    def __bool__(self) -> bool:
+        return self != Twist()
+
+
+class RescoredIndex:
+    """Groups with the rewards of a scoring."""
+
+    def __init__(self, index: GroupIndex, rewards: dict[int, float]) -> None:
+        self._index, self._rewards = index, rewards
+
+    def read(self, group_id: int) -> pa.RecordBatch:
+        """As `GroupIndex.read`."""
+        rows = self._index.read(group_id)
+        given = [self._rewards.get(i) for i in rows.column("rollout_id").to_pylist()]
+        place = rows.schema.get_field_index("reward")
+        field = rows.schema.field(place)
+        rewards = pa.array(given, field.type)
+        scored = rows.set_column(place, field, rewards).filter(pc.is_valid(rewards))
+        return scored.replace_schema_metadata(rows.schema.metadata)
+
+    def forget(self, group_ids: Iterable[int]) -> None:
+        """As `GroupIndex.forget`."""
+        self._index.forget(group_ids)
+
+
+def open_twisted(where: str, twist: Twist) -> tuple[ReplayOrder, GroupIndex | RescoredIndex]:
+    """Order and data of a stored run, twisted.
+
+    Raises UserError for SQL that does not give groups, NotFoundError for a scoring that is not
+    there, and as `StoredRun`.
+    """
+    stored = StoredRun(where)
+    index: GroupIndex = stored_index(stored)
+    if not twist:
+        return ReplayOrder(stored), index
+    rewards = _rewards(stored, twist.score) if twist.score else None
+    groups = _selected(stored, twist.select) if twist.select else delivery_order(stored)
+    members = _members(stored, rewards)
+    valid = set(members.column("group_id").to_pylist())
+    groups = [group for group in groups if group in index and group in valid]
+    if twist.filter:
+        kept = _kept(members, twist.filter)
+        groups = [group for group in groups if group in kept]
+    if twist.seed is not None:
+        random.Random(twist.seed).shuffle(groups)
+    order = ReplayOrder(stored, groups=groups, run_id=twisted_name(stored.run_id, twist))
+    return order, index if rewards is None else RescoredIndex(index, rewards)
+
+
+def twisted_name(run_id: str, twist: Twist) -> str:
+    """What a twisted run is called."""
+    digest = hashlib.sha256(orjson.dumps([run_id, asdict(twist)])).hexdigest()
+    return f"{run_id}~{digest[:8]}"
+
+
+def _rewards(stored: StoredRun, score: str) -> dict[int, float]:
+    rows = read_scores(stored.directory, score)
+    rows = rows.filter(pc.is_valid(rows.column("reward")))
+    ids, rewards = (rows.column(name).to_pylist() for name in ("rollout_id", "reward"))
+    return dict(zip(ids, rewards, strict=True))
+
+
+def _selected(stored: StoredRun, select: str) -> list[int]:
+    found = stored.sql(select)
+    if "group_id" not in found.column_names:
+        raise UserError(
+            f"the selection gives {', '.join(found.column_names)}", "a column `group_id`"
+        )
+    return list(dict.fromkeys(map(int, found.column("group_id").drop_null().to_pylist())))
+
+
+def _members(stored: StoredRun, rewards: dict[int, float] | None) -> pa.Table:
+    """Valid members with the rewards that will be served, as a filter sees them."""
+    rows = stored.sql(
+        "select group_id, task_id, 0::int as num_members, rollout_id, sample_index, attempt,"
+        " failure_class, reward from rollouts where valid and num_sequences > 0"
+    )
+    if rewards is not None:
+        served = pa.array(
+            [rewards.get(i) for i in rows.column("rollout_id").to_pylist()], pa.float32()
+        )
+        rows = rows.set_column(rows.column_names.index("reward"), "reward", served)
+        rows = rows.filter(pc.is_valid(rows.column("reward")))
+    sizes = rows.group_by("group_id").aggregate([([], "count_all")]).rename_columns(["g", "n"])
+    counts = dict(zip(sizes.column("g").to_pylist(), sizes.column("n").to_pylist(), strict=True))
+    members = pa.array([counts[i] for i in rows.column("group_id").to_pylist()], pa.int32())
+    place = rows.column_names.index("num_members")
+    return rows.set_column(place, "num_members", members).cast(MEMBERS)
+
+
+def _kept(members: pa.Table, name: str) -> set[int]:
+    """The groups that a filter keeps; its SQL is not asked about those that are too small."""
+    chosen = named_filter(name)
+    enough = pc.greater_equal(members.column("num_members"), chosen.min_valid)
+    database = LockedDuckDB(what="filter")
+    try:
+        database.register("rollouts", members.filter(enough))
+        found = database.query(chosen.sql, TIMEOUT_S)
+    finally:
+        database.close()
+    if not {"group_id", "kept"} <= set(found.column_names):
+        raise UserError(f"the filter gives {', '.join(found.column_names)}", "group_id, kept")
+    kept = found.filter(found.column("kept"))
+    return set(map(int, kept.column("group_id").to_pylist()))

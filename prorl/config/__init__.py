@@ -1,0 +1,416 @@
+"""Config is data: pydantic models that name what they expect and refuse what they do not know.
+
+Two kinds: `ServiceConfig` is how a service runs on this machine (YAML files under `configs/`,
+written resolved to ROOT/service.json and passed to every process); `RunConfig` is one run (the body
+of `POST /v1/runs`, and `config` in a run's manifest). Precedence: default < file < environment
+`PRORL_*` < flag. Nothing here builds a live object.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from prorl.config.renderer import RendererConfig
+from prorl.config.validation import explain
+from prorl.errors import ConfigError
+from prorl.filters import FILTERS
+from prorl.linux import failpoints
+from prorl.types import RolloutLimits, SamplingParams
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
+"""What a run, worker or node may be called: it becomes a file name."""
+
+DEFAULT_TENANT = "default"
+
+RESERVED_NAMES = frozenset(
+    {
+        *("logs", "lock", "token", "tokens.jsonl", "revoked", "signing.key"),
+        *("tls", "join", "placers", "trace", "journal", "poison"),
+        *("service.json", "control.lock", "control.db", "control.db-wal", "control.db-shm"),
+    }
+)
+"""What a root holds besides run directories: whoever puts something there names it here."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class StrictModel(BaseModel):
+    """Frozen, and refuses what it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class StageConfig(StrictModel):
+    """One stage's pool on this node."""
+
+    workers: int = Field(default=1, ge=0, le=64, description="processes")
+    slots: int = Field(
+        default=16, ge=1, le=4096, description="rows that one worker has in hand at a time"
+    )
+    finished_bytes: int = Field(
+        default=64 << 20, ge=1 << 20, description="finished rows kept for downstream, per worker"
+    )
+
+
+class SandboxConfig(StrictModel):
+    """Settings of this node's sandboxd."""
+
+    kind: str = Field(default="auto", description="a row of prorl/sandbox/kinds; auto = strongest")
+    max_sandboxes: int = Field(default=64, ge=1, le=4096)
+    warm: int = Field(
+        default=0, ge=0, le=256, description="warm sandboxes kept for the default spec"
+    )
+    images: Path | None = Field(
+        default=None,
+        description="folder of this node's images (`prorl image`); default ~/.cache/prorl/images",
+    )
+    image: str = Field(
+        default="",
+        description=(
+            "image of tasks that name none: a name or an absolute path; empty = the host's /usr"
+        ),
+    )
+    snapshot_bytes: int = Field(
+        default=2 << 30, ge=0, description="prepared workspaces kept on disk for siblings of a task"
+    )
+
+
+class StoreConfig(StrictModel):
+    """How the store batches parts."""
+
+    flush_s: float = Field(default=0.5, gt=0, le=60)
+    flush_bytes: int = Field(default=16 << 20, ge=1 << 16)
+    hot_bytes: int = Field(
+        default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams"
+    )
+    url: str = Field(default="", description="root of run directories if elsewhere: s3://...")
+    compact_commits: int = Field(default=256, ge=0, description="between compactions; 0 = never")
+    replaced_s: float = Field(default=60.0, ge=0, description="compacted parts stay for readers")
+    idle_s: float = Field(default=60.0, ge=0, description="a finished run is closed, unread")
+
+
+class Quota(StrictModel):
+    """What one tenant of a service may take; 0 = no bound."""
+
+    weight: float = Field(default=1.0, gt=0, le=1e6, description="share of leases beside others")
+    rollouts_in_hand: int = Field(default=0, ge=0, description="at a time; each has a sandbox")
+    open_groups: int = Field(default=0, ge=0, description="leased and not decided")
+    queued_rollouts: int = Field(default=0, ge=0, description="accepted and waiting")
+    stored_bytes: int = Field(default=0, ge=0, description="of runs that are not finished")
+
+
+class Listener(NamedTuple):
+    """What a service shows to other hosts."""
+
+    host: str
+    """Address to bind."""
+    port: int
+    advertised: str
+
+    @property
+    def url(self) -> str:
+        """Of the gateway's HTTPS."""
+        return f"https://{self.advertised}:{self.port}"
+
+    @property
+    def gateway(self) -> str:
+        """Flight location that nodes dial for control and leases."""
+        return f"grpc+tls://{self.advertised}:{self.port + 1}"
+
+    @property
+    def store(self) -> str:
+        """Flight location that trainers dial."""
+        return f"grpc+tls://{self.advertised}:{self.port + 2}"
+
+    def bound(self, offset: int) -> str:
+        """Flight location to listen at."""
+        return f"grpc+tls://{self.host}:{self.port + offset}"
+
+
+class ServiceConfig(StrictModel):
+    """One service on one root. Locations are filled in by the supervisor before processes start."""
+
+    root: Path = Field(
+        default=Path("prorl-runs"), description="holds control.db and the run directories"
+    )
+    node_id: str = "local"
+    topology: Literal["processes", "inline"] = "processes"
+    host: Literal["127.0.0.1", "localhost", "::1"] = "127.0.0.1"
+    http_port: int = Field(
+        default=0, ge=0, le=65535, description="HTTP port on this host; 0 = any free one"
+    )
+    listen: str = Field(
+        default="",
+        description=(
+            "HOST:PORT for trainers and nodes on other hosts, always over TLS: HTTPS at PORT,"
+            " Flight at PORT + 1 (gateway) and PORT + 2 (store); they join with a file of ROOT/join"
+        ),
+    )
+    advertise: str = Field(
+        default="", description="address that other hosts dial; needed where `listen` is 0.0.0.0"
+    )
+    gateway: str = Field(
+        default="",
+        description="Flight location of a gateway on another host; set by `prorl node`",
+    )
+    backends: tuple[str, ...] = Field(
+        default=(), description="scripted:oracle, embedded:DIR, http://host:port ..."
+    )
+    backend_key: str = Field(
+        default="", repr=False, description="bearer token of model servers; made for embedded ones"
+    )
+    models: dict[str, str] = Field(
+        default_factory=dict,
+        description="address -> URL of the checkpoint that is served there; set by the supervisor",
+    )
+    model: str = Field(default="", description="model name that HTTP backends serve")
+    tokenizer: str = Field(default="bytes", description="`bytes` or a Hugging Face directory")
+    tenants: dict[str, Quota] = Field(
+        default_factory=dict, description="bounds and weights by the `tenant` that runs name"
+    )
+    init: StageConfig = StageConfig()
+    run: StageConfig = StageConfig(slots=32)
+    eval: StageConfig = StageConfig()
+    pools: dict[str, StageConfig] = Field(
+        default_factory=dict, description="pools of further stages (`prorl.graph`) by their names"
+    )
+    sandbox: SandboxConfig = SandboxConfig()
+    store: StoreConfig = StoreConfig()
+    drain_s: float = Field(
+        default=600.0,
+        ge=0,
+        le=7 * 86400,
+        description="how long a node that is asked to leave may go on with what it has in hand",
+    )
+    term_s: float = Field(
+        default=20.0,
+        ge=0,
+        le=86400,
+        description="the same after SIGTERM; whoever sent it kills soon (Slurm: after 30 s)",
+    )
+    journal_sync: bool = Field(
+        default=False,
+        description="wait for the disk after each record of a journal of turns (power cuts)",
+    )
+    load_code: bool = Field(
+        default=False,
+        description=(
+            "let tasks and runs name envs and agents as `module:attr` or `file.py:attr`, whose code"
+            " is then run by the service; always on with `prorl run`"
+        ),
+    )
+    max_queued_rollouts: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="accepted and not leased, of all runs; more are refused with HTTP 429",
+    )
+    trace: bool = Field(
+        default=False,
+        description="write when each row passes each edge to ROOT/trace (`prorl bench pipeline`)",
+    )
+    socket_dir: Path = Field(
+        default=Path(), description="short private directory for sockets; set by the supervisor"
+    )
+    token: str = Field(
+        default="",
+        repr=False,
+        description="bearer token; set by the supervisor from ROOT/token (0600)",
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if value and not (host and port.isdecimal() and 0 < int(port) < 65534):
+            raise ValueError("HOST:PORT, with PORT below 65534 (the two above it are used too)")
+        return value
+
+    @model_validator(mode="after")
+    def _listen_has_address(self) -> Self:
+        if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
+            raise ValueError("`listen` on every address needs `advertise`: the one to dial")
+        return self
+
+    @property
+    def gateway_flight(self) -> str:
+        """Flight location of the gateway's lease edge and control streams."""
+        return self.gateway or f"grpc+unix://{self.socket_dir}/gateway.sock"
+
+    @property
+    def listener(self) -> Listener | None:
+        """Where other hosts reach the service, or None when they do not."""
+        if not self.listen:
+            return None
+        host, _, port = self.listen.rpartition(":")
+        return Listener(host, int(port), self.advertise or host)
+
+    @property
+    def tls_dir(self) -> Path:
+        """Holds the authority's key and the service's own credentials (0600)."""
+        return self.root / "tls"
+
+    def run_directory(self, run_id: str) -> str:
+        """Path or URL of a run's directory."""
+        return f"{self.store.url.rstrip('/') or self.root}/{run_id}"
+
+    @property
+    def sandbox_socket(self) -> Path:
+        """Unix socket of this node's sandboxd."""
+        return self.socket_dir / "sandboxd.sock"
+
+    def worker_name(self, worker: str) -> str:
+        """What a worker is called in the whole service, e.g. `run-0` or `node-7/run-0`."""
+        return f"{self.node_id}/{worker}" if self.gateway else worker
+
+    def pool(self, stage: str) -> StageConfig:
+        """Size of the pool of a stage."""
+        own = {"init": self.init, "run": self.run, "eval": self.eval}
+        return own.get(stage) or self.pools.get(stage, StageConfig())
+
+    def worker_flight(self, worker: str) -> str:
+        """Flight location that a worker's edges are served at."""
+        return f"grpc+unix://{self.socket_dir}/{worker}.sock"
+
+
+MAX_CALL_TOKENS = 131_072
+
+
+class Sampling(StrictModel):
+    """How tokens are sampled; see `prorl.types.SamplingParams`."""
+
+    temperature: float = Field(
+        default=1.0, ge=0.0, le=10.0, description="of the sampled answers; default 1"
+    )
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    max_tokens: int = Field(
+        default=4096,
+        ge=1,
+        le=MAX_CALL_TOKENS,
+        description="per model call; a model that thinks has limits.max_tokens where none is said",
+    )
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether unlikely tokens are never sampled, so that logprobs are not the policy's own."""
+        return self.top_p < 1.0 or self.top_k > 0
+
+    def params(self) -> SamplingParams:
+        """The same values as the record that the service works with."""
+        return SamplingParams(**self.model_dump())
+
+
+WHOLE_DISTRIBUTION = (
+    "top_p 1 and top_k 0 are expected: with others the recorded logprobs are not the policy's own"
+)
+
+
+class Limits(StrictModel):
+    """Budgets of a rollout; see `prorl.types.RolloutLimits`."""
+
+    init_s: float = Field(default=60.0, gt=0, le=86400)
+    run_s: float = Field(
+        default=300.0, gt=0, le=86400, description="a model that thinks has 1800 where none is said"
+    )
+    eval_s: float = Field(default=120.0, gt=0, le=86400)
+    queue_s: float = Field(default=3600.0, gt=0, le=7 * 86400)
+    tool_s: float = Field(default=30.0, gt=0, le=86400)
+    max_turns: int = Field(default=16, ge=1, le=1000)
+    max_tokens: int = Field(default=16384, ge=16, le=1 << 20)
+    max_attempts: int = Field(default=3, ge=1, le=100)
+    max_worker_losses: int = Field(default=10, ge=0, le=1000)
+
+    def limits(self) -> RolloutLimits:
+        """The same values as the record that the service works with."""
+        return RolloutLimits(**self.model_dump())
+
+
+class RunConfig(StrictModel):
+    """One run: what `POST /v1/runs` takes."""
+
+    run_id: str = Field(description="name of the run and of its directory")
+    filter: str = Field(
+        default="none",
+        description=f"{', '.join(FILTERS)}, or SQL; on a command line also a file of SQL",
+    )
+    delivery: Literal["store", "stream"] = "store"
+    agent: str = "native"
+    renderer: RendererConfig = RendererConfig()
+    seed: int = Field(default=0, ge=0, lt=1 << 62, description="the same seed repeats a seeded run")
+    sampling: Sampling = Sampling()
+    limits: Limits = Limits()
+    backends: tuple[str, ...] = Field(
+        default=(), description="only for this run; else the service's"
+    )
+    target_groups: int = Field(
+        default=0,
+        ge=0,
+        description="stop when that many groups are kept; 0 = all that was submitted",
+    )
+    tenant: str = Field(default=DEFAULT_TENANT, pattern=NAME.pattern, description="whose run it is")
+    weight: float = Field(
+        default=1.0, gt=0, le=1e6, description="share of leases beside the tenant's other runs"
+    )
+    max_open_groups: int = Field(default=256, ge=1, description="groups leased and not decided")
+    max_unacked_groups: int = Field(
+        default=256,
+        ge=1,
+        description="delivery=stream: open plus kept groups that no commit covers",
+    )
+    max_staleness: int = Field(
+        default=-1, ge=-1, description="published minus oldest span version at hand-out; -1 = any"
+    )
+    journal: Literal["off", "node"] = Field(
+        default="node", description="keep turns on the node: a new RUN worker goes on with them"
+    )
+    on_unknown: Literal["tell", "fail"] = Field(
+        default="tell",
+        description="a tool call that may have run when its worker died: tell the policy, or fail",
+    )
+
+    @field_validator("run_id")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError(
+                "letters, digits, `_`, `.`, `-`, at most 128, starting with a letter or digit"
+            )
+        if value in RESERVED_NAMES:
+            raise ValueError(f"none of {', '.join(sorted(RESERVED_NAMES))}")
+        return value
+
+    @model_validator(mode="after")
+    def _trains(self) -> Self:
+        if self.delivery == "stream" and self.sampling.is_cut_off:
+            raise ValueError(f"delivery `stream` trains; {WHOLE_DISTRIBUTION}")
+        return self
+
+
+def parse(model: type[ModelT], values: Any, where: str) -> ModelT:
+    """Validate `values`; raises ConfigError with one clear line."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, model, where) from None
+
+
+def check_failpoints() -> None:
+    """Refuse faults of `PRORL_FAILPOINTS` that do not exist. Raises ConfigError."""
+    try:
+        failpoints.parse(os.environ.get(failpoints.VARIABLE, ""))
+    except ValueError as error:
+        raise ConfigError(str(error), hint="unset it: it is for tests") from None
+
+
+def environment(prefix: str = "PRORL_") -> dict[str, str]:
+    """Settings from the environment: `PRORL_HTTP_PORT=8000` is `http_port`."""
+    return {
+        name[len(prefix) :].lower(): value
+        for name, value in os.environ.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,156 @@
+"""Whether a final answer of science is the reference: a choice, a quantity or a short text.
+
+A choice is right by its letter alone, by letter and text, or by its text; two letters are none.
+Where the reference is a quantity, nothing but a quantity is right: in one unit within a tolerance,
+without a unit in the wanted one; a whole number without a unit is exact, unless the task says
+otherwise. Where it is words, texts are compared without articles and punctuation; capitals count
+where they mean something (`Co`, `CO`).
+
+>>> judge({"answer": "500 m"}, "How far?", "#### 0.5 km")[0]
+True
+>>> judge({"answer": "Co"}, "Which metal?", "#### CO")[0], judge({"answer": 1905}, "", "1915")[0]
+(False, False)
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prorl.envs.answers.find import MARKED, final_answer
+from prorl.envs.answers.measures import Speech
+from prorl.envs.answers.numerals import numerals
+from prorl.envs.answers.words import same_case
+from prorl.envs.units import Quantity, equal, quantity
+
+LETTERS = string.ascii_uppercase
+TOLERANCE = 0.01
+MAX_ANSWER_CHARS = 500
+
+_DRESS = re.compile(r"\\(?:text|mathrm|textbf|mathbf|ce) ?\{([^{}]*)\}|\*{2,9}|^\*|\*$|[`$]")
+_LETTER = re.compile(
+    r"(?:(?:the )?(?:option|choice|answer)(?: is)? ?:? ?)?[(\[]?([A-Za-z])[)\].:,]{0,3}(?: (.*))?",
+    re.IGNORECASE,
+)
+_OTHERS = re.compile(r"\b(?:or|and) \(?[A-Z]\b|[,/&] ?\(?[A-Z]\b\)? ?$")
+_MARKS = re.compile(r"[,;:!?\"'()\[\]{}\\*~…‘’“”«»]")
+"""What may stand around words; signs that mean something (`<`, `/`, `#`, `%`) are none of them."""
+_ARTICLES = re.compile(r"(?:^(?:[Tt]he|[Aa]n?)|\b(?:the|an?)) (?=\w)")
+"""`A` in the middle is a name, as in `vitamin A`."""
+_RAISED = re.compile(r"[_^]\{?([\w+-]+)\}?")
+_ACIDITY = re.compile(r"(?:the )?pH ?(?:=|of|is|:|≈)? ?(?=-?\d)")
+_COUNT = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+")
+
+
+def judge(data: Mapping[str, Any], question: str, text: str) -> tuple[bool, str, str, str]:
+    """(right, the rule that decided, the answer that was found, how)."""
+    answer, found = final_text(text)
+    wanted = str(data["answer"])
+    right, path = _compare(data, question, wanted, answer)
+    return right, path, answer[:200], found
+
+
+def final_text(text: str) -> tuple[str, str]:
+    """(the final answer, how it was found).
+
+    As in mathematics, but an unmarked one is the last line as it stands, with its unit.
+
+    >>> final_text("So v = 3.\\n#### 3 m/s"), final_text("The answer is (B).")
+    (('3 m/s', '####'), ('(B).', 'answer is'))
+    """
+    answer, found = final_answer(text)
+    if found not in MARKED:
+        lines = [line for line in text.splitlines() if line.strip()]
+        answer, found = (lines[-1], "last line") if lines else ("", "nothing")
+    if len(answer) > 2 * MAX_ANSWER_CHARS:
+        return answer, found
+    return _DRESS.sub(lambda dress: dress[1] or "", " ".join(answer.split())).strip(), found
+
+
+def _compare(data: Mapping[str, Any], question: str, wanted: str, answer: str) -> tuple[bool, str]:
+    if not answer or len(answer) > MAX_ANSWER_CHARS:
+        return False, "no usable answer"
+    choices: Sequence[str] = data.get("choices", [])
+    if choices:
+        return choice_of(answer, choices) == wanted, "choice"
+    path = "text"
+    for reference in (wanted, *data.get("aliases", [])):
+        acidity = _ACIDITY.match(reference) is not None
+        right = quantity(_ACIDITY.sub("", reference))
+        if right is None:
+            if is_same_text(reference, answer):
+                return True, "text"
+            continue
+        path = "quantity"
+        tolerance = float(data.get("tolerance", TOLERANCE))
+        if "tolerance" not in data and not right.has_unit and not acidity:
+            tolerance = 0.0 if _COUNT.fullmatch(reference.strip()) else tolerance
+        given = _given(answer, right, Speech(question, reference))
+        if given is not None and equal(given, right, max(tolerance, 1e-9)):
+            return True, path
+    return False, path
+
+
+def _given(answer: str, wanted: Quantity, speech: Speech) -> Quantity | None:
+    """The quantity that an answer is.
+
+    Where the reference has no unit, one that the question speaks of is left out.
+    """
+    answer = numerals(_ACIDITY.sub("", answer))
+    found = quantity(answer)
+    if wanted.has_unit or not speech.is_known or (found is not None and not found.has_unit):
+        return found
+    number = re.match(r"[^A-Za-z°%$]*\d", answer)
+    if number is None or not speech.allows(answer[number.end() :].strip(" .")):
+        return found
+    return quantity(number[0])
+
+
+def choice_of(answer: str, choices: Sequence[str]) -> str:
+    """The letter of the choice that an answer names; empty when it names none or several.
+
+    >>> texts = "B", "(b) blue", "Blue.", "Option B.", "A or B", "B) red", "A, B"
+    >>> [choice_of(text, ["red", "blue"]) for text in texts]
+    ['B', 'B', 'B', 'B', '', '', '']
+    """
+    by_text = [
+        letter for letter, text in zip(LETTERS, choices, strict=False) if is_same_text(text, answer)
+    ]
+    if len(by_text) == 1:
+        return by_text[0]
+    found = _LETTER.fullmatch(" ".join(answer.split()))
+    if found is None or _OTHERS.search(answer):
+        return ""
+    letter, rest = found[1].upper(), found[2] or ""
+    index = LETTERS.index(letter)
+    if index >= len(choices) or (words(rest) and not is_same_text(choices[index], rest)):
+        return ""
+    return letter
+
+
+def is_same_text(reference: str, answer: str) -> bool:
+    """Whether two texts are equal but for punctuation, articles and capitals without a meaning.
+
+    >>> is_same_text("oxygen", "The Oxygen."), is_same_text("vitamin A", "vitamin")
+    (True, False)
+    >>> is_same_text("H2O", "H₂O"), is_same_text("HF", "Hf"), is_same_text("HCl", "HCl")
+    (True, False, True)
+    """
+    pairs = ((words(reference), words(answer)), (plain(reference), plain(answer)))
+    return any(same_case(*pair) for pair in pairs)
+
+
+def words(text: str) -> str:
+    """A text without articles and punctuation."""
+    return plain(_ARTICLES.sub("", " ".join(text.split())))
+
+
+def plain(text: str) -> str:
+    """A text without punctuation and raised or lowered signs; one that is nothing else stays."""
+    flat = _RAISED.sub(r"\1", unicodedata.normalize("NFKC", text))
+    flat = re.sub(r"\b[pP](?= ?[<>=])", "p", flat)
+    rest = " ".join(_MARKS.sub(" ", flat).split()).rstrip(".").strip()
+    return rest or text.strip()

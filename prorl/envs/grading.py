@@ -1,0 +1,50 @@
+"""Our graders, each question in a helper (`prorl/helper`) with a limit of processor time.
+
+An answer is whatever a policy wrote, so whatever it causes there is its own: where a grader raises,
+runs out of time or memory, or dies, it is asked to judge a harmless answer by that reference. Can
+it do that, the answer is wrong; else the grader has failed, which is never a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.util import find_spec
+
+from prorl.errors import GraderError, TaskError, boundary
+from prorl.helper import Died, HelperError, Program, pool
+from prorl.limits import Deadline
+from prorl.types import FailureCode, Json, Task
+
+RULES = Program("prorl.envs.grader", ("rules",), wall_s=20.0, cpu_s=2.5, most=2)
+MATH_VERIFY = Program("prorl.envs.grader", ("math-verify",), wall_s=20.0, cpu_s=2.5, most=2)
+
+
+async def ask(
+    program: Program, question: tuple[Json, ...], alone: tuple[Json, ...], deadline: Deadline
+) -> tuple[Json, str]:
+    """(the grader's answer, ""), or (None, why) where the policy's answer is to blame.
+
+    `alone` is the question with a harmless answer. Raises GraderError.
+    """
+    with boundary(GraderError, FailureCode.GRADER_ERROR, "the grader"):
+        async with asyncio.timeout(deadline.remaining_s):
+            helpers = await pool(program)
+            try:
+                return await helpers.ask(question, what="the answer"), ""
+            except HelperError as error:
+                is_ours = isinstance(error, Died) and error.was_killed
+                if is_ours or error.words.startswith("ModuleNotFoundError"):
+                    raise
+                why = str(error)
+            await helpers.ask(alone, what="the reference alone")
+    return None, why
+
+
+def check_installed(task: Task) -> None:
+    """Units need pint. Raises TaskError."""
+    if find_spec("pint") is None:
+        raise TaskError(
+            f"task {task.task_id!r}: the env {task.env!r} needs pint",
+            "it, for units",
+            "pip install 'prorl[math]'",
+        )

@@ -1,0 +1,346 @@
+"""What an assertion of a test becomes in the altered twin (`twin.py`, which says the rules).
+
+Shipped as text into sandboxes beside it: standard library, Python 3.9 or newer.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_ALTER = """
+class _PRORL_Other(Exception): pass
+class _PRORL_Warned(Warning): pass
+def _PRORL_same(value): return value
+def _PRORL_alter(value, far=False):
+    kind = type(value)
+    other = object()
+    if kind is bool: other = not value
+    elif kind in (int, float, complex):
+        other = value + _PRORL_K * (10 ** 6 * (1 + abs(value)) if far else 1)
+    elif kind is str: other = value + _PRORL_T
+    elif kind is bytes: other = value + _PRORL_T.encode()
+    elif value is None: other = _PRORL_T
+    elif kind in (list, tuple) and value:
+        place = _PRORL_K % len(value)
+        changed = _PRORL_alter(value[place], far)
+        other = value[:place] + kind([changed]) + value[place + 1:]
+    elif kind is dict and value:
+        key = list(value)[_PRORL_K % len(value)]
+        other = {**value, key: _PRORL_alter(value[key], far)}
+    elif kind in (list, tuple): other = kind([_PRORL_T])
+    elif kind in (set, frozenset): other = value | {_PRORL_T}
+    elif kind is dict: other = {_PRORL_T: _PRORL_T}
+    return object() if other == value else other
+"""
+_OPPOSITE = {
+    "assertFalse": "assertTrue",
+    "assertIsNone": "assertIsNotNone",
+    "assertIs": "assertIsNot",
+    "assertIn": "assertNotIn",
+    "assertIsInstance": "assertNotIsInstance",
+    "assertRegex": "assertNotRegex",
+    "assertLess": "assertGreaterEqual",
+    "assertGreater": "assertLessEqual",
+    "assert_called": "assert_not_called",
+}
+OPPOSITE = {**_OPPOSITE, **{there: here for here, there in _OPPOSITE.items()}}
+OPPOSITE.update(
+    assertNotEqual="assertEqual",
+    assertNotAlmostEqual="assertAlmostEqual",
+    assertNotEquals="assertEqual",
+    assert_called_once="assert_not_called",
+)
+TRUE = ("assertTrue", "assert_", "failUnless", "assert_true", "ok_")
+RAISES = re.compile(r"^_*assert_?raises|^raises", re.IGNORECASE)
+WARNS = re.compile(r"^assert_?warns|^warns$|^deprecated_call$", re.IGNORECASE)
+CALLED_WITH = ("assert_called_with", "assert_called_once_with", "assert_any_call")
+TOLERANT = re.compile(r"almost|close|approx|within", re.IGNORECASE)
+CLOSE = ("allclose", "isclose", "array_equal")
+LISTED = ("fnmatch_lines", "re_match_lines", "assert_has_calls")
+FAILS = ("fail", "AssertionError")
+
+
+class Values:
+    """One attempt's altered values, and the text that makes them inside of a test module."""
+
+    def __init__(self, seed: str) -> None:
+        chance = random.Random(seed)
+        self.prefix = "_" + "".join(chance.choices("abcdefgh", k=8))
+        number, letters = chance.randint(1, 9), "".join(chance.choices("jkqvwxz", k=8))
+        head = f"_PRORL_K = {number}\n_PRORL_T = {letters!r}\n"
+        self.text = (head + _ALTER).replace("_PRORL", self.prefix)
+        scope: dict[str, Any] = {}
+        exec(self.text, scope)
+        self._alter = scope[f"{self.prefix}_alter"]
+
+    def literal(self, node: ast.AST, far: bool = False) -> ast.expr | None:
+        """A literal's altered one; None where it is no literal, or none that can be written."""
+        try:
+            value = ast.literal_eval(node)
+            other = self._alter(value, far)
+            if ast.literal_eval(repr(other)) != other:
+                return None
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, OverflowError):
+            return None
+        return ast.parse(repr(other), mode="eval").body
+
+    def at_run_time(self, node: ast.expr, far: bool = False) -> ast.Call:
+        """The value altered when it is met."""
+        more = [ast.Constant(True)] if far else []
+        return ast.Call(self.name("alter"), [node, *more], [])
+
+    def name(self, what: str) -> ast.Name:
+        """One of the functions and classes in `text`."""
+        return ast.Name(f"{self.prefix}_{what}", ast.Load())
+
+
+class Twin(ast.NodeTransformer):
+    """Rewrites one module."""
+
+    def __init__(
+        self,
+        values: Values,
+        right: bool,
+        helpers: set[str],
+        wanted: set[str],
+        moved: Mapping[str, tuple[str, int]],
+        beside: bool = True,
+    ) -> None:
+        self._values, self._right = values, right
+        self._helpers, self._wanted, self._moved = helpers, wanted, moved
+        self._beside = beside
+        self._names: list[tuple[str, ast.Call]] = []
+        self._is_helper = False
+        self.altered = 0
+        self.ambiguous = False
+        self.movable: list[tuple[str, tuple[str, int]]] = []
+        """Helpers with an argument that is compared and used for nothing else."""
+
+    def visit_FunctionDef(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef
+    ) -> ast.FunctionDef | ast.AsyncFunctionDef:
+        if self._wanted and node.name.startswith("test") and node.name not in self._wanted:
+            node.body = node.body if self._beside else [ast.Pass()]
+            return node
+        outer, self._names = self._names, []
+        outside, self._is_helper = self._is_helper, node.name in self._helpers
+        self.generic_visit(node)
+        for name in sorted({name for name, _ in self._names}):
+            self._alter_where_bound(node, name)
+        self._names, self._is_helper = outer, outside
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+        node.test = self._assertion(node.test)
+        return node
+
+    def visit_Return(self, node: ast.Return) -> ast.Return:
+        self.generic_visit(node)
+        if self._is_helper and node.value is not None and is_equality(node.value):
+            node.value = self._assertion(node.value)
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.If:
+        self.generic_visit(node)
+        if fails(node.body[0]) and not node.orelse:
+            if is_equality(node.test, ast.NotEq):
+                self._alter_one(node.test)
+            else:
+                node.test = _negated(node.test)
+                self.altered += 1
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        self.generic_visit(node)
+        call = node.value.value if isinstance(node.value, ast.Await) else node.value
+        if isinstance(call, ast.Call):
+            self._statement(call)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        other = "Other" if RAISES.match(last(node.func)) else ""
+        other = "Warned" if WARNS.match(last(node.func)) else other
+        if other and node.args and last(node.func) not in self._helpers:
+            node.args[0] = self._values.name(other)
+            self.altered += 1
+        elif last(node.func) in self._moved:
+            argument, index = self._moved[last(node.func)]
+            if len(node.args) > index:
+                node.args[index] = self._other(node.args[index])
+            for one in node.keywords:
+                one.value = self._other(one.value) if one.arg == argument else one.value
+            self.altered += 1
+        return node
+
+    def _statement(self, call: ast.Call) -> None:
+        """A call of an assertion."""
+        name = last(call.func)
+        if name in self._helpers or RAISES.match(name) or WARNS.match(name):
+            return
+        if name in TRUE and call.args:
+            call.args[0] = self._assertion(call.args[0])
+            return
+        if name == "assertIn" and len(call.args) > 1:
+            member = ast.Compare(call.args[0], [ast.In()], [call.args[1]])
+            if self._member(member):
+                call.args[:2] = [member.left, member.comparators[0]]
+                self.altered += 1
+                return
+        if name in OPPOSITE and isinstance(call.func, ast.Attribute):
+            call.func.attr = OPPOSITE[name]
+        elif name in CALLED_WITH:
+            call.args.append(self._values.at_run_time(ast.Constant(None)))
+        elif name in LISTED and call.args:
+            call.args[0] = self._other(call.args[0])
+        elif name.startswith("assert") and len(call.args) > 1:
+            far = bool(TOLERANT.search(name))
+            call.args[0], call.args[1] = self._sides(call.args[0], call.args[1], far)
+        elif name.startswith("assert") and not call.args and call.keywords:
+            for one in call.keywords:
+                one.value = self._values.literal(one.value) or one.value
+        else:
+            return
+        self.altered += 1
+
+    def _assertion(self, test: ast.expr) -> ast.expr:
+        """What is false for every honest solution."""
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            test.values = [self._assertion(one) for one in test.values]
+            return test
+        self.visit(test)
+        if is_equality(test):
+            self._alter_one(test)
+            return test
+        self.altered += 1
+        if isinstance(test, ast.Call) and last(test.func) in self._helpers:
+            return test
+        if isinstance(test, ast.Call) and last(test.func) in CLOSE and len(test.args) > 1:
+            test.args[:2] = self._sides(test.args[0], test.args[1], far=True)
+            return test
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and self._member(test):
+            return test
+        return _negated(test)
+
+    def _alter_one(self, test: Any) -> None:
+        test.left, test.comparators[0] = self._sides(test.left, test.comparators[0])
+        self.altered += 1
+
+    def _member(self, test: ast.Compare) -> bool:
+        """Alter `x in (1, 2)` and `"text" in x`; False where neither can be."""
+        if not isinstance(test.ops[0], ast.In):
+            return False
+        right = test.comparators[0]
+        if isinstance(right, (ast.List, ast.Tuple, ast.Set)):
+            others = [self._values.literal(one, far=True) for one in right.elts]
+            had = [ast.dump(one) for one in right.elts]
+            if others and all(one is not None and ast.dump(one) not in had for one in others):
+                right.elts = [one for one in others if one is not None]
+                return True
+        is_text = isinstance(test.left, ast.Constant) and isinstance(test.left.value, (str, bytes))
+        other = self._values.literal(test.left) if is_text else None
+        test.left = other or test.left
+        return other is not None
+
+    def _sides(
+        self, left: ast.expr, right: ast.expr, far: bool = False
+    ) -> tuple[ast.expr, ast.expr]:
+        """Both sides of an equality, one of them altered: a literal, else as `right` says."""
+        told = [self._is_expected(one) for one in (left, right)]
+        self.ambiguous = self.ambiguous or told[0] is told[1]
+        if told[1] or (not told[0] and self._right):
+            return left, self._other(right, far)
+        return self._other(left, far), right
+
+    def _is_expected(self, node: ast.expr) -> bool:
+        is_approx = isinstance(node, ast.Call) and bool(TOLERANT.match(last(node.func)))
+        return is_approx or self._values.literal(node) is not None
+
+    def _other(self, node: ast.expr, far: bool = False) -> ast.expr:
+        if isinstance(node, ast.Call) and node.args and TOLERANT.match(last(node.func)):
+            node.args[0] = self._other(node.args[0], far=True)
+            return node
+        changed = self._values.literal(node, far)
+        if changed is None:
+            changed = self._values.at_run_time(node, far)
+            if isinstance(node, ast.Name):
+                self._names.append((node.id, changed))
+        return changed
+
+    def _alter_where_bound(
+        self, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str
+    ) -> None:
+        """A name that is compared and used for nothing else is altered where it gets its value, an
+        argument of a helper where that is called: for code that reads its callers.
+        """
+        calls = [call for one, call in self._names if one == name]
+        inner = list(ast.walk(function))
+        told = {id(one) for node in inner for place in _messages(node) for one in ast.walk(place)}
+        uses = [one for one in inner if _id(one) == name and id(one) not in told]
+        bound = [
+            one
+            for one in inner
+            if isinstance(one, ast.Assign) and [_id(target) for target in one.targets] == [name]
+        ]
+        loops = [
+            one
+            for one in inner
+            if isinstance(one, (ast.For, ast.AsyncFor))
+            and name in [_id(target) for target in ast.walk(one.target)]
+        ]
+        arguments = [one.arg for one in function.args.args]
+        num_bound = len(bound) + len(loops) + (name in arguments)
+        if num_bound != 1 or len(uses) != len(calls) + len(bound) + len(loops):
+            return
+        alter, far = calls[0].func, calls[0].args[1:]
+        if bound:
+            literal = self._values.literal(bound[0].value)
+            bound[0].value = literal or ast.Call(alter, [bound[0].value, *far], [])
+        elif self._moved.get(function.name, ("", 0))[0] != name:
+            change = ast.Call(alter, [ast.Name(name, ast.Load()), *far], [])
+            place = loops[0] if loops else function
+            place.body.insert(0, ast.Assign([ast.Name(name, ast.Store())], change))
+            if self._is_helper and name in arguments and not function.decorator_list and not far:
+                is_method = arguments[0] in ("self", "cls")
+                self.movable.append((function.name, (name, arguments.index(name) - is_method)))
+        for call in calls:
+            call.func, call.args = self._values.name("same"), call.args[:1]
+
+
+def _messages(node: ast.AST) -> list[ast.AST]:
+    """What is only reached, or only said, when a test has failed."""
+    if isinstance(node, ast.If) and fails(node.body[0]):
+        return [*node.body]
+    return [node.msg] if isinstance(node, ast.Assert) and node.msg else []
+
+
+def _id(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def last(node: ast.expr) -> str:
+    """`assertEqual` of `self.assertEqual`."""
+    return node.attr if isinstance(node, ast.Attribute) else _id(node)
+
+
+def is_equality(node: ast.expr | None, kind: type = ast.Eq) -> bool:
+    is_one = isinstance(node, ast.Compare) and len(node.ops) == 1
+    return is_one and isinstance(node.ops[0], kind)  # type: ignore[union-attr]
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return test.operand
+    return ast.UnaryOp(ast.Not(), test)
+
+
+def fails(node: ast.stmt) -> bool:
+    """Whether a statement says that a test has failed."""
+    value = node.exc if isinstance(node, ast.Raise) else getattr(node, "value", None)
+    return last(value.func if isinstance(value, ast.Call) else value) in FAILS  # type: ignore[arg-type]

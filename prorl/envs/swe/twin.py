@@ -1,0 +1,204 @@
+"""Rewrites the tests' side of a repository so that honest work fails: the altered twin.
+
+A program for `python3 -I -c`, shipped as text with `altered.py`: standard library, Python 3.9 or newer (before, it
+rewrites nothing).
+
+    stdin: one JSON object {"seed", "right", "names", "beside", "graded", "folders", "side",
+    "without"}
+    stdout: `{"altered": N, "ambiguous": BOOL}`; the files in the current folder are changed
+
+What a test expects gets another value: a literal in the file itself, all else when it is met
+(`altered.py`). Where nothing tells which side is expected, `right` does. What cannot be altered so that
+*every* honest solution fails is negated, or left as it is.
+
+| test | twin |
+|---|---|
+| `a == 4`, `assertEqual(a, 4)`, `x in (1, 2)` | another value; a name that is used for nothing else is altered where it is bound |
+| `raises(E)`, `warns(W)` | another class |
+| `assertIn`, `assertTrue`, `assertLess` ... | the opposite assertion |
+| `if a != b: raise AssertionError` | raised unless the check is fooled |
+| any other `assert x` | `assert not x` |
+
+Tests that are not named stay as they are, or lose their bodies where `beside` is false. `assert same(a, b)` with a helper of the tests' side is
+altered inside of the helper.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import fnmatch
+import json
+import os
+import re
+import sys
+import tokenize
+from typing import Any
+
+from prorl.envs.swe.altered import TRUE, Twin, Values, fails, is_equality, last
+
+MAX_FILES = 400
+
+
+def side_files(job: dict[str, Any]) -> list[str]:
+    """Python files of the tests' side, none of which a change can write."""
+    found = []
+    for place, folders, names in os.walk("."):
+        folders[:] = [one for one in folders if one[0] != "." and one != "__pycache__"]
+        paths = [os.path.join(place, name)[2:] for name in names if name.endswith(".py")]
+        found += [path for path in paths if is_side(path, job)]
+    return sorted(found)
+
+
+def is_side(path: str, job: dict[str, Any]) -> bool:
+    """Whether a path is a graded file, in a folder of those, or named as tests' files are."""
+    if path in job["without"] or path.endswith("conftest.py") or os.path.islink(path):
+        return False
+    if is_graded(path, job) or any(path.startswith(f"{folder}/") for folder in job["folders"]):
+        return True
+    names = path[:-3].split("/")
+    return any(fnmatch.fnmatchcase(one, like) for one in names for like in job["side"])
+
+
+def is_graded(path: str, job: dict[str, Any]) -> bool:
+    """Whether a test's name or the tests' patch tells of this file."""
+    return any(f"/{path}".endswith(one if one[0] == "/" else f"/{one}") for one in job["graded"])
+
+
+def read(path: str) -> ast.Module | None:
+    """A file's program; None where this Python cannot read it."""
+    try:
+        with tokenize.open(path) as file:
+            return ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def spoken_of(tree: ast.Module) -> set[str]:
+    """The words of a module's imports and attributes."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [one.name for one in node.names]
+            found.update(".".join([getattr(node, "module", None) or "", *names]).split("."))
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+    return found
+
+
+def reachable(job: dict[str, Any]) -> dict[str, ast.Module]:
+    """The graded files and what of the tests' side they import, one through another."""
+    files = side_files(job)
+    trees: dict[str, ast.Module] = {}
+    left = [path for path in files if is_graded(path, job)]
+    while left and len(trees) < MAX_FILES:
+        path = left.pop()
+        tree = None if path in trees else read(path)
+        if tree is None:
+            continue
+        trees[path] = tree
+        words = spoken_of(tree)
+        for other in files:
+            name = other[:-3].split("/")
+            if other not in trees and (name[-2] if name[-1] == "__init__" else name[-1]) in words:
+                left.append(other)
+    return trees
+
+
+def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """All functions and methods of a module."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def helpers_of(trees: list[ast.Module]) -> set[str]:
+    """Functions of the tests' side that assert, or compare for an `assert`."""
+    asserted = {
+        last(test.func) for tree in trees for node in ast.walk(tree) for test in _asked(node)
+    }
+    found = set()
+    for node in (node for tree in trees for node in functions(tree)):
+        inner = list(ast.walk(node))
+        compares = any(isinstance(one, ast.Return) and is_equality(one.value) for one in inner)
+        asserts = any(isinstance(one, ast.Assert) or _asserts(one) for one in inner)
+        if compares if node.name in asserted else asserts:
+            found.add(node.name)
+    return found
+
+
+def _asked(node: ast.AST) -> list[ast.Call]:
+    """The calls of which `assert a() and b()` or `assertTrue(a())` asks whether they are true."""
+    tests = [node.test] if isinstance(node, ast.Assert) else []
+    if isinstance(node, ast.Call) and last(node.func) in TRUE:
+        tests = node.args[:1]
+    parts = [getattr(one, "values", [one]) for one in tests]
+    return [one for values in parts for one in values if isinstance(one, ast.Call)]
+
+
+def _asserts(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return fails(node.body[0])
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and (last(node.value.func).lower().startswith("assert"))
+    )
+
+
+def wanted_of(names: list[str], trees: list[ast.Module]) -> set[str]:
+    """Test functions that the names speak of; empty where one of the names speaks of none."""
+    defined = [node.name for tree in trees for node in functions(tree)]
+    tests = {name for name in defined if name.startswith("test")}
+    spoken = [tests & set(re.findall(r"\w+", name)) for name in names]
+    return set().union(*spoken) if all(spoken) else set()
+
+
+def rewrite(job: dict[str, Any]) -> dict[str, Any]:
+    """Rewrite the files; what was done."""
+    if not hasattr(ast, "unparse"):
+        return {"altered": 0, "ambiguous": False}
+    values = Values(job["seed"])
+    trees = reachable(job)
+    helpers = helpers_of(list(trees.values()))
+    graded = [tree for path, tree in trees.items() if is_graded(path, job)]
+    wanted = wanted_of(job["names"], graded)
+    right = job["right"]
+    scout = Twin(values, right, helpers, wanted, {})
+    for tree in copy.deepcopy(list(trees.values())):
+        scout.visit(tree)
+    defined = [node.name for tree in trees.values() for node in functions(tree)]
+    named = [name for name, _ in scout.movable]
+    moved = {
+        name: one for name, one in scout.movable if named.count(name) == defined.count(name) == 1
+    }
+    altered, ambiguous = 0, False
+    for path, tree in trees.items():
+        twin = Twin(
+            values, right, helpers, wanted if is_graded(path, job) else set(), moved, job["beside"]
+        )
+        try:
+            text = ast.unparse(ast.fix_missing_locations(_with(twin.visit(tree), values.text)))
+            compile(text, path, "exec")
+        except (ValueError, SyntaxError, RecursionError):
+            continue
+        altered += twin.altered
+        ambiguous = ambiguous or twin.ambiguous
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    return {"altered": altered, "ambiguous": ambiguous}
+
+
+def _with(tree: ast.Module, text: str) -> ast.Module:
+    """A module with this program in front, behind its docstring and `from __future__`."""
+    place = 0
+    for node in tree.body:
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_text and getattr(node, "module", "") != "__future__":
+            break
+        place += 1
+    tree.body[place:place] = ast.parse(text).body
+    return tree
+
+
+if __name__ == "__main__":
+    print(json.dumps(rewrite(json.loads(sys.stdin.read()))))

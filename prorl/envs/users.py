@@ -1,0 +1,346 @@
+"""Envs, rewards and tools of users: their code never runs on a loop of ours.
+
+    INIT, RUN, EVAL, gateway, prorl check           a helper (`prorl/helper`) a question at a time
+    ------------------------------------            ----------------------------------------------
+    env = await open_env(get_env, task) -- plan --> check, messages, tools, sandbox, preparation
+    env.messages(task), env.tools(task)             (answered from the plan, without a question)
+    await env.score(task, ...)          -- score -> score
+        sandbox.exec(...)               <---------- what a hook does with its sandbox is done here
+
+A task runs its env here only where all of it is ours: the env, its rewards and its tools. Else the
+whole env is made in a helper, of which each process that asks has its own. Hooks that a user's env
+takes from `BaseEnv` as they are run here.
+
+| hook | may take |
+|---|---|
+| import | 60 s |
+| check, messages, tools, sandbox, preparation, together; reference; repeats | HOOK_S |
+| prepare | what is left of `limits.init_s` (in EVAL: `limits.eval_s`), but for LEAD_S |
+| call | `limits.tool_s`, and CALL_GRACE_S |
+| artefact | ARTEFACT_S |
+| user_turn | USER_S |
+| score, verify | what is left of `limits.eval_s`, and SCORE_GRACE_S |
+
+What their code does wrong is a failure of the task, in its own words and with its line, and is not
+tried again: it raises, takes too long, ends its process, needs too much memory, or gives what the
+protocol does not know. What wants another try raises GraderError.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from prorl import plugins
+from prorl.envs import BUILT_IN, ENTRY_POINTS, FOREIGN, get_env
+from prorl.envs.base import BaseEnv, Solution
+from prorl.errors import RolloutError, TaskError, UserError
+from prorl.helper import Died, HelperError, Late, Program, Raised, pool
+from prorl.limits import Deadline
+from prorl.protocols import Env, Reference, Sandbox
+from prorl.rewards import BUILT_IN as REWARDS
+from prorl.timing import now
+from prorl.tools.catalogue import CATALOGUE
+from prorl.types import (
+    FailureCode,
+    Message,
+    SandboxSpec,
+    Score,
+    Stage,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
+
+HOOK_S = 20.0
+"""Less than a client waits for the answer to what it submits."""
+CALL_GRACE_S = 12.0
+ARTEFACT_S = 40.0
+USER_S = 110.0
+LEAD_S = 2.0
+"""Before its stage gives up a `prepare`, which would be nobody's fault."""
+SCORE_GRACE_S = 7.0
+"""Past its deadline, for a rubric that keeps it to say so itself."""
+
+ASKED_WITHIN = frozenset({"prepare", "call", "artefact", "user_turn", "score", "verify"})
+"""Hooks that a stage gives up a little later, which would then be the sandbox's fault."""
+
+GetEnv = Callable[[str], Env]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a user's env says of a task before anything is run."""
+
+    name: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    run: SandboxSpec | None
+    eval: SandboxSpec | None
+    preparation: str | None
+    """None: it has no such hook."""
+    hooks: frozenset[str]
+    """Those that are not `BaseEnv`'s own."""
+    own_tools: tuple[str, ...]
+    repeatable: tuple[str, ...]
+    partial_credit: bool
+    slow_s: float
+    """What it took to find out."""
+
+
+def users_code(task: Task) -> tuple[str, ...]:
+    """What of a task is code of users, as the helper is told of it; empty: all of it is ours."""
+    parts = []
+    rewards, tools = task.data.get("rewards"), task.data.get("tools")
+    if isinstance(rewards, Mapping):
+        parts += [f"reward={name}" for name in rewards if name not in REWARDS]
+    if isinstance(tools, list):
+        parts += [f"tool={name}" for name in tools if str(name) not in CATALOGUE]
+    if not parts and task.env in BUILT_IN and task.env not in FOREIGN:
+        return ()
+    return (task.env, *sorted(parts))
+
+
+def env_by_name(name: str) -> Env:
+    """An env that is ours, or one that stands for a user's until a task opens it.
+
+    Imports nothing of users. Raises TaskError for a name that nobody knows.
+    """
+    if name in BUILT_IN and name not in FOREIGN:
+        return get_env(name)
+    _check_known(name)
+    return _Closed(name)
+
+
+class _Closed(BaseEnv):
+    """A user's env of which only the name is known here."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def reference(self, task: Task) -> Any:
+        """To be awaited: `reference_of`."""
+        return self._opened_for_it(task)
+
+    async def _opened_for_it(self, task: Task) -> Reference:
+        return await reference_of(await open_env(lambda name: self, task), task)
+
+
+async def open_env(find: GetEnv, task: Task, within_s: float = HOOK_S) -> Env:
+    """The env that a stage uses for a task, after its `check`: ours, or a user's in a helper.
+
+    `within_s`: for `prepare`, from now on. Raises TaskError, RolloutError.
+    """
+    env = find(task.env)
+    code = users_code(task)
+    if not code or not (isinstance(env, _Closed) or task.env in BUILT_IN):
+        return env
+    asking = _Asking(code, task)
+    plan = await asking.ask("plan", HOOK_S, Plan, again=True)
+    return UsersEnv(asking, plan, now() + within_s)
+
+
+@cache
+def _check_known(name: str) -> None:
+    if not plugins.is_place(name) and name not in BUILT_IN:
+        users = plugins.registered(ENTRY_POINTS)
+        if name not in users:
+            raise plugins.unknown(ENTRY_POINTS, name, [*BUILT_IN, *users], TaskError)
+
+
+class _Asking:
+    """Questions about one task to the helpers that hold its env."""
+
+    def __init__(self, code: tuple[str, ...], task: Task) -> None:
+        self.task = task
+        # as many as a stage has rows: one that waits keeps its process, others need theirs
+        self._program = Program("prorl.envs.users_program", code, wall_s=HOOK_S, most=16)
+
+    async def ask(
+        self,
+        hook: str,
+        wall_s: float,
+        kind: Any,
+        *given: Any,
+        sandbox: Sandbox | None = None,
+        again: bool = False,
+    ) -> Any:
+        """What a hook gives, checked. Raises TaskError and RolloutError."""
+        what = self.task.env if hook == "plan" else f"{self.task.env}.{hook}"
+        try:
+            said = await (await pool(self._program)).ask(
+                (hook, self.task, given, sandbox.ref if sandbox is not None else None),
+                what=what,
+                wall_s=max(wall_s, 0.1),
+                again=again,
+                strict=hook in ASKED_WITHIN,
+                call_back=_Doing(sandbox),
+            )
+            return _given(said, kind)
+        except Raised as error:
+            if error.words.startswith("TaskError: "):  # its import
+                raise TaskError(
+                    _with_place(error.words.removeprefix("TaskError: "), error)
+                ) from None
+            raise _fault(hook, f"{what}: {error}") from None
+        except (Late, Died) as error:
+            if (isinstance(error, Died) and error.was_killed) or error.waits_for_us:
+                raise RolloutError(FailureCode.STAGE_ERROR, str(error)) from None
+            raise _fault(hook, str(error)) from None
+        except msgspec.ValidationError as error:
+            raise _fault(hook, f"{what} gave what it should not: {error}") from None
+
+
+def _fault(hook: str, text: str) -> RolloutError | TaskError:
+    """What users' code did wrong."""
+    return TaskError(text) if hook == "plan" else RolloutError(FailureCode.BAD_TASK, text)
+
+
+def _with_place(words: str, error: HelperError) -> str:
+    return f"{words} ({error.place})" if error.place else words
+
+
+def _given(said: Any, kind: Any) -> Any:
+    """What a hook has given, or raises what it has raised."""
+    verdict, *rest = said
+    if verdict == "gave":
+        return msgspec.convert(rest[0], kind)
+    if verdict == "task":
+        raise TaskError(*rest)
+    code, message = rest
+    raise RolloutError(FailureCode(code), message)
+
+
+class _Doing:
+    """Does with a sandbox what a hook asks for."""
+
+    def __init__(self, sandbox: Sandbox | None) -> None:
+        self._sandbox = sandbox
+
+    async def __call__(self, op: str, arguments: Sequence[Any]) -> tuple[str, Any]:
+        """What came of it, or the error that it raised."""
+        assert self._sandbox is not None
+        assert op in SANDBOX_OPS
+        try:
+            return "gave", await getattr(self._sandbox, op)(*arguments)
+        except (RolloutError, UserError, OSError) as error:
+            return "raised", error
+
+
+SANDBOX_OPS = ("call", "exec", "put", "get", "snapshot", "restore")
+
+
+class UsersEnv(BaseEnv):
+    """A user's env as one task's rollouts see it: the plan here, the rest in helpers.
+
+    Hooks that it takes from `BaseEnv` unchanged run here.
+    """
+
+    def __init__(self, asking: _Asking, plan: Plan, until: float) -> None:
+        self.name, self._asking, self._until = plan.name, asking, until
+        self.plan = plan
+        self.partial_credit = plan.partial_credit
+        if (text := plan.preparation) is not None:
+            self.preparation = lambda task: text  # a `CachedWorkspace` then
+        if "verify" in plan.hooks:
+            self.verify = self._verify
+
+    def check(self, task: Task) -> None:
+        """Nothing: the plan began with it."""
+
+    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
+        """As planned."""
+        return self.plan.run if stage is Stage.RUN else self.plan.eval
+
+    def tools(self, task: Task) -> tuple[ToolSpec, ...]:
+        """As planned."""
+        return self.plan.tools
+
+    def messages(self, task: Task) -> tuple[Message, ...]:
+        """As planned."""
+        return self.plan.messages
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Ask, unless it has nothing to prepare."""
+        if "prepare" in self.plan.hooks:
+            wall_s = self._until - now() - LEAD_S
+            await self._asking.ask("prepare", wall_s, None, sandbox=sandbox)
+
+    async def call(
+        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
+    ) -> ToolResult:
+        """Ask for what is its own; all other tools are in the sandbox."""
+        if "call" in self.plan.hooks or (call.name in self.plan.own_tools and not call.error):
+            wall_s = timeout_s + CALL_GRACE_S
+            found: ToolResult = await self._asking.ask(
+                "call", wall_s, ToolResult, call, timeout_s, sandbox=sandbox
+            )
+            return found
+        return await super().call(task, sandbox, call, timeout_s)
+
+    async def user_turn(self, task: Task, messages: Sequence[Message]) -> str | None:
+        """Ask, unless it has a script or no user at all."""
+        if "user_turn" in self.plan.hooks:
+            said: str | None = await self._asking.ask(
+                "user_turn", USER_S, str | None, tuple(messages), again=True
+            )
+            return said
+        return None if "no user" in self.plan.hooks else await super().user_turn(task, messages)
+
+    async def repeats(self, call: ToolCall) -> bool:  # type: ignore[override]
+        """Ask where it knows better than its list says."""
+        if "repeats" in self.plan.hooks:
+            return bool(await self._asking.ask("repeats", HOOK_S, bool, call, again=True))
+        if "call" in self.plan.hooks and not self.plan.own_tools:
+            return bool(call.error)
+        return (
+            bool(call.error)
+            or call.name not in self.plan.own_tools
+            or call.name in self.plan.repeatable
+        )
+
+    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+        """Ask, unless it is the answer's text."""
+        if "artefact" not in self.plan.hooks:
+            return await super().artefact(task, final, sandbox)
+        found: bytes = await self._asking.ask(
+            "artefact", ARTEFACT_S, bytes, final, sandbox=sandbox, again=True
+        )
+        return found
+
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
+        """Ask."""
+        wall_s = deadline.remaining_s
+        found: Score = await self._asking.ask(
+            "score",
+            wall_s + SCORE_GRACE_S,
+            Score,
+            artefact,
+            wall_s,
+            sandbox=sandbox,
+            again=sandbox is None,
+        )
+        return found
+
+    async def _verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
+        wall_s = deadline.remaining_s
+        await self._asking.ask("verify", wall_s + SCORE_GRACE_S, None, wall_s, sandbox=sandbox)
+
+    def reference(self, task: Task) -> Any:
+        """To be awaited: `reference_of`."""
+        return self._asking.ask("reference", HOOK_S, Solution, again=True)
+
+
+async def reference_of(env: Env, task: Task) -> Reference:
+    """The reference solution, from wherever the env is. Raises TaskError."""
+    found: Any = env.reference(task)
+    reference: Reference = await found if inspect.isawaitable(found) else found
+    return reference

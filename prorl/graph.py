@@ -1,0 +1,66 @@
+"""The stages that a rollout passes, as data: whoever must know them reads this table.
+
+    gateway --lease--> INIT --ready--> RUN --ran--> EVAL --scored--> store
+
+A row takes what the row above it gives, so that a further operator is one file and one row here: a
+critic between RUN and EVAL that takes `ran` and gives `ran`. Who adds columns names an edge of its
+own and says its schema in `prorl.schema.EDGES`. A further stage's pool is `pools.NAME` of the
+service's config. Imports neither Arrow nor an operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REDELIVERED_EDGES = frozenset({"ran", "scored"})
+"""Edges whose rows are kept until acked and sent again when a stream is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """One stage."""
+
+    name: str
+    """Also the role of its workers."""
+    gives: str
+    """The edge that it serves; its schema is `EDGES[gives]`."""
+    operator: str
+    """`module:class` of its `StageOperator`."""
+
+
+class Graph:
+    """The stages in the order of the dataflow."""
+
+    def __init__(self, *rows: StageRow) -> None:
+        self.rows = rows
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The stages."""
+        return tuple(row.name for row in self.rows)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Of workers that have a control stream."""
+        return (*self.names, "store")
+
+    def row(self, name: str) -> StageRow:
+        """The stage with this name."""
+        return self.rows[self.names.index(name)]
+
+    def upstream(self, role: str) -> str:
+        """The stage whose rows a role takes; empty for the first, whose upstream is the gateway."""
+        place = self.roles.index(role)
+        return self.names[place - 1] if place else ""
+
+    def takes(self, role: str) -> str:
+        """The edge that a role dials."""
+        upstream = self.upstream(role)
+        return self.row(upstream).gives if upstream else "lease"
+
+
+GRAPH = Graph(
+    StageRow("init", "ready", "prorl.stages.init:InitOperator"),
+    StageRow("run", "ran", "prorl.stages.run:RunOperator"),
+    StageRow("eval", "scored", "prorl.stages.eval:EvalOperator"),
+)

@@ -1,0 +1,43 @@
+"""Code that may not share a loop with ours runs in a process of its own: a helper.
+
+    role.py                                       whoever asks, on its loop
+    ------------------------------------------    --------------------------------------------------
+    def prepare() -> Answer:                      ROLE = Program("prorl.envs.role", cpu_s=1.5)
+        import slow_package                       ...
+        return lambda question: slow(question)    value = await pool(ROLE).ask(question)
+
+    if __name__ == "__main__":
+        serve(prepare)                            # from prorl.helper.child
+
+    Helpers (a pool, one a loop and Program)      python -m prorl.envs.role
+        Helper -- question (pickle) ------------> answer(question)
+               <- "op", what it wants of us ----- call_back(...)        as often as it likes
+               -- what came of it -------------->
+               <- value, or words and line ------                       (msgpack: plain data)
+
+A question is answered, or the asker gets one `HelperError`, which says what happened in the code's
+own words, with its file and line:
+
+- `Raised`: the code raised, or gave what is no plain data. The process goes on.
+- `Late`: over its time by the clock (`wall_s`) or of the processor (`cpu_s`); where it was then.
+  The process is killed, with what it has started.
+- `Died`: the process ended. It is asked again once, of a fresh process, before that counts, since
+  neither the machine nor an earlier question may decide about this one; so with a MemoryError of a
+  process that has answered before.
+
+One question at a time for a process, so that a limit, a leak and a crash belong to one question; a
+pool starts up to `most` processes, keeps those that are idle for IDLE_S and ends with its loop. A
+process whose start fails is not tried again for REFUSED_S. A process may hold `memory_bytes` more
+than after its start. It is spawned, never forked; dies with the thread that started it; is what the
+kernel ends first when memory runs out. Time in which this process was itself stopped does not
+count, nor time in which others had the helper's processor. Who gives up waiting (cancellation) has
+the code interrupted; it is killed CANCEL_S later.
+
+Not promised: isolation. What runs here is trusted with files and network as we are; what a policy
+writes runs in sandboxes.
+"""
+
+from prorl.helper.pool import Helpers, close, pool
+from prorl.helper.process import Died, HelperError, Late, Program, Raised
+
+__all__ = ["Died", "HelperError", "Helpers", "Late", "Program", "Raised", "close", "pool"]

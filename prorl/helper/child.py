@@ -1,0 +1,216 @@
+"""The helper's side: answers questions on a socket, one after the other, until the parent is gone.
+
+The main thread belongs to the answers. A child that an answer forks holds no end of the socket and
+dies with the helper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+import msgspec
+
+from prorl.linux.calls import die_with_parent
+
+Answer = Callable[[Any], Any]
+"""What a role does with a question: plain data, dataclasses and bytes come back."""
+
+LENGTH = struct.Struct("<Q")
+
+MAX_WORDS = 2000
+
+
+class Channel:
+    """Frames over the socket: pickles come, msgpack goes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lock = threading.Lock()  # protects the socket between answers and their calls back
+        self.number = 0
+        """Of the question that is being answered."""
+
+    def receive(self) -> Any:
+        """The next question; ends the process when the parent is gone."""
+        try:
+            (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+            return pickle.loads(self._exactly(length))
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def _exactly(self, length: int) -> bytearray:
+        data = bytearray(length)
+        view = memoryview(data)
+        while view:
+            if not (got := self._socket.recv_into(view)):
+                raise EOFError
+            view = view[got:]
+        return data
+
+    def _send(self, kind: str, value: Any) -> None:
+        data = _encode((kind, value))
+        self._socket.sendall(LENGTH.pack(len(data)) + data)
+
+    def finish(self, kind: str, value: Any) -> None:
+        """The question is answered; nothing of it may call back from here on."""
+        with self._lock:
+            self.number += 1
+            try:
+                self._send(kind, value)
+            except OSError:  # the parent is gone, or this is a process that an answer forked
+                os._exit(0)
+
+    def call_back(self, number: int, *op: Any) -> tuple[str, Any]:
+        """What came of asking the parent, for the question of that number. Blocks."""
+        with self._lock:
+            if number != self.number:
+                raise RuntimeError("the call that this belongs to is over")
+            self._send("op", op)
+            found: tuple[str, Any] = self.receive()
+            return found
+
+    def close(self) -> None:
+        """For a process that was forked off: it is none of this conversation."""
+        self._socket.close()
+
+
+def serve(prepare: Callable[..., Answer], *, with_channel: bool = False) -> NoReturn:
+    """Prepare with the program's arguments (imports), then answer until the parent is gone.
+
+    `with_channel`: `prepare` takes the channel first, for calls back.
+    """
+    given = _arguments()
+    die_with_parent(signal.SIGKILL, given.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(given.nice)
+    _be_the_first_to_go()
+    os.dup2(2, 1)  # what users' code prints is no answer
+    channel = Channel(socket.socket(fileno=given.channel))
+    os.register_at_fork(after_in_child=lambda: _forked(channel))
+    faulthandler.enable(given.faults, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, given.faults, all_threads=False)
+    try:
+        arguments = (channel, *given.arguments) if with_channel else given.arguments
+        answer = prepare(*arguments)
+    except BaseException as error:  # noqa: BLE001  whatever users' code raises is an answer
+        channel.finish("raised", trouble(error))
+        os._exit(1)
+    _bound_memory(given.memory_bytes)
+    channel.finish("ready", None)
+    while True:
+        question = channel.receive()
+        try:
+            kind, value = "value", answer(question)
+            _encode(value)
+        except BaseException as error:  # noqa: BLE001  whatever users' code raises is an answer
+            kind, value = "raised", trouble(error)
+        channel.finish(kind, value)
+
+
+def _encode(value: Any) -> bytes:
+    """Plain data; half a surrogate pair, which UTF-8 does not know, becomes a question mark."""
+    try:
+        return msgspec.msgpack.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.msgpack.encode(_utf8(msgspec.to_builtins(value, builtin_types=(bytes,))))
+
+
+def _utf8(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_utf8(key): _utf8(item) for key, item in value.items()}
+    return [_utf8(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def trouble(error: BaseException) -> dict[str, Any]:
+    """What an exception says, and the line that it came from: the last one that is a user's.
+
+    Where none is, the last one of all.
+    """
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001  a user's own exception class, whose __str__ is broken
+        said = "(it cannot say why)"
+    words = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return {
+        "words": words.encode("utf-8", "replace").decode()[:MAX_WORDS],
+        "place": place_of(error) or _lines(error.__traceback__, lambda file: True),
+        "memory": isinstance(error, MemoryError),
+    }
+
+
+def place_of(error: BaseException, is_users: Callable[[str], bool] | None = None) -> str:
+    """`file:line in function` of the last line of users' in what went wrong; empty without one.
+
+    Of an error that was caused by another, the other's.
+    """
+    known: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in known:
+        known.append(at)
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    wanted = is_users or (lambda file: not is_common(file))
+    found = (_lines(one.__traceback__, wanted) for one in reversed(known))
+    return next(filter(None, found), "")
+
+
+def _lines(trace: TracebackType | None, wanted: Callable[[str], bool]) -> str:
+    for line in reversed(traceback.extract_tb(trace)):
+        if wanted(line.filename):
+            return f"{line.filename}:{line.lineno} in {line.name}"
+    return ""
+
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PYTHON = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
+
+
+def is_common(file: str) -> bool:
+    """Whether a file is this package's or the standard library's."""
+    if "site-packages" in file and not file.startswith(_OURS):
+        return False
+    return file.startswith((_OURS, *_PYTHON))
+
+
+def _forked(channel: Channel) -> None:
+    die_with_parent(signal.SIGKILL)
+    channel.close()
+
+
+def _be_the_first_to_go() -> None:
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("800")
+    except OSError:
+        pass  # no /proc of ours to write: the kernel chooses by size
+
+
+def _bound_memory(more_bytes: int) -> None:
+    """What this process may have of its own from here on; 0 = no bound."""
+    if more_bytes:
+        with open("/proc/self/statm") as file:
+            data = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_DATA, (data + more_bytes,) * 2)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for name in ("--channel", "--faults", "--parent", "--nice", "--memory-bytes"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("arguments", nargs="*")
+    return parser.parse_args(sys.argv[1:])

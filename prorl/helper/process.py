@@ -1,0 +1,321 @@
+"""One helper process, seen from whoever asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import msgspec
+
+from prorl.helper.child import LENGTH, is_common
+from prorl.linux.procfs import descendants, is_stopped
+
+MAX_ANSWER_BYTES = 64 << 20
+
+TICK_S = 0.5
+"""Between two looks at what a helper has used; a look that comes later than that counts no more."""
+
+FAULT_S = 0.3
+"""For a helper to write down where it is, before it is killed."""
+
+CANCEL_S = 1.0
+
+CallBack = Callable[..., Awaitable[Any]]
+"""What a helper may ask its parent to do, while it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to start: `python -m module arguments`, and its limits."""
+
+    module: str
+    arguments: tuple[str, ...] = ()
+    wall_s: float = 30.0
+    """For an answer, by the clock; a question may say otherwise."""
+    cpu_s: float = 0.0
+    """For an answer, of the processor; 0 = as long as `wall_s`."""
+    start_s: float = 60.0
+    """Until it is ready: its imports."""
+    memory_bytes: int = 2 << 30
+    """More than it has after its start; 0 = no bound."""
+    most: int = 4
+    """Processes of one pool."""
+    nice: int = 0
+
+
+class HelperError(Exception):
+    """A question got no answer; `str` is one line for people."""
+
+    def __init__(self, words: str, place: str = "") -> None:
+        super().__init__(words, place)
+        self.words, self.place = words, place
+
+    waits_for_us = False
+    """It was not at work itself, but had asked for something (`CallBack`)."""
+
+    at_start = False
+    """Before it was asked anything."""
+
+    def __str__(self) -> str:
+        return f"{self.words} ({self.place})" if self.place else self.words
+
+
+class Raised(HelperError):
+    """The code raised, or gave what is no plain data."""
+
+    out_of_memory = False
+    by_others = False
+    """Earlier questions may have taken the memory that this one lacked."""
+
+
+class Late(HelperError):
+    """The code was killed: it took longer than it may."""
+
+
+class Died(HelperError):
+    """The process ended before it answered."""
+
+    was_killed = False
+    """From outside, as the kernel does it that has no memory left, or stopped: not by itself."""
+
+
+class Helper:
+    """Started by `start`, asked one question at a time, ended by `end`."""
+
+    def __init__(self, program: Program, child: subprocess.Popen[bytes], faults: int) -> None:
+        self._program, self._child, self._faults = program, child, faults
+        self._clock = asyncio.get_running_loop().time
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self._op: asyncio.Future[Any] | None = None
+        """What it has asked us to do, while we do it."""
+        self.num_answered = 0
+        self.is_open = True
+        """Whether it can be asked another question."""
+
+    @property
+    def pid(self) -> int:
+        """For whoever looks at the processes."""
+        return self._child.pid
+
+    @classmethod
+    async def start(cls, program: Program) -> Self:
+        """A helper that is ready. Raises HelperError with what its imports raised."""
+        ours, theirs = socket.socketpair()
+        faults = os.memfd_create("faults", os.MFD_CLOEXEC)
+        argv = [sys.executable, "-P", "-m", program.module]
+        argv += ["--channel", str(theirs.fileno()), "--faults", str(faults)]
+        argv += ["--parent", str(os.getpid()), "--nice", str(program.nice)]
+        argv += ["--memory-bytes", str(program.memory_bytes), "--", *program.arguments]
+        with theirs:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), faults),
+                start_new_session=True,
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            )
+        helper = cls(program, child, faults)
+        helper._reader, helper._writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            await helper._answer("its start", program.start_s, program.start_s)
+        except BaseException as error:
+            if isinstance(error, HelperError):
+                error.at_start = True
+            helper.end()
+            raise
+        return helper
+
+    async def ask(
+        self,
+        question: Any,
+        *,
+        what: str = "it",
+        wall_s: float = 0.0,
+        strict: bool = False,
+        call_back: CallBack | None = None,
+    ) -> Any:
+        """The answer. Raises HelperError; then, but for `Raised`, the process has ended.
+
+        `strict`: whoever asks has a time-out of its own, so nothing is given back.
+        """
+        data = pickle.dumps(question, protocol=5)
+        with contextlib.suppress(
+            ConnectionError
+        ):  # it died: so says its answer, which does not come
+            self._writer.write(LENGTH.pack(len(data)))
+            self._writer.write(data)
+        wall_s = wall_s or self._program.wall_s
+        cpu_s = self._program.cpu_s or wall_s
+        value = await self._answer(what, wall_s, cpu_s, call_back, strict=strict)
+        self.num_answered += 1
+        return value
+
+    async def _answer(
+        self,
+        what: str,
+        wall_s: float,
+        cpu_s: float,
+        call_back: CallBack | None = None,
+        *,
+        strict: bool = False,
+    ) -> Any:
+        """What comes within the limits; a helper that breaks them is killed."""
+        began_cpu_s, began_starved_s, limit_s = self._cpu_s(), self._starved_s(), wall_s
+        heard = asyncio.ensure_future(self._hear(call_back))
+        waited_s, asked = 0.0, self._clock()
+        try:
+            while not heard.done():
+                tick_s = min(TICK_S, limit_s - waited_s)
+                began = self._clock()
+                await asyncio.wait({heard}, timeout=tick_s)
+                # a tick that lasts longer is one in which we were stopped ourselves
+                waited_s += min(self._clock() - began, tick_s)
+                waited_s = self._clock() - asked if strict else waited_s
+                if heard.done():
+                    break
+                if self._child.poll() is not None:
+                    raise await self._died(what)
+                if waited_s >= limit_s - 1e-3 and not strict:
+                    # a processor that others had is not its doing
+                    limit_s = wall_s + self._starved_s() - began_starved_s
+                if waited_s >= limit_s - 1e-3:
+                    raise await self._late(f"{what} took longer than {wall_s:.3g} s")
+                if self._cpu_s() - began_cpu_s > cpu_s:
+                    raise await self._late(f"{what} took more than {cpu_s:g} s of processor time")
+            kind, value = heard.result()
+        except asyncio.CancelledError:
+            await self._interrupt(heard)
+            raise
+        except (EOFError, ConnectionError):
+            raise await self._died(what) from None
+        finally:
+            heard.cancel()
+        if kind == "raised":
+            if value.get("unread"):
+                self.end()  # the rest of it would be read as the next answer
+            error = Raised(value["words"], value["place"])
+            error.out_of_memory = value["memory"]
+            raise error
+        return value
+
+    async def _hear(self, call_back: CallBack | None) -> tuple[str, Any]:
+        """The last frame of an answer; what it asks of us before is done."""
+        while True:
+            (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+            if length > MAX_ANSWER_BYTES:
+                text = f"an answer of {length:,} bytes; at most {MAX_ANSWER_BYTES:,}"
+                return "raised", {"words": text, "place": "", "memory": False, "unread": True}
+            data = await self._reader.readexactly(length)
+            kind, value = msgspec.msgpack.decode(data)
+            if kind != "op" or call_back is None:
+                return kind, value
+            op = self._op = asyncio.ensure_future(call_back(*value))
+            try:
+                await asyncio.wait({op})
+            finally:
+                op.cancel()  # done, or nobody waits for it
+                self._op = None
+            reply = pickle.dumps(("cancelled", None) if op.cancelled() else op.result(), protocol=5)
+            self._writer.write(LENGTH.pack(len(reply)) + reply)
+
+    async def _interrupt(self, heard: asyncio.Future[tuple[str, Any]]) -> None:
+        """Have the code stop, as Ctrl-C does; kill it where it does not."""
+        if self._op is not None:
+            self._op.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            self._child.send_signal(signal.SIGINT)
+        await asyncio.wait({heard}, timeout=CANCEL_S)
+        if not heard.done() or heard.cancelled() or heard.exception() is not None:
+            self.end()
+
+    async def _late(self, words: str) -> Late | Died:
+        if is_stopped(self._child.pid):
+            self.end()
+            stopped = Died(f"{words}: somebody had stopped its process")
+            stopped.was_killed = True
+            return stopped
+        with contextlib.suppress(ProcessLookupError):
+            self._child.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(FAULT_S)
+        error = Late(words, self._last_words())
+        error.waits_for_us = self._op is not None
+        self.end()
+        return error
+
+    async def _died(self, what: str) -> Died:
+        until = self._clock() + FAULT_S
+        while self._child.poll() is None and self._clock() < until:
+            await asyncio.sleep(0.005)  # it hung up and is about to end, or lives on without us
+        code = self._child.returncode
+        error = Died(f"{what} ended its process ({_exit_text(code)})", self._last_words())
+        error.was_killed = code in (-signal.SIGKILL, -signal.SIGTERM)
+        self.end()
+        return error
+
+    def _last_words(self) -> str:
+        """Where the code was, as the interpreter wrote it down when it was asked or crashed."""
+        lines = os.pread(self._faults, 1 << 16, 0).decode("utf-8", "replace").splitlines()
+        frames = [found for line in lines if (found := _FRAME.match(line)) is not None]
+        for frame in [one for one in frames if not is_common(one[1])] or frames:
+            return f"{frame[1]}:{frame[2]} in {frame[3]}"
+        return ""
+
+    def _cpu_s(self) -> float:
+        try:
+            # the clock of another process's processor time, as clock_getcpuclockid(3) makes it
+            return time.clock_gettime(~self._child.pid << 3 | 2)
+        except OSError:
+            return 0.0
+
+    def _starved_s(self) -> float:
+        """How long it was ready to run and had no processor (schedstat of proc(5))."""
+        try:
+            with open(f"/proc/{self._child.pid}/schedstat") as file:
+                return int(file.read().split()[1]) / 1e9
+        except (OSError, IndexError):
+            return 0.0
+
+    def end(self) -> None:
+        """Kill it, with what it has started; idempotent."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        below = descendants(self._child.pid) if self._child.poll() is None else []
+        if self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+            # not here: to give gigabytes back takes the kernel a while
+            threading.Thread(target=self._child.wait, daemon=True).start()
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self._writer.transport.abort()
+        os.close(self._faults)
+
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+def _exit_text(code: int | None) -> str:
+    """How a process ended, in words.
+
+    >>> _exit_text(3), _exit_text(-11), _exit_text(None)
+    ('exit code 3', 'SIGSEGV', 'it hung up')
+    """
+    if code is None:
+        return "it hung up"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

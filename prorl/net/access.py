@@ -1,0 +1,150 @@
+"""Who may do what: one table that the servers and their tests read.
+
+A role comes from the certificate of a connection (`prorl.net.tls`) and from its token
+(`prorl.net.bearer`); each must allow what is asked. Whoever is on the service's own host and holds
+the owner's token has no role and may do everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from prorl.errors import ForbiddenError, UserError
+
+
+class Rule(NamedTuple):
+    """One row: what is done, and the roles that may."""
+
+    what: str
+    """`METHOD /route/{with}/names` for HTTP, `exchange PATH`, `get`, `info` or `action NAME` for
+    Flight.
+    """
+    roles: frozenset[str]
+
+
+_READ = frozenset({"trainer", "operator", "viewer"})
+_WORK = frozenset({"trainer", "operator"})
+_OPERATE = frozenset({"operator"})
+_TRAIN = frozenset({"trainer"})
+_NODE = frozenset({"node"})
+_SERVICE = frozenset({"service"})
+
+HTTP: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "GET /healthz": _READ | _NODE,
+        "GET /v1/openapi.json": _READ,
+        "GET /metrics": _READ,
+        "GET /v1/status": _READ,
+        "GET /v1/runs": _READ,
+        "POST /v1/runs": _WORK,
+        "GET /v1/runs/{run_id}": _READ,
+        "DELETE /v1/runs/{run_id}": _WORK,
+        "POST /v1/runs/{run_id}/groups": _WORK,
+        "GET /v1/runs/{run_id}/groups/{group_id}": _READ,
+        "DELETE /v1/runs/{run_id}/groups/{group_id}": _WORK,
+        "GET /v1/runs/{run_id}/rollouts/{rollout_id}": _READ,
+        "DELETE /v1/runs/{run_id}/rollouts/{rollout_id}": _WORK,
+        "POST /v1/runs/{run_id}/versions": _TRAIN,
+        "GET /v1/node": _NODE,
+        "POST /v1/nodes/{node}/certificate": _NODE,
+        "POST /v1/nodes/{node}/drain": _OPERATE,
+        "GET /v1/backends": _READ,
+        "POST /v1/backends": _OPERATE,
+        "PUT /v1/backends": _OPERATE,
+        "DELETE /v1/backends": _OPERATE,
+    }
+)
+
+# Reading a live run hands groups out: it numbers them in the log and may make them stale.
+FLIGHT: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "exchange control": _NODE,
+        "exchange edge/lease": _NODE,
+        "exchange edge/scored": _SERVICE,
+        "info": _WORK,
+        "get": _WORK,
+        "action status": _READ,
+        "action commit": _TRAIN,
+        "action record": _TRAIN,
+        "list_actions": _READ,
+    }
+)
+
+GRANTED = ("trainer", "operator", "viewer", "node")
+"""Roles that a token may be made for; processes of a service have the owner's."""
+
+OPEN = "/healthz"
+"""The one path that needs no token."""
+
+_PATTERNS = tuple(
+    (
+        what.partition(" ")[0],
+        re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", what.partition(" ")[2])),
+        roles,
+    )
+    for what, roles in HTTP.items()
+)
+
+
+def check_http(role: str | None, method: str, path: str) -> None:
+    """Raise ForbiddenError unless `role` may. None: somebody on this host.
+
+    Unknown routes are for nobody.
+    """
+    if role is None:
+        return
+    for known, pattern, roles in _PATTERNS:
+        if known == method and pattern.fullmatch(path):
+            return _check(role, f"{method} {path}", roles)
+    _check(role, f"{method} {path}", frozenset())
+
+
+def named_run(method: str, path: str) -> str:
+    """The run that a path names; empty for paths that are about none."""
+    for known, pattern, _ in _PATTERNS:
+        found = pattern.fullmatch(path)
+        if known == method and found is not None:
+            return found.groupdict().get("run_id", "")
+    return ""
+
+
+def check_node(node: str, peer: Mapping[str, object]) -> None:
+    """Raise ForbiddenError unless what a dialler says of itself is what its certificate says: a
+    worker of this node, of a stage.
+    """
+    worker, role = str(peer.get("worker", "")), peer.get("role", "")
+    if not node:
+        raise ForbiddenError(
+            f"a stream of {worker!r} with a certificate that names no node",
+            "one of its own, which the service gives to a node that comes",
+            "start it with `prorl node`",
+        )
+    if not worker.startswith(f"{node}/") or peer.get("node", node) != node or role == "store":
+        raise ForbiddenError(
+            f"a stream of {role} {worker!r} with the certificate of node {node!r}",
+            f"a worker {node}/...",
+        )
+
+
+def may_be_granted(role: str) -> None:
+    """Raise UserError for a role that no token is made for."""
+    if role not in GRANTED:
+        raise UserError(f"role {role!r}", f"one of {', '.join(GRANTED)}")
+
+
+def check_flight(role: str | None, what: str) -> None:
+    """Raise ForbiddenError unless `role` may do `what`, a key of `FLIGHT`."""
+    if role is not None:
+        _check(role, what, FLIGHT.get(what, frozenset()))
+
+
+def _check(role: str, what: str, roles: frozenset[str]) -> None:
+    if role not in roles:
+        raise ForbiddenError(
+            f"{what} as {role}",
+            f"the role {' or '.join(sorted(roles))}" if roles else "somebody on the service's host",
+            "use another join file",
+        )

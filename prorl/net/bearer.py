@@ -1,0 +1,240 @@
+"""Bearer tokens: the owner's own, and signed ones (JWT) that may do less.
+
+    keys = Keys(owner_token, signing_key(root), root / REVOKED)
+    grant, token = keys.issue("trainer", runs=("exp1",), tenant="lab", expires_at=...)
+    keys.check(f"Bearer {token}".encode())                      # -> grant
+
+The owner's token, ROOT/token, is random text that opens everything and never leaves the service's
+host. A signed token carries what it grants: a role, the runs that it is for, a tenant with the
+largest weight, and its end; every process of a service can check it without asking. The key that
+signs, ROOT/signing.key, is in no other file and crosses no connection; a new one takes all tokens
+back. One token is taken back by its id in ROOT/revoked, a line each, read again when it changes.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prorl.config import RunConfig, ServiceConfig
+from prorl.errors import ConfigError, ForbiddenError, UnauthorizedError
+from prorl.linux.files import write_private
+from prorl.net.access import may_be_granted
+
+ISSUED, REVOKED, SIGNING_KEY = "tokens.jsonl", "revoked", "signing.key"
+"""Files of a root: what was granted (never the tokens), ids that were taken back, the key."""
+
+MAX_TOKEN = 8000
+"""Characters; a longer one is not looked at."""
+
+ALGORITHM = "HS256"
+
+TELL_S = 60.0
+"""Between two lines of the log about tokens that were refused: a scanner must not fill it."""
+
+log = logging.getLogger("prorl.net")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGrant:
+    """What a token allows."""
+
+    token_id: str
+    role: str
+    """Empty: everything."""
+    runs: tuple[str, ...] = ()
+    """Empty = any run."""
+    tenant: str = ""
+    """Whose runs it makes; empty = of whom they say."""
+    max_weight: float = 0.0
+    """Largest weight of a run that it makes; 0 = any."""
+    expires_at: float = 0.0
+    """Seconds since the epoch; 0 = never."""
+
+    def check_run(self, run: str) -> None:
+        """Raise ForbiddenError unless what is asked for belongs to one of its runs."""
+        if self.runs and run not in self.runs:
+            raise ForbiddenError(
+                f"token {self.token_id} is for {named(self.runs)}, not for {run!r}"
+                if run
+                else f"token {self.token_id} is for {named(self.runs)} alone",
+                "a request for a run that it names",
+                "`prorl token new` without --run makes one for all",
+            )
+
+    def settle(self, config: RunConfig) -> RunConfig:
+        """The run as this token makes it: of its tenant, where the config names none.
+
+        Raises ForbiddenError for a run, tenant or weight that is not its own.
+        """
+        self.check_run(config.run_id)
+        tenant, weight = config.tenant, config.weight
+        if self.tenant and "tenant" not in config.model_fields_set:
+            tenant = self.tenant
+        if self.max_weight and "weight" not in config.model_fields_set:
+            weight = min(weight, self.max_weight)
+        if self.tenant and tenant != self.tenant:
+            raise ForbiddenError(
+                f"a run of tenant {tenant!r} with token {self.token_id}", f"tenant {self.tenant!r}"
+            )
+        if self.max_weight and weight > self.max_weight:
+            raise ForbiddenError(
+                f"weight {weight:g} with token {self.token_id}", f"at most {self.max_weight:g}"
+            )
+        return config.model_copy(update={"tenant": tenant, "weight": weight})
+
+    @classmethod
+    def of(cls, claims: dict[str, Any]) -> TokenGrant:
+        """The grant in a token's claims, or in a line of ISSUED. Raises KeyError, TypeError."""
+        return cls(**{**claims, "runs": tuple(claims["runs"])})
+
+
+EVERYTHING = TokenGrant(token_id="", role="")
+"""What the owner's token allows."""
+
+
+class Keys:
+    """Makes and checks the tokens of one root."""
+
+    def __init__(self, owner: str, signing_key: str = "", revoked: Path | None = None) -> None:
+        """`owner`: the owner's token; empty lets everybody in. `signing_key`: empty = no signed
+        token is made or believed. `revoked`: file of ids.
+        """
+        self._owner, self._key, self._revoked = owner.encode(), signing_key, revoked
+        self._ids: frozenset[str] = frozenset()
+        self._seen: tuple[int, int] = (0, 0)
+        """Change time and size of the file that `_ids` are from."""
+        self._num_refused, self._told_at = 0, -TELL_S
+
+    def issue(
+        self,
+        role: str,
+        *,
+        runs: Iterable[str] = (),
+        tenant: str = "",
+        max_weight: float = 0.0,
+        expires_at: float = 0.0,
+    ) -> tuple[TokenGrant, str]:
+        """A new token and what it grants. Raises UserError for a role that nobody is given."""
+        import jwt  # it brings cryptography, which most processes never need
+
+        may_be_granted(role)
+        assert self._key, "only where the signing key is"
+        grant = TokenGrant(
+            token_id=os.urandom(6).hex(),
+            role=role,
+            runs=tuple(runs),
+            tenant=tenant,
+            max_weight=max_weight,
+            expires_at=expires_at,
+        )
+        claims: dict[str, Any] = {"grant": asdict(grant)}
+        if expires_at:
+            claims["exp"] = expires_at
+        return grant, jwt.encode(claims, self._key, ALGORITHM)
+
+    def check(self, header: bytes) -> TokenGrant:
+        """What the `Authorization` header allows. Raises UnauthorizedError."""
+        if not self._owner:
+            return EVERYTHING
+        try:
+            return self._checked(header)
+        except UnauthorizedError as error:
+            self._num_refused += 1
+            if time.monotonic() - self._told_at >= TELL_S:
+                log.warning("%d callers refused, the last: %s", self._num_refused, error)
+                self._num_refused, self._told_at = 0, time.monotonic()
+            raise
+
+    def _checked(self, header: bytes) -> TokenGrant:
+        scheme, _, given = header.partition(b" ")
+        given = given.strip()
+        if scheme.lower() != b"bearer":
+            raise UnauthorizedError("no bearer token", "the header `Authorization: Bearer TOKEN`")
+        if hmac.compare_digest(given, self._owner):
+            return EVERYTHING
+        wrong = UnauthorizedError("a wrong bearer token", "that of a join file, or of ROOT/token")
+        if not self._key or len(given) > MAX_TOKEN:
+            raise wrong
+        import jwt
+
+        try:
+            claims = jwt.decode(given, self._key, [ALGORITHM], {"require": ["grant"]})
+            grant = TokenGrant.of(claims["grant"])
+        except jwt.ExpiredSignatureError:
+            raise UnauthorizedError("a bearer token that has ended", "one that is valid") from None
+        except (jwt.InvalidTokenError, KeyError, TypeError):
+            raise wrong from None
+        if grant.token_id in self._taken_back():
+            raise UnauthorizedError(f"token {grant.token_id} was revoked", "another one")
+        return grant
+
+    def _taken_back(self) -> frozenset[str]:
+        if self._revoked is None:
+            return self._ids
+        try:
+            found = self._revoked.stat()
+            if (found.st_mtime_ns, found.st_size) != self._seen:
+                self._ids = frozenset(self._revoked.read_text().split())
+                self._seen = found.st_mtime_ns, found.st_size
+        except FileNotFoundError:
+            pass  # who takes the file away gives nobody a token back
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnauthorizedError(
+                f"the file of revoked tokens cannot be read: {error}",
+                "a text file with an id a line",
+                f"mend {self._revoked}, or use the owner's token",
+            ) from None
+        return self._ids
+
+
+def keys_of(config: ServiceConfig) -> Keys:
+    """What a process believes: a service's every token of its root, a node's its own alone."""
+    key = config.root / SIGNING_KEY
+    signing = key.read_text().strip() if key.exists() else ""
+    return Keys(config.token, signing, config.root / REVOKED)
+
+
+def signing_key(root: Path) -> str:
+    """The key of a root, made once, for its owner only."""
+    path = root / SIGNING_KEY
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        key = secrets.token_hex(32)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(path, key + "\n")
+        return key
+
+
+def issued(root: Path) -> list[TokenGrant]:
+    """What was granted at a root, the oldest first. Raises ConfigError."""
+    path = root / ISSUED
+    lines = path.read_text().splitlines() if path.exists() else []
+    try:
+        return [TokenGrant.of(json.loads(line)) for line in lines]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path}: {error}",
+            "what `prorl token new` wrote",
+            "mend or remove it: tokens stay valid",
+        ) from None
+
+
+def note_issued(root: Path, grant: TokenGrant) -> None:
+    """Remember a grant, so that it can be listed and taken back."""
+    lines = [json.dumps(asdict(one)) + "\n" for one in [*issued(root), grant]]
+    write_private(root / ISSUED, "".join(lines))
+
+
+def named(runs: tuple[str, ...]) -> str:
+    """`run 'a'`, or `runs 'a', 'b'`."""
+    return f"run{'s' * (len(runs) > 1)} {', '.join(map(repr, runs))}"

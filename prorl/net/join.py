@@ -1,0 +1,159 @@
+"""Join files: all that somebody on another host needs to take part in one role.
+
+    prepare(root, url, keys)                     # at each start, and from time to time after that
+    join = Join.read(path)                       # there
+    write_join(root, "trainer", keys.issue(...)[1]).write(path)
+
+A join file holds the service's address, a certificate of its role and a token of its role: both
+bound what its holder may do, the first from other hosts, the second from the service's own, too.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from prorl.errors import ConfigError, UnauthorizedError
+from prorl.linux.files import write_private
+from prorl.net.bearer import Keys, note_issued
+from prorl.net.tls import LEAF_DAYS, RENEW_DAYS, ROLES, Authority, Credentials
+
+JOIN_HINT = "prorl.connect(JOIN_FILE), which `prorl serve --listen` wrote below ROOT/join"
+
+SERVICE_FILE = "service.json"
+"""Credentials of the processes of a service or of a node, below ROOT/tls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """All that somebody on another host needs to join a service in one role."""
+
+    url: str
+    """`https://HOST:PORT` of the gateway."""
+    role: str
+    token: str
+    authority: str
+    certificate: str
+    key: str
+
+    @property
+    def credentials(self) -> Credentials:
+        """The credentials of connections to the service."""
+        return Credentials(
+            role=self.role, authority=self.authority, certificate=self.certificate, key=self.key
+        )
+
+    def write(self, path: Path) -> None:
+        """Write it for its owner only (0600), atomically."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(path, json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises ConfigError that says what is wrong with the file, or that its time is over."""
+        join = cls.parse(path)
+        if (left := join.credentials.days_left()) < 0:
+            raise ConfigError(
+                f"the certificate in {path} ended {-left:.0f} days ago",
+                "one that is valid",
+                "the service writes ROOT/join anew in time: copy it from there once more",
+            )
+        return join
+
+    @classmethod
+    def parse(cls, path: Path) -> Self:
+        """The same whether its certificate is still valid or not."""
+        expected = "a file that `prorl serve --listen` wrote below ROOT/join"
+        try:
+            values = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"join file {path}: {error}", expected) from None
+        if not isinstance(values, dict) or set(values) != set(cls.__dataclass_fields__):
+            raise ConfigError(f"join file {path} has other fields", expected)
+        if not all(isinstance(value, str) and value for value in values.values()):
+            raise ConfigError(f"join file {path} has empty fields", expected)
+        return cls(**values)
+
+
+def prepare(root: Path, url: str, keys: Keys) -> None:
+    """Make what a service needs to be reached from other hosts, as far as it is not there.
+
+    Credentials of its own below ROOT/tls, and below ROOT/join a file for each role that others may
+    join in. What has a month left and says the same stays as it is.
+    """
+    authority, own = Authority.of(root / "tls"), root / "tls" / SERVICE_FILE
+    if not _lasts(own, authority):
+        authority.credentials("service").write(own)
+    for role in ROLES[1:]:
+        path = root / "join" / f"{role}.json"
+        if not _still_good(path, authority, url, keys):
+            grant, token = keys.issue(role)
+            note_issued(root, grant)
+            new_join(root, role, url, token).write(path)
+
+
+def new_join(
+    root: Path, role: str, url: str, token: str, days: float = LEAF_DAYS, node: str = ""
+) -> Join:
+    """The content of a join file; `node`: for this one alone. Raises ConfigError."""
+    made = Authority.of(root / "tls").credentials(role, days, node)
+    return Join(url=url, token=token, **asdict(made))
+
+
+def url_of(root: Path) -> str:
+    """The address in a root's join files. Raises ConfigError for a service without any."""
+    path = root / "join" / "node.json"
+    if not path.exists():
+        raise ConfigError(
+            f"{root} has no join files",
+            "the root of a service that others may reach",
+            "start it with `prorl serve --listen HOST:PORT`",
+        )
+    return Join.parse(path).url
+
+
+def renew(root: Path, role: str, days: float = LEAF_DAYS) -> Join:
+    """Write a join file of ROOT anew, with a fresh key and certificate of the same authority.
+
+    Those that were given out stay valid until their end. Raises ConfigError.
+    """
+    path = root / "join" / f"{role}.json"
+    old = Join.parse(path)
+    join = new_join(root, role, old.url, old.token, days)
+    join.write(path)
+    return join
+
+
+def ends_soon(root: Path) -> dict[str, float]:
+    """Certificates of a root that have less than a month: file -> days left."""
+    days: dict[str, float] = {}
+    for path in (root / "tls" / SERVICE_FILE, *sorted((root / "join").glob("*.json"))):
+        read = Credentials.read if path.name == SERVICE_FILE else _credentials_in
+        with suppress(ConfigError):  # none of ours, or not there: whoever uses it says so
+            days[str(path)] = read(path).days_left()
+    return {name: left for name, left in days.items() if left < RENEW_DAYS}
+
+
+def _credentials_in(path: Path) -> Credentials:
+    return Join.parse(path).credentials
+
+
+def _lasts(path: Path, authority: Authority) -> bool:
+    try:
+        found = Credentials.read(path)
+        return found.authority == authority.certificate and found.days_left() > RENEW_DAYS
+    except ConfigError:
+        return False
+
+
+def _still_good(path: Path, authority: Authority, url: str, keys: Keys) -> bool:
+    try:
+        join = Join.read(path)
+        allowed = keys.check(f"Bearer {join.token}".encode())
+    except (ConfigError, UnauthorizedError):
+        return False
+    same = (join.url, allowed.role, join.authority) == (url, join.role, authority.certificate)
+    return same and join.credentials.days_left() > RENEW_DAYS

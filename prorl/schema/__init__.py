@@ -1,0 +1,473 @@
+"""Every shape that crosses a process or reaches a disk.
+
+The four edges, the control stream, the tables of a run directory.
+
+A rollout is a row that grows. Each edge's schema is the previous one plus what the stage added:
+
+    LEASED  identity, task, sampling, limits, backend, seed
+    READY   + sandbox, prompt, tools, init_s
+    RAN     + sequences, turns, messages, artefact, stop reason, failure, run_s, llm_s, tool_s
+    SCORED  + scored, reward, reward_parts, grader_log, eval failure, eval_s
+
+*Edge protocol* over a `Channel`: the consumer dials `edge/<name>` on its upstream and sends
+EDGE_BACK batches: `credit` rows (rows and bytes, additive) and `ack` rows (run_id, rollout_id,
+attempt). The upstream sends work batches of the edge's schema, never more than credit. No credit,
+no send. Several consumers compete; a row goes to one of them. On `lease` and `ready` a row counts
+as handed over when it is received (nothing is redelivered); on `ran` and `scored` the upstream
+keeps a row until its ack, which the consumer sends only after its own downstream acked (EVAL) or
+the commit is durable (store), and redelivers it to another consumer when the stream is lost.
+*Control protocol*: `prorl/control/`.
+
+Rules for all of them: list children are named `element`; token columns hold no nulls; a record
+batch stays under `MAX_BATCH_BYTES` unless one row (or, in streams to trainers, one group) alone is
+larger; rows are hashed by value (`row_hashes`), never by IPC bytes. Both ends of a channel compare
+`SCHEMA_VERSION` when it opens; a run directory carries it in its manifest.
+
+Tables of a run directory: `sequences` (what trainers stream; numbers only, no nulls), `rollouts`
+(what SQL filters), `turns`, `messages` (for people), `groups` (append-only events), `tasks`. Beside
+them `trained` (which sequences made which checkpoint), `annotations` and `versions` (published
+weights) are appended to.
+`partial` keeps attempts that did not commit, in SCORED's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from prorl.errors import SchemaError
+from prorl.schema.fields import (
+    HISTORY,
+    IDENTITY,
+    LIMITS,
+    MESSAGE,
+    REWARD_PART,
+    SAMPLING,
+    SANDBOX_REF,
+    SCHEMA_VERSION,
+    SEQUENCE,
+    SPANS,
+    TURN,
+    list_of,
+    optional,
+    required,
+    versioned,
+)
+
+MAX_BATCH_BYTES = 2**21 - 4096
+"""Flight delivers bodies below 2 MiB 8-byte aligned, and they stay off malloc's mmap path."""
+
+MAX_INLINE_ARTEFACT_BYTES = 256 << 10
+
+MAX_SEGMENTS = 1024
+"""`sequence_id = rollout_id * MAX_SEGMENTS + segment`, the same in every retry and replay."""
+
+LEASED = versioned(
+    [
+        *IDENTITY,
+        required("task_id", pa.utf8(), "as the task file says"),
+        required("data_source", pa.utf8(), "where the task comes from, as the task file says"),
+        required("task", pa.utf8(), "the whole task as JSON"),
+        required("env", pa.utf8(), "task domain: math, code, swe ..."),
+        required("agent", pa.utf8(), "how the policy was driven: native, or a program's name"),
+        required(
+            "renderer", pa.utf8(), "how messages become ids: a template's name or a directory"
+        ),
+        required("sampling", SAMPLING, "sampling parameters that were asked for"),
+        required("limits", LIMITS, "budgets of the rollout, seconds that remain and counts"),
+        required(
+            "backend",
+            pa.utf8(),
+            "model server; a key of `backends` in the manifest, which names policy and hash",
+        ),
+        required(
+            "min_version", pa.int32(), "oldest policy version that sampled a token; -1 without one"
+        ),
+        required("eval_node", pa.utf8(), "node whose sandbox will grade"),
+        required("run_seed", pa.int64(), "seed of the run; all sampling seeds derive from it"),
+        required("queue_s", pa.float64(), "seconds from acceptance to lease"),
+        required("extra", pa.utf8(), "the user's own values as JSON"),
+        required(
+            "on_unknown",
+            pa.utf8(),
+            "a tool call that may have run when its worker died: tell the policy, or fail",
+        ),
+    ],
+    "edge/lease",
+)
+
+READY = versioned(
+    [
+        *LEASED,
+        required("sandbox", SANDBOX_REF, "where the attempt works: node, sandbox, socket"),
+        required("prompt", list_of(MESSAGE), "messages that the policy sees first"),
+        required("tools", pa.utf8(), "tool specifications as JSON"),
+        required("init_s", pa.float64(), "seconds that INIT took"),
+    ],
+    "edge/ready",
+)
+
+RAN = versioned(
+    [
+        *READY,
+        required("sequences", list_of(SEQUENCE), "token sequences of the attempt"),
+        required("turns", list_of(TURN), "model calls of the attempt"),
+        required("messages", list_of(MESSAGE), "what was said and done"),
+        required("artefact", pa.binary(), "what EVAL grades (a patch, an answer); up to 256 KiB"),
+        required("artefact_digest", pa.utf8(), "BLAKE2b-128 of the artefact"),
+        required(
+            "stop_reason",
+            pa.utf8(),
+            "why the agent stopped: done, max_turns, max_tokens, context, deadline ...",
+        ),
+        required(
+            "failure_class",
+            pa.utf8(),
+            "empty, policy (its own fault, trains), infra, task, or cancelled",
+        ),
+        required("failure_code", pa.utf8(), "which failure; empty without one"),
+        required("failure_message", pa.utf8(), "one line about it"),
+        required("run_s", pa.float64(), "seconds that RUN took"),
+        required("llm_s", pa.float64(), "seconds in model calls"),
+        required("tool_s", pa.float64(), "seconds in tools"),
+        *HISTORY,
+    ],
+    "edge/ran",
+)
+
+SCORED = versioned(
+    [
+        *RAN,
+        required("scored", pa.bool_(), "whether EVAL came to a verdict"),
+        required(
+            "reward",
+            pa.float32(),
+            "sum of value x weight over the reward's parts; null without a verdict",
+        ),
+        required(
+            "reward_parts",
+            list_of(REWARD_PART),
+            "name, value and weight of each part of the reward",
+        ),
+        required("grader_log", pa.utf8(), "what the grader said"),
+        required("eval_failure_class", pa.utf8(), "as failure_class, of EVAL"),
+        required("eval_failure_code", pa.utf8(), "as failure_code, of EVAL"),
+        required("eval_failure_message", pa.utf8(), "as failure_message, of EVAL"),
+        required("eval_s", pa.float64(), "seconds that EVAL took"),
+    ],
+    "edge/scored",
+)
+
+EDGES: Mapping[str, pa.Schema] = MappingProxyType(
+    {"lease": LEASED, "ready": READY, "ran": RAN, "scored": SCORED}
+)
+
+EDGE_BACK = versioned(
+    [
+        required("kind", pa.utf8(), "what the row says"),
+        required("rows", pa.int32(), "credit in rows"),
+        required("bytes", pa.int64(), "credit in bytes"),
+        required("run_id", pa.utf8()),
+        required("rollout_id", pa.int64()),
+        required("attempt", pa.int32()),
+    ],
+    "edge_back",
+)
+
+CONTROL = versioned(
+    [
+        required("seq", pa.int64(), "number of the row on its stream, dense from 1"),
+        required("re", pa.int64(), "the `seq` that this row answers"),
+        required("kind", pa.utf8()),
+        required("run_id", pa.utf8()),
+        required("rollout_id", pa.int64()),
+        required("group_id", pa.int64()),
+        required("attempt", pa.int32()),
+        required("stage", pa.utf8(), "init, run or eval"),
+        required("code", pa.utf8(), "error or failure code; empty without one"),
+        required("payload", pa.utf8(), "JSON; its record is in prorl/control.py"),
+    ],
+    "control",
+)
+
+SEQUENCES = versioned(
+    [
+        required(
+            "sequence_id",
+            pa.int64(),
+            "rollout_id * 1024 + segment: the same for every retry, redelivery and replay",
+        ),
+        required("rollout_id", pa.int64()),
+        required("group_id", pa.int64()),
+        required("sample_index", pa.int32()),
+        required("attempt", pa.int32()),
+        required("segment", pa.int32(), "0, and one more each time a harness rewrote its history"),
+        required("reward", pa.float32()),
+        required(
+            "token_ids", list_of(pa.int32()), "prompt, tool output and everything sampled, in order"
+        ),
+        required(
+            "logprobs",
+            list_of(pa.float32()),
+            "of sampled tokens only, under the distribution that was sampled from",
+        ),
+        *(required(name, dtype) for name, dtype in SPANS.items()),
+    ],
+    "sequences",
+)
+
+STREAM = versioned(
+    [
+        required(
+            "delivery_seq",
+            pa.int64(),
+            "of delivered: place in the run's one delivery order, dense from 0; else -1",
+        ),
+        *SEQUENCES,
+    ],
+    "stream",
+)
+"""What `DoGet` gives a trainer: `sequences` in delivery order, in batches of whole groups."""
+
+RUN_ID = optional("run_id", pa.utf8())
+"""Of every table but `sequences`, for queries over many runs; null in files from before it was."""
+
+ROLLOUTS = versioned(
+    [
+        RUN_ID,
+        required("rollout_id", pa.int64()),
+        required("group_id", pa.int64()),
+        required("sample_index", pa.int32()),
+        required("rollout_key", pa.utf8()),
+        required("attempt", pa.int32()),
+        required("task_id", pa.utf8()),
+        required("data_source", pa.utf8()),
+        required("env", pa.utf8()),
+        required("agent", pa.utf8()),
+        required("status", pa.utf8(), "completed, failed or cancelled"),
+        required(
+            "valid",
+            pa.bool_(),
+            "whether the reward counts: a token was sampled and nothing of ours failed",
+        ),
+        required("failure_class", pa.utf8()),
+        required("failure_code", pa.utf8()),
+        required("failure_message", pa.utf8()),
+        required("stop_reason", pa.utf8()),
+        optional("reward", pa.float32()),
+        required("reward_parts", list_of(REWARD_PART)),
+        required("num_sequences", pa.int32(), "rows in `sequences`"),
+        required("num_turns", pa.int32(), "model calls"),
+        required("num_tokens", pa.int32(), "tokens of all sequences"),
+        required("num_sampled", pa.int32(), "tokens that a policy sampled"),
+        required(
+            "num_trained",
+            pa.int32(),
+            "sampled tokens that train: their weights are versions of this run",
+        ),
+        required("num_tool_calls", pa.int32(), "tool calls in all turns"),
+        required("min_version", pa.int32()),
+        required(
+            "max_version", pa.int32(), "newest policy version that sampled a token; -1 without one"
+        ),
+        required("queue_s", pa.float64()),
+        required("init_s", pa.float64()),
+        required("run_s", pa.float64()),
+        required("llm_s", pa.float64()),
+        required("tool_s", pa.float64()),
+        required("eval_s", pa.float64()),
+        required("artefact", pa.binary()),
+        required("artefact_digest", pa.utf8()),
+        required("committed_at", pa.timestamp("us", tz="UTC"), "when the store committed the row"),
+        required("extra", pa.utf8()),
+        *(field.with_nullable(True) for field in HISTORY),
+        optional(
+            "logprob_sum", pa.float64(), "of all sampled tokens; null in files from before it was"
+        ),
+    ],
+    "rollouts",
+)
+
+TURNS = versioned(
+    [RUN_ID, required("rollout_id", pa.int64()), required("attempt", pa.int32()), *TURN],
+    "turns",
+    tool_calls="how many tools the turn called",
+)
+
+MESSAGES = versioned(
+    [
+        RUN_ID,
+        required("rollout_id", pa.int64()),
+        required("attempt", pa.int32()),
+        required("index", pa.int32(), "place in the transcript, from 0"),
+        *MESSAGE,
+    ],
+    "messages",
+)
+
+GROUPS = versioned(
+    [
+        RUN_ID,
+        required("event_seq", pa.int64(), "number of the event, dense per run"),
+        required("group_id", pa.int64()),
+        required("event", pa.utf8(), "decided, delivered or stale"),
+        required("kept", pa.bool_(), "of decided: whether the group may train"),
+        required("reason", pa.utf8(), "of decided: why, as the filter says"),
+        required("delivery_seq", pa.int64()),
+        required("num_members", pa.int32(), "rollouts of the group"),
+        required("num_valid", pa.int32(), "members whose reward counts"),
+        required("min_version", pa.int32()),
+        optional("mean_reward", pa.float64(), "over valid members"),
+        required("at", pa.timestamp("us", tz="UTC"), "when"),
+    ],
+    "groups",
+    min_version="oldest version that sampled a token of the group",
+)
+"""`event`: decided (with `kept`, `reason`), delivered (with `delivery_seq`, else -1) or stale."""
+
+TASKS = versioned(
+    [
+        RUN_ID,
+        required("group_id", pa.int64()),
+        required("task_id", pa.utf8()),
+        required("data_source", pa.utf8()),
+        required("env", pa.utf8()),
+        required("n", pa.int32(), "rollouts of the group"),
+        required("task", pa.utf8()),
+        required("sampling", pa.utf8()),
+        required("extra", pa.utf8()),
+    ],
+    "tasks",
+    sampling="sampling parameters of this group as JSON; empty = the run's",
+)
+
+TRAINED = versioned(
+    [
+        RUN_ID,
+        required("consumer", pa.utf8(), "the trainer, by the name under which it reads the stream"),
+        required(
+            "step", pa.int64(), "optimizer step of the trainer that the checkpoint ends, from 1"
+        ),
+        required("checkpoint", pa.utf8(), "SHA-256 of the checkpoint's weights"),
+        required("parent", pa.utf8(), "SHA-256 of the weights before the step"),
+        required("version", pa.int32()),
+        required("sequence_id", pa.int64()),
+        required("rollout_id", pa.int64()),
+        required("group_id", pa.int64()),
+        required("attempt", pa.int32()),
+        required("delivery_seq", pa.int64()),
+        required("reward", pa.float32()),
+        required("advantage", pa.float32(), "that the trainer used"),
+        required("trained_tokens", pa.int32(), "tokens of the sequence that entered the loss"),
+        optional(
+            "loss",
+            pa.float32(),
+            "the sequence's share of the step's loss; null when the trainer does not say",
+        ),
+        optional(
+            "learner_logprobs",
+            list_of(pa.float32()),
+            "of sampled tokens under the learner's weights; null unless it is asked to",
+        ),
+    ],
+    "trained",
+    version="policy version of the checkpoint, as it is published",
+)
+"""One row per sequence that went into a checkpoint of a trainer, appended with that checkpoint: its
+name is the SHA-256 of its weights, `parent` that of the weights before the step. What made a
+checkpoint is the chain of its parents.
+"""
+
+ANNOTATIONS = versioned(
+    [
+        RUN_ID,
+        required("annotation_id", pa.utf8(), "of one annotation; given once"),
+        required("rollout_id", pa.int64()),
+        optional("attempt", pa.int32()),
+        optional("turn", pa.int32(), "number of the model call, from 0"),
+        required("label", pa.utf8(), "what is said in one word"),
+        optional("value", pa.float64(), "what is said as a number"),
+        required("comment", pa.utf8(), "what is said in words"),
+        required("author", pa.utf8(), "person or script"),
+        required("at", pa.timestamp("us", tz="UTC")),
+    ],
+    "annotations",
+    turn="the turn that is meant; null: the whole rollout",
+    attempt="the attempt that is meant; null: the one that was committed",
+    at="when it was said",
+)
+"""What people and scripts say of rollouts; append-only."""
+
+VERSIONS = versioned(
+    [
+        RUN_ID,
+        required("version", pa.int32()),
+        required("label", pa.utf8()),
+        required("path", pa.utf8()),
+        required("pause", pa.utf8()),
+        required("adapter", pa.bool_()),
+        required("took", list_of(pa.utf8())),
+        required("failed", list_of(pa.utf8())),
+        required("load_s", pa.float64()),
+        required("at", pa.timestamp("us", tz="UTC")),
+    ],
+    "versions",
+    version="number of the published weights, from 1 on; 0: what served at the start",
+    label="what servers call them: TAG:VERSION; of 0 all that they said, with spaces",
+    path="directory of the weights; empty: the trainer brought them to its servers",
+    pause="what running calls met: abort, wait or keep",
+    adapter="whether it is a LoRA adapter",
+    took="servers that loaded it at once",
+    failed="servers that loaded it later or never, each with the reason",
+    load_s="seconds until the servers of `took` had it",
+    at="when it was published",
+)
+"""One row per published policy version: where its weights are (empty: the trainer brought them to
+its servers itself), which servers took them at once and which later or never (with the reason), and
+how long that took. Version 0 is what served when the run began: `label` says what its servers
+called it, with the run's tag and version where another run had published it.
+"""
+
+APPENDED: Mapping[str, pa.Schema] = MappingProxyType(
+    {"trained": TRAINED, "annotations": ANNOTATIONS, "versions": VERSIONS}
+)
+"""Tables that grow beside the commits, by whoever appends (`prorl/storage/keep/appended.py`)."""
+
+TABLES: Mapping[str, pa.Schema] = MappingProxyType(
+    {
+        "sequences": SEQUENCES,
+        "rollouts": ROLLOUTS,
+        "turns": TURNS,
+        "messages": MESSAGES,
+        "groups": GROUPS,
+        "tasks": TASKS,
+    }
+)
+
+
+def check_version(found: int | str | None, where: str) -> None:
+    """Raise SchemaError unless `found` is a version that this code reads."""
+    if found is not None and int(found) == SCHEMA_VERSION:
+        return
+    newer = found is not None and int(found) > SCHEMA_VERSION
+    hint = "upgrade prorl to read it" if newer else "write it again with this prorl"
+    raise SchemaError(f"{where} has schema version {found}", f"version {SCHEMA_VERSION}", hint)
+
+
+def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
+    """Raise SchemaError unless names and types are equal (metadata and nullability aside)."""
+    ours = [(f.name, f.type) for f in expected]
+    theirs = [(f.name, f.type) for f in found]
+    if ours == theirs:
+        return
+    wrong = sorted({name for name, _ in set(ours) ^ set(theirs)}) or ["the order of columns"]
+    raise SchemaError(
+        f"{where} differs in {', '.join(wrong)}", f"the columns of {schema_name(expected)}"
+    )
+
+
+def schema_name(schema: pa.Schema) -> str:
+    """Name a schema of this module, e.g. `sequences` or `edge/ran`."""
+    return str((schema.metadata or {}).get(b"prorl.schema", b"?").decode())

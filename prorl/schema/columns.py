@@ -1,0 +1,339 @@
+"""Records <-> rows of the edges: each conversion is one function.
+
+A stage reads its row with `read_*` and answers with `*_columns`: what it adds, as Python values,
+which `rows.grow` converts for many rows at once. Token sequences: `sequences.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import asdict, dataclass
+from operator import attrgetter
+
+import orjson
+import pyarrow as pa
+
+from prorl.schema import LEASED, RAN, READY, SCORED
+from prorl.schema.fields import REWARD_PART, TURN
+from prorl.schema.rows import Added, EdgeColumns, Row
+from prorl.schema.sequences import sequence_values
+from prorl.task_json import task_from_json, task_to_json
+from prorl.types import (
+    AttemptKey,
+    Failure,
+    FailureClass,
+    FailureCode,
+    Json,
+    Message,
+    RolloutLimits,
+    SamplingParams,
+    SandboxRef,
+    Score,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A LEASED row as a record: everything that the gateway says of an attempt."""
+
+    key: AttemptKey
+    group_id: int
+    sample_index: int
+    rollout_key: str
+    task: Task
+    agent: str
+    renderer: str = "{}"
+    """A `RendererSpec` as JSON."""
+    sampling: SamplingParams
+    limits: RolloutLimits
+    backend: str
+    min_version: int = 0
+    eval_node: str = ""
+    run_seed: int = 0
+    queue_s: float = 0.0
+    extra: str = "{}"
+    on_unknown: str = ""
+    """What becomes of a tool call that may have run when its worker died; empty: no journal."""
+    """Why it did not, where it had one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What RUN reads of a READY row."""
+
+    lease: Lease
+    sandbox: SandboxRef
+    prompt: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What happened to an attempt besides its turns: `prorl.schema.HISTORY`."""
+
+    resumes: int = 0
+    forked_from: str = ""
+    diverged: int = 0
+
+
+Values = tuple[Json, ...]
+"""Of one struct, in the order of its fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyColumns(Added):
+    """The columns that INIT adds to a row."""
+
+    columns = EdgeColumns.between(LEASED, READY)
+    sandbox: SandboxRef
+    prompt: list[Values]
+    tools: str
+    init_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanColumns(Added):
+    """The columns that RUN adds to a row."""
+
+    columns = EdgeColumns.between(READY, RAN)
+    sequences: list[Values]
+    turns: list[Values]
+    messages: list[Values]
+    artefact: bytes
+    artefact_digest: str
+    stop_reason: StopReason
+    failure_class: FailureClass
+    failure_code: FailureCode
+    failure_message: str
+    run_s: float
+    llm_s: float
+    tool_s: float
+    resumes: int
+    forked_from: str
+    diverged: int
+
+    @property
+    def failure(self) -> Failure:
+        """What ended the attempt other than well."""
+        return Failure(code=self.failure_code, message=self.failure_message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredColumns(Added):
+    """The columns that EVAL adds to a row."""
+
+    columns = EdgeColumns.between(RAN, SCORED)
+    scored: bool
+    reward: float
+    reward_parts: list[Values]
+    grader_log: str
+    eval_failure_class: FailureClass
+    eval_failure_code: FailureCode
+    eval_failure_message: str
+    eval_s: float
+
+    @property
+    def failure(self) -> Failure:
+        """Why EVAL gave no score."""
+        return Failure(code=self.eval_failure_code, message=self.eval_failure_message)
+
+
+def leased_batch(leases: Iterable[Lease]) -> pa.RecordBatch:
+    """LEASED rows for the gateway to send."""
+    rows = [_leased_dict(lease) for lease in leases]
+    return pa.RecordBatch.from_pylist(rows, schema=LEASED)
+
+
+def _leased_dict(lease: Lease) -> dict[str, Json]:
+    run_id, rollout_id, attempt = lease.key
+    return {
+        "run_id": run_id,
+        "rollout_id": rollout_id,
+        "group_id": lease.group_id,
+        "sample_index": lease.sample_index,
+        "rollout_key": lease.rollout_key,
+        "attempt": attempt,
+        "task_id": lease.task.task_id,
+        "data_source": lease.task.data_source,
+        "task": task_to_json(lease.task),
+        "env": lease.task.env,
+        "agent": lease.agent,
+        "renderer": lease.renderer,
+        "sampling": asdict(lease.sampling),
+        "limits": asdict(lease.limits),
+        "backend": lease.backend,
+        "min_version": lease.min_version,
+        "eval_node": lease.eval_node,
+        "run_seed": lease.run_seed,
+        "queue_s": lease.queue_s,
+        "extra": lease.extra,
+        "on_unknown": lease.on_unknown,
+    }
+
+
+def read_lease(row: Row) -> Lease:
+    """The LEASED columns of a row of any edge."""
+    value = row.value
+    return Lease(
+        key=read_key(row),
+        group_id=value("group_id"),
+        sample_index=value("sample_index"),
+        rollout_key=value("rollout_key"),
+        task=read_task(row),
+        agent=value("agent"),
+        renderer=value("renderer"),
+        sampling=SamplingParams(**value("sampling")),
+        limits=RolloutLimits(**value("limits")),
+        backend=value("backend"),
+        min_version=value("min_version"),
+        eval_node=value("eval_node"),
+        run_seed=value("run_seed"),
+        queue_s=value("queue_s"),
+        extra=value("extra"),
+        on_unknown=value("on_unknown"),
+    )
+
+
+def read_task(row: Row) -> Task:
+    """The task of a row of any edge; much cheaper than a whole `Lease`."""
+    return task_from_json(row.value("task"))
+
+
+def read_limit(row: Row, name: str) -> float:
+    """One of the budgets in seconds; much cheaper than all of them."""
+    return float(row.value("limits")[name])
+
+
+def keys(batch: pa.RecordBatch) -> list[AttemptKey]:
+    """Attempt keys of the rows, in order."""
+    columns = (batch.column(name).to_pylist() for name in ("run_id", "rollout_id", "attempt"))
+    return [AttemptKey(*key) for key in zip(*columns, strict=True)]
+
+
+def read_key(row: Row) -> AttemptKey:
+    """The attempt that a row belongs to."""
+    return AttemptKey(row.value("run_id"), row.value("rollout_id"), row.value("attempt"))
+
+
+def ready_columns(
+    *, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float
+) -> ReadyColumns:
+    """What INIT adds to a LEASED row: the sandbox that RUN will act in, the prompt, the tools."""
+    return ReadyColumns(
+        sandbox=sandbox,
+        prompt=[_message_values(m) for m in prompt],
+        tools=orjson.dumps([spec._asdict() for spec in tools]).decode() if tools else "[]",
+        init_s=init_s,
+    )
+
+
+def read_ready(row: Row) -> Ready:
+    """What RUN needs of a READY row."""
+    return Ready(
+        lease=read_lease(row),
+        sandbox=read_sandbox(row),
+        prompt=tuple(read_message(m) for m in row.value("prompt")),
+        tools=tuple(ToolSpec(**spec) for spec in orjson.loads(row.value("tools"))),
+    )
+
+
+def read_sandbox(row: Row) -> SandboxRef:
+    """The RUN sandbox of a READY row."""
+    return SandboxRef(**row.value("sandbox"))
+
+
+def _message_values(message: Message) -> Values:
+    """Values of a message in the order of MESSAGE."""
+    calls = (
+        orjson.dumps([call._asdict() for call in message.tool_calls]).decode()
+        if message.tool_calls
+        else "[]"
+    )
+    return (
+        message.role,
+        message.content,
+        calls,
+        message.name,
+        message.turn,
+        message.reasoning,
+        message.call_id,
+    )
+
+
+_turn_values = attrgetter(*(f.name for f in TURN))
+_part_values = attrgetter(*(f.name for f in REWARD_PART))
+
+
+def read_message(value: dict[str, Json]) -> Message:
+    """A MESSAGE struct as a record."""
+    calls = tuple(ToolCall(**call) for call in orjson.loads(value["tool_calls"]))
+    return Message(
+        role=value["role"],
+        content=value["content"],
+        tool_calls=calls,
+        name=value["name"],
+        turn=value["turn"],
+        reasoning=value["reasoning"],
+        call_id=value["call_id"],
+    )
+
+
+NO_HISTORY = History()
+
+
+def ran_columns(
+    trajectory: Trajectory, *, run_s: float, history: History = NO_HISTORY
+) -> RanColumns:
+    """What RUN adds to a READY row: the trajectory, and what has happened to it."""
+    failure = trajectory.failure
+    return RanColumns(
+        sequences=[sequence_values(s) for s in trajectory.sequences],
+        turns=[_turn_values(turn) for turn in trajectory.turns],
+        messages=[_message_values(m) for m in trajectory.messages],
+        artefact=trajectory.artefact,
+        artefact_digest=artefact_digest(trajectory.artefact),
+        stop_reason=trajectory.stop_reason,
+        failure_class=failure.failure_class,
+        failure_code=failure.code,
+        failure_message=failure.message,
+        run_s=run_s,
+        llm_s=trajectory.llm_s,
+        tool_s=trajectory.tool_s,
+        resumes=history.resumes,
+        forked_from=history.forked_from,
+        diverged=history.diverged,
+    )
+
+
+def artefact_digest(artefact: bytes) -> str:
+    """BLAKE2b-128 of the artefact, hex."""
+    return hashlib.blake2b(artefact, digest_size=16).hexdigest()
+
+
+def scored_columns(*, score: Score | None, failure: Failure, eval_s: float) -> ScoredColumns:
+    """RAN -> SCORED; `score` is None for rows that pass unscored."""
+    return ScoredColumns(
+        scored=score is not None,
+        reward=score.reward if score else 0.0,
+        reward_parts=[_part_values(part) for part in score.parts] if score else [],
+        grader_log=score.log if score else "",
+        eval_failure_class=failure.failure_class,
+        eval_failure_code=failure.code,
+        eval_failure_message=failure.message,
+        eval_s=eval_s,
+    )
+
+
+def read_failure(row: Row, prefix: str = "") -> Failure:
+    """`failure_*` (or `eval_failure_*` with prefix "eval_") of a row."""
+    return Failure(
+        code=FailureCode(row.value(f"{prefix}failure_code")),
+        message=row.value(f"{prefix}failure_message"),
+    )

@@ -1,0 +1,165 @@
+"""What the schemas are made of: columns without nulls, structs, and the fields that several share.
+
+`prorl.schema` puts them together; whoever reads or writes an edge or a table starts there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+"""Raised by one when a column changes its meaning or type, or goes; not for an optional new one."""
+
+
+MEANINGS: dict[str, str] = {}
+"""What a column means, in one line, by its name: one name means one thing everywhere.
+
+`prorl schema` prints it; a table that says more of a column has a line of its own, `table.column`.
+"""
+
+
+def optional(name: str, dtype: pa.DataType, meaning: str = "") -> pa.Field:
+    """A field of a schema that may be null; its meaning is said where its name comes first."""
+    if meaning:
+        MEANINGS.setdefault(name, meaning)
+    return pa.field(name, dtype)
+
+
+def required(name: str, dtype: pa.DataType, meaning: str = "") -> pa.Field:
+    """A field of a schema that may not be null; its meaning is said where its name comes first."""
+    return optional(name, dtype, meaning).with_nullable(False)
+
+
+def list_of(dtype: pa.DataType) -> pa.ListType:
+    """Lists without nulls, their children named as everywhere here."""
+    return pa.list_(pa.field("element", dtype, nullable=False))
+
+
+def _struct(*fields: pa.Field, **types: pa.DataType) -> pa.StructType:
+    return pa.struct([*fields, *(required(name, dtype) for name, dtype in types.items())])
+
+
+def versioned(fields: list[pa.Field], name: str, **meanings: str) -> pa.Schema:
+    """A schema that says its name and version; `meanings` are those of this table alone."""
+    MEANINGS.update({f"{name}.{column}": text for column, text in meanings.items()})
+    return pa.schema(
+        fields,
+        metadata={
+            b"prorl.schema": name.encode(),
+            b"prorl.schema_version": str(SCHEMA_VERSION).encode(),
+        },
+    )
+
+
+SAMPLING = _struct(
+    temperature=pa.float32(), top_p=pa.float32(), top_k=pa.int32(), max_tokens=pa.int32()
+)
+
+LIMITS = _struct(
+    init_s=pa.float64(),
+    run_s=pa.float64(),
+    eval_s=pa.float64(),
+    queue_s=pa.float64(),
+    tool_s=pa.float64(),
+    max_turns=pa.int32(),
+    max_tokens=pa.int32(),
+    max_attempts=pa.int32(),
+    max_worker_losses=pa.int32(),
+)
+
+SANDBOX_REF = _struct(node_id=pa.utf8(), sandbox_id=pa.utf8(), socket_path=pa.utf8())
+
+MESSAGE = _struct(
+    required("role", pa.utf8(), "system, user, assistant, tool, or grader"),
+    required("content", pa.utf8(), "text, as it was said"),
+    required("tool_calls", pa.utf8(), "JSON list of {name, arguments, error}"),
+    required("name", pa.utf8(), "of the tool that answers; else empty"),
+    required("turn", pa.int32()),
+    required(
+        "reasoning",
+        pa.utf8(),
+        "what the policy thought before it spoke, where the template separates it",
+    ),
+    required("call_id", pa.utf8(), "of a tool's answer: the call that it answers"),
+)
+"""`tool_calls` is JSON text: [{"name", "arguments", "error", "id", "text"}]."""
+
+SPANS: Mapping[str, pa.DataType] = MappingProxyType(
+    {
+        field.name: field.type
+        for field in (
+            required(
+                "span_end",
+                list_of(pa.int32()),
+                "end of each span in token_ids; the last is the length",
+            ),
+            required(
+                "span_kind", list_of(pa.uint8()), "0 context, 1 trained, 2 sampled but not trained"
+            ),
+            required(
+                "span_version",
+                list_of(pa.int32()),
+                "policy version that sampled the span; -1 for context",
+            ),
+            required("span_turn", list_of(pa.int32()), "turn that the span belongs to"),
+            required(
+                "span_temperature",
+                list_of(pa.float32()),
+                "temperature that the span was sampled at",
+            ),
+        )
+    }
+)
+
+SEQUENCE = _struct(
+    segment=pa.int32(), token_ids=list_of(pa.int32()), logprobs=list_of(pa.float32()), **SPANS
+)
+
+TURN = _struct(
+    required("turn", pa.int32()),
+    required("segment", pa.int32()),
+    required("prompt_tokens", pa.int32(), "length of the prompt"),
+    required("completion_tokens", pa.int32(), "tokens sampled in this call"),
+    required("cached_tokens", pa.int32(), "prompt tokens that the server had in its prefix cache"),
+    required("finish_reason", pa.utf8(), "stop, length, abort ..."),
+    required("temperature", pa.float32(), "that the call was sampled at"),
+    required("policy_version", pa.int32(), "version of the weights that answered"),
+    required("backend", pa.utf8()),
+    required("llm_s", pa.float64()),
+    required("tool_s", pa.float64()),
+    tool_calls=pa.int32(),
+)
+
+REWARD_PART = _struct(name=pa.utf8(), value=pa.float64(), weight=pa.float64())
+
+IDENTITY = (
+    required("run_id", pa.utf8(), "name of the run"),
+    required("rollout_id", pa.int64(), "the rollout; dense per run, given when it is accepted"),
+    required("group_id", pa.int64(), "the group (n sibling rollouts of one task); dense per run"),
+    required("sample_index", pa.int32(), "0 to n - 1 within the group"),
+    required(
+        "rollout_key", pa.utf8(), "idempotency key of the client with the sample index, or a hash"
+    ),
+    required(
+        "attempt", pa.int32(), "which try at the rollout, from 1; a fencing token on every write"
+    ),
+)
+
+HISTORY = tuple(
+    _struct(
+        required("resumes", pa.int32(), "how often another worker went on with the attempt"),
+        required(
+            "forked_from", pa.utf8(), "RUN/ROLLOUT/TURN that a fork continues; empty for others"
+        ),
+        required(
+            "diverged",
+            pa.int32(),
+            "recorded tool calls of a fork that said something else this time",
+        ),
+    )
+)
+"""How often another worker went on with the attempt; `RUN/ROLLOUT/TURN` that a fork continues, and
+how many of its recorded tool calls said something else this time. Null in files from before."""

@@ -1,0 +1,188 @@
+"""Token sequences as columns: records <-> SEQUENCE structs, what is valid, the view of full length.
+
+The last is for clients without our code. Vectorised over a batch. Token ids and logprobs are copied
+once from numpy into Arrow buffers and are never Python lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from prorl.schema.fields import SEQUENCE, SPANS, list_of, required, versioned
+from prorl.types import Sequence, SpanKind
+
+_SEQUENCE_NAMES = (
+    "token_ids_L",
+    "logprobs_C",
+    "span_end_S",
+    "span_kind_S",
+    "span_version_S",
+    "span_turn_S",
+    "span_temperature_S",
+)
+sequence_values = attrgetter("segment", *_SEQUENCE_NAMES)
+"""A sequence's values in the order of SEQUENCE."""
+
+
+def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
+    """Sequences as an Arrow array of SEQUENCE structs."""
+    return pa.array([sequence_values(s) for s in sequences], SEQUENCE)
+
+
+def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
+    """SEQUENCE structs (or `sequences` rows as structs) as records that share Arrow's memory."""
+    columns = [values.field(f.name) for f in SEQUENCE]
+    return tuple(
+        Sequence(
+            segment=columns[0][i].as_py(),
+            **{
+                name: column[i].values.to_numpy(zero_copy_only=False)
+                for name, column in zip(_SEQUENCE_NAMES, columns[1:], strict=True)
+            },
+        )
+        for i in range(len(values))
+    )
+
+
+def validate_sequences(batch: pa.RecordBatch) -> list[str]:
+    """One text per row of a `sequences` batch: empty if valid, else what is wrong.
+
+    Valid: at least one token; spans tile the tokens in order; lengths of sampled spans sum to
+    `len(logprobs)`; every logprob is finite and <= 0; context has no version, what trains has one;
+    the reward is finite; nothing is null.
+    """
+    nulls = [name for name in batch.schema.names if batch.column(name).null_count]
+    if nulls:
+        return [f"null in {', '.join(nulls)}"] * batch.num_rows
+    return (
+        [""] * batch.num_rows
+        if _is_valid(batch)
+        else [_problem(batch, i) for i in range(batch.num_rows)]
+    )
+
+
+def _is_valid(batch: pa.RecordBatch) -> bool:
+    """Whether every row is valid; `_problem` says of one row what is wrong."""
+
+    def flat(name: str) -> np.ndarray[Any, Any]:
+        return batch.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    def lengths(name: str) -> np.ndarray[Any, Any]:
+        return np.diff(batch.column(name).offsets.to_numpy())
+
+    nested = (batch.column(name).flatten().null_count for name in _LISTS)
+    num_spans, num_tokens = lengths("span_end"), lengths("token_ids")
+    if (
+        any(nested)
+        or (num_spans == 0).any()
+        or any((lengths(name) != num_spans).any() for name in SPANS)
+    ):
+        return False
+    ends, kinds, logprobs = flat("span_end"), flat("span_kind"), flat("logprobs")
+    last = np.cumsum(num_spans) - 1
+    widths = np.diff(ends, prepend=0)
+    widths[last[:-1] + 1] = ends[last[:-1] + 1]
+    sampled = np.where(kinds >= SpanKind.TRAINED, widths, 0)
+    num_sampled = np.add.reduceat(sampled, last - num_spans + 1) if len(last) else num_spans
+    return bool(
+        (num_tokens > 0).all()
+        and (widths > 0).all()
+        and (ends[last] == num_tokens).all()
+        and (num_sampled == lengths("logprobs")).all()
+        and (np.isfinite(logprobs) & (logprobs <= 0)).all()
+        and _versions_fit(kinds, flat("span_version"))
+        and np.isfinite(batch.column("reward").to_numpy()).all()
+    )
+
+
+def _versions_fit(kinds: np.ndarray[Any, Any], versions: np.ndarray[Any, Any]) -> bool:
+    """What trains says which weights sampled it; what does not train may not know."""
+    lowest = np.where(kinds == SpanKind.TRAINED, 0, -1)
+    return bool((versions >= lowest).all() and (versions[kinds == SpanKind.CONTEXT] == -1).all())
+
+
+_LISTS = ("token_ids", "logprobs", *SPANS)
+
+
+def _problem(batch: pa.RecordBatch, i: int) -> str:
+    def values(name: str) -> np.ndarray[Any, Any]:
+        array = batch.column(name)[i].values
+        if array.null_count:
+            return np.zeros(0)
+        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    num_tokens = len(values("token_ids"))
+    ends, kinds = values("span_end"), values("span_kind")
+    versions, logprobs = values("span_version"), values("logprobs")
+    widths = np.diff(ends, prepend=0)
+    sampled = kinds >= SpanKind.TRAINED
+    if num_tokens == 0 or len(ends) == 0:
+        return "no tokens"
+    if ends[-1] != num_tokens or (widths <= 0).any():
+        return f"spans end at {ends[-1]} of {num_tokens} tokens or do not ascend"
+    if {len(values(name)) for name in SPANS} != {len(ends)}:
+        return "span lists differ in length"
+    if int(widths[sampled].sum()) != len(logprobs):
+        return f"{int(widths[sampled].sum())} sampled tokens, {len(logprobs)} logprobs"
+    if not (np.isfinite(logprobs) & (logprobs <= 0)).all():
+        return "a logprob is not finite or above 0"
+    if not _versions_fit(kinds, versions):
+        return "a version on context, or none on tokens that train"
+    return "" if np.isfinite(batch.column("reward")[i].as_py()) else "the reward is not finite"
+
+
+def dense(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Add per-token columns of full length to a `sequences` or `stream` batch.
+
+    For clients without our code. Replaces `logprobs` and the spans by lists as long as `token_ids`,
+    sharing its offsets: `loss_mask` uint8 (1 = trains), `sampled_mask` uint8, `logprobs` float32 (0
+    where nothing was sampled), `versions` int32 (-1 for context), `turns` int32 and `temperatures`
+    float32. One vectorised pass; nothing but `token_ids` is shared with the input.
+    """
+    tokens = batch.column("token_ids")
+    offsets = pa.array(tokens.offsets.to_numpy() - tokens.offsets[0].as_py(), pa.int32())
+    dropped = {*SPANS, "logprobs", "token_ids"}
+    columns = {name: batch.column(name) for name in batch.schema.names if name not in dropped}
+    fields = [batch.schema.field(name) for name in columns]
+    per_token = {"token_ids": tokens.flatten(), **_per_token(batch, len(tokens.flatten()))}
+    for name, values in per_token.items():
+        columns[name] = pa.ListArray.from_arrays(offsets, values, type=list_of(values.type))
+        fields.append(required(name, columns[name].type))
+    return pa.RecordBatch.from_arrays([*columns.values()], schema=versioned(fields, "dense"))
+
+
+def _per_token(batch: pa.RecordBatch, length: int) -> dict[str, pa.Array]:
+    """What the spans and logprobs of a batch say of each of its `length` tokens."""
+    widths = _span_widths(batch.column("span_end"))
+
+    def spread(name: str) -> np.ndarray[Any, Any]:
+        return np.repeat(batch.column(name).flatten().to_numpy(zero_copy_only=False), widths)
+
+    kinds = spread("span_kind")
+    sampled = kinds >= 1
+    logprobs = np.zeros(length, np.float32)
+    logprobs[sampled] = batch.column("logprobs").flatten().to_numpy(zero_copy_only=False)
+    values = {
+        "loss_mask": (kinds == 1).astype(np.uint8),
+        "sampled_mask": sampled.astype(np.uint8),
+        "logprobs": logprobs,
+        "versions": spread("span_version"),
+        "turns": spread("span_turn"),
+        "temperatures": spread("span_temperature"),
+    }
+    return {name: pa.array(array) for name, array in values.items()}
+
+
+def _span_widths(span_end: pa.ListArray) -> np.ndarray[Any, Any]:
+    """Tokens of each span; the ends begin anew with each sequence."""
+    ends = span_end.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    borders = span_end.offsets.to_numpy() - span_end.offsets[0].as_py()
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
+    starts[borders[:-1][np.diff(borders) > 0]] = 0
+    widths: np.ndarray[Any, Any] = ends - starts
+    return widths

@@ -1,0 +1,267 @@
+"""Taking in runs and groups: checks, identity, ids. What is accepted here is owed an end.
+
+Identity. A group's key is the client's, else a hash of (run, group id): only a client's own key
+makes a repeated submission the same one. The digest covers task, n, env and sampling: same key and
+same digest give the current state, another digest is a conflict. Group and rollout ids are dense
+per run, given here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+import orjson
+
+from prorl.config import Quota, RunConfig
+from prorl.config.validation import differing
+from prorl.errors import ConflictError, QueueFullError
+from prorl.limits import Clock
+from prorl.service.core.bodies import GroupBody
+from prorl.service.core.candidates import (
+    Candidate,
+    candidate_of,
+    digest,
+    run_digest,
+)
+from prorl.service.core.lifecycle import RolloutLife
+from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State
+from prorl.service.core.tenants import check_quota
+from prorl.service.log import log_schema as sql
+from prorl.service.log.journal import Journal, group_row, rollout_row
+from prorl.service.log.log import ControlLog
+from prorl.service.log.outbox import TASK
+from prorl.service.log.recover import find_run, load_keys
+from prorl.types import GroupState, RolloutState
+
+
+class Acceptance:
+    """Takes runs and groups in, once each."""
+
+    def __init__(
+        self,
+        log: ControlLog,
+        state: State,
+        journal: Journal,
+        clock: Clock,
+        wall: Clock,
+        max_queued: int,
+        quotas: Mapping[str, Quota],
+    ) -> None:
+        self._max_queued, self._quotas = max_queued, quotas
+        self._log, self._state, self._journal, self._clock, self._wall = (
+            log,
+            state,
+            journal,
+            clock,
+            wall,
+        )
+
+    def run(self, config: RunConfig) -> bool:
+        """Accept a run; False when it is there already.
+
+        Raises ConflictError when it is there with another config.
+        """
+        name = run_digest(config)
+        if (known := find_run(self._log, self._state, config.run_id)) is not None:
+            check_same(known.config, config)
+            self._journal.urgent = True
+            return False
+        now = self._wall()
+        run = RunRecord(config=config, digest=name, created_at=now, granted_at=self._clock())
+        self._state.add(run)
+        text = orjson.dumps(config.model_dump(mode="json")).decode()
+        self._journal.insert(
+            sql.INSERT_RUN, (run.run_id, text, name, "open", 0, 0, now, 0.0, 0.0, "", 1)
+        )
+        self._journal.tell_run(run)
+        self._journal.urgent = True
+        return True
+
+    def check(
+        self,
+        run: RunRecord,
+        bodies: Sequence[GroupBody],
+        seen: dict[str, str],
+        first: int = 0,
+    ) -> list[Candidate]:
+        """Check groups before one is accepted. Raises TaskError that names the row, ConflictError.
+
+        `seen` has the keys of earlier parts of the same batch, `first` is the place of `bodies[0]`
+        in it.
+        """
+        candidates: list[Candidate] = []
+        there = self._there(run, [body.key for body in bodies])
+        default = orjson.dumps(asdict(run.config.sampling.params())).decode()
+        for index, body in enumerate(bodies, first):
+            where = f"groups[{index}] (task {body.task.task_id!r})"
+            candidate = candidate_of(body, run.config, default, where)
+            if candidate.key:
+                _check_key(candidate, there.get(candidate.key), seen, where)
+            candidates.append(candidate)
+        return candidates
+
+    def known(self, run: RunRecord, key: str) -> GroupRecord | None:
+        """The group that has this key."""
+        return self._there(run, [key]).get(key)
+
+    def _there(self, run: RunRecord, keys: Iterable[str]) -> dict[str, GroupRecord]:
+        """The groups that have one of these keys, by key; from memory, else from the log."""
+        found = {key: run.keys[key] for key in keys if key in run.keys}
+        if run.next_group == len(run.groups):
+            return found  # nothing was forgotten
+        wanted = [key for key in keys if key and key not in found]
+        return found | {group.key: group for group in load_keys(self._log, run, wanted)}
+
+    def groups(
+        self, run: RunRecord, candidates: Sequence[Candidate]
+    ) -> list[tuple[GroupRecord, bool]]:
+        """Accept groups in order; a known key gives the group that is there.
+
+        Raises ConflictError when the run takes no more.
+        """
+        accepted: list[tuple[GroupRecord, bool]] = []
+        there = self._there(run, [candidate.key for candidate in candidates])
+        for candidate in candidates:
+            known = there.get(candidate.key) or run.keys.get(candidate.key)
+            if known is not None:
+                _check_content(known, candidate)
+            else:
+                _check_open(run)
+            accepted.append((known or self._add(run, candidate), known is None))
+        self._journal.urgent = True
+        return accepted
+
+    def check_room(self, run: RunRecord, candidates: Sequence[Candidate]) -> None:
+        """Before the first of a request is accepted.
+
+        Raises QueueFullError when the service, or the run's tenant, takes no more.
+        """
+        if run.config.tenant in self._quotas:
+            fresh = sum(one.n for one in candidates if not (one.key and self.known(run, one.key)))
+            check_quota(self._quotas, self._state.open.values(), run, fresh)
+        queued = sum(run.rollout_states[RolloutState.QUEUED] for run in self._state.open.values())
+        wanted = sum(candidate.n for candidate in candidates)
+        if queued + wanted <= self._max_queued:
+            return
+        wanted = sum(one.n for one in candidates if not (one.key and self.known(run, one.key)))
+        if wanted and queued + wanted > self._max_queued:
+            raise QueueFullError(
+                f"{queued:,} rollouts wait, {wanted:,} more would exceed {self._max_queued:,};"
+                " send them when some have ended, or raise `max_queued_rollouts`"
+            )
+
+    def _add(self, run: RunRecord, candidate: Candidate) -> GroupRecord:
+        now = self._clock()
+        group = _group(run, candidate, self._wall())
+        group.rollouts = _rollouts(group, now)
+        self._insert(group)
+        run.add(group)
+        run.pool.append(group.group_id, now)
+        run.group_size = max(run.group_size, group.n)
+        self._journal.settle(group)
+        self._journal.mark_run(run)
+        run.next_group += 1
+        run.next_rollout += group.n
+        run.undecided += 1
+        run.unstored += group.n
+        run.group_states[GroupState.OPEN] += 1
+        run.rollout_states[RolloutState.QUEUED] += group.n
+        return group
+
+    def _insert(self, group: GroupRecord) -> None:
+        run_id = group.run.run_id
+        facts = (
+            run_id,
+            group.group_id,
+            group.key,
+            group.digest,
+            group.n,
+            group.first_rollout,
+            group.task_id,
+            group.data_source,
+            group.env,
+            group.task,
+            group.sampling,
+            group.extra,
+            group.accepted_at,
+        )
+        self._journal.insert(sql.INSERT_GROUP, facts + group_row(group))
+        self._journal.tell_store(group.run, TASK, group.group_id, None)
+        for rollout in group.rollouts:
+            identity = (run_id, rollout.rollout_id, group.group_id, rollout.sample_index)
+            self._journal.insert(sql.INSERT_ROLLOUT, identity + rollout_row(rollout))
+
+
+def check_same(known: RunConfig, config: RunConfig) -> None:
+    """Raises ConflictError that names what differs, for a run of this name with another config."""
+    one, other = known.model_dump(mode="json"), config.model_dump(mode="json")
+    if keys := ", ".join(differing(one, other)):
+        given = f"run {known.run_id!r} exists with another config: other {keys}"
+        hint = "choose another run_id, or send the config that it has"
+        raise ConflictError(given, "the same config", hint)
+
+
+def _check_content(known: GroupRecord, candidate: Candidate) -> None:
+    """Raises ConflictError where a key stands for another group."""
+    if known.digest != candidate.digest:
+        raise ConflictError(
+            f"key {candidate.key!r} was used for another task, n or sampling",
+            hint="use another key",
+        )
+
+
+def _check_open(run: RunRecord) -> None:
+    """Raises ConflictError where no more groups come: the run has ended, or was told so."""
+    if run.last or run.state != "open":
+        told = "was told that no more groups will come"
+        why = told if run.state == "open" else f"is {run.state}"
+        raise ConflictError(f"run {run.run_id!r} {why}", "an open run", "make another run")
+
+
+def _check_key(
+    candidate: Candidate, known: GroupRecord | None, seen: dict[str, str], where: str
+) -> None:
+    """Raises ConflictError for a key that stands for something else, here or in the same batch."""
+    before = known.digest if known else seen.setdefault(candidate.key, candidate.digest)
+    if before != candidate.digest:
+        given = f"{where}: key {candidate.key!r} was used for another task, n or sampling"
+        raise ConflictError(given, "the same content for the same key", "use another key")
+
+
+def _group(run: RunRecord, candidate: Candidate, wall: float) -> GroupRecord:
+    """The run's next group, without its rollouts."""
+    task, group_id = candidate.task, run.next_group
+    key = candidate.key or digest(b"group", run.run_id.encode(), str(group_id).encode())
+    return GroupRecord(
+        run=run,
+        group_id=group_id,
+        key=key,
+        digest=candidate.digest,
+        n=candidate.n,
+        first_rollout=run.next_rollout,
+        task_id=task.task_id,
+        data_source=task.data_source,
+        env=task.env,
+        task=candidate.text,
+        sampling=candidate.sampling,
+        extra=candidate.extra,
+        accepted_at=wall,
+        pending=candidate.n,
+    )
+
+
+def _rollouts(group: GroupRecord, now: float) -> list[RolloutRecord]:
+    """The members of a group, queued."""
+    limits = group.run.config.limits
+    life = RolloutLife(max_attempts=limits.max_attempts, max_worker_losses=limits.max_worker_losses)
+    return [
+        RolloutRecord(
+            group=group,
+            rollout_id=group.first_rollout + index,
+            sample_index=index,
+            life=life,
+            since=now,
+        )
+        for index in range(group.n)
+    ]

@@ -1,0 +1,97 @@
+"""What may become a group: a body that was read, checked and digested; no state is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import NamedTuple
+
+import orjson
+
+from prorl.config import WHOLE_DISTRIBUTION, RunConfig
+from prorl.errors import TaskError
+from prorl.service.core.bodies import GroupBody
+from prorl.task_json import check_values, task_to_json
+from prorl.types import Task
+
+CheckTask = Callable[[Task], Awaitable[None] | None]
+"""Raises TaskError for a task that its env cannot run; a user's env is waited for."""
+
+
+MAX_TASK_BYTES = 4 << 20
+"""Of a task as JSON: each of its rollouts carries it through every stage."""
+
+
+MAX_EXTRA_BYTES = 256 << 10
+
+
+class Candidate(NamedTuple):
+    """A group that was checked and not accepted yet."""
+
+    task: Task
+    text: str
+    n: int
+    key: str
+    digest: str
+    sampling: str
+    extra: str
+
+
+def digest(*parts: bytes) -> str:
+    """BLAKE2b-128 of the parts, hex: the same name for the same content."""
+    return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
+
+
+def run_digest(config: RunConfig) -> str:
+    """Digest of a run's config: equal for equal configs, whatever the order of keys."""
+    return digest(orjson.dumps(config.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS))
+
+
+async def check_envs(bodies: Sequence[GroupBody], check: CheckTask, first: int) -> None:
+    """Raise TaskError that names the row of a task that its env cannot run."""
+    for index, body in enumerate(bodies, first):
+        try:
+            found = check(Task(**dict(body.task)))
+            if found is not None:
+                await found
+        except TaskError as error:
+            where = f"groups[{index}] (task {body.task.task_id!r})"
+            raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
+
+
+def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> Candidate:
+    """A group of a run, whose task was checked; `default`: the run's own sampling, as JSON.
+
+    Raises TaskError that names the row.
+    """
+    try:
+        if run.delivery == "stream" and body.sampling and body.sampling.is_cut_off:
+            raise TaskError("its sampling, in a run that trains", WHOLE_DISTRIBUTION)
+        return _candidate(body, Task(**dict(body.task)), default)
+    except TaskError as error:
+        raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
+
+
+def _candidate(body: GroupBody, task: Task, default: str) -> Candidate:
+    check_values(task.task_id, task.data, body.extra)
+    try:
+        text, extra = task_to_json(task), orjson.dumps(body.extra).decode()
+    except orjson.JSONEncodeError as error:
+        raise TaskError(
+            f"`data` or `extra`: {error}", "JSON with integers below 2^64 and at most 254 levels"
+        ) from None
+    _check_size("the task with its prompt and data", text, MAX_TASK_BYTES)
+    _check_size("`extra`", extra, MAX_EXTRA_BYTES)
+    sampling = orjson.dumps(asdict(body.sampling.params())).decode() if body.sampling else default
+    name = digest(text.encode(), str(body.n).encode(), sampling.encode())
+    return Candidate(task, text, body.n, body.key, name, sampling, extra)
+
+
+def _check_size(what: str, text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise TaskError(
+            f"{what} takes {len(text):,} bytes",
+            f"at most {limit:,}",
+            "put what is large into an image or a file that the env reads",
+        )

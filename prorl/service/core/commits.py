@@ -1,0 +1,199 @@
+"""The store's side of a rollout's end: reserve, commit, published; and the end of a run.
+
+A commit is one transaction of the log: the part, the rollouts it holds, the rows of ended rollouts,
+tasks and group events that it stored. It is all or nothing and unique on (run, rollout): one
+superseded attempt in it refuses the whole part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from prorl.control import (
+    CommitPart,
+    Committed,
+    CommittedRollout,
+    Problem,
+    Refusal,
+    RefusalReason,
+    Reserved,
+)
+from prorl.errors import ConflictError
+from prorl.limits import Clock
+from prorl.service.core.lifecycle import Event, EventKind
+from prorl.service.core.rollouts import Rollouts
+from prorl.service.core.sampler import reached
+from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.service.log import log_schema as sql
+from prorl.service.log.journal import Journal
+from prorl.service.log.log import ControlLog
+from prorl.service.log.recover import find_run, load_rollout
+from prorl.types import FAILURE_CLASS, AttemptKey, RolloutState
+
+
+class Commits:
+    """What the store may write, and what it has written."""
+
+    def __init__(
+        self, log: ControlLog, state: State, journal: Journal, rollouts: Rollouts, wall: Clock
+    ) -> None:
+        self._log, self._state, self._journal, self._rollouts, self._wall = (
+            log,
+            state,
+            journal,
+            rollouts,
+            wall,
+        )
+
+    def reserve(self, store: WorkerRecord, attempts: Iterable[AttemptKey]) -> Reserved:
+        """Promise that these attempts will be committed if the store lives.
+
+        A cancellation waits for it from here on.
+        """
+        granted: list[AttemptKey] = []
+        refused: list[Refusal] = []
+        for key in attempts:
+            reason = self._reserve(store, key)
+            if reason:
+                refused.append(Refusal(key, reason))
+            else:
+                granted.append(key)
+        self._journal.urgent = True
+        return Reserved(granted=tuple(granted), refused=tuple(refused))
+
+    def _reserve(self, store: WorkerRecord, key: AttemptKey) -> RefusalReason | None:
+        record = self._find(key.run_id, key.rollout_id)
+        if record is None or record.life.attempt != key.attempt:
+            return RefusalReason.FENCED
+        if record.life.state is RolloutState.COMPLETED:
+            return RefusalReason.COMMITTED
+        if record.life.state is not RolloutState.RESERVED and not self._rollouts.apply(
+            record, Event(kind=EventKind.RESERVE, attempt=key.attempt)
+        ):
+            return RefusalReason.FENCED
+        self._rollouts.hold(record, store)
+        return None
+
+    def _find(self, run_id: str, rollout_id: int) -> RolloutRecord | None:
+        run = find_run(self._log, self._state, run_id)
+        if run is None:
+            return None
+        return run.rollouts.get(rollout_id) or load_rollout(self._log, run, rollout_id)
+
+    def commit(self, run: RunRecord, asked: CommitPart) -> Committed | Problem:
+        """Make a part's content count; `Problem` with what stands in the way, if anything does."""
+        part = asked.part
+        known = self._commit_seq(run, part)
+        if known is not None:
+            return Committed(commit_seq=known)
+        rows = [(self._find(run.run_id, row.rollout_id), row) for row in asked.rollouts]
+        ended = [(self._find(run.run_id, rollout_id), rollout_id) for rollout_id in asked.terminals]
+        refused = self._refusals(run, rows, ended)
+        if refused:
+            return Problem(refused=tuple(refused))
+        for record, row in rows:
+            assert record is not None
+            self._complete(record, row, part)
+        for record, _ in ended:
+            assert record is not None
+            self._stored(record, part)
+        if asked.outbox_upto > run.outbox_stored:
+            run.outbox_stored = asked.outbox_upto
+            self._journal.insert(sql.STORED, (run.run_id, asked.outbox_upto))
+        return Committed(commit_seq=self._insert(run, asked))
+
+    def _insert(self, run: RunRecord, asked: CommitPart) -> int:
+        """Give a part the run's next number."""
+        run.stored_bytes += sum(file.bytes for file in asked.files)
+        commit_seq = run.parts[asked.part] = run.next_commit
+        run.next_commit += 1
+        self._state.num_commits += 1
+        files = msgspec.json.encode(asked.files).decode()
+        self._journal.insert(sql.INSERT_PART, (run.run_id, commit_seq, asked.part, files, 0))
+        self._journal.mark_run(run)
+        self._journal.urgent = True
+        return commit_seq
+
+    def _commit_seq(self, run: RunRecord, part: str) -> int | None:
+        if part in run.parts:
+            return run.parts[part]
+        rows = self._log.read(
+            "SELECT commit_seq FROM parts WHERE run_id = ? AND part = ?", (run.run_id, part)
+        )
+        return rows[0][0] if rows else None
+
+    def _refusals(
+        self,
+        run: RunRecord,
+        rows: list[tuple[RolloutRecord | None, CommittedRollout]],
+        ended: list[tuple[RolloutRecord | None, int]],
+    ) -> list[Refusal]:
+        refused: list[Refusal] = []
+        for record, row in rows:
+            key = AttemptKey(run.run_id, row.rollout_id, row.attempt)
+            if record is None or record.key != key:
+                refused.append(Refusal(key, RefusalReason.FENCED))
+            elif record.life.state is RolloutState.COMPLETED:
+                refused.append(Refusal(key, RefusalReason.COMMITTED))
+            elif record.life.state not in IN_HAND:
+                refused.append(Refusal(key, RefusalReason.FENCED))
+            elif not FAILURE_CLASS[row.failure_code].trains:
+                refused.append(Refusal(key, RefusalReason.FAILED))
+        for record, rollout_id in ended:
+            key = record.key if record else AttemptKey(run.run_id, rollout_id, -1)
+            if record is None or not record.life.state.terminal:
+                refused.append(Refusal(key, RefusalReason.OPEN))
+            elif record.part:
+                refused.append(Refusal(key, RefusalReason.COMMITTED))
+        return refused
+
+    def _complete(self, record: RolloutRecord, row: CommittedRollout, part: str) -> None:
+        run, attempt = record.run, record.life.attempt
+        if record.life.state is not RolloutState.RESERVED:
+            # A gateway that restarted, or a store that came back, finds the attempt unreserved but
+            # still current.
+            self._rollouts.apply(record, Event(kind=EventKind.RESERVE, attempt=attempt))
+        record.reward, record.summary = row.reward, row.summary
+        if record.reward is not None:
+            run.reward_sum += record.reward
+            run.num_rewards += 1
+        self._stored(record, part)
+        self._rollouts.apply(
+            record,
+            Event(kind=EventKind.COMMIT, attempt=attempt, code=row.failure_code),
+        )
+
+    def _stored(self, record: RolloutRecord, part: str) -> None:
+        record.part = part
+        record.run.unstored -= 1
+        self._journal.mark_rollout(record)
+        if record.group.settled:
+            self._journal.settle(record.group)
+
+    def published(self, run: RunRecord, commit_seq: int) -> None:
+        """Note that commits/<seq>.json is on disk.
+
+        Raises ConflictError for a commit that the log does not know.
+        """
+        if not 1 <= commit_seq < run.next_commit:
+            raise ConflictError(
+                f"commit {commit_seq} of run {run.run_id}", f"1 to {run.next_commit - 1}"
+            )
+        self._journal.insert(sql.PUBLISH_PART, (1, run.run_id, commit_seq))
+        self._journal.mark_run(run)
+        run.parts = {part: seq for part, seq in run.parts.items() if seq != commit_seq}
+
+    def finish(self, run: RunRecord) -> bool:
+        """End a run that has nothing left to do; whether it ended just now."""
+        no_more = run.last or run.cancelled or reached(run.demand)
+        stored = not run.unstored and not run.parts and run.outbox_stored >= run.outbox_end
+        if run.state != "open" or not no_more or run.undecided or not stored:
+            return False
+        run.state, run.finished_at, run.stuck = "finished", self._wall(), ""
+        self._state.open.pop(run.run_id, None)
+        self._journal.mark_run(run)
+        self._journal.tell_run(run)
+        self._journal.urgent = True
+        return True

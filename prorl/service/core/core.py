@@ -1,0 +1,351 @@
+"""The gateway's functional core: events in, changes of the state and effects out.
+
+Events are control rows, requests and time; effects are what to write and what to say, collected in
+a journal.
+
+No I/O but reads of the log, no await, no thread: `gateway.py` brings the events and carries the
+journal out. What a method answers may be told to others only after the journal's next `take` is
+durable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from prorl.config import Quota, RunConfig
+from prorl.control import (
+    CommitCursor,
+    CommitPart,
+    ControlRow,
+    Done,
+    Failed,
+    Handout,
+    Kind,
+    PartPublished,
+    Payload,
+    Problem,
+    Propose,
+    Released,
+    Reserve,
+    Stats,
+)
+from prorl.errors import ConflictError, NotFoundError, UserError
+from prorl.limits import Clock
+from prorl.service.core.accept import Acceptance
+from prorl.service.core.commits import Commits
+from prorl.service.core.grants import LeaseGrants, RoomFor, anywhere
+from prorl.service.core.groups import Groups
+from prorl.service.core.lifecycle import Event, EventKind
+from prorl.service.core.rollouts import Rollouts
+from prorl.service.core.state import (
+    KEPT_CLOSED,
+    GroupRecord,
+    RolloutRecord,
+    RunRecord,
+    State,
+    WorkerRecord,
+)
+from prorl.service.core.workers import Workers
+from prorl.service.log import log_schema as sql
+from prorl.service.log import messages
+from prorl.service.log.journal import Journal, LogBatch
+from prorl.service.log.log import ControlLog
+from prorl.service.log.outbox import last_seq
+from prorl.service.log.recover import find_run, load, load_rollout
+from prorl.service.pool.backend_watch import BackendWatch
+from prorl.service.pool.balancer import Balancer
+from prorl.service.pool.reassignment import Reassignments
+from prorl.timing import CLAIM_GRACE_S, REMOTE_GRACE_S, now
+from prorl.types import FailureCode, GroupState, RolloutState
+
+
+class Core:
+    """Everything that the gateway decides."""
+
+    def __init__(
+        self,
+        log: ControlLog,
+        backends: Iterable[str] = (),
+        clock: Clock = now,
+        wall: Clock = time.time,
+        max_queued: int = 1_000_000,
+        quotas: Mapping[str, Quota] = MappingProxyType({}),
+        claim_grace_s: float = CLAIM_GRACE_S,
+        on_backends: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.log, self._clock, self._wall = log, clock, wall
+        self.journal = Journal(last_seq(log))
+        stored = dict(log.read("SELECT name, state FROM backends ORDER BY added_at"))
+        named = dict.fromkeys((*backends, *stored))
+        self.state = State(Balancer([n for n in named if stored.get(n) != "removed"]))
+        for name in named:
+            if stored.get(name) == "draining":
+                self.state.balancer.drain(name)
+        self.rollouts = Rollouts(self.state, self.journal, clock, wall)
+        self.grants = LeaseGrants(self.state, log, self.journal, self.rollouts, clock, wall, quotas)
+        self.groups = Groups(log, self.journal, self.rollouts, wall)
+        self.commits = Commits(log, self.state, self.journal, self.rollouts, wall)
+        self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
+        self.watched = BackendWatch(self.state, clock, on_backends)
+        self.failovers = Reassignments(
+            self.state, self.watched, self.journal, self.rollouts, self._reply
+        )
+        self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued, quotas)
+        self._claim_grace_s = claim_grace_s
+        self._leases: list[tuple[RolloutRecord, int]] = []
+        """Of the life before, with their attempts: whoever has one is about to say so."""
+        for record in load(log, self.state, clock()):
+            self._await_claim(record)
+
+    def _await_claim(self, record: RolloutRecord) -> None:
+        """Wait, after a restart, for whoever runs it to say so.
+
+        They may be on another host, where a broken stream is noticed late; a lease that nobody
+        claims was lost by us on its way, and is nobody's fault.
+        """
+        self.rollouts.await_claim(record, REMOTE_GRACE_S, EventKind.RETURN)
+        if record.life.state is RolloutState.LEASED:
+            self._leases.append((record, record.life.attempt))
+
+    def _give_up_leases(self) -> None:
+        """Those of the life before that nobody has claimed when all workers are back."""
+        if self._leases and self.workers.all_came(self._claim_grace_s):
+            leases, self._leases = self._leases, []
+            for record, attempt in leases:
+                current = record.life.state is RolloutState.LEASED
+                if current and record.life.attempt == attempt and not record.holders:
+                    self.rollouts.await_claim(record, 0.0, EventKind.RETURN, sooner=True)
+
+    def run(self, run_id: str) -> RunRecord:
+        """A run by name. Raises NotFoundError."""
+        run = find_run(self.log, self.state, run_id)
+        if run is None:
+            raise NotFoundError(f"unknown run {run_id!r}; make it first, or see `prorl show`")
+        return run
+
+    def find_run(self, run_id: str) -> RunRecord | None:
+        """A run by name, if there is one."""
+        return find_run(self.log, self.state, run_id)
+
+    def group(self, run_id: str, group_id: int) -> GroupRecord:
+        """The group with this id. Raises NotFoundError."""
+        run = self.run(run_id)
+        group = self.groups.find(run, group_id) if 0 <= group_id < run.next_group else None
+        if group is None:
+            raise NotFoundError(f"run {run_id!r} has no group {group_id}")
+        return self._held(group)
+
+    def _held(self, group: GroupRecord) -> GroupRecord:
+        """Take the group into memory until it is at rest, if it may still change."""
+        if group.state is GroupState.OPEN and group.group_id not in group.run.groups:
+            group.run.add(group)
+            self.journal.settle(group)
+        return group
+
+    def rollout(self, run_id: str, rollout_id: int) -> RolloutRecord:
+        """The rollout with this id. Raises NotFoundError."""
+        run = self.run(run_id)
+        known = 0 <= rollout_id < run.next_rollout
+        record = run.rollouts.get(rollout_id) if known else None
+        record = record or (load_rollout(self.log, run, rollout_id) if known else None)
+        if record is None:
+            raise NotFoundError(f"run {run_id!r} has no rollout {rollout_id}")
+        self._held(record.group)
+        return record
+
+    # ---- requests of clients
+
+    def create_run(self, config: RunConfig) -> bool:
+        """Accept a run; False when it was there. Raises ConflictError, UserError."""
+        if not config.backends and not self.state.balancer.states:
+            hint = (
+                "name `backends` in the run, in the service's config, or add one: POST /v1/backends"
+            )
+            raise UserError(
+                f"run {config.run_id!r} has no backend to sample from", "at least one backend", hint
+            )
+        return self.acceptance.run(config)
+
+    def end_of_groups(self, run: RunRecord) -> None:
+        """Note that no more groups will come: the run ends once all are decided and stored."""
+        if not run.last:
+            run.last = True
+            self.journal.mark_run(run)
+        self.journal.urgent = True
+
+    def cancel_run(self, run: RunRecord) -> None:
+        """End everything that has not ended, bit by bit (`prune`); the run takes nothing more."""
+        if run.state == "open":
+            run.cancelled = run.last = True
+            self.journal.mark_run(run)
+            run.ending.clear()  # what was redundant is cancelled from here on
+            self.rollouts.end_groups(run, FailureCode.CANCELLED)
+        self.journal.urgent = True
+
+    def cancel_group(self, group: GroupRecord) -> None:
+        """End a group's members that have not ended."""
+        self.rollouts.cancel_group(group, FailureCode.CANCELLED)
+        self.journal.urgent = True
+
+    def cancel_rollout(self, record: RolloutRecord) -> None:
+        """End a rollout unless it has ended; a commit in flight wins."""
+        self.rollouts.apply(record, Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED))
+        self.journal.urgent = True
+
+    def publish(self, run: RunRecord, version: int, *, by_service: bool = False) -> bool:
+        """A given version serves: told to every worker; False when it was published before.
+        `by_service`: servers were given it by us.
+        """
+        run.published = run.published or by_service
+        created = self.groups.publish(run, version)
+        if created:
+            self.tell_version(run)
+        return created
+
+    def tell_version(self, run: RunRecord) -> None:
+        """Tell every worker the newest version."""
+        for worker in self.state.workers.values():
+            self.journal.send(worker, messages.version_row(run))
+
+    def start_with(self, run: RunRecord, labels: Iterable[str]) -> None:
+        """What servers called their weights when the run began: its version 0."""
+        named = {label.rpartition(":")[0] for label in labels if label.count(":") > 1}
+        run.start = tuple(sorted(named))
+        if run.start:
+            note = " ".join(run.start)
+            self.journal.insert(sql.INSERT_VERSION, (run.run_id, 0, note, self._wall()))
+        self.tell_version(run)
+
+    def set_backend(self, name: str, state: str) -> None:
+        """Put a backend into the pool (`ready`), drain it (`draining`), take it out (`removed`)."""
+        balancer = self.state.balancer
+        match state:
+            case "ready":
+                balancer.add(name)
+            case "draining":
+                balancer.drain(name)
+            case _:
+                balancer.remove(name)
+        self.journal.insert(sql.UPSERT_BACKEND, (name, state, self._wall()))
+        self.journal.urgent = True
+
+    # ---- what workers say
+
+    def control(self, worker: WorkerRecord, row: ControlRow) -> None:
+        """One row of a worker's control stream, after its hello.
+
+        Raises UserError for a row that makes no sense.
+        """
+        worker.seen_at = self._clock()
+        match row.kind:
+            case Kind.STARTED | Kind.PROGRESS | Kind.FAILED | Kind.RELEASED:
+                self._event(worker, row)
+                self.journal.ack(worker, row.seq)
+            case Kind.LEAVING:
+                worker.leaving = True
+                self.journal.ack(worker, row.seq)
+            case Kind.STATS:
+                before, worker.stats = worker.stats, row.read(Stats)
+                self.watched.served(before, worker.stats)
+            case Kind.RESERVE:
+                reserved = self.commits.reserve(worker, row.read(Reserve).attempts)
+                self._reply(worker, row, reserved)
+            case Kind.FAILOVER:
+                self.failovers.ask(worker, row)
+            case Kind.COMMIT | Kind.PUBLISHED | Kind.PROPOSE | Kind.HANDOUT | Kind.CURSOR:
+                self._request(worker, row)
+            case _:
+                raise UserError(f"a worker said {row.kind.value!r}", "an event or a request")
+
+    def _event(self, worker: WorkerRecord, row: ControlRow) -> None:
+        record = self.rollouts.find(row.run_id, row.rollout_id)
+        if record is None:
+            current = False
+        elif row.kind is Kind.STARTED:
+            current = self.rollouts.started(worker, record, row.attempt, row.stage)
+        elif row.kind is Kind.FAILED:
+            self.rollouts.failed(record, row.attempt, row.code, row.read(Failed).message)
+            return
+        elif row.kind is Kind.RELEASED:
+            self.rollouts.released(worker, record, row.attempt, row.read(Released).returned)
+            return
+        else:
+            current = record.life.attempt == row.attempt and not record.life.state.terminal
+            record.run.turns += 1
+        if not current:
+            self.rollouts.stop(worker, row.key)
+
+    def _reply(
+        self, worker: WorkerRecord, row: ControlRow, answer: Payload, code: str = ""
+    ) -> None:
+        self.journal.send(worker, ControlRow.of(answer, re=row.seq, run_id=row.run_id, code=code))
+        self.journal.urgent = True
+
+    def _request(self, worker: WorkerRecord, row: ControlRow) -> None:
+        run = find_run(self.log, self.state, row.run_id)
+        if run is None:
+            problem = Problem(message=f"unknown run {row.run_id!r}")
+            self._reply(worker, row, problem, "not_found")
+            return
+        try:
+            answer = self._answer(run, row)
+        except ConflictError as error:
+            self._reply(worker, row, Problem(message=str(error)), "conflict")
+        else:
+            self._reply(worker, row, answer, "fenced" if isinstance(answer, Problem) else "")
+        self.commits.finish(run)
+
+    def _answer(self, run: RunRecord, row: ControlRow) -> Payload:
+        match row.kind:
+            case Kind.COMMIT:
+                return self.commits.commit(run, row.read(CommitPart))
+            case Kind.PROPOSE:
+                return self.groups.propose(run, row.read(Propose).decisions)
+            case Kind.HANDOUT:
+                return self.groups.handout(run, row.read(Handout).groups)
+            case Kind.PUBLISHED:
+                self.commits.published(run, row.read(PartPublished).commit_seq)
+            case _:
+                cursor = row.read(CommitCursor)
+                self.groups.cursor(run, cursor.consumer, cursor.seq)
+        return Done()
+
+    # ---- time
+
+    def pump(self, room: int, room_for: RoomFor = anywhere) -> None:
+        """Give out what there is room for: backends to those that lost theirs, then leases."""
+        self.failovers.serve()
+        self.grants.pump(room, room_for)
+
+    def sweep(self) -> None:
+        """Do what only time decides.
+
+        Claims that did not come, budgets for waiting that are used up, runs that have ended.
+        """
+        self._give_up_leases()
+        self.rollouts.settle_orphans()
+        self.workers.forget()
+        self.workers.hold_back()
+        now, load = self._clock(), self.grants.load()
+        for run in list(self.state.open.values()):
+            self.grants.expire(run, now, load)
+            self.commits.finish(run)
+
+    # ---- after a transaction
+
+    def durable(self, batch: LogBatch) -> None:
+        """Forget groups and runs that need not stay in memory."""
+        for group in batch.settled:
+            if not group.at_rest or group.run.is_next(group):
+                continue
+            if self.journal.pending(group):
+                self.journal.settle(group)
+            else:
+                group.run.forget(group)
+        if self.state.num_closed > KEPT_CLOSED:
+            closed = [run for run in self.state.runs.values() if not run.wanted]
+            for run in closed[:-KEPT_CLOSED]:
+                if not self.journal.marks(run):
+                    del self.state.runs[run.run_id]

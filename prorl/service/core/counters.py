@@ -1,0 +1,51 @@
+"""A run's counts as the log keeps them: one text per run.
+
+It is written with every transaction that changes one, so that no restart counts rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import orjson
+
+from prorl.service.core.state import RunRecord
+
+COUNTS = (
+    "next_group",
+    "next_rollout",
+    "next_commit",
+    "next_event",
+    "outbox_end",
+    "outbox_stored",
+    "next_delivery",
+    "acked",
+    "version",
+    "given_version",
+    "unstored",
+    "stored_bytes",
+    "open_groups",
+    "undecided",
+    "kept",
+    "waiting",
+    "group_size",
+    "num_rewards",
+    "reward_sum",
+)
+STATES = ("group_states", "rollout_states")
+
+
+def dump(run: RunRecord) -> str:
+    """The counts as text."""
+    counts = {name: getattr(run, name) for name in COUNTS}
+    counts |= {
+        name: {str(state): count for state, count in getattr(run, name).items() if count}
+        for name in STATES
+    }
+    return orjson.dumps(counts).decode()
+
+
+def restore(run: RunRecord, text: str) -> None:
+    """Inverse of `dump`."""
+    for name, value in orjson.loads(text).items():
+        setattr(run, name, Counter(value) if name in STATES else value)

@@ -1,0 +1,224 @@
+"""Which rollout goes next: leases to runs in turn, groups out of the pool.
+
+And the end of those that will never start.
+
+Leases go to the tenant, then to the run with fewest rollouts in hand (`tenants.py`). What is ended
+in bulk is cut into pieces, so that no step costs more than `PIECE` rollouts, however many wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+
+from prorl.config import Quota
+from prorl.limits import Clock
+from prorl.service.core.images import image_of
+from prorl.service.core.lifecycle import Event, EventKind
+from prorl.service.core.rollouts import PIECE, Rollouts
+from prorl.service.core.sampler import may_open
+from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State
+from prorl.service.core.tenants import TenantLoad
+from prorl.service.log.journal import Journal
+from prorl.service.log.log import ControlLog
+from prorl.service.log.recover import load_groups
+from prorl.types import RolloutState
+
+UNDECIDED = 4000
+"""Groups of a run in memory at which ending more waits for the store to decide some."""
+
+_NOBODY = "no worker took it within {:g} s"
+
+
+_NOWHERE = "no node had the image {!r} within {:g} s"
+
+LOOKS_AGAIN_S = 2.0
+"""For one whose image no node has: nodes come seldom."""
+
+LOOKS = 64
+"""At one pump, past those of a run whose nodes have no room just now."""
+
+
+RoomFor = Callable[[RolloutRecord], int | None]
+"""How many like it would soon find room; None where no node has what it needs."""
+
+
+def anywhere(_: RolloutRecord) -> int | None:
+    return 1
+
+
+class LeaseGrants:
+    """Grants leases among the runs, the fewest in hand first."""
+
+    def __init__(
+        self,
+        state: State,
+        log: ControlLog,
+        journal: Journal,
+        rollouts: Rollouts,
+        clock: Clock,
+        wall: Clock,
+        quotas: Mapping[str, Quota],
+    ) -> None:
+        self._state, self._log, self._journal, self._rollouts = state, log, journal, rollouts
+        self._clock, self._wall, self._quotas = clock, wall, quotas
+
+    def pump(self, room: int, room_for: RoomFor = anywhere) -> None:
+        """Grant up to `room` leases, each to the run with fewest in hand.
+
+        Groups start as the sampler and their tenant's quota allow: neither a run of long rollouts
+        nor a tenant with many runs comes to own every slot.
+        """
+        if room <= 0:
+            return
+        load, clock = self.load(), self._clock()
+        runs = [
+            (load.share(run), place, run)
+            for place, run in enumerate(self._state.open.values())
+            if run.rested(clock)
+        ]
+        heapq.heapify(runs)
+        while room > 0 and runs:
+            share, place, run = runs[0]
+            if share != (now := load.share(run)):
+                # A sibling was granted since; shares only grow, so the heap stays right.
+                heapq.heapreplace(runs, (now, place, run))
+            elif load.has_room(run) and self._grant_next(run, load, room_for):
+                load.granted(run)
+                room -= 1
+            else:
+                heapq.heappop(runs)
+
+    def load(self) -> TenantLoad:
+        """What the tenants have at this moment."""
+        return TenantLoad(self._quotas, self._state.open.values())
+
+    def prune(self) -> bool:
+        """End up to `PIECE` rollouts whose run is cancelled or has enough.
+
+        Those in hand before those that will never start; whether there are more.
+        """
+        room = PIECE
+        for run in self._state.open.values():
+            if run.ending:
+                room = self._rollouts.end_more(run, room)
+                self._journal.urgent = True
+            doom = run.doom if run.pool else None
+            while doom and run.pool and room > 0 and len(run.groups) < UNDECIDED:
+                group = self._load(run, run.pool.popleft())
+                room -= group.n
+                why = _NOBODY.format(run.config.limits.queue_s) if run.expired else ""
+                for rollout in group.rollouts:
+                    if rollout.life.state is RolloutState.QUEUED:
+                        self._rollouts.apply(rollout, doom, why)
+                self._journal.urgent = True
+            if room <= 0:
+                return True
+        return False
+
+    def _load(self, run: RunRecord, group_id: int) -> GroupRecord:
+        """A group of the pool, from memory or from the log; in memory from now on.
+
+        From the log come those after it as well.
+        """
+        if group_id not in run.groups:
+            for found in load_groups(self._log, run, group_id, run.ahead, self._clock()):
+                if found.group_id not in run.groups:
+                    run.add(found)
+        group = run.groups[group_id]
+        self._journal.settle(group)
+        return group
+
+    def _grant_next(self, run: RunRecord, load: TenantLoad, room_for: RoomFor) -> bool:
+        record = self._next_placeable(run, load, room_for)
+        if record is None:
+            return False
+        backend = self._state.acquire(record, avoid=(record.failed_on,) if record.failed_on else ())
+        if backend is None:
+            run.ready.appendleft(record)
+            return False
+        record.backend = backend
+        run.granted_at, run.expired = self._clock(), False
+        if not run.started_at:
+            run.started_at = self._wall()
+            self._journal.mark_run(run)
+        self._rollouts.apply(record, Event(kind=EventKind.LEASE))
+        self._journal.urgent = True
+        return True
+
+    def _next_placeable(
+        self, run: RunRecord, load: TenantLoad, room_for: RoomFor
+    ) -> RolloutRecord | None:
+        """The run's next that a node can take: what cannot be placed holds up nobody."""
+        full: list[RolloutRecord] = []
+        found = None
+        while found is None and len(full) < LOOKS:
+            record = self._next(run, load)
+            if record is None:
+                break
+            room = room_for(record)
+            if room is None:
+                now = self._clock()
+                record.unplaced_at = now if record.unplaced_at is None else record.unplaced_at
+                run.queue_again(record, now, LOOKS_AGAIN_S)
+                continue
+            record.unplaced_at = None
+            if room > 0:
+                found = record
+            else:
+                full.append(record)
+        run.ready.extendleft(reversed(full))
+        return found
+
+    def _next(self, run: RunRecord, load: TenantLoad) -> RolloutRecord | None:
+        while not run.ending:
+            while run.ready:
+                record = run.ready.popleft()
+                if record.life.state is RolloutState.QUEUED:
+                    return record
+            demand = run.demand if run.pool else None
+            if demand is None or run.doomed(demand) or not may_open(demand):
+                return None
+            if not load.may_open(run):
+                return None
+            group = self._load(run, run.pool.popleft())
+            if group.pending:
+                self._open(group)
+                load.opened(run)
+        return None
+
+    def _open(self, group: GroupRecord) -> None:
+        group.opened = True
+        group.run.open_groups += 1
+        group.run.ready.extend(group.rollouts)
+        self._journal.mark_group(group)
+
+    def expire(self, run: RunRecord, now: float, load: TenantLoad) -> None:
+        """End what has waited too long.
+
+        Waiting counts while the run wants leases and nobody works: not behind its own backpressure,
+        nor behind other runs, nor in a queue that moves.
+        """
+        budget_s = run.config.limits.queue_s
+        self._expire_unplaced(run, now - budget_s)
+        may_start = run.pool and may_open(run.demand) and load.may_open(run)
+        held_back = not load.has_room(run) or not (run.ready or may_start)
+        behind_others = load.num_in_hand > run.in_hand
+        if held_back or behind_others:
+            run.granted_at = now
+        if now - run.granted_at <= budget_s:
+            return
+        run.expired = bool(run.pool) and now - run.pool.first_since() > budget_s
+        for record in [r for r in run.ready if r.life.state is RolloutState.QUEUED]:
+            if now - record.since > budget_s:
+                self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), _NOBODY.format(budget_s))
+        self._journal.urgent = True
+
+    def _expire_unplaced(self, run: RunRecord, before: float) -> None:
+        """End those whose image no node had for so long, each by itself."""
+        for record in [*run.ready, *(record for _, _, record in run.resting)]:
+            since = record.unplaced_at
+            if record.life.state is RolloutState.QUEUED and since is not None and since <= before:
+                text = _NOWHERE.format(image_of(record.group), run.config.limits.queue_s)
+                self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), text)
+                self._journal.urgent = True

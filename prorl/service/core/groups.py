@@ -1,0 +1,237 @@
+"""What happens to a group after its members have ended. First decision stands.
+
+Decisions, hand-out, cursors, policy versions.
+
+Everything here is an event of the group's table (`lifecycle.GROUP_TABLE`); a repeated request gets
+what the log holds. `delivery_seq` is dense per run, given in the order in which the store asks
+(oldest span version first), and never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prorl.control import (
+    Decided,
+    Decision,
+    Delivered,
+    GroupEventRow,
+    HandedOut,
+    KeptGroup,
+    Kind,
+    Rows,
+)
+from prorl.errors import ConflictError
+from prorl.limits import Clock
+from prorl.service.core.lifecycle import GroupEvent, group_step
+from prorl.service.core.rollouts import Rollouts
+from prorl.service.core.sampler import full, reached
+from prorl.service.core.state import GroupRecord, RunRecord
+from prorl.service.log import log_schema as sql
+from prorl.service.log.journal import Journal
+from prorl.service.log.log import ControlLog
+from prorl.service.log.recover import load_group
+from prorl.types import FailureCode, GroupState, RolloutState
+
+
+class Groups:
+    """The groups of all runs."""
+
+    def __init__(self, log: ControlLog, journal: Journal, rollouts: Rollouts, wall: Clock) -> None:
+        self._log, self._journal, self._rollouts, self._wall = log, journal, rollouts, wall
+
+    def find(self, run: RunRecord, group_id: int) -> GroupRecord | None:
+        """A group, from memory or else from the log."""
+        return run.groups.get(group_id) or load_group(self._log, run, group_id)
+
+    def propose(self, run: RunRecord, decisions: Iterable[Decision]) -> Decided:
+        """Decide complete groups; the answer is what stands in the log."""
+        stands = []
+        for decision in decisions:
+            group = self.find(run, decision.group_id)
+            if group is None:
+                continue
+            if group.state is GroupState.OPEN and group.pending == 0:
+                self._decide(group, decision)
+            if group.state is not GroupState.OPEN:
+                stands.append(_stands(group))
+        self._journal.urgent = True
+        if reached(run.demand):
+            self.cancel_redundant(run)
+        return Decided(decisions=tuple(stands))
+
+    def _decide(self, group: GroupRecord, decision: Decision) -> None:
+        run = group.run
+        kept, group.reason = decision.kept, decision.reason
+        if kept and not any(r.life.state is RolloutState.COMPLETED for r in group.rollouts):
+            kept, group.reason = False, "incomplete"
+        if kept and full(run.demand):
+            kept, group.reason = False, "redundant"
+        group.num_valid, group.mean_reward = decision.num_valid, decision.mean_reward
+        group.min_version = decision.min_version
+        self._step(group, GroupEvent.KEEP if kept else GroupEvent.DROP)
+        run.undecided -= 1
+        run.open_groups -= group.opened
+        if kept:
+            run.kept += 1
+            run.waiting += 1
+        self._journal.insert(sql.DECIDED, (run.run_id, group.group_id))
+        self._event(group, "decided", kept)
+
+    def handout(self, run: RunRecord, wanted: Iterable[KeptGroup]) -> HandedOut:
+        """Give kept groups their place in the delivery order, as asked.
+
+        Those that are too old go stale instead.
+        """
+        delivered: list[Delivered] = []
+        stale: list[int] = []
+        for asked in wanted:
+            group = self.find(run, asked.group_id)
+            if group is None:
+                continue
+            if group.state is GroupState.KEPT:
+                self._hand(group, asked.min_version)
+            if group.state is GroupState.STALE:
+                stale.append(group.group_id)
+            elif group.delivery_seq >= 0:
+                delivered.append(Delivered(group.group_id, group.delivery_seq))
+        self._journal.urgent = True
+        if reached(run.demand):
+            self.cancel_redundant(run)
+        return HandedOut(delivered=tuple(delivered), stale=tuple(stale))
+
+    def _hand(self, group: GroupRecord, min_version: int) -> None:
+        run = group.run
+        oldest = min_version if min_version >= 0 else group.min_version
+        allowed = run.config.max_staleness
+        run.waiting -= 1
+        if allowed >= 0 and oldest >= 0 and run.version - oldest > allowed:
+            run.kept -= 1
+            self._step(group, GroupEvent.EXPIRE)
+            self._event(group, "stale", True)
+            return
+        group.delivery_seq = run.next_delivery
+        run.next_delivery += 1
+        self._step(group, GroupEvent.DELIVER)
+        self._event(group, "delivered", True)
+
+    def cursor(self, run: RunRecord, consumer: str, seq: int) -> None:
+        """Everything below `seq` is trained and durable.
+
+        A late or repeated commit of less changes nothing (a trainer that was rolled back reads by
+        the cursor of its checkpoint). Raises ConflictError.
+        """
+        if not 0 <= seq <= run.next_delivery:
+            raise ConflictError(
+                f"cursor {run.run_id}@{seq}",
+                f"at most {run.next_delivery}, where run {run.run_id} is",
+                "is this another run's cursor?",
+            )
+        if seq < run.cursors.get(consumer, 0):
+            return
+        run.cursors[consumer] = seq
+        self._journal.mark_run(run)
+        self._journal.insert(sql.UPSERT_CURSOR, (run.run_id, consumer, seq, self._wall()))
+        if consumer == "primary" and seq > run.acked:
+            self._ack(run, run.acked, seq)
+        self._journal.urgent = True
+
+    def _ack(self, run: RunRecord, first: int, end: int) -> None:
+        run.acked = end
+        run.group_states[GroupState.DELIVERED] -= end - first
+        run.group_states[GroupState.ACKED] += end - first
+        self._journal.insert(sql.ACK_GROUPS, (run.run_id, first, end))
+        for group in run.groups.values():
+            if first <= group.delivery_seq < end:
+                group.state = group_step(group.state, GroupEvent.ACK)
+                self._journal.mark_group(group)
+
+    def give_version(self, run: RunRecord, version: int, path: str) -> int:
+        """An id for the weights in `path`: `version`, or the next one for 0.
+
+        The same id and path again change nothing. Raises ConflictError for an id that was used for
+        something else, or that is not the next.
+        """
+        self._journal.urgent = True
+        version = version or run.given_version + 1
+        if version <= run.given_version:
+            self._check_given(run, version, path)
+            return version
+        if version != run.given_version + 1:
+            raise ConflictError(
+                f"version {version} of run {run.run_id!r}",
+                f"{run.given_version + 1}, one above the last",
+            )
+        run.given_version = version
+        self._journal.mark_run(run)
+        self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
+        return version
+
+    def _check_given(self, run: RunRecord, version: int, path: str) -> None:
+        """Raises ConflictError unless the id was given to the weights in `path`."""
+        found = self._log.read(
+            "SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version)
+        )
+        if not found or found[0][0] != path:
+            raise ConflictError(
+                f"version {version} of run {run.run_id!r} is used",
+                f"{run.given_version + 1}",
+                "an id is never used again",
+            )
+
+    def publish(self, run: RunRecord, version: int) -> bool:
+        """The weights of a given version serve; False when this or a newer one did before."""
+        self._journal.urgent = True
+        if version <= run.version:
+            return False
+        run.version = version
+        self._journal.mark_run(run)
+        self._journal.insert(sql.PUBLISH_VERSION, (1, run.run_id, version))
+        return True
+
+    def cancel_redundant(self, run: RunRecord) -> None:
+        """The run has enough: end what was started and is not decided.
+
+        The pool ends bit by bit (`Core.prune`).
+        """
+        self._rollouts.end_groups(run, FailureCode.REDUNDANT)
+
+    def _step(self, group: GroupRecord, event: GroupEvent) -> None:
+        states = group.run.group_states
+        states[group.state] -= 1
+        group.state = group_step(group.state, event)
+        states[group.state] += 1
+        if group.group_id not in group.run.groups:
+            group.run.add(group)  # until this is durable the log would give back what it was
+        self._journal.mark_group(group)
+        if group.settled:
+            self._journal.settle(group)
+
+    def _event(self, group: GroupRecord, event: str, kept: bool) -> None:
+        run = group.run
+        row = GroupEventRow(
+            event_seq=run.next_event,
+            group_id=group.group_id,
+            event=event,
+            kept=kept,
+            reason=group.reason,
+            delivery_seq=group.delivery_seq,
+            num_members=group.n,
+            num_valid=group.num_valid,
+            min_version=group.min_version,
+            mean_reward=group.mean_reward,
+            at=int(self._wall() * 1e6),
+        )
+        run.next_event += 1
+        self._journal.tell_store(run, Kind.ROWS, group.group_id, Rows(events=(row,)))
+
+
+def _stands(group: GroupRecord) -> Decision:
+    return Decision(
+        group_id=group.group_id,
+        kept=group.state is not GroupState.DROPPED,
+        reason=group.reason,
+        num_valid=group.num_valid,
+        mean_reward=group.mean_reward,
+        min_version=group.min_version,
+    )

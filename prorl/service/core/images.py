@@ -1,0 +1,54 @@
+"""Which image of a node a rollout needs, and which nodes have it.
+
+A task names an image of the node's registry (`data.image`; an absolute path is on a file system
+that all share, and asks for nothing). Nodes of other hosts say what they have when they come: no
+lease goes to one that lacks the image, or has another one under that name than the node that came
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import orjson
+
+from prorl.service.core.state import GroupRecord, State, WorkerRecord
+
+
+def digests(images: Iterable[str] | None) -> Mapping[str, str] | None:
+    """Digests by name, from what a hello says.
+
+    >>> digests(["py=sha256:ab"]), digests(None)
+    ({'py': 'sha256:ab'}, None)
+    """
+    if images is None:
+        return None
+    pairs = (image.partition("=") for image in images)
+    return {name: digest for name, _, digest in pairs}
+
+
+def image_of(group: GroupRecord) -> str:
+    """Name of the image that a group's task asks for; empty = none."""
+    return _named(group.task) if '"image"' in group.task else ""
+
+
+@lru_cache(maxsize=256)
+def _named(task: str) -> str:
+    data = orjson.loads(task).get("data") or {}
+    named = data.get("image") if isinstance(data, dict) else ""
+    return named if isinstance(named, str) and "/" not in named else ""
+
+
+def has_image(state: State, worker: WorkerRecord | None, image: str) -> bool:
+    """Whether a worker's node has it, the same as the first node that said so."""
+    if worker is None or worker.images is None:
+        return True
+    known = (w.images[image] for w in state.workers.values() if w.images and image in w.images)
+    return worker.images.get(image, "") == next(known, None)
+
+
+def nobody_has(state: State, image: str) -> bool:
+    """Whether every INIT that is there lacks it."""
+    there = state.of_role("init")
+    return bool(there) and not any(has_image(state, worker, image) for worker in there)

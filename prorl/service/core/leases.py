@@ -1,0 +1,256 @@
+"""Serves `edge/lease`: durable leases, sent the moment that an INIT worker has credit for them.
+
+Leases are granted in bulk ahead of credit and wait here, already on disk, so that a free INIT slot
+costs no fsync. Who got which becomes its first holder; what a lost stream never acked is given up
+after a moment unless its worker says that it has it.
+
+Invariants: never more than credit (`Outlet`); a lease that was superseded or cancelled while it
+waited here is not sent, one that overtook its cancellation is cancelled at its worker. Bounded by
+`room`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+
+import orjson
+import pyarrow as pa
+
+from prorl.flight.outlet import Outlet
+from prorl.limits import Clock
+from prorl.protocols import Accept, Channel
+from prorl.schema import EDGE_BACK, LEASED
+from prorl.service.core.images import has_image, image_of
+from prorl.service.core.lifecycle import EventKind
+from prorl.service.core.rollouts import Rollouts
+from prorl.service.core.state import RolloutRecord, RunRecord, State
+from prorl.timing import CLAIM_GRACE_S
+from prorl.types import AttemptKey, Json, RolloutState
+
+MIN_AHEAD, MAX_AHEAD = 8, 256
+"""Leases granted ahead of credit."""
+
+
+_STRUCT = pa.struct(list(LEASED))
+
+
+class Leases:
+    """The lease edge's serving side."""
+
+    def __init__(
+        self,
+        state: State,
+        rollouts: Rollouts,
+        clock: Clock,
+        wall: Clock,
+        wake: Callable[[], None],
+        tokenizer: str,
+    ) -> None:
+        self._state = state
+        self._rollouts = rollouts
+        self._clock = clock
+        self._wall = wall
+        self._wake = wake
+        self._tokenizer = tokenizer
+        self._renderers: dict[str, str] = {}
+        self._granted: deque[tuple[RolloutRecord, int]] = deque()
+        self._limits: dict[str, dict[str, Json]] = {}
+        self._streams = 0
+        self._window = 0
+        self._outlet = Outlet(
+            "lease",
+            on_credit=self._credit,
+            on_sent=self._sent,
+            on_lost=self._lost,
+            has=self._has,
+        )
+
+    @property
+    def route(self) -> tuple[str, tuple[Accept, pa.Schema, pa.Schema]]:
+        """Path and handler for `Network.listen`."""
+        return self._outlet.path, (self._serve, EDGE_BACK, LEASED)
+
+    @property
+    def room(self) -> int:
+        """How many more leases should be granted now.
+
+        0 while at least half of what we want ahead is there.
+        """
+        if not self._streams or not self._window:
+            return 0
+        ahead = min(MAX_AHEAD, max(MIN_AHEAD, self._window))
+        missing = ahead + self._outlet.free_rows - len(self._granted)
+        return missing if 2 * missing >= ahead else 0
+
+    @property
+    def waiting(self) -> int:
+        """Leases that are granted and not sent."""
+        return len(self._granted)
+
+    def add(self, granted: list[tuple[RolloutRecord, int]]) -> None:
+        """Send granted leases whose transaction is durable, as far as there is credit.
+
+        The rest is kept.
+        """
+        self._granted.extend(granted)
+        self._send()
+
+    def overdue(self) -> list[RolloutRecord]:
+        """Leases that have waited here for longer than the run lets a rollout wait."""
+        now = self._clock()
+        return [
+            r
+            for r, attempt in self._granted
+            if _current(r, attempt) and now - r.since > r.run.config.limits.queue_s
+        ]
+
+    @property
+    def num_remembered(self) -> int:
+        """Of how many runs something is kept for their next lease."""
+        return len(self._limits.keys() | self._renderers.keys())
+
+    def prune(self) -> None:
+        """Forget what was kept of runs that have ended; send what nobody could be sent before."""
+        self._send()
+        for kept in (self._limits, self._renderers):
+            for run_id in kept.keys() - self._state.open.keys():
+                del kept[run_id]
+
+    async def _serve(self, channel: Channel) -> None:
+        self._streams += 1
+        try:
+            await self._outlet.serve(channel)
+        finally:
+            self._streams -= 1
+            for run_id, rollout_id, attempt in self._outlet.lacked():
+                record = self._rollouts.find(run_id, rollout_id)
+                if record is not None and _current(record, attempt):
+                    self._rollouts.lost(record, EventKind.RETURN)
+            self._wake()
+
+    def _has(self, peer: Mapping[str, Json], image: str) -> bool:
+        worker = self._state.workers.get(str(peer.get("worker", "")))
+        if worker is not None and worker.held_back:
+            return False
+        return not image or has_image(self._state, worker, image)
+
+    def room_for(self, record: RolloutRecord) -> int | None:
+        """How many leases would soon find room at a node that has the rollout's image.
+
+        None where no node has it.
+        """
+        image = image_of(record.group)
+        if not image:
+            return 1
+        free = self._outlet.free_for(image)
+        if free is None:
+            return None
+        ahead = sum(image_of(r.group) == image for r, _ in self._granted)
+        return max(free, MIN_AHEAD) - ahead
+
+    def _credit(self, free_rows: int) -> None:
+        self._window = max(self._window, free_rows)
+        self._send()
+        self._wake()
+
+    def _send(self) -> None:
+        free = self._outlet.free_rows
+        ready: list[RolloutRecord] = []
+        kept: list[tuple[RolloutRecord, int]] = []
+        while self._granted and len(ready) < free:
+            record, attempt = self._granted.popleft()
+            if not _current(record, attempt):
+                continue
+            image = image_of(record.group)
+            room = self._outlet.free_for(image) if image else 1
+            if room is None:
+                self._rollouts.lost(record, EventKind.RETURN)
+            elif room > sum(image_of(r.group) == image for r in ready) or not image:
+                ready.append(record)
+            else:
+                kept.append((record, attempt))
+        self._granted.extendleft(reversed(kept))
+        if ready:
+            needs = [image_of(record.group) for record in ready]
+            self._outlet.send(self._batch(ready), needs)
+
+    def _sent(self, keys: list[AttemptKey], hello: Mapping[str, Json]) -> None:
+        worker = self._state.workers.get(str(hello.get("worker", "")))
+        if worker is not None and worker.incarnation != hello.get("incarnation", ""):
+            worker = None  # another life of that name has this stream
+        for run_id, rollout_id, attempt in keys:
+            record = self._rollouts.find(run_id, rollout_id)
+            current = record is not None and _current(record, attempt)
+            if worker is None:
+                if record is not None and current:
+                    self._rollouts.await_claim(record, CLAIM_GRACE_S, EventKind.RETURN)
+            elif record is not None and current:
+                self._rollouts.hold(record, worker)
+            else:
+                self._rollouts.stop(worker, AttemptKey(run_id, rollout_id, attempt))
+
+    def _lost(self, keys: Iterable[AttemptKey], _: Mapping[str, Json]) -> None:
+        for run_id, rollout_id, attempt in keys:
+            record = self._rollouts.find(run_id, rollout_id)
+            if record is not None and _current(record, attempt) and not record.taken:
+                grace_s = max((worker.grace_s for worker in record.holders), default=0.0)
+                ours = any(not worker.remote for worker in record.holders)
+                end = EventKind.LOST if ours else EventKind.RETURN
+                self._rollouts.await_claim(record, max(CLAIM_GRACE_S, grace_s), end)
+
+    def _batch(self, records: list[RolloutRecord]) -> pa.RecordBatch:
+        wall, now = self._wall(), self._clock()
+        rows = [self._row(record, wall, now) for record in records]
+        return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=LEASED)
+
+    def _row(self, record: RolloutRecord, wall: float, now: float) -> tuple[Json, ...]:
+        """One lease: its values in the order of LEASED."""
+        group = record.group
+        run, config = group.run, group.run.config
+        return (
+            run.run_id,
+            record.rollout_id,
+            group.group_id,
+            record.sample_index,
+            record.rollout_key,
+            record.life.attempt,
+            group.task_id,
+            group.data_source,
+            group.task,
+            group.env,
+            config.agent,
+            self._renderer_of(run),
+            orjson.loads(group.sampling),
+            self._limits_of(run, now - record.since),
+            record.backend,
+            self._min_version(run),
+            "",  # eval_node: where INIT and RUN are
+            config.seed,
+            max(0.0, wall - group.accepted_at),
+            group.extra,
+            config.on_unknown if config.journal == "node" else "",
+        )
+
+    def _limits_of(self, run: RunRecord, waited_s: float) -> dict[str, Json]:
+        limits = self._limits.get(run.run_id)
+        if limits is None:
+            limits = self._limits[run.run_id] = asdict(run.config.limits.limits())
+        return {**limits, "queue_s": max(1.0, limits["queue_s"] - waited_s)}
+
+    def _renderer_of(self, run: RunRecord) -> str:
+        if run.run_id not in self._renderers:
+            spec = run.config.renderer.spec(self._tokenizer, run.created_at)
+            self._renderers[run.run_id] = spec.to_json()
+        return self._renderers[run.run_id]
+
+    @staticmethod
+    def _min_version(run: RunRecord) -> int:
+        """Weights older than this would make the group stale at its hand-out."""
+        allowed = run.config.max_staleness
+        return max(0, run.version - allowed) if allowed >= 0 else 0
+
+
+def _current(record: RolloutRecord, attempt: int) -> bool:
+    return record.life.state is RolloutState.LEASED and record.life.attempt == attempt

@@ -1,0 +1,203 @@
+"""`ROOT/<run>/manifest.json`: what a copied run directory must say of itself.
+
+Written once, when the run is made, before it is accepted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import orjson
+
+from prorl.config import RunConfig, ServiceConfig
+from prorl.errors import ConflictError, StorageError
+from prorl.linux.failpoints import failpoint
+from prorl.linux.files import make_folder
+from prorl.schema import check_version
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core.provenance import provenance
+from prorl.service.core.state import RunRecord
+from prorl.storage.files.durable import check_conditional, write_durably
+from prorl.storage.files.layout import MANIFEST, RunDir, manifest_digest
+from prorl.storage.files.objects import NameTakenError, ask
+from prorl.types import Json
+
+OWNER = ".owner"
+"""Below `store.url`: which root writes there."""
+
+
+def code_version() -> str:
+    """The version of prorl that is installed."""
+    try:
+        return version("prorl")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def write_manifest(
+    service: ServiceConfig,
+    run: RunConfig,
+    created_at: float,
+    renderer: Json = None,
+    owner: str = "",
+) -> RunDir:
+    """Make the directory and the manifest of a run that the log does not know.
+
+    One that is there with the same config and owner and nothing stored (we died before the log had
+    the run) stays. `owner`: of the root, `ControlLog.owner`.
+
+    Raises ConflictError when the directory belongs to another run or holds trajectories,
+    SchemaError when it is of another version, StorageError.
+    """
+    directory = RunDir(service.run_directory(run.run_id))
+    config = run.model_dump(mode="json")
+    try:
+        if not _is_there(directory, config, owner):
+            content = _content(service, run, config, created_at, renderer)
+            _make(directory, {**content, "owner": owner})
+            failpoint("manifest.written")
+    except NameTakenError:
+        hint = "choose another run_id"
+        given = f"{directory.where} is being made by another service"
+        raise ConflictError(given, "a directory that does not exist", hint) from None
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{directory.where}: {error.strerror or error}") from error
+    return directory
+
+
+def _is_there(directory: RunDir, config: Json, owner: str) -> bool:
+    """Whether our manifest of this config stands there already.
+
+    Raises ConflictError for a file, for another run, and where trajectories are stored.
+    """
+    _refuse_file(directory)
+    found = _read(directory)
+    if found is None:
+        return False
+    wanted, hint = "a directory that does not exist", "choose another run_id"
+    if found.get("config") != config:
+        raise ConflictError(f"{directory.where} holds another run", wanted, hint)
+    if directory.written():
+        raise ConflictError(
+            f"{directory.where} holds trajectories of a run that this root's log does not know",
+            wanted,
+            f"`prorl sql`, `replay`, `export` and `report` read it as it is; {hint}",
+        )
+    if found.get("owner") != owner:
+        given = f"{directory.where} holds a run of another service's root"
+        raise ConflictError(given, wanted, hint)
+    return True
+
+
+def claim_store(service: ServiceConfig, owner: str) -> None:
+    """Take `store.url` for this root: one service writes there, as one does in a root on a disk.
+
+    Raises ConflictError when another root has it, ConfigError, StorageError.
+    """
+    if not service.store.url:
+        return
+    store = RunDir(service.store.url)
+    if store.local:
+        make_folder(Path(store.root))
+    check_conditional(store.fs, store.root)
+    try:
+        write_durably(store.fs, store.path(OWNER), owner.encode())
+    except NameTakenError:
+        raise ConflictError(
+            f"{service.store.url} belongs to another service's root",
+            "a url that no other service writes to",
+            f"choose another, or remove {store.path(OWNER)} if that root is gone",
+        ) from None
+
+
+def _refuse_file(directory: RunDir) -> None:
+    if directory.local and Path(directory.root).is_file():
+        raise ConflictError(
+            f"{directory.where} is a file of the service",
+            "a name that is free",
+            "choose another run_id",
+        )
+
+
+def check_there(service: ServiceConfig, run_id: str) -> None:
+    """Raises ConflictError when somebody has removed the directory of a run that the log knows."""
+    run = RunDir(service.run_directory(run_id))
+    run.fs.invalidate_cache()
+    path = run.path(MANIFEST)
+    if not run.has(MANIFEST):
+        raise ConflictError(
+            f"run {run_id!r} is known here, but {path} is gone",
+            "its directory in its place",
+            "choose another run_id",
+        )
+
+
+def check_directories(service: ServiceConfig, runs: Iterable[RunRecord]) -> None:
+    """Before a service goes on with its open runs.
+
+    Raises ConflictError when a directory holds commits that the log does not know: then the log is
+    older than what it would write to.
+    """
+    for run in runs:
+        if run.state == "open":
+            RunDir(service.run_directory(run.run_id)).check_known(run.next_commit - 1)
+
+
+def read_renderer(service: ServiceConfig, run_id: str) -> Json:
+    """Read what was proved of a run's renderer when it was made; None where nothing is said."""
+    found = _read(RunDir(service.run_directory(run_id))) or {}
+    renderer = found.get("renderer")
+    return renderer if isinstance(renderer, dict) and "sample_ids" in renderer else None
+
+
+def _content(
+    service: ServiceConfig, run: RunConfig, config: Json, created_at: float, renderer: Json
+) -> dict[str, Json]:
+    return {
+        "run_id": run.run_id,
+        "schema_version": SCHEMA_VERSION,
+        "code_version": code_version(),
+        "created_at": created_at,
+        **provenance(service, run),
+        "renderer": renderer,
+        "config": config,
+    }
+
+
+def _read(run: RunDir) -> dict[str, Json] | None:
+    run.fs.invalidate_cache()
+    path = run.path(MANIFEST)
+    try:
+        found = orjson.loads(run.read(MANIFEST))
+    except FileNotFoundError:
+        return None
+    except orjson.JSONDecodeError:
+        raise StorageError(f"{path} is not JSON: move it away to use this directory") from None
+    values = found if isinstance(found, dict) else {}
+    check_version(values.get("schema_version"), f"run directory {run.where}")
+    return values
+
+
+def _make(run: RunDir, content: dict[str, Json]) -> None:
+    """A directory with nothing but its manifest."""
+    if run.local:
+        folder = Path(run.root)
+        make_folder(folder)
+        others = any(not name.startswith(".") for name in os.listdir(folder))
+    else:
+        check_conditional(run.fs, run.root.rpartition("/")[0])
+        others = bool(ask(run.fs, lambda: run.fs.find(run.root, maxdepth=1)))
+    if others:
+        raise ConflictError(
+            f"{run.where} holds other files",
+            "a directory that does not exist or is empty",
+            "choose another run_id",
+        )
+    content = {**content, "digest": manifest_digest(content)}
+    data = orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n"
+    write_durably(run.fs, run.path(MANIFEST), data)

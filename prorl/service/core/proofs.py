@@ -1,0 +1,100 @@
+"""Runs that are being made: a chat template may take minutes to prove, and no request waits for it.
+
+A request waits `SAID_S`, then hears that the run is being proved; the same request again goes on
+waiting. A proof is not in the log: after a restart that request begins it anew. What nobody has
+heard of a proof that failed is kept until somebody asks, or `MOST` others came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from prorl.config import RunConfig
+from prorl.errors import ConflictError, QueueFullError
+from prorl.limits import Clock
+from prorl.service.core.accept import check_same
+from prorl.service.core.state import RunRecord
+
+SAID_S = 10.0
+MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One run that is being made, or was refused and nobody has heard it."""
+
+    config: RunConfig
+    since: float
+    """Seconds since the epoch."""
+    made: asyncio.Future[bool]
+
+
+class Proofs:
+    """Of a gateway; all on its loop."""
+
+    def __init__(self, wall: Clock) -> None:
+        self._wall, self._proofs = wall, dict[str, Proof]()
+        self.said_s = SAID_S
+
+    async def make(
+        self, config: RunConfig, create: Callable[[], Coroutine[None, None, bool]]
+    ) -> bool | None:
+        """Whether this made the run; None: it is still being proved. Raises what `create` does.
+
+        Raises ConflictError for another config than the one that is being proved.
+        """
+        name = config.run_id
+        proof = self._proofs.get(name)
+        if proof is None:
+            self._make_room()
+            made = asyncio.ensure_future(create())
+            proof = self._proofs[name] = Proof(config, self._wall(), made)
+        else:
+            check_same(proof.config, config)
+        await asyncio.wait({proof.made}, timeout=self.said_s)
+        if not proof.made.done():
+            return None
+        first = self._proofs.pop(name, None) is proof
+        if proof.made.cancelled():
+            raise ConflictError(f"run {name!r} was cancelled while it was proved")
+        return proof.made.result() and first
+
+    def cancel(self, name: str) -> None:
+        """Give a run up before it is one."""
+        self._proofs[name].made.cancel()
+
+    def find(self, name: str) -> RunRecord | None:
+        """A run that is not one yet, as views show it."""
+        proof = self._proofs.get(name)
+        return _shown(proof, self._wall()) if proof is not None else None
+
+    def all(self) -> list[RunRecord]:
+        """All of them."""
+        return [_shown(proof, self._wall()) for proof in self._proofs.values()]
+
+    async def close(self) -> None:
+        """Give all up."""
+        making = [proof.made for proof in self._proofs.values()]
+        for made in making:
+            made.cancel()
+        await asyncio.gather(*making, return_exceptions=True)
+
+    def _make_room(self) -> None:
+        """Raises QueueFullError when so many are being proved."""
+        if len(self._proofs) >= MOST:
+            ended = next((name for name, one in self._proofs.items() if one.made.done()), None)
+            if ended is None:
+                raise QueueFullError(f"{MOST} runs are being proved: make it when some are done")
+            del self._proofs[ended]
+
+
+def _shown(proof: Proof, now: float) -> RunRecord:
+    """As a run whose state says it: `proving`, or `refused` with the reason."""
+    run = RunRecord(config=proof.config, digest="", created_at=proof.since, state="proving")
+    run.stuck = f"its chat template is being proved, for {now - proof.since:.0f} s so far"
+    if proof.made.done():
+        error = None if proof.made.cancelled() else proof.made.exception()
+        run.state, run.stuck = "refused", str(error or "it was cancelled")
+    return run

@@ -1,0 +1,356 @@
+"""The only code that changes a rollout's state: events in, the lifecycle's actions out.
+
+Also who holds what. INIT holds an attempt from its lease on; RUN's `started` replaces INIT; EVAL's
+adds EVAL; the store joins when it reserves. An attempt that nobody holds is lost. `released` is
+believed only after a moment (`RELEASE_GRACE_S`): the next holder's `started` travels on another
+stream and may come second.
+
+What a worker that leaves in order gives up, or had in hand when it was ended while it left, is
+returned instead of lost: charged to nobody. So is what the end of a stream from another host took
+along, unless the worker's next life on the same node says that it has died: it may be the line, or
+the host.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from zlib import crc32
+
+from prorl.control import Cancel, ControlRow, Kind
+from prorl.limits import Clock
+from prorl.service.core.lifecycle import Action, Event, EventKind, step
+from prorl.service.core.lines import Lines
+from prorl.service.core.observed import Observed, Phase
+from prorl.service.core.state import (
+    IN_HAND,
+    GroupRecord,
+    RolloutRecord,
+    RunRecord,
+    State,
+    WorkerRecord,
+)
+from prorl.service.log import messages
+from prorl.service.log.journal import Journal
+from prorl.timing import RELEASE_GRACE_S
+from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
+
+PIECE = 250
+"""Rollouts that are ended in one go: a run that is cancelled, or has enough, may have ten thousand
+in hand, and no step of the loop may cost by that.
+"""
+
+_TERMINAL = frozenset(state for state in RolloutState if state.terminal)
+
+_PHASES = {
+    RolloutState.QUEUED: Phase.QUEUE,
+    RolloutState.LEASED: Phase.INIT,
+    RolloutState.RUNNING: Phase.RUN,
+    RolloutState.RESERVED: Phase.STORE,
+}
+
+MAX_MESSAGE = 2000
+"""Characters of a failure's text that the log keeps."""
+
+FIRST_REST_S, LAST_REST_S = 0.25, 4.0
+"""Until an attempt that infrastructure failed is tried again: doubled each time, with jitter."""
+
+_WHY = {
+    EventKind.LOST: "no worker has it any more",
+    EventKind.RETURN: "its worker left and gave it back",
+}
+
+
+class Orphan(NamedTuple):
+    """An attempt of which no holder is known."""
+
+    attempt: int
+    until: float
+    """When it will be certain, on the loop's clock."""
+    end: EventKind
+    """LOST or RETURN."""
+    line: WorkerRecord | None = None
+    """Of another host, whose stream has ended: its line, or all of it."""
+
+
+_NO_ORPHAN = Orphan(-1, 0.0, EventKind.LOST)
+
+
+class Rollouts:
+    """The living rollouts and their holders."""
+
+    def __init__(self, state: State, journal: Journal, clock: Clock, wall: Clock) -> None:
+        self._state, self._journal, self._clock, self._wall = state, journal, clock, wall
+        self.lines = Lines(clock)
+        self.observed = Observed()
+        self._orphans: dict[RolloutRecord, Orphan] = {}
+        """Attempts that may be lost."""
+
+    def find(self, run_id: str, rollout_id: int) -> RolloutRecord | None:
+        """A rollout that is in memory, or None."""
+        run = self._state.runs.get(run_id)
+        return run.rollouts.get(rollout_id) if run else None
+
+    def apply(self, record: RolloutRecord, event: Event, message: str = "") -> bool:
+        """Apply an event; False when the sender is fenced."""
+        before = record.life
+        life, actions = step(before, event)
+        if life is not before:
+            record.life = life
+            if message:
+                record.message = message[:MAX_MESSAGE]
+            if event.kind in (EventKind.FAILED, EventKind.LOST):
+                self.observed.failures[life.code] += 1
+            if life.state is not before.state:
+                self._leave_phase(record, _PHASES[before.state])
+                states = record.group.run.rollout_states
+                states[before.state] -= 1
+                states[life.state] += 1
+                if life.state in _TERMINAL:
+                    record.group.pending -= 1
+            self._journal.mark_rollout(record)
+        failed_again = life.infra_failures > before.infra_failures
+        rest_s = _rest_s(record) if failed_again else 0.0
+        if life.state is RolloutState.COMPLETED and life is not before:
+            for worker in record.holders:
+                self.lines.delivered(worker)
+        for action in actions:
+            self._act(record, action, rest_s)
+        return Action.FENCE not in actions
+
+    def _leave_phase(self, record: RolloutRecord, phase: Phase) -> None:
+        now = self._clock()
+        if phase is Phase.RUN and any(worker.role == "eval" for worker in record.holders):
+            phase = Phase.EVAL
+        # What began before this gateway did is not known.
+        if began := record.entered or record.since:
+            self.observed.left(phase, now - began)
+        record.entered = now
+
+    def _act(self, record: RolloutRecord, action: Action, rest_s: float = 0.0) -> None:
+        match action:
+            case Action.GRANT:
+                record.taken = False
+                record.since = self._clock()
+                self._journal.grant(record)
+            case Action.REQUEUE:
+                record.since = self._clock()
+                record.group.run.queue_again(record, record.since, rest_s)
+            case Action.CANCEL_ATTEMPT:
+                for worker in record.holders:
+                    self.stop(worker, record.key)
+            case Action.RELEASE:
+                self._state.balancer.release((record.group.run.run_id, record.rollout_id))
+                for worker in record.holders:
+                    worker.held.discard(record)
+                record.holders.clear()
+            case Action.STORE_TERMINAL:
+                self._journal.tell_store(
+                    record.run,
+                    Kind.TERMINAL,
+                    record.group.group_id,
+                    messages.terminal(record, self._wall()),
+                )
+            case Action.CHECK_GROUP:
+                if record.group.pending == 0:
+                    self._started(record.group)
+                    group = record.group
+                    self._journal.tell_store(
+                        group.run,
+                        Kind.GROUP_COMPLETE,
+                        group.group_id,
+                        messages.group_complete(group),
+                    )
+            case Action.FENCE:
+                pass
+
+    def _started(self, group: GroupRecord) -> None:
+        """A group that ended before it was started counts as started.
+
+        Now it waits for its decision, not in the pool.
+        """
+        if not group.opened:
+            group.opened = True
+            group.run.open_groups += 1
+            self._journal.mark_group(group)
+
+    def stop(self, worker: WorkerRecord, key: AttemptKey) -> None:
+        """Tell a worker to stop an attempt."""
+        self._journal.send(worker, ControlRow.of(Cancel(), **key._asdict()))
+        self._journal.urgent = True
+
+    # ---- the end of what was started, bit by bit
+
+    def end_groups(self, run: RunRecord, code: FailureCode) -> None:
+        """End every group of the run that is in memory and open.
+
+        A piece now, the rest by `end_more`; until then the run is given no lease.
+        """
+        if not run.ending:
+            groups = [group for group in run.groups.values() if group.state is GroupState.OPEN]
+            run.ending.extend((group, code) for group in groups)
+            self.end_more(run, PIECE)
+
+    def end_more(self, run: RunRecord, room: int) -> int:
+        """End up to `room` rollouts, and the rest of their group; the room that is left."""
+        while run.ending and room > 0:
+            group, code = run.ending.popleft()
+            room -= self.cancel_group(group, code)
+        return room
+
+    def cancel_group(self, group: GroupRecord, code: FailureCode) -> int:
+        """End every member that has not ended; how many."""
+        living = [rollout for rollout in group.rollouts if not rollout.life.state.terminal]
+        for rollout in living:
+            self.apply(rollout, Event(kind=EventKind.CANCEL, code=code))
+        return len(living)
+
+    # ---- holders
+
+    def hold(self, record: RolloutRecord, worker: WorkerRecord) -> None:
+        """The worker has the current attempt."""
+        record.holders.add(worker)
+        worker.held.add(record)
+        if record.life.state is not RolloutState.RESERVED or worker.role == "store":
+            self._orphans.pop(record, None)
+
+    def leave(
+        self,
+        record: RolloutRecord,
+        worker: WorkerRecord,
+        grace_s: float = 0.0,
+        returned: bool = False,
+    ) -> None:
+        """The worker has it no longer; the attempt is lost, or returned, when nobody has."""
+        record.holders.discard(worker)
+        worker.held.discard(record)
+        self._unreserve(record)
+        if record.holders or record.life.state not in IN_HAND:
+            return
+        end = EventKind.RETURN if worker.leaving or returned else EventKind.LOST
+        if grace_s:
+            line = worker if worker.remote and returned and not worker.leaving else None
+            self.await_claim(record, grace_s, end, line=line)
+        else:
+            self.lost(record, end)
+
+    def await_claim(
+        self,
+        record: RolloutRecord,
+        grace_s: float,
+        end: EventKind = EventKind.LOST,
+        *,
+        sooner: bool = False,
+        line: WorkerRecord | None = None,
+    ) -> None:
+        """Wait for a claim of an attempt whose holders are not known.
+
+        It is lost, or returned, unless one claims it within `grace_s`. Waits no longer than that if
+        `sooner`, however long it was to wait before.
+        """
+        earlier = self._orphan(record)
+        end = EventKind.RETURN if earlier.end is EventKind.RETURN else end
+        until = max(0.0 if sooner else earlier.until, self._clock() + grace_s)
+        self._orphans[record] = Orphan(record.life.attempt, until, end, line or earlier.line)
+
+    def _orphan(self, record: RolloutRecord) -> Orphan:
+        """What is known of the current attempt as an orphan."""
+        orphan = self._orphans.get(record, _NO_ORPHAN)
+        return orphan if orphan.attempt == record.life.attempt else _NO_ORPHAN
+
+    def lost(
+        self, record: RolloutRecord, end: EventKind = EventKind.LOST, *, known: bool = False
+    ) -> None:
+        """Nobody has the current attempt. `known`: it is known by now how it was lost."""
+        self._unreserve(record)
+        if not record.holders:
+            if not known and self._orphan(record).end is EventKind.RETURN:
+                end = EventKind.RETURN
+            self.apply(record, Event(kind=end, attempt=record.life.attempt), _WHY[end])
+
+    def _unreserve(self, record: RolloutRecord) -> None:
+        """A reservation ends with the store that made it."""
+        if record.life.state is RolloutState.RESERVED and not any(
+            worker.role == "store" for worker in record.holders
+        ):
+            self.apply(record, Event(kind=EventKind.UNRESERVE, attempt=record.life.attempt))
+
+    def settle_returned(self) -> None:
+        """Queue at once what was given back.
+
+        The gateway stops, and its next life knows no more of it than the log does.
+        """
+        for record, orphan in list(self._orphans.items()):
+            current = orphan.attempt == record.life.attempt and record.life.state in IN_HAND
+            if orphan.end is EventKind.RETURN and current and not record.holders:
+                del self._orphans[record]
+                self.lost(record, EventKind.RETURN)
+
+    def settle_orphans(self) -> None:
+        """Give up attempts whose grace is over."""
+        now = self._clock()
+        due = [record for record, orphan in self._orphans.items() if orphan.until <= now]
+        for record in due:
+            orphan = self._orphans.pop(record)
+            if record.life.attempt != orphan.attempt or record.life.state not in IN_HAND:
+                continue
+            living = [w for w in record.holders if w.role == "init" and not record.taken]
+            for worker in living:
+                self.stop(worker, record.key)
+                record.holders.discard(worker)
+                worker.held.discard(record)
+            if orphan.line is not None and not living:
+                self.lines.lost(orphan.line)
+            # Only the stream broke to an INIT that lives: the lease never reached it.
+            self.lost(record, EventKind.RETURN if living else orphan.end)
+
+    # ---- what workers say
+
+    def started(
+        self, worker: WorkerRecord, record: RolloutRecord, attempt: int, stage: str
+    ) -> bool:
+        """A worker took the attempt; False when it is superseded or decided."""
+        if record.life.attempt != attempt or record.life.state not in IN_HAND:
+            return False
+        if stage == "run":
+            for init in [w for w in record.holders if w.role == "init"]:
+                record.holders.discard(init)
+                init.held.discard(record)
+            if record.life.state is not RolloutState.RESERVED:
+                self.apply(record, Event(kind=EventKind.STARTED_RUN, attempt=attempt))
+        elif stage == "eval" and record.life.state is RolloutState.RUNNING:
+            self._leave_phase(record, Phase.RUN)
+        record.taken = True
+        self.hold(record, worker)
+        return True
+
+    def failed(self, record: RolloutRecord, attempt: int, code: str, message: str) -> bool:
+        """The attempt ended without a valid row; False when it is superseded or decided."""
+        known = (
+            FailureCode(code)
+            if code in FailureCode._value2member_map_ and code
+            else FailureCode.STAGE_ERROR
+        )
+        if record.life.attempt == attempt:
+            blamed = known in (FailureCode.BACKEND_UNAVAILABLE, FailureCode.BACKEND_PROTOCOL)
+            record.failed_on = record.backend if blamed else ""
+        return self.apply(
+            record, Event(kind=EventKind.FAILED, attempt=attempt, code=known), message
+        )
+
+    def released(
+        self, worker: WorkerRecord, record: RolloutRecord, attempt: int, returned: bool = False
+    ) -> None:
+        """The worker has nothing of it any more; `returned`: through nobody's fault."""
+        if record.life.attempt == attempt and worker in record.holders:
+            self.leave(record, worker, RELEASE_GRACE_S, returned)
+
+
+def _rest_s(record: RolloutRecord) -> float:
+    """Seconds that what broke rests.
+
+    It needs time, and those that it broke together must not come back together: each has a jitter
+    of its own, the same whenever it is asked for.
+    """
+    jitter = crc32(repr(record.key).encode()) / (1 << 32)
+    longest = min(LAST_REST_S, FIRST_REST_S * 2.0 ** (record.life.infra_failures - 1))
+    return longest * (0.5 + 0.5 * jitter)

@@ -1,0 +1,435 @@
+"""What the gateway knows, in memory: runs, groups, rollouts, workers.
+
+A cache of the control log, rebuilt from it at start. Only live things are here: a group leaves
+(`forget`) once it is decided and every row of it is stored; `recover.py` reads any group back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TypeVar
+
+from prorl.config import RunConfig
+from prorl.control import Served, Stats, TrajectorySummary
+from prorl.filters import find_filter
+from prorl.graph import GRAPH
+from prorl.service.core.group_pool import GroupPool
+from prorl.service.core.lifecycle import Event, EventKind, RolloutLife
+from prorl.service.core.sampler import Demand, reached
+from prorl.service.pool.balancer import Balancer, Suits
+from prorl.timing import REMOTE_GRACE_S
+from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
+
+T = TypeVar("T")
+
+NO_TRAJECTORY = TrajectorySummary()
+
+
+KEPT_CLOSED = 64
+"""Runs that are over and stay in memory for those who look at them."""
+
+AHEAD = 500
+"""Rollouts of a run that may be in memory before they are started: reading them from the log one
+group at a time would cost more than they do.
+"""
+
+IN_HAND = frozenset({RolloutState.LEASED, RolloutState.RUNNING, RolloutState.RESERVED})
+
+
+class Ordered(dict[T, None]):
+    """A set in the order in which its members came.
+
+    What is decided over it follows from events alone; a set of records goes by where they lie in
+    memory, and the same events would not lead to the same state twice.
+
+    >>> names = Ordered[str]()
+    >>> for name in ("b", "a", "c", "b"):
+    ...     names.add(name)
+    >>> names.discard("a")
+    >>> list(names), "a" in names
+    (['b', 'c'], False)
+    """
+
+    def add(self, member: T) -> None:
+        """Last, unless it is there."""
+        self[member] = None
+
+    def discard(self, member: T) -> None:
+        """Take it out, if it is there."""
+        self.pop(member, None)
+
+
+@dataclass(slots=True, eq=False)
+class WorkerRecord:
+    """A process with a control stream."""
+
+    name: str
+    session: int
+    incarnation: str
+    role: str
+    node: str
+    pid: int
+    location: str
+    slots: int
+    held: Ordered[RolloutRecord] = field(default_factory=Ordered)
+    stats: Stats | None = None
+    """What it said last; None until it says something."""
+    seen_at: float = 0.0
+    remote: bool = False
+    """On another host than the gateway."""
+    leaving: bool = False
+    """It was asked to leave: what it gives back is charged to nobody."""
+    resumes: bool = False
+    """Whoever comes after it under its name goes on with what it held."""
+    endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What it was told last."""
+    home: str = ""
+    """Of its node's life: two lives of one node may be there for a moment, each with sandboxes."""
+    alone_since: float | None = None
+    """Of an INIT: since when no RUN of its node is there."""
+    held_back: str = ""
+    """Why it gets no leases now."""
+    images: Mapping[str, str] | None = None
+    """Digests of its node's images by name; None: it may have any."""
+
+    @property
+    def grace_s(self) -> float:
+        """How long it may be away before what it holds is lost.
+
+        A cable may have been pulled, or its next life is about to read its journal.
+        """
+        waited_for = self.remote or (self.resumes and not self.leaving)
+        return REMOTE_GRACE_S if waited_for else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class RolloutRecord:
+    """A rollout that is not forgotten: its life, and who holds its attempt."""
+
+    group: GroupRecord
+    rollout_id: int
+    sample_index: int
+    life: RolloutLife
+    message: str = ""
+    backend: str = ""
+    failed_on: str = ""
+    """Backend that failed the last attempt: the next one goes elsewhere if it can."""
+    reward: float | None = None
+    part: str = ""
+    """Of the store, that holds its row; empty = not stored."""
+    summary: TrajectorySummary = NO_TRAJECTORY
+    """Of the committed trajectory."""
+    holders: Ordered[WorkerRecord] = field(default_factory=Ordered)
+    taken: bool = False
+    """Whether INIT said that it has the lease."""
+    since: float = 0.0
+    """When it was queued or granted, on the loop's clock."""
+    unplaced_at: float | None = None
+    """Since when no node that is there has its image; None: one has, or it asks for none."""
+    entered: float = 0.0
+    """When it changed its state last, on the same clock."""
+
+    @property
+    def run(self) -> RunRecord:
+        """The run that it belongs to."""
+        return self.group.run
+
+    @property
+    def key(self) -> AttemptKey:
+        """The name of the rollout's current attempt."""
+        return AttemptKey(self.group.run.run_id, self.rollout_id, self.life.attempt)
+
+    @property
+    def rollout_key(self) -> str:
+        """The rollout's name for clients and backends, the same for every attempt."""
+        return f"{self.group.key}/{self.sample_index}"
+
+
+@dataclass(slots=True, eq=False)
+class GroupRecord:
+    """A group that is not forgotten, with its members."""
+
+    run: RunRecord
+    group_id: int
+    key: str
+    digest: str
+    n: int
+    first_rollout: int
+    task_id: str
+    data_source: str
+    env: str
+    task: str
+    """Canonical JSON."""
+    sampling: str
+    """JSON of `SamplingParams`."""
+    extra: str
+    accepted_at: float
+    """Seconds since the epoch."""
+    state: GroupState = GroupState.OPEN
+    opened: bool = False
+    reason: str = ""
+    num_valid: int = 0
+    mean_reward: float | None = None
+    min_version: int = -1
+    delivery_seq: int = -1
+    rollouts: list[RolloutRecord] = field(default_factory=list)
+    pending: int = 0
+    """Members that are not terminal."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether it need not stay in memory: not started, or settled."""
+        return self.settled or (self.state is GroupState.OPEN and not self.opened)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing will change but its delivery."""
+        return self.state is not GroupState.OPEN and all(r.part for r in self.rollouts)
+
+
+@dataclass(slots=True, eq=False)
+class RunRecord:
+    """A run that is not finished."""
+
+    config: RunConfig
+    digest: str
+    created_at: float
+    state: str = "open"
+    """`open` or `finished`."""
+    last: bool = False
+    """No more groups will come."""
+    cancelled: bool = False
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    groups: dict[int, GroupRecord] = field(default_factory=dict)
+    keys: dict[str, GroupRecord] = field(default_factory=dict)
+    rollouts: dict[int, RolloutRecord] = field(default_factory=dict)
+    parts: dict[str, int] = field(default_factory=dict)
+    """Commits that are not published yet, by part."""
+    pool: GroupPool = field(default_factory=GroupPool)
+    """Accepted, not started; their records are in the log only."""
+    ready: deque[RolloutRecord] = field(default_factory=deque)
+    """Members of started groups that wait for a lease."""
+    resting: list[tuple[float, int, RolloutRecord]] = field(default_factory=list)
+    """A heap of those that infrastructure failed: ready at that time of the loop's clock."""
+    ending: deque[tuple[GroupRecord, FailureCode]] = field(default_factory=deque)
+    """Started groups that are still to be ended, and why (`Rollouts.end_groups`)."""
+    next_group: int = 0
+    next_rollout: int = 0
+    next_commit: int = 1
+    next_event: int = 0
+    next_delivery: int = 0
+    outbox_end: int = 0
+    """The last row of the outbox about it."""
+    outbox_stored: int = 0
+    """Up to it the store has written what the outbox had for it."""
+    unstored: int = 0
+    """Rollouts whose row no part holds yet."""
+    stored_bytes: int = 0
+    """Of the files of its commits, before compaction."""
+    group_size: int = 1
+    """Of the largest group."""
+    open_groups: int = 0
+    """Started and not decided."""
+    undecided: int = 0
+    kept: int = 0
+    """Kept and not gone stale."""
+    waiting: int = 0
+    """Kept and not handed out."""
+    version: int = 0
+    """Newest published policy version."""
+    given_version: int = 0
+    """Highest id given to weights, published or not: never given again."""
+    published: bool = False
+    """Whether servers were given weights of this run."""
+    start: tuple[str, ...] = ()
+    """Labels of the weights that served when the run began, without their nonce."""
+    cursors: dict[str, int] = field(default_factory=dict)
+    acked: int = 0
+    """Highest seq that the primary consumer ever committed."""
+    rollout_states: Counter[str] = field(default_factory=Counter)
+    group_states: Counter[str] = field(default_factory=Counter)
+    reward_sum: float = 0.0
+    num_rewards: int = 0
+    granted_at: float = 0.0
+    """When it last moved: a lease was granted, or somebody else held it back."""
+    turns: int = 0
+    """Reported since the gateway started."""
+    moved: tuple[tuple[object, ...], float] = ((), 0.0)
+    """Last signs of progress, and when they changed."""
+    calls: Served = field(default_factory=Served)
+    """Its prompts in prefix caches, since the gateway started."""
+    stuck: str = ""
+    """What it waits for, when it does not move."""
+    expired: bool = False
+    """Nobody has worked for it within its budget for waiting: what waits ends."""
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run."""
+        return self.config.run_id
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a store has anything to do for it: it is open, or its trainer is behind."""
+        streams = self.config.delivery == "stream"
+        behind = streams and (self.waiting > 0 or self.acked < self.next_delivery)
+        unstored = bool(self.parts) or self.outbox_stored < self.outbox_end
+        return self.state == "open" or unstored or behind
+
+    @property
+    def in_hand(self) -> int:
+        """Rollouts that somebody works on."""
+        states = self.rollout_states
+        return sum(states[state] for state in IN_HAND)
+
+    @property
+    def doom(self) -> Event | None:
+        """How everything that waits in the pool ends; None while it may still start."""
+        if self.cancelled:
+            return Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED)
+        if reached(self.demand):
+            return Event(kind=EventKind.CANCEL, code=FailureCode.REDUNDANT)
+        return Event(kind=EventKind.EXPIRE) if self.expired else None
+
+    def doomed(self, demand: Demand) -> bool:
+        """Whether what waits in the pool will never start."""
+        return self.cancelled or self.expired or reached(demand)
+
+    @property
+    def ahead(self) -> int:
+        """Groups at the head of the pool that may be in memory."""
+        return max(1, AHEAD // self.group_size)
+
+    def is_next(self, group: GroupRecord) -> bool:
+        """Whether a group waits at the head of the pool: it will be wanted soon."""
+        waits = group.state is GroupState.OPEN and not group.opened and bool(self.pool)
+        return waits and 0 <= group.group_id - self.pool.first < self.ahead
+
+    @property
+    def tag(self) -> str:
+        """How labels of its weights begin: no other run's do."""
+        name = f"{self.config.run_id}\0{self.created_at!r}"
+        return blake2b(name.encode(), digest_size=6).hexdigest()
+
+    @property
+    def demand(self) -> Demand:
+        """The counts that decide whether another group may be started."""
+        config = self.config
+        return Demand(
+            open_groups=self.open_groups,
+            unacked=self.waiting + self.next_delivery - self.cursors.get("primary", 0),
+            kept=self.kept,
+            max_open=config.max_open_groups,
+            max_unacked=config.max_unacked_groups,
+            target=config.target_groups,
+            filtered=find_filter(config.filter).drops,
+            streaming=config.delivery == "stream",
+            delivered=self.next_delivery,
+            perishable=config.delivery == "stream" and config.max_staleness >= 0,
+        )
+
+    def queue_again(self, record: RolloutRecord, now: float, rest_s: float) -> None:
+        """It goes first when it has rested."""
+        if rest_s:
+            heapq.heappush(self.resting, (now + rest_s, record.rollout_id, record))
+        else:
+            self.ready.appendleft(record)
+
+    def rested(self, now: float) -> bool:
+        """Whether somebody waits for a lease; those that have rested do from here on."""
+        while self.resting and self.resting[0][0] <= now:
+            self.ready.appendleft(heapq.heappop(self.resting)[2])
+        return bool(self.ready or self.pool)
+
+    def forget(self, group: GroupRecord) -> None:
+        """Drop a group that is at rest from memory; the log keeps it."""
+        self.groups.pop(group.group_id, None)
+        self.keys.pop(group.key, None)
+        for rollout in group.rollouts:
+            self.rollouts.pop(rollout.rollout_id, None)
+
+    def add(self, group: GroupRecord) -> None:
+        """Take a group into memory with its members."""
+        self.groups[group.group_id] = self.keys[group.key] = group
+        self.rollouts.update((rollout.rollout_id, rollout) for rollout in group.rollouts)
+
+
+class State:
+    """Everything the gateway decides from."""
+
+    def __init__(self, balancer: Balancer | None = None) -> None:
+        self.runs: dict[str, RunRecord] = {}
+        """Those that are wanted, and some that somebody asked for; the log has all."""
+        self.num_commits = 0
+        """Of all runs ever."""
+        self.open: dict[str, RunRecord] = {}
+        """Those that are not finished: all that costs anything."""
+        self.workers: dict[str, WorkerRecord] = {}
+        self.balancer = balancer or Balancer()
+        self.serves: dict[str, tuple[str, int]] = {}
+        """The (run, version) that each backend was last known to serve."""
+
+    def acquire(
+        self, record: RolloutRecord, *, avoid: Collection[str] = (), min_version: int = 0
+    ) -> str | None:
+        """A backend for a rollout, its own until released; None when there is no able one."""
+        run = record.run
+        suits = self._suits(run, min_version) if min_version else None
+        owner = (run.run_id, record.rollout_id)
+        return self.balancer.acquire(owner, run.config.backends, avoid=avoid, suits=suits)
+
+    def able(self, run: RunRecord, min_version: int = 0) -> bool:
+        """Whether some backend may be given a rollout of the run."""
+        return self.balancer.able(run.config.backends, self._suits(run, min_version))
+
+    def _suits(self, run: RunRecord, min_version: int) -> Suits:
+        def suits(name: str) -> bool:
+            owner, version = self.serves.get(name, (run.run_id, min_version))
+            return owner != run.run_id or version >= min_version
+
+        return suits
+
+    def add(self, run: RunRecord) -> None:
+        """Add a run to the state."""
+        self.runs[run.run_id] = run
+        if run.state == "open":
+            self.open[run.run_id] = run
+
+    @property
+    def num_closed(self) -> int:
+        """How many runs are here that are not open."""
+        return len(self.runs) - len(self.open)
+
+    def of_role(self, role: str) -> list[WorkerRecord]:
+        """Workers of a role, in the order in which they came."""
+        return [worker for worker in self.workers.values() if worker.role == role]
+
+    @property
+    def store(self) -> WorkerRecord | None:
+        """The store, while it is there."""
+        return next((worker for worker in self.workers.values() if worker.role == "store"), None)
+
+    def endpoints(self) -> dict[str, tuple[str, ...]]:
+        """Where each role's edges are served."""
+        return {
+            role: tuple(w.location for w in self.of_role(role) if w.location)
+            for role in GRAPH.roles
+        }
+
+    def endpoints_of(self, worker: WorkerRecord) -> dict[str, tuple[str, ...]]:
+        """What a worker must dial: sandboxes do not move, so RUN and EVAL stay on their node."""
+        upstream = GRAPH.upstream(worker.role)
+        if not upstream:
+            return {}
+        home = (worker.node, worker.home)
+        near = (
+            other.location
+            for other in self.of_role(upstream)
+            if other.location and (worker.role == "store" or (other.node, other.home) == home)
+        )
+        return {upstream: tuple(near)}

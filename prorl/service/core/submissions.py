@@ -1,0 +1,205 @@
+"""What a submission goes through before it counts: a run's config, a group's task and its room.
+
+Checks come first and may take long; what they let in is accepted in pieces, so that a long batch
+lets others in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from functools import cache
+
+from prorl import plugins, storage
+from prorl.agents import get_agent
+from prorl.backends.catalogue import is_server
+from prorl.config import MAX_CALL_TOKENS, RunConfig
+from prorl.envs.users import GetEnv, env_by_name, open_env, users_code
+from prorl.errors import (
+    ConfigError,
+    ForbiddenError,
+    RolloutError,
+    TaskError,
+    UnavailableError,
+    UserError,
+)
+from prorl.filters import FILTERS
+from prorl.renderer.check import check as check_renderer
+from prorl.service.core.bodies import GroupsBody
+from prorl.service.core.candidates import Candidate, CheckTask, check_envs
+from prorl.service.core.manifest import check_there, read_renderer, write_manifest
+from prorl.service.core.state import GroupRecord, RunRecord
+from prorl.service.gateway import Gateway
+from prorl.service.http.backend_routes import vocabulary_of
+from prorl.service.pool.servers import valid_url
+from prorl.types import Json, Task
+
+PIECE = 1000
+"""Rollouts that are checked or accepted before the loop serves others; one group may have more."""
+
+
+CHECK_S = 25.0
+"""For a user's env with its import: less than a client waits, which then sends it again."""
+
+
+def known_env(load_code: bool) -> CheckTask:
+    """A check that a task's env exists and can read the task; a user's does so in a helper."""
+    find = cache(env_by_name)
+
+    def check(task: Task) -> Awaitable[None] | None:
+        rewards = task.data.get("rewards")
+        if not load_code and isinstance(rewards, dict):
+            for name in rewards:
+                plugins.refuse_places(name, TaskError, "reward")
+        if not load_code:
+            plugins.refuse_places(task.env, TaskError, "env")
+        env = find(task.env)
+        if users_code(task):
+            return check_users(find, task)
+        env.check(task)
+        return None
+
+    return check
+
+
+async def check_users(find: GetEnv, task: Task) -> None:
+    """Have a user's env check a task. Raises TaskError; UnavailableError if it cannot be asked."""
+    try:
+        async with asyncio.timeout(CHECK_S):
+            await open_env(find, task)
+    except RolloutError as error:
+        raise UnavailableError(f"task {task.task_id!r} could not be checked: {error}") from None
+    except TimeoutError:
+        raise UnavailableError(
+            f"env {task.env!r} was not ready to check task {task.task_id!r} within {CHECK_S:g} s;"
+            " its import goes on: send it again"
+        ) from None
+
+
+async def create(gateway: Gateway, config: RunConfig, *, new_servers: bool = True) -> bool:
+    """Make a run, durably; False when it is there already, with the same config.
+
+    `new_servers`: whether it may name model servers that are not in the pool; whoever may has this
+    host ask any URL. Raises ConfigError, ConflictError, ForbiddenError.
+    """
+    if config.filter not in FILTERS:
+        await asyncio.to_thread(lambda: storage.check_filter(config.filter))
+    if gateway.core.find_run(config.run_id) is None:
+        _check_names(gateway, config, new_servers)
+        config = await _prepare(gateway, config)
+    else:
+        await asyncio.to_thread(check_there, gateway.config, config.run_id)
+        renderer = await asyncio.to_thread(read_renderer, gateway.config, config.run_id)
+        config = by_model(config, renderer or {})
+    created = gateway.core.create_run(config)
+    if created:
+        await gateway.publisher.begin(gateway.core.run(config.run_id))
+    await gateway.durable()
+    return created
+
+
+THINKING_RUN_S = 1800.0
+
+
+def by_model(config: RunConfig, renderer: Mapping[str, Json]) -> RunConfig:
+    """The config, with the budgets that a model needs which thinks, where the user says none.
+
+    A thought may fill the context: half an hour at 10 tokens a second. `renderer` is what was
+    proved of it.
+    """
+    sampling, limits = config.sampling, config.limits
+    if not renderer.get("thinks"):
+        return config
+    if "max_tokens" not in sampling.model_fields_set:
+        most = min(limits.max_tokens, MAX_CALL_TOKENS)
+        sampling = sampling.model_copy(update={"max_tokens": most})
+    if "run_s" not in limits.model_fields_set:
+        limits = limits.model_copy(update={"run_s": THINKING_RUN_S})
+    return config.model_copy(update={"sampling": sampling, "limits": limits})
+
+
+async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
+    """Check what a run that is not there yet names, then give it a directory and a manifest.
+
+    The config as it is from here on.
+
+    Raises ConfigError, ConflictError.
+    """
+    if not gateway.config.load_code:
+        plugins.refuse_places(config.agent, ConfigError, "agent")
+        plugins.refuse_places(config.renderer.name, ConfigError, "renderer")
+    await asyncio.to_thread(get_agent, config.agent)  # a user's may take a while to import
+    created_at = gateway.wall()
+    renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
+    await _check_backends(gateway, config, renderer)
+    config = by_model(config, renderer)
+    # A put to an object store may take seconds; everybody would wait.
+    await asyncio.to_thread(
+        write_manifest, gateway.config, config, created_at, renderer, gateway.core.log.owner
+    )
+    return config
+
+
+def _check_names(gateway: Gateway, config: RunConfig, new_servers: bool) -> None:
+    """Raise UserError for a backend that is written otherwise, ForbiddenError for a new server."""
+    for name in config.backends:
+        if name != valid_url(name):
+            raise UserError(f"backend {name!r}", f"{valid_url(name)!r}")
+        if is_server(name) and not new_servers and name not in gateway.core.state.balancer.states:
+            raise ForbiddenError(
+                f"server {name} is not in the pool",
+                "servers of the pool, which is the operator's",
+                "`prorl backends add` by an operator puts it there",
+            )
+
+
+async def _check_backends(
+    gateway: Gateway, config: RunConfig, renderer: Mapping[str, Json]
+) -> None:
+    """Ask once, here and not by failing rollouts, what backends are and serve.
+
+    Those that only this run names must answer; servers must have the run's vocabulary. Raises
+    ConfigError.
+    """
+    known = gateway.core.watched.names()
+    fresh = [name for name in config.backends if name not in known]
+    await asyncio.gather(*(gateway.servers.check(name, ours=False) for name in fresh))
+    names = config.backends or tuple(gateway.core.state.balancer.states)
+    servers = [name for name in names if is_server(name)]
+    wanted = vocabulary_of(config, renderer)
+    await asyncio.gather(*(gateway.servers.check_vocabulary(name, wanted) for name in servers))
+
+
+def pieces(sizes: Sequence[int]) -> Iterator[slice]:
+    """Neighbours of at most `PIECE` together, at least one each.
+
+    >>> list(pieces([600, 400, 1, 5000, 3]))
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
+    """
+    first = total = 0
+    for place, size in enumerate(sizes):
+        if place > first and total + size > PIECE:
+            yield slice(first, place)
+            first, total = place, 0
+        total += size
+    if sizes:
+        yield slice(first, len(sizes))
+
+
+async def accept(
+    gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask
+) -> list[tuple[GroupRecord, bool]]:
+    """Check all, then accept all, in pieces. Raises as `Acceptance.check` and `check_room` do."""
+    acceptance = gateway.core.acceptance
+    candidates: list[Candidate] = []
+    seen: dict[str, str] = {}
+    for part in pieces([group.n for group in body.groups]):
+        await check_envs(body.groups[part], check, part.start)
+        candidates += acceptance.check(run, body.groups[part], seen, part.start)
+        await asyncio.sleep(0)
+    acceptance.check_room(run, candidates)
+    accepted: list[tuple[GroupRecord, bool]] = []
+    for part in pieces([candidate.n for candidate in candidates]):
+        accepted += acceptance.groups(run, candidates[part])
+        await asyncio.sleep(0)
+    return accepted

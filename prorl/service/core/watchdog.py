@@ -1,0 +1,123 @@
+"""Why a run does not move, said within `QUIET_S` of its last sign of progress.
+
+In words that name what to look at. `reason` is pure: counts in, a line out.
+
+Progress is any change of a run's counts, and each turn that RUN reports. What the line names is the
+first thing, in the order of the dataflow backwards, that would have to happen next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from prorl.graph import GRAPH
+from prorl.limits import Clock
+from prorl.service.core.images import image_of, nobody_has
+from prorl.service.core.state import RunRecord, State
+from prorl.types import RolloutState
+
+QUIET_S = 25.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a run depends on."""
+
+    workers: Mapping[str, int]
+    """By role."""
+    able: bool
+    """Whether a backend of the run takes rollouts."""
+    image: str = ""
+    """That the next rollout asks for and no node has."""
+    held_back: str = ""
+    """Why no INIT worker gets leases."""
+    disk: str = ""
+    """What is wrong with the disk of the root."""
+
+
+def signs(run: RunRecord) -> tuple[object, ...]:
+    """What changes when a run moves."""
+    return (
+        *(run.rollout_states[state] for state in RolloutState),
+        run.next_group,
+        run.next_commit,
+        run.next_event,
+        run.next_delivery,
+        run.acked,
+        run.version,
+        run.turns,
+    )
+
+
+def reason(run: RunRecord, around: Surroundings) -> str:
+    """What an open run that does not move waits for; empty when it has nothing to do."""
+    if around.disk:
+        return around.disk
+    for role in reversed(GRAPH.roles):
+        if not around.workers.get(role):
+            return f"no {role} worker is there"
+    states, demand = run.rollout_states, run.demand
+    queued = states[RolloutState.QUEUED]
+    if states[RolloutState.RESERVED]:
+        return f"the store has {states[RolloutState.RESERVED]:,} rollouts and does not commit"
+    if states[RolloutState.RUNNING]:
+        return (
+            f"{states[RolloutState.RUNNING]:,} rollouts run and none has ended a turn:"
+            " a model server, a tool or a grader is slow"
+        )
+    if states[RolloutState.LEASED]:
+        return f"{states[RolloutState.LEASED]:,} rollouts wait in INIT: no sandbox is ready"
+    if demand.streaming and demand.unacked >= demand.max_unacked:
+        return f"the trainer is behind: {demand.unacked:,} kept groups wait for its commit"
+    if queued and around.held_back:
+        return f"{queued:,} rollouts are queued and no node gets leases: {around.held_back}"
+    if queued and around.image:
+        return (
+            f"{queued:,} rollouts are queued and no node has the image {around.image!r}:"
+            " `prorl image` there, and start the node again"
+        )
+    if queued and not around.able:
+        return f"{queued:,} rollouts are queued and no backend is able"
+    if queued:
+        return (
+            f"{queued:,} rollouts are queued and no INIT slot is free for them,"
+            " or their tenant has all that its quota allows"
+        )
+    if run.undecided:
+        return f"{run.undecided:,} groups wait for their decision: the filter is slow"
+    if run.unstored or run.parts:
+        return f"{run.unstored:,} ended rollouts wait for the store"
+    return ""
+
+
+class ProgressWatchdog:
+    """Watches the open runs of a service."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state, self._clock = state, clock
+
+    def look(self, disk: str) -> list[RunRecord]:
+        """Say of each open run what it waits for; those of which that has changed."""
+        now, changed = self._clock(), []
+        workers = Counter(worker.role for worker in self._state.workers.values())
+        inits = self._state.of_role("init")
+        held_back = inits[0].held_back if all(init.held_back for init in inits) and inits else ""
+        for run in self._state.open.values():
+            found = signs(run)
+            if found != run.moved[0]:
+                run.moved = (found, now)
+            quiet = now - run.moved[1] > QUIET_S
+            waits = [*islice(run.ready, 1), *(r for _, _, r in islice(run.resting, 1))]
+            image = next((image_of(record.group) for record in waits), "") if quiet else ""
+            lacked = image if image and nobody_has(self._state, image) else ""
+            able = self._state.able(run)
+            around = Surroundings(
+                workers=workers, able=able, image=lacked, held_back=held_back, disk=disk
+            )
+            before, run.stuck = run.stuck, reason(run, around) if quiet else ""
+            if run.stuck != before:
+                changed.append(run)
+        return changed

@@ -1,0 +1,323 @@
+"""Workers: who is there, what they hold, where they are reached.
+
+A closed control stream is a death, at once. A worker that leaves in order says so first, or is
+asked to (`drain`): what it gives back then is charged to nobody.
+
+After a gateway's restart workers say `hello` with what they hold; so does a worker whose stream
+broke. What nobody claims within the grace is leased again. A `hello` under a name that is taken
+replaces that worker: what the newcomer holds stays, the rest is lost. A RUN worker that keeps a
+journal is waited for: its next life claims what the journal holds, and gets what is still current
+and in nobody else's hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+from prorl.control import Claim, ControlRow, Drain, Endpoints, Hello, Welcome
+from prorl.errors import FencedError, NotFoundError, UserError
+from prorl.graph import GRAPH
+from prorl.limits import Clock
+from prorl.service.core.commits import Commits
+from prorl.service.core.images import digests
+from prorl.service.core.lifecycle import Event, EventKind
+from prorl.service.core.rollouts import Rollouts
+from prorl.service.core.state import (
+    IN_HAND,
+    RolloutRecord,
+    State,
+    WorkerRecord,
+)
+from prorl.service.log import messages
+from prorl.service.log.journal import Journal
+from prorl.timing import (
+    CLAIM_GRACE_S,
+    GONE_S,
+    LEAST_GRACE_S,
+    NEXT_LIFE_S,
+    REMOTE_GRACE_S,
+    WORKER_SILENCE_S,
+)
+from prorl.types import AttemptKey, RolloutState
+
+REMEMBERED_LIVES = 1024
+
+
+class _Away(NamedTuple):
+    """A worker whose stream has ended, and what is its own within the grace."""
+
+    worker: WorkerRecord
+    held: list[RolloutRecord]
+    until: float
+
+
+class Workers:
+    """The workers of a service."""
+
+    def __init__(
+        self,
+        state: State,
+        journal: Journal,
+        rollouts: Rollouts,
+        commits: Commits,
+        clock: Clock,
+    ) -> None:
+        self._state, self._journal, self._rollouts = state, journal, rollouts
+        self._commits, self._clock = commits, clock
+        self._lives: dict[str, str] = {}
+        """Last incarnation of each name, the one that came longest ago first; of those that are not
+        here at most `REMEMBERED_LIVES`.
+        """
+        self._superseded: dict[str, None] = {}
+        """Earlier ones, oldest first."""
+        self._away: dict[str, _Away] = {}
+        """What workers that may come back held when their streams ended."""
+        self._came_at: float | None = None
+        """When the last hello was heard."""
+
+    @property
+    def num_away(self) -> int:
+        """How many may still come back to what they held."""
+        return len(self._away)
+
+    @property
+    def num_remembered(self) -> int:
+        """Of how many names the last life is known."""
+        return len(self._lives)
+
+    def all_came(self, quiet_s: float) -> bool:
+        """Whether workers have come, and none for so long.
+
+        After a restart all come together, as fast as machine and network allow.
+        """
+        return self._came_at is not None and self._clock() - self._came_at >= quiet_s
+
+    def hello(self, session: int, row: ControlRow) -> WorkerRecord:
+        """A worker has come, or come back.
+
+        Raises UserError for one that we cannot speak with, FencedError for an earlier life of a
+        name that has a later one.
+        """
+        hello = row.read_hello("a worker's hello")
+        if hello.role not in GRAPH.roles or not hello.worker:
+            raise UserError(
+                f"hello of {hello.worker!r} with role {hello.role!r}",
+                f"a name and one of {', '.join(GRAPH.roles)}",
+            )
+        worker = self._record(session, hello)
+        self._check_life(worker)
+        self._came_at = self._clock()
+        earlier = self._state.workers.get(worker.name)
+        self._state.workers[worker.name] = worker
+        refused = self._claim(worker, hello.held)
+        adopted, elsewhere = self._adopt(worker, hello.claims)
+        if earlier is not None:
+            self._replace(earlier, worker)
+        self._not_claimed(worker)
+        worker.endpoints = self._state.endpoints_of(worker)
+        welcome = Welcome(
+            worker=worker.name,
+            endpoints=worker.endpoints,
+            refused=tuple(refused),
+            adopted=tuple(adopted),
+            elsewhere=tuple(elsewhere),
+        )
+        self._journal.send(worker, ControlRow.of(welcome, re=row.seq))
+        for run in self._state.open.values():
+            self._journal.send(worker, messages.version_row(run))
+        self._tell_endpoints()
+        return worker
+
+    def _record(self, session: int, hello: Hello) -> WorkerRecord:
+        return WorkerRecord(
+            name=hello.worker,
+            session=session,
+            incarnation=hello.incarnation,
+            role=hello.role,
+            node=hello.node,
+            pid=hello.pid,
+            location=hello.location,
+            slots=hello.slots,
+            seen_at=self._clock(),
+            remote=hello.remote,
+            leaving=hello.leaving,
+            resumes=hello.resumes,
+            images=digests(hello.images),
+            home=hello.home,
+        )
+
+    def _not_claimed(self, worker: WorkerRecord) -> None:
+        """It has come back without these: nobody needs to wait for them much longer.
+
+        The same life may have handed them on meanwhile to a worker that comes back later: a moment
+        on this host, and from afar each stream waits for its own connection. A lease that it never
+        took was lost on the way to it, which is nobody's fault.
+        """
+        away = self._away.pop(worker.name, None)
+        grace_s = REMOTE_GRACE_S if worker.remote else CLAIM_GRACE_S
+        for record in away.held if away else ():
+            if record.holders or record.life.state not in IN_HAND:
+                continue
+            if away and away.worker.incarnation != worker.incarnation:
+                end = EventKind.LOST if _died(away.worker, worker) else EventKind.RETURN
+                self._rollouts.lost(record, end, known=True)
+            else:
+                blamed = record.taken and not worker.remote
+                end = EventKind.LOST if blamed else EventKind.RETURN
+                self._rollouts.await_claim(record, grace_s, end, sooner=True)
+
+    def _claim(self, worker: WorkerRecord, held: Iterable[AttemptKey]) -> list[AttemptKey]:
+        refused: list[AttemptKey] = []
+        for key in held:
+            record = self._rollouts.find(key.run_id, key.rollout_id)
+            if record is None or record.key != key or record.life.state not in IN_HAND:
+                refused.append(key)
+            elif worker.role == "store":
+                self._commits.reserve(worker, [key])
+            else:
+                self._rollouts.started(worker, record, key.attempt, worker.role)
+        return refused
+
+    def _adopt(
+        self, worker: WorkerRecord, claims: Iterable[Claim]
+    ) -> tuple[list[Claim], list[AttemptKey]]:
+        """Attempts of an earlier life that go on here, and those that somebody else runs.
+
+        Nobody else runs the first: they go on in a new life.
+        """
+        adopted, elsewhere = list[Claim](), list[AttemptKey]()
+        for claim in claims:
+            record = self._rollouts.find(claim.run_id, claim.rollout_id)
+            if record is None:
+                continue
+            if any(self._runs(other, worker) for other in record.holders):
+                if record.key == claim.key:
+                    elsewhere.append(claim.key)
+                continue
+            event = Event(kind=EventKind.ADOPT, attempt=claim.attempt, epoch=claim.epoch)
+            if self._rollouts.apply(record, event):
+                self._rollouts.started(worker, record, claim.attempt, worker.role)
+                adopted.append(claim._replace(epoch=record.life.epoch))
+        return adopted, elsewhere
+
+    @staticmethod
+    def _runs(holder: WorkerRecord, claimant: WorkerRecord) -> bool:
+        return holder.role == claimant.role and holder.name != claimant.name
+
+    def _check_life(self, worker: WorkerRecord) -> None:
+        """A frozen process may wake up and dial again after a later life of its name has come."""
+        if worker.incarnation in self._superseded:
+            raise FencedError(f"another life of worker {worker.name!r} has taken its place")
+        last = self._lives.pop(worker.name, worker.incarnation)
+        if last != worker.incarnation:
+            self._superseded[last] = None
+            while len(self._superseded) > REMEMBERED_LIVES:
+                del self._superseded[next(iter(self._superseded))]
+        self._lives[worker.name] = worker.incarnation
+        if len(self._lives) > REMEMBERED_LIVES:
+            absent = (name for name in self._lives if name not in self._state.workers)
+            for name in list(islice(absent, len(self._lives) - REMEMBERED_LIVES)):
+                if name != worker.name:
+                    del self._lives[name]
+
+    def current(self, worker: WorkerRecord) -> bool:
+        """Whether this session is its worker's present one: no other can change anything."""
+        return self._state.workers.get(worker.name) is worker
+
+    def _replace(self, earlier: WorkerRecord, worker: WorkerRecord) -> None:
+        """Who comes back before its broken stream was noticed was away, too."""
+        same_life, held = earlier.incarnation == worker.incarnation, list(earlier.held)
+        if same_life:
+            self._away[worker.name] = _Away(earlier, held, self._clock())
+        returned = worker.remote if same_life else not _died(earlier, worker)
+        for record in held:
+            self._rollouts.leave(record, earlier, CLAIM_GRACE_S if same_life else 0.0, returned)
+
+    def gone(self, worker: WorkerRecord) -> None:
+        """Its control stream has ended: everything that only it held is lost.
+
+        At once or, where only the network may have failed, unless it comes back within its grace.
+        """
+        if not self.current(worker):
+            return
+        del self._state.workers[worker.name]
+        held, grace_s = list(worker.held), self._grace_s(worker)
+        if grace_s:
+            until = self._clock() + grace_s
+            self._away[worker.name] = _Away(worker, held, until)
+        for record in held:
+            self._rollouts.leave(record, worker, grace_s, returned=worker.remote)
+        self._tell_endpoints()
+
+    def _grace_s(self, worker: WorkerRecord) -> float:
+        """A host that is cut off says nothing, and its streams end long after."""
+        if not worker.remote:
+            return worker.grace_s
+        unheard_s = self._clock() - worker.seen_at
+        return min(worker.grace_s, max(LEAST_GRACE_S, GONE_S - unheard_s))
+
+    def forget(self) -> None:
+        """What those held whose grace is over is their own no more."""
+        now = self._clock()
+        for name in [name for name, away in self._away.items() if away.until < now]:
+            del self._away[name]
+
+    def drain(self, node: str, deadline_s: float | None, reason: str) -> list[WorkerRecord]:
+        """Ask every worker of a node to leave, again if need be; who they are.
+
+        Raises NotFoundError for a node of which no worker is there.
+        """
+        workers = [w for w in self._state.workers.values() if w.node == node and w.role != "store"]
+        if not workers:
+            known = sorted({w.node for w in self._state.workers.values() if w.role != "store"})
+            raise NotFoundError(f"no node {node!r} works here; those that do: {', '.join(known)}")
+        for worker in workers:
+            worker.leaving = True
+            row = ControlRow.of(Drain(deadline_s=deadline_s, reason=reason))
+            self._journal.send(worker, row)
+        self._journal.urgent = True
+        return workers
+
+    def silent(self) -> list[WorkerRecord]:
+        """Workers of which nothing was heard for too long, while we listened."""
+        now = self._clock()
+        return [w for w in self._state.workers.values() if now - w.seen_at > WORKER_SILENCE_S]
+
+    def hold_back(self) -> None:
+        """Note which INIT workers get no leases, and why; take back what one waits with in vain.
+
+        A RUN may be on its way back; if it is not, the leases of its INIT would wait for ever.
+        """
+        now = self._clock()
+        homes = {(run.node, run.home) for run in self._state.of_role("run")}
+        for init in self._state.of_role("init"):
+            if (init.node, init.home) in homes:
+                init.alone_since = None
+            elif init.alone_since is None:
+                init.alone_since = now
+            is_alone = init.alone_since is not None and now - init.alone_since > NEXT_LIFE_S
+            line = self._rollouts.lines.trouble(init.node) if init.remote else ""
+            init.held_back = "no RUN worker is on its node" if is_alone else line
+            for record in list(init.held) if is_alone else ():
+                if record.life.state is RolloutState.LEASED:
+                    self._rollouts.stop(init, record.key)
+                    self._rollouts.leave(record, init, returned=True)
+
+    def _tell_endpoints(self) -> None:
+        """Tell each worker whose upstreams have changed.
+
+        To tell everybody everything grows with the square of the nodes.
+        """
+        for worker in self._state.workers.values():
+            endpoints = self._state.endpoints_of(worker)
+            if endpoints != worker.endpoints:
+                worker.endpoints = endpoints
+                self._journal.send(worker, ControlRow.of(Endpoints(locations=endpoints)))
+        self._journal.urgent = True
+
+
+def _died(earlier: WorkerRecord, worker: WorkerRecord) -> bool:
+    """Whether a worker's process died and its host did not: one supervisor started both lives."""
+    return earlier.home == worker.home and not earlier.leaving

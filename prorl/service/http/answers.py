@@ -1,0 +1,127 @@
+"""What answers look like: JSON, and for whatever is raised an error with its request id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from prorl.config.validation import expected, given
+from prorl.errors import (
+    ConflictError,
+    FencedError,
+    ForbiddenError,
+    NotFoundError,
+    ProrlError,
+    QueueFullError,
+    StorageError,
+    UnauthorizedError,
+    UnavailableError,
+    UserError,
+)
+from prorl.types import Json
+
+MAX_MESSAGE = 1000
+
+
+class BodyTooLarge(UserError):
+    """More bytes than the route takes (HTTP 413)."""
+
+
+_ERRORS: tuple[tuple[type[ProrlError], int, str], ...] = (
+    (BodyTooLarge, 413, "too_large"),
+    (UnauthorizedError, 401, "unauthorized"),
+    (ForbiddenError, 403, "forbidden"),
+    (NotFoundError, 404, "not_found"),
+    (ConflictError, 409, "conflict"),
+    (FencedError, 409, "fenced"),
+    (UserError, 422, "invalid"),
+    (QueueFullError, 429, "queue_full"),
+    (UnavailableError, 503, "unavailable"),
+    (StorageError, 507, "storage"),
+)
+
+
+class ErrorBody(BaseModel):
+    """What every answer from 400 on says."""
+
+    code: str
+    message: str = Field(description="what was given, what was expected, how to mend it")
+    request_id: str = Field(description="finds the request in the gateway's log")
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": what}
+    for status, what in (
+        (401, "no bearer token, or one that does not count"),
+        (403, "the role of the token or of the certificate may not do this, or not to this run"),
+        (404, "no such run, group, rollout, node or backend"),
+        (409, "the name or key is taken by something else"),
+        (413, "more bytes than the route takes"),
+        (422, "the request is wrong"),
+        (429, "more rollouts wait than the service, or the tenant, may have"),
+        (500, "a bug"),
+        (503, "something that the answer needs is not there now: ask again"),
+        (507, "the store or the log could not make it durable"),
+    )
+}
+"""Any route may answer so."""
+
+
+def reply(content: Json, status: int = 200) -> Response:
+    """An answer as JSON, encoded by orjson."""
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def refusal(error: ProrlError, request_id: str) -> Response:
+    """The answer to a request that one of our errors ended."""
+    status, code = 500, "internal"
+    for kind, kinds_status, kinds_code in _ERRORS:
+        if isinstance(error, kind):
+            status, code = kinds_status, kinds_code
+            break
+    return _error(status, code, str(error), request_id)
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Have the app answer what its routes raise."""
+
+    @app.exception_handler(ProrlError)
+    async def ours(request: Request, error: ProrlError) -> Response:
+        return refusal(error, request.scope["prorl.request_id"])
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            refused = UserError(first["ctx"]["error"], "a JSON body")
+        else:
+            where, *place = first["loc"]
+            first = {**first, "loc": tuple(place) if where == "body" else first["loc"]}
+            refused = UserError(given(first), expected(first))
+        return refusal(refused, request.scope["prorl.request_id"])
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid")
+        text = f"{request.method} {request.url.path}: {error.detail}"
+        answer = _error(error.status_code, code, text, request.scope["prorl.request_id"])
+        answer.headers.update(error.headers or {})  # a 405 says which methods there are
+        return answer
+
+    @app.exception_handler(Exception)
+    async def a_bug(request: Request, error: Exception) -> Response:
+        text = "internal error; the gateway's log has it under this request id"
+        return _error(500, "internal", text, request.scope["prorl.request_id"])
+
+
+def _error(status: int, code: str, message: str, request_id: str) -> Response:
+    text = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + " ..."
+    answer = reply({"code": code, "message": text, "request_id": request_id}, status)
+    if status == 401:
+        answer.headers["www-authenticate"] = "Bearer"
+    return answer

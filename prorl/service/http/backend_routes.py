@@ -1,0 +1,116 @@
+"""`/v1/backends`: what may be in the pool, said once, in one line.
+
+A backend is asked everything before it is logged (`servers.py`), so that a bad name, another model
+or raw logprobs never cost a rollout. The log's word stands over the config's: what was deleted
+stays out after a restart until it is added again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from prorl.backends.catalogue import is_server
+from prorl.backends.vllm_probe import Vocabulary
+from prorl.config import RunConfig
+from prorl.errors import NotFoundError
+from prorl.renderer.load import SAMPLE
+from prorl.service.core.manifest import read_renderer
+from prorl.service.gateway import Gateway
+from prorl.service.http.answers import reply
+from prorl.service.pool.servers import valid_url
+from prorl.types import Json
+
+
+class BackendBody(BaseModel):
+    """Body of `POST /v1/backends`."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(
+        min_length=1, max_length=500, description="scripted:oracle, http://host:port ..."
+    )
+
+
+class PoolBody(BaseModel):
+    """Body of `PUT /v1/backends`: the whole pool."""
+
+    model_config = ConfigDict(extra="forbid")
+    backends: list[str] = Field(min_length=1, max_length=1000)
+
+
+def backend_routes(app: FastAPI, gateway: Gateway) -> None:
+    """Add them to the app."""
+    core = gateway.core
+    replacing = asyncio.Lock()  # protects the pool between what is read of it and what is made
+
+    @app.get("/v1/backends")
+    async def list_backends() -> Response:
+        """The pool, and servers that open runs name: state, work in flight, what is wrong."""
+        return reply({"backends": core.watched.view()})
+
+    @app.post("/v1/backends", status_code=201)
+    async def add_backend(body: BackendBody) -> Response:
+        """Ask a backend what it is and put it into the pool, or end its drain. 422 says why not."""
+        name = valid_url(body.name)
+        if name not in core.state.balancer.states:
+            await _check(gateway, name)
+        _set(gateway, name, "ready")
+        await gateway.durable()
+        return reply({"name": name, "state": core.state.balancer.state(name).value}, 201)
+
+    @app.put("/v1/backends")
+    async def replace_pool(body: PoolBody) -> Response:
+        """Make this the whole pool, at once or not at all."""
+        names = list(dict.fromkeys(map(valid_url, body.backends)))
+        async with replacing:
+            before = set(core.state.balancer.states)
+            await asyncio.gather(*(_check(gateway, name) for name in names if name not in before))
+            for name in names:
+                _set(gateway, name, "ready")
+            for name in set(core.state.balancer.states).difference(names):
+                _set(gateway, name, "removed")
+            await gateway.durable()
+        return reply({"backends": core.watched.view()})
+
+    @app.delete("/v1/backends")
+    async def remove_backend(name: str, drain: bool = False) -> Response:
+        """Take a backend out of the pool, or only drain it; what it serves stays with it."""
+        if name not in core.state.balancer.states:
+            pool = ", ".join(core.state.balancer.states) or "nothing"
+            raise NotFoundError(f"backend {name!r} is not in the pool, which has {pool}")
+        _set(gateway, name, "draining" if drain else "removed")
+        await gateway.durable()
+        return reply({"name": name, "state": "draining" if drain else "removed"})
+
+
+async def _check(gateway: Gateway, name: str) -> None:
+    """Everything that a backend must be, for each run that it would serve from now on, too."""
+    await gateway.servers.check(name, ours=True)
+    if not is_server(name):
+        return
+    open_runs = [run for run in gateway.core.state.open.values() if not run.config.backends]
+    for run in open_runs:
+        renderer = await asyncio.to_thread(read_renderer, gateway.config, run.run_id)
+        if renderer:
+            wanted = vocabulary_of(run.config, renderer)
+            await gateway.servers.check_vocabulary(name, wanted, ours=True)
+
+
+def vocabulary_of(config: RunConfig, renderer: Mapping[str, Json]) -> Vocabulary:
+    """What a server must share with a run; `renderer` is what was proved of its renderer."""
+    limits = config.limits
+    said = limits.max_tokens if "max_tokens" in limits.model_fields_set else 0
+    return Vocabulary(renderer["vocab_size"], SAMPLE, renderer["sample_ids"], said)
+
+
+def _set(gateway: Gateway, name: str, state: str) -> None:
+    """In memory and in the journal; what joins gets nothing before it has the pool's weights."""
+    if state == "ready" and name not in gateway.core.state.balancer.states:
+        gateway.publisher.joined(name)
+    if state == "removed":
+        gateway.publisher.left(name)
+    gateway.core.set_backend(name, state)
+    gateway.backends_changed()

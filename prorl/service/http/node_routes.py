@@ -1,0 +1,76 @@
+"""`/v1/node` and `/v1/nodes`: what nodes ask of the service, and what operators ask of nodes."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from prorl.config import NAME
+from prorl.errors import ForbiddenError, UserError
+from prorl.net.tls import MAX_NODE_NAME, Authority, Caller
+from prorl.service.gateway import Gateway
+from prorl.service.http import views
+from prorl.service.http.answers import reply
+
+
+class CertificateBody(BaseModel):
+    """Body of `POST /v1/nodes/{node}/certificate`."""
+
+    model_config = ConfigDict(extra="forbid")
+    request: str = Field(max_length=10_000, description="PKCS#10 request in PEM text")
+
+
+class DrainBody(BaseModel):
+    """Body of `POST /v1/nodes/{node}/drain`."""
+
+    model_config = ConfigDict(extra="forbid")
+    deadline_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=7 * 86400,
+        description="after this, what INIT and RUN have in hand goes back; null: it ends first",
+    )
+    reason: str = Field(default="", max_length=200, description="for the log")
+
+
+def node_routes(app: FastAPI, gateway: Gateway) -> None:
+    """Add them to the app."""
+
+    @app.get("/v1/node")
+    async def node() -> Response:
+        """The settings that a node on another host shares with the service."""
+        return reply(views.node_settings(gateway.config))
+
+    @app.post("/v1/nodes/{node}/certificate", status_code=201)
+    async def certificate(node: str, body: CertificateBody, request: Request) -> Response:
+        """Sign a node's own key: with what comes back it speaks as this node, and as no other.
+
+        Whoever has a certificate of a node already gets one of the same name alone.
+        """
+        caller: Caller | None = request.scope["state"].get("caller")
+        if not NAME.fullmatch(node) or len(node) > MAX_NODE_NAME or node == "local":
+            raise UserError(
+                f"node {node[:200]!r}",
+                f"letters, digits, `_`, `.`, `-`, at most {MAX_NODE_NAME}; not `local`",
+            )
+        if caller is not None and caller.node not in ("", node):
+            raise ForbiddenError(
+                f"a certificate of node {node!r} with that of node {caller.node!r}",
+                "one's own name",
+            )
+        authority = Authority.of(gateway.config.tls_dir)
+        signed = authority.sign(body.request, node)
+        return reply({"certificate": signed, "authority": authority.certificate}, 201)
+
+    @app.post("/v1/nodes/{node}/drain", status_code=202)
+    async def drain(node: str, body: DrainBody) -> Response:
+        """Have a node take nothing new, end or give back what it has, and leave.
+
+        Charged to no rollout. Saying it again is fine, the earlier deadline counts. 404 once it has
+        left.
+        """
+        asked = gateway.core.workers.drain(node, body.deadline_s, body.reason or "an operator")
+        gateway.wake()
+        held = {record for worker in asked for record in worker.held}
+        workers = sorted(worker.name for worker in asked)
+        return reply({"node": node, "workers": workers, "held": len(held)}, 202)

@@ -1,0 +1,177 @@
+"""What HTTP shows of the state, as JSON values.
+
+Counts are the log's; gauges (busy, queued) are what workers said last.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from prorl.config import Listener, ServiceConfig
+from prorl.control import Stats
+from prorl.graph import GRAPH
+from prorl.service.core.core import Core
+from prorl.service.core.lifecycle import RolloutLife
+from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.types import GroupState, Json, RolloutState
+
+_GAUGES = tuple(name for name in Stats.__struct_fields__ if name not in ("backends", "runs"))
+
+
+def run_summary(run: RunRecord) -> dict[str, Json]:
+    """A line of `GET /v1/runs`."""
+    return {
+        "run_id": run.run_id,
+        "state": "cancelled" if run.cancelled and run.state == "finished" else run.state,
+        "counts": {state.value: run.rollout_states[state] for state in RolloutState},
+        "groups": {state.value: run.group_states[state] for state in GroupState}
+        | {"pool": len(run.pool)},
+        "stuck": run.stuck,
+        "reward_mean": run.reward_sum / run.num_rewards if run.num_rewards else None,
+        "num_rewards": run.num_rewards,
+        "cached_share": run.calls.cached_share,
+        "reused_share": run.calls.reused_share,
+        "created_at": run.created_at,
+        "started_at": run.started_at or None,
+        "finished_at": run.finished_at or None,
+    }
+
+
+def run_view(core: Core, run: RunRecord, outside: Listener | None = None) -> dict[str, Json]:
+    """The answer to `GET /v1/runs/{run}`. `outside`: what is shown to a caller of another host."""
+    store = core.state.store
+    location = outside.store if outside is not None else store.location if store else ""
+    return run_summary(run) | {
+        "config": run.config.model_dump(mode="json"),
+        "last": run.last,
+        "cancelled": run.cancelled,
+        "unstored": run.unstored,
+        "delivered": run.next_delivery,
+        "cursors": dict(run.cursors),
+        "version": run.version,
+        "start": list(run.start),
+        "commits": run.next_commit - 1,
+        "flight": location if store else "",
+        "served": store is not None and run.wanted,
+        "stages": stages(core.state),
+    }
+
+
+def group_view(group: GroupRecord) -> dict[str, Json]:
+    """The answer to `GET /v1/runs/{run}/groups/{group}`."""
+    return {
+        "run_id": group.run.run_id,
+        "group_id": group.group_id,
+        "key": group.key,
+        "task_id": group.task_id,
+        "data_source": group.data_source,
+        "env": group.env,
+        "n": group.n,
+        "state": group.state.value,
+        "reason": group.reason,
+        "num_valid": group.num_valid,
+        "mean_reward": group.mean_reward,
+        "min_version": group.min_version,
+        "delivery_seq": group.delivery_seq,
+        "rollouts": [rollout_view(rollout) for rollout in group.rollouts],
+    }
+
+
+def rollout_view(record: RolloutRecord) -> dict[str, Json]:
+    """The answer to `GET /v1/runs/{run}/rollouts/{rollout}`."""
+    return {
+        "rollout_id": record.rollout_id,
+        "group_id": record.group.group_id,
+        "sample_index": record.sample_index,
+        "rollout_key": record.rollout_key,
+        "task_id": record.group.task_id,
+        **_life(record.life),
+        "failure_message": record.message,
+        "reward": record.reward,
+        "backend": record.backend,
+        "holders": sorted(worker.name for worker in record.holders),
+        "part": record.part,
+        **msgspec.structs.asdict(record.summary),
+    }
+
+
+def stages(state: State) -> dict[str, dict[str, float]]:
+    """Gauges per stage, summed over its workers."""
+    return {name: _stage(state, name) for name in GRAPH.names}
+
+
+def _stage(state: State, stage: str) -> dict[str, float]:
+    workers = state.of_role(stage)
+    said = [worker.stats for worker in workers if worker.stats]
+    gauges = {name: sum(getattr(stats, name) for stats in said) for name in _GAUGES}
+    gauges["slots"] = sum(worker.slots for worker in workers)
+    gauges["workers"] = len(workers)
+    gauges["busy_share"] = gauges["busy"] / gauges["slots"] if gauges["slots"] else 0.0
+    return gauges
+
+
+def bottleneck(state: State) -> str:
+    """The stage that holds the others back.
+
+    Its busy share and queue (in multiples of its slots) are largest.
+    """
+    load = {
+        name: g["busy_share"] + g["queued"] / max(1, g["slots"])
+        for name, g in stages(state).items()
+    }
+    name = max(load, key=lambda stage: load[stage])
+    return name if load[name] > 0 else ""
+
+
+def status(core: Core, leases_waiting: int, listener: Listener | None = None) -> dict[str, Json]:
+    """`GET /v1/status`. `listener`: what the service shows to other hosts."""
+    state = core.state
+    return {
+        "workers": [_worker(worker) for worker in state.workers.values()],
+        "endpoints": state.endpoints(),
+        "outside": {"store": listener.store, "gateway": listener.gateway} if listener else {},
+        "stages": stages(state),
+        "bottleneck": bottleneck(state),
+        "backends": core.watched.view(),
+        "waiting_for_backend": core.failovers.num_waiting,
+        "runs": [run_summary(run) for run in state.open.values()],
+        "leases_waiting": leases_waiting,
+        "commits": state.num_commits,
+        "log_transactions": core.log.transactions,
+    }
+
+
+NODE_SETTINGS = ("model", "models", "tokenizer", "backend_key")
+"""What every RUN of a service must agree on, wherever it is."""
+
+
+def node_settings(config: ServiceConfig) -> dict[str, Json]:
+    """`GET /v1/node`: JSON values of `ServiceConfig`; the model servers' key goes to nodes only."""
+    values = config.model_dump(mode="json", include=set(NODE_SETTINGS))
+    return {**values, "gateway": config.listener.gateway if config.listener else ""}
+
+
+def _worker(w: WorkerRecord) -> dict[str, Json]:
+    return {
+        "worker": w.name,
+        "role": w.role,
+        "node": w.node,
+        "pid": w.pid,
+        "location": w.location,
+        "slots": w.slots,
+        "held": len(w.held),
+        "leaving": w.leaving,
+        "held_back": w.held_back,
+        "stats": {name: getattr(w.stats, name) for name in _GAUGES} if w.stats else {},
+    }
+
+
+def _life(life: RolloutLife) -> dict[str, Json]:
+    return {
+        "state": life.state.value,
+        "attempt": life.attempt,
+        "infra_failures": life.infra_failures,
+        "worker_losses": life.worker_losses,
+        "failure_class": life.failure_class.value,
+        "failure_code": life.code.value,
+    }

@@ -1,0 +1,185 @@
+"""The journal: what has changed in memory and is not on disk yet, and what may be said once it is.
+
+Everything that happens between two transactions lands here; `take` turns it into one transaction
+and the effects that wait for it. A rollout that changed five times costs one UPDATE.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from prorl.control import ControlRow, Payload
+from prorl.service.core import counters
+from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, WorkerRecord
+from prorl.service.log import log_schema as sql
+from prorl.service.log.log import Write
+
+
+@dataclass(slots=True, kw_only=True)
+class LogBatch:
+    """One transaction and its effects."""
+
+    writes: list[Write] = field(default_factory=list)
+    outbox: dict[WorkerRecord, list[ControlRow]] = field(default_factory=dict)
+    """Control rows by session: what was meant for one never reaches another."""
+    runs: dict[RunRecord, None] = field(default_factory=dict)
+    """Those that were made or have ended: the store hears of it."""
+    granted: list[tuple[RolloutRecord, int]] = field(default_factory=list)
+    """Leases that may be sent, with their attempt."""
+    acks: dict[WorkerRecord, int] = field(default_factory=dict)
+    """Highest event of each worker that is durable with this."""
+    settled: list[GroupRecord] = field(default_factory=list)
+    """Groups that may be forgotten."""
+
+
+class Journal:
+    """Collects the changes of one transaction and what follows from them."""
+
+    def __init__(self, last_seq: int = 0) -> None:
+        """`last_seq`: the last row that the outbox was ever given."""
+        self._last_seq = last_seq
+        self._inserts: defaultdict[str, list[Sequence[Any]]] = defaultdict(list)
+        self._rollouts: dict[RolloutRecord, None] = {}
+        self._groups: dict[GroupRecord, None] = {}
+        self._runs: dict[RunRecord, None] = {}
+        self._batch = LogBatch()
+        self.urgent = False
+        """Whether somebody waits for durability."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write or to say."""
+        batch = self._batch
+        quiet = not (batch.outbox or batch.runs or batch.granted or batch.settled or batch.acks)
+        return quiet and not (self._inserts or self._rollouts or self._groups or self._runs)
+
+    def insert(self, statement: str, row: Sequence[Any]) -> None:
+        """Run a statement of `log_schema`."""
+        self._inserts[statement].append(row)
+
+    def mark_rollout(self, record: RolloutRecord) -> None:
+        """Update its row in the next transaction."""
+        self._rollouts[record] = None
+
+    def mark_group(self, record: GroupRecord) -> None:
+        """Update its row in the next transaction."""
+        self._groups[record] = None
+
+    def mark_run(self, record: RunRecord) -> None:
+        """Update its row and counts in the next transaction.
+
+        A change of a group or rollout of it does so too.
+        """
+        self._runs[record] = None
+
+    def send(self, worker: WorkerRecord, row: ControlRow) -> None:
+        """Say this to a worker once everything so far is durable."""
+        self._batch.outbox.setdefault(worker, []).append(row)
+
+    def tell_store(self, run: RunRecord, kind: str, ref: int, payload: Payload | None) -> None:
+        """Put a row into the outbox, with everything so far; `ref`: the group that it is about."""
+        self._last_seq += 1
+        text = "" if payload is None else msgspec.json.encode(payload).decode()
+        self.insert(sql.TELL_STORE, (self._last_seq, run.run_id, kind, ref, text))
+        run.outbox_end = self._last_seq
+        self.mark_run(run)
+
+    def tell_run(self, run: RunRecord) -> None:
+        """A run was made, or has ended: the store hears of it once that is durable."""
+        self._batch.runs[run] = None
+
+    def grant(self, record: RolloutRecord) -> None:
+        """A lease that may be sent once it is durable."""
+        self._batch.granted.append((record, record.life.attempt))
+
+    def ack(self, worker: WorkerRecord, seq: int) -> None:
+        """The effect of a worker's events up to `seq` is in here."""
+        self._batch.acks[worker] = seq
+
+    def settle(self, record: GroupRecord) -> None:
+        """A group that may be forgotten once this is durable."""
+        self._batch.settled.append(record)
+
+    def marks(self, run: RunRecord) -> bool:
+        """Whether anything of the run is not in a transaction yet."""
+        of_groups = any(group.run is run for group in self._groups)
+        return run in self._runs or of_groups or any(r.run is run for r in self._rollouts)
+
+    def pending(self, record: GroupRecord) -> bool:
+        """Whether the group or a member has changes that are not in a transaction yet."""
+        return record in self._groups or any(
+            rollout in self._rollouts for rollout in record.rollouts
+        )
+
+    def take(self) -> LogBatch:
+        """Everything so far, as one batch; the journal starts afresh."""
+        batch, self._batch = self._batch, LogBatch()
+        # New rows first: a row may have been made and changed since the last transaction.
+        batch.writes.extend(
+            sorted(self._inserts.items(), key=lambda item: not item[0].startswith("INSERT INTO"))
+        )
+        self._runs |= dict.fromkeys(rollout.run for rollout in self._rollouts)
+        self._runs |= dict.fromkeys(group.run for group in self._groups)
+        batch.writes.extend((statement, rows) for statement, rows in self._updates() if rows)
+        self._inserts, self._rollouts, self._groups, self._runs = defaultdict(list), {}, {}, {}
+        self.urgent = False
+        return batch
+
+    def _updates(self) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+        """The present columns of every row that has changed."""
+        rollouts, groups, runs = self._rollouts, self._groups, self._runs
+        yield (
+            sql.UPDATE_ROLLOUT,
+            [(*rollout_row(r), r.group.run.run_id, r.rollout_id) for r in rollouts],
+        )
+        yield sql.UPDATE_GROUP, [(*group_row(g), g.run.run_id, g.group_id) for g in groups]
+        yield sql.UPDATE_RUN, [(*run_row(r), r.run_id) for r in runs]
+
+
+def rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
+    """Values of `ROLLOUT_CHANGES`. Enums are text already; SQLite wants their plain value."""
+    life = record.life
+    return (
+        life.state.value,
+        life.attempt,
+        life.infra_failures,
+        life.worker_losses,
+        life.code.value,
+        life.cancel_code.value,
+        record.message,
+        record.backend,
+        record.reward,
+        record.part,
+        *msgspec.structs.astuple(record.summary),
+    )
+
+
+def group_row(record: GroupRecord) -> tuple[Any, ...]:
+    """The values of a group for `GROUP_CHANGES`."""
+    return (
+        record.state.value,
+        int(record.opened),
+        record.reason,
+        record.num_valid,
+        record.mean_reward,
+        record.min_version,
+        record.delivery_seq,
+    )
+
+
+def run_row(record: RunRecord) -> tuple[Any, ...]:
+    """The values of a run for `RUN_CHANGES`."""
+    return (
+        record.state,
+        int(record.last),
+        int(record.cancelled),
+        record.started_at,
+        record.finished_at,
+        counters.dump(record),
+        int(record.wanted),
+    )

@@ -1,0 +1,198 @@
+"""The control log: ROOT/control.db, SQLite in WAL mode with `synchronous=FULL`.
+
+The truth about every rollout.
+
+One writer: `write` runs a list of statements as one transaction, on one thread, and returns when it
+is on disk. The gateway keeps at most one transaction in flight and collects everything that happens
+meanwhile for the next one: many waiting operations share one fsync (group commit) and no timer
+delays anybody. Reads use a second connection, from the loop; they see what is durable, nothing
+else.
+
+Invariants: one process at a time (a lock file beside the log); a log of another version is refused
+before anything is written; after an error of a write nothing more is written (dirty pages may be
+gone: the process ends and starts again from the log), unless the disk refused it as a whole. Not
+promised: network file systems (SQLite's
+WAL needs shared memory).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from prorl.errors import ConflictError, DiskRefusedError, SchemaError, StorageError
+from prorl.linux import locks
+from prorl.linux.failpoints import failpoint
+from prorl.linux.files import make_folder
+from prorl.service.log.log_schema import LOG_VERSION, STEPS, TABLES_SQL
+
+Write = tuple[str, Sequence[Sequence[Any]]]
+"""A statement and the parameters of each time it runs."""
+
+CHECKPOINT_PAGES = 4000
+"""The WAL is copied into the database when it has that many 4 KiB pages."""
+
+
+_REFUSED = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
+_UNWRITTEN = frozenset(
+    {sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE, sqlite3.SQLITE_IOERR_SHMSIZE}
+)
+
+
+class ControlLog:
+    """An open control log. Open it with `ControlLog(path)`, end with `close()`."""
+
+    def __init__(self, path: Path) -> None:
+        make_folder(path.parent)
+        self.path = path
+        self._lock = lock_log(path.with_suffix(".lock"))
+        try:
+            self._writer = connect(path)
+            _prepare(self._writer, path)
+            self._reader = connect(path)
+            self._reader.execute("PRAGMA query_only=ON")
+        except sqlite3.Error as error:
+            os.close(self._lock)
+            raise _failed(path, error) from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+        ((self.owner,),) = self.read("SELECT value FROM meta WHERE key = 'owner'")
+        """The name of this root, unlike any other's: directories that it makes carry it."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="control-log")
+        self._broken: StorageError | None = None
+        self._closed = False
+        self.transactions = 0
+
+    async def write(self, writes: Sequence[Write]) -> None:
+        """Run all statements as one durable transaction.
+
+        Raises DiskRefusedError when nothing of it was written and it may be tried again; any other
+        StorageError from then on always.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.write_now, writes)
+
+    def write_now(self, writes: Sequence[Write]) -> None:
+        """Write a transaction and wait for it; only from one thread at a time."""
+        if self._broken is not None:
+            raise self._broken
+        connection = self._writer
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for statement, rows in writes:
+                connection.executemany(statement, rows)
+            failpoint("log.begun")
+            connection.execute("COMMIT")
+            failpoint("log.written")
+            for statement, _ in writes:
+                if statement in STEPS:
+                    failpoint(STEPS[statement])
+        except (sqlite3.Error, OSError) as error:
+            failed = _failed(self.path, error)
+            if isinstance(failed, DiskRefusedError):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            else:
+                self._broken = failed
+            raise failed from error
+        self.transactions += 1
+
+    def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows of a query over what is durable."""
+        return self._reader.execute(statement, parameters).fetchall()
+
+    def close(self) -> None:
+        """Finish the write in flight and close; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._thread.shutdown(wait=True)
+        self._reader.close()
+        self._writer.close()
+        os.close(self._lock)
+
+
+def lock_log(path: Path) -> int:
+    """Take a root for this process. Raises ConflictError when another one has it."""
+    try:
+        return locks.take(path)
+    except BlockingIOError:
+        raise ConflictError(
+            f"{path.parent} is in use by another gateway",
+            "one service per root",
+            "stop it or use another root",
+        ) from None
+
+
+def forget_run(path: Path, run_id: str) -> None:
+    """Remove a run from a log, whatever it says of it: its name is free again.
+
+    Raises ConflictError while a service works on the root, StorageError.
+    """
+    lock = lock_log(path.with_suffix(".lock"))
+    try:
+        with closing(connect(path)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for table in ("runs", "groups", "rollouts", "parts", "outbox", "cursors", "versions"):
+                connection.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
+            connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise StorageError(f"control log {path}: {error}") from error
+    finally:
+        os.close(lock)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection whose commits are on disk when they return. Raises StorageError."""
+    try:
+        connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, cached_statements=64
+        )
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+    except sqlite3.Error as error:
+        raise _failed(path, error) from error
+    return connection
+
+
+def _failed(path: Path, error: Exception) -> StorageError:
+    """The error of a log; a quota and a read-only file system look to SQLite like a failed write.
+
+    A failed fsync is none of these: what it should have written may be gone.
+    """
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code & 0xFF in _REFUSED or code in _UNWRITTEN:
+        return DiskRefusedError(f"control log {path}: the disk says no ({error})")
+    return StorageError(f"control log {path}: {error}")
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a fresh log, or check the version of one that is there."""
+    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        connection.executescript(
+            f"BEGIN; {TABLES_SQL} INSERT INTO meta VALUES ('version', '{LOG_VERSION}'),"
+            f" ('owner', '{uuid.uuid4().hex}'); COMMIT;"
+        )
+        return
+    found = log_version(connection, path)
+    if found != LOG_VERSION:
+        hint = "use the prorl that wrote it, or another root"
+        raise SchemaError(f"control log {path} has version {found}", f"version {LOG_VERSION}", hint)
+
+
+def log_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of an open log. Raises SchemaError for what is none."""
+    try:
+        return int(connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0])
+    except (sqlite3.Error, TypeError, ValueError):
+        raise SchemaError(
+            f"{path} is not a control log of prorl", "a root made by `prorl`"
+        ) from None

@@ -1,0 +1,119 @@
+"""The outbox: what the store must write or decide, in the order in which it happened.
+
+    change + row of the outbox     one transaction of the log
+    row, by seq                    told to the store's session from its cursor on
+    `commit` up to a seq, decision the row goes, in the transaction that makes it so
+
+A session of a store begins at 0 and goes on to the end: a restart of either side is told the same
+way as life is, and what is told again is known by its seq. Seqs are one row of numbers for all
+runs and are never given twice, since a store may outlive the gateway that named one.
+
+A task's text lies in `groups` and is read from there; every other row holds its payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import msgspec
+
+from prorl.control import ControlRow, Kind, PartFile, Rows, RunNews, TaskRow, Unpublished
+from prorl.service.core.state import RunRecord
+from prorl.service.log.log import ControlLog
+
+TASK = "task"
+"""Kind of a row that stands for the text of group `ref`."""
+
+PAGE = 500
+"""Rows that are read at once."""
+
+MAX_ROWS_BYTES = 1 << 20
+"""Of task text in one control row."""
+
+_ROWS = "SELECT seq, run_id, kind, ref, payload FROM outbox WHERE seq > ? ORDER BY seq LIMIT ?"
+_TASK_COLUMNS = TaskRow.__struct_fields__
+_TASKS = (
+    f"SELECT {', '.join(_TASK_COLUMNS)} FROM groups"
+    " WHERE run_id = ? AND group_id >= ? AND group_id <= ? ORDER BY group_id"
+)
+_UNPUBLISHED = (
+    "SELECT commit_seq, part, files FROM parts INDEXED BY parts_unpublished"
+    " WHERE run_id = ? AND published = 0 ORDER BY commit_seq"
+)
+
+
+def last_seq(log: ControlLog) -> int:
+    """The highest seq that was ever given."""
+    found = log.read("SELECT seq FROM sqlite_sequence WHERE name = 'outbox'")
+    return int(found[0][0]) if found else 0
+
+
+def run_news(log: ControlLog, run: RunRecord) -> list[ControlRow]:
+    """A run as the log has it; nothing while it is not durable."""
+    asked = (run.run_id,)
+    state = log.read("SELECT state FROM runs WHERE run_id = ?", asked)
+    if not state:
+        return []
+    commits = log.read("SELECT coalesce(max(commit_seq), 0) FROM parts WHERE run_id = ?", asked)
+    news = RunNews(
+        filter=run.config.filter,
+        delivery=run.config.delivery,
+        group_size=run.group_size,
+        state=state[0][0],
+        cursors=dict(log.read("SELECT consumer, seq FROM cursors WHERE run_id = ?", asked)),
+        unpublished=tuple(
+            Unpublished(
+                commit_seq=seq,
+                part=part,
+                files=msgspec.json.decode(files, type=tuple[PartFile, ...]),
+            )
+            for seq, part, files in log.read(_UNPUBLISHED, asked)
+        ),
+        num_commits=commits[0][0],
+    )
+    return [ControlRow.of(news, run_id=run.run_id)]
+
+
+class Page(NamedTuple):
+    """Some rows behind a cursor, where it is after them, and whether there are more."""
+
+    rows: list[ControlRow]
+    upto: int
+    more: bool
+
+
+def read_page(log: ControlLog, after: int) -> Page:
+    """The next rows behind a cursor."""
+    found = log.read(_ROWS, (after, PAGE))
+    rows: list[ControlRow] = []
+    for (run_id, is_task), stretch in groupby(found, key=lambda row: (row[1], row[2] == TASK)):
+        if is_task:
+            rows += _tasks(log, run_id, list(stretch))
+            continue
+        for seq, _, kind, ref, payload in stretch:
+            rows.append(
+                ControlRow(kind=Kind(kind), seq=seq, run_id=run_id, group_id=ref, payload=payload)
+            )
+    return Page(rows, found[-1][0] if found else after, len(found) == PAGE)
+
+
+def _tasks(log: ControlLog, run_id: str, stretch: Sequence[Any]) -> Iterator[ControlRow]:
+    """New rows of `tasks` in messages of bounded size."""
+    (first_seq, _, _, first, _), (last_seq, _, _, last, _) = stretch[0], stretch[-1]
+    assert last - first == last_seq - first_seq, "groups are accepted one after the other"
+    chunk: list[TaskRow] = []
+    size = 0
+    for values in log.read(_TASKS, (run_id, first, last)):
+        row = TaskRow(**dict(zip(_TASK_COLUMNS, values, strict=True)))
+        size += len(row.task) + 256
+        if size > MAX_ROWS_BYTES and chunk:
+            yield _rows_of(run_id, first_seq + chunk[-1].group_id - first, chunk)
+            chunk, size = [], len(row.task) + 256
+        chunk.append(row)
+    yield _rows_of(run_id, last_seq, chunk)
+
+
+def _rows_of(run_id: str, seq: int, tasks: Sequence[TaskRow]) -> ControlRow:
+    return ControlRow.of(Rows(tasks=tuple(tasks)), seq=seq, run_id=run_id)

@@ -1,0 +1,280 @@
+"""From the control log back to memory: whole at start, single groups later.
+
+Rebuilt from the log alone, by what is unfinished and not by what was ever done; what the log cannot
+know (who holds an attempt) comes from the workers' `hello` within `RECOVERY_GRACE_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from prorl.config import RunConfig, parse
+from prorl.control import TrajectorySummary
+from prorl.errors import SchemaError
+from prorl.service.core import counters
+from prorl.service.core.lifecycle import EventKind, RolloutLife
+from prorl.service.core.state import (
+    IN_HAND,
+    NO_TRAJECTORY,
+    GroupRecord,
+    RolloutRecord,
+    RunRecord,
+    State,
+)
+from prorl.service.log import log_schema as sql
+from prorl.service.log.log import ControlLog
+from prorl.types import FailureCode, GroupState, RolloutState
+
+_GROUPS = f"SELECT {', '.join(sql.GROUP_COLUMNS)} FROM groups WHERE run_id = ?"
+_ROLLOUTS = f"SELECT {', '.join(sql.ROLLOUT_COLUMNS)} FROM rollouts WHERE run_id = ?"
+# Without statistics SQLite would rather walk all groups of the run than a partial index.
+_STARTED = (
+    f"SELECT {', '.join(sql.GROUP_COLUMNS)} FROM groups INDEXED BY groups_started"
+    " WHERE run_id = ? AND state = 'open' AND opened = 1 ORDER BY group_id"
+)
+_POOLED = (
+    "SELECT group_id FROM groups INDEXED BY groups_pooled"
+    " WHERE run_id = ? AND state = 'open' AND opened = 0 ORDER BY group_id"
+)
+_POOL_END = (
+    "(SELECT group_id FROM groups INDEXED BY groups_pooled"
+    " WHERE run_id = ? AND state = 'open' AND opened = 0 ORDER BY group_id {} LIMIT 1)"
+)
+_POOL_ENDS = f"SELECT {_POOL_END.format('ASC')}, {_POOL_END.format('DESC')}"
+_WAITING = (
+    f"SELECT {', '.join(sql.GROUP_COLUMNS)} FROM groups INDEXED BY groups_pooled"
+    " WHERE run_id = ? AND group_id >= ? AND group_id < ? AND state = 'open' AND opened = 0"
+    " ORDER BY group_id"
+)
+_RUNS = f"SELECT {', '.join(sql.RUN_COLUMNS)} FROM runs"
+_KEYS = 500
+"""Keys that are looked up with one statement."""
+_STATES = {state.value: state for state in RolloutState}
+_CODES = {code.value: code for code in FailureCode}
+_GROUP_ID = sql.ROLLOUT_COLUMNS.index("group_id")
+_IN_GROUP = " AND rollout_id >= ? AND rollout_id < ? ORDER BY rollout_id"
+
+
+def load(log: ControlLog, state: State, now: float) -> list[RolloutRecord]:
+    """Fill `state` with every run of the log that is not over.
+
+    Returns the rollouts whose attempts are in somebody's hands.
+    """
+    state.num_commits = log.read("SELECT count(*) FROM parts")[0][0]
+    for values in log.read(f"{_RUNS} INDEXED BY runs_wanted WHERE wanted = 1 ORDER BY created_at"):
+        _add_run(log, state, values, now)
+    in_hand = [
+        r for run in state.open.values() for r in run.rollouts.values() if r.life.state in IN_HAND
+    ]
+    for record in in_hand:
+        if record.backend:
+            state.balancer.assign((record.run.run_id, record.rollout_id), record.backend)
+    return in_hand
+
+
+def find_run(log: ControlLog, state: State, run_id: str) -> RunRecord | None:
+    """A run by name, from memory or else from the log."""
+    if run_id in state.runs:
+        return state.runs[run_id]
+    rows = log.read(f"{_RUNS} WHERE run_id = ?", (run_id,))
+    return _add_run(log, state, rows[0], 0.0) if rows else None
+
+
+def closed_runs(log: ControlLog) -> list[RunRecord]:
+    """What the log says of runs that are over: their counts, without what they hold."""
+    found = []
+    for values in log.read(f"{_RUNS} WHERE state <> 'open' ORDER BY created_at"):
+        fields = dict(zip(sql.RUN_COLUMNS, values, strict=True))
+        config = RunConfig.model_construct(run_id=fields["run_id"])
+        run = _run_record(fields, config)
+        counters.restore(run, fields["counters"])
+        found.append(run)
+    return found
+
+
+def _add_run(log: ControlLog, state: State, values: tuple[Any, ...], now: float) -> RunRecord:
+    fields = dict(zip(sql.RUN_COLUMNS, values, strict=True))
+    run = _run(fields)
+    state.add(run)
+    _fill(log, run, fields["counters"], now)
+    return run
+
+
+def _fill(log: ControlLog, run: RunRecord, saved: str, now: float) -> None:
+    """Everything of a run beside its row; `saved`: its counters, once there are any."""
+    if saved:
+        counters.restore(run, saved)
+    _lists(log, run)
+    _weights(log, run)
+    if run.state == "open":
+        _live(log, run, now)
+
+
+def load_group(
+    log: ControlLog, run: RunRecord, group_id: int, now: float = 0.0
+) -> GroupRecord | None:
+    """A group that memory has forgotten. The caller decides whether it becomes live again."""
+    rows = log.read(f"{_GROUPS} AND group_id = ?", (run.run_id, group_id))
+    return _members(log, _group(run, rows[0]), now) if rows else None
+
+
+def load_groups(
+    log: ControlLog, run: RunRecord, first: int, count: int, now: float
+) -> list[GroupRecord]:
+    """A group, and those of the `count` ids from it on that wait to be started, in order."""
+    rows = log.read(_WAITING, (run.run_id, first, first + count))
+    groups = {group.group_id: group for group in (_group(run, values) for values in rows)}
+    if first not in groups:
+        one = load_group(log, run, first, now)
+        return [] if one is None else [one]
+    last = groups[max(groups)]
+    span = (run.run_id, groups[first].first_rollout, last.first_rollout + last.n)
+    for values in log.read(_ROLLOUTS + _IN_GROUP, span):
+        if (group := groups.get(values[_GROUP_ID])) is not None:
+            _add_rollout(group, values, now)
+    return list(groups.values())
+
+
+def load_keys(log: ControlLog, run: RunRecord, keys: Sequence[str]) -> list[GroupRecord]:
+    """Forgotten groups by their keys."""
+    found: list[GroupRecord] = []
+    for first in range(0, len(keys), _KEYS):
+        asked = keys[first : first + _KEYS]
+        rows = log.read(
+            "SELECT group_id FROM groups INDEXED BY groups_key"
+            f" WHERE run_id = ? AND key IN ({', '.join('?' * len(asked))})",
+            (run.run_id, *asked),
+        )
+        groups = (load_group(log, run, group_id) for (group_id,) in rows)
+        found += [group for group in groups if group is not None]
+    return found
+
+
+def load_rollout(log: ControlLog, run: RunRecord, rollout_id: int) -> RolloutRecord | None:
+    """A rollout of a forgotten group."""
+    rows = log.read(
+        "SELECT group_id FROM rollouts WHERE run_id = ? AND rollout_id = ?",
+        (run.run_id, rollout_id),
+    )
+    group = load_group(log, run, rows[0][0]) if rows else None
+    return next((r for r in group.rollouts if r.rollout_id == rollout_id), None) if group else None
+
+
+def _run(values: dict[str, Any]) -> RunRecord:
+    try:
+        config = parse(RunConfig, orjson.loads(values["config"]), f"run {values['run_id']}")
+    except ValueError as error:
+        raise SchemaError(
+            str(error), "a run config of this version", "upgrade prorl to read it"
+        ) from None
+    return _run_record(values, config)
+
+
+def _run_record(values: dict[str, Any], config: RunConfig) -> RunRecord:
+    return RunRecord(
+        config=config,
+        digest=values["digest"],
+        created_at=values["created_at"],
+        state=values["state"],
+        last=bool(values["last"]),
+        cancelled=bool(values["cancelled"]),
+        started_at=values["started_at"],
+        finished_at=values["finished_at"],
+    )
+
+
+def _lists(log: ControlLog, run: RunRecord) -> None:
+    cursors = "SELECT consumer, seq FROM cursors WHERE run_id = ?"
+    parts = (
+        "SELECT part, commit_seq FROM parts INDEXED BY parts_unpublished"
+        " WHERE run_id = ? AND published = 0"
+    )
+    run.cursors = dict(log.read(cursors, (run.run_id,)))
+    run.parts = dict(log.read(parts, (run.run_id,)))
+
+
+def _weights(log: ControlLog, run: RunRecord) -> None:
+    """What it published, and what served when it began."""
+    rows = log.read(
+        "SELECT version, note FROM versions WHERE run_id = ? AND (published OR version = 0)",
+        (run.run_id,),
+    )
+    run.published = any(version and note for version, note in rows)
+    run.start = next((tuple(note.split()) for version, note in rows if version == 0), ())
+
+
+def _live(log: ControlLog, run: RunRecord, now: float) -> None:
+    for values in log.read(_STARTED, (run.run_id,)):
+        group = _members(log, _group(run, values), now)
+        run.add(group)
+        run.ready.extend(r for r in group.rollouts if r.life.state is RolloutState.QUEUED)
+    _pool(log, run, now)
+    doom = run.doom
+    if doom is not None and doom.kind is EventKind.CANCEL:  # its end was cut short
+        run.ending.extend((group, doom.code) for group in run.groups.values())
+    run.granted_at = now
+
+
+def _pool(log: ControlLog, run: RunRecord, now: float) -> None:
+    """The ids that wait; when they are without a gap, as they mostly are, their ends say all."""
+    first, last = log.read(_POOL_ENDS, (run.run_id, run.run_id))[0]
+    if first is None:
+        return
+    if last - first + 1 == run.undecided - run.open_groups:
+        run.pool.extend(first, last + 1, now)
+        return
+    for (group_id,) in log.read(_POOLED, (run.run_id,)):
+        run.pool.append(group_id, now)
+
+
+def _members(log: ControlLog, group: GroupRecord, now: float) -> GroupRecord:
+    first, end = group.first_rollout, group.first_rollout + group.n
+    for values in log.read(_ROLLOUTS + _IN_GROUP, (group.run.run_id, first, end)):
+        _add_rollout(group, values, now)
+    return group
+
+
+def _group(run: RunRecord, values: tuple[Any, ...]) -> GroupRecord:
+    fields = dict(zip(sql.GROUP_COLUMNS, values, strict=True))
+    del fields["run_id"]
+    fields["state"] = GroupState(fields["state"])
+    fields["opened"] = bool(fields["opened"])
+    return GroupRecord(run=run, **fields)
+
+
+def _summary(values: list[int]) -> TrajectorySummary:
+    return TrajectorySummary(**dict(zip(sql.SUMMARY_COLUMNS, values, strict=True)))
+
+
+def _add_rollout(group: GroupRecord, values: tuple[Any, ...], now: float) -> None:
+    _, rollout_id, _, sample_index, state, attempt, infra_failures, losses, *rest = values
+    code, cancel_code, message, backend, reward, part, *summary = rest
+    limits = group.run.config.limits
+    life = RolloutLife(
+        state=_STATES[state],
+        attempt=attempt,
+        infra_failures=infra_failures,
+        worker_losses=losses,
+        code=_CODES[code],
+        cancel_code=_CODES[cancel_code],
+        max_attempts=limits.max_attempts,
+        max_worker_losses=limits.max_worker_losses,
+    )
+    record = RolloutRecord(
+        group=group,
+        rollout_id=rollout_id,
+        sample_index=sample_index,
+        life=life,
+        message=message,
+        backend=backend,
+        reward=reward,
+        part=part,
+        summary=_summary(summary) if part else NO_TRAJECTORY,
+        since=now,
+        taken=True,
+    )
+    group.rollouts.append(record)
+    group.pending += not life.state.terminal

@@ -1,0 +1,1 @@
+"""Model servers: which are able, who gets which, which weights they hold."""

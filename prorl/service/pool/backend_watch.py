@@ -1,0 +1,152 @@
+"""The model servers as the gateway knows them: who is watched, who is ill, whom RUN must give up.
+
+    evidence (probes, RUN's reports) -> Health -> Balancer, and what RUN is told
+
+Pure but for the callbacks. Servers that only a run names are watched as the pool is. Those that are
+not HTTP (scripts) are never ill.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from prorl.backends.catalogue import is_server
+from prorl.control import Served, Stats
+from prorl.limits import Clock
+from prorl.service.core.state import State
+from prorl.service.pool.balancer import Balancer
+from prorl.service.pool.health import Health, HealthVerdict
+from prorl.service.pool.pace import Paces
+from prorl.types import Json, Trouble
+
+BUSY_S = 30.0
+"""A server that put a call off is called busy for so long."""
+
+log = logging.getLogger("prorl.service")
+
+
+class BackendWatch:
+    """Health of every model server that somebody may be sent to.
+
+    `on_change` is called when one goes out or comes back, `on_doubt` when one should be asked now,
+    `on_back` before one that was out is given anything.
+    """
+
+    def __init__(
+        self, state: State, clock: Clock, on_change: Callable[[], None] = lambda: None
+    ) -> None:
+        self._state, self._clock = state, clock
+        self._health: dict[str, Health] = {}
+        self.calls: dict[str, Served] = {}
+        """By server, of all workers: sums only grow, whoever comes and goes."""
+        self._paces = Paces(clock)
+        self.on_change = on_change
+        self.on_doubt: Callable[[str], None] = lambda name: None
+        self.on_back: Callable[[str], None] = lambda name: None
+
+    @property
+    def _balancer(self) -> Balancer:
+        return self._state.balancer
+
+    def names(self) -> set[str]:
+        """Servers of the pool and of open runs."""
+        named = {name for run in self._state.open.values() for name in run.config.backends}
+        return {name for name in {*self._balancer.states, *named} if is_server(name)}
+
+    def health(self, name: str) -> Health:
+        """What is known of one."""
+        return self._health.setdefault(name, Health())
+
+    def forget(self, name: str) -> None:
+        """It is watched no longer."""
+        self._health.pop(name, None)
+        self._paces.forget(name)
+        self.calls.pop(name, None)
+        self._balancer.restore(name)
+
+    def gone(self) -> list[str]:
+        """Servers on which RUN must not wait any longer."""
+        return sorted(name for name, health in self._health.items() if health.is_out)
+
+    def probed(self, name: str, trouble: Trouble | None) -> None:
+        """A probe of one that is in."""
+        health = self.health(name)
+        if not health.is_out:
+            self._judge(name, health.probe(trouble), f"a probe was {trouble}")
+
+    def reported(self, name: str, trouble: Trouble, faults: int, calls: int, message: str) -> None:
+        """RUN says that a model call went wrong."""
+        if not is_server(name):
+            return
+        health = self.health(name)
+        health.refused_replies += trouble is Trouble.MALFORMED
+        if trouble is Trouble.BUSY:
+            health.busy_replies, health.busy_at = health.busy_replies + 1, self._clock()
+            health.busy_reason = message
+        self._judge(name, health.call(trouble, faults, calls), message)
+        if trouble in (Trouble.REFUSED, Trouble.SILENT):
+            self.on_doubt(name)
+
+    def tried(self, name: str, trouble: Trouble | None, jitter: float) -> None:
+        """One that is out was asked for a token."""
+        health = self.health(name)
+        if trouble is not None:
+            health.failed_again(self._clock(), trouble, jitter)
+            return
+        log.info("backend %s is well again after %.1f s", name, self._clock() - health.out_since)
+        health.back(self._clock())
+        self.on_back(name)
+        self._balancer.restore(name)
+        self.on_change()
+
+    def _judge(self, name: str, verdict: HealthVerdict, reason: str) -> None:
+        health = self.health(name)
+        if (
+            verdict is HealthVerdict.NONE
+            or health.is_out
+            or not self._balancer.eject(name, dead=verdict is HealthVerdict.DEAD)
+        ):
+            return
+        health.out(self._clock(), reason)
+        self._paces.forget(name)
+        log.warning("backend %s is out: %s", name, reason)
+        self.on_change()
+
+    def served(self, before: Stats | None, now: Stats) -> None:
+        """What a RUN worker says of its model calls, and what it said before."""
+        before = before or Stats()
+        for run_id, calls in now.runs.items():
+            if (run := self._state.runs.get(run_id)) is not None:
+                run.calls = run.calls.plus(calls.since(before.runs.get(run_id, Served())))
+        for name, calls in now.backends.items():
+            new = calls.since(before.backends.get(name, Served()))
+            self.calls[name] = self.calls.get(name, Served()).plus(new)
+            self._paces.add(name, new)
+        if now.backends:
+            self._balancer.weigh(self._paces.weights())
+
+    def _reason(self, health: Health) -> str:
+        """Why it is out, or gives less than it could."""
+        if health.is_out or self._clock() - health.busy_at > BUSY_S:
+            return health.reason
+        return f"busy, waited for: {health.busy_reason}"
+
+    def view(self) -> list[dict[str, Json]]:
+        """What `status` shows of each backend."""
+        names = {**dict.fromkeys(self._balancer.states), **dict.fromkeys(sorted(self.names()))}
+        pool, unknown = self._balancer.states, Health()
+        return [
+            {
+                "name": name,
+                "state": self._balancer.state(name).value,
+                "in_flight": self._balancer.in_flight(name),
+                "in_pool": name in pool,
+                "reason": self._reason(self._health.get(name, unknown)),
+                "busy_replies": self._health.get(name, unknown).busy_replies,
+                "refused_replies": self._health.get(name, unknown).refused_replies,
+                "cached_share": self.calls.get(name, Served()).cached_share,
+                "reused_share": self.calls.get(name, Served()).reused_share,
+            }
+            for name in names
+        ]

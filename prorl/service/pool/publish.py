@@ -1,0 +1,458 @@
+"""Publication of weights: an id, the backends of the run take them, it is published.
+
+    id durable -> each backend: pause -> update -> resume -> `version` is durable and told
+    -> the trainer has its answer
+
+Invariants: an id is never given twice, whatever fails; of several backends never more than half are
+paused at a time; one publication at a time, each server by itself: one that is out is left for
+later, one that goes out in the middle is given up, and neither delays the rest; a version is
+published only when a backend serves it (a run whose backends are scripts needs none). A backend
+that has not the newest weights, because it did not take them, joined late or was started anew, is
+fenced: no new rollout until it has them. Every load has a label that is never used again, which is
+how tokens are told apart (`prorl/backends/labels.py`). Runs that share a backend share its weights:
+what one run publishes serves the others too, whose tokens of it do not train. A backend that no
+open run uses is let go: the next run begins with what it serves then, recorded as its version 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prorl.backends.adapter import is_adapter
+from prorl.backends.catalogue import is_server
+from prorl.backends.labels import label_of
+from prorl.errors import BackendError, ConflictError, RolloutError, UnavailableError, boundary
+from prorl.service.core.core import Core
+from prorl.service.core.state import RunRecord
+from prorl.service.pool.weights import Expected, Published, Record, ServedWeights
+from prorl.types import FailureCode, Trouble
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from prorl.backends.weight_target import WeightTarget
+
+WATCH_S = 2.0
+"""How often backends are asked which weights they serve."""
+FENCED_S = 0.3
+"""The same while one is fenced."""
+SETTLE_S = 0.1
+"""After a pause, for RUN to ask a server that states no versions what sampled the cut tokens."""
+LOOK_S = 0.25
+"""How often a load looks whether its server has gone out."""
+
+FEWEST_SAMPLES, MOST_SAMPLES = 8, 32
+"""Tokens that are compared with the trainer's own logprobs."""
+MISTAKEN_S = 10.0
+"""A server that failed that is asked again after so long."""
+
+log = logging.getLogger("prorl.service.pool.publish")
+
+Durable = Callable[[], Awaitable[None]]
+Sample = Callable[[str, Sequence[int], int], Awaitable[tuple[int, float]]]
+"""(backend, prompt, seed) -> the next token and its logprob, at temperature 1."""
+TellPaused = Callable[[str, bool], None]
+"""(backend, paused): said to RUN at once."""
+
+
+class Publisher:
+    """Gives weights to the backends of runs.
+
+    `watch` runs as long as the gateway, then `close`.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        durable: Durable,
+        tell_paused: TellPaused,
+        key_of: Callable[[str], str] = lambda name: "",
+        *,
+        model: str = "",
+        sample: Sample | None = None,
+        record: Callable[[Record], object] = lambda record: None,
+    ) -> None:
+        self._core, self._durable, self._tell_paused = core, durable, tell_paused
+        self._key_of, self._model, self._record = key_of, model, record
+        self._sample = sample
+        self._mistaken: dict[str, float] = {}
+        """Servers that serve other weights than their label says: when to look again."""
+        self._session: aiohttp.ClientSession | None = None
+        self._targets: dict[str, WeightTarget] = {}
+        self._wanted: dict[str, ServedWeights] = {}
+        self._newest: ServedWeights | None = None
+        """Of the pool: what who joins it must have."""
+        self._locks: dict[str, asyncio.Lock] = {}  # each protects one server from two loads
+        self._turn = asyncio.Lock()  # protects the order of publications
+        self._running: dict[tuple[str, int], asyncio.Task[Published]] = {}
+        self._tending: dict[str, asyncio.Task[None]] = {}
+        self._loading: set[str] = set()
+        self._maybe_paused: set[str] = set()
+        """Servers that may hear a `/pause` which nothing has ended."""
+        core.watched.on_back = self.returned
+
+    async def close(self) -> None:
+        """Stop publishing; idempotent."""
+        tasks = [*self._running.values(), *self._tending.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        session, self._session = self._session, None
+        self._targets.clear()
+        if session is not None:
+            await session.close()
+
+    def is_loading(self, name: str) -> bool:
+        """Whether a server takes weights just now."""
+        return name in self._loading
+
+    async def publish(
+        self,
+        run: RunRecord,
+        version: int,
+        path: str,
+        *,
+        pause: str = "abort",
+        expected: Expected | None = None,
+        wait_s: float = 20.0,
+    ) -> Published:
+        """Publish the weights in `path` as `version` (0 = the next id).
+
+        Said again, it sees to it that the backends serve them. Waits for `wait_s`, then it goes on
+        by itself. With `expected` a server has taken them when it says the like after that prompt.
+        Raises ConflictError, and UnavailableError when no backend took them: say it
+        again, with the id that the error names.
+        """
+        version = self._core.groups.give_version(run, version, path)
+        await self._durable()
+        key = (run.run_id, version)
+        if key not in self._running:
+            weights = ServedWeights(run.run_id, run.tag, version, path, pause, expected)
+            work = asyncio.ensure_future(self._publish(run, weights))
+            self._running[key] = work
+            work.add_done_callback(partial(self._ended, key))
+        work = self._running[key]
+        await asyncio.wait({work}, timeout=wait_s)
+        return work.result() if work.done() else Published(version, pending=True)
+
+    def _ended(self, key: tuple[str, int], work: asyncio.Task[Published]) -> None:
+        self._running.pop(key, None)
+        error = None if work.cancelled() else work.exception()
+        if error is not None:  # perhaps nobody waits for it any more
+            log.warning("version %d of run %s was not published: %s", key[1], key[0], error)
+
+    async def _publish(self, run: RunRecord, weights: ServedWeights) -> Published:
+        version, path = weights.version, weights.path
+        async with self._turn_with_servers(run, weights) as names:
+            failed: dict[str, str] = {}
+            began = time.monotonic()
+            if names:
+                failed = await self._spread(names, weights, pooled=not run.config.backends)
+                if len(failed) == len(names):
+                    raise UnavailableError(
+                        f"no backend took version {version} of run {run.run_id}:"
+                        f" {'; '.join(failed.values())}"
+                    )
+            fresh = self._core.publish(run, version, by_service=bool(names))
+            await self._durable()
+            took = tuple(name for name in names if name not in failed)
+            load_s = time.monotonic() - began
+            await self._keep(
+                Record(
+                    run.run_id,
+                    version,
+                    weights.label,
+                    path,
+                    weights.pause,
+                    is_adapter(path),
+                    took,
+                    failed,
+                    load_s,
+                )
+            )
+            return Published(version, fresh, failed)
+
+    @asynccontextmanager
+    async def _turn_with_servers(
+        self, run: RunRecord, weights: ServedWeights
+    ) -> AsyncIterator[list[str]]:
+        """The turn to publish, once one of the servers that should take the weights is not out.
+
+        Or none should. Who waits for its servers, as its rollouts do, keeps no turn from others.
+        Raises ConflictError when the run ends while its servers are out.
+        """
+        while True:
+            async with self._turn:
+                wanted = bool(weights.path) and weights.version >= run.version
+                names = self._servers(run) if wanted else []
+                if not names or not self._all_out(names):
+                    yield names
+                    return
+            await asyncio.sleep(LOOK_S)
+            if run.state != "open":  # nobody asks any more how its servers are
+                given = f"version {weights.version} of run {run.run_id!r}, which has ended"
+                raise ConflictError(given, "an open run", "all its servers were out")
+
+    def _all_out(self, names: Iterable[str]) -> bool:
+        return all(self._core.watched.health(name).is_out for name in names)
+
+    async def _keep(self, record: Record) -> None:
+        """In the run's directory, for readers: a disk that refuses stops no training."""
+        try:
+            await asyncio.to_thread(self._record, record)
+        except OSError as error:
+            log.warning(
+                "version %d of run %s is not in the run's table: %s",
+                *(record.version, record.run_id, error),
+            )
+
+    def _servers(self, run: RunRecord) -> list[str]:
+        names = run.config.backends or tuple(self._core.state.balancer.states)
+        return [name for name in names if is_server(name)]
+
+    async def _spread(
+        self, names: Iterable[str], weights: ServedWeights, *, pooled: bool
+    ) -> dict[str, str]:
+        """Give weights to backends, at most half at a time; why those did not that did not."""
+        health = self._core.watched.health
+        if pooled:
+            self._newest = weights
+        self._want(names, weights)
+        able = [name for name in names if not health(name).is_out]
+        slots = asyncio.Semaphore(max(1, len(able) // 2))
+
+        async def give(name: str) -> str:
+            async with slots:
+                return await self._give(name)
+
+        reasons = await asyncio.gather(*(give(name) for name in able))
+        told = dict(zip(able, reasons, strict=True))
+        out = {name: f"{name} is out: {health(name).reason}" for name in names if name not in told}
+        return out | {name: reason for name, reason in told.items() if reason}
+
+    def _want(self, names: Iterable[str], weights: ServedWeights) -> None:
+        for name in names:
+            self._wanted[name] = weights
+            if self._core.watched.health(name).is_out:
+                self._core.state.balancer.fence(name)
+
+    async def _give(self, name: str) -> str:
+        """Have one backend serve what it should; empty, or why it does not. It is fenced then."""
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            weights = self._wanted.get(name)
+            if weights is None:
+                return f"{name} was removed"
+            try:
+                # Whatever a name leads to is that server's trouble.
+                with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
+                    await self._unless_out(name, self._load(name, weights))
+                    await self._compare(name, weights)
+            except RolloutError as error:
+                self._fence(name, weights, error)
+                return str(error)
+            self._core.state.serves[name] = (weights.run_id, weights.version)
+            if self._wanted.get(name) == weights:
+                self._core.state.balancer.unfence(name)
+                self._core.watched.on_change()
+            return ""
+
+    async def _compare(self, name: str, weights: ServedWeights) -> None:
+        """Refuse a server whose tokens are not those of the weights. Raises BackendError."""
+        if weights.expected is None or self._sample is None:
+            return
+        sampled: list[tuple[int, float]] = []
+        while (problem := weights.expected.problem(sampled)) or len(sampled) < FEWEST_SAMPLES:
+            if problem and len(sampled) >= MOST_SAMPLES:
+                self._mistaken[name] = time.monotonic() + MISTAKEN_S
+                raise BackendError(
+                    FailureCode.BACKEND_PROTOCOL,
+                    f"{name} does not serve version {weights.version}, whatever it calls it:"
+                    f" {problem}",
+                )
+            seeds = range(len(sampled), len(sampled) + FEWEST_SAMPLES)
+            sampled += await asyncio.gather(
+                *(self._sample(name, weights.expected.prompt_ids, seed) for seed in seeds)
+            )
+        self._mistaken.pop(name, None)
+
+    def _fence(self, name: str, weights: ServedWeights, error: RolloutError) -> None:
+        """Give a server without its weights nothing more; tell of one that cannot be reached."""
+        log.warning("backend %s has not version %d and is fenced: %s", name, weights.version, error)
+        if name in self._wanted:
+            self._core.state.balancer.fence(name)
+        trouble = error.trouble if isinstance(error, BackendError) else None
+        if trouble in (Trouble.REFUSED, Trouble.SILENT):
+            self._core.watched.reported(name, trouble, 1, 1, str(error))
+
+    async def _unless_out(self, name: str, load: Awaitable[None]) -> None:
+        """Wait for a load, as long as its server is not known to be dead."""
+        work = asyncio.ensure_future(load)
+        try:
+            while not work.done():
+                await asyncio.wait({work}, timeout=LOOK_S)
+                if self._core.watched.health(name).is_out and not work.done():
+                    raise BackendError(
+                        FailureCode.BACKEND_UNAVAILABLE, f"{name} went out", Trouble.SILENT
+                    )
+            work.result()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _load(self, name: str, weights: ServedWeights) -> None:
+        target = self._target(name)
+        if weights.is_named(await target.label()):
+            if name in self._maybe_paused:  # by us, in this life or an earlier one
+                await self._resume(name, target)
+            return
+        dialect = await target.dialect()
+        self._loading.add(name)
+        self._tell_paused(name, True)
+        try:
+            self._maybe_paused.add(name)
+            try:
+                await _exchange(target, weights, settles=not dialect.states_labels)
+            finally:
+                # Also after a failure: requests that wait end sooner than by their time-out, and
+                # say which weights they had. A pause without an answer may have come too.
+                await self._resume(name, target)
+        finally:
+            self._loading.discard(name)
+            self._tell_paused(name, False)
+
+    async def _resume(self, name: str, target: WeightTarget) -> None:
+        await target.resume()
+        self._maybe_paused.discard(name)
+
+    def _target(self, name: str) -> WeightTarget:
+        # Here: an HTTP client is a tenth of the gateway's start, and few have servers by then.
+        import aiohttp
+
+        from prorl.backends.weight_target import WeightTarget
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        if name not in self._targets:
+            key = self._key_of(name)
+            self._targets[name] = WeightTarget(self._session, name, key, self._model)
+        return self._targets[name]
+
+    # ---- backends that join, or come back
+
+    def joined(self, name: str) -> None:
+        """A server that comes into the pool gets nothing until it has the pool's newest weights."""
+        self._targets.pop(name, None)  # from now on it may have the key
+        if self._newest is not None and is_server(name):
+            self._wanted[name] = self._newest
+            self._core.state.balancer.fence(name)
+
+    def left(self, name: str) -> None:
+        """It is not ours to give weights to any more."""
+        self._wanted.pop(name, None)
+        self._targets.pop(name, None)
+        self._core.state.balancer.unfence(name)
+
+    def returned(self, name: str) -> None:
+        """A server that was out is well: it may serve what it was started with."""
+        if name in self._wanted:
+            self._core.state.balancer.fence(name)
+
+    async def begin(self, run: RunRecord) -> None:
+        """Note what serves when a run begins: its version 0, whoever published it."""
+        told = await self._labels(run)
+        self._core.start_with(run, told.values())
+        await self._durable()
+        if told:
+            label = " ".join(sorted({*told.values()}))
+            await self._keep(Record(run.run_id, 0, label, took=tuple(sorted(told))))
+
+    async def _labels(self, run: RunRecord, limit_s: float = 2.0) -> dict[str, str]:
+        """What the run's servers call the weights that they serve now.
+
+        Those that do not say it in time are left out.
+        """
+
+        async def ask(name: str) -> str:
+            try:
+                with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
+                    async with asyncio.timeout(limit_s):
+                        return await self._target(name).label()
+            except RolloutError:
+                return ""
+
+        names = self._servers(run)
+        told = await asyncio.gather(*(ask(name) for name in names))
+        return {name: label for name, label in zip(names, told, strict=True) if label}
+
+    def _give_back(self) -> None:
+        """Servers that no open run uses are nobody's: others may give them weights."""
+        runs = self._core.state.open.values()
+        used = {name for run in runs for name in self._servers(run)}
+        if all(run.config.backends for run in runs):
+            self._newest = None
+        for name in self._wanted.keys() - used:
+            self._wanted.pop(name)
+            self._core.state.balancer.unfence(name)
+
+    async def watch(self) -> None:
+        """Give the newest weights again to a backend that serves others. Never returns."""
+        self._recall()
+        while True:
+            self._give_back()
+            for name in list(self._wanted):
+                if name not in self._tending and not self._core.watched.health(name).is_out:
+                    self._tending[name] = task = asyncio.ensure_future(self._tend(name))
+                    task.add_done_callback(partial(self._tended, name))
+            fenced = any(name in self._core.state.balancer.fenced for name in self._wanted)
+            await asyncio.sleep(FENCED_S if fenced else WATCH_S)
+
+    def _tended(self, name: str, task: asyncio.Task[None]) -> None:
+        self._tending.pop(name, None)
+
+    async def _tend(self, name: str) -> None:
+        """Look after one server, at its own pace."""
+        if self.is_loading(name) or time.monotonic() < self._mistaken.get(name, 0.0):
+            return
+        if name in self._core.state.balancer.fenced or await self._is_behind(name):
+            await self._give(name)
+
+    async def _is_behind(self, name: str) -> bool:
+        try:
+            with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
+                return not self._wanted[name].is_named(await self._target(name).label())
+        except RolloutError:
+            return False  # away: probes notice, and it is asked again
+
+    def _recall(self) -> None:
+        """What backends should serve, from the log, after a restart of the gateway.
+
+        Until they say so they are fenced.
+        """
+        runs = [run for run in self._core.state.open.values() if run.version]
+        for run in sorted(runs, key=lambda run: run.created_at):
+            statement = "SELECT note FROM versions WHERE run_id = ? AND version = ?"
+            ((path,),) = self._core.log.read(statement, (run.run_id, run.version))
+            if path:
+                weights = ServedWeights(run.run_id, run.tag, run.version, path)
+                self._wanted |= dict.fromkeys(self._servers(run), weights)
+                if not run.config.backends:
+                    self._newest = weights
+        for name in self._wanted:
+            self._maybe_paused.add(name)
+            self._core.state.balancer.fence(name)
+
+
+async def _exchange(target: WeightTarget, weights: ServedWeights, *, settles: bool) -> None:
+    """Pause a server and load the weights; `settles`: it needs a while between the two."""
+    await target.pause(weights.pause)
+    if settles:
+        await asyncio.sleep(SETTLE_S)
+    label = label_of(weights.tag, weights.version, secrets.token_hex(4))
+    await target.update(weights.path, weights.version, label)

@@ -1,0 +1,94 @@
+"""Attempts that lost their backend in the middle wait here for another.
+
+They keep everything that they have.
+
+A failure is evidence first (`backend_watch.py`), then the attempt is assigned anew: not to the one
+that failed it when there is another, not to one with older weights than it has seen. With no able
+backend it waits; its attempt is neither charged nor ended. Attempts that wait are served before new
+leases. Bounded by RUN's slots: one entry for an attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prorl.control import Assigned, ControlRow, Failover, Payload, Problem
+from prorl.service.core.rollouts import Rollouts
+from prorl.service.core.state import IN_HAND, RolloutRecord, State, WorkerRecord
+from prorl.service.log.journal import Journal
+from prorl.service.pool.backend_watch import BackendWatch
+from prorl.types import AttemptKey
+
+Reply = Callable[[WorkerRecord, ControlRow, Payload, str], None]
+
+
+class Reassignments:
+    """Assigns backends to running attempts."""
+
+    def __init__(
+        self,
+        state: State,
+        watched: BackendWatch,
+        journal: Journal,
+        rollouts: Rollouts,
+        reply: Reply,
+    ) -> None:
+        self._state, self._watched, self._journal = state, watched, journal
+        self._rollouts, self._reply = rollouts, reply
+        self._waiting: dict[AttemptKey, tuple[WorkerRecord, ControlRow, Failover]] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """How many attempts wait without a backend."""
+        return len(self._waiting)
+
+    def ask(self, worker: WorkerRecord, row: ControlRow) -> None:
+        """RUN wants another backend for an attempt. Raises SchemaError."""
+        asked = row.read(Failover)
+        record = self._current(asked.attempt)
+        if record is None:
+            self._reply(worker, row, Problem(message="the attempt has ended"), "fenced")
+            return
+        if record.backend == asked.backend:
+            self._watched.reported(
+                asked.backend, asked.trouble, asked.faults, asked.calls, asked.message
+            )
+            self._state.balancer.release(_owner(record))
+        self._waiting[asked.attempt] = (worker, row, asked)
+        self.serve()
+
+    def serve(self) -> None:
+        """Answer all who can be: something may have changed."""
+        in_vain: set[tuple[str, tuple[str, ...], int]] = set()
+        for key, (worker, row, asked) in list(self._waiting.items()):
+            record = self._current(key)
+            if record is None or self._state.workers.get(worker.name) is not worker:
+                del self._waiting[key]  # a worker that came back asks again
+                continue
+            wanted = (key.run_id, record.run.config.backends, asked.min_version)
+            if wanted in in_vain:
+                continue
+            name = self._assign(record, asked)
+            if name is None:
+                if not self._state.able(record.run, asked.min_version):
+                    in_vain.add(wanted)
+                continue
+            del self._waiting[key]
+            self._reply(worker, row, Assigned(backend=name), "")
+
+    def _assign(self, record: RolloutRecord, asked: Failover) -> str | None:
+        name = self._state.acquire(record, avoid=(asked.backend,), min_version=asked.min_version)
+        if name is not None and name != record.backend:
+            record.backend = name
+            self._journal.mark_rollout(record)
+        return name
+
+    def _current(self, key: AttemptKey) -> RolloutRecord | None:
+        record = self._rollouts.find(key.run_id, key.rollout_id)
+        if record is None or record.life.attempt != key.attempt or record.life.state not in IN_HAND:
+            return None
+        return record
+
+
+def _owner(record: RolloutRecord) -> tuple[str, int]:
+    return (record.run.run_id, record.rollout_id)

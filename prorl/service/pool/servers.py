@@ -1,0 +1,129 @@
+"""The gateway's own calls to model servers.
+
+A token from one that was out, everything from one that is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from prorl.backends.catalogue import (
+    BackendContext,
+    child_module,
+    examples,
+    is_known,
+    is_server,
+    open_url,
+)
+from prorl.backends.logprobs import first_token
+from prorl.backends.vllm_probe import Vocabulary, check_server, check_vocabulary
+from prorl.config import ServiceConfig
+from prorl.envs.users import env_by_name
+from prorl.errors import BackendError, ConfigError
+from prorl.renderer import ChatMLRenderer
+from prorl.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from prorl.backends.vllm import VllmBackend
+
+CHECK_S = 30.0
+"""For everything that a new server is asked."""
+VOCABULARY_S = 10.0
+ANY_VOCABULARY = 2**31 - 1
+
+log = logging.getLogger("prorl.service")
+
+
+def valid_url(url: str) -> str:
+    """A backend's URL as it is written everywhere. Raises ConfigError with what is wrong with it.
+
+    >>> valid_url("http://localhost:8000/")
+    'http://localhost:8000'
+    """
+    if not is_known(url) or child_module(url):
+        raise ConfigError(f"backend {url[:200]!r}", examples())
+    if not is_server(url):
+        return url
+    parts = urlsplit(url)
+    try:
+        host, port = (parts.hostname or "").encode("idna"), parts.port
+    except (UnicodeError, ValueError) as error:
+        raise ConfigError(f"backend {url[:200]!r}: {error}", "http://HOST:PORT") from None
+    extra = parts.query or parts.fragment or parts.username or parts.password
+    if not host or port == 0 or extra or any(one.isspace() for one in url):
+        raise ConfigError(f"backend {url[:200]!r}", "http://HOST:PORT, with nothing after it")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ConfigError(f"backend {url[:200]!r}", "the address without /v1")
+    return url.rstrip("/")
+
+
+class Servers:
+    """Calls servers; with the key those that may have it."""
+
+    def __init__(self, config: ServiceConfig, is_ours: Callable[[str], bool]) -> None:
+        self._config, self._is_ours = config, is_ours
+
+    def key_of(self, name: str) -> str:
+        """The bearer token, for servers that the operator named."""
+        return self._config.backend_key if self._is_ours(name) else ""
+
+    async def try_call(self, name: str) -> None:
+        """One token, as a rollout would get it. Raises BackendError."""
+        async with self._open(name, self.key_of(name)) as backend:
+            await first_token(backend, np.zeros(1, dtype=np.int32))
+
+    async def sample(self, name: str, prompt_ids: Sequence[int], seed: int) -> tuple[int, float]:
+        """The next token after a prompt, and its logprob, at temperature 1. Raises BackendError."""
+        async with self._open(name, self.key_of(name)) as backend:
+            said = await first_token(backend, np.array(prompt_ids, np.int32), seed=seed)
+        return int(said.token_ids_C[0]), float(said.logprobs_C[0])
+
+    async def check(self, name: str, *, ours: bool) -> None:
+        """Everything that a backend must be, whoever uses it.
+
+        Raises ConfigError with what it is not.
+        """
+        if not is_server(name):
+            renderer = ChatMLRenderer(load_tokenizer("bytes"))
+            await open_url(name, BackendContext(renderer, env_by_name)).close()
+            return
+        try:
+            async with (
+                asyncio.timeout(CHECK_S),
+                self._open(name, self._config.backend_key if ours else "") as backend,
+            ):
+                await check_server(backend, self._config.model)
+        except TimeoutError:
+            raise ConfigError(
+                f"{name} did not answer within {CHECK_S:g} s", "a model server", "is it frozen?"
+            ) from None
+
+    async def check_vocabulary(self, name: str, wanted: Vocabulary, *, ours: bool = False) -> None:
+        """A run's vocabulary is the server's. Raises ConfigError; one that is away is not asked."""
+        key = self._config.backend_key if ours else self.key_of(name)
+        try:
+            async with (
+                asyncio.timeout(VOCABULARY_S),
+                self._open(name, key) as backend,
+            ):
+                await check_vocabulary(backend, wanted)
+        except (TimeoutError, BackendError) as error:
+            log.warning("%s was not asked for its vocabulary: %s", name, error)
+
+    @asynccontextmanager
+    async def _open(self, name: str, key: str) -> AsyncGenerator[VllmBackend]:
+        """Open a backend for a few calls; ids are checked by runs, which know their vocabulary."""
+        from prorl.backends.vllm import VllmBackend  # its HTTP client: see `Publisher._target`
+
+        backend = VllmBackend(name, ANY_VOCABULARY, model=self._config.model, api_key=key)
+        try:
+            yield backend
+        finally:
+            await backend.close()

@@ -1,0 +1,109 @@
+"""How long who waits for whom, in one table; one clock that knows when we ourselves were stopped.
+
+    heartbeats -> silence -> a dead stream -> grace -> given up
+
+Silence is the age of the last heartbeat on the listener's own clock. `ActiveLoop` is an event loop
+whose clock leaves out the time in which it did not turn (SIGSTOP, `docker pause`, a laptop's lid, a
+callback that computed for seconds): whoever was stopped gives that time back to every deadline,
+time-out and silence that it measures with `now`, and so charges it to nobody.
+
+Not promised: that another process's clock stopped as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+ResultT = TypeVar("ResultT")
+
+BEAT_S: Final = 1.0
+"""Of a process, for its supervisor."""
+HEARTBEAT_S: Final = 0.5
+"""Of a worker, for the gateway."""
+FAR_HEARTBEAT_S: Final = 2.0
+"""From another host: a gateway has hundreds of those, and heartbeats are what fills it first."""
+
+PROCESS_SILENCE_S: Final = 8.0
+"""A process whose loop has not turned for so long is ended by its supervisor: freeze becomes death.
+"""
+WORKER_SILENCE_S: Final = 20.0
+"""A worker of which the gateway has heard nothing for so long counts as dead: another host is cut
+off, or its supervisor is stopped, too.
+"""
+GONE_S: Final = 25.0
+"""What a worker of another host held is given up so long after its last word at the latest."""
+LEAST_GRACE_S: Final = 5.0
+"""But it has at least so long to come back after the end of its stream."""
+REMOTE_GRACE_S: Final = 15.0
+"""To come back to what one held. gRPC ends a stream ten seconds after data that nobody
+acknowledged, and dialling takes less than one: a blip costs nothing. On the service's own host a
+stream ends with its process, at once.
+"""
+CLAIM_GRACE_S: Final = 2.0
+"""For an attempt to be claimed after its lease stream or the gateway was lost."""
+RELEASE_GRACE_S: Final = 1.0
+"""For the next holder's `started` after the last one's `released`: both travel at once, on two
+streams.
+"""
+NEXT_LIFE_S: Final = 20.0
+"""For a RUN worker to come back to rows that it may have begun; the gateway waits less."""
+
+LATE_S: Final = 2.0
+"""A loop that has not turned for longer was stopped."""
+TICK_S: Final = 0.5
+
+assert LATE_S < PROCESS_SILENCE_S, "a stop is noticed before it is a death"
+assert 2 * BEAT_S + LATE_S < PROCESS_SILENCE_S, "nobody is ended for a beat that is late"
+assert PROCESS_SILENCE_S < WORKER_SILENCE_S, "the supervisor is first: its word is certain"
+assert 4 * FAR_HEARTBEAT_S < WORKER_SILENCE_S
+assert RELEASE_GRACE_S < CLAIM_GRACE_S < LEAST_GRACE_S < REMOTE_GRACE_S < NEXT_LIFE_S
+assert WORKER_SILENCE_S + LEAST_GRACE_S <= GONE_S, "whoever fell silent has had its time"
+
+
+class ActiveLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still while the loop does.
+
+    Its timers go by the same clock, `asyncio.timeout` and `sleep` included.
+    """
+
+    def __init__(self) -> None:
+        self._turned, self._lost_s = time.monotonic(), 0.0
+        self._ticking: asyncio.TimerHandle | None = None
+        super().__init__()
+
+    def time(self) -> float:
+        """Monotonic seconds, less those in which this loop was stopped."""
+        now = time.monotonic()
+        gap_s, self._turned = now - self._turned, now
+        if gap_s > LATE_S:
+            self._lost_s += gap_s - TICK_S
+        return now - self._lost_s
+
+    def run_forever(self) -> None:
+        """Turn at least each TICK_S: a loop that has nothing to do is not stopped."""
+        self._tick()
+        try:
+            super().run_forever()
+        finally:
+            if self._ticking is not None:
+                self._ticking.cancel()
+
+    def _tick(self) -> None:
+        self._ticking = self.call_later(TICK_S, self._tick)
+
+
+def run(main: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """As `asyncio.run`, on an `ActiveLoop`."""
+    with asyncio.Runner(loop_factory=ActiveLoop) as runner:
+        return runner.run(main)
+
+
+def now() -> float:
+    """Seconds on the running loop's clock; on the machine's where no loop runs."""
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return time.monotonic()

@@ -1,0 +1,1 @@
+"""Files of a run directory: names, parts, durable writes, object stores."""

@@ -1,0 +1,281 @@
+"""The run directory: what lies where, and what a reader may open.
+
+    RUN/manifest.json                        config, hashes and versions; the gateway writes it
+    RUN/commits/0000000001.json              one per commit: the files that it made visible, with
+                                             rows, bytes, sha256, first and last rollout_id
+    RUN/commits/0000000001-0000000256.json   commits 1 to 256 compacted: the files that hold their
+                                             rows now; `-0002` before `.json`: compacted again
+    RUN/{sequences,rollouts,turns,messages,groups,tasks}/PART.parquet
+    RUN/<table>/empty.parquet                no rows: plain globs work from the first moment on
+    RUN/{trained,annotations}/0000000001.parquet
+                                         what was appended beside the commits (`appended.py`)
+    RUN/scores/NAME.parquet              rewards that were given later (`scores.py`)
+    RUN/partial/cut-<16 hex>.parquet         attempts that did not commit, in SCORED's shape,
+                                             outside every view
+
+Invariants: a commit names whole files that never change; every row of a table is in exactly one
+named file; commits are numbered densely from 1. The longest range of compacted commits stands for
+all commits that it covers, from the moment on at which its name appears (`compact.py`); a reader
+opens it and the commits after it, nothing else. A file that no such commit names does not exist for
+a reader: a crash may leave some (`RunDir.sweep` and `compact.collect` remove them), and files that
+a range has replaced stay for a while for readers who opened the run before (so a plain glob may
+count rows twice until then). A file that such a commit names is never removed, whatever the log
+says. Everything goes through fsspec, so that a run directory may lie in an
+object store; a copied one works like the original.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import orjson
+import pyarrow.fs as pafs
+from fsspec.implementations.local import LocalFileSystem
+
+from prorl.control import PartFile as PartFile
+from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError
+from prorl.linux import locks
+from prorl.linux.files import sync_directory
+from prorl.schema import TABLES, check_version
+from prorl.storage.files.commit_files import Commit, CommitName, current_names
+from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
+from prorl.storage.files.objects import ObjectFiles, ask, remove
+from prorl.types import Json
+
+COMMITS = "commits"
+PARTIAL = "partial"
+MANIFEST = "manifest.json"
+EMPTY = "empty.parquet"
+
+
+def manifest_digest(values: Mapping[str, Json]) -> str:
+    """What a manifest says of itself as `digest`: SHA-256 of everything else in it."""
+    rest = {name: value for name, value in values.items() if name != "digest"}
+    return hashlib.sha256(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+_LIST_AGAIN = 10
+
+
+class RunDir:
+    """A run directory on any fsspec filesystem: paths, commits, sweeping. Holds no open file."""
+
+    def __init__(self, where: str | Path) -> None:
+        fs, root = fsspec.core.url_to_fs(str(where))
+        self.where = str(where)
+        """Path or URL, as another process would open it."""
+        self.fs: Any = fs
+        self.root: str = root.rstrip("/")
+
+    @property
+    def name(self) -> str:
+        """Last component of the path."""
+        return self.root.rsplit("/", 1)[-1]
+
+    @property
+    def arrow_filesystem(self) -> Any:
+        """The same for Arrow's datasets."""
+        return pafs.LocalFileSystem() if self.local else pafs.PyFileSystem(ObjectFiles(self.fs))
+
+    @property
+    def local(self) -> bool:
+        """Whether it lies on this host's filesystem."""
+        return isinstance(self.fs, LocalFileSystem)
+
+    def path(self, *names: str) -> str:
+        """Absolute path of something in it."""
+        return "/".join((self.root, *names))
+
+    def has(self, *names: str) -> bool:
+        """Whether something is in it. An object store that is busy is asked again (`ask`)."""
+        return bool(ask(self.fs, lambda: self.fs.exists(self.path(*names))))
+
+    def size(self, *names: str) -> int:
+        """Bytes of a file in it, asked as `has`. Raises FileNotFoundError, OSError."""
+        return int(ask(self.fs, lambda: self.fs.size(self.path(*names))))
+
+    def modified_at(self, *names: str) -> float:
+        """When a file in it was written, in seconds since the epoch, asked as `has`.
+
+        Raises as `size`.
+        """
+        return float(ask(self.fs, lambda: self.fs.modified(self.path(*names))).timestamp())
+
+    def read(self, *names: str) -> bytes:
+        """Content of a file in it, asked as `has`. Raises FileNotFoundError, OSError."""
+        return bytes(ask(self.fs, lambda: self.fs.cat_file(self.path(*names))))
+
+    def open(self, *names: str) -> Any:
+        """A file in it, open for reading, asked as `has`. Raises FileNotFoundError, OSError."""
+        return ask(self.fs, lambda: self.fs.open(self.path(*names), "rb"))
+
+    def create(
+        self, empties: Iterable[tuple[str, Any]], write: WriteDurably = write_durably
+    ) -> None:
+        """Make the directories and one empty part per table; what is there stays. Idempotent."""
+        for name in (COMMITS, PARTIAL, *TABLES):
+            self.fs.makedirs(self.path(name), exist_ok=True)
+        if self.local:
+            sync_directory(Path(self.root))
+        for table, content in empties:
+            if not self.has(table, EMPTY):
+                write(self.fs, self.path(table, EMPTY), content)
+
+    def manifest(self) -> dict[str, Json]:
+        """The run's manifest, read from its directory.
+
+        Raises NotFoundError when this is no run directory, SchemaError when it is of another
+        version.
+        """
+        try:
+            values = orjson.loads(self.read(MANIFEST))
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFoundError(
+                f"{self.root} is no run directory: it holds no {MANIFEST}"
+            ) from None
+        except orjson.JSONDecodeError as error:
+            raise SchemaError(
+                f"{self.path(MANIFEST)} is not JSON: {error}", "a manifest as prorl writes it"
+            ) from None
+        check_version(
+            values.get("schema_version") if isinstance(values, dict) else None,
+            f"run directory {self.root}",
+        )
+        return dict(values)
+
+    def commit_path(self, commit_seq: int, first_seq: int = 0, again: int = 0) -> str:
+        """Where a commit, or a range of compacted ones, is published."""
+        return self.path(COMMITS, str(CommitName(first_seq, commit_seq, again)))
+
+    def commit_names(self) -> list[CommitName]:
+        """Every commit and every range that is published, in order of the last commit in it."""
+        found = (CommitName.parse(name) for name in self.names(COMMITS))
+        order = sorted((name.last, name.first, name.again) for name in found if name)
+        return [CommitName(first, last, again) for last, first, again in order]
+
+    def commits(self) -> list[Commit]:
+        """What a reader opens: the longest range of compacted commits, then each commit after it.
+
+        The range if there is one; in order. Raises SchemaError for one that this code cannot read.
+        """
+        for _ in range(_LIST_AGAIN):
+            try:
+                return self.read_commits(current_names(self.commit_names()))
+            except FileNotFoundError:
+                # Compacted and removed between our listing and our reading.
+                continue
+        raise StorageError(f"{self.path(COMMITS)} changes faster than it can be read")
+
+    def read_commits(self, names: Sequence[CommitName]) -> list[Commit]:
+        """These commits. Raises FileNotFoundError when one is gone, SchemaError as `commits`."""
+        paths = [self.path(COMMITS, str(name)) for name in names]
+        if self.local or not paths:
+            contents = [self.fs.cat_file(path) for path in paths]
+        else:
+            found = ask(self.fs, lambda: self.fs.cat(paths))
+            contents = [found[path] for path in paths]
+        return [Commit.loads(content, path) for content, path in zip(contents, paths, strict=True)]
+
+    def compacted_upto(self) -> int:
+        """The last commit that a range stands for; 0 when nothing is compacted."""
+        return self.compacted().last
+
+    def compacted(self) -> CommitName:
+        """The range that readers open; of no commit when nothing is compacted."""
+        ranges = [name for name in self.commit_names() if name.first]
+        return ranges[-1] if ranges else CommitName(0, 0)
+
+    def check_known(self, num_commits: int) -> None:
+        """Raises ConflictError when the directory holds commits that a log does not know.
+
+        The log has `num_commits` of them: it is older than the directory, or not its log at all.
+        """
+        upto = self.compacted_upto()
+        beyond = (
+            self.commit_path(upto, 1) if upto > num_commits else self.commit_path(num_commits + 1)
+        )
+        if upto > num_commits or ask(self.fs, lambda: self.fs.exists(beyond)):
+            raise ConflictError(
+                f"{beyond} is there, and the control log knows {num_commits} commits of the run",
+                "the log that wrote this directory",
+                "use another root: what is stored here is read without a service",
+            )
+
+    def written(self) -> bool:
+        """Whether a store has ever made something durable here: a commit or a part."""
+        return any(
+            not name.startswith(TEMP_MARK) and name != EMPTY
+            for folder in (COMMITS, *TABLES)
+            for name in self.names(folder)
+        )
+
+    def sweep(self, parts: Collection[str], num_commits: int = 0) -> list[str]:
+        """Remove what a dead writer left, and nothing else; the files that went.
+
+        That is: temporary files, and parts whose name is neither in `parts` nor in a commit on
+        disk, replaced ones included. No part is removed while one of the first `num_commits` is
+        missing: the parts that it named may be all that is left of it.
+
+        Raises SchemaError for a commit that it cannot read.
+        """
+        found = [
+            (folder, name) for folder in (COMMITS, PARTIAL, *TABLES) for name in self.names(folder)
+        ]
+        stale = [f"{folder}/{name}" for folder, name in found if name.startswith(TEMP_MARK)]
+        orphans = [
+            f"{folder}/{name}"
+            for folder, name in found
+            if folder in TABLES and name.startswith("part-")
+            if name.removesuffix(".parquet") not in parts
+        ]
+        if orphans and self._whole(num_commits):
+            named = self._ever_named()
+            stale += [path for path in orphans if path not in named]
+        for path in stale:
+            remove(self.fs, self.path(path))
+        return stale
+
+    def _whole(self, num_commits: int) -> bool:
+        """Whether each of the first commits is here, by itself or in a range."""
+        names = self.commit_names()
+        upto = max((name.last for name in names if name.first), default=0)
+        singles = {name.last for name in names if not name.first}
+        return all(seq in singles for seq in range(upto + 1, num_commits + 1))
+
+    def _ever_named(self) -> set[str]:
+        """Files that a commit or a range names, those included that a range has replaced."""
+        named: set[str] = set()
+        for name in self.commit_names():
+            # A compaction's clearing up may be at work: what goes meanwhile needs no keeping.
+            with suppress(FileNotFoundError):
+                named |= {file.path for c in self.read_commits([name]) for file in c.files}
+        return named
+
+    @contextmanager
+    def locked(self, folder: str, *, wait: bool) -> Iterator[None]:
+        """No other process of this host that asks for the same folder meanwhile, by `flock`.
+
+        Nothing is locked in an object store: there conditional puts decide who comes first. Raises
+        BlockingIOError when somebody has it and we shall not `wait`.
+        """
+        if not self.local:
+            yield
+            return
+        handle = locks.take(self.path(folder), locks.FOLDER, wait=wait)
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+    def names(self, folder: str) -> Iterator[str]:
+        """What lies in a folder of the run; nothing when there is no such folder."""
+        self.fs.invalidate_cache()
+        if self.has(folder):
+            found = ask(self.fs, lambda: self.fs.ls(self.path(folder), detail=False))
+            yield from (str(path).rsplit("/", 1)[-1] for path in found)

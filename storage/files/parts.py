@@ -1,0 +1,212 @@
+"""One table of one part as Parquet bytes: the settings, the columns, the hashes.
+
+Settings and their reasons (each measured): zstd level 1 is the knee of the curve; token ids and
+logprobs are byte-stream-split and never dictionary-encoded; row groups of `sequences` hold 8-64
+rows (up to 4,096 short ones in a large file) and end where a group ends, so that one group is read
+with few neighbours (`row_groups`); page checksums on both sides, since Parquet reads a flipped
+byte as data without them (`part_reader.py`). A part is built in memory (the writer bounds it by its
+flush size), so that its hash and its file come from the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from prorl.schema import SCORED, TABLES, check_schema
+from prorl.schema.rows import row_hashes
+from prorl.storage.files.layout import PartFile
+
+ROWS_DIGEST = b"prorl.rows_sha256"
+_NOTHING: Mapping[bytes, bytes] = {}
+
+_SPLIT = {
+    "token_ids.list.element": "BYTE_STREAM_SPLIT",
+    "logprobs.list.element": "BYTE_STREAM_SPLIT",
+}
+_NESTED_SPLIT = {
+    f"sequences.list.element.{column}": encoding for column, encoding in _SPLIT.items()
+}
+
+_SCALARS = {
+    name: [f.name for f in schema if not pa.types.is_nested(f.type)]
+    for name, schema in TABLES.items()
+}
+_TEXT = {
+    name: [f.name for f in schema if pa.types.is_string(f.type)] for name, schema in TABLES.items()
+}
+
+
+def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
+    """Parquet bytes of one table of a part; the column `run_id` is filled in."""
+    rows = conform(rows, table, run_id)
+    sequences = table == "sequences"
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        _footer(TABLES[table], run_id, part),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=False if sequences else _TEXT[table],
+        column_encoding=_SPLIT if sequences else None,
+        write_statistics=_SCALARS[table],
+        write_page_checksum=True,
+    ) as writer:
+        for start, stop in row_groups(rows) if sequences else cut_by_size(rows):
+            if stop > start:
+                writer.write_table(rows.slice(start, stop - start), row_group_size=stop - start)
+    return sink.getvalue()
+
+
+def conform(rows: pa.Table, table: str, run_id: str) -> pa.Table:
+    """Rows with the columns of a table in their order; `run_id` is the run's.
+
+    Raises SchemaError for columns that the table does not have, or lacks.
+    """
+    schema = TABLES[table]
+    columns = {name: rows.column(name) for name in rows.column_names}
+    if "run_id" in schema.names:
+        columns["run_id"] = pa.repeat(pa.scalar(run_id, pa.utf8()), rows.num_rows)
+    if set(columns) != set(schema.names):
+        check_schema(rows.schema, schema, f"a part of {table}")
+    return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def encode_partial(rows: pa.RecordBatch, run_id: str) -> pa.Buffer:
+    """Parquet bytes of attempts that did not commit, in SCORED's shape."""
+    sink = pa.BufferOutputStream()
+    digest = rows_digest(pa.Table.from_batches([rows]))
+    with pq.ParquetWriter(
+        sink,
+        _footer(SCORED, run_id, "", {ROWS_DIGEST: digest.encode()}),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=False,
+        column_encoding=_NESTED_SPLIT,
+        write_page_checksum=True,
+    ) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue()
+
+
+def encode_by_itself(rows: pa.Table, about: Mapping[bytes, bytes]) -> pa.Buffer:
+    """Parquet bytes of a file that no commit names: its footer says a digest of its rows, too."""
+    metadata = {**about, ROWS_DIGEST: rows_digest(rows).encode()}
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        rows.replace_schema_metadata(metadata), sink, compression="zstd", write_page_checksum=True
+    )
+    return sink.getvalue()
+
+
+def _footer(
+    schema: pa.Schema, run_id: str, part: str, more: Mapping[bytes, bytes] = _NOTHING
+) -> pa.Schema:
+    about = {b"prorl.run_id": run_id.encode(), b"prorl.part": part.encode()}
+    return schema.with_metadata({**schema.metadata, **about, **more})
+
+
+def rows_digest(rows: pa.Table) -> str:
+    """SHA-256 of the rows by value, in their order.
+
+    What a file that no commit names says of itself, as `ROWS_DIGEST` in its footer.
+    """
+    found = hashlib.sha256()
+    for batch in rows.combine_chunks().replace_schema_metadata().to_batches():
+        for each in row_hashes(batch):
+            found.update(each.encode())
+    return found.hexdigest()
+
+
+def part_file(table: str, part: str, rows: pa.Table, content: pa.Buffer) -> PartFile:
+    """The record by which a commit names a file with these rows and this content."""
+    ids: dict[str, int] = {}
+    if rows.num_rows and "rollout_id" in rows.column_names:
+        found = pc.min_max(rows.column("rollout_id")).as_py()
+        ids = {"first": found["min"], "last": found["max"]}
+    return PartFile(
+        table=table,
+        path=f"{table}/{part}.parquet",
+        rows=rows.num_rows,
+        bytes=content.size,
+        sha256=hashlib.sha256(content).hexdigest(),
+        **ids,
+    )
+
+
+def empties(run_id: str) -> Mapping[str, pa.Buffer]:
+    """The content of a part without rows, for each table."""
+    return {name: encode(name, schema.empty_table(), run_id, "") for name, schema in TABLES.items()}
+
+
+MIN_GROUP_ROWS = 8
+
+
+MAX_GROUP_ROWS = 64
+
+
+ROW_GROUP_BYTES = 1 << 20
+
+
+WIDE_ROW_GROUP_BYTES = 2 << 20
+
+
+WIDE = 32
+"""Columns of a table whose footer grows fast with its row groups."""
+
+
+LARGE_ROWS = 1024
+
+
+LARGE_GROUP_ROWS = 4096
+
+
+SMALL_ROW_GROUP_BYTES = 1 << 20
+
+
+def cut_by_size(rows: pa.Table) -> list[tuple[int, int]]:
+    """Row groups of about the size at which footer and row group cost a reader the same.
+
+    For a reader of a few rows of a large file.
+    """
+    size = WIDE_ROW_GROUP_BYTES if rows.num_columns >= WIDE else ROW_GROUP_BYTES
+    each = max(1024, rows.num_rows * size // max(1, rows.nbytes))
+    return [(i, min(i + each, rows.num_rows)) for i in range(0, rows.num_rows, each)]
+
+
+def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
+    """Where to cut `sequences` rows that are sorted by group: at borders of groups, if possible.
+
+    A row group has 8-64 rows. A group of more rows is cut inside; the last row group may be short.
+    """
+    least, most = _row_group_bounds(rows)
+    ids = rows.column("group_id").to_numpy()
+    borders = [*(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(ids)]
+    cuts, start = [], 0
+    for border, following in zip(borders, [*borders[1:], None], strict=True):
+        while border - start > most:
+            cuts.append((start, start + most))
+            start += most
+        if following is None or border - start >= least or following - start > most:
+            cuts.append((start, border))
+            start = border
+    return cuts
+
+
+def _row_group_bounds(rows: pa.Table) -> tuple[int, int]:
+    """Fewest and most rows of a row group.
+
+    In a large file short rows stand more together, up to `SMALL_ROW_GROUP_BYTES` and 4,096: whoever
+    opens it decodes a footer that grows with its row groups.
+    """
+    least, most = MIN_GROUP_ROWS, MAX_GROUP_ROWS
+    if rows.num_rows > LARGE_ROWS:
+        width = max(1, rows.nbytes // rows.num_rows)
+        least = min(LARGE_GROUP_ROWS, max(least, SMALL_ROW_GROUP_BYTES // width))
+        most = max(most, least)
+    return least, most

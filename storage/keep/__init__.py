@@ -1,0 +1,1 @@
+"""What a run directory needs over time: compaction, collection, retention."""

@@ -1,0 +1,217 @@
+"""Tables that grow beside the commits: `trained`, `annotations`, `versions`.
+
+What a trainer did with the rollouts, what people and scripts say of them, and weights that were
+published.
+
+    RUN/<table>/0000000007.parquet               one append: one put of the next free number
+    RUN/<table>/0000000001-0000000064.parquet    appends 1 to 64 merged
+
+Whoever appends takes the next number by a conditional put, so several processes may append to one
+run, also in an object store, and none overwrites another's. Each append has a key; one whose key is
+there adds nothing, so that a caller who never heard the answer says it again. Readers take, from
+each number on, the longest range that begins there. A file's footer carries its keys and a digest
+of its rows by value, which `prorl verify` compares.
+
+Small files are merged as compaction merges parts: what is merged is no more than twice what is new,
+so that there are about log2 of them and each row is written about log2 times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prorl.errors import SchemaError, StorageError
+from prorl.schema import APPENDED, check_schema, check_version
+from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
+from prorl.storage.files.layout import RunDir
+from prorl.storage.files.objects import NameTakenError, remove
+from prorl.storage.files.part_reader import read_file
+from prorl.storage.files.parts import ROWS_DIGEST, encode_by_itself, rows_digest
+
+MANY = 64
+"""So many files are merged."""
+
+FULL_BYTES = 64 << 20
+"""Files that together exceed it are not merged: what a merge holds in memory is bounded."""
+
+_TRIES = 100
+_KEYS = b"prorl.keys"
+_NAME = re.compile(r"(\d{10})(?:-(\d{10}))?\.parquet")
+
+
+class Piece(NamedTuple):
+    """What a file is called."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first:010d}{'' if self.first == self.last else f'-{self.last:010d}'}.parquet"
+
+    @classmethod
+    def parse(cls, name: str) -> Piece | None:
+        """None for what is no file of ours."""
+        found = _NAME.fullmatch(name)
+        return cls(int(found[1]), int(found[2] or found[1])) if found else None
+
+
+def cover(pieces: Sequence[Piece]) -> list[Piece]:
+    """What a reader opens.
+
+    >>> cover([Piece(1, 1), Piece(2, 2), Piece(1, 2), Piece(3, 3)])
+    [Piece(first=1, last=2), Piece(first=3, last=3)]
+    """
+    chosen: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: (piece.first, -piece.last)):
+        if not chosen or piece.first > chosen[-1].last:
+            chosen.append(piece)
+    return chosen
+
+
+class _Footer(NamedTuple):
+    keys: list[str]
+    digest: str
+    """Of the rows, by value."""
+
+
+class AppendedTable:
+    """One such table of one run. Holds no open file."""
+
+    def __init__(self, run: RunDir, table: str) -> None:
+        self.run, self.table = run, table
+        self.schema = APPENDED[table]
+
+    def pieces(self) -> list[Piece]:
+        """What readers open now."""
+        return cover(self._all())
+
+    def _all(self) -> list[Piece]:
+        return [piece for name in self.run.names(self.table) if (piece := Piece.parse(name))]
+
+    def path(self, piece: Piece) -> str:
+        """Where a piece lies."""
+        return self.run.path(self.table, str(piece))
+
+    def append(self, rows: pa.Table, key: str, write: WriteDurably = write_durably) -> bool:
+        """Make rows durable; False when this key is there already.
+
+        Raises SchemaError for other columns, StorageError.
+        """
+        check_schema(rows.schema, self.schema, f"rows for {self.table}")
+        content = self._encode(rows, [key])
+        self.run.fs.makedirs(self.run.path(self.table), exist_ok=True)
+        for _ in range(_TRIES):
+            # On a local disk a rename would take a name that is taken.
+            with self.run.locked(self.table, wait=True):
+                pieces = self._all()
+                if any(key in self._keys(piece) for piece in cover(pieces)):
+                    return False
+                seq = max((piece.last for piece in pieces), default=0) + 1
+                with suppress(NameTakenError):
+                    write(self.run.fs, self.path(Piece(seq, seq)), content)
+                    return True
+        raise StorageError(f"{self.run.path(self.table)}: others append too fast")
+
+    def _keys(self, piece: Piece) -> list[str]:
+        try:
+            with self.run.open(self.table, str(piece)) as source:
+                return self._about(piece, pq.read_schema(source)).keys
+        except (pa.ArrowException, OSError) as error:
+            raise StorageError(f"{self.path(piece)}: {error}") from None
+
+    def _about(self, piece: Piece, schema: pa.Schema) -> _Footer:
+        found = schema.metadata or {}
+        check_version(found.get(b"prorl.schema_version", b"").decode() or None, self.path(piece))
+        return _Footer(orjson.loads(found.get(_KEYS, b"[]")), found.get(ROWS_DIGEST, b"").decode())
+
+    def read(self, columns: list[str] | None = None) -> pa.Table:
+        """All rows in the order in which they were appended. Raises StorageError."""
+        found = [self._read(piece, columns).replace_schema_metadata() for piece in self.pieces()]
+        wanted = self.schema if columns is None else pa.schema(map(self.schema.field, columns))
+        return pa.concat_tables([wanted.remove_metadata().empty_table(), *found])
+
+    def _read(self, piece: Piece, columns: list[str] | None = None) -> pa.Table:
+        try:
+            rows = read_file(self.run, f"{self.table}/{piece}", columns)
+        except (pa.ArrowException, OSError) as error:
+            raise StorageError(f"{self.path(piece)}: {error}") from None
+        if columns is None:
+            check_schema(rows.schema, self.schema, self.path(piece))
+        return rows
+
+    def _encode(self, rows: pa.Table, keys: Sequence[str]) -> pa.Buffer:
+        about = {**(self.schema.metadata or {}), _KEYS: orjson.dumps(list(keys))}
+        return encode_by_itself(rows.cast(self.schema), about)
+
+    def merge(self, write: WriteDurably = write_durably) -> list[str]:
+        """Merge when there are many small files, and remove what a range stands for; what went.
+
+        What it writes is read back before anything goes. Raises StorageError.
+        """
+        if not self.run.has(self.table):
+            return []
+        pieces = self.pieces()
+        start = self._first_to_merge(pieces)
+        if len(pieces) - start >= MANY:
+            merged = pieces[start:]
+            found = [self._read(piece) for piece in merged]
+            keys = [
+                key
+                for piece, rows in zip(merged, found, strict=True)
+                for key in self._about(piece, rows.schema).keys
+            ]
+            rows = pa.concat_tables([rows.replace_schema_metadata() for rows in found])
+            whole = Piece(merged[0].first, merged[-1].last)
+            with suppress(NameTakenError):
+                write(self.run.fs, self.path(whole), self._encode(rows, keys))
+            if rows_digest(self._read(whole)) != rows_digest(rows):
+                raise StorageError(f"{self.path(whole)} does not hold what it replaces")
+        # A reader that finds a file gone looks again.
+        with self.run.locked(self.table, wait=True):
+            names = list(self.run.names(self.table)) if self.run.local else []
+            gone = [name for name in names if name.startswith(TEMP_MARK)]
+            gone += [str(piece) for piece in sorted({*self._all()} - {*self.pieces()})]
+            for name in gone:
+                remove(self.run.fs, self.run.path(self.table, name))
+        return [f"{self.table}/{name}" for name in gone]
+
+    def _first_to_merge(self, pieces: Sequence[Piece]) -> int:
+        start, new = len(pieces), 0
+        while start:
+            size = self.run.size(self.table, str(pieces[start - 1]))
+            if new + size > FULL_BYTES or (
+                pieces[start - 1].first != pieces[start - 1].last and size > 2 * new
+            ):
+                break
+            new += size
+            start -= 1
+        return start
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(file, what is wrong with it) of what is damaged or missing."""
+        after = 0
+        for piece in self.pieces():
+            where = f"{self.table}/{piece}"
+            if piece.first != after + 1:
+                yield where, f"follows {after}: what lay between is missing"
+            after = piece.last
+            try:
+                rows = self._read(piece)
+                if rows_digest(rows) != self._about(piece, rows.schema).digest:
+                    yield where, "does not hold the rows that its footer says"
+            except (StorageError, SchemaError) as error:
+                yield where, f"cannot be read: {str(error).replace(self.run.root + '/', '')}"
+            except (pa.ArrowException, ValueError, ArithmeticError) as error:
+                # Bytes that are still Parquet, and values that no longer are any.
+                yield where, f"holds what is no value: {error}"
+        for name in sorted(self.run.names(self.table)):
+            if Piece.parse(name) is None:
+                left = name.startswith(TEMP_MARK)
+                yield f"{self.table}/{name}", "was left by a crash" if left else "is not ours"

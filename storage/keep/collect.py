@@ -1,0 +1,128 @@
+"""What a compaction leaves is removed, once readers had time to notice.
+
+Parts and commits that a range stands for go after `grace_s` (`StoredRun` and `GroupIndex` open a
+run again when a file is gone). Packs of compactions that died go, too.
+
+It never touches a file that a current commit names, nor a part that no commit has ever named: that
+one may be about to be committed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from prorl.schema import APPENDED, TABLES
+from prorl.storage.files.commit_files import Commit, CommitName
+from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
+from prorl.storage.files.layout import COMMITS, RunDir
+from prorl.storage.files.objects import remove
+from prorl.storage.keep.appended import AppendedTable
+from prorl.storage.keep.compact import PACK, SPENT_S, Step, alone
+from prorl.storage.keep.scores import clear_scores
+
+GRACE_S = 60.0
+"""How long what was replaced stays for readers that know no better."""
+
+
+def collect(
+    run: RunDir,
+    *,
+    grace_s: float = GRACE_S,
+    clock: Callable[[], float] = time.time,
+    write: WriteDurably = write_durably,
+    step: Step = lambda name: None,
+) -> list[str]:
+    """Remove what was replaced more than `grace_s` ago; gives the files, relative to the run.
+
+    Packs of compactions that died go too. With 0 nobody else may be writing to the run from another
+    host: then age, which the clock of an object store tells, counts for nothing. Idempotent; a
+    killed one is finished by the next.
+    """
+    before = clock() - grace_s if grace_s else math.inf
+    stray = math.inf if run.local or not grace_s else clock() - SPENT_S * 2
+    with alone(run):
+        removed = [*_remove_replaced(run, before, step), *_merge_appended(run, write, step)]
+        removed += clear_scores(run)
+        return [*removed, *_remove_strays(run, stray)]
+
+
+def _remove_replaced(run: RunDir, before: float, step: Step) -> Iterator[str]:
+    """Remove commits that a range published before `before` stands for, files before names."""
+    names = run.commit_names()
+    gone = _replaced(run, names, before)
+    kept = run.read_commits([name for name in names if name not in set(gone)])
+    named = {file.path for commit in kept for file in commit.files}
+    for name in gone:
+        for commit in _read(run, name):
+            for file in commit.files:
+                if file.path not in named and _remove(run, file.path):
+                    yield file.path
+                    step("file")
+        _remove(run, f"{COMMITS}/{name}")
+        yield f"{COMMITS}/{name}"
+        step("commit")
+
+
+def _merge_appended(run: RunDir, write: WriteDurably, step: Step) -> Iterator[str]:
+    """Merge the tables that grow by appends; the files that went."""
+    for table in APPENDED:
+        yield from AppendedTable(run, table).merge(write)
+        step("appended")
+
+
+def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[CommitName]:
+    """Commits and ranges that a range stands for which was published before `before`."""
+    upto = 0
+    for at, name in enumerate(names):
+        if name.first and run.modified_at(f"{COMMITS}/{name}") <= before:
+            upto = at
+    return list(names[:upto])
+
+
+def replaced(run: RunDir) -> set[str]:
+    """Files that only replaced commits name: still there for readers of before."""
+    names = run.commit_names()
+    now = {file.path for commit in run.commits() for file in commit.files}
+    before = _replaced(run, names, float("inf"))
+    return {file.path for name in before for c in _read(run, name) for file in c.files} - now
+
+
+def _read(run: RunDir, name: CommitName) -> list[Commit]:
+    with suppress(FileNotFoundError):
+        return run.read_commits([name])
+    return []
+
+
+def _remove_strays(run: RunDir, before: float) -> Iterator[str]:
+    """Remove packs that no commit names, and what was half written: whoever wrote it is dead.
+
+    We are alone; where we cannot know that, it is old.
+    """
+    named = {
+        file.path
+        for name in run.commit_names()
+        if name.first
+        for commit in _read(run, name)
+        for file in commit.files
+    }
+    for folder in (*TABLES, COMMITS):
+        for name in list(run.names(folder)):
+            path = f"{folder}/{name}"
+            if _is_ours(name) and path not in named and run.modified_at(path) <= before:
+                _remove(run, path)
+                yield path
+
+
+def _is_ours(name: str) -> bool:
+    """Whether only a compaction can have written it."""
+    if not name.startswith(TEMP_MARK):
+        return name.startswith(PACK)
+    final = CommitName.parse(name.removeprefix(TEMP_MARK).partition("-")[2])
+    return f"-{PACK}" in name or bool(final and final.first)
+
+
+def _remove(run: RunDir, path: str) -> bool:
+    return remove(run.fs, run.path(path))

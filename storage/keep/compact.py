@@ -1,0 +1,302 @@
+"""Compaction: many small parts become few large ones, at any time, under everybody's eyes.
+
+    small parts -> packs, sorted for their readers -> one commit that stands for commits 1 to N
+                -> (after a while) the parts and commits that it replaced are removed
+
+A range of compacted commits appears by one conditional put of its name, so readers see the old set
+or the new one. Wherever compaction dies, what it leaves is a file that nothing names; a second one
+at the same time wastes its work and breaks nothing. Before the range is published every pack is
+read back and must hold the same rows, by value, as the parts that it replaces, and every file that
+the range names must be there.
+
+`sequences` lie as trainers read them: in delivery order, then what was never delivered by group.
+The other tables lie by their ids, which is by task too, since ids are given in order of acceptance.
+A pack holds up to `PACK_BYTES` of Arrow data. Full packs are never written again, small ones are
+merged while they are no more than twice what is new: each row is written about log2 times.
+
+What it replaced stays until `collect.py` removes it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prorl.errors import ConflictError, StorageError
+from prorl.schema import TABLES
+from prorl.storage.files.commit_files import Commit
+from prorl.storage.files.durable import WriteDurably, write_durably
+from prorl.storage.files.layout import COMMITS, PartFile, RunDir
+from prorl.storage.files.objects import remove
+from prorl.storage.files.part_reader import raw_bytes, read_part
+from prorl.storage.files.parts import conform, encode, part_file
+from prorl.storage.read.sql import LockedDuckDB
+
+PACK = "pack-"
+"""How the files of a compaction are called."""
+
+PACK_BYTES = 192 << 20
+"""Arrow bytes of one table in one pack, about; compaction has two or three times that in memory."""
+
+FULL_BYTES = 64 << 20
+"""A pack with so many Arrow bytes is never written again."""
+
+SPENT_S = 1800.0
+"""A compaction that took longer gives up: `collect` may take its packs for a dead one's."""
+
+Step = Callable[[str], None]
+"""Told what was just done: where a test may kill us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What one compaction did."""
+
+    commit: Commit
+    num_before: int
+    """Files that readers had to open before."""
+
+    @property
+    def num_after(self) -> int:
+        """Files that they open now."""
+        return len(self.commit.files)
+
+
+def compact(
+    run: RunDir,
+    *,
+    everything: bool = False,
+    pack_bytes: int = PACK_BYTES,
+    write: WriteDurably = write_durably,
+    step: Step = lambda name: None,
+) -> Compacted | None:
+    """Merge small parts; None when there is nothing to merge.
+
+    `everything`: small packs too. Raises StorageError when a pack does not hold what it should, and
+    ConflictError when another compaction of this run is under way on this host.
+    """
+    with alone(run):
+        commits = _dense(run.commits())
+        single = len(commits) == 1 and not (everything and commits[0].first_seq)
+        if single or not commits:
+            return None
+        return _Work(run, commits, pack_bytes, write, step).publish(everything)
+
+
+def _dense(commits: Sequence[Commit]) -> list[Commit]:
+    """Up to the first gap: what follows one is not settled."""
+    found: list[Commit] = []
+    for commit in commits:
+        if not commit.first_seq and commit.commit_seq != (found[-1].commit_seq if found else 0) + 1:
+            break
+        found.append(commit)
+    return found
+
+
+class _Work:
+    """One compaction: which files of each table, in which order, and what was written so far."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        commits: Sequence[Commit],
+        pack_bytes: int,
+        write: WriteDurably,
+        step: Step,
+    ) -> None:
+        self._started = time.monotonic()
+        self._commits = commits
+        self._files = [file for commit in commits for file in commit.files if file.rows]
+        self._run, self._pack_bytes, self._write, self._step = run, pack_bytes, write, step
+        self._run_id = commits[-1].run_id
+        self._ranks = delivery_ranks(run, commits)
+        self._written: list[PartFile] = []
+        self._name = f"{PACK}{uuid.uuid4().hex[:16]}"
+
+    def publish(self, everything: bool) -> Compacted | None:
+        """Write the packs and the range that names them; None when every file stays as it is."""
+        before = len(self._files)
+        try:
+            named = [file for table in TABLES for file in self._table(table, everything)]
+            if len(self._commits) == 1 and len(named) == before:
+                return None
+            if time.monotonic() - self._started > SPENT_S:
+                raise StorageError(f"compaction of {self._run.root} took more than {SPENT_S:g} s")
+            _check_there(self._run, named)
+        except BaseException:
+            self._undo()
+            raise
+        commit = self._range(named)
+        self._step("packs")
+        path = self._run.commit_path(commit.commit_seq, 1, commit.again)
+        self._write(self._run.fs, path, commit.dumps())
+        self._step("range")
+        return Compacted(commit=commit, num_before=before)
+
+    def _range(self, named: Sequence[PartFile]) -> Commit:
+        """The commit that stands for all up to the last one."""
+        last = self._commits[-1]
+        return Commit(
+            first_seq=1,
+            commit_seq=last.commit_seq,
+            again=last.again + 1 if last.first_seq else 0,
+            part=self._name,
+            files=tuple(named),
+            run_id=last.run_id,
+        )
+
+    def _table(self, table: str, everything: bool) -> list[PartFile]:
+        """The files of a table afterwards, in the order of their oldest commit."""
+        files = [file for file in self._files if file.table == table]
+        start = self._first_to_merge(files, everything)
+        merged = list(files[:start])
+        together: list[tuple[PartFile, pa.Table]] = []
+        num_bytes = 0
+        for file in files[start:]:
+            rows = conform(read_part(self._run, file), table, self._run_id)
+            size = rows.nbytes
+            if together and num_bytes + size > self._pack_bytes:
+                merged.append(self._pack(table, together))
+                together, num_bytes = [], 0
+            together.append((file, rows))
+            num_bytes += size
+        if together:
+            merged.append(self._pack(table, together))
+        return merged
+
+    def _first_to_merge(self, files: Sequence[PartFile], everything: bool) -> int:
+        start, new = len(files), 0
+        while start:
+            file = files[start - 1]
+            if _is_pack(file.path) and (
+                (file.bytes > 2 * new and not everything)
+                or raw_bytes(self._run, file) >= min(FULL_BYTES, self._pack_bytes // 2)
+            ):
+                break
+            new += file.bytes
+            start -= 1
+        return start
+
+    def _pack(self, table: str, parts: list[tuple[PartFile, pa.Table]]) -> PartFile:
+        """One file with the rows of these; the file itself when it is alone and sorted already."""
+        first = parts[0][0].path
+        if len(parts) == 1 and _is_pack(first):
+            return parts[0][0]
+        rows = pa.concat_tables([rows for _, rows in parts]).combine_chunks()
+        parts.clear()
+        expected = checksum(rows)
+        rows = rows.take(pa.array(row_order(table, rows, self._ranks)))
+        name = f"{self._name}-{len(self._written):04d}"
+        content = encode(table, rows, self._run_id, name)
+        file = part_file(table, name, rows, content)
+        del rows
+        self._written.append(file)
+        self._write(self._run.fs, self._run.path(file.path), content)
+        del content
+        self._step(f"pack {table}")
+        if checksum(read_part(self._run, file)) != expected:
+            raise StorageError(f"{self._run.path(file.path)} does not hold what it replaces")
+        return file
+
+    def _undo(self) -> None:
+        """Remove packs that nothing will name."""
+        for file in self._written:
+            remove(self._run.fs, self._run.path(file.path))
+
+
+def _is_pack(path: str) -> bool:
+    """Whether a compaction has written the file."""
+    return path.split("/")[-1].startswith(PACK)
+
+
+def _check_there(run: RunDir, files: Sequence[PartFile]) -> None:
+    for file in files:
+        if run.size(file.path) != file.bytes:
+            raise StorageError(f"{run.path(file.path)} is not what its commit says")
+
+
+@contextmanager
+def alone(run: RunDir) -> Iterator[None]:
+    """No other compaction of this run on this host; elsewhere see `SPENT_S`."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(run.locked(COMMITS, wait=False))
+        except BlockingIOError:
+            raise ConflictError(
+                f"{run.root} is being compacted", "one compaction at a time", "try again later"
+            ) from None
+        yield
+
+
+_Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+ORDER: Mapping[str, tuple[str, ...]] = {
+    "sequences": ("sample_index", "segment"),
+    "rollouts": ("rollout_id",),
+    "turns": ("rollout_id", "turn"),
+    "messages": ("rollout_id", "index"),
+    "groups": ("event_seq",),
+    "tasks": ("group_id",),
+}
+"""What the rows of a pack are sorted by; `sequences` by the rank of their group first."""
+
+
+class Checksum(NamedTuple):
+    """A checksum of a table's rows by value, whatever their order."""
+
+    rows: int
+    sum: int
+
+
+class Ranks(NamedTuple):
+    """Delivered groups and their places."""
+
+    group_ids: _Int64s
+    seqs: _Int64s
+
+    def of(self, group_ids: _Int64s) -> _Int64s:
+        """Sort keys: delivery_seq, then whatever was not delivered by group."""
+        undelivered = np.int64(1 << 40) + group_ids
+        if not len(self.group_ids):
+            return undelivered
+        at = np.minimum(np.searchsorted(self.group_ids, group_ids), len(self.group_ids) - 1)
+        return np.where(self.group_ids[at] == group_ids, self.seqs[at], undelivered)
+
+
+def delivery_ranks(run: RunDir, commits: Sequence[Commit]) -> Ranks:
+    """Places in the delivery order, as the `groups` rows of these commits say."""
+    columns = ["group_id", "event", "delivery_seq"]
+    files = [f for commit in commits for f in commit.files if f.table == "groups" and f.rows]
+    if not files:
+        return Ranks(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    events = pa.concat_tables([read_part(run, file, columns) for file in files])
+    given = events.filter(pc.equal(events.column("event"), "delivered")).sort_by("group_id")
+    return Ranks(given.column("group_id").to_numpy(), given.column("delivery_seq").to_numpy())
+
+
+def row_order(table: str, rows: pa.Table, ranks: Ranks) -> _Int64s:
+    """Indices that sort the rows of a table as its packs hold them."""
+    keys = [rows.column(name).to_numpy() for name in reversed(ORDER[table])]
+    if table == "sequences":
+        keys.append(ranks.of(rows.column("group_id").to_numpy()))
+    order: _Int64s = np.lexsort(keys).astype(np.int64)
+    return order
+
+
+def checksum(rows: pa.Table) -> Checksum:
+    """Equal for two tables with the same rows, in whatever order and layout."""
+    database = LockedDuckDB(memory="1GB")
+    try:
+        database.register("given", rows)
+        found = database.query("select sum(hash(given))::varchar as h from given")
+        return Checksum(rows.num_rows, int(found.column("h")[0].as_py() or 0))
+    finally:
+        database.close()

@@ -1,0 +1,91 @@
+"""Which stored runs may go, and how they go: at once for every reader, whatever dies meanwhile.
+
+A run is kept while somebody counts on it: it is open in the root's control log, it streams to a
+trainer that has not committed everything it was handed, or groups of it wait for that trainer. A
+run that the log does not know (copied from elsewhere) is nobody's but the user's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from prorl.errors import ConflictError
+from prorl.storage.files.layout import COMMITS, MANIFEST, RunDir
+from prorl.storage.read.runs import below, list_runs
+
+TRASH = ".dropped-"
+"""A run that was dropped is called so while its files go; no run can have that name."""
+
+_OWED = """
+    SELECT runs.state, json_extract(runs.config, '$.delivery'),
+        (SELECT count(*) FROM groups g WHERE g.run_id = runs.run_id AND g.state = 'kept'),
+        (SELECT coalesce(max(delivery_seq) + 1, 0) FROM groups g
+            WHERE g.run_id = runs.run_id AND g.delivery_seq >= 0),
+        (SELECT coalesce(max(seq), 0) FROM cursors c
+            WHERE c.run_id = runs.run_id AND c.consumer = 'primary')
+    FROM runs WHERE run_id = ?
+"""
+
+
+def why_kept(control_db: Path, run_id: str) -> str:
+    """Who still counts on a run; empty when nobody does, or when there is no such log."""
+    if not control_db.exists():
+        return ""
+    with closing(sqlite3.connect(f"file:{quote(str(control_db))}?mode=ro", uri=True)) as log:
+        row = log.execute(_OWED, (run_id,)).fetchone()
+    if row is None:
+        return ""
+    state, delivery, waiting, delivered, cursor = row
+    if state == "open":
+        return "it is open"
+    if delivery == "stream" and waiting:
+        return f"{waiting:,} groups wait for its trainer"
+    if delivery == "stream" and cursor < delivered:
+        return f"its trainer has committed {cursor:,} of {delivered:,} groups"
+    return ""
+
+
+def drop_run(directory: Path) -> None:
+    """Remove a run directory.
+
+    Raises ConflictError when somebody counts on it. It is renamed first, so that no reader ever
+    sees half of it; `drop_trash` finishes what a kill left.
+    """
+    reason = why_kept(directory.parent / "control.db", directory.name)
+    if reason:
+        raise ConflictError(
+            f"run {directory.name!r} is kept: {reason}",
+            "a finished run that was read to its end",
+            "`prorl show` it, or remove the directory yourself",
+        )
+    gone = directory.with_name(f"{TRASH}{directory.name}")
+    shutil.rmtree(gone, ignore_errors=True)  # of a run of that name whose dropping was killed
+    directory.rename(gone)
+    shutil.rmtree(gone)
+
+
+def drop_trash(root: Path) -> None:
+    """Remove what a killed `drop_run` left."""
+    for path in root.glob(f"{TRASH}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def leftovers(root: str | Path) -> list[str]:
+    """Names of the runs of a root that hold commits which a range stands for."""
+    found = []
+    for name in list_runs(root):
+        names = RunDir(below(root, name)).commit_names()
+        upto = max((each.last for each in names if each.first), default=0)
+        if sum(each.last <= upto for each in names) > 1:
+            found.append(name)
+    return found
+
+
+def last_commit_at(run: RunDir) -> float:
+    """Seconds since the epoch of the newest commit, or of the run's making."""
+    names = [f"{COMMITS}/{name}" for name in run.commit_names()[-1:]] or [MANIFEST]
+    return run.modified_at(names[0])

@@ -1,0 +1,50 @@
+"""Compaction in a helper (`prorl/helper`): it takes neither the store's loop nor Python's lock."""
+
+from __future__ import annotations
+
+import logging
+
+from prorl.errors import ConflictError
+from prorl.helper import HelperError, Program, pool
+from prorl.helper.child import Answer, serve
+
+log = logging.getLogger("prorl.storage")
+
+PROGRAM = Program(__spec__.name, wall_s=6 * 3600.0, memory_bytes=0, most=1, nice=10)
+"""One compaction at a time, whichever run it is for."""
+
+
+async def tidy(where: str, grace_s: float, *, everything: bool) -> bool:
+    """Compact a run and remove what was replaced `grace_s` ago; whether that worked.
+
+    A failure costs space and speed, nothing else: it is logged. Cancelling a call ends it.
+    """
+    try:
+        helpers = await pool(PROGRAM)
+        await helpers.ask((where, grace_s, everything), what="compaction")
+    except HelperError as error:
+        log.warning("compaction failed", extra={"run": where, "said": str(error)})
+        return False
+    return True
+
+
+def prepare() -> Answer:
+    """Its imports."""
+    from prorl.storage.files.layout import RunDir
+    from prorl.storage.keep.collect import collect
+    from prorl.storage.keep.compact import compact
+
+    def answer(question: tuple[str, float, bool]) -> None:
+        where, grace_s, everything = question
+        run = RunDir(where)
+        try:
+            compact(run, everything=everything)
+            collect(run, grace_s=grace_s)
+        except ConflictError:
+            return  # somebody else is at it
+
+    return answer
+
+
+if __name__ == "__main__":
+    serve(prepare)

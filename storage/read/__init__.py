@@ -1,0 +1,1 @@
+"""Run directories read: SQL, replay, verify."""

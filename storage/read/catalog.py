@@ -1,0 +1,312 @@
+"""Opening a run directory, a copied one too: its tables as Arrow datasets, and SQL over them.
+
+Only files that commits name are opened. DuckDB sees registered datasets and nothing else
+(`LockedDuckDB`), so that SQL from a user can neither write nor read another file. Views:
+`sequences, rollouts, turns, messages, groups, tasks`, `deliveries` (group_id, delivery_seq,
+min_version: the order in which groups were handed out), `scores` (rewards given later), `trained`
+(which sequences made which checkpoint), `annotations`, `versions` (published weights and where
+they are), and `partial` (attempts that did not commit, superseded ones too); made of them,
+`passk` (pass@k of each group) and `tool_calls` (one row a call).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from prorl.errors import NotFoundError, StorageError
+from prorl.schema import APPENDED, SCORED, TABLES
+from prorl.storage.files.commit_files import Commit, CommitName
+from prorl.storage.files.layout import PARTIAL, PartFile, RunDir
+from prorl.storage.files.part_reader import PartReader
+from prorl.storage.files.parts import conform
+from prorl.storage.keep.appended import AppendedTable
+from prorl.storage.keep.scores import SCORE_ROWS, SCORES, all_scores
+from prorl.storage.read.sql import LockedDuckDB
+from prorl.types import Json
+
+_DELIVERIES = pa.schema(
+    [TABLES["groups"].field(name) for name in ("group_id", "delivery_seq", "min_version")]
+)
+
+VIEWS: Mapping[str, pa.Schema] = {
+    **TABLES,
+    "deliveries": _DELIVERIES,
+    SCORES: SCORE_ROWS,
+    **APPENDED,
+    PARTIAL: SCORED,
+}
+"""What SQL sees."""
+
+
+class DerivedView(NamedTuple):
+    """A view over another one."""
+
+    source: str
+    sql: str
+
+
+DERIVED: Mapping[str, DerivedView] = {
+    # 1 - C(n - c, k) / C(n, k), unbiased: Chen et al. 2021, arXiv 2107.03374
+    "passk": DerivedView(
+        "rollouts",
+        """
+with members as (
+    select run_id, group_id, task_id, data_source, count(*)::bigint as n,
+        count(*) filter (reward >= 1)::bigint as c
+    from rollouts where valid group by all),
+ks as (select *, unnest([1, 2, 4, 8, 16, 32, 64]) as k from members)
+select run_id, group_id, task_id, data_source, n, c, k,
+    if(n - c < k, 1.0, 1.0 - exp(
+        lgamma(n - c + 1) - lgamma(n - c - k + 1) + lgamma(n - k + 1) - lgamma(n + 1)))
+    as pass_at_k
+from ks where k <= n""",
+    ),
+    "tool_calls": DerivedView(
+        "messages",
+        """
+with calls as (
+    select run_id, rollout_id, attempt, turn, unnest(from_json(tool_calls,
+        '[{"name": "VARCHAR", "arguments": "JSON", "error": "VARCHAR"}]')) as call
+    from messages where role = 'assistant' and tool_calls <> '')
+select run_id, rollout_id, attempt, turn, call.name, call.arguments,
+    coalesce(call.error, '') as error
+from calls""",
+    ),
+}
+"""What SQL sees besides, made when it is named."""
+
+
+def sources_of(statement: str) -> set[str]:
+    """Views that a statement may read, in small letters; those that derived ones are made of, too.
+
+    >>> sorted(sources_of("SELECT avg(pass_at_k) FROM passk"))[-2:]
+    ['rollouts', 'select']
+    """
+    named = {word.lower() for word in _WORD.findall(statement)}
+    return named | {DERIVED[name].source for name in DERIVED.keys() & named}
+
+
+OF_ROLLOUTS = ("rollouts", "sequences", "turns", "messages")
+"""Tables whose rows belong to a rollout."""
+
+_THREADS = 4
+_WORD = re.compile(r"\w+")
+
+
+class StoredRun:
+    """A run directory as it was when it was opened. Holds no open file.
+
+    When it was compacted since, and the parts that it was opened with are gone, it is opened again:
+    the same rows and those that came meanwhile.
+    """
+
+    def __init__(self, where: str | Path) -> None:
+        """Open the catalogue of a run directory.
+
+        Raises NotFoundError when `where` is no run directory, SchemaError when it is newer than
+        this code.
+        """
+        self.directory = RunDir(where)
+        self.manifest: Mapping[str, Json] = self.directory.manifest()
+        self.commits: tuple[Commit, ...] = tuple(self.directory.commits())
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run, whatever the directory is called."""
+        return str(self.manifest.get("run_id") or self.directory.name)
+
+    def files(self, table: str) -> list[PartFile]:
+        """The parts of a table that hold rows, in commit order."""
+        return [
+            file
+            for commit in self.commits
+            for file in commit.files
+            if file.table == table and file.rows
+        ]
+
+    def dataset(self, table: str) -> ds.Dataset:
+        """A table, lazily."""
+        paths = [self.directory.path(file.path) for file in self.files(table)]
+        return self._dataset(paths, TABLES[table])
+
+    def read(self, table: str, columns: list[str] | None = None) -> pa.Table:
+        """All rows of a table, in memory; `columns` limits what is read."""
+        try:
+            return self.dataset(table).to_table(columns=columns)
+        except (pa.ArrowException, OSError) as error:
+            if not self._moved():
+                raise self.blame(error, [table]) from None
+            return self.dataset(table).to_table(columns=columns)
+
+    def rollout(self, rollout_id: int) -> dict[str, pa.Table]:
+        """The rows of one rollout in `rollouts`, `sequences`, `turns` and `messages`.
+
+        Opens the files whose commits say that they may hold it, and reads about one row group of
+        each. Raises NotFoundError, StorageError.
+        """
+        try:
+            found = self._rollout(rollout_id)
+        except StorageError as error:
+            if not self._moved():
+                raise self.blame(error, OF_ROLLOUTS) from None
+            found = self._rollout(rollout_id)
+        if not found["rollouts"].num_rows:
+            raise NotFoundError(f"run {self.run_id} has no rollout {rollout_id}")
+        return found
+
+    def _rollout(self, rollout_id: int) -> dict[str, pa.Table]:
+        with ThreadPoolExecutor(len(OF_ROLLOUTS)) as threads:
+            found = threads.map(lambda table: self._of_rollout(table, rollout_id), OF_ROLLOUTS)
+            return dict(zip(OF_ROLLOUTS, found, strict=True))
+
+    def _of_rollout(self, table: str, rollout_id: int) -> pa.Table:
+        found = [TABLES[table].empty_table()]
+        for file in self.files(table):
+            if file.first <= rollout_id <= file.last:
+                with PartReader(self.directory, file) as part:
+                    rows = part.read(part.row_groups_with(rollout_id))
+                rows = rows.filter(pc.field("rollout_id") == rollout_id)
+                found.append(conform(rows, table, self.run_id))
+        return pa.concat_tables(found)
+
+    def view(self, name: str) -> Any:
+        """What SQL sees under a name of `VIEWS`: a dataset, or a table that is made for it."""
+        if name in TABLES:
+            return self.dataset(name)
+        if name in APPENDED:
+            table = AppendedTable(self.directory, name)
+            return self._dataset([table.path(piece) for piece in table.pieces()], table.schema)
+        made = {"deliveries": self.deliveries, PARTIAL: self.partial}
+        return made[name]() if name in made else all_scores(self.directory)
+
+    def partial(self) -> pa.Table:
+        """Attempts that did not commit, in SCORED's shape; each once, if it was sent twice."""
+        self.directory.fs.invalidate_cache()
+        names = (name for name in self.directory.names(PARTIAL) if not name.startswith("."))
+        paths = [self.directory.path(PARTIAL, name) for name in sorted(names)]
+        try:
+            rows = self._dataset(paths, SCORED).to_table()
+        except pa.ArrowException as error:
+            raise StorageError(f"{self.directory.path(PARTIAL)}: {error}") from None
+        keys = pa.table(
+            {
+                "rollout_id": rows.column("rollout_id"),
+                "attempt": rows.column("attempt"),
+                "at": pa.array(range(rows.num_rows), pa.int64()),
+            }
+        )
+        once = keys.group_by(["rollout_id", "attempt"]).aggregate([("at", "min")])
+        return rows.take(once.column("at_min").combine_chunks().sort())
+
+    def _dataset(self, paths: list[str], schema: pa.Schema) -> ds.Dataset:
+        if not paths:
+            return ds.dataset(schema.empty_table())
+        scan = ds.ParquetFragmentScanOptions(
+            page_checksum_verification=True, pre_buffer=not self.directory.local
+        )
+        # Nothing is asked of the filesystem before rows are read.
+        return ds.FileSystemDataset.from_paths(
+            paths,
+            schema=schema,
+            filesystem=self.directory.arrow_filesystem,
+            format=ds.ParquetFileFormat(default_fragment_scan_options=scan),
+        )
+
+    def sql(self, statement: str) -> pa.Table:
+        """Run one SELECT over the views. Raises UserError for anything else."""
+        try:
+            return self._sql(statement)
+        except (StorageError, OSError) as error:
+            # What is appended may have been merged between our listing and our reading.
+            if not self._moved() and not any(name in statement.lower() for name in APPENDED):
+                raise self.blame(error, [name for name in TABLES if name in statement]) from None
+            return self._sql(statement)
+
+    def blame(self, error: Exception, tables: Iterable[str] = tuple(TABLES)) -> StorageError:
+        """What names the parts of these tables that are gone or not what their commits say."""
+        files = [file for table in tables for file in self.files(table)]
+        found = [file.path for file in files if not is_intact(self.directory, file)]
+        if not found:
+            return StorageError(f"{self.directory.where}: {error}")
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        return StorageError(
+            f"{self.directory.where} is damaged: {', '.join(found[:3])}{more} does not hold what"
+            f" its commit says; `prorl verify` tells more"
+        )
+
+    def _moved(self) -> bool:
+        """Whether the run was compacted since it was opened; then we have opened it again."""
+        before = self.commits
+        opened = before[0].name if before and before[0].first_seq else CommitName(0, 0)
+        if self.directory.compacted() != opened:
+            self.commits = tuple(self.directory.commits())
+        return self.commits is not before
+
+    def _sql(self, statement: str) -> pa.Table:
+        database = LockedDuckDB(threads=_THREADS, memory="2GB")
+        try:
+            named = sources_of(statement)
+            for name, empty in VIEWS.items():
+                # A view that is not named is there for DuckDB's suggestions only.
+                database.register(name, self.view(name) if name in named else empty.empty_table())
+            for name, derived in DERIVED.items():
+                database.view(name, derived.sql)
+            return database.query(statement)
+        finally:
+            database.close()
+
+    def deliveries(self) -> pa.Table:
+        """(group_id, delivery_seq, min_version) in delivery order."""
+        events = self.read("groups", ["group_id", "event", "delivery_seq", "min_version"])
+        given = events.filter(pc.equal(events.column("event"), "delivered"))
+        return given.select(_DELIVERIES.names).sort_by("delivery_seq")
+
+    def delivered(self) -> NDArray[np.int64]:
+        """Group ids in delivery order. Raises StorageError for an order with a hole."""
+        order = self.deliveries()
+        seqs = order.column("delivery_seq").to_numpy()
+        if not np.array_equal(seqs, np.arange(len(seqs))):
+            raise StorageError(
+                f"the delivery order of {self.directory.where} has holes or doubles",
+                "each delivery_seq from 0 on, once",
+                "`prorl verify` says what is damaged",
+            )
+        groups: NDArray[np.int64] = order.column("group_id").to_numpy()
+        return groups
+
+
+def is_intact(run: RunDir, file: PartFile) -> bool:
+    """Whether a part is there with the bytes that its commit says."""
+    try:
+        content = run.read(file.path)
+    except OSError:
+        return False
+    return hashlib.sha256(content).hexdigest() == file.sha256
+
+
+def query(run_dir: str | Path, sql: str) -> pa.Table:
+    """SQL over a run directory, one SELECT over its tables.
+
+    Those are `sequences`, `rollouts`, `turns`, `messages`, `groups`, `tasks` and `deliveries`.
+    Raises UserError for SQL that is not one SELECT or does not bind, StorageError for damaged
+    parts, NotFoundError and SchemaError as `StoredRun`.
+    """
+    return StoredRun(run_dir).sql(sql)
+
+
+def parquet_rows(run: RunDir, file: PartFile) -> int:
+    """Rows that a file's footer counts."""
+    with run.open(file.path) as source:
+        return int(pq.read_metadata(source).num_rows)

@@ -1,0 +1,217 @@
+"""Finds a group's sequences in the parts and gives the rows as one batch.
+
+It knows which row groups of which files hold it.
+
+The index holds a few numbers per group, read from the key columns only. Rows come sorted by
+(sample_index, segment), which makes the batch of a group the same whatever parts its members lie in
+and however often it is read. A bounded cache keeps rows that were just committed, since a group is
+mostly streamed right after its last member was written.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from prorl.errors import NotFoundError, StorageError
+from prorl.schema import SEQUENCES
+from prorl.storage.files.commit_files import Commit
+from prorl.storage.files.layout import PartFile, RunDir
+from prorl.storage.files.part_reader import PartReader
+from prorl.storage.files.parts import row_groups
+
+CACHE_BYTES = 32 << 20
+
+FOOTERS = 8
+"""Decoded footers that are kept: of a large file it takes longer than to read one of its groups."""
+
+
+class GroupRows(NamedTuple):
+    """Row groups of one file in which a group has rows."""
+
+    file: int
+    row_groups: tuple[int, ...]
+
+
+class GroupKeys(NamedTuple):
+    """Which groups lie in each row group of a file."""
+
+    file: PartFile
+    commit_seq: int
+    """The commit that names it, or the last one of the range that does."""
+    groups: tuple[tuple[int, ...], ...]
+
+
+class Found(NamedTuple):
+    """What `GroupIndex.look` saw: the commits, and which of their groups are new."""
+
+    commits: Sequence[Commit]
+    new: tuple[GroupKeys, ...]
+
+
+def read_keys(run: RunDir, file: PartFile, commit_seq: int) -> GroupKeys:
+    """Read the key column of a `sequences` file. Raises StorageError."""
+    with PartReader(run, file) as part:
+        ids = part.read(columns=["group_id"]).column("group_id").to_numpy()
+        sizes = part.row_group_sizes
+    return GroupKeys(file, commit_seq, _by_row_group(ids, sizes))
+
+
+def _by_row_group(ids: Any, sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    ends = np.cumsum(list(sizes))
+    return tuple(tuple(np.unique(part).tolist()) for part in np.split(ids, ends[:-1]))
+
+
+@dataclass(slots=True)
+class GroupIndex:
+    """Where each group of one run lies. Grows with the run's groups, about 0.4 kB each."""
+
+    run: RunDir
+    cache_bytes: int = CACHE_BYTES
+    _files: list[GroupKeys] = field(default_factory=list)
+    _where: dict[int, list[GroupRows]] = field(default_factory=dict)
+    _cache: OrderedDict[tuple[int, str], pa.Table] = field(default_factory=OrderedDict)
+    cached_bytes: int = 0
+    _footers: OrderedDict[str, pq.FileMetaData] = field(default_factory=OrderedDict)
+    _last: tuple[str, tuple[int, ...], pa.Table] | None = None
+    """What was read last: the next group in order often lies in the same row groups."""
+
+    def __contains__(self, group_id: int) -> bool:
+        return group_id in self._where
+
+    def add_written(self, file: PartFile, rows: pa.Table, commit_seq: int) -> None:
+        """Index a `sequences` part that was just written from `rows`.
+
+        The rows are remembered while there is room.
+        """
+        ids = rows.column("group_id").to_numpy()
+        sizes = [stop - start for start, stop in row_groups(rows)]
+        self._add(GroupKeys(file, commit_seq, _by_row_group(ids, sizes)))
+        for group_id in np.unique(ids).tolist():
+            self._remember((group_id, file.path), _of_group(rows, group_id))
+
+    def _add(self, keys: GroupKeys) -> None:
+        number = len(self._files)
+        self._files.append(keys)
+        found: dict[int, list[int]] = {}
+        for row_group, ids in enumerate(keys.groups):
+            for group_id in ids:
+                found.setdefault(group_id, []).append(row_group)
+        for group_id, numbers in found.items():
+            self._where.setdefault(group_id, []).append(GroupRows(number, tuple(numbers)))
+
+    def look(self, commits: Sequence[Commit] | None = None) -> Found:
+        """The directory as it is, or as `commits` say, with the keys of new files.
+
+        Blocking; may run on any thread. Raises StorageError.
+        """
+        commits = self.run.commits() if commits is None else commits
+        known = {keys.file.path for keys in self._files}
+        new = tuple(
+            read_keys(self.run, file, commit.commit_seq)
+            for commit in commits
+            for file in commit.files
+            if file.table == "sequences" and file.rows and file.path not in known
+        )
+        return Found(commits, new)
+
+    def take_over(self, found: Found) -> None:
+        """Index what was found, a range in place of what it covers; younger files stay."""
+        commits, new = found
+        upto = max((commit.commit_seq for commit in commits if commit.first_seq), default=0)
+        known = {keys.file.path: keys for keys in (*self._files, *new)}
+        named = {
+            file.path: commit.commit_seq
+            for commit in commits
+            for file in commit.files
+            if file.path in known
+        }
+        files = [known[path]._replace(commit_seq=seq) for path, seq in named.items()]
+        pending = [
+            keys for keys in self._files if keys.commit_seq > upto and keys.file.path not in named
+        ]
+        self._files, self._where = [], {}
+        for keys in (*files, *pending):
+            self._add(keys)
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Drop cached rows of files that are not indexed any more."""
+        there = {keys.file.path for keys in self._files}
+        for group_id, path in [key for key in self._cache if key[1] not in there]:
+            self.cached_bytes -= self._cache.pop((group_id, path)).nbytes
+
+    def _remember(self, key: tuple[int, str], rows: pa.Table) -> None:
+        self._cache[key] = rows
+        self.cached_bytes += rows.nbytes
+        while self.cached_bytes > self.cache_bytes and self._cache:
+            _, dropped = self._cache.popitem(last=False)
+            self.cached_bytes -= dropped.nbytes
+
+    def forget(self, group_ids: Iterable[int]) -> None:
+        """Drop cached rows of groups that will not be read soon: dropped or served ones.
+
+        The index stays.
+        """
+        for group_id in group_ids:
+            for part in self._where.get(group_id, ()):
+                key = (group_id, self._files[part.file].file.path)
+                if (rows := self._cache.pop(key, None)) is not None:
+                    self.cached_bytes -= rows.nbytes
+
+    def read(self, group_id: int) -> pa.RecordBatch:
+        """All sequences of a group, sorted by (sample_index, segment).
+
+        Raises NotFoundError when no part has any.
+        """
+        try:
+            rows = self._read(group_id)
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            # Compacted by somebody else, and the parts that we know are gone.
+            self.take_over(self.look())
+            rows = self._read(group_id)
+        order = pc.sort_indices(
+            rows, sort_keys=[("sample_index", "ascending"), ("segment", "ascending")]
+        ).to_pylist()
+        slices = [rows.slice(i, 1) for i in order]
+        ((batch,)) = pa.concat_tables(slices).combine_chunks().to_batches()
+        return batch.replace_schema_metadata(SEQUENCES.metadata)
+
+    def _read(self, group_id: int) -> pa.Table:
+        parts = self._where.get(group_id)
+        if not parts:
+            raise NotFoundError(f"group {group_id} has no sequences in {self.run.root}")
+        return pa.concat_tables([self._rows(group_id, part) for part in parts])
+
+    def _rows(self, group_id: int, where: GroupRows) -> pa.Table:
+        file = self._files[where.file].file
+        cached = self._cache.get((group_id, file.path))
+        if cached is not None:
+            return cached
+        if self._last is None or self._last[:2] != (file.path, where.row_groups):
+            self._last = (file.path, where.row_groups, self._row_groups(file, where))
+        return _of_group(self._last[2], group_id)
+
+    def _row_groups(self, file: PartFile, where: GroupRows) -> pa.Table:
+        with PartReader(self.run, file, self._footers.pop(file.path, None)) as part:
+            self._footers[file.path] = part.footer
+            rows = part.read(list(where.row_groups))
+        while len(self._footers) > FOOTERS:
+            self._footers.popitem(last=False)
+        return rows
+
+
+def _of_group(rows: pa.Table, group_id: int) -> pa.Table:
+    """A group's rows lie together in every file."""
+    (at,) = np.nonzero(rows.column("group_id").to_numpy() == group_id)
+    return rows.slice(at[0], at[-1] + 1 - at[0])

@@ -1,0 +1,324 @@
+"""Checks a run directory against its own words: hashes, row counts, invariants, order.
+
+Reads everything once; changes nothing.
+
+A finding is one line about one file or row. No finding means: commits are dense; every named file
+is there with the size, hash and rows that its commit says; nothing that no commit names lies
+between them; no rollout, sequence or event is stored twice; sequences belong to completed rollouts,
+are valid and as many as the rollouts count; the delivery order is dense and within what was kept.
+Not checked: whether the log accepted more rollouts than are stored (that needs control.db). A run
+that is being written right now may show files that are about to be named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prorl.errors import SchemaError, StorageError
+from prorl.schema import APPENDED, SCORED, TABLES
+from prorl.schema.sequences import validate_sequences
+from prorl.storage.files.commit_files import Commit
+from prorl.storage.files.durable import TEMP_MARK
+from prorl.storage.files.layout import (
+    COMMITS,
+    EMPTY,
+    MANIFEST,
+    PARTIAL,
+    PartFile,
+    RunDir,
+    manifest_digest,
+)
+from prorl.storage.files.part_reader import PartReader, read_file
+from prorl.storage.files.parts import ROWS_DIGEST, rows_digest
+from prorl.storage.keep.appended import AppendedTable
+from prorl.storage.keep.collect import replaced
+from prorl.storage.keep.scores import SCORE_ROWS, SCORES
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.sql import LockedDuckDB
+
+
+def verify(where: str | Path) -> list[Finding]:
+    """Everything that is wrong with a run directory; empty = nothing.
+
+    Raises NotFoundError when it is none, SchemaError when newer.
+    """
+    stored = StoredRun(where)
+    run = stored.directory
+    findings = [*_manifest(stored), *_commits(stored.commits), *_strays(run, stored.commits)]
+    findings += [found for commit in stored.commits for found in _commit(stored, commit)]
+    for commit in stored.commits:
+        for file in commit.files:
+            findings += _file(run, file)
+    for folder, schema in ((PARTIAL, SCORED), (SCORES, SCORE_ROWS)):
+        for name in sorted(run.names(folder)):
+            findings += _by_itself(run, f"{folder}/{name}", schema)
+    for table, schema in TABLES.items():
+        findings += _by_itself(run, f"{table}/{EMPTY}", schema)
+    for table in APPENDED:
+        found = AppendedTable(stored.directory, table).problems()
+        findings += [Finding(where=where, what=what) for where, what in found]
+    return findings or list(broken_rules(stored))
+
+
+def _commits(commits: Iterable[Commit]) -> Iterator[Finding]:
+    expected = 1
+    for commit in commits:
+        if (commit.first_seq or commit.commit_seq) != expected:
+            yield Finding(
+                where="commits",
+                what=f"commit {commit.commit_seq} stands where {expected} was expected",
+            )
+            return
+        expected = commit.commit_seq + 1
+
+
+def _manifest(stored: StoredRun) -> Iterator[Finding]:
+    said = stored.manifest.get("digest")
+    if said is not None and said != manifest_digest(stored.manifest):
+        yield Finding(where=MANIFEST, what="does not hold what its own digest says")
+
+
+def _commit(stored: StoredRun, commit: Commit) -> Iterator[Finding]:
+    """Whether a commit is what a writer can have written.
+
+    Its own name, its run, its part's files, in the bytes that it has.
+    """
+    run, name = stored.directory, commit.name
+    where = f"{COMMITS}/{name}"
+    if not run.has(where) or run.read(where) != commit.dumps():
+        yield Finding(where=where, what="is not as it was written")
+    if commit.run_id != stored.run_id:
+        yield Finding(where=where, what=f"is of run {commit.run_id}, not of {stored.run_id}")
+    for file in commit.files:
+        table, _, rest = file.path.partition("/")
+        single = not commit.first_seq and rest != f"{commit.part}.parquet"
+        if file.table not in TABLES or file.table != table or single:
+            yield Finding(where=where, what=f"names {file.path} as {file.table} of {commit.part}")
+
+
+def _by_itself(run: RunDir, path: str, schema: pa.Schema) -> Iterator[Finding]:
+    """Check a file that no commit names: it says a digest of its rows itself.
+
+    An empty part has none.
+    """
+    if not path.endswith(".parquet") or not run.has(path):
+        return
+    try:
+        rows = read_file(run, path)
+        rows.validate(full=True)
+        said = (rows.schema.metadata or {}).get(ROWS_DIGEST)
+        if said is not None and said.decode() != rows_digest(rows):
+            yield Finding(where=path, what="does not hold the rows that its footer says")
+        elif path.endswith(f"/{EMPTY}") and rows.num_rows:
+            yield Finding(where=path, what=f"holds {rows.num_rows} rows")
+        elif path.endswith(f"/{EMPTY}") and _columns(rows.schema) - _columns(schema):
+            yield Finding(where=path, what="has columns of no version")
+    except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
+        yield Finding(where=path, what=f"cannot be read: {_short(error, run)}")
+
+
+def _columns(schema: pa.Schema) -> set[tuple[str, pa.DataType]]:
+    return {(field.name, field.type) for field in schema}
+
+
+def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[Finding]:
+    named = {file.path for commit in commits for file in commit.files} | replaced(run)
+    for folder in (*TABLES, COMMITS, PARTIAL):
+        for name in sorted(run.names(folder)):
+            stray = folder in TABLES and name != EMPTY and f"{folder}/{name}" not in named
+            if stray or name.startswith(TEMP_MARK):
+                yield Finding(where=f"{folder}/{name}", what="is named by no commit")
+
+
+def _file(run: RunDir, file: PartFile) -> Iterator[Finding]:
+    try:
+        content = run.read(file.path)
+    except FileNotFoundError:
+        yield Finding(where=file.path, what="is missing")
+        return
+    except OSError as error:
+        yield Finding(where=file.path, what=f"cannot be read: {_short(error, run)}")
+        return
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != file.sha256 or len(content) != file.bytes:
+        yield Finding(
+            where=file.path,
+            what=(
+                f"holds {len(content)} bytes with sha256 {digest}, its commit says {file.bytes} and"
+                f" {file.sha256}"
+            ),
+        )
+    try:
+        yield from _rows(run, file)
+    except (StorageError, SchemaError) as error:
+        yield Finding(where=file.path, what=f"cannot be read: {_short(error, run)}")
+
+
+def _short(error: Exception, run: RunDir) -> str:
+    return str(error).replace(run.root + "/", "")
+
+
+def _rows(run: RunDir, file: PartFile) -> Iterator[Finding]:
+    found = 0
+    with PartReader(run, file) as part:
+        for i in range(part.num_row_groups):
+            rows = part.read([i])
+            found += rows.num_rows
+            if file.table == "sequences":
+                yield from _invalid(file, rows)
+    if found != file.rows:
+        yield Finding(where=file.path, what=f"holds {found} rows, its commit says {file.rows}")
+
+
+def _invalid(file: PartFile, rows: pa.Table) -> Iterator[Finding]:
+    for batch in rows.to_batches():
+        for sequence_id, problem in zip(
+            batch.column("sequence_id").to_pylist(), validate_sequences(batch), strict=True
+        ):
+            if problem:
+                yield Finding(where=file.path, what=f"sequence {sequence_id}: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is not as it should be."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+_QUERIES = {
+    "rollouts": {
+        "rollout {0} is stored {1} times": (
+            "select rollout_id, count(*) from rollouts group by 1 having count(*) > 1"
+        ),
+        "rollout {0} is completed but its class is {1!r}": (
+            """
+            select rollout_id, failure_class from rollouts
+            where status = 'completed' and failure_class not in ('', 'policy')"""
+        ),
+        "rollout {0} is {1} but valid": (
+            "select rollout_id, status from rollouts where valid and status <> 'completed'"
+        ),
+    },
+    "sequences": {
+        "sequence {0} is stored {1} times": (
+            "select sequence_id, count(*) from sequences group by 1 having count(*) > 1"
+        ),
+        "rollout {0} counts {1} sequences and {2} tokens, stored are {3} and {4}": (
+            """
+            select rollout_id, num_sequences, num_tokens, coalesce(n, 0), coalesce(t, 0)
+            from rollouts left join (
+                select rollout_id, attempt, count(*) as n, sum(num_tokens) as t
+                from sequences group by all
+            ) using (rollout_id, attempt)
+            where num_sequences <> coalesce(n, 0) or num_tokens <> coalesce(t, 0)"""
+        ),
+        "sequence {0} belongs to no completed rollout of that attempt": (
+            """
+            select sequence_id from sequences
+            anti join (from rollouts where status = 'completed') using (rollout_id, attempt)"""
+        ),
+    },
+    "turns": {
+        "rollout {0} counts {1} turns, stored are {2}": (
+            """
+            select rollout_id, num_turns, count(turn)
+            from rollouts left join turns using (rollout_id, attempt)
+            where status = 'completed' group by rollout_id, num_turns
+            having num_turns <> count(turn)"""
+        ),
+    },
+    "groups": {
+        "event {0} is stored {1} times": (
+            "select event_seq, count(*) from groups group by 1 having count(*) > 1"
+        ),
+        "group {0} was decided {1} times": (
+            "select group_id, count(*) from groups where event = 'decided' group by 1 having"
+            " count(*) > 1"
+        ),
+        "group {0} was delivered but never kept": (
+            """
+            select group_id from groups where event = 'delivered'
+            and group_id not in (select group_id from groups where event = 'decided' and kept)"""
+        ),
+        "delivery_seq {0} stands where {1} was expected": (
+            """
+            select delivery_seq, n from (
+                select delivery_seq, row_number() over (order by delivery_seq) - 1 as n
+                from groups where event = 'delivered'
+            ) where delivery_seq <> n"""
+        ),
+    },
+    "trained": {
+        "checkpoint {0} was trained on sequence {1}, which is not stored": (
+            "select checkpoint, sequence_id from trained anti join sequences using (sequence_id)"
+        ),
+        "checkpoint {0} was trained on sequence {1} {2} times": (
+            """
+            select checkpoint, sequence_id, count(*) from trained
+            group by consumer, checkpoint, sequence_id having count(*) > 1"""
+        ),
+    },
+    "annotations": {
+        "annotation {0} is of rollout {1}, which is not stored": (
+            "select annotation_id, rollout_id from annotations anti join rollouts using"
+            " (rollout_id)"
+        ),
+    },
+    "tasks": {
+        "task of group {0} is stored {1} times": (
+            "select group_id, count(*) from tasks group by 1 having count(*) > 1"
+        )
+    },
+}
+"""Per table: what is wrong -> rows for which it is.
+
+`sequences` here is its scalar columns and num_tokens.
+"""
+
+
+_MOST = 20
+"""Rows that one rule reports."""
+
+
+def broken_rules(stored: StoredRun) -> Iterator[Finding]:
+    database = LockedDuckDB(memory="2GB")
+    try:
+        for table in ("rollouts", "turns", "groups", "tasks", *APPENDED):
+            database.register(table, stored.view(table))
+        database.register("sequences", _sequence_counts(stored))
+        for table, rules in _QUERIES.items():
+            for text, sql in rules.items():
+                for row in database.query(f"{sql} limit {_MOST}").to_pylist():
+                    yield Finding(where=table, what=text.format(*row.values()))
+    finally:
+        database.close()
+
+
+def _sequence_counts(stored: StoredRun) -> pa.Table:
+    keys = ["sequence_id", "rollout_id", "attempt"]
+    batches = stored.dataset("sequences").to_batches(columns=[*keys, "token_ids"])
+    schema = pa.schema(
+        [TABLES["sequences"].field(name) for name in keys] + [("num_tokens", pa.int64())]
+    )
+    counted = [
+        pa.RecordBatch.from_arrays(
+            [
+                *(batch.column(name) for name in keys),
+                pc.list_value_length(batch.column("token_ids")).cast(pa.int64()),
+            ],
+            schema=schema,
+        )
+        for batch in batches
+    ]
+    return pa.Table.from_batches(counted, schema)

@@ -1,0 +1,1 @@
+"""The store's process: decisions, delivery, streams."""

@@ -1,0 +1,211 @@
+"""Which groups of a run are kept: the filter is asked, and what it says is proposed to the log.
+
+    group_complete -> filter (on a thread of its own) -> Propose -> outbox -> delivery order
+
+The log's first decision of a group stands, whatever is proposed later. What waits here is bounded
+by the run's groups that are complete and undecided, of which the log tells again after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from prorl.control import Decision, GroupComplete, Propose
+from prorl.filters import GroupDecision
+from prorl.linux.failpoints import failpoint
+from prorl.storage.read.replay import estimate_bytes
+from prorl.storage.serve.filter import GroupFilter, RefusingFilter, compile_filter, valid_members
+from prorl.storage.serve.filter_process import FilterLostError
+from prorl.storage.write.writer import ControlPort
+from prorl.types import RolloutState
+
+AGAIN_S, MAX_AGAIN_S = 0.5, 30.0
+"""Before a filter whose process was lost is asked again: at first, at most."""
+
+log = logging.getLogger("prorl.storage")
+
+DECIDED_AT_ONCE = 500
+"""Groups of one proposal: the log's loop does nothing else meanwhile."""
+
+
+class Decider:
+    """Decides the groups of one run; `drain` ends `run` when nothing is undecided, then `close`."""
+
+    def __init__(
+        self, run_id: str, filter_name: str, facts: FactBook, control: ControlPort
+    ) -> None:
+        self._run_id, self._filter_name = run_id, filter_name
+        self._facts, self._control = facts, control
+        self._filter: GroupFilter | RefusingFilter | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"filter {run_id}")
+        """Its own: a user's slow SQL delays its run and no other."""
+        self._complete: dict[int, GroupComplete] = {}
+        self._asked = asyncio.Event()
+        self._draining = False
+
+    def complete(self, group: GroupComplete) -> None:
+        """All members of a group are terminal: decide."""
+        self._complete[group.group_id] = group
+        self._asked.set()
+
+    def look(self) -> None:
+        """A part was committed: what waited for it may be decided."""
+        if self._complete:
+            self._asked.set()
+
+    def drain(self) -> None:
+        """Decide what is here, then end."""
+        self._draining = True
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Decide whatever is complete, until drained."""
+        while True:
+            await self._asked.wait()
+            groups = self._next_groups()
+            if not groups and self._draining:
+                return
+            if not groups:
+                continue
+            decisions = await self._decided(groups)
+            proposals = tuple(
+                self._proposal(group, found) for group, found in zip(groups, decisions, strict=True)
+            )
+            failpoint("decision.asked")
+            await self._control.request(Propose(decisions=proposals), run_id=self._run_id)
+            failpoint("decision.answered")
+
+    async def _decided(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
+        """What the filter says; a process that was lost says nothing, and is asked again."""
+        loop, wait_s = asyncio.get_running_loop(), AGAIN_S
+        while True:
+            try:
+                return await loop.run_in_executor(self._thread, self._judge, groups)
+            except FilterLostError as error:
+                log.warning("run %s: %s; asked again in %g s", self._run_id, error, wait_s)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, MAX_AGAIN_S)
+
+    def _next_groups(self) -> list[GroupComplete]:
+        """Take the groups of the next proposal; asked again where more can be decided."""
+        if not self._draining:
+            self._asked.clear()
+        ready = (group for group in self._complete.values() if self._is_known(group))
+        groups = list(islice(ready, DECIDED_AT_ONCE))
+        for group in groups:
+            del self._complete[group.group_id]
+        if len(groups) == DECIDED_AT_ONCE:
+            self._asked.set()
+        return groups
+
+    def _is_known(self, group: GroupComplete) -> bool:
+        """Whether we know of every member's commit: the log may tell of the end before its answer
+        to the commit has come.
+        """
+        completed = sum(member.state is RolloutState.COMPLETED for member in group.members)
+        return self._facts.num_rollouts(group.group_id) >= completed
+
+    def _judge(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
+        """Decide groups on the filter's thread, which alone owns it: compiling may take a while."""
+        self._filter = self._filter or compile_filter(self._filter_name)
+        return self._filter.decide(groups)
+
+    def _proposal(self, group: GroupComplete, decision: GroupDecision) -> Decision:
+        kept, reason = decision.kept, decision.reason
+        if kept and not self._facts.can_be_served(group.group_id):
+            kept, reason = False, "incomplete"
+        valid = valid_members(group)
+        rewards = [member.reward for member in valid if member.reward is not None]
+        return Decision(
+            group_id=group.group_id,
+            kept=kept,
+            reason=reason,
+            num_valid=len(rewards),
+            mean_reward=statistics.fmean(rewards) if rewards else None,
+            min_version=self._facts.min_version(group.group_id),
+        )
+
+    def close(self) -> None:
+        """End the filter on its thread, after what it is at."""
+        self._thread.submit(self._close_filter)
+        self._thread.shutdown(wait=False)
+
+    def _close_filter(self) -> None:
+        if self._filter is not None:
+            self._filter.close()
+
+
+COLUMNS = ["group_id", "status", "min_version", "num_tokens", "num_sampled", "num_sequences"]
+"""Of `rollouts`: what facts are made of."""
+
+
+_FACTS = np.dtype(
+    [
+        ("min_version", "<i4"),
+        ("num_rollouts", "<i4"),
+        ("num_sequences", "<i4"),
+        ("num_bytes", "<i8"),
+    ]
+)
+_NONE = np.array((-1, 0, 0, 0), _FACTS)
+_UNSEEN = np.array((np.iinfo(np.int32).max, 0, 0, 0), _FACTS)
+
+
+class FactBook:
+    """Facts of every group of a run that has a stored trajectory.
+
+    20 bytes for each id; ids are dense in a run.
+    """
+
+    def __init__(self) -> None:
+        self._groups = np.empty(0, _FACTS)
+
+    def add(self, rollouts: pa.Table) -> None:
+        """`rollouts` rows that were committed; rows without a trajectory count nothing."""
+        rows = rollouts.select(COLUMNS).filter(
+            pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value)
+        )
+        ids = rows.column("group_id").to_numpy()
+        self._grow(int(ids.max(initial=-1)) + 1)
+        facts = self._groups
+        np.minimum.at(facts["min_version"], ids, rows.column("min_version").to_numpy())
+        np.add.at(facts["num_rollouts"], ids, 1)
+        np.add.at(facts["num_sequences"], ids, rows.column("num_sequences").to_numpy())
+        np.add.at(facts["num_bytes"], ids, estimate_bytes(rows).to_numpy())
+
+    def _grow(self, size: int) -> None:
+        if size > len(self._groups):
+            more = np.full(max(size, 2 * len(self._groups)), _UNSEEN)
+            more[: len(self._groups)] = self._groups
+            self._groups = more
+
+    def _of(self, group_id: int) -> NDArray[np.void]:
+        """A record of no dimension."""
+        found = self._groups[group_id : group_id + 1]
+        return found[0] if len(found) and found[0] != _UNSEEN else _NONE
+
+    def min_version(self, group_id: int) -> int:
+        """Oldest version that sampled a token of the group; -1 without a trajectory."""
+        return int(self._of(group_id)["min_version"])
+
+    def num_rollouts(self, group_id: int) -> int:
+        """How many of its rollouts are stored with a trajectory."""
+        return int(self._of(group_id)["num_rollouts"])
+
+    def num_bytes(self, group_id: int) -> int:
+        """About how many bytes of Arrow data the group's sequences are."""
+        return int(self._of(group_id)["num_bytes"])
+
+    def can_be_served(self, group_id: int) -> bool:
+        """Whether the group has a sequence."""
+        return bool(self._of(group_id)["num_sequences"] > 0)

@@ -1,0 +1,255 @@
+"""One run's delivery order, and who has read how far.
+
+`LiveOrder` asks the control log for it; `replay.py` has it from a directory.
+
+There is one order per run: `delivery_seq` is dense from 0 and given when a group is first handed
+out, oldest span version first, then in the order of decisions. Every consumer is a cursor over that
+order. Any consumer may cause a hand-out; the log knows who asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import count
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prorl.control import GroupEventRow, HandedOut, KeptGroup
+from prorl.limits import Clock
+from prorl.storage.serve.order import Given, Wanted, bounded, check_seq
+from prorl.timing import now
+
+HANDED_AT_ONCE = 64
+"""Groups of one request to the log, whose loop reads each back: a quarter of a millisecond."""
+
+_KNOWN_MORE = 4096
+
+
+class _Entry(NamedTuple):
+    """Compared in this order: oldest version first, then as decided."""
+
+    min_version: int
+    decision: int
+    group_id: int
+
+
+AskHandout = Callable[[str, list[KeptGroup]], Awaitable[HandedOut]]
+"""(consumer, groups) -> what became of them, once that is durable."""
+
+SaveCursor = Callable[[str, int], Awaitable[None]]
+
+
+class LiveOrder:
+    """The order of a running run: hands kept groups out through the control log.
+
+    Belongs to the event loop.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        size: Callable[[int], int],
+        handout: AskHandout,
+        save_cursor: SaveCursor,
+        clock: Clock = now,
+    ) -> None:
+        """`size` gives a group's bytes, about."""
+        self.run_id = run_id
+        self._size, self._handout, self._save_cursor = size, handout, save_cursor
+        self._clock, self._used_at = clock, clock()
+        self._kept: dict[int, int] = {}
+        self._oldest_first: list[_Entry] = []
+        """A heap over `_kept`; an entry whose group is not kept any more is skipped."""
+        self._decisions = count()
+        self._delivered = array("q")
+        self._cursors: dict[str, int] = {}
+        self._known = bytearray()
+        """1 for each group that was ever kept: 9 bytes of memory are all that an old one costs."""
+        self._finished = False
+        self._stuck = ""
+        self._changed = asyncio.Event()
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def delivered(self) -> int:
+        """See `Order`."""
+        return len(self._delivered)
+
+    @property
+    def finished(self) -> bool:
+        """See `Order`."""
+        return self._finished and not self._kept
+
+    @property
+    def num_kept(self) -> int:
+        """How many groups wait to be handed out."""
+        return len(self._kept)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since anybody took, committed, or was told of a decision."""
+        return self._clock() - self._used_at
+
+    def committed(self, consumer: str) -> int:
+        """See `Order`."""
+        return self._cursors.get(consumer, 0)
+
+    def restore(self, delivered: NDArray[np.int64]) -> None:
+        """Take over what an earlier life delivered, in order, before anything else is told."""
+        self._delivered.frombytes(delivered.tobytes())
+        known = np.zeros(int(delivered.max(initial=-1)) + 1, np.uint8)
+        known[delivered] = 1
+        self._known = bytearray(known.tobytes())
+
+    def told(self, events: Iterable[GroupEventRow]) -> None:
+        """What the log says became of groups, in order. Idempotent."""
+        for event in events:
+            if event.event == "delivered":
+                self._place(event.group_id, event.delivery_seq)
+            elif event.event == "stale":
+                self._is_new(event.group_id)
+                self._kept.pop(event.group_id, None)
+            elif event.kept:
+                self.keep(event.group_id, event.min_version)
+
+    def restore_cursors(self, cursors: Mapping[str, int]) -> None:
+        """Where the log says that consumers are."""
+        self._cursors |= cursors
+
+    def _is_new(self, group_id: int) -> bool:
+        """Whether nothing was known of a group; something is, from now on."""
+        if group_id >= len(self._known):
+            self._known.extend(bytes(group_id + _KNOWN_MORE - len(self._known)))
+        known, self._known[group_id] = self._known[group_id], 1
+        return not known
+
+    def keep(self, group_id: int, min_version: int) -> None:
+        """The log decided to keep a group: it may be served from now on. Idempotent."""
+        if self._is_new(group_id):
+            self._kept[group_id] = min_version
+            heapq.heappush(self._oldest_first, _Entry(min_version, next(self._decisions), group_id))
+            self._wake()
+
+    def finish(self) -> None:
+        """No group will be kept any more."""
+        self._finished = True
+        self._wake()
+
+    def tell(self, stuck: str) -> None:
+        """Whoever waits hears at once why the run does not move; empty: it moves."""
+        self._stuck = stuck
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _place(self, group_id: int, seq: int) -> None:
+        self._is_new(group_id)
+        self._kept.pop(group_id, None)
+        if seq == len(self._delivered):
+            self._delivered.append(group_id)
+        assert self._delivered[seq] == group_id, f"delivery_seq {seq} belongs to two groups"
+
+    def _wake(self) -> None:
+        self._used_at = self._clock()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def take(self, wanted: Wanted) -> Given:
+        """See `Order`."""
+        check_seq(wanted.seq, self.delivered, self.run_id)
+        self._used_at = self._clock()
+        await self._until_ready(wanted)
+        groups = bounded(
+            (self._delivered[seq] for seq in range(wanted.seq, self.delivered)),
+            self._size,
+            wanted.max_groups,
+            wanted.max_bytes,
+        )
+        end = self.finished and wanted.seq + len(groups) == self.delivered
+        return Given(tuple(groups), end=end, stuck="" if groups else self._stuck)
+
+    async def _until_ready(self, wanted: Wanted) -> None:
+        """Wait for something at `wanted.seq`, as long as it can still come and there is time.
+
+        Returns also when nothing will ever be there, or the run has got stuck.
+        """
+        deadline = asyncio.get_running_loop().time() + wanted.wait_s
+        known = self._stuck
+        while self.delivered == wanted.seq and not self.finished:
+            if self._kept:
+                await self._hand_out(wanted)
+                continue
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+            if self._stuck not in ("", known):
+                return
+
+    async def _hand_out(self, wanted: Wanted) -> None:
+        # One request at a time: two would ask for the same groups. It outlives the client that
+        # caused it, because the log may have numbered the groups by the time that client is gone.
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask(wanted))
+            self._asking.add_done_callback(self._asked)
+        await asyncio.shield(self._asking)
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._asking = None
+        if not task.cancelled():
+            task.exception()
+
+    async def _ask(self, wanted: Wanted) -> None:
+        chosen = self._pop_oldest(wanted)
+        groups = [
+            KeptGroup(entry.group_id, entry.min_version, self._size(entry.group_id))
+            for entry in chosen
+        ]
+        try:
+            for first in range(0, len(groups), HANDED_AT_ONCE):
+                await self._ask_for(wanted.consumer, groups[first : first + HANDED_AT_ONCE])
+        finally:
+            for entry in chosen:
+                if entry.group_id in self._kept:
+                    heapq.heappush(self._oldest_first, entry)
+        self._wake()
+
+    async def _ask_for(self, consumer: str, groups: list[KeptGroup]) -> None:
+        answer = await self._handout(consumer, groups)
+        for place in sorted(answer.delivered, key=attrgetter("delivery_seq")):
+            self._place(place.group_id, place.delivery_seq)
+        for group_id in {*(group.group_id for group in groups), *answer.stale}:
+            # Stale, or unknown to the log: either way nobody will get it.
+            self._kept.pop(group_id, None)
+
+    def _pop_oldest(self, wanted: Wanted) -> list[_Entry]:
+        """Kept groups to ask for, within the bounds but at least one; costs by their number."""
+        chosen: list[_Entry] = []
+        total = 0
+        while self._oldest_first:
+            group_id = self._oldest_first[0].group_id
+            if group_id in self._kept:
+                total += self._size(group_id)
+                if chosen and (
+                    total > wanted.max_bytes
+                    or (wanted.max_groups and len(chosen) >= wanted.max_groups)
+                ):
+                    break
+                chosen.append(heapq.heappop(self._oldest_first))
+            else:
+                heapq.heappop(self._oldest_first)
+        return chosen
+
+    async def commit(self, consumer: str, seq: int) -> None:
+        """See `Order`."""
+        check_seq(seq, self.delivered, self.run_id)
+        self._used_at = self._clock()
+        await self._save_cursor(consumer, seq)
+        self._cursors[consumer] = max(seq, self.committed(consumer))

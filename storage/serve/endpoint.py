@@ -1,0 +1,370 @@
+"""What a store or a replay answers to trainers over Flight: plans, tables, commits, status.
+
+The shapes are in `prorl/flight/ticket.py`.
+
+A plan names groups and the place of each in one hot file, in delivery order; it ends early where
+the next group would lie in another file, so that a plan never needs two. `do_get` answers from the
+same hot copy with a Table of whole groups, small groups joined up to `JOIN_BYTES`; its schema
+metadata carries `prorl.cursor` and `prorl.end` for clients that asked for no plan. Reading parts
+and writing the hot copy happen on one thread, which owns `GroupIndex` and `HotCopy`; the loop owns
+the orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from prorl.errors import NotFoundError, UserError
+from prorl.flight import FlightReads
+from prorl.flight.plan import ReadPlan, boot_id, inode
+from prorl.flight.queues import wire_bytes
+from prorl.flight.ticket import Cursor, Ticket
+from prorl.schema import STREAM
+from prorl.schema.sequences import dense
+from prorl.storage.files.layout import RunDir
+from prorl.storage.serve.hot import HotCopy, Location
+from prorl.storage.serve.order import Given, Order, Wanted
+from prorl.storage.write.lineage import append_recorded, read_recorded, recorded_run
+from prorl.types import Json
+
+ResultT = TypeVar("ResultT")
+
+JOIN_BYTES = 256 << 10
+"""Joining copies, and fresh pages cost more than a message does: only groups that are small beside
+a message are joined.
+"""
+
+log = logging.getLogger("prorl.storage")
+
+
+MAX_BYTES = 256 << 20
+"""Of one read, whatever its ticket says, unless a single group is larger: it lies in memory whole,
+and who wants more asks again.
+"""
+
+MAX_FOUND = 8
+"""Stored runs that are kept open for those who ask again."""
+
+
+class Planned(NamedTuple):
+    """Places of a ticket's groups in one hot file."""
+
+    places: tuple[Location, ...]
+    end: bool
+
+
+class GroupReader(Protocol):
+    """Where the rows of groups come from."""
+
+    def read(self, group_id: int) -> pa.RecordBatch:
+        """All sequences of a group in SEQUENCES' shape. Raises NotFoundError, StorageError."""
+
+    def forget(self, group_ids: Iterable[int]) -> None:
+        """These will not be read soon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """A run that an endpoint serves."""
+
+    order: Order
+    index: GroupReader
+    directory: RunDir | None = None
+    """What `record` may append to."""
+
+
+class Endpoint:
+    """Answers for several runs. `add` them, hand `reads()` to a listener, `close()` at the end."""
+
+    def __init__(self, hot_directory: Path, hot_bytes: int) -> None:
+        self._runs: dict[str, ServedRun] = {}
+        self._hot = HotCopy(hot_directory, hot_bytes)
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        """One for the index of each run: who reads a slow run delays nobody else's."""
+        self._boot_id = boot_id()
+        self.find: Callable[[str], Coroutine[Any, Any, ServedRun | None]] = _nothing
+        """Asked for a run that was not added."""
+        self._found: OrderedDict[str, ServedRun] = OrderedDict()
+        """Runs that `find` gave, the one asked for longest ago first; at most `MAX_FOUND`."""
+        self._finding: dict[str, asyncio.Task[ServedRun | None]] = {}
+
+    def add(self, order: Order, index: GroupReader, directory: RunDir | None = None) -> None:
+        """Serve a run from now on; `directory`: what trainers may record in."""
+        self._runs[order.run_id] = ServedRun(order=order, index=index, directory=directory)
+        self._found.pop(order.run_id, None)
+
+    def remove(self, run_id: str) -> None:
+        """Forget a run: whoever asks for it again gets what `find` gives. Idempotent."""
+        self._runs.pop(run_id, None)
+        self._end_thread(run_id)
+
+    def reads(self) -> FlightReads:
+        """What `FlightNetwork.listen` serves to readers."""
+        return FlightReads(
+            get=self.get,
+            info=self.info,
+            actions={"commit": self.commit, "record": self.record, "status": self.status},
+            named={"record": recorded_run},
+        )
+
+    async def on_thread(self, run_id: str, work: Callable[[], ResultT]) -> ResultT:
+        """Run work that touches a run's index on the thread that owns it."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread(run_id), work)
+
+    def soon(self, run_id: str, work: Callable[[], None]) -> None:
+        """Queue such work before everything that is asked for later."""
+        self._thread(run_id).submit(work).add_done_callback(_report)
+
+    def _thread(self, run_id: str) -> ThreadPoolExecutor:
+        if run_id not in self._threads:
+            self._threads[run_id] = ThreadPoolExecutor(1, thread_name_prefix=f"read {run_id}")
+        return self._threads[run_id]
+
+    def _end_thread(self, run_id: str) -> None:
+        if (thread := self._threads.pop(run_id, None)) is not None:
+            thread.shutdown(wait=False)
+
+    async def info(self, command: bytes) -> fl.FlightInfo:
+        """`get_flight_info`: hands out groups, with their places and a ticket for the same."""
+        ticket = Ticket.parse(command)
+        schema = _shape(_EMPTY, ticket).schema
+        run, seq, given = await self._take(ticket)
+        planned = await self.on_thread(ticket.run, lambda: self._locate(run, seq, given))
+        num_groups, first = len(planned.places), Cursor(ticket.run, seq)
+        same = replace(
+            ticket, cursor=str(first), max_groups=num_groups, max_bytes=MAX_BYTES, wait_s=0.0
+        )
+        return fl.FlightInfo(
+            schema,
+            fl.FlightDescriptor.for_command(command),
+            [fl.FlightEndpoint(same.dumps(), [])] if num_groups else [],
+            -1,
+            sum(place.length for place in planned.places),
+            app_metadata=self._plan(first, planned, given.stuck).dumps(),
+        )
+
+    def _plan(self, first: Cursor, planned: Planned, stuck: str) -> ReadPlan:
+        """What the trainer is told: the cursor behind these groups, and where to map them."""
+        places = planned.places
+        path = places[0].path if places else ""
+        return ReadPlan(
+            cursor=str(Cursor(first.run, first.seq + len(places))),
+            num_groups=len(places),
+            end=planned.end,
+            stuck=stuck,
+            boot_id=self._boot_id,
+            path=path,
+            inode=inode(path),
+            batches=tuple((place.offset, place.length) for place in places),
+        )
+
+    async def get(self, data: bytes) -> pa.Table:
+        """`do_get`: whole groups in delivery order."""
+        ticket = Ticket.parse(data)
+        schema = _shape(_EMPTY, ticket).schema
+        run, seq, given = await self._take(ticket)
+        packed = await self.on_thread(
+            ticket.run,
+            lambda: [_shape(batch, ticket) for batch in _packed(self._read(run, seq, given))],
+        )
+        cursor = Cursor(ticket.run, seq + len(given.groups))
+        ends = {"prorl.cursor": str(cursor), "prorl.end": "true" if given.end else "false"}
+        ends |= {"prorl.stuck": given.stuck} if given.stuck else {}
+        return pa.Table.from_batches(packed, schema).replace_schema_metadata(
+            {**(schema.metadata or {}), **ends}
+        )
+
+    async def commit(self, body: bytes) -> bytes:
+        """Serve the action `commit`."""
+        values = _body(body)
+        run = await self._run(str(values.get("run", "")))
+        cursor = Cursor.parse(str(values.get("cursor", "")), run.order.run_id)
+        await run.order.commit(str(values.get("consumer", "primary")), cursor.seq)
+        return b"{}"
+
+    async def record(self, body: bytes) -> bytes:
+        """Action `record`: a checkpoint's lineage, durable when this answers."""
+        recorded = read_recorded(body)
+        run = await self._run(recorded.run)
+        if (directory := run.directory) is None:
+            return b'{"recorded": false}'
+        recorded.check(run.order.delivered)
+        work = partial(append_recorded, directory, recorded)
+        await on_own_thread(work, f"record {recorded.run}")
+        return b'{"recorded": true}'
+
+    async def status(self, body: bytes) -> bytes:
+        """Action `status`: of one run, of the only run, or of all."""
+        values = _body(body)
+        consumer = str(values.get("consumer", "primary"))
+        if name := values.get("run"):
+            return orjson.dumps(_status((await self._run(str(name))).order, consumer))
+        all_runs = [_status(run.order, consumer) for run in self._served.values()]
+        return orjson.dumps({**(all_runs[0] if len(all_runs) == 1 else {}), "runs": all_runs})
+
+    @property
+    def _served(self) -> dict[str, ServedRun]:
+        return {**self._found, **self._runs}
+
+    async def _run(self, name: str) -> ServedRun:
+        run = self._runs.get(name) or self._found.get(name) or await self._find(name)
+        if run is None:
+            raise NotFoundError(
+                f"no run {name!r} is served here; there are:"
+                f" {', '.join(sorted(self._served)) or 'none'}"
+            )
+        if name in self._found:
+            self._found.move_to_end(name)
+        return run
+
+    async def _find(self, name: str) -> ServedRun | None:
+        """What `find` gives; the search is shared by all who ask.
+
+        It goes on when one of them is gone: a client whose call ran out asks again and waits for
+        the same search.
+        """
+        task = self._finding.get(name)
+        if task is None:
+            task = self._finding[name] = asyncio.create_task(self.find(name), name=f"find {name}")
+            task.add_done_callback(lambda done: self._keep(name, done))
+        found = await asyncio.shield(task)
+        return self._runs.get(name) or found
+
+    def _keep(self, name: str, done: asyncio.Task[ServedRun | None]) -> None:
+        del self._finding[name]
+        if done.cancelled() or done.exception() is not None:
+            return
+        if (found := done.result()) is not None and name not in self._runs:
+            self._found[name] = found
+            while len(self._found) > MAX_FOUND:
+                self._end_thread(self._found.popitem(last=False)[0])
+
+    async def _take(self, ticket: Ticket) -> tuple[ServedRun, int, Given]:
+        run = await self._run(ticket.run)
+        seq = (
+            Cursor.parse(ticket.cursor, ticket.run).seq
+            if ticket.cursor
+            else run.order.committed(ticket.consumer)
+        )
+        max_bytes = min(ticket.max_bytes, MAX_BYTES)
+        wanted = Wanted(ticket.consumer, seq, ticket.max_groups, max_bytes, ticket.wait_s)
+        return run, seq, await run.order.take(wanted)
+
+    def _locate(self, run: ServedRun, seq: int, given: Given) -> Planned:
+        """Longest prefix of the groups that lies in one hot file; writes those that are not hot."""
+        places: list[Location] = []
+        for delivery_seq, group_id in enumerate(given.groups, seq):
+            key = (run.order.run_id, group_id)
+            place = self._hot.find(key) or self._hot.write(
+                key, _delivered(run.index.read(group_id), delivery_seq)
+            )
+            if places and place.path != places[0].path:
+                break
+            places.append(place)
+        run.index.forget(given.groups[: len(places)])
+        return Planned(tuple(places), end=given.end and len(places) == len(given.groups))
+
+    def _read(self, run: ServedRun, seq: int, given: Given) -> Iterator[pa.RecordBatch]:
+        """STREAM batches, one a group; what is not hot comes from the parts."""
+        for delivery_seq, group_id in enumerate(given.groups, seq):
+            hot = self._hot.read((run.order.run_id, group_id))
+            yield hot if hot is not None else _delivered(run.index.read(group_id), delivery_seq)
+
+    def close(self) -> None:
+        """Stop the threads and drop the hot files; calling it again does nothing."""
+        for task in self._finding.values():
+            task.cancel()
+        for thread in self._threads.values():
+            thread.shutdown(wait=True)
+        self._hot.close()
+
+
+async def on_own_thread(work: Callable[[], ResultT], name: str) -> ResultT:
+    """Run work that may take minutes on a thread that nothing else waits for."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+    finally:
+        thread.shutdown(wait=False)
+
+
+async def _nothing(run_id: str) -> ServedRun | None:
+    return None
+
+
+def _report(done: Future[None]) -> None:
+    if (error := done.exception()) is not None:
+        log.error("an index could not be kept: %r", error)
+
+
+def _status(order: Order, consumer: str) -> dict[str, Json]:
+    cursor = Cursor(order.run_id, order.committed(consumer))
+    return {
+        "run": order.run_id,
+        "cursor": str(cursor),
+        "delivered": order.delivered,
+        "end": order.finished,
+    }
+
+
+def _body(body: bytes) -> dict[str, Json]:
+    try:
+        values = orjson.loads(body or b"{}")
+    except orjson.JSONDecodeError:
+        values = None
+    if not isinstance(values, dict):
+        raise UserError("the action's body is not a JSON object", '{"run", "consumer", "cursor"}')
+    return values
+
+
+def _delivered(group: pa.RecordBatch, delivery_seq: int) -> pa.RecordBatch:
+    """A group's sequences as a STREAM batch."""
+    seqs = pa.array(np.full(group.num_rows, delivery_seq, np.int64))
+    return group.add_column(0, STREAM.field(0), seqs).replace_schema_metadata(STREAM.metadata)
+
+
+def _packed(groups: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small groups joined to batches of up to `JOIN_BYTES`; a larger one alone, as it lies."""
+    waiting: list[pa.RecordBatch] = []
+    num_bytes = 0
+    for group in groups:
+        size = wire_bytes(group)
+        if waiting and num_bytes + size > JOIN_BYTES:
+            yield _joined(waiting)
+            waiting, num_bytes = [], 0
+        waiting.append(group)
+        num_bytes += size
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _shape(batch: pa.RecordBatch, ticket: Ticket) -> pa.RecordBatch:
+    """The ticket's layout and columns. Raises UserError for a column that the layout lacks."""
+    shaped = dense(batch) if ticket.layout == "dense" else batch
+    unknown = [name for name in ticket.columns if name not in shaped.schema.names]
+    if unknown:
+        raise UserError(
+            f"ticket asks for columns {', '.join(unknown)}",
+            f"among {', '.join(shaped.schema.names)}",
+        )
+    return shaped.select(list(ticket.columns)) if ticket.columns else shaped
+
+
+_EMPTY = pa.RecordBatch.from_pylist([], schema=STREAM)

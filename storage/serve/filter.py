@@ -1,0 +1,257 @@
+"""The group filter: which complete groups are worth training on, decided by SQL.
+
+Everyone can read the SQL and replace it.
+
+What the SQL sees: a table `rollouts` with one row per *valid* member (completed, class "" or
+`policy`) of the groups to decide:
+
+    group_id int64, task_id text, num_members int32 (n, masked ones included), rollout_id int64,
+    sample_index int32, attempt int32, failure_class text ('' or 'policy'), reward float
+
+What it gives: `group_id`, `kept` (boolean) and `reason` (text), at most one row per group. A group
+that it leaves out is dropped as `unselected`. Under a filter other than `none`, a group with fewer
+than 2 valid members never reaches the SQL: dropped as `incomplete`. (Under `none`, a group without
+a valid member is `incomplete` too: there is nothing to serve.)
+
+The SQL runs in a `LockedDuckDB`, many groups a query, and is stopped after 5 s: ours in this
+process, a user's in one of its own that has 512 MiB (`filter_process.py`). A query that fails
+is tried again group by group; a group that still fails is dropped as `filter_error: ...`, since a
+group must never stay undecided. A process that was killed or frozen decides nothing: it is asked
+again (FilterLostError). Decisions here are proposals: the control log's first one stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from prorl.control import GroupComplete
+from prorl.errors import ConfigError
+from prorl.filters import FILTERS, Filter, GroupDecision, GroupMember, find_filter
+from prorl.storage.read.sql import LockedDuckDB
+from prorl.storage.serve.filter_process import FilterLostError, FilterProcess
+from prorl.types import RolloutState
+
+TIMEOUT_S = 5.0
+"""Of one query: a filter that never ends must not keep its groups undecided."""
+
+_ANSWER = "group_id, kept, left(reason, 200) as reason"
+
+MEMBERS = pa.schema(
+    [
+        ("group_id", pa.int64()),
+        ("task_id", pa.utf8()),
+        ("num_members", pa.int32()),
+        ("rollout_id", pa.int64()),
+        ("sample_index", pa.int32()),
+        ("attempt", pa.int32()),
+        ("failure_class", pa.utf8()),
+        ("reward", pa.float32()),
+    ]
+)
+"""The `rollouts` table that a filter reads."""
+
+_OUTPUT = {"group_id": ("BIGINT", "INTEGER"), "kept": ("BOOLEAN",), "reason": ("VARCHAR",)}
+
+
+def valid_members(group: GroupComplete) -> tuple[GroupMember, ...]:
+    """Members that may train; the others are masked."""
+    return tuple(member for member in group.members if is_valid(member))
+
+
+def is_valid(member: GroupMember) -> bool:
+    """Whether a member's reward counts: it completed, and not by a fault of ours.
+
+    It must have a token that trains: one whose weights are known.
+    """
+    return (
+        member.state is RolloutState.COMPLETED
+        and member.num_trained > 0
+        and member.failure_class.trains
+        and member.reward is not None
+    )
+
+
+def named_filter(name: str) -> Filter:
+    """The filter of a name or of SQL. Raises ConfigError for a word that is no filter's name."""
+    if name not in FILTERS and len(name.split()) == 1:
+        raise ConfigError(f"filter {name!r}", f"{', '.join(FILTERS)}, or one SELECT")
+    return find_filter(name)
+
+
+class GroupFilter:
+    """A run's filter, compiled for DuckDB.
+
+    `decide` blocks for milliseconds (at most `TIMEOUT_S` a query): call it off the event loop.
+    """
+
+    def __init__(self, name: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Compile. Raises ConfigError when `name` is neither a filter's nor SQL that binds.
+
+        And FilterLostError, as `decide` does.
+        """
+        chosen = named_filter(name)
+        self._min_valid = chosen.min_valid
+        runs = _OurSQL if name in FILTERS else FilterProcess
+        self._query: _Query = runs(chosen.sql, timeout_s)
+        try:
+            _check_output(self._query.columns(MEMBERS.empty_table()))
+        except (ConfigError, FilterLostError):
+            self._query.close()
+            raise
+
+    def decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
+        """One decision per group, in the order given."""
+        asked = [group for group in groups if len(valid_members(group)) >= self._min_valid]
+        found = self._ask_all(asked)
+        return [found.get(group.group_id) or self._absent(group) for group in groups]
+
+    def _absent(self, group: GroupComplete) -> GroupDecision:
+        enough = len(valid_members(group)) >= self._min_valid
+        return GroupDecision(
+            group.group_id, kept=False, reason="unselected" if enough else "incomplete"
+        )
+
+    def _ask_all(self, groups: Sequence[GroupComplete]) -> dict[int, GroupDecision]:
+        if not groups:
+            return {}
+        try:
+            return self._ask(groups)
+        except ConfigError as error:
+            if len(groups) == 1:
+                group_id = groups[0].group_id
+                return {
+                    group_id: GroupDecision(
+                        group_id, kept=False, reason=f"filter_error: {error.given}"[:200]
+                    )
+                }
+        return {
+            group_id: decision
+            for group in groups
+            for group_id, decision in self._ask_all([group]).items()
+        }
+
+    def _ask(self, groups: Sequence[GroupComplete]) -> dict[int, GroupDecision]:
+        answer = self._query.answer(_table(groups), len(groups) + 1, _ANSWER)
+        columns = [answer.column(name).to_pylist() for name in _OUTPUT]
+        decisions = [
+            GroupDecision(group_id, kept, str(reason))
+            for group_id, kept, reason in zip(*columns, strict=True)
+        ]
+        wanted = {group.group_id for group in groups}
+        found = {decision.group_id: decision for decision in decisions}
+        if (
+            len(found) != len(decisions)
+            or not wanted.issuperset(found)
+            or any(d.kept is None for d in decisions)
+        ):
+            raise ConfigError(
+                "filter gave a group twice, an unknown group, or a NULL",
+                "one row per group: group_id, kept, reason",
+            )
+        return found
+
+    def close(self) -> None:
+        """Close the database; calling it again does nothing."""
+        self._query.close()
+
+
+class _Query(Protocol):
+    """A filter's SQL, wherever it runs."""
+
+    def columns(self, empty: pa.Table) -> Mapping[str, str]:
+        """Names and types of what it gives. Raises ConfigError for SQL that does not bind."""
+
+    def answer(self, rows: pa.Table, limit: int, projection: str) -> pa.Table:
+        """The first `limit` rows that the filter's SQL gives over `rows`. Raises ConfigError."""
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
+class _OurSQL:
+    """SQL that comes with the project, in this process."""
+
+    def __init__(self, sql: str, timeout_s: float) -> None:
+        self._sql, self._timeout_s = sql, timeout_s
+        self._database = LockedDuckDB(error=ConfigError, what="filter")
+
+    def columns(self, empty: pa.Table) -> Mapping[str, str]:
+        self._database.register("rollouts", empty)
+        return self._database.bind(self._sql)
+
+    def answer(self, rows: pa.Table, limit: int, projection: str) -> pa.Table:
+        self._database.register("rollouts", rows)
+        return self._database.query(self._sql, self._timeout_s, rows=limit, columns=projection)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+class RefusingFilter:
+    """Stands for SQL that does not compile in a run that exists already: all groups are dropped.
+
+    The reason says why.
+    """
+
+    def __init__(self, error: ConfigError) -> None:
+        self._reason = f"filter_error: {error.given}"[:200]
+
+    def decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
+        """Drop every group, with the reason."""
+        return [GroupDecision(group.group_id, kept=False, reason=self._reason) for group in groups]
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def compile_filter(name: str) -> GroupFilter | RefusingFilter:
+    """The filter of a run that was accepted: its groups must be decided, even if it is refused.
+
+    Raises FilterLostError.
+    """
+    try:
+        return GroupFilter(name)
+    except ConfigError as error:
+        return RefusingFilter(error)
+
+
+def check_filter(name: str) -> None:
+    """Raise ConfigError unless `name` is in `prorl/filters.py`, or sound SQL.
+
+    Sound is SQL that binds and gives the right columns.
+    """
+    if name not in FILTERS:
+        GroupFilter(name).close()
+
+
+def _check_output(found: Mapping[str, str]) -> None:
+    for name, types in _OUTPUT.items():
+        if found.get(name) not in types:
+            raise ConfigError(
+                f"filter gives {', '.join(f'{name} {dtype}' for name, dtype in found.items())}",
+                "group_id BIGINT, kept BOOLEAN, reason VARCHAR",
+            )
+
+
+def _table(groups: Sequence[GroupComplete]) -> pa.Table:
+    rows = [
+        (
+            g.group_id,
+            g.task_id,
+            len(g.members),
+            m.rollout_id,
+            m.sample_index,
+            m.attempt,
+            m.failure_class.value,
+            m.reward,
+        )
+        for g in groups
+        for m in valid_members(g)
+    ]
+    return pa.Table.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), MEMBERS, strict=True)],
+        schema=MEMBERS,
+    )

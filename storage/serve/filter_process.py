@@ -1,0 +1,152 @@
+"""A user's filter in a helper (`prorl/helper`): what it breaks there breaks nothing here.
+
+DuckDB in this process would share everybody's memory with a user's SQL: an answer lies outside
+DuckDB's own limit, and one large value cannot be interrupted while it is made. An answer has three
+outcomes: rows; ConfigError, which the SQL itself is the reason of (it does not bind, fails, is late
+or needs too much), and FilterLostError, of which it is not (its process was killed or frozen, or
+did not start in time): ask again.
+
+Not thread-safe: made, asked and closed on one thread, without a running loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from prorl.errors import ConfigError, UnavailableError
+from prorl.helper import Died, Helpers, Late, Program, Raised
+from prorl.helper.child import Answer, serve
+from prorl.storage.read.sql import LockedDuckDB
+
+MEMORY_BYTES = 512 << 20
+"""Above what the process has before it runs SQL; DuckDB itself is told half of it."""
+
+MAX_ANSWER_BYTES = 32 << 20
+
+GRACE_S = 1.0
+"""It stops its query itself; one that has not by then is killed."""
+
+PROGRAM = Program(__spec__.name, memory_bytes=MEMORY_BYTES, most=1, nice=5)
+
+
+class FilterLostError(UnavailableError):
+    """The filter's process was lost, and not by its SQL."""
+
+
+class FilterProcess:
+    """One user's SQL. `columns` binds it, `answer` runs it; `close` at the end."""
+
+    def __init__(self, sql: str, timeout_s: float) -> None:
+        self._sql, self._timeout_s = sql, timeout_s
+        self._runner = asyncio.Runner()
+        self._helpers: Helpers | None = None
+
+    @property
+    def helpers(self) -> Helpers:
+        """The process, once it was asked; for tests."""
+        assert self._helpers is not None
+        return self._helpers
+
+    def columns(self, empty: pa.Table) -> Mapping[str, str]:
+        """Names and types that the SQL gives over a table like this one.
+
+        Raises ConfigError, FilterLostError.
+        """
+        found: Mapping[str, str] = self._ask(_stream(empty), 0, "")
+        return found
+
+    def answer(self, rows: pa.Table, limit: int, projection: str) -> pa.Table:
+        """The first `limit` rows of what the SQL gives over these.
+
+        Raises ConfigError, FilterLostError.
+        """
+        said: bytes = self._ask(_stream(rows), limit, projection)
+        try:
+            with pa.ipc.open_stream(said) as reader:
+                found = reader.read_all()
+            found.validate(full=True)
+        except pa.ArrowException as error:
+            raise ConfigError(f"filter: its answer is damaged: {error}", "one SELECT") from None
+        return found
+
+    def _ask(self, rows: bytes, limit: int, projection: str) -> Any:
+        question = (self._sql, rows, self._timeout_s, limit, projection)
+        try:
+            verdict, *said = self._runner.run(self._once(question))
+        except Late as error:
+            if error.at_start:
+                raise FilterLostError(f"filter: {error}") from None
+            given = f"filter was stopped after {self._timeout_s:g} s"
+            raise ConfigError(given, "a query that ends sooner") from None
+        except Died as error:  # twice in a row
+            if error.was_killed:
+                raise FilterLostError(f"filter: {error}") from None
+            given = f"filter ended its process (it may use {MEMORY_BYTES >> 20} MiB)"
+            raise ConfigError(given, "a query that needs less") from None
+        except Raised as error:
+            if error.at_start:
+                raise FilterLostError(f"filter: {error}") from None
+            raise ConfigError(f"filter: {error.words}", "a query that needs less") from None
+        if verdict == "refused":
+            raise ConfigError(*said)
+        return said[0]
+
+    async def _once(self, question: Any) -> Any:
+        if self._helpers is None:
+            self._helpers = Helpers(PROGRAM)
+        return await self._helpers.ask(question, what="it", wall_s=self._timeout_s + GRACE_S)
+
+    def close(self) -> None:
+        """End the process; calling it again does nothing."""
+        if self._helpers is not None:
+            self._runner.run(self._end(self._helpers))
+            self._helpers = None
+        self._runner.close()
+
+    async def _end(self, helpers: Helpers) -> None:
+        helpers.close()
+
+
+def _stream(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def prepare() -> Answer:
+    """A database that nothing but a question's rows is in."""
+    database = LockedDuckDB(memory=f"{MEMORY_BYTES >> 21}MiB", error=ConfigError, what="filter")
+
+    def answer(question: tuple[str, bytes, float, int, str]) -> Any:
+        sql, rows, timeout_s, limit, projection = question
+        with pa.ipc.open_stream(rows) as reader:
+            database.register("rollouts", reader.read_all())
+        if not limit:
+            return _checked(lambda: dict(database.bind(sql)))
+        return _checked(
+            lambda: _small(database.query(sql, timeout_s, rows=limit, columns=projection))
+        )
+
+    return answer
+
+
+def _checked(work: Callable[[], Any]) -> Any:
+    try:
+        return ["gave", work()]
+    except ConfigError as error:
+        return ["refused", error.given, error.expected]
+
+
+def _small(rows: pa.Table) -> bytes:
+    if rows.nbytes > MAX_ANSWER_BYTES:
+        raise ConfigError(f"filter gave {rows.nbytes:,} bytes", f"at most {MAX_ANSWER_BYTES:,}")
+    return _stream(rows)
+
+
+if __name__ == "__main__":
+    serve(prepare)

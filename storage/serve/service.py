@@ -1,0 +1,277 @@
+"""The store: takes SCORED rows from every EVAL, makes them durable, serves trainers.
+
+It decides groups, too. One per service at first.
+
+    async with serving(config, network, trainers) as (store, work): await work
+
+`network` carries control and edges (Flight between processes, local in one loop); `trainers` is the
+Flight network whose TCP endpoint answers plans, reads, commits and status. The store keeps no
+truth: killed at any moment, the next one starts from the control log's outbox and from what is sent
+again. A run that is finished and read to its end is closed after a while
+(`StoreConfig.idle_s`): its threads, its DuckDB and its index go, and whoever asks for it again is
+served from its directory, like a run that the log no longer tells of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+
+from prorl.config import NAME, ServiceConfig
+from prorl.control import (
+    ControlRow,
+    Endpoints,
+    Handout,
+    Kind,
+    Reserve,
+    RunNews,
+    Stats,
+)
+from prorl.errors import NotFoundError, ProrlError
+from prorl.flight import FlightNetwork
+from prorl.flight.control_client import ControlClient, Identity
+from prorl.flight.inlet import Inlet, Taken
+from prorl.protocols import Network
+from prorl.storage.keep.retention import leftovers
+from prorl.storage.keep.tidy import tidy
+from prorl.storage.read.replay import open_replay
+from prorl.storage.read.runs import is_run
+from prorl.storage.serve.endpoint import Endpoint, ServedRun, on_own_thread
+from prorl.storage.serve.liverun import LiveRun
+from prorl.types import AttemptKey
+
+log = logging.getLogger("prorl.storage")
+
+WORKER = "store-0"
+SLOTS = 512
+"""Rows in hand, written or not."""
+
+WINDOW_BYTES = 128 << 20
+
+STRAY_S = 2.0
+"""How long a row waits for the log to tell of its run before we ask what became of it."""
+
+DRAIN_S = 3.0
+"""How long a leaving store writes and commits what it has: within the 5 s that processes are given
+to end.
+"""
+
+HOT = ".hot"
+"""Below the root: no run can have that name."""
+
+
+class Store:
+    """The parts of a running store. Made by `serving`."""
+
+    def __init__(
+        self, config: ServiceConfig, network: Network, endpoint: Endpoint, location: str
+    ) -> None:
+        self.config, self.location = config, location
+        self._endpoint = endpoint
+        self._runs: dict[str, LiveRun] = {}
+        self._retired_rows = 0
+        self._run_came = asyncio.Event()
+        identity = Identity(
+            role="store", worker=WORKER, node=config.node_id, location=location, slots=SLOTS
+        )
+        self.control = ControlClient(
+            network,
+            config.gateway_flight,
+            identity,
+            held=self._held,
+            stats=self._stats,
+            on=self._handlers(),
+        )
+        self._inlet = Inlet(
+            network, "scored", identity.hello(), slots=SLOTS, window_bytes=WINDOW_BYTES
+        )
+        self._group: asyncio.TaskGroup | None = None
+        self._lives: set[asyncio.Task[None]] = set()
+
+    @property
+    def runs(self) -> Mapping[str, LiveRun]:
+        """The runs that are live here, by name."""
+        return self._runs
+
+    def _handlers(self) -> dict[Kind, Callable[[ControlRow], None]]:
+        return {
+            Kind.ENDPOINTS: lambda row: self._inlet.set_upstreams(
+                row.read(Endpoints).locations.get("eval", ())
+            ),
+            Kind.RUN: self._on_run,
+            **dict.fromkeys(
+                (Kind.ROWS, Kind.TERMINAL, Kind.GROUP_COMPLETE, Kind.STUCK),
+                self._of_a_run,
+            ),
+        }
+
+    def _of_a_run(self, row: ControlRow) -> None:
+        run = self._runs.get(row.run_id)
+        if run is None:
+            # Retired; what is new comes with the outbox of our next session.
+            log.warning(
+                "news of a run that is closed", extra={"run": row.run_id, "kind": row.kind.value}
+            )
+        else:
+            run.hear(row)
+
+    def _held(self) -> Iterable[AttemptKey]:
+        return [key for run in self._runs.values() for key in run.writer.held]
+
+    def _stats(self) -> Stats:
+        done = self._retired_rows + sum(run.rows_committed for run in self._runs.values())
+        return Stats(slots=SLOTS, busy=self._inlet.in_hand, done=done)
+
+    def _on_run(self, row: ControlRow) -> None:
+        assert self._group is not None
+        news = row.read(RunNews)
+        run = self._runs.get(row.run_id)
+        if run is not None:
+            run.update(news)
+            return
+        run = self._runs[row.run_id] = LiveRun(
+            self.config.run_directory(row.run_id),
+            row.run_id,
+            news,
+            self.control,
+            self._endpoint,
+            self.config.store,
+        )
+        work = self._live(run)
+        try:
+            life = self._group.create_task(work, name=f"run {row.run_id}")
+        except RuntimeError:  # we are ending: our next life is told of it again
+            work.close()
+            return
+        self._lives.add(life)
+        life.add_done_callback(self._lives.discard)
+        self._run_came.set()
+        self._run_came = asyncio.Event()
+
+    async def _live(self, run: LiveRun) -> None:
+        """A run until it retires or we drain; then nothing of it stays here."""
+        await run.run()
+        del self._runs[run.run_id]
+        self._retired_rows += run.rows_committed
+        self._endpoint.remove(run.run_id)
+
+    async def run(self) -> None:
+        """Work until `drain`. Raises what only a new start can mend."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self.control.start()
+            obeying = group.create_task(self.control.wait(), name="control")
+            clearing = group.create_task(self._clear(), name="clear")
+            while taken := await self._inlet.take():
+                for row in taken:
+                    if row.key.run_id in self._runs:
+                        self._add(row)
+                    else:
+                        group.create_task(self._stray(row))
+            obeying.cancel()
+            clearing.cancel()
+
+    async def _clear(self) -> None:
+        """Remove, once, what compactions have replaced in runs that nobody writes any more.
+
+        A service ended before it could; readers of before had their time.
+        """
+        await asyncio.sleep(self.config.store.replaced_s)
+        root = self.config.store.url or self.config.root
+        for name in await asyncio.to_thread(leftovers, root):
+            if name not in self._runs:
+                where, grace_s = self.config.run_directory(name), self.config.store.replaced_s
+                await tidy(where, grace_s, everything=False)
+
+    def _add(self, taken: Taken) -> None:
+        self._runs[taken.key.run_id].writer.add(
+            taken.key, taken.row, lambda: self._inlet.ack([taken.key]), taken.num_bytes
+        )
+
+    async def _stray(self, taken: Taken) -> None:
+        """Wait for a run that the log has not told of, though a row of it has come.
+
+        Or hear that the row's fate is decided.
+        """
+        while taken.key.run_id not in self._runs:
+            came = self._run_came
+            try:
+                async with asyncio.timeout(STRAY_S):
+                    await came.wait()
+            except TimeoutError:
+                answer = await self.control.request(
+                    Reserve(attempts=(taken.key,)), run_id=taken.key.run_id
+                )
+                if answer.refused:
+                    reason = answer.refused[0].reason
+                    log.info("a row of no open run", extra={"key": taken.key, "reason": reason})
+                    self._inlet.ack([taken.key])
+                    return
+        self._add(taken)
+
+    async def find(self, run_id: str) -> ServedRun | None:
+        """A run that is not live, from its directory; the log has told of all that are."""
+        with suppress(NotFoundError):
+            # The reply comes after every run that the log had for us.
+            await self.control.request(Handout(consumer=""), run_id=run_id)
+        if (run := self._runs.get(run_id)) is not None:
+            await run.ready.wait()
+            return ServedRun(order=run.order, index=run.index, directory=run.index.run)
+        if not NAME.fullmatch(run_id):
+            return None
+        return await on_own_thread(lambda: self._open(run_id), f"open {run_id}")
+
+    def _open(self, run_id: str) -> ServedRun | None:
+        directory = self.config.run_directory(run_id)
+        if not is_run(directory):
+            return None
+        order, index = open_replay(directory)
+        return ServedRun(order=order, index=index, directory=index.run)
+
+    async def drain(self) -> None:
+        """Take nothing new, make durable and ack what is here; `run` returns."""
+        self._inlet.stop()
+        for run in self._runs.values():
+            run.drain()
+        if self._lives:
+            await asyncio.wait(self._lives, timeout=DRAIN_S)
+        await self._inlet.close()
+
+    async def close(self) -> None:
+        """Leave the gateway and the EVAL workers; idempotent."""
+        await self._inlet.close()
+        await self.control.close()
+
+
+@asynccontextmanager
+async def serving(
+    config: ServiceConfig, network: Network, trainers: FlightNetwork
+) -> AsyncIterator[tuple[Store, asyncio.Task[None]]]:
+    """A store and its work: await the task to learn why it cannot go on.
+
+    Leaving the block drains it; the networks stay open.
+    """
+    endpoint = Endpoint(config.root / HOT, config.store.hot_bytes)
+    location = await _listen(config, trainers, endpoint)
+    store = Store(config, network, endpoint, location)
+    endpoint.find = store.find
+    work = asyncio.create_task(store.run(), name="store")
+    try:
+        yield store, work
+    finally:
+        await store.drain()
+        await store.close()
+        work.cancel()
+        with suppress(asyncio.CancelledError, ProrlError, ExceptionGroup):
+            await work
+        endpoint.close()
+
+
+async def _listen(config: ServiceConfig, trainers: FlightNetwork, endpoint: Endpoint) -> str:
+    """Answer trainers of this host, and of others where the service is told to; the location."""
+    location = await trainers.listen(f"grpc://{config.host}:0", {}, endpoint.reads())
+    if config.listener is not None:
+        await trainers.listen(config.listener.bound(2), {}, endpoint.reads())
+    return location

@@ -1,0 +1,1 @@
+"""Scored rows become parts and a commit."""

@@ -1,0 +1,159 @@
+"""What waits to be written for one run, and when it must be: the writer's bounded inbox.
+
+Pure state on the event loop, no I/O.
+
+Bounded by credit: rows come from an `Inlet`, which grants no more than its slots; terminal rows,
+tasks and group events come from the gateway, as many as it has. Rows are keyed by their attempt, so
+that one that is sent twice waits once; what the gateway says twice is known by its seq.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from prorl.control import (
+    CommitPart,
+    CommittedRollout,
+    GroupEventRow,
+    PartFile,
+    TaskRow,
+    Terminal,
+    TrajectorySummary,
+)
+from prorl.schema import TABLES
+from prorl.schema.rows import Row, stack
+from prorl.storage.write.convert import event_rows, tables, task_rows, terminal_rows
+from prorl.types import AttemptKey, FailureCode
+
+Ack = Callable[[], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class WaitingRow:
+    """A SCORED row and everybody who waits for its fate."""
+
+    key: AttemptKey
+    row: Row
+    acks: list[Ack]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Rows of a part are sorted by (group, sample)."""
+        return self.row.value("group_id"), self.row.value("sample_index")
+
+    def ack(self) -> None:
+        """Tell everybody who waits that its fate is durable."""
+        for ack in self.acks:
+            ack()
+
+
+@dataclass(slots=True)
+class PendingPart:
+    """Everything that the next part will hold."""
+
+    rows: dict[AttemptKey, WaitingRow] = field(default_factory=dict)
+    terminals: dict[int, Terminal] = field(default_factory=dict)
+    events: dict[int, GroupEventRow] = field(default_factory=dict)
+    """By event_seq."""
+    tasks: dict[int, TaskRow] = field(default_factory=dict)
+    """By group."""
+    outbox_upto: int = 0
+    """What the outbox had up to it is in here, or in an earlier part."""
+    num_bytes: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.terminals or self.events or self.tasks)
+
+    def knows(self, key: AttemptKey) -> WaitingRow | None:
+        """The waiting row of an attempt, or None."""
+        return self.rows.get(key)
+
+    def add_row(self, key: AttemptKey, row: Row, ack: Ack, num_bytes: int) -> None:
+        """A row that is not here yet."""
+        self.rows[key] = WaitingRow(key=key, row=row, acks=[ack])
+        self.num_bytes += num_bytes
+
+    def add_terminal(self, terminal: Terminal) -> None:
+        """A rollout that ended without a trajectory."""
+        self.terminals[terminal.rollout_id] = terminal
+
+
+def part_tables(batch: PendingPart) -> dict[str, pa.Table]:
+    """Every table's rows of a batch, in the order of `TABLES`; tables without rows are left out.
+
+    One copy of the tokens.
+    """
+    found: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
+    if batch.rows:
+        ordered = sorted(batch.rows.values(), key=lambda waiting: waiting.order)
+        for name, rows in tables(stack([waiting.row for waiting in ordered])).items():
+            found[name].append(pa.Table.from_batches([rows]))
+    if batch.terminals:
+        found["rollouts"].append(terminal_rows(batch.terminals.values()))
+    if batch.events:
+        found["groups"].append(event_rows(batch.events[seq] for seq in sorted(batch.events)))
+    if batch.tasks:
+        found["tasks"].append(task_rows(batch.tasks[group] for group in sorted(batch.tasks)))
+    joined = {name: pa.concat_tables(parts) for name, parts in found.items() if parts}
+    return {name: rows for name, rows in joined.items() if rows.num_rows}
+
+
+_SUMMARY = TrajectorySummary.__struct_fields__
+_COMMITTED = ("rollout_id", "attempt", "reward", "failure_code", *_SUMMARY)
+
+
+def commit_request(
+    part: str, files: Iterable[PartFile], batch: PendingPart, rows: Mapping[str, pa.Table]
+) -> CommitPart:
+    """The `commit` request for a batch whose tables are `rows`."""
+    rollouts = rows["rollouts"].select(_COMMITTED).to_pylist() if batch.rows else []
+    return CommitPart(
+        part=part,
+        files=tuple(files),
+        rollouts=tuple(
+            _committed(**row) for row in rollouts if row["rollout_id"] not in batch.terminals
+        ),
+        terminals=tuple(batch.terminals),
+        outbox_upto=batch.outbox_upto,
+    )
+
+
+def _committed(
+    *, rollout_id: int, attempt: int, reward: float, failure_code: str, **summary: int
+) -> CommittedRollout:
+    return CommittedRollout(
+        rollout_id=rollout_id,
+        attempt=attempt,
+        reward=reward,
+        failure_code=FailureCode(failure_code),
+        summary=TrajectorySummary(**summary),
+    )
+
+
+class GroupCounts:
+    """Says when the last member of a group has come.
+
+    So a waiting trainer need not wait for the timer.
+    """
+
+    def __init__(self, default_size: int) -> None:
+        self._default = default_size
+        self._sizes: dict[int, int] = {}
+        self._members: dict[int, set[int]] = {}
+
+    def expect(self, group_id: int, size: int) -> None:
+        """A group of `size` was accepted."""
+        self._sizes[group_id] = size
+
+    def arrived(self, group_id: int, sample_index: int) -> bool:
+        """A member has come; whether the group is whole now."""
+        members = self._members.setdefault(group_id, set())
+        members.add(sample_index)
+        if len(members) < self._sizes.get(group_id, self._default):
+            return False
+        self._members.pop(group_id)
+        self._sizes.pop(group_id, None)
+        return True

@@ -1,0 +1,42 @@
+"""An agent of one's own: it asks twice, and the second answer is the artefact.
+
+prorl run ... --set run.agent=tests/agents/plain.py:Plain      # with service.load_code
+"""
+
+from __future__ import annotations
+
+from prorl.agents.native import End, ended
+from prorl.agents.sampler import Sampler
+from prorl.protocols import AgentContext
+from prorl.types import Message, StopReason, Trajectory
+
+AGAIN = Message(role="user", content="Are you sure? Answer again.")
+
+
+class Plain:
+    """Implements `prorl.protocols.Agent` with public names alone."""
+
+    async def run(self, context: AgentContext) -> Trajectory:
+        renderer, sampler = context.renderer, Sampler(context)
+        record, sequence = sampler.record, sampler.record.sequence
+
+        async def drive() -> End:
+            sequence.context(renderer.prompt(context.messages, context.tools), turn=0)
+            said = await sampler.sample(sequence, turn=0)
+            sequence.context(renderer.bridge(said.token_ids_C, [AGAIN]), turn=1)
+            answer = renderer.parse((await sampler.sample(sequence, turn=1)).token_ids_C)
+            record.messages += [renderer.parse(said.token_ids_C), AGAIN, answer]
+            record.final = answer.content
+            return End(StopReason.DONE)
+
+        end = await ended(drive())  # whatever goes wrong is how it ended, and raises nothing
+        return Trajectory(
+            sequences=record.sequences,
+            turns=tuple(record.turns),
+            messages=tuple(record.messages),
+            artefact=await context.env.artefact(context.task, record.final, context.sandbox),
+            stop_reason=end.stop,
+            failure=end.failure,
+            llm_s=record.llm_s,
+            tool_s=record.tool_s,
+        )

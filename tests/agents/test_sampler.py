@@ -1,0 +1,224 @@
+"""One model call of an attempt: what an agent of one's own builds on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from prorl.agents.context import AttemptContext
+from prorl.agents.native import NativeAgent
+from prorl.agents.sampler import Sampler, prompt_digest
+from prorl.backends.vllm import VllmBackend
+from prorl.control import Assigned, Failover
+from prorl.journal import AttemptJournal, Said
+from prorl.journal.attempt import ForkOrigin
+from prorl.journal.fork import forked_task, read_fork
+from prorl.limits import Deadline
+from prorl.protocols import Backend, Renderer
+from prorl.stages.backends import Backends
+from prorl.stages.failover import Routed
+from prorl.testing import RENDERER, Replies
+from prorl.tokenizer import ByteTokenizer
+from prorl.types import (
+    UNKNOWN_VERSION,
+    Completion,
+    FailureCode,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    PolicyVersion,
+    RunWeights,
+    SpanKind,
+    StopReason,
+)
+from tests.agents.plain import Plain
+from tests.agents.test_native import MATH, context
+from tests.agents.test_resume import Log
+from tests.backends.misbehaving import Misbehaving, Mode
+
+SAID = [Message(role="assistant", content=text) for text in ("one", "two", "three")]
+
+
+async def test_an_agent_of_ones_own_needs_no_private_name() -> None:
+    """Two sequences side by side, one journal; each call goes on from its own sequence's ids."""
+    backend = Replies(*SAID)
+    given = context(backend)
+    sampler = Sampler(given)
+    main = sampler.record.sequence
+    main.context(RENDERER.prompt(given.messages, ()), turn=0)
+    first = await sampler.sample(main, turn=0)
+    main.context(RENDERER.bridge(first.token_ids_C, [Message(role="user", content="?")]), turn=1)
+    await sampler.sample(main, turn=1)
+    assert [prompt.tolist() for prompt in backend.prompts][1][: len(backend.prompts[0])] == (
+        backend.prompts[0].tolist()
+    )
+    assert len(sampler.record.turns) == 2
+    (sequence,) = sampler.record.sequences
+    assert len(sequence.logprobs_C) == sum(len(said.token_ids_C) for said in backend.said)
+
+
+async def test_the_agent_of_the_documentation_leaves_a_whole_trajectory() -> None:
+    answers = [Message(role="assistant", content=f"#### {number}") for number in (7, 24)]
+    trajectory = await Plain().run(context(Replies(*answers)))
+    assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.DONE, 2)
+    assert trajectory.artefact == b"#### 24"
+    (sequence,) = trajectory.sequences
+    assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.TRAINED] * 2
+
+
+async def test_at_most_as_many_tokens_as_the_caller_wants() -> None:
+    given = context(Replies(*SAID))
+    sampler = Sampler(given)
+    sampler.record.sequence.context(RENDERER.prompt(given.messages, ()), turn=0)
+    completion = await sampler.sample(sampler.record.sequence, turn=0, max_tokens=2)
+    assert (len(completion.token_ids_C), completion.finish_reason) == (2, FinishReason.LENGTH)
+
+
+async def _turns(given: AttemptContext, prompts: list[str]) -> Sampler:
+    sampler = Sampler(given)
+    for turn, prompt in enumerate(prompts):
+        sampler.record.sequence.context(ByteTokenizer().encode(prompt), turn=turn)
+        await sampler.sample(sampler.record.sequence, turn=turn)
+    return sampler
+
+
+async def test_a_recorded_completion_answers_only_for_an_equal_prompt() -> None:
+    """A harness that asks something else in its next life is not given what was said before."""
+    log = Log()
+    await _turns(context(Replies(*SAID), journal=AttemptJournal(log)), ["a", "b", "c"])
+    records = [record for record in log.records if isinstance(record, Said)]
+    assert all(len(record.prompt) == 16 for record in records)
+
+    def past() -> AttemptJournal:
+        journal = AttemptJournal(epoch=1)
+        for record in records:
+            journal.remember(record)
+        return journal
+
+    same = Replies()
+    again = await _turns(context(same, journal=past()), ["a", "b", "c"])
+    assert (len(same.prompts), len(again.record.turns)) == (0, 3)
+    other = Replies(*SAID[1:])
+    await _turns(context(other, journal=past()), ["a", "another", "c"])
+    assert len(other.prompts) == 2, "the rest is of another past, too"
+
+
+def test_equal_prompts_have_equal_digests() -> None:
+    ids = np.arange(5, dtype=np.int32)
+    assert prompt_digest(ids) == prompt_digest(ids.copy()) != prompt_digest(ids[:4])
+
+
+class _Speaks:
+    """Says a token now and then, and never ends."""
+
+    name = "speaks"
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        assert request.on_part is not None
+        for count in range(1, 10_000):
+            ids = np.full(count, 65, np.int32)
+            part = Completion(
+                token_ids_C=ids,
+                logprobs_C=np.full(count, -0.5, np.float32),
+                finish_reason=FinishReason.ABORT,
+                version_ends=(count,),
+                versions=(PolicyVersion(0),),
+            )
+            request.on_part(part)
+            await asyncio.sleep(0.02)
+        raise AssertionError
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_a_thought_that_outlasts_the_deadline_is_kept(cancels: bool) -> None:
+    """What was sampled until then is the policy's, and trains: else long thoughts cost nothing."""
+    is_cancelled = False
+    deadline = Deadline(60.0 if cancels else 0.5)
+    given = context(_Speaks(), deadline=deadline, cancelled=lambda: is_cancelled)
+    running = asyncio.ensure_future(NativeAgent().run(given))
+    if cancels:
+        await asyncio.sleep(0.5)
+        is_cancelled = True
+        running.cancel()
+    trajectory = await running
+    assert trajectory.stop_reason is (StopReason.CANCELLED if cancels else StopReason.DEADLINE)
+    (sequence,) = trajectory.sequences
+    assert len(sequence.logprobs_C) > 5
+    assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.TRAINED]
+    assert [turn.finish_reason for turn in trajectory.turns] == [FinishReason.ABORT]
+
+
+async def test_a_thought_over_http_that_outlasts_the_deadline_is_kept_with_its_version() -> None:
+    """From vLLM, whose replies state no version: its label stood before and after."""
+    async with Misbehaving(Mode.STUCK, say="I think, therefore I go on thinking.") as server:
+        server.label = "tag:3:x"
+
+        async def opened(url: str, renderer: Renderer, keyed: bool) -> Backend:
+            return VllmBackend(url, RENDERER.vocab_size, model="m")
+
+        async def ask(asked: Failover) -> Assigned:
+            raise AssertionError
+
+        backends, deadline = Backends(opened), Deadline(1.0)
+        policy = Routed(
+            backends,
+            server.url,
+            key=context(Replies()).key,
+            deadline=deadline,
+            renderer=RENDERER,
+            ask=ask,
+            known=lambda: (PolicyVersion(3), RunWeights("tag", published=True)),
+        )
+        trajectory = await NativeAgent().run(context(policy, deadline=deadline))
+        await backends.close()
+    assert trajectory.failure.code is FailureCode.DEADLINE
+    (sequence,) = trajectory.sequences
+    assert sequence.span_version_S.tolist() == [-1, 3]
+    assert len(sequence.logprobs_C) == len(server.calls[0].ids)
+
+
+async def test_a_turn_that_was_cut_behind_its_stop_token_does_not_go_on() -> None:
+    """The server died, or was paused, between the last token and the word that it was the last."""
+    cut = replace(_of_version(0), finish_reason=FinishReason.ABORT)
+    backend = Replies(cut)
+    trajectory = await NativeAgent().run(context(backend))
+    assert (trajectory.stop_reason, len(backend.prompts)) == (StopReason.DONE, 1)
+
+
+async def test_the_past_of_a_fork_is_sampled_and_of_no_version_of_this_run() -> None:
+    """It was rejected by every server of a new run, or trained as the new run's own."""
+    log = Log()
+    older = replace(
+        context(Replies(*SAID), journal=AttemptJournal(log)), min_version=PolicyVersion(7)
+    )
+    backend = Replies(*SAID)
+    backend.replies = [_of_version(7), *SAID]
+    await _turns(replace(older, backend=backend), ["a"])
+    task = forked_task(MATH, "r/1/1", [r for r in log.records if isinstance(r, Said)], [])
+    forked = read_fork(task)
+    assert isinstance(forked, ForkOrigin)
+    fresh = Replies(*SAID)
+    sampler = await _turns(context(fresh, journal=AttemptJournal(forked=forked)), ["a", "b"])
+    (sequence,) = sampler.record.sequences
+    assert sequence.span_kind_S.tolist() == [
+        *(SpanKind.CONTEXT, SpanKind.SAMPLED, SpanKind.CONTEXT, SpanKind.TRAINED)
+    ]
+    assert sequence.span_version_S.tolist() == [-1, UNKNOWN_VERSION, -1, 0]
+    assert [request.min_version for request in fresh.requests] == [0]
+
+
+def _of_version(version: int) -> Completion:
+    ids = RENDERER.completion(SAID[0])
+    return Completion(
+        token_ids_C=ids,
+        logprobs_C=np.full(len(ids), -0.5, np.float32),
+        finish_reason=FinishReason.STOP,
+        version_ends=(len(ids),),
+        versions=(PolicyVersion(version),),
+    )

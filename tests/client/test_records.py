@@ -1,0 +1,88 @@
+"""Records say what the batch says, token by token, and a feed goes on where it was."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prorl.bench.stored import write_run
+from prorl.bench.synthetic import Shape, delivered, group
+from prorl.client import PackedBatch
+from prorl.client.advantages import mean_std
+from prorl.client.records import Feed, records
+from prorl.errors import UserError
+from prorl.storage.read.catalog import query
+from tests.client.served import served
+
+SHAPE = Shape(n=4, num_tokens=24, num_turns=2, vocab_size=64, rewritten_share=0.5)
+GROUPS = 6
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "demo"
+    return write_run(folder, [group(i, SHAPE) for i in range(GROUPS)], "demo")
+
+
+@pytest.fixture(scope="module")
+def location(run_dir: Path) -> Iterator[str]:
+    with served(run_dir) as where:
+        yield where
+
+
+def test_every_array_is_as_long_as_the_sequence_and_says_what_the_batch_says() -> None:
+    batch = PackedBatch(delivered([group(i, SHAPE) for i in range(3)]), "demo")
+    batch = batch.with_advantages(mean_std(batch))
+    found = records(batch)
+    assert len(found) == batch.num_sequences
+    together = {name: np.concatenate([getattr(one, name) for one in found]) for name in
+                ("ids", "mask", "logprobs", "versions", "temperatures")}  # fmt: skip
+    sampled = batch.sampled_index()
+    np.testing.assert_array_equal(together["ids"], batch.token_ids)
+    np.testing.assert_array_equal(together["mask"], batch.loss_mask().astype(bool))
+    np.testing.assert_array_equal(together["logprobs"][sampled], batch.logprobs)
+    assert not np.delete(together["logprobs"], sampled).any()
+    assert set(np.delete(together["versions"], sampled).tolist()) == {-1}
+    for row, one in enumerate(found):
+        assert one.ids.shape == one.mask.shape == one.versions.shape
+        assert not one.temperatures[: one.first].any()
+        assert one.temperatures[one.first] > 0
+        assert one.advantage == pytest.approx(float(batch.advantages[row]))  # type: ignore[index]
+    weights = {one.rollout: 0.0 for one in found}
+    for one in found:
+        weights[one.rollout] += one.weight
+    assert set(weights.values()) == {1.0}, "a rollout counts once, however often it was rewritten"
+    assert any(one.weight < 1 for one in found)
+
+
+def test_what_trains_is_what_sql_says(location: str, run_dir: Path) -> None:
+    stored = query(
+        run_dir,
+        "SELECT rollout_id, segment, sum(kind_length) AS trained FROM (SELECT rollout_id, segment, "
+        "unnest(span_kind) AS kind, unnest(span_end) - unnest([0] || span_end[:-2]) AS kind_length "
+        "FROM sequences) WHERE kind = 1 GROUP BY ALL",
+    ).to_pylist()
+    fed = [one for group in Feed(location, "demo", consumer="sql") for one in group]
+    assert {(one.rollout, one.segment): int(one.mask.sum()) for one in fed} == {
+        (row["rollout_id"], row["segment"]): row["trained"] for row in stored
+    }
+
+
+def test_a_feed_goes_on_behind_its_checkpoint_and_pickles_its_address(location: str) -> None:
+    feed = Feed(location, "demo", consumer="a")
+    groups = iter(feed)
+    first = [one.group for one in next(groups)]
+    saved = pickle.loads(pickle.dumps(feed.state_dict()))
+    second = [one.group for one in next(groups)]
+    again = pickle.loads(pickle.dumps(Feed(location, "demo", consumer="a")))
+    again.load_state_dict(saved)
+    rest = [group[0].group for group in again]
+    assert rest[0] == second[0] != first[0]
+    assert len(rest) == GROUPS - 1
+    again.commit()
+    with pytest.raises(UserError, match="checkpoint of run 'other'"):
+        again.load_state_dict({**saved, "run": "other"})

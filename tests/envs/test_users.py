@@ -1,0 +1,292 @@
+"""Users' envs in helpers: each hook that blocks, raises, exits, eats memory or forks, and all else.
+
+What their code does wrong is a failure of the task, in its own words and with its line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from prorl.envs import get_env, users
+from prorl.envs.users import UsersEnv, env_by_name, open_env, reference_of, users_code
+from prorl.errors import RolloutError, TaskError
+from prorl.helper import close, pool
+from prorl.limits import Deadline
+from prorl.protocols import CachedWorkspace, TalksBack, Verifies
+from prorl.testing import LocalSandbox, make_task, play, scripted
+from prorl.types import FailureCode, Json, Stage, Task, ToolCall
+
+ENV = """
+import asyncio, os, time
+from prorl.envs.base import BaseEnv, Solution, tool
+from prorl.envs.tools import BASH
+from prorl.errors import GraderError
+from prorl.rubric import Rubric, reward
+from prorl.types import FailureCode, ToolCall
+
+def misbehave(task, hook):
+    if task.data.get("hook") != hook:
+        return
+    how = task.data["how"]
+    if how == "block":
+        time.sleep(600)
+    if how == "spin":
+        while True: pass
+    if how == "raise":
+        raise LookupError(f"no such city in {hook}")
+    if how == "exit":
+        os._exit(7)
+    if how == "leave":
+        raise SystemExit("enough")
+    if how == "eat":
+        bytearray(64 << 30)
+    if how == "fork":
+        os.fork()
+    if how == "say":
+        raise GraderError(FailureCode.GRADER_ERROR, "the judge is away")
+
+@reward("exact")
+def exact(task, artefact):
+    misbehave(task, "score")
+    return float(artefact == b"yes")
+
+class Mine(BaseEnv):
+    name = "mine"
+    system = "Be short."
+    offers = (BASH,)
+    rubric = Rubric((exact, 1.0))
+    repeatable = ("shout",)
+
+    def check(self, task):
+        misbehave(task, "check")
+        super().check(task)
+
+    def messages(self, task):
+        misbehave(task, "messages")
+        return super().messages(task)
+
+    def tools(self, task):
+        misbehave(task, "tools")
+        return super().tools(task)
+
+    def sandbox(self, task, stage):
+        misbehave(task, "sandbox")
+        return super().sandbox(task, stage)
+
+    async def prepare(self, task, sandbox):
+        misbehave(task, "prepare")
+        await sandbox.put("hello", b"world")
+
+    @tool("Louder.", word={"type": "string"})
+    def shout(self, task, word):
+        misbehave(task, "call")
+        return word.upper()
+
+    async def artefact(self, task, final, sandbox):
+        misbehave(task, "artefact")
+        return final.encode()
+
+    async def user_turn(self, task, messages):
+        misbehave(task, "user_turn")
+        return None
+
+    def reference(self, task):
+        misbehave(task, "reference")
+        calls = ToolCall("shout", {"word": "a"}), ToolCall("bash", {"command": "cat hello"})
+        return Solution(calls, "yes")
+"""
+
+PLANNED = ("check", "messages", "tools", "sandbox")
+HOOKS = (*PLANNED, "prepare", "call", "user_turn", "artefact", "score", "reference")
+
+
+@pytest.fixture(autouse=True)
+async def _short(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    for name in ("HOOK_S", "CALL_GRACE_S", "ARTEFACT_S", "USER_S", "LEAD_S"):
+        monkeypatch.setattr(users, name, 1.5)
+    monkeypatch.setattr(users, "SCORE_GRACE_S", 0.0)
+    yield
+    close()
+
+
+def _task(folder: Path, **data: Json) -> Task:
+    (folder / "mine.py").write_text(ENV)
+    return make_task(f"{folder}/mine.py:Mine", "Shout.", **data)
+
+
+async def _open(task: Task) -> UsersEnv:
+    env = await open_env(env_by_name, task, 3.0)
+    assert isinstance(env, UsersEnv)
+    return env
+
+
+async def _hook(env: UsersEnv, task: Task, hook: str, sandbox: LocalSandbox) -> object:
+    if hook == "prepare":
+        await env.prepare(task, sandbox)
+        return None
+    if hook == "call":
+        return await env.call(task, sandbox, ToolCall("shout", {"word": "a"}), 0.5)
+    if hook == "user_turn":
+        return await env.user_turn(task, env.messages(task))
+    if hook == "artefact":
+        return await env.artefact(task, "yes", sandbox)
+    if hook == "score":
+        return (await env.score(task, b"yes", None, Deadline(1.5))).reward
+    return await reference_of(env, task)
+
+
+SAYS = {
+    "block": r"longer than",
+    "raise": r"LookupError: no such city in {hook}",
+    "exit": r"exit code 7",
+    "leave": r"SystemExit: enough",
+    "eat": r"MemoryError",
+}
+CASES = [(hook, how) for hook in HOOKS for how in ("block", "raise", "exit")]
+CASES += [(hook, how) for hook in ("check", "score") for how in ("leave", "eat")]
+
+
+@pytest.mark.parametrize(("hook", "how"), CASES)
+async def test_a_hook_that_misbehaves_fails_the_task_with_its_words_and_line(
+    hook: str, how: str, tmp_path: Path
+) -> None:
+    task = _task(tmp_path, hook=hook, how=how)
+    words = SAYS[how].format(hook=hook)
+    where = "" if how == "exit" else r".*mine\.py:\d+ in \w+"
+    if hook in PLANNED:
+        with pytest.raises(TaskError, match=words + where):
+            await _open(task)
+    else:
+        env = await _open(task)
+        with pytest.raises((TaskError, RolloutError), match=words + where) as caught:
+            await _hook(env, task, hook, LocalSandbox(tmp_path))
+        assert not isinstance(caught.value, RolloutError) or (
+            caught.value.code is FailureCode.BAD_TASK
+        )
+    good = _task(tmp_path)
+    assert await _hook(await _open(good), good, "score", LocalSandbox(tmp_path)) == 1.0
+
+
+@pytest.mark.parametrize("hook", ["check", "call", "score"])
+async def test_a_hook_that_forks_answers_once(hook: str, tmp_path: Path) -> None:
+    task = _task(tmp_path, hook=hook, how="fork")
+    env = await _open(task)
+    if hook not in PLANNED:
+        await _hook(env, task, hook, LocalSandbox(tmp_path))
+    assert await _hook(env, task, "score", LocalSandbox(tmp_path)) == 1.0
+
+
+async def test_an_error_that_wants_another_try_keeps_its_code(tmp_path: Path) -> None:
+    task = _task(tmp_path, hook="score", how="say")
+    env = await _open(task)
+    with pytest.raises(RolloutError, match="the judge is away") as caught:
+        await env.score(task, b"yes", None, Deadline(5.0))
+    assert caught.value.code is FailureCode.GRADER_ERROR
+
+
+async def test_a_whole_rollout(tmp_path: Path) -> None:
+    task = _task(tmp_path)
+    env = await _open(task)
+    played = await play(env, task, scripted("oracle", env))
+    assert (played.reward, played.outputs) == (1.0, ["A", "world"])
+    assert (await play(env, task, scripted("noop", env))).reward == 0.0
+    assert env.sandbox(task, Stage.EVAL) is None
+    assert isinstance(env, TalksBack)
+    assert not isinstance(env, CachedWorkspace | Verifies)
+
+
+async def test_what_may_be_repeated_is_asked_where_it_is_known(tmp_path: Path) -> None:
+    env = await _open(_task(tmp_path))
+    assert await env.repeats(ToolCall("bash", {}))
+    assert await env.repeats(ToolCall("shout", {}))
+
+
+async def test_a_sandbox_that_is_gone_is_not_the_users_fault(tmp_path: Path) -> None:
+    class Gone(LocalSandbox):
+        async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
+            raise RolloutError(FailureCode.SANDBOX_LOST, "gone")
+
+    class Slow(LocalSandbox):
+        async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
+            await asyncio.sleep(60)
+
+    task = _task(tmp_path)
+    with pytest.raises(RolloutError, match="gone") as caught:
+        await (await _open(task)).prepare(task, Gone(tmp_path))
+    assert caught.value.code is FailureCode.SANDBOX_LOST
+    with pytest.raises(RolloutError, match="longer than") as caught:
+        await (await _open(task)).prepare(task, Slow(tmp_path))
+    assert caught.value.code is FailureCode.STAGE_ERROR
+
+
+async def test_text_that_is_no_utf8_chooses_no_failure(tmp_path: Path) -> None:
+    task = _task(tmp_path)
+    call = ToolCall("shout", {"word": "a\ud800"})
+    said = await (await _open(task)).call(task, LocalSandbox(tmp_path), call, 5.0)
+    assert said.output == "A?"
+
+
+async def test_rollouts_that_wait_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom prorl.rubric import reward\n"
+        "@reward('slow')\ndef slow(task, artefact):\n    time.sleep(1.0)\n    return 1.0\n"
+    )
+    task = make_task("noop", "?", rewards={f"{tmp_path}/slow.py:slow": 1.0})
+    env = await open_env(env_by_name, task)
+    await asyncio.gather(*(env.score(task, b"", None, Deadline(60.0)) for _ in range(6)))
+    began = time.monotonic()
+    await asyncio.gather(*(env.score(task, b"", None, Deadline(60.0)) for _ in range(6)))
+    assert time.monotonic() - began < 4.0
+
+
+async def test_an_import_takes_its_time_and_its_error_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "import time\ntime.sleep(3)\nfrom prorl.envs.noop import NoopEnv\n"
+        "class Late(NoopEnv):\n    pass\n"
+    )
+    await open_env(env_by_name, make_task(f"{tmp_path}/late.py:Late"))
+    (tmp_path / "broken.py").write_text("import no_such_module_anywhere\n")
+    with pytest.raises(TaskError, match=r"cannot be imported.*no_such_module.*broken\.py:1"):
+        await open_env(env_by_name, make_task(f"{tmp_path}/broken.py:E"))
+    with pytest.raises(TaskError, match="did you mean 'math'"):
+        await open_env(env_by_name, make_task("maht"))
+
+
+def test_what_is_ours_runs_here() -> None:
+    assert users_code(make_task("math", answer="1", rewards={"format": 0.1})) == ()
+    assert users_code(make_task("math", answer="1", rewards={"a.py:b": 0.1})) == (
+        "math",
+        "reward=a.py:b",
+    )
+    assert users_code(make_task("math", answer="1", tools=["bash", "mine"])) == (
+        "math",
+        "tool=mine",
+    )
+    assert users_code(make_task("gym")) == ("gym",)
+
+
+async def test_ours_are_not_asked_in_helpers() -> None:
+    task = make_task("math", answer="1")
+    assert await open_env(get_env, task) is not None
+    assert type(await open_env(env_by_name, task)).__name__ == "MathEnv"
+    assert (await pool(users._Asking(("x",), task)._program)).starts == 0
+
+
+def test_a_helper_of_users_dies_with_its_loop(tmp_path: Path) -> None:
+    task = _task(tmp_path)
+
+    async def pid() -> int:
+        env = await _open(task)
+        return (await pool(env._asking._program))._free[0][0].pid
+
+    found = asyncio.run(pid())
+    until = time.monotonic() + 20
+    while os.path.exists(f"/proc/{found}/root"):
+        assert time.monotonic() < until
+        time.sleep(0.02)

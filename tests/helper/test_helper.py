@@ -1,0 +1,244 @@
+"""Helpers: answers, words and lines, limits, deaths, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prorl.helper import Died, HelperError, Late, Program, Raised, close, pool
+from prorl.helper.process import Helper
+from prorl.linux.procfs import start_ticks
+
+ROLE = """
+import os, signal, subprocess, sys, time
+from prorl.helper.child import serve
+
+LEAK = []
+
+def answer(question):
+    verb, *rest = question
+    if verb == "echo":
+        return rest[0]
+    if verb == "pid":
+        return os.getpid()
+    if verb == "raise":
+        raise ValueError("no such city")
+    if verb == "sleep":
+        time.sleep(rest[0])
+    if verb == "spin":
+        while True:
+            pass
+    if verb == "exit":
+        os._exit(3)
+    if verb == "leave":
+        sys.exit("enough")
+    if verb == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if verb == "die once":
+        try:
+            open(rest[0], "x")
+        except FileExistsError:
+            return "alive"
+        os.kill(os.getpid(), signal.SIGKILL)
+    if verb == "eat":
+        LEAK.append(bytearray(rest[0]))
+        return "eaten"
+    if verb == "fork":
+        if os.fork() == 0:
+            return "from a fork"
+        return "from the helper"
+    if verb == "children":
+        return [subprocess.Popen(["sleep", "600"], start_new_session=True).pid, os.getpid()]
+    if verb == "leave behind":
+        print(subprocess.Popen(["sleep", "600"]).pid, file=open(rest[0], "w"), flush=True)
+        time.sleep(600)
+    if verb == "object":
+        return object()
+    if verb == "much":
+        return b"x" * (65 << 20)
+
+def prepare(*arguments):
+    if arguments == ("refuse",):
+        raise RuntimeError("no licence")
+    if arguments and arguments[0] == "die":
+        try:
+            open(arguments[1], "x")
+        except FileExistsError:
+            return answer
+        os._exit(9)
+    return answer
+
+if __name__ == "__main__":
+    serve(prepare)
+"""
+
+
+@pytest.fixture
+async def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Program]:
+    (tmp_path / "role_of_tests.py").write_text(ROLE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield Program("role_of_tests", wall_s=30.0, memory_bytes=256 << 20)
+    close()
+
+
+async def _ask(program: Program, *question: object, wall_s: float = 0.0) -> object:
+    found: object = await (await pool(program)).ask(question, wall_s=wall_s)
+    return found
+
+
+async def test_plain_data_comes_back(role: Program) -> None:
+    for value in ("a", 7, [1, {"b": b"\0"}], None, "Grüße"):
+        assert await _ask(role, "echo", value) == value
+
+
+async def test_it_is_kept_warm_and_asked_one_question_at_a_time(role: Program) -> None:
+    pids = [await _ask(role, "pid") for _ in range(3)]
+    assert len(set(pids)) == 1
+    many = await asyncio.gather(*(_ask(role, "pid") for _ in range(12)))
+    assert 1 <= len(set(many)) <= role.most
+
+
+async def test_what_it_raises_is_its_own_words_and_line(role: Program, tmp_path: Path) -> None:
+    with pytest.raises(Raised) as caught:
+        await _ask(role, "raise")
+    assert caught.value.words == "ValueError: no such city"
+    assert caught.value.place.startswith(f"{tmp_path}/role_of_tests.py:")
+    assert caught.value.place.endswith("in answer")
+    with pytest.raises(Raised, match="SystemExit: enough"):
+        await _ask(role, "leave")
+    with pytest.raises(Raised, match="TypeError"):
+        await _ask(role, "object")
+    assert await _ask(role, "echo", 1) == 1
+
+
+async def test_over_its_time_by_the_clock_it_is_killed_where_it_was(role: Program) -> None:
+    pid = await _ask(role, "pid")
+    began = time.monotonic()
+    with pytest.raises(Late, match=r"longer than 0.5 s .*role_of_tests.py:\d+ in answer"):
+        await _ask(role, "sleep", 60, wall_s=0.5)
+    assert time.monotonic() - began < 10
+    await _until(lambda: _is_gone(pid))
+    assert await _ask(role, "echo", 1) == 1
+
+
+async def test_processor_time_is_its_own_limit(role: Program) -> None:
+    role = replace(role, cpu_s=0.5)
+    await _ask(role, "sleep", 1.0)
+    with pytest.raises(Late, match="processor time"):
+        await _ask(role, "spin")
+
+
+async def test_time_without_a_processor_is_not_its_own(
+    role: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here all of its time is such time."""
+    monkeypatch.setattr(Helper, "_starved_s", lambda self: time.monotonic())
+    assert await _ask(role, "sleep", 2.5, wall_s=1.0) is None
+
+
+async def test_a_process_that_ends_is_asked_again_once(role: Program, tmp_path: Path) -> None:
+    assert await _ask(role, "die once", str(tmp_path / "once")) == "alive"
+    helpers = await pool(role)
+    before = helpers.starts
+    with pytest.raises(Died, match=r"exit code 3") as caught:
+        await _ask(role, "exit")
+    assert not caught.value.was_killed
+    assert helpers.starts == before + 1
+    with pytest.raises(Died, match=r"SIGSEGV.*role_of_tests.py:\d+ in answer"):
+        await _ask(role, "crash")
+
+
+async def test_memory_that_an_earlier_question_took_is_not_the_next_ones_fault(
+    role: Program,
+) -> None:
+    for _ in range(5):
+        assert await _ask(role, "eat", 100 << 20) == "eaten"
+    with pytest.raises(Raised, match=r"MemoryError.*in answer"):
+        await _ask(role, "eat", 1 << 30)
+
+
+async def test_what_it_forks_answers_nobody(role: Program) -> None:
+    for _ in range(3):
+        assert await _ask(role, "fork") == "from the helper"
+    assert await _ask(role, "echo", 1) == 1
+
+
+async def test_what_it_started_is_killed_with_it(role: Program, tmp_path: Path) -> None:
+    pids = await _ask(role, "children")
+    assert isinstance(pids, list)
+    with pytest.raises(Late):
+        await _ask(role, "leave behind", str(tmp_path / "pid"), wall_s=1.0)
+    await _until(lambda: all(map(_is_gone, [*pids, int((tmp_path / "pid").read_text())])))
+
+
+async def test_an_answer_without_end_is_refused(role: Program) -> None:
+    with pytest.raises(Raised, match="an answer of"):
+        await _ask(role, "much")
+    assert await _ask(role, "echo", 1) == 1
+
+
+async def test_who_gives_up_waiting_has_it_stopped(role: Program) -> None:
+    pid = await _ask(role, "pid")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await _ask(role, "sleep", 60)
+    await _until(lambda: _is_gone(pid))
+    assert await _ask(role, "echo", 1) == 1
+
+
+async def test_a_start_that_raises_is_refused_with_its_words_and_not_tried_by_each(
+    role: Program,
+) -> None:
+    role = replace(role, arguments=("refuse",))
+    for _ in range(5):
+        with pytest.raises(Raised, match=r"RuntimeError: no licence .*in prepare"):
+            await _ask(role, "echo", 1)
+    assert (await pool(role)).starts == 1
+
+
+async def test_a_start_that_dies_once_is_tried_again(role: Program, tmp_path: Path) -> None:
+    role = replace(role, arguments=("die", str(tmp_path / "died")))
+    assert await _ask(role, "echo", 1) == 1
+
+
+def test_they_end_with_their_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "role_of_tests.py").write_text(ROLE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pid = asyncio.run(_ask(Program("role_of_tests"), "pid"))
+    for _ in range(200):
+        if _is_gone(pid):
+            return
+        time.sleep(0.05)
+    raise AssertionError("a helper outlived its loop")
+
+
+async def test_an_error_is_one_line() -> None:
+    assert str(HelperError("ValueError: x", "a.py:3 in f")) == "ValueError: x (a.py:3 in f)"
+
+
+def _is_gone(pid: object) -> bool:
+    assert isinstance(pid, int)
+    return start_ticks(pid) is None and pid != os.getpid()
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():
+            await asyncio.sleep(0.02)
+
+
+async def test_who_has_little_time_does_not_wait_in_line_for_longer(role: Program) -> None:
+    helpers = await pool(replace(role, most=1))
+    long = asyncio.create_task(helpers.ask(("sleep", 20)))
+    await asyncio.sleep(0.1)
+    with pytest.raises(Late, match=r"waited 0\.5 s for a helper") as caught:
+        await helpers.ask(("echo", 1), wall_s=0.5, strict=True)
+    assert caught.value.waits_for_us
+    long.cancel()
+    await asyncio.gather(long, return_exceptions=True)

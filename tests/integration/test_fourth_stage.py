@@ -1,0 +1,45 @@
+"""A fourth operator between RUN and EVAL is one file (`tests/stages/critic.py`) and one row."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from prorl.config import ServiceConfig
+from prorl.deploy.inline import inline_service
+from prorl.deploy.running import client_of, in_thread
+from prorl.graph import GRAPH, StageRow
+from prorl.supervisor.specs import child_specs
+from prorl.types import Task
+from tests.integration.checks import check_complete, rows
+from tests.stages.critic import Critic
+
+COUNT = 12
+
+
+async def test_a_fourth_operator_is_one_file_and_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init, run, last = GRAPH.rows
+    critic = StageRow("critic", "ran", "tests.stages.critic:Critic")
+    monkeypatch.setattr(GRAPH, "rows", (init, run, critic, last))
+    given = {"root": tmp_path / "root", "topology": "inline", "pools": {"critic": {"slots": 3}}}
+    config = ServiceConfig.model_validate({**given, "backends": ("scripted:oracle",)})
+    assert [s.name for s in child_specs(config, "") if s.name == "critic-0"], "its own process"
+    tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"say {i}") for i in range(COUNT)]
+    async with inline_service(config) as running:
+        client = client_of(running)
+        await in_thread(lambda: client.create_run(run_id="r"))
+        await in_thread(lambda: client.submit("r", tasks, 1, key="k", last=True))
+        async with asyncio.timeout(60):
+            while (await in_thread(client.run, "r"))["state"] != "finished":
+                await asyncio.sleep(0.1)
+        status = await in_thread(client.status)
+        assert status["stages"]["critic"]["slots"] == 3
+        assert status["stages"]["critic"]["done"] == COUNT
+        client.close()
+    stored = check_complete(tmp_path / "root" / "r", COUNT)
+    found = rows(stored, "select sum(num_turns)::int as turns, max(attempt) as most from rollouts")
+    assert found == [{"turns": Critic.num_turns, "most": 1}]

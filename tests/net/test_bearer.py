@@ -1,0 +1,291 @@
+"""Tokens that may do less: what they grant, over HTTP and over Flight, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import itertools
+import time
+from pathlib import Path
+
+import aiohttp
+import orjson
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+from multidict import CIMultiDict
+
+from prorl.cli.app import dispatch
+from prorl.errors import ForbiddenError, UnauthorizedError, UserError
+from prorl.flight import FlightNetwork, FlightReads
+from prorl.flight.wire import call_options
+from prorl.net.access import FLIGHT, GRANTED, HTTP
+from prorl.net.bearer import EVERYTHING, REVOKED, Keys, signing_key
+from prorl.schema import TRAINED
+from prorl.storage.read.replay import open_replay
+from prorl.storage.serve.endpoint import Endpoint
+from tests.service.world import TOKEN, World, world
+from tests.storage.directory import new_run
+
+KEY = "k" * 64
+
+DATA = pa.table({"x": [1]})
+
+
+def bearer(token: str) -> bytes:
+    return f"Bearer {token}".encode()
+
+
+def is_spelt_otherwise(forged: str, token: str) -> bool:
+    """The last character of a part has bits that say nothing."""
+
+    def parts(text: str) -> list[bytes]:
+        return [base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)) for part in text.split(".")]
+
+    try:
+        return parts(forged) == parts(token)
+    except binascii.Error:
+        return False
+
+
+async def ask(w: World, method: str, path: str, token: str, body: object = None) -> int:
+    """The status of a request with a token of its own."""
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(
+            method, w.served.http + path, data=orjson.dumps(body), headers=headers
+        ) as answer,
+    ):
+        return answer.status
+
+
+def test_a_token_grants_what_it_was_made_for() -> None:
+    keys = Keys("secret", KEY)
+    grant, token = keys.issue("viewer", runs=("r",))
+    assert keys.check(bearer(token)) == grant
+    assert keys.check(bearer("secret")) == EVERYTHING
+    with pytest.raises(ForbiddenError, match="is for run 'r', not for 'other'"):
+        grant.check_run("other")
+    with pytest.raises(UserError, match="one of trainer, operator, viewer, node"):
+        keys.issue("service")
+
+
+def test_no_character_of_a_token_can_be_changed() -> None:
+    keys = Keys("secret", KEY)
+    _, token = keys.issue("viewer", runs=("r",))
+    for place in range(len(token)):
+        for other in ("A", "b", ".", ""):
+            forged = token[:place] + other + token[place + 1 :]
+            if is_spelt_otherwise(forged, token):
+                continue
+            with pytest.raises(UnauthorizedError):
+                keys.check(bearer(forged))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"Bearer",
+        b"Basic secret",
+        b"Bearer .",
+        b"Bearer ..",
+        b"Bearer \xff\xfe",
+        b"Bearer eyJhbGciOiJub25lIn0.e30.",
+        b"Bearer " + b"x" * 100_000,
+    ],
+)
+def test_what_is_no_token_of_ours_is_refused(header: bytes) -> None:
+    with pytest.raises(UnauthorizedError):
+        Keys("secret", KEY).check(header)
+
+
+def test_a_token_that_another_key_signed_is_refused() -> None:
+    _, token = Keys("secret", "o" * 64).issue("viewer")
+    with pytest.raises(UnauthorizedError):
+        Keys("secret", KEY).check(bearer(token))
+
+
+def test_a_token_ends_at_its_date_and_when_it_is_revoked(tmp_path: Path) -> None:
+    keys = Keys("secret", KEY, tmp_path / REVOKED)
+    _, brief = keys.issue("viewer", expires_at=time.time() + 1)
+    grant, other = keys.issue("viewer")
+    keys.check(bearer(brief))
+    _, brief = keys.issue("viewer", expires_at=time.time() - 1)
+    with pytest.raises(UnauthorizedError, match="ended"):
+        keys.check(bearer(brief))
+    keys.check(bearer(other))
+    (tmp_path / REVOKED).write_text(grant.token_id + "\n")
+    with pytest.raises(UnauthorizedError, match="was revoked"):
+        keys.check(bearer(other))
+
+
+def test_who_loses_the_file_of_revoked_tokens_gives_none_back(tmp_path: Path) -> None:
+    path = tmp_path / REVOKED
+    keys = Keys("secret", KEY, path)
+    grant, token = keys.issue("viewer")
+    keys.check(bearer(token))
+    path.write_text(grant.token_id + "\n")
+    with pytest.raises(UnauthorizedError, match="was revoked"):
+        keys.check(bearer(token))
+    path.unlink()
+    with pytest.raises(UnauthorizedError, match="was revoked"):
+        keys.check(bearer(token))
+
+
+def test_a_file_of_revoked_tokens_that_cannot_be_read_lets_nobody_in_but_the_root(
+    tmp_path: Path,
+) -> None:
+    keys = Keys("secret", KEY, tmp_path / REVOKED)
+    _, token = keys.issue("viewer")
+    (tmp_path / REVOKED).mkdir()
+    with pytest.raises(UnauthorizedError, match=r"cannot be read.*Is a directory"):
+        keys.check(bearer(token))
+    (tmp_path / REVOKED).rmdir()
+    (tmp_path / REVOKED).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnauthorizedError, match="cannot be read"):
+        keys.check(bearer(token))
+    assert keys.check(bearer("secret")) == EVERYTHING
+
+
+async def test_over_http_each_role_may_what_the_table_says(tmp_path: Path) -> None:
+    keys = Keys(TOKEN, signing_key(tmp_path / "root"))
+    async with world(tmp_path) as w:
+        for what, role in itertools.product(HTTP, GRANTED):
+            method, path = what.replace("{", "").replace("}", "").split(" ")
+            status = await ask(w, method, path, keys.issue(role)[1])
+            allowed = role in HTTP[what] or path == "/healthz"
+            assert (status in (401, 403)) != allowed, (what, role, status)
+
+
+async def test_over_http_a_token_for_one_run_reaches_no_other(tmp_path: Path) -> None:
+    keys = Keys(TOKEN, signing_key(tmp_path / "root"))
+    async with world(tmp_path) as w:
+        await w.run("other")
+        _, token = keys.issue("trainer", runs=("mine",))
+        assert await ask(w, "POST", "/v1/runs", token, {"run_id": "mine"}) == 201
+        assert await ask(w, "GET", "/v1/runs/mine", token) == 200
+        assert await ask(w, "POST", "/v1/runs", token, {"run_id": "new"}) == 403
+        assert await ask(w, "GET", "/v1/runs/other", token) == 403
+        assert await ask(w, "DELETE", "/v1/runs/other", token) == 403
+        assert await ask(w, "GET", "/v1/runs", token) == 403
+        assert await ask(w, "GET", "/v1/status", token) == 403
+
+
+async def test_over_flight_role_and_run_count_as_well(tmp_path: Path) -> None:
+    async def get(body: bytes) -> pa.Table:
+        return DATA
+
+    async def act(body: bytes) -> bytes:
+        return b"{}"
+
+    keys = Keys("secret", KEY)
+    actions = {name.split()[1]: act for name in FLIGHT if name.startswith("action ")}
+    async with FlightNetwork("secret", keys=keys) as network:
+        location = await network.listen(
+            f"grpc+unix://{tmp_path}/s", {}, FlightReads(get=get, actions=actions)
+        )
+
+        def outcome(role: str, what: str, run: str) -> bool:
+            options = call_options(keys.issue(role, runs=(run,) if run else ())[1], 30)
+            body = orjson.dumps({"run": "mine"})
+            with fl.connect(location) as client:
+                try:
+                    if what == "get":
+                        client.do_get(fl.Ticket(body), options).read_all()
+                    else:
+                        list(client.do_action((what.split()[1], body), options))
+                except (fl.FlightUnauthorizedError, fl.FlightServerError, pa.ArrowException):
+                    return False
+            return True
+
+        for role, what in itertools.product(GRANTED, ["get", *(f"action {a}" for a in actions)]):
+            may = role in FLIGHT[what]
+            assert await asyncio.to_thread(outcome, role, what, "") == may, (role, what)
+            assert await asyncio.to_thread(outcome, role, what, "mine") == may, (role, what)
+            assert not await asyncio.to_thread(outcome, role, what, "other"), (role, what)
+
+
+def lineage(run: str) -> bytes:
+    """What a client says with `record`."""
+    values = {"checkpoint": "c", "parent": "p", "consumer": "primary", "run_id": "other"}
+    row = {field.name: values.get(field.name, 0) for field in TRAINED if not field.nullable}
+    rows = pa.Table.from_pylist([row], TRAINED).replace_schema_metadata(
+        {**TRAINED.metadata, b"prorl.run": run.encode()}
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return bytes(sink.getvalue())
+
+
+async def test_a_trainer_of_one_run_records_lineage_of_that_run_alone(tmp_path: Path) -> None:
+    keys, endpoint = Keys("secret", KEY), Endpoint(tmp_path / "hot", 1 << 20)
+    for name in ("mine", "other"):
+        new_run(tmp_path, name)
+        endpoint.add(*open_replay(tmp_path / name))
+    async with FlightNetwork("secret", keys=keys) as network:
+        location = await network.listen(f"grpc+unix://{tmp_path}/s", {}, endpoint.reads())
+
+        def record(token: str, body: bytes) -> bytes:
+            with fl.connect(location) as client:
+                (answer,) = client.do_action(("record", body), call_options(token, 30))
+                return bytes(answer.body.to_pybytes())
+
+        _, token = keys.issue("trainer", runs=("mine",))
+        for body in (lineage("other"), lineage(""), b'{"run": "mine"}', b"", lineage("mine")[:200]):
+            with pytest.raises(pa.ArrowException, match="is for run 'mine'"):
+                await asyncio.to_thread(record, token, body)
+        for who, run in ((token, "mine"), ("secret", "other")):
+            answer = await asyncio.to_thread(record, who, lineage(run))
+            assert answer == b'{"recorded": false}', "a replay lets it in and writes nothing"
+    endpoint.close()
+
+
+def test_the_command_makes_lists_and_revokes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = ["--root", str(tmp_path)]
+    assert dispatch(["token", "new", *root]) == 2
+    (tmp_path / "token").write_text("secret\n")
+    capsys.readouterr()
+    assert dispatch(["token", "new", "--run", "r", "--days", "2", *root]) == 0
+    keys = Keys("secret", signing_key(tmp_path), tmp_path / REVOKED)
+    text = capsys.readouterr().out.strip()
+    grant = keys.check(bearer(text))
+    assert (grant.role, grant.runs, grant.tenant) == ("trainer", ("r",), "default")
+    assert dispatch(["token", "revoke", grant.token_id, *root]) == 0
+    assert "revoked" in capsys.readouterr().out
+    with pytest.raises(UnauthorizedError, match="was revoked"):
+        keys.check(bearer(text))
+    assert dispatch(["token", "revoke", "nobody", *root]) == 2
+    assert text not in (tmp_path / "tokens.jsonl").read_text()
+    (tmp_path / "tokens.jsonl").write_text("[1]")
+    assert dispatch(["token", *root]) == 2
+    assert "mend or remove it" in capsys.readouterr().err
+
+
+async def test_a_token_makes_runs_of_its_tenant_and_weight_alone(tmp_path: Path) -> None:
+    keys = Keys(TOKEN, signing_key(tmp_path / "root"))
+    _, token = keys.issue("trainer", tenant="lab", max_weight=2.0)
+    async with world(tmp_path) as w:
+        for wrong in ({"tenant": "other"}, {"weight": 1e6}):
+            assert await ask(w, "POST", "/v1/runs", token, {"run_id": "a", **wrong}) == 403
+        assert await ask(w, "POST", "/v1/runs", token, {"run_id": "a", "weight": 2.0}) == 201
+        assert await ask(w, "POST", "/v1/runs", token, {"run_id": "b"}) == 201
+        runs = w.served.gateway.core.state.runs
+        assert (runs["a"].config.tenant, runs["a"].config.weight) == ("lab", 2.0)
+        assert (runs["b"].config.tenant, runs["b"].config.weight) == ("lab", 1.0)
+
+
+async def test_two_tokens_in_one_request_are_none(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        url = w.served.http + "/v1/runs"
+        twice = [("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(url, headers=CIMultiDict(twice)) as answer,
+        ):
+            assert answer.status == 401

@@ -1,0 +1,182 @@
+"""The listener for other hosts: what a stranger gets, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from prorl.flight import FlightNetwork, server
+from prorl.net.tls import Authority, Caller, Credentials, LiveCredentials
+from prorl.protocols import Channel
+from prorl.service.http import door
+from prorl.service.http.door import Door
+from tests.net.test_matrix import EMPTY
+
+pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
+
+
+class Echo:
+    """An app that answers what it hears, and remembers who called."""
+
+    def __init__(self) -> None:
+        self.callers: list[Caller] = []
+
+    def take(self, connection: socket.socket, caller: Caller) -> None:
+        self.callers.append(caller)
+        threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    @staticmethod
+    def _answer(connection: socket.socket) -> None:
+        with connection:
+            while data := connection.recv(65536):
+                connection.sendall(data)
+
+
+@contextmanager
+def opened(shown: Credentials | LiveCredentials, app: Echo) -> Iterator[tuple[int, Door]]:
+    """A door, and its port."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=1024) as listener,
+        Door(listener, shown, app.take) as made,
+    ):
+        yield listener.getsockname()[1], made
+
+
+def ask(port: int, shown: Credentials, words: bytes = b"hello") -> bytes:
+    """What an app answers to these words."""
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        shown.client_context().wrap_socket(plain, server_hostname="service.prorl") as secure,
+    ):
+        secure.sendall(words)
+        answer = b""
+        while len(answer) < len(words):
+            answer += secure.recv(1 << 20)
+        return answer
+
+
+def test_whoever_has_a_certificate_is_carried_through_as_who_it_is(tmp_path: Path) -> None:
+    authority, app = Authority.of(tmp_path), Echo()
+    with opened(authority.credentials("service"), app) as (port, _):
+        assert ask(port, authority.credentials("trainer")) == b"hello"
+        words = bytes(range(256)) * 800
+        assert ask(port, authority.credentials("node", node="n1"), words) == words
+    assert app.callers == [Caller("trainer"), Caller("node", "n1")]
+
+
+def says(port: int, context: ssl.SSLContext) -> bytes:
+    """What a TLS client without our certificate hears."""
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), 10) as plain,
+            context.wrap_socket(plain) as secure,
+        ):
+            secure.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            return secure.recv(4096)
+    except OSError:
+        return b""
+
+
+def test_a_stranger_learns_nothing_and_reaches_nobody(tmp_path: Path) -> None:
+    authority, app = Authority.of(tmp_path), Echo()
+    stranger = Authority.of(tmp_path / "other").credentials("trainer")
+    naked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    naked.check_hostname, naked.verify_mode = False, ssl.CERT_NONE
+    with opened(authority.credentials("service"), app) as (port, _):
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 400, b"SSH-2.0-x\r\n"):
+            with socket.create_connection(("127.0.0.1", port), 10) as plain:
+                plain.sendall(words)
+                heard = b"".join(iter(lambda: plain.recv(4096), b""))
+                assert len(heard) <= 7, "a TLS alert at most"
+        for context in (naked, stranger.client_context()):
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            assert says(port, context) == b""
+        assert ask(port, authority.credentials("trainer")) == b"hello"
+    assert app.callers == [Caller("trainer")]
+
+
+def test_thousands_of_idle_connections_are_no_burden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one address: it has few places. The others find theirs."""
+    monkeypatch.setattr(door, "HANDSHAKE_S", 1.0)
+    authority, app = Authority.of(tmp_path), Echo()
+    before = threading.active_count()
+    with ExitStack() as stack, opened(authority.credentials("service"), app) as (port, made):
+        began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        most = 0
+        for _ in range(2000):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            most = max(most, made._handshakes["127.0.0.1"])
+        assert 0 < most <= door.ADDRESS_HANDSHAKES
+        with socket.socket() as other:
+            other.bind(("127.0.0.2", 0))
+            other.settimeout(10)
+            other.connect(("127.0.0.1", port))
+            context = authority.credentials("trainer").client_context()
+            with context.wrap_socket(other, server_hostname="service.prorl") as secure:
+                secure.sendall(b"hello")
+                assert secure.recv(100) == b"hello"
+        time.sleep(1.5)
+        assert ask(port, authority.credentials("viewer")) == b"hello", "their time is over"
+        grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began
+        assert grown_kib < 64 << 10, "0.33 MiB each would be 660"
+    assert threading.active_count() <= before + 2
+
+
+async def test_new_credentials_are_shown_while_streams_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over HTTPS from the next handshake on; over Flight at the same port, soon."""
+    monkeypatch.setattr(server, "LOOK_S", 0.2)
+    authority, path, app = Authority.of(tmp_path), tmp_path / "own.json", Echo()
+    authority.credentials("service", days=1).write(path)
+    live, trainer = LiveCredentials(path), authority.credentials("node", node="n1")
+
+    async def echo(channel: Channel) -> None:
+        while (batch := await channel.receive()) is not None:
+            channel.send(batch)
+
+    def serial(port: int) -> int:
+        with (
+            socket.create_connection(("127.0.0.1", port), 10) as plain,
+            trainer.client_context().wrap_socket(plain, server_hostname="service.prorl") as tls,
+        ):
+            found = tls.getpeercert()
+            assert found is not None
+            return int(str(found["serialNumber"]), 16)
+
+    async with FlightNetwork("t", live) as network, FlightNetwork("t", trainer) as dialler:
+        location = await network.listen("grpc+tls://127.0.0.1:0", {"control": (echo, EMPTY, EMPTY)})
+        stream = await dialler.dial(location, "control", {"worker": "n1/run-0"}, EMPTY, EMPTY)
+        with opened(live, app) as (port, _):
+            flight_port = int(location.rpartition(":")[2])
+            before = await asyncio.to_thread(serial, port)
+            assert await asyncio.to_thread(serial, flight_port) == before
+            authority.credentials("service", days=300).write(path)
+            after = await asyncio.to_thread(serial, port)
+            assert after != before
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        if await asyncio.to_thread(serial, flight_port) == after:
+                            break
+                    except ConnectionRefusedError:
+                        pass
+                    await asyncio.sleep(0.1)
+        batch = pa.record_batch({"x": pa.array([7], pa.int64())}, schema=EMPTY)
+        stream.send(batch)
+        assert (await asyncio.wait_for(stream.receive(), 10)) == batch, "the old one goes on"
+        again = await dialler.dial(location, "control", {"worker": "n1/run-0"}, EMPTY, EMPTY)
+        again.send(batch)
+        assert (await asyncio.wait_for(again.receive(), 10)) == batch

@@ -1,0 +1,43 @@
+"""Run as a program: write the golden root anew, with a run of today's format.
+
+    python -m tests.storage.golden
+
+Only before the first release: from then on a change of the format adds a root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from tests.service.world import group, world
+from tests.storage.world import pipeline, store
+
+ROOT = Path(__file__).parent / "golden_root"
+
+
+async def live(where: Path) -> None:
+    """A run of four groups: two are kept and wait for a trainer, two teach nothing."""
+    async with world(where) as w, store(w), pipeline(w):
+        await w.run(delivery="stream", filter="dapo")
+        await w.submit(*(group(f"t{i}", n=2) for i in range(4)), last=True)
+        await w.until(lambda view: view["state"] == "finished")
+
+
+def main() -> None:
+    """Live it, and copy what is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(live(Path(folder)))
+        root = Path(folder) / "root"
+        shutil.rmtree(ROOT, ignore_errors=True)
+        shutil.copytree(root / "r", ROOT / "r")
+        with closing(sqlite3.connect(root / "control.db")) as log:
+            (ROOT / "control.sql").write_text("\n".join(log.iterdump()) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Decisions of a run's groups: only what the filter says decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from prorl.control import Decision, GroupComplete, Propose
+from prorl.filters import GroupDecision
+from prorl.storage.serve import decide
+from prorl.storage.serve.decide import FactBook
+from prorl.storage.serve.filter_process import FilterLostError
+from tests.storage.test_filter import group
+
+
+class _Lost:
+    """A filter whose process is lost three times before it says a word."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
+        self.asked += 1
+        if self.asked <= 3:
+            raise FilterLostError("its process was killed")
+        return [GroupDecision(one.group_id, kept=False, reason="told") for one in groups]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class _Log:
+    """The control log: what was proposed."""
+
+    def __init__(self) -> None:
+        self.proposed: list[Decision] = []
+
+    async def request(self, payload: Any, *, run_id: str) -> Any:
+        assert isinstance(payload, Propose)
+        self.proposed += payload.decisions
+        return payload
+
+
+def stored(*groups: int) -> pa.Table:
+    """Rows of `rollouts` with a sequence each."""
+    row = {"status": "completed", "min_version": 0, "num_tokens": 1, "num_sampled": 1}
+    return pa.Table.from_pylist([{**row, "group_id": g, "num_sequences": 1} for g in groups])
+
+
+async def test_a_group_waits_until_the_commits_of_its_members_are_known() -> None:
+    """A store that comes back may hear of the end before the answer to its own commit."""
+    log, facts = _Log(), FactBook()
+    control: Any = log
+    decider = decide.Decider("r", "none", facts, control)
+    deciding = asyncio.create_task(decider.run())
+    decider.complete(group(0, 0, 1))
+    await asyncio.sleep(0.1)
+    assert log.proposed == []
+    facts.add(stored(0, 0))
+    decider.look()
+    decider.drain()
+    async with asyncio.timeout(30):
+        await deciding
+    decider.close()
+    assert [(one.group_id, one.kept) for one in log.proposed] == [(0, True)]
+
+
+async def test_a_filter_that_is_lost_is_asked_again_and_drops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen, log, facts = _Lost(), _Log(), FactBook()
+    monkeypatch.setattr(decide, "compile_filter", lambda name: chosen)
+    monkeypatch.setattr(decide, "AGAIN_S", 0.01)
+    control: Any = log
+    facts.add(stored(0, 0, 1, 1))
+    decider = decide.Decider("r", "select 1", facts, control)
+    decider.complete(group(0, 0, 1))
+    decider.complete(group(1, 1, 1))
+    decider.drain()
+    async with asyncio.timeout(30):
+        await decider.run()
+    decider.close()
+    assert [(one.group_id, one.reason) for one in log.proposed] == [(0, "told"), (1, "told")]
+    assert chosen.asked == 4

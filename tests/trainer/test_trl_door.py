@@ -1,0 +1,86 @@
+"""TRL's own GRPOTrainer over a stored run: it trains the tokens that are ours to train, with our
+advantages, and a killed training takes each group once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prorl.bench.stored import write_run
+from prorl.bench.synthetic import group
+from prorl.client.records import Feed
+from prorl.trainer.doors.trl import Rows, row_of
+from tests.client.served import served
+from tests.trainer.tiny import SHAPE, save_model
+
+GROUPS, ROWS = 6, 8
+
+
+@pytest.fixture(scope="module")
+def location(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("runs") / "demo"
+    with served(write_run(folder, [group(i, SHAPE) for i in range(GROUPS)], "demo")) as where:
+        yield where
+
+
+def test_a_row_keeps_what_trains_and_hides_what_does_not(location: str) -> None:
+    for records in Feed(location, "demo", consumer="rows"):
+        for record in records:
+            row = row_of(record)
+            lengths = {len(row[name]) for name in ("completion_ids", "logprobs", "env_mask")}
+            assert len(lengths) == 1
+            assert sum(row["env_mask"]) == int(record.mask.sum())
+            assert row["prompt_ids"] + row["completion_ids"] == record.ids[
+                : len(row["prompt_ids"]) + len(row["completion_ids"])
+            ].tolist()  # fmt: skip
+
+
+def test_a_cursor_waits_for_the_last_row_of_its_group(location: str) -> None:
+    first = len(next(iter(Feed(location, "demo", consumer="x"))))
+    rows = Rows(Feed(location, "demo", consumer="cursor"))
+    rows.take(first - 1)
+    assert rows.cursor is None
+    rows.take(1)
+    assert rows.cursor == "demo@1"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trl_trains_our_tokens_and_goes_on_behind_its_checkpoint(
+    location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl", reason="TRL is not installed (pip install trl==1.16.0)")
+    from tests.trainer.trl_script import make
+
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    model = save_model(tmp_path / "model")
+    seen: list[dict[str, Any]] = []
+    trainer = make(Feed(location, "demo", consumer="trl"), model, tmp_path / "out", 2, ROWS, seen)
+    trainer.train()
+    assert len(seen) == 2
+    wanted = Rows(Feed(location, "demo", consumer="same"))
+    for batch in seen:
+        rows = wanted.take(ROWS)
+        assert int((batch["tool_mask"] * batch["completion_mask"]).sum()) == sum(
+            sum(row["env_mask"]) for row in rows
+        )
+        torch.testing.assert_close(
+            batch["advantages"].double(),
+            torch.tensor([row["prorl_advantage"] for row in rows]).double(),
+        )
+        assert batch["old_per_token_logps"] is batch["sampling_per_token_logps"]
+    resumed: list[dict[str, Any]] = []
+    again = make(Feed(location, "demo", consumer="trl"), model, tmp_path / "out", 3, ROWS, resumed)
+    again.train(resume_from_checkpoint=True)
+    assert len(resumed) == 1
+    state = tmp_path / "out" / "checkpoint-2" / "prorl.json"
+    cursor = json.loads(state.read_bytes())["cursor"]
+    restored = Rows(Feed(location, "demo", consumer="same", cursor=cursor))
+    assert int((resumed[0]["tool_mask"] * resumed[0]["completion_mask"]).sum()) == sum(
+        sum(row["env_mask"]) for row in restored.take(ROWS)
+    )

@@ -1,0 +1,49 @@
+"""A GRPOTrainer of TRL over a feed, on a tiny model, that shows the batches it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prorl.client.records import Feed
+from prorl.trainer.doors.trl import grpo_trainer
+
+
+def make(
+    feed: Feed, model: Path, output: Path, steps: int, rows: int, seen: list[dict[str, Any]]
+) -> Any:
+    """A trainer whose batches are put into `seen`, as its loss gets them."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from trl import GRPOConfig
+
+    words = {f"t{i}": i for i in range(64)}
+    fast: Any = PreTrainedTokenizerFast
+    tokenizer = fast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")),
+        eos_token="t1",
+        pad_token="t0",
+    )
+    config = GRPOConfig(
+        output_dir=str(output),
+        max_steps=steps,
+        per_device_train_batch_size=rows,
+        num_generations=rows,
+        gradient_accumulation_steps=1,
+        beta=0.0,
+        bf16=False,
+        use_cpu=True,
+        report_to=[],
+        save_steps=1,
+        shuffle_dataset=False,
+    )
+    trainer = grpo_trainer(feed, model=str(model), processing_class=tokenizer, args=config)
+    scored = trainer._generate_and_score_completions
+
+    def watched(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = scored(inputs)
+        seen.append(batch)
+        return batch
+
+    trainer._generate_and_score_completions = watched
+    return trainer

@@ -1,0 +1,137 @@
+"""TRL's GRPOTrainer learns from a run instead of generating.
+
+    feed = Feed("ROOT", "mine", consumer="trl")
+    trainer = grpo_trainer(feed, model=..., args=GRPOConfig(...), processing_class=tokenizer)
+    trainer.train(resume_from_checkpoint=...)
+
+Its `rollout_func` gives back rows of the stream: ids, the sampler's logprobs and `env_mask`, which
+keeps tool output out of the loss (under any other name TRL trains it). Two things are put into
+TRL's batch where it has its own: advantages, which it would normalise by position in blocks of
+`num_generations`, so that a group with a missing member shifts all behind it; and the sampler's
+logprobs as those of the old policy, without which the ratio is to itself.
+
+The cursor lies in TRL's checkpoints (`prorl.json`) and is committed when one is on disk, so that a
+killed training that is resumed takes each group once. Groups are asked for whole; rows that do not
+fill a generation batch wait for the next. TRL weights sequences equally: a rollout whose harness
+rewrote its history counts once a sequence.
+
+For TRL 1.16 (`rollout_func` is experimental there); its weights go to the model servers by
+`client.publish` from a callback of yours, or by its own vLLM client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from prorl.client.records import Feed, Record
+from prorl.errors import UserError
+
+STATE = "prorl.json"
+
+
+def row_of(record: Record) -> dict[str, Any]:
+    """One entry of `rollout_func`'s columns: the prompt ends where the first token was sampled, and
+    what follows the last token that trains is left out, since it trains nothing.
+    """
+    trained = record.mask.nonzero()[0]
+    stop = int(trained[-1]) + 1 if len(trained) else len(record.ids)
+    completion = slice(record.first, max(stop, record.first + 1))
+    return {
+        "prompt_ids": record.ids[: record.first].tolist(),
+        "completion_ids": record.ids[completion].tolist(),
+        "logprobs": record.logprobs[completion].tolist(),
+        "env_mask": record.mask[completion].astype(int).tolist(),
+        "prorl_reward": record.reward,
+        "prorl_advantage": record.advantage,
+    }
+
+
+class Rows:
+    """Rows of a feed for a trainer that asks for a number of them, not for groups."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._groups: Iterator[list[Record]] | None = None
+        self._left: list[dict[str, Any]] = []
+        self.cursor = feed.cursor
+        """After the last group all of whose rows were taken."""
+
+    def take(self, count: int) -> list[dict[str, Any]]:
+        """The next rows. Raises UserError when the run has ended before they came."""
+        if self._groups is None:
+            self._groups = iter(self._feed)
+        while len(self._left) < count:
+            group = next(self._groups, None)
+            if group is None:
+                raise UserError(
+                    f"run {self._feed.run} has ended with {len(self._left)} of {count} rows",
+                    "more groups, or fewer steps",
+                )
+            rows = [row_of(record) for record in group]
+            rows[-1]["prorl_cursor"] = self._feed.cursor
+            self._left += rows
+        taken, self._left = self._left[:count], self._left[count:]
+        for row in taken:
+            self.cursor = row.pop("prorl_cursor", self.cursor)
+        return taken
+
+    def restore(self, cursor: str | None) -> None:
+        """Begin again behind a checkpoint's cursor."""
+        self._feed.cursor = self.cursor = cursor
+        self._groups, self._left = None, []
+
+
+def grpo_trainer(feed: Feed, *, num_rows: int = 1 << 20, **arguments: Any) -> Any:
+    """A `trl.GRPOTrainer` over the feed; `arguments` are TRL's own, without a dataset and rewards.
+
+    `num_rows` only bounds TRL's counting of epochs: what trains comes from the feed.
+    """
+    import torch
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+
+    rows = Rows(feed)
+
+    def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
+        taken = rows.take(len(prompts))
+        return {name: [row[name] for row in taken] for name in taken[0]}
+
+    def reward(prorl_reward: list[float], **_: object) -> list[float]:
+        return prorl_reward
+
+    class Trainer(GRPOTrainer):  # type: ignore[misc]
+        """TRL's, with the advantages and old logprobs of the rows."""
+
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            given = [row["prorl_advantage"] for row in inputs]
+            output["advantages"] = torch.tensor(given, device=self.accelerator.device)
+            output["old_per_token_logps"] = output["sampling_per_token_logps"]
+            return output
+
+    class Cursor(TrainerCallback):
+        """Keeps the feed's place in TRL's checkpoints."""
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            (folder / STATE).write_bytes(orjson.dumps({"cursor": rows.cursor}))
+            feed.commit(rows.cursor)
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: object) -> None:
+            if state.global_step:
+                folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+                rows.restore(orjson.loads((folder / STATE).read_bytes())["cursor"])
+
+    trainer = Trainer(
+        reward_funcs=reward,
+        rollout_func=rollout_func,
+        train_dataset=Dataset.from_dict({"prompt": [""] * num_rows}),
+        **arguments,
+    )
+    trainer.add_callback(Cursor())
+    return trainer
