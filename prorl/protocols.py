@@ -37,6 +37,8 @@ from prorl.types import (
 )
 
 if TYPE_CHECKING:
+    import socket
+
     import pyarrow as pa
 
     from prorl.journal import AttemptJournal
@@ -276,6 +278,17 @@ class Sandbox(Protocol):
 
     async def close(self) -> None:
         """Close the connection; the sandbox itself is stopped by its owner."""
+
+
+@runtime_checkable
+class Listens(Protocol):
+    """What a Sandbox has besides, in which a program may call us."""
+
+    async def listen(self) -> socket.socket:
+        """A socket that listens on the sandbox's own loopback: who connects to it runs inside.
+
+        The caller serves and closes it. Raises SandboxError.
+        """
 
 
 class SandboxHost(Protocol):

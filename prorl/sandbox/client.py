@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from prorl.errors import SandboxError
 from prorl.sandbox.blame import Cause, Fate
-from prorl.sandbox.wire import Frame, WireError, encode, open_stream, receive
+from prorl.sandbox.wire import LENGTHS, Frame, WireError, encode, open_stream, receive
 from prorl.types import FailureCode, Json, SandboxRef, ToolResult
 
 if TYPE_CHECKING:
@@ -160,6 +161,23 @@ class ConnectedSandbox:
             total += len(frame.body)
             if total >= size or not frame.body:
                 return b"".join(parts)
+
+    async def listen(self) -> socket.socket:
+        """See `prorl.protocols.Listens`."""
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.setblocking(False)
+            try:
+                async with asyncio.timeout(FILE_OP_S):
+                    await loop.sock_connect(connection, self.ref.socket_path)
+                    await loop.sock_sendall(connection, encode({"op": "listen", "id": 0}))
+                    return await _passed(connection)
+            except TimeoutError:
+                await self._lost(Cause.SILENT, "asked for a port")
+            except WireError as cause:
+                await self._lost(Cause.BROKE_PROTOCOL, str(cause))
+            except OSError as cause:
+                await self._lost(Cause.HUNG_UP, str(cause))
 
     async def snapshot(self, path: str, max_bytes: int) -> int:
         """Write the workspace as a tar to a file here, for `restore`; its size in bytes.
@@ -302,6 +320,32 @@ class ConnectedSandbox:
         self._abort()
         code, message = await self._fate_of(self.ref, seen)
         raise SandboxError(code, f"{message}: {detail}" if detail else message)
+
+
+async def _passed(connection: socket.socket) -> socket.socket:
+    """The listener that a tool server hands over. Raises WireError for anything else."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection, readable.set)
+    try:
+        await readable.wait()
+        said, fds, _flags, _address = socket.recv_fds(connection, CHUNK_BYTES, 1)
+    finally:
+        loop.remove_reader(connection)
+    if not fds:
+        raise WireError(f"no socket, but {said[LENGTHS.size :][:300]!r}")
+    try:
+        listener = socket.socket(fileno=fds[0])
+    except OSError as cause:
+        os.close(fds[0])
+        raise WireError(f"no socket: {cause}") from cause
+    kind = (listener.family, listener.type)
+    if kind != (socket.AF_INET, socket.SOCK_STREAM) or not listener.getsockopt(
+        socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+    ):
+        listener.close()
+        raise WireError("a socket that does not listen")
+    listener.setblocking(False)
+    return listener
 
 
 class _Timer:

@@ -5,6 +5,8 @@ time and no memory is lost.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import struct
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -203,3 +205,29 @@ async def test_a_snapshot_whose_size_is_a_lie(tmp_path: Path, size: object, body
         assert not path.exists() or path.stat().st_size <= 4 << 20
 
     await serve_hostile(lie, snapshot)
+
+
+@pytest.mark.parametrize("passed", [socket.socket, lambda: open(os.devnull), None])  # noqa: SIM115
+async def test_what_is_handed_over_as_a_listener_is_looked_at(
+    passed: Callable[[], socket.socket] | None,
+) -> None:
+    def hand_over(listener: socket.socket) -> None:
+        listener.accept()[0].close()  # of `connected`
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            if passed is None:
+                connection.sendall(b"no descriptor")
+                return
+            with passed() as file:
+                socket.send_fds(connection, [b"here"], [file.fileno()])
+
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = str(Path(folder) / "s")
+        listener.bind(path)
+        listener.listen()
+        serving = asyncio.create_task(asyncio.to_thread(hand_over, listener))
+        async with connected(SandboxRef("", "x", path), _fate) as sandbox:
+            with pytest.raises(SandboxError, match=Cause.BROKE_PROTOCOL.value):
+                await sandbox.listen()
+        await serving

@@ -86,7 +86,8 @@ def _inside(
                 search_path(launch, f"{folder}:{BASE_PATH}", launch.layer),
                 launch.uid,
                 launch.uid >= 0,
-            ),
+            )
+            | {"port": 0},  # the host's own loopback: any port, and other users reach it
         )
     os._exit(EXIT_CRASHED)
 
@@ -172,6 +173,12 @@ KIND = Kind(
         "processes, size of a file, open files, memory of one process",
         "everything inside ends with it",
     ),
-    cannot=("network", "readable files of the host", "/tmp", "CPU share", "bugs of the kernel"),
+    cannot=(
+        "network (the port of a program's model included)",
+        "readable files of the host",
+        "/tmp",
+        "CPU share",
+        "bugs of the kernel",
+    ),
     bare="/bin/true",
 )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LENGTHS = struct.Struct(">II")
+FD = struct.Struct("i")
 FRAME_LIMIT = 4 << 20
 
 
@@ -73,6 +74,15 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
     return LENGTHS.pack(len(text), len(body)) + text + body
 
 
-def send(connection: socket.socket, header: dict[str, Any], body: bytes = b"") -> None:
-    """Send one frame on a blocking socket."""
-    connection.sendall(encode(header, body))
+def send(
+    connection: socket.socket,
+    header: dict[str, Any],
+    body: bytes = b"",
+    passed: socket.socket | None = None,
+) -> None:
+    """Send one frame on a blocking socket, with a socket beside its first byte."""
+    data = encode(header, body)
+    if passed is not None:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, FD.pack(passed.fileno()))
+        data = data[connection.sendmsg([data], [rights]) :]
+    connection.sendall(data)

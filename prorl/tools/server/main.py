@@ -8,6 +8,7 @@ Started by `serve` with descriptors that exist already.
     {"op": "put", "path", "mode", "offset"} + content    -> {}
     {"op": "get", "path", "offset", "max_bytes"}         -> {"size"} + content
     {"op": "pack" | "pack_read" | "unpack", ...}         -> the workspace as a tar (`archive.py`)
+    {"op": "listen"}                                     -> {"port"} + a descriptor (SCM_RIGHTS)
     {"op": "end"}                                        -> {}; behind a call: end it
     anything wrong                                       -> {"error", "missing"}
 
@@ -16,6 +17,9 @@ Each question has an `id`, which its answer repeats beside `ok`. One with a `cal
 
 The listening socket was made outside, so its file is out of the agent's reach. Calls of several
 clients are served in turn.
+
+`listen` lets whoever runs the sandbox serve a port on its loopback: the socket is made here, in the
+sandbox's network, and served there. So nothing is pumped, and each connection comes from inside.
 """
 
 from __future__ import annotations
@@ -47,6 +51,8 @@ MAX_CLIENTS = 16
 """Connected at once; stages need one each, and an agent could open more."""
 READ_BYTES = 1 << 16
 """More at once would be a mapping of its own for each read, whatever has come."""
+PORT, BACKLOG = 8000, 64
+"""Served by `listen`, where the sandbox has a network of its own."""
 DEFAULT = ("bash", "python", "files")
 PEER = struct.Struct("3i")
 EXIT_CRASHED = os.EX_SOFTWARE
@@ -62,6 +68,7 @@ class Server:
         self._events = Events()
         self._clients: dict[int, tuple[socket.socket, FrameBuffer]] = {}
         self._refuse_uid: int = config.get("refuse_uid", -1)
+        self._port: int = config.get("port", PORT)
         self._place = place_of(self._events, config)
         self._archive: Any = None
         self._memory = Memory()
@@ -148,7 +155,10 @@ class Server:
         self._events.said_end = lambda: "call" not in header or _said_more(connection, buffer)
         reply, content = self._once(header, frame.body)
         reply["id"] = header.get("id")
-        send(connection, reply, content)
+        passed = reply.pop("passed", None)
+        send(connection, reply, content, passed)
+        if passed is not None:
+            passed.close()
 
     def _once(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """The answer; to a call with an id, the one that it has had, if it has."""
@@ -185,9 +195,27 @@ class Server:
             return self._snapshot(op, header, body)
         if op == "end":
             return {"ok": True}, b""
+        if op == "listen":
+            listener = self._listen()
+            return {"ok": True, "port": listener.getsockname()[1], "passed": listener}, b""
         if op == "hello":
             return {"ok": True, "workspace": self._place.cwd, "tools": self._names}, b""
         raise ValueError(f"unknown op {op!r}")
+
+    def _listen(self) -> socket.socket:
+        """A listener on the loopback; on any free port where something inside has the usual one."""
+        for port in (self._port, 0):
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", port))
+                break
+            except OSError:
+                listener.close()
+                if not port:
+                    raise
+        listener.listen(BACKLOG)
+        return listener
 
     def _file(self, op: str, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         from prorl.tools.server import beneath
