@@ -81,9 +81,15 @@ class ZygoteClient:
     def launch(self, launch: Launch, listener: socket.socket, status_fd: int) -> None:
         """Fork a launcher with these two descriptors.
 
-        They are duplicated, so the caller closes its own after `sent`.
+        They are duplicated, so the caller closes its own.
         """
-        self._send(launch.to_json(), [os.dup(listener.fileno()), os.dup(status_fd)])
+        fds = [os.dup(listener.fileno())]
+        try:
+            fds.append(os.dup(status_fd))
+        except OSError:
+            os.close(fds[0])
+            raise
+        self._send(launch.to_json(), fds)
 
     def kill(self, sandbox_id: str, number: int) -> None:
         """Signal a launcher; one that is gone is no error."""

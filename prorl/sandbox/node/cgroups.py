@@ -91,27 +91,30 @@ class Cgroups:
         """Controllers whose limits the kernel holds sandboxes to: memory, pids, cpu."""
         return tuple(controller for parent in self._parents for controller in parent.controllers)
 
+    def folders(self, sandbox_id: str, cpus: float = 0.0) -> tuple[str, ...]:
+        """A sandbox's groups, whether made or not; give them to `Launch.cgroups`."""
+        return tuple(str(parent.folder / sandbox_id) for parent in self._parents_for(cpus))
+
     def make(
         self, sandbox_id: str, memory_bytes: int, processes: int, cpus: float = 0.0
     ) -> tuple[str, ...]:
-        """Make groups with their limits set (`cpus` = cores, 0 for no bound).
+        """Make its groups with their limits set (`cpus` = cores, 0 for no bound).
 
-        Give the folders that come back to `Launch.cgroups`.
+        After an error some of them are there.
         """
-        folders = []
-        for parent in self._parents:
-            if parent.controllers == ("cpu",) and not cpus:
-                continue
+        for parent in self._parents_for(cpus):
             folder = parent.folder / sandbox_id
             folder.mkdir()
-            folders.append(str(folder))
             if "memory" in parent.controllers:
                 _limit_memory(folder, parent.version, memory_bytes)
             if "pids" in parent.controllers:
                 write(folder / "pids.max", str(processes + EXTRA_PROCESSES))
             if "cpu" in parent.controllers and cpus:
                 _limit_cpu(folder, parent.version, cpus)
-        return tuple(folders)
+        return self.folders(sandbox_id, cpus)
+
+    def _parents_for(self, cpus: float) -> list[Parent]:
+        return [parent for parent in self._parents if cpus or parent.controllers != ("cpu",)]
 
     @staticmethod
     def out_of_memory(folders: tuple[str, ...]) -> bool:

@@ -170,8 +170,9 @@ async def end_launcher(note: Note) -> None:
 async def end_uid(note: Note) -> None:
     """Kill whatever has the sandbox's own uid until nothing has."""
     for _ in range(int(GONE_S / 0.02)):
-        if note.uid < 0 or not kill_uid(note.uid):
-            return
+        with suppress(OSError):  # short of descriptors: nobody has been looked for
+            if note.uid < 0 or not kill_uid(note.uid):
+                return
         await asyncio.sleep(0.02)
 
 

@@ -13,7 +13,6 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.uids import Uids
 from prorl.sandbox.node.wanted import Images, UserTools
 from prorl.sandbox.node.watchdog import LimitWatchdog
-from prorl.sandbox.trees import remove_tree
 from prorl.tools import bundle
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
@@ -187,12 +185,22 @@ class Maker:
         sandbox_id = secrets.token_hex(8)
         path = str(self._sockets.path / sandbox_id)
         check_socket_path(path)
-        note, launch = self._prepare(sandbox_id, path, spec, image, layer)
+        note = Note(
+            sandbox_id=sandbox_id,
+            pid=0,
+            start_ticks=None,
+            uid=self._uids.take(),
+            socket=path,
+            folder=str(self._root / "work" / sandbox_id) if self._kind.folder else "",
+            cgroups=self._cgroups.folders(sandbox_id, spec.cpus),
+        )
         live = Live(SandboxRef(self._node_id, sandbox_id, path), spec, note)
         self.lives[sandbox_id] = live
         try:
+            _make_folder(note)
+            self._cgroups.make(sandbox_id, spec.memory_bytes, spec.processes, spec.cpus)
             janitor.write_note(self._root, note)
-            status_fd = self._launch(launch, path)
+            status_fd = self._launch(self._told(note, spec, image, layer), path)
         except BaseException:
             live.exited.set_result(NEVER_STARTED)
             await self._clear_up(live, NEVER_STARTED, orphaned=False)
@@ -232,37 +240,6 @@ class Maker:
         finally:
             os.close(status_write)
         return status_read
-
-    def _prepare(
-        self, sandbox_id: str, path: str, spec: SandboxSpec, image: str, layer: str
-    ) -> tuple[Note, Launch]:
-        with ExitStack() as undo:
-            uid = self._uids.take()
-            undo.callback(self._uids.give, uid)
-            folder = self._folder(sandbox_id, uid, undo)
-            groups = self._cgroups.make(sandbox_id, spec.memory_bytes, spec.processes, spec.cpus)
-            undo.pop_all()
-        note = Note(
-            sandbox_id=sandbox_id,
-            pid=0,
-            start_ticks=None,
-            uid=uid,
-            socket=path,
-            folder=folder,
-            cgroups=groups,
-        )
-        return note, self._told(note, spec, image, layer)
-
-    def _folder(self, sandbox_id: str, uid: int, undo: ExitStack) -> str:
-        """The sandbox's folder on the host, its uid's; empty for kinds that need none."""
-        if not self._kind.folder:
-            return ""
-        folder = str(self._root / "work" / sandbox_id)
-        os.mkdir(folder, 0o700)
-        undo.callback(remove_tree, folder)
-        if uid >= 0:
-            os.chown(folder, uid, uid)
-        return folder
 
     def _told(self, note: Note, spec: SandboxSpec, image: str, layer: str) -> Launch:
         """What the launcher is told of the sandbox that it becomes."""
@@ -392,6 +369,14 @@ class Maker:
         self._cgroups.close()
         janitor.remove_folders(self._root)
         self._sockets.remove()
+
+
+def _make_folder(note: Note) -> None:
+    """The sandbox's folder on the host, its uid's; none for kinds that need none."""
+    if note.folder:
+        os.mkdir(note.folder, 0o700)
+        if note.uid >= 0:
+            os.chown(note.folder, note.uid, note.uid)
 
 
 def _terminals() -> int:
