@@ -6,92 +6,38 @@ It ends when the policy answers or a budget is used up:
 
 Invariants: within a segment the ids of each prompt are all earlier ids plus the bridge, never
 rendered again; a new segment begins only where the template or `shorten` tells the past anew;
-whatever happens, `run` returns a trajectory with everything that was sampled until then; nothing is
-retried here. A budget that ends leaves the artefact to be scored (class policy); a backend or
-sandbox that we lost leaves none (class infra). Tokens of a model call that was cut short count as
-far as its backend told of them (`prorl/agents/sampler.py`).
+nothing is retried here. How it ends: `ending.py`. Tokens of a model call that was cut short count
+as far as its backend told of them (`sampler.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from prorl.agents.calls import TOOL_GRACE_S, ToolCalls, spent_s
+from prorl.agents.calls import ToolCalls, spent_s
+from prorl.agents.ending import ARTEFACT_S, End, concluded, end_with
 from prorl.agents.sampler import Sampler
 from prorl.agents.shorten import Room, Shorten, drop_outputs, stop, summarise
-from prorl.errors import (
-    BudgetError,
-    ProrlError,
-    RolloutError,
-    SandboxError,
-    TaskError,
-    boundary,
-)
-from prorl.journal import Answer, Ended
+from prorl.errors import BudgetError, RolloutError, boundary
+from prorl.journal import Answer
 from prorl.protocols import AgentContext, TalksBack
 from prorl.types import (
-    FAILURE_CLASS,
     Completion,
     Failure,
-    FailureClass,
     FailureCode,
     FinishReason,
-    Json,
     Message,
     StopReason,
     ToolCall,
     Trajectory,
 )
 
-ARTEFACT_S = 45.0
-"""For fetching the artefact, also when the deadline has passed: it is what the policy is scored by.
-
-A sandbox client's own limit for a file (30 s) comes first, since it knows who is to blame. One that
-answers, but slowly, is as its agent has made it.
-"""
-OVERTIME_S = TOOL_GRACE_S + ARTEFACT_S
-"""Longest time after the deadline until `run` returns, for whoever guards it."""
 USER_TURN_S = 120.0
 """Longest wait for what the env's user says."""
 USER = -1
 """The place of the user's words among a turn's tool calls, in the journal."""
-
-
-class End(NamedTuple):
-    """How the loop ended."""
-
-    stop: StopReason
-    failure: Failure = Failure(code=FailureCode.NONE)
-
-
-_STOPS = {
-    FailureCode.DEADLINE: StopReason.DEADLINE,
-    FailureCode.MAX_TURNS: StopReason.MAX_TURNS,
-    FailureCode.MAX_TOKENS: StopReason.MAX_TOKENS,
-    FailureCode.SANDBOX_BROKEN: StopReason.SANDBOX_BROKEN,
-    FailureCode.CANCELLED: StopReason.CANCELLED,
-}
-
-
-def end_with(code: FailureCode, message: str = "") -> End:
-    """The end that a failure code means."""
-    return End(_STOPS.get(code, StopReason.FAILED), Failure(code=code, message=message))
-
-
-async def ended(loop: Coroutine[Json, Json, End]) -> End:
-    """The loop's end; an error that passes out of it becomes one."""
-    try:
-        with boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"):
-            return await loop
-    except RolloutError as error:
-        return end_with(error.code, error.message)
-    except TaskError as error:
-        return end_with(FailureCode.BAD_TASK, str(error))
-    except ProrlError as error:
-        return end_with(FailureCode.STAGE_ERROR, str(error))
 
 
 class NativeAgent:
@@ -109,16 +55,7 @@ class NativeAgent:
         Raises only CancelledError, and only when `context.cancelled()` is false.
         """
         attempt = _Attempt(context, self._shorten)
-        try:
-            end = await ended(attempt.drive())
-            end, artefact = await attempt.finish(end, self._artefact_s)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not context.cancelled() or task is None:
-                raise
-            task.uncancel()
-            end, artefact = end_with(FailureCode.CANCELLED), b""
-        return attempt.trajectory(end, artefact)
+        return await concluded(context, attempt.record, attempt.drive(), self._artefact_s)
 
 
 def native_drop() -> NativeAgent:
@@ -137,7 +74,7 @@ class _Attempt:
     def __init__(self, context: AgentContext, shorten: Shorten) -> None:
         self._context, self._shorten = context, shorten
         self._sampler = Sampler(context)
-        self._record = self._sampler.record
+        self.record = self._sampler.record
         self._live = list(context.messages)
         """The conversation as the policy sees it now."""
         self._clock = context.deadline.clock
@@ -148,13 +85,13 @@ class _Attempt:
         """Turns until one ends the loop."""
         if (end := self._begin()) is not None:
             return end
-        while (end := await self._turn(len(self._record.turns))) is None:
+        while (end := await self._turn(len(self.record.turns))) is None:
             pass
         return end
 
     def _begin(self) -> End | None:
         """Render what is live into a sequence that holds nothing yet."""
-        context, record = self._context, self._record
+        context, record = self._context, self.record
         prompt = self._journal.context(len(record.turns), record.segment)
         if prompt is None:
             prompt = context.renderer.prompt(self._live, context.tools)
@@ -166,7 +103,7 @@ class _Attempt:
         return None
 
     async def _turn(self, turn: int) -> End | None:
-        context, record = self._context, self._record
+        context, record = self._context, self.record
         prompt_ids_L = record.sequence.ids_L
         completion = await self._sampler.sample(record.sequence, turn)
         message = replace(
@@ -188,7 +125,7 @@ class _Attempt:
         return await self._extend(completion, outputs)
 
     def _said(self, *messages: Message) -> None:
-        self._record.messages += messages
+        self.record.messages += messages
         self._live += messages
 
     async def _user_turn(self, turn: int) -> list[Message]:
@@ -217,7 +154,7 @@ class _Attempt:
 
     async def _extend(self, completion: Completion, new: Sequence[Message]) -> End | None:
         """Append the bridge; where it does not fit, or the run wants it so, a new segment."""
-        context, record = self._context, self._record
+        context, record = self._context, self.record
         if context.renderer.starts_segment(new):
             record.new_segment()
             return self._begin()
@@ -244,7 +181,7 @@ class _Attempt:
 
     async def _ask(self, messages: Sequence[Message]) -> str:
         """The policy's answer to a conversation, as a turn in a segment of its own."""
-        record, before = self._record, self._live
+        record, before = self.record, self._live
         turn = len(record.turns)
         record.new_segment()
         self._live = list(messages)
@@ -270,61 +207,5 @@ class _Attempt:
         finally:
             self._said(*outputs)
             tool_s = self._clock() - began + self._calls.recorded_s - earlier_s
-            self._record.tools(tool_s, len(calls))
+            self.record.tools(tool_s, len(calls))
         return outputs
-
-    # ---- the end
-
-    async def finish(self, end: End, limit_s: float) -> tuple[End, bytes]:
-        """How it ended, and what crosses into EVAL: as recorded, or written down now."""
-        if (ended := self._journal.ended) is not None:
-            return End(ended.stop, Failure(code=ended.code, message=ended.message)), ended.artefact
-        artefact = b""
-        if end.failure.failure_class.trains:
-            end, artefact = await self._artefact(end, limit_s)
-        code, message = end.failure.code, end.failure.message
-        spent = spent_s(self._context)
-        self._journal.end(
-            Ended(stop=end.stop, code=code, message=message, artefact=artefact, spent_s=spent)
-        )
-        return end, artefact
-
-    async def _artefact(self, end: End, limit_s: float) -> tuple[End, bytes]:
-        """The artefact that the env wants EVAL to judge.
-
-        A sandbox that cannot give it any more changes a good end, and an end that was bad stays.
-        """
-        try:
-            with boundary(RolloutError, FailureCode.STAGE_ERROR, "artefact"):
-                return end, await self._fetch(limit_s)
-        except RolloutError as error:
-            ours = FAILURE_CLASS[error.code] is not FailureClass.POLICY
-            keep = end.stop is StopReason.SANDBOX_BROKEN or (
-                end.stop is not StopReason.DONE and not ours
-            )
-            return (end if keep else end_with(error.code, error.message)), b""
-
-    async def _fetch(self, limit_s: float) -> bytes:
-        context = self._context
-        try:
-            async with asyncio.timeout(limit_s) as guard:
-                return await context.env.artefact(context.task, self._record.final, context.sandbox)
-        except TimeoutError as cause:
-            if context.sandbox is None or not guard.expired():
-                raise
-            message = f"the sandbox did not give its artefact in {limit_s:g} s"
-            raise SandboxError(FailureCode.SANDBOX_BROKEN, message) from cause
-
-    def trajectory(self, end: End, artefact: bytes) -> Trajectory:
-        """The record as it is now."""
-        record = self._record
-        return Trajectory(
-            sequences=record.sequences,
-            turns=tuple(record.turns),
-            messages=tuple(record.messages),
-            artefact=artefact,
-            stop_reason=end.stop,
-            failure=end.failure,
-            llm_s=record.llm_s,
-            tool_s=record.tool_s,
-        )

@@ -5,7 +5,7 @@ prorl run ... --set run.agent=tests/agents/plain.py:Plain      # with service.lo
 
 from __future__ import annotations
 
-from prorl.agents.native import End, ended
+from prorl.agents.ending import End, concluded
 from prorl.agents.sampler import Sampler
 from prorl.protocols import AgentContext
 from prorl.types import Message, StopReason, Trajectory
@@ -29,14 +29,5 @@ class Plain:
             record.final = answer.content
             return End(StopReason.DONE)
 
-        end = await ended(drive())  # whatever goes wrong is how it ended, and raises nothing
-        return Trajectory(
-            sequences=record.sequences,
-            turns=tuple(record.turns),
-            messages=tuple(record.messages),
-            artefact=await context.env.artefact(context.task, record.final, context.sandbox),
-            stop_reason=end.stop,
-            failure=end.failure,
-            llm_s=record.llm_s,
-            tool_s=record.tool_s,
-        )
+        # whatever goes wrong is how it ended, and raises nothing
+        return await concluded(context, record, drive())

@@ -1,0 +1,146 @@
+"""How an attempt ends, whoever drove the policy: the end, the artefact, the trajectory.
+
+Invariants: whatever happens there is a trajectory with everything that was sampled until then. A
+budget that ends leaves the artefact to be scored (class policy); a backend or sandbox that we lost
+leaves none (class infra).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import NamedTuple
+
+from prorl.agents.calls import spent_s
+from prorl.agents.record import AttemptRecord
+from prorl.errors import ProrlError, RolloutError, SandboxError, TaskError, boundary
+from prorl.journal import Ended
+from prorl.protocols import AgentContext
+from prorl.types import (
+    FAILURE_CLASS,
+    Failure,
+    FailureClass,
+    FailureCode,
+    Json,
+    StopReason,
+    Trajectory,
+)
+
+ARTEFACT_S = 45.0
+"""For fetching the artefact, also when the deadline has passed: it is what the policy is scored by.
+
+A sandbox client's own limit for a file (30 s) comes first, since it knows who is to blame. One that
+answers, but slowly, is as its agent has made it.
+"""
+
+
+class End(NamedTuple):
+    """How the loop ended."""
+
+    stop: StopReason
+    failure: Failure = Failure(code=FailureCode.NONE)
+    artefact: bytes | None = None
+    """Where it is not the env that says what crosses into EVAL."""
+
+
+_STOPS = {
+    FailureCode.DEADLINE: StopReason.DEADLINE,
+    FailureCode.MAX_TURNS: StopReason.MAX_TURNS,
+    FailureCode.MAX_TOKENS: StopReason.MAX_TOKENS,
+    FailureCode.SANDBOX_BROKEN: StopReason.SANDBOX_BROKEN,
+    FailureCode.CANCELLED: StopReason.CANCELLED,
+}
+
+
+def end_with(code: FailureCode, message: str = "") -> End:
+    """The end that a failure code means."""
+    return End(_STOPS.get(code, StopReason.FAILED), Failure(code=code, message=message))
+
+
+async def concluded(
+    context: AgentContext,
+    record: AttemptRecord,
+    loop: Coroutine[Json, Json, End],
+    artefact_s: float = ARTEFACT_S,
+) -> Trajectory:
+    """Run an agent's loop, which writes to `record`, to the attempt's end; what it left.
+
+    Raises only CancelledError, and only when `context.cancelled()` is false.
+    """
+    try:
+        end = await _ended(loop)
+        end, artefact = await _finish(context, record, end, artefact_s)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not context.cancelled() or task is None:
+            raise
+        task.uncancel()
+        end, artefact = end_with(FailureCode.CANCELLED), b""
+    return Trajectory(
+        sequences=record.sequences,
+        turns=tuple(record.turns),
+        messages=tuple(record.messages),
+        artefact=artefact,
+        stop_reason=end.stop,
+        failure=end.failure,
+        llm_s=record.llm_s,
+        tool_s=record.tool_s,
+    )
+
+
+async def _ended(loop: Coroutine[Json, Json, End]) -> End:
+    """The loop's end; an error that passes out of it becomes one."""
+    try:
+        with boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"):
+            return await loop
+    except RolloutError as error:
+        return end_with(error.code, error.message)
+    except TaskError as error:
+        return end_with(FailureCode.BAD_TASK, str(error))
+    except ProrlError as error:
+        return end_with(FailureCode.STAGE_ERROR, str(error))
+
+
+async def _finish(
+    context: AgentContext, record: AttemptRecord, end: End, limit_s: float
+) -> tuple[End, bytes]:
+    """How it ended, and what crosses into EVAL: as recorded, or written down now."""
+    journal = context.journal
+    if (ended := journal.ended) is not None:
+        return End(ended.stop, Failure(code=ended.code, message=ended.message)), ended.artefact
+    artefact = end.artefact or b""
+    if end.failure.failure_class.trains and end.artefact is None:
+        end, artefact = await _artefact(context, record, end, limit_s)
+    code, message = end.failure.code, end.failure.message
+    spent = spent_s(context)
+    journal.end(Ended(stop=end.stop, code=code, message=message, artefact=artefact, spent_s=spent))
+    return end, artefact
+
+
+async def _artefact(
+    context: AgentContext, record: AttemptRecord, end: End, limit_s: float
+) -> tuple[End, bytes]:
+    """The artefact that the env wants EVAL to judge.
+
+    A sandbox that cannot give it any more changes a good end, and an end that was bad stays.
+    """
+    try:
+        with boundary(RolloutError, FailureCode.STAGE_ERROR, "artefact"):
+            return end, await _fetch(context, record, limit_s)
+    except RolloutError as error:
+        ours = FAILURE_CLASS[error.code] is not FailureClass.POLICY
+        keep = end.stop is StopReason.SANDBOX_BROKEN or (
+            end.stop is not StopReason.DONE and not ours
+        )
+        return (end if keep else end_with(error.code, error.message)), b""
+
+
+async def _fetch(context: AgentContext, record: AttemptRecord, limit_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(limit_s) as guard:
+            return await context.env.artefact(context.task, record.final, context.sandbox)
+    except TimeoutError as cause:
+        if context.sandbox is None or not guard.expired():
+            raise
+        message = f"the sandbox did not give its artefact in {limit_s:g} s"
+        raise SandboxError(FailureCode.SANDBOX_BROKEN, message) from cause
