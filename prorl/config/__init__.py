@@ -99,9 +99,6 @@ class Quota(StrictModel):
 
     weight: float = Field(default=1.0, gt=0, le=1e6, description="share of leases beside others")
     rollouts_in_hand: int = Field(default=0, ge=0, description="at a time; each has a sandbox")
-    open_groups: int = Field(default=0, ge=0, description="leased and not decided")
-    queued_rollouts: int = Field(default=0, ge=0, description="accepted and waiting")
-    stored_bytes: int = Field(default=0, ge=0, description="of runs that are not finished")
 
 
 class Listener(NamedTuple):

@@ -40,7 +40,6 @@ from prorl.control.requests import CommitCursor as CommitCursor
 from prorl.control.requests import CommitPart as CommitPart
 from prorl.control.requests import Committed as Committed
 from prorl.control.requests import CommittedRollout as CommittedRollout
-from prorl.control.requests import Decided as Decided
 from prorl.control.requests import Decision as Decision
 from prorl.control.requests import Delivered as Delivered
 from prorl.control.requests import Done as Done
@@ -80,7 +79,7 @@ from prorl.control.workers import VersionPublished as VersionPublished
 from prorl.control.workers import Welcome as Welcome
 
 REPLIES: tuple[type[Payload], ...] = (
-    *(Done, Problem, Reserved, Committed, Decided, HandedOut),
+    *(Done, Problem, Reserved, Committed, HandedOut),
     Assigned,
 )
 

@@ -136,7 +136,7 @@ class PartPublished(Request[Done], frozen=True, kw_only=True):
 
 
 class Decision(Record, frozen=True, kw_only=True):
-    """The fate of a complete group: proposed, or as it stands in the log."""
+    """What is proposed for a complete group."""
 
     group_id: Count
     kept: bool
@@ -147,17 +147,10 @@ class Decision(Record, frozen=True, kw_only=True):
     min_version: Version = -1
 
 
-class Decided(Payload, frozen=True, kw_only=True):
-    """What stands in the log of the groups that were asked for: the first proposal of each."""
+class Propose(Request[Done], frozen=True, kw_only=True):
+    """(run): the filter's verdicts on complete groups; the first of each stands."""
 
-    kind = Kind.REPLY
-    decisions: tuple[Decision, ...] = ()
-
-
-class Propose(Request[Decided], frozen=True, kw_only=True):
-    """(run): the filter's verdicts on complete groups."""
-
-    kind, reply = Kind.PROPOSE, Decided
+    kind, reply = Kind.PROPOSE, Done
     decisions: tuple[Decision, ...]
 
 

@@ -399,7 +399,7 @@ class Gateway:
             self.core.rollouts.failed(
                 record, record.life.attempt, "queue_deadline", "no worker took its lease in time"
             )
-        self.leases.prune()
+        self.leases.send()
         self.core.sweep()
 
     def _watch(self) -> None:

@@ -433,8 +433,8 @@ def test_of_names_that_never_come_back_little_is_remembered(
         core.workers.gone(hello(core, f"n{number}/init-0"))
         clock.now += REMOTE_GRACE_S + 1
         core.sweep()
-    assert core.workers.num_remembered <= 8
-    assert core.workers.num_away == 0
+    assert len(core.workers._lives) <= 9
+    assert not core.workers._away
     hello(core, "n0/init-0", "second")
     with pytest.raises(FencedError, match="another life"):
         hello(core, "n0/init-0", here.incarnation.split()[1])

@@ -173,7 +173,7 @@ class Worker:
         await self.ask(PartPublished(commit_seq=answer.commit_seq), run_id)
         return answer
 
-    async def decide(self, run_id: str, *groups: int, kept: bool = True) -> tuple[Decision, ...]:
+    async def decide(self, run_id: str, *groups: int, kept: bool = True) -> None:
         """Propose the same decision for groups."""
         decisions = tuple(
             Decision(
@@ -181,7 +181,7 @@ class Worker:
             )
             for g in groups
         )
-        return (await self.ask(Propose(decisions=decisions), run_id)).decisions
+        await self.ask(Propose(decisions=decisions), run_id)
 
 
 class World:

@@ -8,12 +8,12 @@ per run, given here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 import orjson
 
-from prorl.config import Quota, RunConfig
+from prorl.config import RunConfig
 from prorl.config.validation import differing
 from prorl.errors import ConflictError, QueueFullError
 from prorl.limits import Clock
@@ -26,7 +26,6 @@ from prorl.service.core.candidates import (
 )
 from prorl.service.core.lifecycle import RolloutLife
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State
-from prorl.service.core.tenants import check_quota
 from prorl.service.log import log_schema as sql
 from prorl.service.log.journal import Journal, group_row, rollout_row
 from prorl.service.log.log import ControlLog
@@ -46,16 +45,9 @@ class Acceptance:
         clock: Clock,
         wall: Clock,
         max_queued: int,
-        quotas: Mapping[str, Quota],
     ) -> None:
-        self._max_queued, self._quotas = max_queued, quotas
-        self._log, self._state, self._journal, self._clock, self._wall = (
-            log,
-            state,
-            journal,
-            clock,
-            wall,
-        )
+        self._log, self._state, self._journal = log, state, journal
+        self._clock, self._wall, self._max_queued = clock, wall, max_queued
 
     def run(self, config: RunConfig) -> bool:
         """Accept a run; False when it is there already.
@@ -72,7 +64,7 @@ class Acceptance:
         self._state.add(run)
         text = orjson.dumps(config.model_dump(mode="json")).decode()
         self._journal.insert(
-            sql.INSERT_RUN, (run.run_id, text, name, "open", 0, 0, now, 0.0, 0.0, "", 1)
+            sql.INSERT_RUN, (run.run_id, text, name, now, "open", 0, 0, 0.0, 0.0, "", 1)
         )
         self._journal.tell_run(run)
         self._journal.urgent = True
@@ -135,11 +127,8 @@ class Acceptance:
     def check_room(self, run: RunRecord, candidates: Sequence[Candidate]) -> None:
         """Before the first of a request is accepted.
 
-        Raises QueueFullError when the service, or the run's tenant, takes no more.
+        Raises QueueFullError when the service takes no more.
         """
-        if run.config.tenant in self._quotas:
-            fresh = sum(one.n for one in candidates if not (one.key and self.known(run, one.key)))
-            check_quota(self._quotas, self._state.open.values(), run, fresh)
         queued = sum(run.rollout_states[RolloutState.QUEUED] for run in self._state.open.values())
         wanted = sum(candidate.n for candidate in candidates)
         if queued + wanted <= self._max_queued:
@@ -171,22 +160,8 @@ class Acceptance:
 
     def _insert(self, group: GroupRecord) -> None:
         run_id = group.run.run_id
-        facts = (
-            run_id,
-            group.group_id,
-            group.key,
-            group.digest,
-            group.n,
-            group.first_rollout,
-            group.task_id,
-            group.data_source,
-            group.env,
-            group.task,
-            group.sampling,
-            group.extra,
-            group.accepted_at,
-        )
-        self._journal.insert(sql.INSERT_GROUP, facts + group_row(group))
+        facts = (getattr(group, name) for name in sql.GROUP_FACTS)
+        self._journal.insert(sql.INSERT_GROUP, (run_id, *facts, *group_row(group)))
         self._journal.tell_store(group.run, TASK, group.group_id, None)
         for rollout in group.rollouts:
             identity = (run_id, rollout.rollout_id, group.group_id, rollout.sample_index)

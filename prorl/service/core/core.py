@@ -92,7 +92,7 @@ class Core:
         self.failovers = Reassignments(
             self.state, self.watched, self.journal, self.rollouts, self._reply
         )
-        self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued, quotas)
+        self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued)
         self._claim_grace_s = claim_grace_s
         self._leases: list[tuple[RolloutRecord, int]] = []
         """Of the life before, with their attempts: whoever has one is about to say so."""

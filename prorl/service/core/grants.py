@@ -83,7 +83,7 @@ class LeaseGrants:
             if share != (now := load.share(run)):
                 # A sibling was granted since; shares only grow, so the heap stays right.
                 heapq.heapreplace(runs, (now, place, run))
-            elif load.has_room(run) and self._grant_next(run, load, room_for):
+            elif load.has_room(run) and self._grant_next(run, room_for):
                 load.granted(run)
                 room -= 1
             else:
@@ -129,8 +129,8 @@ class LeaseGrants:
         self._journal.settle(group)
         return group
 
-    def _grant_next(self, run: RunRecord, load: TenantLoad, room_for: RoomFor) -> bool:
-        record = self._next_placeable(run, load, room_for)
+    def _grant_next(self, run: RunRecord, room_for: RoomFor) -> bool:
+        record = self._next_placeable(run, room_for)
         if record is None:
             return False
         backend = self._state.acquire(record, avoid=(record.failed_on,) if record.failed_on else ())
@@ -146,14 +146,12 @@ class LeaseGrants:
         self._journal.urgent = True
         return True
 
-    def _next_placeable(
-        self, run: RunRecord, load: TenantLoad, room_for: RoomFor
-    ) -> RolloutRecord | None:
+    def _next_placeable(self, run: RunRecord, room_for: RoomFor) -> RolloutRecord | None:
         """The run's next that a node can take: what cannot be placed holds up nobody."""
         full: list[RolloutRecord] = []
         found = None
         while found is None and len(full) < LOOKS:
-            record = self._next(run, load)
+            record = self._next(run)
             if record is None:
                 break
             room = room_for(record)
@@ -170,7 +168,7 @@ class LeaseGrants:
         run.ready.extendleft(reversed(full))
         return found
 
-    def _next(self, run: RunRecord, load: TenantLoad) -> RolloutRecord | None:
+    def _next(self, run: RunRecord) -> RolloutRecord | None:
         while not run.ending:
             while run.ready:
                 record = run.ready.popleft()
@@ -179,19 +177,13 @@ class LeaseGrants:
             demand = run.demand if run.pool else None
             if demand is None or run.doomed(demand) or not may_open(demand):
                 return None
-            if not load.may_open(run):
-                return None
             group = self._load(run, run.pool.popleft())
             if group.pending:
-                self._open(group)
-                load.opened(run)
+                group.opened = True
+                run.open_groups += 1
+                run.ready.extend(group.rollouts)
+                self._journal.mark_group(group)
         return None
-
-    def _open(self, group: GroupRecord) -> None:
-        group.opened = True
-        group.run.open_groups += 1
-        group.run.ready.extend(group.rollouts)
-        self._journal.mark_group(group)
 
     def expire(self, run: RunRecord, now: float, load: TenantLoad) -> None:
         """End what has waited too long.
@@ -200,8 +192,14 @@ class LeaseGrants:
         nor behind other runs, nor in a queue that moves.
         """
         budget_s = run.config.limits.queue_s
-        self._expire_unplaced(run, now - budget_s)
-        may_start = run.pool and may_open(run.demand) and load.may_open(run)
+        for record in [*run.ready, *(record for _, _, record in run.resting)]:
+            since = record.unplaced_at
+            queued = record.life.state is RolloutState.QUEUED
+            if queued and since is not None and since <= now - budget_s:
+                why = _NOWHERE.format(image_of(record.group), budget_s)
+                self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), why)
+                self._journal.urgent = True
+        may_start = run.pool and may_open(run.demand)
         held_back = not load.has_room(run) or not (run.ready or may_start)
         behind_others = load.num_in_hand > run.in_hand
         if held_back or behind_others:
@@ -213,12 +211,3 @@ class LeaseGrants:
             if now - record.since > budget_s:
                 self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), _NOBODY.format(budget_s))
         self._journal.urgent = True
-
-    def _expire_unplaced(self, run: RunRecord, before: float) -> None:
-        """End those whose image no node had for so long, each by itself."""
-        for record in [*run.ready, *(record for _, _, record in run.resting)]:
-            since = record.unplaced_at
-            if record.life.state is RolloutState.QUEUED and since is not None and since <= before:
-                text = _NOWHERE.format(image_of(record.group), run.config.limits.queue_s)
-                self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), text)
-                self._journal.urgent = True

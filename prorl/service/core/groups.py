@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prorl.control import (
-    Decided,
     Decision,
     Delivered,
+    Done,
     GroupEventRow,
     HandedOut,
     KeptGroup,
@@ -44,21 +44,16 @@ class Groups:
         """A group, from memory or else from the log."""
         return run.groups.get(group_id) or load_group(self._log, run, group_id)
 
-    def propose(self, run: RunRecord, decisions: Iterable[Decision]) -> Decided:
-        """Decide complete groups; the answer is what stands in the log."""
-        stands = []
+    def propose(self, run: RunRecord, decisions: Iterable[Decision]) -> Done:
+        """Decide complete groups, each by the first that is proposed; the outbox tells which."""
         for decision in decisions:
             group = self.find(run, decision.group_id)
-            if group is None:
-                continue
-            if group.state is GroupState.OPEN and group.pending == 0:
+            if group is not None and group.state is GroupState.OPEN and group.pending == 0:
                 self._decide(group, decision)
-            if group.state is not GroupState.OPEN:
-                stands.append(_stands(group))
         self._journal.urgent = True
         if reached(run.demand):
             self.cancel_redundant(run)
-        return Decided(decisions=tuple(stands))
+        return Done()
 
     def _decide(self, group: GroupRecord, decision: Decision) -> None:
         run = group.run
@@ -155,7 +150,15 @@ class Groups:
         self._journal.urgent = True
         version = version or run.given_version + 1
         if version <= run.given_version:
-            self._check_given(run, version, path)
+            found = self._log.read(
+                "SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version)
+            )
+            if not found or found[0][0] != path:
+                raise ConflictError(
+                    f"version {version} of run {run.run_id!r} is used",
+                    f"{run.given_version + 1}",
+                    "an id is never used again",
+                )
             return version
         if version != run.given_version + 1:
             raise ConflictError(
@@ -166,18 +169,6 @@ class Groups:
         self._journal.mark_run(run)
         self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
         return version
-
-    def _check_given(self, run: RunRecord, version: int, path: str) -> None:
-        """Raises ConflictError unless the id was given to the weights in `path`."""
-        found = self._log.read(
-            "SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version)
-        )
-        if not found or found[0][0] != path:
-            raise ConflictError(
-                f"version {version} of run {run.run_id!r} is used",
-                f"{run.given_version + 1}",
-                "an id is never used again",
-            )
 
     def publish(self, run: RunRecord, version: int) -> bool:
         """The weights of a given version serve; False when this or a newer one did before."""
@@ -224,14 +215,3 @@ class Groups:
         )
         run.next_event += 1
         self._journal.tell_store(run, Kind.ROWS, group.group_id, Rows(events=(row,)))
-
-
-def _stands(group: GroupRecord) -> Decision:
-    return Decision(
-        group_id=group.group_id,
-        kept=group.state is not GroupState.DROPPED,
-        reason=group.reason,
-        num_valid=group.num_valid,
-        mean_reward=group.mean_reward,
-        min_version=group.min_version,
-    )

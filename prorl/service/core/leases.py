@@ -25,7 +25,7 @@ from prorl.schema import EDGE_BACK, LEASED
 from prorl.service.core.images import has_image, image_of
 from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.rollouts import Rollouts
-from prorl.service.core.state import RolloutRecord, RunRecord, State
+from prorl.service.core.state import RolloutRecord, State
 from prorl.timing import CLAIM_GRACE_S
 from prorl.types import AttemptKey, Json, RolloutState
 
@@ -54,9 +54,7 @@ class Leases:
         self._wall = wall
         self._wake = wake
         self._tokenizer = tokenizer
-        self._renderers: dict[str, str] = {}
         self._granted: deque[tuple[RolloutRecord, int]] = deque()
-        self._limits: dict[str, dict[str, Json]] = {}
         self._streams = 0
         self._window = 0
         self._outlet = Outlet(
@@ -95,7 +93,7 @@ class Leases:
         The rest is kept.
         """
         self._granted.extend(granted)
-        self._send()
+        self.send()
 
     def overdue(self) -> list[RolloutRecord]:
         """Leases that have waited here for longer than the run lets a rollout wait."""
@@ -105,18 +103,6 @@ class Leases:
             for r, attempt in self._granted
             if _current(r, attempt) and now - r.since > r.run.config.limits.queue_s
         ]
-
-    @property
-    def num_remembered(self) -> int:
-        """Of how many runs something is kept for their next lease."""
-        return len(self._limits.keys() | self._renderers.keys())
-
-    def prune(self) -> None:
-        """Forget what was kept of runs that have ended; send what nobody could be sent before."""
-        self._send()
-        for kept in (self._limits, self._renderers):
-            for run_id in kept.keys() - self._state.open.keys():
-                del kept[run_id]
 
     async def _serve(self, channel: Channel) -> None:
         self._streams += 1
@@ -152,10 +138,10 @@ class Leases:
 
     def _credit(self, free_rows: int) -> None:
         self._window = max(self._window, free_rows)
-        self._send()
+        self.send()
         self._wake()
 
-    def _send(self) -> None:
+    def send(self) -> None:
         free = self._outlet.free_rows
         ready: list[RolloutRecord] = []
         kept: list[tuple[RolloutRecord, int]] = []
@@ -209,6 +195,12 @@ class Leases:
         """One lease: its values in the order of LEASED."""
         group = record.group
         run, config = group.run, group.run.config
+        if run.leased is None:
+            spec = config.renderer.spec(self._tokenizer, run.created_at)
+            run.leased = spec.to_json(), asdict(config.limits.limits())
+        renderer, limits = run.leased
+        # Weights older than this would make the group stale at its hand-out.
+        oldest = run.version - config.max_staleness if config.max_staleness >= 0 else 0
         return (
             run.run_id,
             record.rollout_id,
@@ -221,35 +213,17 @@ class Leases:
             group.task,
             group.env,
             config.agent,
-            self._renderer_of(run),
+            renderer,
             orjson.loads(group.sampling),
-            self._limits_of(run, now - record.since),
+            {**limits, "queue_s": max(1.0, limits["queue_s"] - (now - record.since))},
             record.backend,
-            self._min_version(run),
+            max(0, oldest),
             "",  # eval_node: where INIT and RUN are
             config.seed,
             max(0.0, wall - group.accepted_at),
             group.extra,
             config.on_unknown if config.journal == "node" else "",
         )
-
-    def _limits_of(self, run: RunRecord, waited_s: float) -> dict[str, Json]:
-        limits = self._limits.get(run.run_id)
-        if limits is None:
-            limits = self._limits[run.run_id] = asdict(run.config.limits.limits())
-        return {**limits, "queue_s": max(1.0, limits["queue_s"] - waited_s)}
-
-    def _renderer_of(self, run: RunRecord) -> str:
-        if run.run_id not in self._renderers:
-            spec = run.config.renderer.spec(self._tokenizer, run.created_at)
-            self._renderers[run.run_id] = spec.to_json()
-        return self._renderers[run.run_id]
-
-    @staticmethod
-    def _min_version(run: RunRecord) -> int:
-        """Weights older than this would make the group stale at its hand-out."""
-        allowed = run.config.max_staleness
-        return max(0, run.version - allowed) if allowed >= 0 else 0
 
 
 def _current(record: RolloutRecord, attempt: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -18,32 +17,20 @@ from prorl.backends.catalogue import checkpoint
 from prorl.config import RunConfig, ServiceConfig
 from prorl.types import Json
 
-WHOLE_BYTES = 64 << 20
-"""Larger files are hashed by their size, their first and their last `EDGE_BYTES`."""
-
-EDGE_BYTES = 1 << 20
-
-_TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-)
-_TEMPLATE = ("chat_template.jinja", "tokenizer_config.json")
+EDGE_BYTES = 32 << 20
+"""Of a file the first and the last so many are hashed."""
 
 
 def provenance(service: ServiceConfig, run: RunConfig) -> dict[str, Json]:
-    """JSON values; `turns.backend` is a key of `backends`; no hash of what is not here."""
+    """JSON values; `turns.backend` is a key of `backends`; no hash of what is not here.
+
+    Tokenizer and template are hashed where they were proved: `renderer` of the manifest.
+    """
     backends = run.backends or service.backends
-    model = run.renderer.model or service.tokenizer
-    tokenizer = Path(model)
     return {
         "backends": {name: _backend(service, name) for name in backends},
         "model": service.model,
-        "tokenizer": model,
-        "tokenizer_sha256": fingerprint(tokenizer, _TOKENIZER),
-        "renderer_sha256": fingerprint(tokenizer, _TEMPLATE),
+        "tokenizer": run.renderer.model or service.tokenizer,
         "sandbox": {
             "kind": service.sandbox.kind,
             "image": service.sandbox.image,
@@ -62,30 +49,22 @@ def _backend(service: ServiceConfig, name: str) -> dict[str, Json]:
     return {"policy": policy, "sha256": fingerprint(Path(folder)) if folder else ""}
 
 
-def fingerprint(folder: Path, names: Iterable[str] = ()) -> str:
-    """SHA-256 over the names and contents of a folder's files.
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over the names, sizes and contents of a folder's files; empty when there is none.
 
-    Of those named, if any are; empty when there is no such folder. Blocking: seconds for a
-    checkpoint of many shards.
+    Blocking: a moment for a checkpoint of many shards, of which it reads the ends.
     """
     if not folder.is_dir():
         return ""
-    wanted = set(names)
     digest = hashlib.sha256()
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    for path in (path for path in files if not wanted or path.name in wanted):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        digest.update(_content_hash(path))
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(EDGE_BYTES))
+            file.seek(max(EDGE_BYTES, size - EDGE_BYTES))
+            digest.update(file.read())
     return digest.hexdigest()
-
-
-def _content_hash(path: Path) -> bytes:
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size <= WHOLE_BYTES:
-            return hashlib.file_digest(file, "sha256").digest()
-        first = file.read(EDGE_BYTES)
-        file.seek(-EDGE_BYTES, os.SEEK_END)
-        return hashlib.sha256(first + file.read(EDGE_BYTES)).digest()
 
 
 @cache
@@ -94,19 +73,13 @@ def code_sha256() -> str:
 
     An edited checkout has another one than the release of the same version.
     """
-    digest = hashlib.sha256()
-    for name, path in sorted(_code().items()):
-        digest.update(f"{name}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _code() -> dict[str, Path]:
-    """Python files by name in the package; some of its folders are links in a checkout."""
-    root = Path(prorl.__file__).parent
+    digest, root = hashlib.sha256(), Path(prorl.__file__).parent
     paths = (
         Path(folder, name)
-        for folder, _, names in os.walk(root, followlinks=True)
+        for folder, _, names in os.walk(root, followlinks=True)  # links in a checkout
         for name in names
         if name.endswith(".py")
     )
-    return {path.relative_to(root).as_posix(): path for path in paths}
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

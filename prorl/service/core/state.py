@@ -22,7 +22,7 @@ from prorl.service.core.lifecycle import Event, EventKind, RolloutLife
 from prorl.service.core.sampler import Demand, reached
 from prorl.service.pool.balancer import Balancer, Suits
 from prorl.timing import REMOTE_GRACE_S
-from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
+from prorl.types import AttemptKey, FailureCode, GroupState, Json, RolloutState
 
 T = TypeVar("T")
 
@@ -265,6 +265,8 @@ class RunRecord:
     """Its prompts in prefix caches, since the gateway started."""
     stuck: str = ""
     """What it waits for, when it does not move."""
+    leased: tuple[str, dict[str, Json]] | None = None
+    """What each of its leases says: its renderer's spec and its limits."""
     expired: bool = False
     """Nobody has worked for it within its budget for waiting: what waits ends."""
 

@@ -1,4 +1,4 @@
-"""Who shares a service with whom: weights for leases, bounds for what one tenant takes.
+"""Who shares a service with whom: weights for leases, a bound for what one tenant has in hand.
 
 A run says whose it is (`tenant` in its config). Leases go to the tenant with the fewest rollouts in
 hand for its weight, and in it to the run with the fewest for its own; a bound that is reached holds
@@ -11,9 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from prorl.config import Quota
-from prorl.errors import QueueFullError
 from prorl.service.core.state import RunRecord
-from prorl.types import RolloutState
 
 Share = tuple[float, float]
 """Rollouts in hand for the weight: of the tenant, of the run. The smallest goes next."""
@@ -27,10 +25,8 @@ class TenantLoad:
     def __init__(self, quotas: Mapping[str, Quota], runs: Iterable[RunRecord]) -> None:
         self._quotas = quotas
         self._in_hand: Counter[str] = Counter()
-        self._open_groups: Counter[str] = Counter()
         for run in runs:
             self._in_hand[run.config.tenant] += run.in_hand
-            self._open_groups[run.config.tenant] += run.open_groups
 
     @property
     def num_in_hand(self) -> int:
@@ -51,39 +47,6 @@ class TenantLoad:
         bound = self.quota(run).rollouts_in_hand
         return not bound or self._in_hand[run.config.tenant] < bound
 
-    def may_open(self, run: RunRecord) -> bool:
-        """Whether its tenant may start one more group."""
-        bound = self.quota(run).open_groups
-        return not bound or self._open_groups[run.config.tenant] < bound
-
     def granted(self, run: RunRecord) -> None:
         """One of its rollouts was leased."""
         self._in_hand[run.config.tenant] += 1
-
-    def opened(self, run: RunRecord) -> None:
-        """One of its groups was started."""
-        self._open_groups[run.config.tenant] += 1
-
-
-def check_quota(
-    quotas: Mapping[str, Quota], runs: Iterable[RunRecord], run: RunRecord, wanted: int
-) -> None:
-    """Check, before `wanted` rollouts are accepted, that their tenant has room.
-
-    Raises QueueFullError when the tenant's bound on waiting rollouts or stored bytes is reached.
-    """
-    tenant = run.config.tenant
-    quota = quotas.get(tenant, UNBOUNDED)
-    ours = [one for one in runs if one.config.tenant == tenant]
-    queued = sum(one.rollout_states[RolloutState.QUEUED] for one in ours)
-    if quota.queued_rollouts and queued + wanted > quota.queued_rollouts:
-        raise QueueFullError(
-            f"tenant {tenant!r} has {queued:,} rollouts that wait, {wanted:,} more would exceed its"
-            f" {quota.queued_rollouts:,}; send them when some have ended"
-        )
-    stored = sum(one.stored_bytes for one in ours)
-    if quota.stored_bytes and wanted and stored >= quota.stored_bytes:
-        raise QueueFullError(
-            f"tenant {tenant!r} has stored {stored:,} bytes in runs that are not finished, of"
-            f" {quota.stored_bytes:,}; finish or cancel a run, or raise `tenants`"
-        )

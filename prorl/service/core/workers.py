@@ -67,25 +67,13 @@ class Workers:
         self._state, self._journal, self._rollouts = state, journal, rollouts
         self._commits, self._clock = commits, clock
         self._lives: dict[str, str] = {}
-        """Last incarnation of each name, the one that came longest ago first; of those that are not
-        here at most `REMEMBERED_LIVES`.
+        """Name by incarnation, the last one of each name behind its earlier ones; of names that are
+        not here at most `REMEMBERED_LIVES`.
         """
-        self._superseded: dict[str, None] = {}
-        """Earlier ones, oldest first."""
         self._away: dict[str, _Away] = {}
         """What workers that may come back held when their streams ended."""
         self._came_at: float | None = None
         """When the last hello was heard."""
-
-    @property
-    def num_away(self) -> int:
-        """How many may still come back to what they held."""
-        return len(self._away)
-
-    @property
-    def num_remembered(self) -> int:
-        """Of how many names the last life is known."""
-        return len(self._lives)
 
     def all_came(self, quiet_s: float) -> bool:
         """Whether workers have come, and none for so long.
@@ -208,19 +196,16 @@ class Workers:
 
     def _check_life(self, worker: WorkerRecord) -> None:
         """A frozen process may wake up and dial again after a later life of its name has come."""
-        if worker.incarnation in self._superseded:
-            raise FencedError(f"another life of worker {worker.name!r} has taken its place")
-        last = self._lives.pop(worker.name, worker.incarnation)
-        if last != worker.incarnation:
-            self._superseded[last] = None
-            while len(self._superseded) > REMEMBERED_LIVES:
-                del self._superseded[next(iter(self._superseded))]
-        self._lives[worker.name] = worker.incarnation
+        if worker.incarnation in self._lives:
+            lives = (life for life, name in reversed(self._lives.items()) if name == worker.name)
+            if next(lives, "") != worker.incarnation:
+                raise FencedError(f"another life of worker {worker.name!r} has taken its place")
+        self._lives[worker.incarnation] = worker.name
         if len(self._lives) > REMEMBERED_LIVES:
-            absent = (name for name in self._lives if name not in self._state.workers)
-            for name in list(islice(absent, len(self._lives) - REMEMBERED_LIVES)):
-                if name != worker.name:
-                    del self._lives[name]
+            here = {*self._state.workers, worker.name}
+            absent = (life for life, name in self._lives.items() if name not in here)
+            for life in list(islice(absent, len(self._lives) - REMEMBERED_LIVES)):
+                del self._lives[life]
 
     def current(self, worker: WorkerRecord) -> bool:
         """Whether this session is its worker's present one: no other can change anything."""

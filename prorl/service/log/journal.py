@@ -7,7 +7,7 @@ and the effects that wait for it. A rollout that changed five times costs one UP
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,20 +125,21 @@ class Journal:
         )
         self._runs |= dict.fromkeys(rollout.run for rollout in self._rollouts)
         self._runs |= dict.fromkeys(group.run for group in self._groups)
-        batch.writes.extend((statement, rows) for statement, rows in self._updates() if rows)
+        updates = [
+            (
+                sql.UPDATE_ROLLOUT,
+                [(*rollout_row(r), r.run.run_id, r.rollout_id) for r in self._rollouts],
+            ),
+            (
+                sql.UPDATE_GROUP,
+                [(*group_row(g), g.run.run_id, g.group_id) for g in self._groups],
+            ),
+            (sql.UPDATE_RUN, [(*run_row(r), r.run_id) for r in self._runs]),
+        ]
+        batch.writes.extend((statement, rows) for statement, rows in updates if rows)
         self._inserts, self._rollouts, self._groups, self._runs = defaultdict(list), {}, {}, {}
         self.urgent = False
         return batch
-
-    def _updates(self) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-        """The present columns of every row that has changed."""
-        rollouts, groups, runs = self._rollouts, self._groups, self._runs
-        yield (
-            sql.UPDATE_ROLLOUT,
-            [(*rollout_row(r), r.group.run.run_id, r.rollout_id) for r in rollouts],
-        )
-        yield sql.UPDATE_GROUP, [(*group_row(g), g.run.run_id, g.group_id) for g in groups]
-        yield sql.UPDATE_RUN, [(*run_row(r), r.run_id) for r in runs]
 
 
 def rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
@@ -161,15 +162,7 @@ def rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
 
 def group_row(record: GroupRecord) -> tuple[Any, ...]:
     """The values of a group for `GROUP_CHANGES`."""
-    return (
-        record.state.value,
-        int(record.opened),
-        record.reason,
-        record.num_valid,
-        record.mean_reward,
-        record.min_version,
-        record.delivery_seq,
-    )
+    return tuple(getattr(record, name) for name in sql.GROUP_CHANGES)
 
 
 def run_row(record: RunRecord) -> tuple[Any, ...]:

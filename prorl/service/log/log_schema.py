@@ -106,71 +106,21 @@ def update_sql(table: str, columns: tuple[str, ...], keys: tuple[str, ...]) -> s
     )
 
 
-RUN_COLUMNS = (
-    "run_id",
-    "config",
-    "digest",
-    "state",
-    "last",
-    "cancelled",
-    "created_at",
-    "started_at",
-    "finished_at",
-    "counters",
-    "wanted",
+RUN_CHANGES = ("state", "last", "cancelled", "started_at", "finished_at", "counters", "wanted")
+RUN_COLUMNS = ("run_id", "config", "digest", "created_at", *RUN_CHANGES)
+GROUP_FACTS = (
+    *("group_id", "key", "digest", "n", "first_rollout", "task_id", "data_source", "env"),
+    *("task", "sampling", "extra", "accepted_at"),
 )
-RUN_CHANGES = (
-    "state",
-    "last",
-    "cancelled",
-    "started_at",
-    "finished_at",
-    "counters",
-    "wanted",
-)
-GROUP_COLUMNS = (
-    "run_id",
-    "group_id",
-    "key",
-    "digest",
-    "n",
-    "first_rollout",
-    "task_id",
-    "data_source",
-    "env",
-    "task",
-    "sampling",
-    "extra",
-    "accepted_at",
-    "state",
-    "opened",
-    "reason",
-    "num_valid",
-    "mean_reward",
-    "min_version",
-    "delivery_seq",
-)
+"""What never changes of a group; attributes of `GroupRecord`, as `GROUP_CHANGES` are."""
 GROUP_CHANGES = (
-    "state",
-    "opened",
-    "reason",
-    "num_valid",
-    "mean_reward",
-    "min_version",
+    *("state", "opened", "reason", "num_valid", "mean_reward", "min_version"),
     "delivery_seq",
 )
+GROUP_COLUMNS = ("run_id", *GROUP_FACTS, *GROUP_CHANGES)
 ROLLOUT_CHANGES = (
-    "state",
-    "attempt",
-    "infra_failures",
-    "worker_losses",
-    "code",
-    "cancel_code",
-    "message",
-    "backend",
-    "reward",
-    "part",
-    *SUMMARY_COLUMNS,
+    *("state", "attempt", "infra_failures", "worker_losses", "code", "cancel_code"),
+    *("message", "backend", "reward", "part", *SUMMARY_COLUMNS),
 )
 ROLLOUT_COLUMNS = ("run_id", "rollout_id", "group_id", "sample_index", *ROLLOUT_CHANGES)
 INSERT_RUN = insert_sql("runs", RUN_COLUMNS)
