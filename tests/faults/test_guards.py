@@ -121,7 +121,7 @@ GUARDS = {
     ),
     "earlier lives are refused": Guard(
         "prorl/service/core/workers.py",
-        "if worker.incarnation in self._superseded:",
+        'if next(lives, "") != worker.incarnation:',
         "if False:",
         SESSIONS,
     ),
