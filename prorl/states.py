@@ -78,6 +78,19 @@ class StopReason(StrEnum):
     FAILED = "failed"
 
 
+class Lineage(StrEnum):
+    """Which conversation of a rollout a token sequence holds."""
+
+    MAIN = "main"
+    """The one that was given the task."""
+    SUB = "sub"
+    """Another with tools: a sub-agent's."""
+    ASIDE = "aside"
+    """One without tools: a title, a summary."""
+    COMPACT = "compact"
+    """What an earlier one goes on as after its past was told anew."""
+
+
 class FinishReason(StrEnum):
     """Why one model call ended (vLLM's words)."""
 

@@ -25,6 +25,7 @@ from prorl.states import FailureClass as FailureClass
 from prorl.states import FailureCode as FailureCode
 from prorl.states import FinishReason as FinishReason
 from prorl.states import GroupState as GroupState
+from prorl.states import Lineage as Lineage
 from prorl.states import RolloutState as RolloutState
 from prorl.states import Stage as Stage
 from prorl.states import StopReason as StopReason
@@ -259,7 +260,7 @@ class Completion:
 class Sequence:
     """One append-only token sequence of an attempt.
 
-    `segment` > 0 only when a harness rewrote its history.
+    `segment` > 0 only when a harness rewrote its history, or holds several conversations.
 
     Spans tile the tokens: `span_end_S[-1] == len(token_ids_L)`; lengths of spans with kind >= 1 sum
     to `len(logprobs_C)`.
@@ -273,6 +274,11 @@ class Sequence:
     span_version_S: Int32
     span_turn_S: Int32
     span_temperature_S: Float32
+    lineage: Lineage = Lineage.MAIN
+    parent: int = -1
+    """Segment that it forked from or goes on from; -1 for none."""
+    weight: float = 1.0
+    """1 over the sequences of its rollout that train; 0 where nothing of it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,11 @@
 """What an attempt writes down while it runs.
 
-That is one growing sequence of exact ids, with its spans, turns and messages.
+That is growing sequences of exact ids, with their spans, and turns and messages.
+
+    record.sequence                      the first, and native's only one
+    record.begin("sub")                  a conversation of its own
+    record.fork(segment=0, length=900)   goes on behind the first 900 ids of another, which are
+                                         context in it: what was sampled trains in one sequence
 
 Invariants: ids are appended and never changed, so a view that was handed out stays true; spans tile
 the ids; each sampled id has one logprob; where the weights changed inside a turn the span is split
@@ -9,6 +14,7 @@ at that very id. Ids never become Python lists.
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +24,7 @@ from prorl.types import (
     UNKNOWN_VERSION,
     Completion,
     FinishReason,
+    Lineage,
     Message,
     PolicyVersion,
     Sequence,
@@ -34,8 +41,8 @@ _FIRST_CAPACITY = 4096
 class SequenceRecord:
     """One append-only token sequence."""
 
-    def __init__(self, segment: int = 0) -> None:
-        self.segment = segment
+    def __init__(self, segment: int = 0, lineage: Lineage = Lineage.MAIN, parent: int = -1) -> None:
+        self.segment, self.lineage, self.parent = segment, lineage, parent
         self._ids_L: Int32 = np.empty(_FIRST_CAPACITY, dtype=np.int32)
         self._length = 0
         self._logprobs: list[Float32] = []
@@ -78,10 +85,24 @@ class SequenceRecord:
             kind = SpanKind.SAMPLED if version == UNKNOWN_VERSION else SpanKind.TRAINED
             self._span(start + end, kind, version, turn, temperature)
 
-    def sequence(self) -> Sequence:
+    def untrain(self, turn: int | None = None) -> None:
+        """What was sampled in this turn, or in all, is kept and does not train."""
+        for index, kind in enumerate(self._kinds):
+            if kind == SpanKind.TRAINED and turn in (None, self._turns[index]):
+                self._kinds[index] = SpanKind.SAMPLED
+
+    @property
+    def trains(self) -> bool:
+        """Whether any of its ids do."""
+        return SpanKind.TRAINED in self._kinds
+
+    def sequence(self, weight: float) -> Sequence:
         """The sequence as it is now."""
         return Sequence(
             segment=self.segment,
+            lineage=self.lineage,
+            parent=self.parent,
+            weight=weight,
             token_ids_L=self.ids_L.copy(),
             logprobs_C=np.concatenate([np.empty(0, dtype=np.float32), *self._logprobs]),
             span_end_S=np.array(self._ends, dtype=np.int32),
@@ -130,13 +151,32 @@ class AttemptRecord:
 
     @property
     def sequence(self) -> SequenceRecord:
-        """The sequence that still grows: the last one."""
+        """The sequence that began last."""
         return self._sequences[-1]
 
     @property
     def segment(self) -> int:
-        """Index of the sequence that still grows."""
+        """Index of the sequence that began last."""
         return len(self._sequences) - 1
+
+    def begin(self, lineage: Lineage, parent: int = -1) -> SequenceRecord:
+        """A sequence of its own, beside those that grow; the first takes the one that is there."""
+        if self._sequences[0].num_sampled or len(self._sequences[0]):
+            self._sequences.append(SequenceRecord(len(self._sequences), lineage, parent))
+        else:
+            self._sequences[0].lineage = lineage
+        return self.sequence
+
+    def fork(self, segment: int, length: int, turn: int) -> SequenceRecord:
+        """A sequence that begins as the first `length` ids of another did.
+
+        They are context in it, also those that were sampled: so they train once.
+        """
+        source = self._sequences[segment]
+        forked = SequenceRecord(len(self._sequences), source.lineage, segment)
+        forked.context(source.ids_L[:length], turn)
+        self._sequences.append(forked)
+        return forked
 
     def new_segment(self) -> None:
         """What follows is a sequence of its own, since the past is told anew.
@@ -145,13 +185,19 @@ class AttemptRecord:
         """
         if not self.sequence.num_sampled:
             self._sequences.pop()
-        self._sequences.append(SequenceRecord(len(self._sequences)))
+        number = len(self._sequences)
+        lineage = Lineage.COMPACT if number else Lineage.MAIN
+        self._sequences.append(SequenceRecord(number, lineage, number - 1))
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
-        """All that hold a sampled id, or the first."""
-        said = [record for record in self._sequences if record.num_sampled]
-        return tuple(record.sequence() for record in said or self._sequences[:1])
+        """All up to the last that holds a sampled id; the weights of those that train sum to 1."""
+        records = self._sequences[:1]
+        for index, record in enumerate(self._sequences):
+            if record.num_sampled:
+                records = self._sequences[: index + 1]
+        weight = 1.0 / max(sum(record.trains for record in records), 1)
+        return tuple(record.sequence(weight if record.trains else 0.0) for record in records)
 
     def turn(
         self,
@@ -160,12 +206,14 @@ class AttemptRecord:
         temperature: float,
         llm_s: float,
         segment: int,
+        turn: int,
     ) -> None:
         """Write down a model call whose ids the sequence of that segment already holds."""
         self.llm_s += llm_s
-        self.turns.append(
+        insort(
+            self.turns,
             Turn(
-                turn=len(self.turns),
+                turn=turn,
                 segment=segment,
                 prompt_tokens=prompt_tokens,
                 completion_tokens=len(completion.token_ids_C),
@@ -177,7 +225,8 @@ class AttemptRecord:
                 llm_s=llm_s,
                 tool_s=0.0,
                 tool_calls=0,
-            )
+            ),
+            key=lambda told: told.turn,
         )
 
     def tools(self, tool_s: float, num_calls: int) -> None:

@@ -84,7 +84,9 @@ class Sampler:
         """A model call that an earlier life of the attempt has recorded."""
         completion, prompt_tokens = said.completion, len(sequence)
         sequence.sampled(completion, said.turn, said.temperature)
-        self.record.turn(completion, prompt_tokens, said.temperature, said.llm_s, sequence.segment)
+        self.record.turn(
+            completion, prompt_tokens, said.temperature, said.llm_s, sequence.segment, said.turn
+        )
         self._min_version = max((self._min_version, *completion.versions))
         if completion.finish_reason is FinishReason.ABORT:
             self._journal.check_open()
@@ -101,7 +103,7 @@ class Sampler:
     ) -> None:
         """Write down what was sampled, on the node before any of its calls runs."""
         temperature = self._context.sampling.temperature
-        self.record.turn(completion, prompt_tokens, temperature, llm_s, sequence.segment)
+        self.record.turn(completion, prompt_tokens, temperature, llm_s, sequence.segment, turn)
         self._journal.say(
             Said(
                 turn=turn,

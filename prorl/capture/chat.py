@@ -1,0 +1,176 @@
+"""OpenAI's Chat Completions: `POST /v1/chat/completions`.
+
+https://platform.openai.com/docs/api-reference/chat
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import orjson
+
+from prorl.capture.canonical import (
+    Asked,
+    RefusedError,
+    Reply,
+    argument_text,
+    given,
+    read_call,
+    read_limit,
+    read_list,
+    read_object,
+    read_parts,
+    read_text,
+    read_tool,
+    refuse,
+)
+from prorl.types import FinishReason, Json, Message, ToolCall
+
+KEEP_ALIVE = b": keep-alive\n\n"
+_REFUSED = {"n": 1, "logprobs": False, "audio": {}, "functions": [], "modalities": ["text"]}
+_IGNORED = (
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "tool_choice",
+    "response_format",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "reasoning_effort",
+)
+_ROLES = {"system": "system", "developer": "system", "user": "user"}
+
+
+def parse(body: dict[str, Json]) -> Asked:
+    """What a request asks. Raises RefusedError."""
+    refuse(body, _REFUSED)
+    messages = read_list(body.get("messages"), "messages")
+    if not messages:
+        raise RefusedError("messages is empty", "a conversation")
+    tools = []
+    for tool in read_list(body.get("tools"), "tools"):
+        if (kind := read_object(tool, "a tool").get("type", "function")) != "function":
+            raise RefusedError(f"a tool of type {kind!r}", "tools of type function")
+        function = read_object(tool.get("function"), "tool.function")
+        tools.append(
+            read_tool(function.get("name"), function.get("description"), function.get("parameters"))
+        )
+    options = body.get("stream_options") or {}
+    return Asked(
+        messages=tuple(_message(read_object(message, "a message")) for message in messages),
+        tools=tuple(tools),
+        max_tokens=read_limit(body, "max_completion_tokens", "max_tokens"),
+        stream=bool(body.get("stream")),
+        wants_usage=bool(read_object(options, "stream_options").get("include_usage")),
+        model=read_text(body.get("model"), "model"),
+        ignored=given(body, _IGNORED),
+    )
+
+
+def _message(sent: dict[str, Json]) -> Message:
+    role, content = sent.get("role"), read_parts(sent.get("content"), ("text", "refusal"))
+    if role == "assistant":
+        return Message(
+            role="assistant",
+            content=content,
+            tool_calls=tuple(
+                _call(read_object(call, "a tool call"))
+                for call in read_list(sent.get("tool_calls"), "tool_calls")
+            ),
+            reasoning=read_text(
+                sent.get("reasoning_content") or sent.get("reasoning"), "reasoning_content"
+            ),
+        )
+    if role == "tool":
+        call_id = read_text(sent.get("tool_call_id"), "tool_call_id")
+        return Message(role="tool", content=content, call_id=call_id)
+    if role not in _ROLES:
+        raise RefusedError(
+            f"a message of role {role!r}", "system, developer, user, assistant, tool"
+        )
+    return Message(role=_ROLES[role], content=content)
+
+
+def _call(sent: dict[str, Json]) -> ToolCall:
+    function = read_object(sent.get("function"), "tool_call.function")
+    return read_call(function.get("name"), function.get("arguments") or "{}", sent.get("id"))
+
+
+def answer(asked: Asked, reply: Reply) -> Json:
+    """The whole answer."""
+    said = reply.message
+    message: dict[str, Json] = {"role": "assistant", "content": said.content or None}
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.tool_calls:
+        message["tool_calls"] = list(map(_call_json, said.tool_calls))
+    choice = {"index": 0, "message": message, "finish_reason": _finish(reply), "logprobs": None}
+    head = _head(asked, reply, "chat.completion")
+    return head | {"choices": [choice], "usage": _usage(reply)}
+
+
+def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
+    """The same as a stream."""
+    head, said = _head(asked, reply, "chat.completion.chunk"), reply.message
+
+    def chunk(delta: Json, finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return _event(head | {"choices": [choice]})
+
+    yield chunk({"role": "assistant", "content": ""})
+    if said.reasoning:
+        yield chunk({"reasoning_content": said.reasoning})
+    if said.content:
+        yield chunk({"content": said.content})
+    for index, call in enumerate(said.tool_calls):
+        yield chunk({"tool_calls": [{"index": index} | _call_json(call)]})
+    yield chunk({}, _finish(reply))
+    if asked.wants_usage:
+        yield _event(head | {"choices": [], "usage": _usage(reply)})
+    yield b"data: [DONE]\n\n"
+
+
+def error(kind: str, message: str) -> Json:
+    """Body of an answer that is none."""
+    return {"error": {"message": message, "type": kind, "code": kind, "param": None}}
+
+
+def failed(kind: str, message: str) -> bytes:
+    """Event that ends a stream which had begun."""
+    return _event(error(kind, message))
+
+
+def _event(data: Json) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def _head(asked: Asked, reply: Reply, kind: str) -> dict[str, Json]:
+    return {
+        "id": f"chatcmpl-{reply.number}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": asked.model,
+    }
+
+
+def _call_json(call: ToolCall) -> dict[str, Json]:
+    function = {"name": call.name, "arguments": argument_text(call)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _finish(reply: Reply) -> str:
+    if reply.finish is FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if reply.message.tool_calls else "stop"
+
+
+def _usage(reply: Reply) -> Json:
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
+    }

@@ -1,0 +1,363 @@
+"""Where each request of an attempt stands among the ids that exist already.
+
+    request -> canonical messages -> chain of digests -> the call whose prompt it begins with
+            -> recorded ids + bridge(what is new)           the same sequence, or a fork
+    or, where nothing fits: rendered whole                  a sequence of its own
+
+An agent is compared with itself, since agents repeat themselves exactly; only the one message that
+echoes our reply is compared with the reply, by the ids of its calls, or by its text. It is never
+rendered: recorded ids stand in its place, whatever the agent has made of it.
+
+Invariants: a sampled id trains in one sequence only, behind the very ids that it was sampled
+behind; a reply that was not delivered is given again, never sampled again; of replies to one prompt
+that were sampled more than once, those that are not continued do not train. Belongs to one loop;
+bounded by `limits.max_turns` calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prorl.capture.canonical import (
+    INVALID_CALL,
+    Asked,
+    RefusedError,
+    Reply,
+    canonical_arguments,
+    chain,
+)
+from prorl.errors import BudgetError, RolloutError, TaskError, boundary
+from prorl.protocols import AgentContext
+from prorl.schema import MAX_SEGMENTS
+from prorl.types import FailureCode, Lineage, Message, ToolCall
+
+if TYPE_CHECKING:
+    from prorl.agents.record import SequenceRecord
+    from prorl.agents.sampler import Sampler
+    from prorl.types import Int32
+
+TRAINS = {"main": (Lineage.MAIN, Lineage.COMPACT), "all": tuple(Lineage)}
+"""Which lineages train."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """One model call."""
+
+    number: int
+    asked: Asked
+    prompt: bytes
+    """Digest of its tools and messages."""
+    sequence: SequenceRecord
+    start: int
+    """Where its sampled ids begin in the sequence."""
+    waits: Callable[[], bool]
+    """Whether a client is there to hear of it."""
+    task: asyncio.Task[Reply] = field(init=False)
+    end: int = 0
+    reply: Reply | None = None
+    completion: Int32 = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    delivered: bool = False
+    continued: bool = False
+
+
+class Ledger:
+    """The calls of one attempt."""
+
+    def __init__(self, context: AgentContext, sampler: Sampler, train: str = "main") -> None:
+        self._context, self._sampler, self._record = context, sampler, sampler.record
+        self._renderer, self._trains = context.renderer, TRAINS[train]
+        self._calls: list[Call] = []
+        self._by_prompt: defaultdict[bytes, list[Call]] = defaultdict(list)
+        self._own_ids: dict[str, ToolCall] = {}
+        """Calls as the policy wrote them, by the ids that agents know."""
+        self._main: list[bytes] = []
+        """The chain of the prompt that main began with."""
+        self.counts: Counter[str] = Counter()
+        self.ended: asyncio.Future[RolloutError] = asyncio.get_running_loop().create_future()
+        """Why the attempt can say nothing more, once it cannot."""
+
+    def call(self, asked: Asked, waits: Callable[[], bool]) -> Call:
+        """The model call of a request; its task gives the reply.
+
+        Raises RefusedError, and RolloutError when the attempt has ended.
+        """
+        if self.ended.done():
+            raise self.ended.result()
+        digests = chain(asked.messages, asked.tools)
+        siblings = self._by_prompt[digests[-1]]
+        for call in siblings:
+            if (
+                call.asked.max_tokens == asked.max_tokens
+                and not call.delivered
+                and not call.waits()
+            ):
+                self.counts["replayed"] += 1
+                call.waits = waits
+                return call
+        try:
+            with boundary(RolloutError, FailureCode.STAGE_ERROR, "a model call"):
+                sequence = self._placed(asked, digests, siblings)
+        except TaskError as error:
+            raise RefusedError(str(error)) from error
+        except RolloutError as error:
+            self._end(error)
+            raise
+        self.counts["calls"] += 1
+        self.counts.update(f"ignored:{name}" for name in asked.ignored)
+        call = Call(
+            number=len(self._calls),
+            asked=asked,
+            prompt=digests[-1],
+            sequence=sequence,
+            start=len(sequence),
+            waits=waits,
+        )
+        self._calls.append(call)
+        siblings.append(call)
+        call.task = asyncio.create_task(self._say(call))
+        return call
+
+    def _end(self, error: RolloutError) -> None:
+        if not self.ended.done():
+            self.ended.set_result(error)
+
+    # ---- placing
+
+    def _placed(self, asked: Asked, digests: list[bytes], siblings: list[Call]) -> SequenceRecord:
+        """The sequence that holds the prompt and nothing behind it."""
+        turn = len(self._calls)
+        if turn >= self._context.limits.max_turns:
+            raise BudgetError(FailureCode.MAX_TURNS, f"{turn} calls without an end")
+        if self._record.segment + 1 >= MAX_SEGMENTS:
+            raise BudgetError(FailureCode.MAX_TURNS, f"{MAX_SEGMENTS} sequences")
+        if siblings:
+            self.counts["forks"] += 1
+            return self._record.fork(siblings[0].sequence.segment, siblings[0].start, turn)
+        parent = self._parent(asked, digests)
+        if parent is not None and parent.reply is not None:
+            new = self._told(asked.messages[len(parent.asked.messages) + 1 :], parent.reply)
+            bridge = self._bridge(parent.completion, new)
+            if bridge is not None:
+                return self._continued(parent, bridge, asked, turn)
+        return self._begun(asked, digests, turn)
+
+    def _parent(self, asked: Asked, digests: list[bytes]) -> Call | None:
+        """The call whose prompt and reply the request begins with; the longest such prompt."""
+        for length in range(len(asked.messages) - 1, 0, -1):
+            calls = self._by_prompt.get(digests[length], ())
+            # Of replies that are equal, the one that the agent has heard last.
+            for call in sorted(calls, key=lambda call: (call.delivered, call.number), reverse=True):
+                tail = asked.messages[length + 1 :]
+                if (
+                    call.reply is not None
+                    and is_echo(call.reply.message, asked.messages[length])
+                    and all(message.role != "assistant" for message in tail)
+                ):
+                    return call
+        return None
+
+    def _continued(self, parent: Call, bridge: Int32, asked: Asked, turn: int) -> SequenceRecord:
+        self._check_room(parent.end + len(bridge))
+        sequence = parent.sequence
+        if len(sequence) != parent.end:
+            self.counts["forks"] += 1
+            sequence = self._record.fork(sequence.segment, parent.end, turn)
+        sequence.context(bridge, turn)
+        assert parent.reply is not None
+        place = len(parent.asked.messages)
+        self.counts["bridged"] += 1
+        self.counts["echo_edited"] += is_edited(parent.reply.message, asked.messages[place])
+        parent.continued = parent.delivered = True
+        self._wrote(asked.messages[place + 1 :], turn)
+        return sequence
+
+    def _begun(self, asked: Asked, digests: list[bytes], turn: int) -> SequenceRecord:
+        ids = self._prompt(asked)
+        self._check_room(len(ids))
+        lineage, parent = self._lineage(asked, digests)
+        if not self._calls:
+            self._record.messages.clear()  # the agent's own first prompt stands for the env's
+        sequence = self._record.begin(lineage, parent)
+        sequence.context(ids, turn)
+        self.counts["roots"] += 1
+        self._wrote(asked.messages, turn)
+        return sequence
+
+    def _lineage(self, asked: Asked, digests: list[bytes]) -> tuple[Lineage, int]:
+        """Of a conversation that continues none, and the segment that it comes from.
+
+        The first with tools has the task; where no agent names tools, the first.
+        """
+        main = [call for call in self._calls if call.sequence.lineage in TRAINS["main"]]
+        if not main or (asked.tools and not main[0].asked.tools):
+            for call in main:
+                call.sequence.lineage = Lineage.ASIDE
+            self._main = digests
+            return Lineage.MAIN, -1
+        for length in range(len(asked.messages) - 1, 0, -1):
+            if calls := self._by_prompt.get(digests[length]):
+                return Lineage.COMPACT, calls[-1].sequence.segment
+        if digests[1] == self._main[1]:
+            return Lineage.COMPACT, main[-1].sequence.segment
+        return Lineage.SUB if asked.tools else Lineage.ASIDE, -1
+
+    def _check_room(self, length: int) -> None:
+        if length < self._context.limits.max_tokens:
+            return
+        text = (
+            f"a prompt of {length} tokens does not fit in limits.max_tokens ="
+            f" {self._context.limits.max_tokens}"
+        )
+        code = FailureCode.MAX_TOKENS if self._record.turns else FailureCode.BAD_TASK
+        raise BudgetError(code, text)
+
+    # ---- ids
+
+    def _told(self, tail: Sequence[Message], reply: Reply) -> list[Message]:
+        """What is new, as the template is told: results in the order of their calls."""
+        order = {call.id: index for index, call in enumerate(reply.message.tool_calls)}
+        results = 0
+        while results < len(tail) and tail[results].role == "tool":
+            results += 1
+        first = sorted(tail[:results], key=lambda m: order.get(m.call_id, len(order)))
+        return [self._as_written(message) for message in (*first, *tail[results:])]
+
+    def _as_written(self, message: Message) -> Message:
+        """A message with the policy's own ids of calls, and the name of the tool that answers."""
+        if message.role == "tool" and (own := self._own_ids.get(message.call_id)):
+            return replace(message, call_id=own.id, name=own.name)
+        calls = tuple(
+            call._replace(id=self._own_ids[call.id].id) if call.id in self._own_ids else call
+            for call in message.tool_calls
+        )
+        return replace(message, tool_calls=calls)
+
+    def _bridge(self, completion: Int32, new: list[Message]) -> Int32 | None:
+        """None where the template would tell the past anew, or takes no such messages."""
+        if self._renderer.starts_segment(new):
+            return None
+        for messages in (new, _as_users(new)):
+            try:
+                return self._renderer.bridge(completion, messages)
+            except TaskError:
+                continue
+        return None
+
+    def _prompt(self, asked: Asked) -> Int32:
+        messages = [self._as_written(message) for message in asked.messages]
+        try:
+            return self._renderer.prompt(messages, asked.tools)
+        except TaskError:
+            return self._renderer.prompt(one_system(messages), asked.tools)
+
+    # ---- sampling
+
+    async def _say(self, call: Call) -> Reply:
+        try:
+            with boundary(RolloutError, FailureCode.STAGE_ERROR, "a model call"):
+                completion = await self._sampler.sample(
+                    call.sequence, call.number, call.asked.max_tokens
+                )
+        except RolloutError as error:
+            self._end(error)
+            raise
+        before = call.sequence.ids_L[: call.start]
+        call.end, call.completion = len(call.sequence), completion.token_ids_C
+        said = self._renderer.parse(completion.token_ids_C, before, call.asked.tools)
+        calls = tuple(self._named(call, own) for own in said.tool_calls)
+        call.reply = Reply(
+            number=call.number,
+            message=replace(said, tool_calls=calls, turn=call.number),
+            finish=completion.finish_reason,
+            prompt_tokens=call.start,
+            completion_tokens=len(completion.token_ids_C),
+            cached_tokens=completion.cached_tokens,
+        )
+        self._record.messages.append(call.reply.message)
+        if call.sequence.lineage in TRAINS["main"]:
+            self._record.final = said.content
+        return call.reply
+
+    def _named(self, call: Call, own: ToolCall) -> ToolCall:
+        """A call with an id that no other of the attempt has."""
+        identity = f"{self._context.key}/{call.number}/{len(self._own_ids)}".encode()
+        name = f"call_{blake2b(identity, digest_size=8).hexdigest()}"
+        self._own_ids[name] = own
+        return own._replace(id=name, name=own.name or INVALID_CALL)
+
+    def _wrote(self, messages: Sequence[Message], turn: int) -> None:
+        """Write down for people what the agent said."""
+        for message in messages:
+            own = self._own_ids.get(message.call_id)
+            name = own.name if own else message.name
+            self._record.messages.append(replace(message, turn=turn, name=name))
+
+    # ---- the end
+
+    async def close(self) -> None:
+        """End the calls in flight and decide what trains: then the record is complete."""
+        tasks = [call.task for call in self._calls if not call.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not self.ended.done():
+            self.ended.cancel()
+        for call in self._unheard():
+            self.counts["discarded"] += 1
+            call.sequence.untrain(call.number)
+        for sequence in {id(call.sequence): call.sequence for call in self._calls}.values():
+            if sequence.lineage not in self._trains:
+                sequence.untrain()
+
+    def _unheard(self) -> Iterator[Call]:
+        """Of the replies to one prompt, those that the agent did not go on with."""
+        for siblings in self._by_prompt.values():
+            if len(siblings) > 1:
+                heard = [call for call in siblings if call.continued]
+                heard = heard or [call for call in siblings if call.delivered]
+                if len(heard) > 1 and not any(call.continued for call in heard):
+                    heard = []  # which of them is the last word nobody knows
+                yield from (call for call in siblings if call not in heard)
+
+
+def is_echo(said: Message, sent: Message) -> bool:
+    """Whether an agent's message stands for our reply: by its calls, else by its text."""
+    if sent.role != "assistant":
+        return False
+    if said.tool_calls:
+        return {call.id for call in said.tool_calls} == {call.id for call in sent.tool_calls}
+    return not sent.tool_calls and sent.content.strip() == said.content.strip()
+
+
+def is_edited(said: Message, sent: Message) -> bool:
+    """Whether an echo says something else than our reply did."""
+
+    def told(message: Message) -> list[tuple[str, str]]:
+        return [(call.name, canonical_arguments(call)) for call in message.tool_calls]
+
+    return said.content.strip() != sent.content.strip() or told(said) != told(sent)
+
+
+def one_system(messages: Sequence[Message]) -> list[Message]:
+    """For templates with one system message, first: leading ones joined, later ones as a user's.
+
+    One that came later never moves to the front, which would change the past.
+    """
+    leading = 0
+    while leading < len(messages) and messages[leading].role == "system":
+        leading += 1
+    text = "\n\n".join(message.content for message in messages[:leading])
+    first = [Message(role="system", content=text)] if leading else []
+    return [*first, *_as_users(messages[leading:])]
+
+
+def _as_users(messages: Sequence[Message]) -> list[Message]:
+    return [replace(m, role="user") if m.role == "system" else m for m in messages]
