@@ -15,6 +15,8 @@ PYTEST ?= $(BIN)/python -m pytest -q
 # Of the fast suite: two files of tests at a time take half as long, and more cores than that disturb its kills and waits.
 JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
+# Where it is set, each of the hundred processes that tests and demo start compiles every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-cluster test-backends test-kills test-as-user test-doors test-vllm check format bench checkpoint clean
 
@@ -30,7 +32,6 @@ $(STAMP): pyproject.toml configs/system.sh
 	$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install -qq '$(TORCH)'
 	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev --group docs
-	$(BIN)/python -m compileall -q prorl stages storage trainer # where PYTHONDONTWRITEBYTECODE is set each start would compile
 	touch $@
 
 demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) ## a tiny policy learns to use tools, in five minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT)
