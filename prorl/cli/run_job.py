@@ -7,6 +7,7 @@ that the log has.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -26,7 +27,6 @@ from prorl.cli.summary import present
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.linux.files import make_folder
-from prorl.service.core.provenance import fingerprint
 from prorl.storage.files.durable import replace_local
 from prorl.types import Json
 
@@ -149,7 +149,7 @@ def code_of(env: str) -> Path | None:
 def hashes(files: Iterable[Path]) -> dict[str, str]:
     """SHA-256 by path, of those that are files."""
     return {
-        str(file.absolute()): fingerprint(file.absolute().parent, (file.name,))
+        str(file.absolute()): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in files
         if file.is_file()
     }
