@@ -17,6 +17,8 @@ class Analysis:
     title: str
     sql: str
     picture: Literal["line", "bars"] = "bars"
+    where: str = ""
+    """Which rollouts an x stands for, as a filter in which it is `{x}`; empty: none."""
 
 
 _MEMBER = "status = 'completed' and valid"

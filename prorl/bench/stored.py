@@ -48,7 +48,7 @@ def add_commit(
     tables = rollout_tables(np.arange(start, stop), tokens, rng)
     tables["groups"], delivered = _events(range(start // GROUP, stop // GROUP), delivered)
     tables["tasks"] = _tasks(range(-(-start // GROUP), -(-stop // GROUP)))
-    _commit(run, run.name, seq, tables)
+    write_commit(run, run.name, seq, tables)
     return delivered
 
 
@@ -79,7 +79,7 @@ def write_run(where: Path, groups: Iterable[pa.RecordBatch], run_id: str = "synt
             "groups": pa.Table.from_pylist(events, TABLES["groups"]),
         }
         seq += 1
-        _commit(run, run_id, seq, tables)
+        write_commit(run, run_id, seq, tables)
     return where
 
 
@@ -120,7 +120,8 @@ def _write(fs: Any, path: str, content: Any) -> None:
     Path(path).write_bytes(memoryview(content))
 
 
-def _commit(run: RunDir, run_id: str, seq: int, tables: dict[str, pa.Table]) -> None:
+def write_commit(run: RunDir, run_id: str, seq: int, tables: dict[str, pa.Table]) -> None:
+    """Publish these rows as one commit more."""
     part, files = f"part-{seq:016x}", []
     for name, rows in tables.items():
         if rows.num_rows:

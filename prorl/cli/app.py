@@ -27,6 +27,7 @@ COMMANDS = {
     "backends": "Its model servers: ls, add, rm, drain, set.",
     "token": "Tokens and join files of others: new, ls, revoke, renew.",
     "show": "The runs of a root, a run, or one rollout as a transcript.",
+    "view": "Stored runs in the browser: charts, rollouts, tokens.",
     "sql": "One SELECT over what runs stored.",
     "verify": "Check a run directory: hashes, invariants, one row each.",
     "report": "Analyses of a run in one HTML file; or two side by side.",

@@ -168,10 +168,10 @@ class StoredRun:
 
     def _rollout(self, rollout_id: int) -> dict[str, pa.Table]:
         with ThreadPoolExecutor(len(OF_ROLLOUTS)) as threads:
-            found = threads.map(lambda table: self._of_rollout(table, rollout_id), OF_ROLLOUTS)
+            found = threads.map(lambda table: self.rows_of(table, rollout_id), OF_ROLLOUTS)
             return dict(zip(OF_ROLLOUTS, found, strict=True))
 
-    def _of_rollout(self, table: str, rollout_id: int) -> pa.Table:
+    def rows_of(self, table: str, rollout_id: int) -> pa.Table:
         found = [TABLES[table].empty_table()]
         for file in self.files(table):
             if file.first <= rollout_id <= file.last:

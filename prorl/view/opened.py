@@ -1,0 +1,245 @@
+"""A run as the viewer holds it: narrow columns of `rollouts` in memory, the rest read when asked.
+
+100,000 rollouts are about 40 MB. Filters and orders are SQL in the cage (`LockedDuckDB`) and leave
+row numbers, so that a page of rows is a slice wherever it lies. A run that is written right now is
+followed by its commits: only new parts are read. A part that cannot be read is named in `damaged`
+and the others are shown. Every public method takes the lock, so that threads may call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from prorl.analysis.analyses import ANALYSES
+from prorl.errors import NotFoundError, ProrlError, StorageError, UserError
+from prorl.schema import APPENDED, TABLES
+from prorl.storage.files.layout import PartFile
+from prorl.storage.files.part_reader import PartReader
+from prorl.storage.read.catalog import DERIVED, OF_ROLLOUTS, VIEWS, StoredRun
+from prorl.storage.read.sql import LockedDuckDB
+from prorl.types import Json
+
+SQL_S = 5.0
+"""For a filter or a figure; longer questions are for `prorl sql`."""
+
+ANSWERS = 8
+"""Row numbers of so many filters are kept: 8 bytes a row each."""
+
+NARROW = pa.schema([f for f in TABLES["rollouts"] if f.name not in ("artefact", "run_id")])
+"""What is held of each rollout."""
+
+FACETS = (
+    *("status", "failure_code", "stop_reason", "reward", "min_version", "data_source"),
+    *("env", "agent", "num_turns", "num_tool_calls"),
+)
+"""Columns with few values."""
+
+PLACE = "row_number_here"
+
+
+class Question(NamedTuple):
+    """Which rollouts, in which order."""
+
+    where: str = ""
+    order: str = "rollout_id"
+    down: bool = False
+
+    def select(self, what: str) -> str:
+        """A SELECT over them; a comment in the filter cannot swallow what follows it."""
+        return f"select {what} from rollouts" + (
+            f" where (\n{self.where}\n)" if self.where.strip() else ""
+        )
+
+
+class Opened:
+    """One stored run, held open until the viewer needs the room."""
+
+    def __init__(self, where: str) -> None:
+        """Raises what StoredRun raises."""
+        self._lock = threading.RLock()
+        self.stored = StoredRun(where)
+        self.damaged: dict[str, str] = {}
+        self._parts: dict[str, pa.Table] = {}
+        self._answers: OrderedDict[Question, NDArray[np.int64]] = OrderedDict()
+        self._figures: dict[str, Json] = {}
+        self._database = LockedDuckDB(threads=2, memory="256MB")
+        for name, empty in VIEWS.items():
+            self._database.register(name, empty.empty_table())
+        for name, derived in DERIVED.items():
+            self._database.view(name, derived.sql)
+        self._read()
+
+    def refresh(self) -> bool:
+        """Read what was committed since; whether anything was."""
+        with self._lock:
+            names = self.stored.directory.commit_names()
+            last = self.stored.commits[-1].name if self.stored.commits else None
+            if (names[-1] if names else None) == last:
+                return False
+            self.stored = StoredRun(self.stored.directory.where)
+            self._read()
+            return True
+
+    def _read(self) -> None:
+        parts: dict[str, pa.Table] = {}
+        self.damaged.clear()
+        for file in self.stored.files("rollouts"):
+            try:
+                known = self._parts.get(file.path)
+                parts[file.path] = self._narrow(file) if known is None else known
+            except ProrlError as error:
+                self.damaged[file.path] = str(error)
+        self._parts = parts
+        self.rows = pa.concat_tables([NARROW.empty_table(), *parts.values()]).combine_chunks()
+        place = pa.array(np.arange(self.rows.num_rows))
+        self._database.register("rollouts", self.rows.append_column(PLACE, place))
+        for name in VIEWS.keys() - {"rollouts", "partial", "scores", *APPENDED}:
+            try:
+                self._database.register(name, self.stored.view(name))
+            except ProrlError as error:
+                self.damaged[name] = str(error)
+        self._answers.clear()
+        self._figures.clear()
+
+    def _narrow(self, file: PartFile) -> pa.Table:
+        """Its narrow columns; one that came later than the file is null."""
+        with PartReader(self.stored.directory, file) as part:
+            there = set(part.columns)
+            rows = part.read(columns=[name for name in NARROW.names if name in there])
+        columns = [
+            rows.column(field.name) if field.name in there else pa.nulls(rows.num_rows, field.type)
+            for field in NARROW
+        ]
+        return pa.Table.from_arrays(columns, schema=NARROW)
+
+    def ask(self, sql: str, rows: int = 0) -> list[dict[str, Json]]:
+        """The answer to one SELECT. Raises UserError, StorageError."""
+        with self._lock:
+            return list(self._query(sql, rows).to_pylist())
+
+    def _query(self, sql: str, rows: int = 0) -> pa.Table:
+        # What no commit names may have grown since.
+        for name in (*APPENDED, "partial", "scores"):
+            if name in sql.lower():
+                self._database.register(name, self.stored.view(name))
+        try:
+            return self._database.query(sql, SQL_S, rows=rows)
+        except StorageError as error:
+            raise self.stored.blame(error) from None
+
+    def page(self, question: Question, offset: int, limit: int) -> dict[str, Json]:
+        """Some of the rollouts that a filter leaves, and how many it leaves."""
+        with self._lock:
+            found = self._places(question)
+            rows = self.rows.take(pa.array(found[offset : offset + limit]))
+            return {"total": len(found), "of": self.rows.num_rows, "rows": rows.to_pylist()}
+
+    def _places(self, question: Question) -> NDArray[np.int64]:
+        if question.order not in NARROW.names:
+            raise UserError(f"order by {question.order!r}", f"one of {', '.join(NARROW.names)}")
+        if question in self._answers:
+            self._answers.move_to_end(question)
+            return self._answers[question]
+        order = f' order by "{question.order}" {"desc" if question.down else "asc"} nulls last'
+        found = self._query(question.select(PLACE) + f"{order}, rollout_id")
+        places = found.column(0).to_numpy().astype(np.int64)
+        self._answers[question] = places
+        while len(self._answers) > ANSWERS:
+            self._answers.popitem(last=False)
+        return places
+
+    def facets(self, question: Question) -> list[dict[str, Json]]:
+        """How often each value of some columns is among the chosen rollouts, and among all."""
+        chosen = f"coalesce((\n{question.where}\n), false)" if question.where.strip() else "true"
+        counts = " union all ".join(
+            f"select '{name}' as name, {name}::varchar as value, count(*) filter (chosen) as n,"
+            " count(*) as of, avg(reward) filter (chosen and valid) as reward from asked group by 2"
+            for name in FACETS
+        )
+        return self.ask(
+            f"with asked as (select *, {chosen} as chosen from rollouts), counts as ({counts})"
+            " select * from counts where n > 0 order by name, n desc"
+        )
+
+    def neighbours(self, question: Question, rollout_id: int) -> dict[str, Json]:
+        """The rollouts before and after one in a filtered table; None at its ends."""
+        with self._lock:
+            ids = self.rows.column("rollout_id").take(pa.array(self._places(question)))
+            at = pc.index(ids, rollout_id).as_py()
+            inside = at is not None and at >= 0
+            before = ids[at - 1].as_py() if inside and at > 0 else None
+            after = ids[at + 1].as_py() if inside and at + 1 < len(ids) else None
+            return {"at": at if inside else None, "of": len(ids), "before": before, "after": after}
+
+    def figure(self, name: str) -> dict[str, Json]:
+        """One ready analysis with its rows, or why it cannot be made."""
+        with self._lock:
+            if name not in self._figures:
+                asked = ANALYSES[name]
+                about = {"name": name, "title": asked.title, "sql": asked.sql.strip()}
+                about |= {"picture": asked.picture, "where": asked.where}
+                try:
+                    self._figures[name] = about | {"rows": self.ask(asked.sql, rows=2000)}
+                except ProrlError as error:
+                    return about | {"rows": [], "error": str(error)}
+            return dict(self._figures[name])
+
+    def rollout(self, rollout_id: int) -> dict[str, Json]:
+        """Everything of one rollout but its tokens; parts that cannot be read are named.
+
+        Raises NotFoundError.
+        """
+        found, damaged = self.tables(rollout_id, ("rollouts", "messages", "turns"))
+        rows = found["rollouts"].to_pylist()
+        if not rows and not damaged:
+            raise NotFoundError(f"run {self.stored.run_id} has no rollout {rollout_id}")
+        row = rows[0] if rows else {"rollout_id": rollout_id}
+        artefact = row.pop("artefact", b"") or b""
+        group = row.get("group_id", -1)
+        siblings = Question(f"group_id = {group}").select(
+            "rollout_id, sample_index, reward, status, stop_reason, num_turns, num_sampled, valid"
+        )
+        asked: Mapping[str, str] = {
+            "siblings": f"{siblings} order by sample_index",
+            "task": f"select * from tasks where group_id = {group} limit 1",
+            "annotations": f"select * from annotations where rollout_id = {rollout_id}"
+            ' order by "at"',
+            "trained": f"select * exclude (learner_logprobs, run_id) from trained where"
+            f" rollout_id = {rollout_id} order by step",
+            "scores": f"select * from scores where rollout_id = {rollout_id}",
+        }
+        answer: dict[str, Any] = {}
+        for name, sql in asked.items():
+            try:
+                answer[name] = self.ask(sql, rows=500)
+            except ProrlError as error:
+                answer[name], damaged[name] = [], str(error)
+        return answer | {
+            "run": self.stored.run_id,
+            "rollout": row,
+            "artefact": artefact.decode("utf-8", "replace"),
+            "messages": found["messages"].sort_by("index").to_pylist(),
+            "turns": found["turns"].sort_by("turn").to_pylist(),
+            "damaged": damaged,
+        }
+
+    def tables(
+        self, rollout_id: int, names: tuple[str, ...] = OF_ROLLOUTS
+    ) -> tuple[dict[str, pa.Table], dict[str, str]]:
+        """One rollout's rows of these tables, and what is wrong with those that lack them."""
+        found, damaged = {}, {}
+        for name in names:
+            try:
+                found[name] = self.stored.rows_of(name, rollout_id)
+            except ProrlError as error:
+                found[name] = TABLES[name].empty_table()
+                damaged[name] = str(self.stored.blame(error, [name]))
+        return found, damaged

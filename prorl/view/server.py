@@ -1,0 +1,316 @@
+"""`prorl view` as an ASGI app: JSON of stored runs, and the pages that show it.
+
+It serves this host alone. A request must name a host that we listen on and, from a page, come from
+our own: a name that some DNS answers with 127.0.0.1 gets nothing. What is said of runs needs the
+token, which travels in the fragment of the address and in a header, never in a request line. Pages
+may load nothing from elsewhere and run no script of a text. Nothing is written but annotations.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from prorl.analysis.analyses import ANALYSES
+from prorl.analysis.annotations import annotate
+from prorl.errors import ForbiddenError, NotFoundError, ProrlError, StorageError, UserError
+from prorl.storage.read.runs import below, is_run, list_runs
+from prorl.types import Json
+from prorl.view.opened import NARROW, Opened, Question
+from prorl.view.tokens import Pieces, tokens
+
+STATIC = Path(__file__).parent / "static"
+OPEN_RUNS = 3
+"""Held at a time, the last looked at: each has narrow columns of its rollouts in memory."""
+
+PAGE_ROWS = 500
+SQL_ROWS = 1000
+BODY_BYTES = 64 << 10
+
+TOTALS = """
+select count(*) as rollouts, count(distinct group_id) as groups,
+    count(distinct task_id) as tasks, count(*) filter (valid) as valid,
+    count(*) filter (failure_class in ('infra', 'task')) as failed,
+    avg(reward) filter (valid) as reward, count(*) filter (reward > 0) as rewarded,
+    coalesce(sum(num_tokens), 0)::bigint as tokens,
+    coalesce(sum(num_sampled), 0)::bigint as sampled,
+    coalesce(sum(num_trained), 0)::bigint as trained,
+    min(min_version) filter (min_version >= 0) as first_version, max(max_version) as last_version,
+    avg(max_version - min_version) filter (min_version >= 0) as staleness,
+    date_diff('millisecond', min(committed_at), max(committed_at)) / 1000 as seconds,
+    max(committed_at) as last_at
+from rollouts"""
+SPARK = """
+select avg(reward) as reward from (
+    select reward, ntile(48) over (order by committed_at, rollout_id) as part
+    from rollouts where valid)
+group by part order by part"""
+
+HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none';"
+        b" frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class Library:
+    """The runs below a root, or one of them; the last few that were looked at are open."""
+
+    def __init__(self, root: str, only: str = "", tokenizer: str = "") -> None:
+        self._root, self._only, self._tokenizer = root, only, tokenizer
+        self._open: OrderedDict[str, Opened] = OrderedDict()
+        self._pieces: dict[str, Pieces] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def at(cls, where: str, tokenizer: str = "") -> Library:
+        """A run directory, or a root of some. Raises NotFoundError for neither."""
+        if is_run(where):
+            root, _, name = where.rstrip("/").rpartition("/")
+            return cls(root or ".", name, tokenizer)
+        if not list_runs(where):
+            raise NotFoundError(f"no run in {where}; `prorl demo` makes one")
+        return cls(where, "", tokenizer)
+
+    def names(self) -> list[str]:
+        """The newest first."""
+        return [self._only] if self._only else list(reversed(list_runs(self._root)))
+
+    def open(self, name: str) -> Opened:
+        """A run with what is committed by now. Raises NotFoundError, StorageError, SchemaError."""
+        with self._lock:
+            if name in self._open:
+                self._open.move_to_end(name)
+                opened = self._open[name]
+                opened.refresh()
+                return opened
+            if name not in self.names():
+                raise NotFoundError(f"no run {name[:200]!r} in {self._root}")
+            opened = self._open[name] = Opened(below(self._root, name))
+            while len(self._open) > OPEN_RUNS:
+                self._open.popitem(last=False)
+            return opened
+
+    def pieces(self, opened: Opened) -> Pieces:
+        """What spells the ids of a run: the tokenizer that is asked for, or its manifest's."""
+        spec = self._tokenizer or str(opened.stored.manifest.get("tokenizer") or "")
+        if spec not in self._pieces:
+            self._pieces[spec] = Pieces(spec)
+        return self._pieces[spec]
+
+
+class Guard:
+    """Refuses what does not come from our own page, then what has no token."""
+
+    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str]) -> None:
+        self._app, self._token, self._hosts = app, token, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the request, then pass it on; every answer says what pages may do."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS]
+            await send(message)
+
+        try:
+            self._check(Headers(scope=scope), scope["path"], scope["method"])
+        except ProrlError as error:
+            await _refusal(error)(scope, receive, guarded)
+            return
+        await self._app(scope, receive, guarded)
+
+    def _check(self, headers: Headers, path: str, method: str) -> None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if host not in self._hosts:
+            raise ForbiddenError(f"host {host[:200]!r}", "the address that `prorl view` printed")
+        if origin is not None and origin.partition("://")[2] != host:
+            raise ForbiddenError(f"a request from {origin[:200]!r}", "one from our own page")
+        if not path.startswith("/api/"):
+            return
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            raise ForbiddenError("a request from another site", "one from our own page")
+        said = headers.get("authorization", "").removeprefix("Bearer ")
+        if not secrets.compare_digest(said.encode(), self._token.encode()):
+            raise ForbiddenError(
+                "no token, or another one", "the address with #token=... that was printed"
+            )
+
+
+def create_app(library: Library, token: str, hosts: frozenset[str], author: str) -> ASGIApp:
+    """The viewer of a library. `hosts`: values of Host that name us; `author`: of annotations."""
+
+    def runs(_: Request) -> Json:
+        return {"runs": library.names()}
+
+    def run(request: Request) -> Json:
+        opened = _of(request)
+        manifest = opened.stored.manifest
+        (totals,) = opened.ask(TOTALS)
+        return {
+            "run": opened.stored.run_id,
+            "where": opened.stored.directory.where,
+            "created_at": manifest.get("created_at"),
+            "commits": len(opened.stored.commits),
+            "bytes": sum(f.bytes for commit in opened.stored.commits for f in commit.files),
+            "policy": sorted(
+                {str(b.get("policy", "")) for b in dict(manifest.get("backends") or {}).values()}
+            ),
+            "totals": totals,
+            "spark": [row["reward"] for row in opened.ask(SPARK)],
+            "columns": [{"name": f.name, "type": str(f.type)} for f in NARROW],
+            "figures": [{"name": name, "title": asked.title} for name, asked in ANALYSES.items()],
+            "damaged": opened.damaged,
+            "config": manifest.get("config", {}),
+        }
+
+    def figure(request: Request) -> Json:
+        name = request.path_params["name"]
+        if name not in ANALYSES:
+            raise NotFoundError(f"no analysis {name[:100]!r}")
+        return _of(request).figure(name)
+
+    def rows(request: Request) -> Json:
+        asked = request.query_params
+        limit = min(_whole(asked, "limit", 100), PAGE_ROWS)
+        return _of(request).page(_question(asked), _whole(asked, "offset"), limit)
+
+    def facets(request: Request) -> Json:
+        return {"facets": _of(request).facets(_question(request.query_params))}
+
+    def rollout(request: Request) -> Json:
+        opened, rollout_id = _of(request), request.path_params["rollout"]
+        around = opened.neighbours(_question(request.query_params), rollout_id)
+        return opened.rollout(rollout_id) | {"around": around}
+
+    def tokens_of(request: Request) -> Json:
+        opened = _of(request)
+        return tokens(opened, library.pieces(opened), request.path_params["rollout"])
+
+    def sql(request: Request) -> Json:
+        found = _of(request).ask(request.query_params.get("q", ""), rows=SQL_ROWS + 1)
+        return {"rows": found[:SQL_ROWS], "more": len(found) > SQL_ROWS}
+
+    async def note(request: Request) -> Response:
+        body = await request.body()
+        if len(body) > BODY_BYTES:
+            return _refusal(UserError(f"{len(body)} bytes", f"at most {BODY_BYTES}"))
+        try:
+            given = dict(orjson.loads(body))
+        except (orjson.JSONDecodeError, TypeError, ValueError):
+            return _refusal(UserError("a body that is no JSON object", "rollout_id and label"))
+        return await run_in_threadpool(_answer, lambda request: say(request, given), request)
+
+    def say(request: Request, given: dict[str, Json]) -> Json:
+        opened = _of(request)
+        try:
+            annotate(opened.stored, [given], author=author)
+        except StorageError as error:
+            raise UserError(str(error), "a run directory that can be written") from None
+        return {"annotations": opened.rollout(int(given["rollout_id"]))["annotations"]}
+
+    def _of(request: Request) -> Opened:
+        return library.open(request.path_params["run"])
+
+    api = "/api/runs/{run}"
+    routes = {
+        "/api/runs": runs,
+        api: run,
+        f"{api}/figures/{{name}}": figure,
+        f"{api}/rows": rows,
+        f"{api}/facets": facets,
+        f"{api}/rollouts/{{rollout:int}}": rollout,
+        f"{api}/rollouts/{{rollout:int}}/tokens": tokens_of,
+        f"{api}/sql": sql,
+    }
+    app = Starlette(
+        routes=[
+            *(Route(path, partial(_answer, handler)) for path, handler in routes.items()),
+            Route(f"{api}/annotations", note, methods=["POST"]),
+            Mount("/", StaticFiles(directory=STATIC, html=True)),
+        ]
+    )
+    return Guard(app, token, hosts)
+
+
+class Listening(NamedTuple):
+    """A viewer that listens and is about to serve."""
+
+    url: str
+    """With the token."""
+    server: uvicorn.Server
+    listener: socket.socket
+
+    async def serve(self) -> None:
+        """Serve until a signal comes, or `server.should_exit`."""
+        await self.server.serve(sockets=[self.listener])
+
+
+def listen(library: Library, port: int, author: str) -> Listening:
+    """Take a port of this host. Raises UserError when it is taken."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise UserError(f"port {port}: {error.strerror}", "a free one, or 0 for any") from None
+    port = listener.getsockname()[1]
+    token = secrets.token_urlsafe(16)
+    hosts = frozenset({f"127.0.0.1:{port}", f"localhost:{port}"})
+    app = create_app(library, token, hosts, author)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    return Listening(f"http://127.0.0.1:{port}/#token={token}", server, listener)
+
+
+def _answer(handler: Callable[[Request], Json], request: Request) -> Response:
+    try:
+        body = orjson.dumps(handler(request), default=str, option=orjson.OPT_SERIALIZE_NUMPY)
+    except ProrlError as error:
+        return _refusal(error)
+    return Response(body, media_type="application/json")
+
+
+def _refusal(error: ProrlError) -> Response:
+    kinds = ((ForbiddenError, 403), (NotFoundError, 404), (UserError, 422))
+    status = next((status for kind, status in kinds if isinstance(error, kind)), 500)
+    body = orjson.dumps({"error": str(error)[:2000]})
+    return Response(body, status, media_type="application/json")
+
+
+def _question(asked: QueryParams) -> Question:
+    return Question(asked.get("where", ""), asked.get("order") or "rollout_id", "down" in asked)
+
+
+def _whole(asked: QueryParams, name: str, default: int = 0) -> int:
+    text = asked.get(name) or str(default)
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise UserError(f"{name} {text[:40]!r}", "a whole number from 0 on")
+    return int(text)

@@ -1,0 +1,146 @@
+// Pictures of what an analysis gave: lines and stacks by uPlot, names and counts as bars of HTML.
+
+import { big, h, num, short } from "./dom.js";
+
+const HEIGHT = 190;
+const live = new Set();
+
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+}
+
+export const SERIES = ["s1", "s2", "s3", "s4", "s5", "s6"];
+
+function plot(place, options, data) {
+  const chart = { place, options, data, drawn: null };
+  const draw = () => {
+    chart.drawn?.destroy();
+    const width = Math.max(200, place.clientWidth);
+    chart.drawn = new uPlot({ width, height: HEIGHT, ...options() }, data, place);
+  };
+  chart.draw = draw;
+  live.add(chart);
+  new ResizeObserver(([entry]) => {
+    const width = Math.round(entry.contentRect.width);
+    if (!chart.drawn) draw();
+    else if (width && Math.abs(width - chart.drawn.width) > 1) {
+      chart.drawn.setSize({ width: Math.max(200, width), height: HEIGHT });
+    }
+  }).observe(place);
+  return place;
+}
+
+export function redraw() {
+  for (const chart of live) chart.place.isConnected ? chart.draw() : live.delete(chart);
+}
+
+function axes(text) {
+  const font = "11px system-ui, sans-serif";
+  const line = { stroke: colour("quiet"), font, ticks: { show: false }, gap: 6 };
+  const grid = { stroke: colour("line"), width: 1 };
+  return [
+    { ...line, grid: { show: false }, size: 26, values: (_, at) => at.map((x) => text(x)) },
+    { ...line, grid, size: 46, values: (_, at) => at.map((y) => big(y)) },
+  ];
+}
+
+// rows with x, y and perhaps z, the name of a series; x is a number
+export function lines(rows, { chosen, dates } = {}) {
+  const names = [...new Set(rows.map((row) => row.z ?? ""))].slice(0, 6);
+  const xs = [...new Set(rows.map((row) => row.x))].sort((a, b) => a - b);
+  const place = new Map(xs.map((x, i) => [x, i]));
+  const ys = names.map(() => new Array(xs.length).fill(null));
+  for (const row of rows) {
+    const series = names.indexOf(row.z ?? "");
+    if (series >= 0) ys[series][place.get(row.x)] = row.y;
+  }
+  const text = (x) => (dates ? new Date(x * 1000).toISOString().slice(11, 16) : big(x));
+  const last = (y) => y.findLast((value) => value !== null);
+  const element = h("div", { class: "plot", role: "img", "aria-label": names.map((name, i) =>
+    `${name || "values"} over ${xs.length} points, from ${num(ys[i].find((y) => y !== null))} to `
+    + num(last(ys[i]))).join("; ") });
+  const points = { show: xs.length < 60, size: 5 };
+  return plot(element, () => ({
+    scales: { x: { time: false }, y: { range: (_, low, high) => padded(low, high) } },
+    axes: axes(text),
+    cursor: { y: false, points: { size: 7 } },
+    legend: { show: true, live: true },
+    series: [{ label: "x", value: (_, x) => (x === null ? "" : text(x)) },
+      ...names.map((name, i) => ({ label: short(name || "y", 24), stroke: colour(SERIES[i]),
+        width: 1.6, points, spanGaps: true, value: (_, y) => num(y) }))],
+    hooks: { ready: [(u) => chosen && u.over.addEventListener("click", () => {
+      if (u.cursor.idx !== null) chosen(xs[u.cursor.idx]);
+    })] },
+  }), [xs, ...ys]);
+}
+
+function padded(low, high) {
+  if (low === null) return [0, 1];
+  if (low >= 0 && low < high * 0.7) low = 0;
+  if (low === high) return [Math.min(0, low), high || 1];
+  const more = (high - low) * 0.06;
+  return [low === 0 ? 0 : low - more, high + more];
+}
+
+// rows with x and several numbers that add up, in this order
+export function stack(rows, names, { chosen } = {}) {
+  const xs = rows.map((row) => row.x);
+  const sums = new Array(rows.length).fill(0);
+  const tops = names.map((name) => rows.map((row, i) => (sums[i] += row[name] || 0)));
+  const order = names.map((_, i) => names.length - 1 - i);
+  const element = h("div", { class: "plot", role: "img",
+    "aria-label": `${names.join(", ")} over ${rows.length} points` });
+  const bars = uPlot.paths.bars({ size: [0.8, 60], gap: 1 });
+  return plot(element, () => ({
+    scales: { x: { time: false, range: (_, a, b) => [a - 0.5, b + 0.5] },
+      y: { range: (_, low, high) => [0, high * 1.05 || 1] } },
+    axes: axes(big),
+    cursor: { y: false, points: { show: false } },
+    series: [{ label: "x" }, ...order.map((n) => ({ label: names[n], stroke: colour(SERIES[n % 6]),
+      fill: colour(SERIES[n % 6]), width: 0, paths: bars, points: { show: false },
+      value: (_, y, s, i) => (i === null ? "–" : num(rows[i][names[n]])) }))],
+    hooks: { ready: [(u) => chosen && u.over.addEventListener("click", () => {
+      if (u.cursor.idx !== null) chosen(xs[u.cursor.idx]);
+    })] },
+  }), [xs, ...order.map((n) => tops[n])]);
+}
+
+// rows with a name, a size and perhaps a remark; a click chooses one
+export function bars(rows, { chosen, most = 12, text = num } = {}) {
+  const longest = Math.max(...rows.map((row) => Math.abs(row.y || 0)), 1e-12);
+  const more = rows.length - most;
+  return h("div", { class: "bars" }, rows.slice(0, most).map((row) => {
+    const fill = h("span", { class: "fill" });
+    fill.style.width = `${(Math.abs(row.y || 0) / longest) * 100}%`;
+    const inside = [h("span", { class: "name", title: String(row.x) },
+      row.x === "" || row.x === null ? "(none)" : typeof row.x === "number" ? num(row.x)
+        : String(row.x)),
+    h("span", { class: "track" }, fill), h("span", { class: "value" }, text(row.y))];
+    return chosen ? h("button", { class: "bar", onclick: () => chosen(row.x) }, inside)
+      : h("div", { class: "bar" }, inside);
+  }), more > 0 ? h("p", { class: "quiet" }, `and ${num(more)} more`) : null);
+}
+
+export function spark(values, width = 120, height = 24) {
+  const canvas = h("canvas", { class: "spark", role: "img",
+    "aria-label": `from ${num(values[0])} to ${num(values.at(-1))}` });
+  const ratio = devicePixelRatio || 1;
+  Object.assign(canvas, { width: width * ratio, height: height * ratio });
+  const draw = () => {
+    const pen = canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    const known = values.filter((value) => value !== null);
+    const [low, high] = [Math.min(0, ...known), Math.max(1e-9, ...known)];
+    const y = (v) => height - 3 - ((v - low) / (high - low)) * (height - 6);
+    const x = (i) => 2 + (i / Math.max(1, known.length - 1)) * (width - 4);
+    pen.strokeStyle = colour("s1");
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    known.forEach((value, i) => pen.lineTo(x(i), y(value)));
+    pen.stroke();
+  };
+  draw();
+  live.add({ place: canvas, draw });
+  return canvas;
+}

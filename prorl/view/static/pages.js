@@ -1,0 +1,384 @@
+// Runs, one run, its rollouts, its tasks, SQL, and what happens now.
+
+import { bars, lines, spark, stack } from "./charts.js";
+import {
+  big, damage, get, h, link, listen, num, percent, quoted, seconds, short, trouble, when,
+} from "./dom.js";
+import { Table } from "./table.js";
+
+const runPath = (run) => `/runs/${encodeURIComponent(run)}`;
+
+function rewardChip(value, valid = true) {
+  if (value === null || value === undefined) return h("span", { class: "chip" }, "none");
+  const kind = !valid ? "" : value > 0 ? "good" : value < 0 ? "bad" : "none";
+  return h("span", { class: `chip ${kind}` }, num(value));
+}
+
+function statusChip(row) {
+  if (row.failure_code) {
+    const kind = row.failure_class === "policy" ? "warn" : "bad";
+    return h("span", { class: `chip ${kind}` }, row.failure_code);
+  }
+  return h("span", { class: "chip" }, row.status);
+}
+
+export { rewardChip, runPath, statusChip };
+
+// ---- runs
+
+export async function runsPage({ signal }) {
+  const { runs } = await get("/runs", {}, signal);
+  if (runs.length === 1) {
+    location.replace(link(runs[0]));
+    return { element: h("p", {}) };
+  }
+  const titles = ["Run", "Reward", "", "Rollouts", "Valid", "Failed", "Tokens", "Tokens/s",
+    "Versions", "Last commit"];
+  const chosen = new Set();
+  const compare = h("button", { disabled: true, onclick: () => {
+    location.hash = "#/?compare=" + [...chosen].map(encodeURIComponent).join("~");
+  } }, "Compare");
+  const body = h("tbody", {});
+  const rows = new Map(runs.map((run) => {
+    const box = h("input", { type: "checkbox", "aria-label": `compare ${run}`, onchange: () => {
+      box.checked ? chosen.add(run) : chosen.delete(run);
+      compare.disabled = chosen.size < 2 || chosen.size > 4;
+      compare.textContent = chosen.size > 1 ? `Compare ${chosen.size}` : "Compare";
+    } });
+    const row = h("tr", {}, h("td", {}, box), h("td", {}, h("a", { href: link(run) }, run)),
+      titles.slice(1).map(() => h("td", {}, "")));
+    body.append(row);
+    return [run, row];
+  }));
+  const asked = new URLSearchParams(location.hash.split("?")[1] || "");
+  const compared = (asked.get("compare") || "").split("~").filter((run) => rows.has(run));
+  const place = h("div", {});
+  const element = h("div", { class: "width" },
+    h("div", { class: "top" }, h("h1", {}, `${num(runs.length)} runs`), compare), place,
+    h("div", { class: "card scroll" }, h("table", { class: "list" },
+      h("thead", {}, h("tr", {}, h("th", {}, ""), titles.map((t, i) =>
+        h("th", { class: i > 2 ? "n" : "" }, t)))), body)));
+  fillRuns(rows, signal);
+  if (compared.length > 1) comparison(place, compared, signal);
+  return { element };
+}
+
+async function fillRuns(rows, signal) {
+  for (const [run, row] of rows) {
+    const cells = row.children;
+    try {
+      const found = await get(runPath(run), {}, signal);
+      const t = found.totals;
+      const speed = t.seconds > 0 ? big(t.sampled / t.seconds) : "–";
+      const said = [rewardChip(t.reward), found.spark.length > 2 ? spark(found.spark) : "",
+        num(t.rollouts), percent(t.valid / t.rollouts), t.failed ? num(t.failed) : "–",
+        big(t.tokens), speed, t.last_version < 0 ? "–" : num(t.last_version), when(t.last_at)];
+      said.forEach((value, i) => {
+        cells[i + 2].replaceChildren(value);
+        if (i > 1) cells[i + 2].className = "n";
+      });
+    } catch (error) {
+      if (signal.aborted) return;
+      cells[2].replaceChildren(h("span", { class: "chip bad", title: error.message }, "unreadable"),
+        " ", short(error.message, 90));
+      cells[2].colSpan = 9;
+      [...cells].slice(3).forEach((cell) => cell.remove());
+    }
+  }
+}
+
+async function comparison(place, runs, signal) {
+  const found = await Promise.all(runs.map((run) => get(runPath(run), {}, signal)));
+  const drawn = async (name) => (await Promise.all(runs.map(async (run) =>
+    (await get(`${runPath(run)}/figures/${name}`, {}, signal)).rows.map((row) =>
+      ({ ...row, z: run }))))).flat();
+  const figures = [["Reward", (t) => num(t.reward)], ["Rollouts", (t) => num(t.rollouts)],
+    ["Valid", (t) => percent(t.valid / t.rollouts)], ["Tokens", (t) => big(t.tokens)],
+    ["Tokens a rollout", (t) => num(t.tokens / t.rollouts)], ["Tasks", (t) => num(t.tasks)]];
+  const [reward, drift] = [await drawn("reward"), await drawn("drift")];
+  place.replaceChildren(h("div", { class: "grid" },
+    card("Reward by policy version", lines(reward)),
+    card("Mean logprob of sampled tokens", lines(drift)),
+    card("Side by side", h("div", { class: "scroll" }, h("table", { class: "list" },
+      h("thead", {}, h("tr", {}, h("th", {}, ""), runs.map((r) => h("th", { class: "n" }, r)))),
+      h("tbody", {}, figures.map(([name, show]) => h("tr", {}, h("td", {}, name),
+        found.map((run) => h("td", { class: "n" }, show(run.totals)))))))))));
+}
+
+function card(title, content, more = null, wide = false) {
+  return h("section", { class: "card" + (wide ? " wide" : "") },
+    h("header", {}, h("h2", {}, title)), content, more);
+}
+
+// ---- one run
+
+export async function runPage({ run, signal }) {
+  const found = await get(runPath(run), {}, signal);
+  const t = found.totals;
+  const to = (where) => link(run, "rollouts", { where });
+  const tile = (value, what, where) => h(where === undefined ? "div" : "a",
+    { class: "tile", href: where === undefined ? null : to(where) }, h("b", {}, value),
+    h("span", {}, what));
+  const versions = t.last_version > t.first_version ? `${t.first_version}–${t.last_version}`
+    : t.last_version < 0 ? "–" : num(t.last_version);
+  const grid = h("div", { class: "grid" });
+  const element = h("div", { class: "width" },
+    h("div", { class: "top" }, h("h1", {}, found.run),
+      h("span", { class: "quiet" }, [when(found.created_at || t.last_at), found.policy.join(", "),
+        `${big(found.bytes)}B in ${num(found.commits)} commits`].filter(Boolean).join(" · "))),
+    damage(found.damaged),
+    h("div", { class: "tiles" },
+      tile(num(t.reward), "mean reward", "valid"),
+      tile(num(t.rollouts), "rollouts", ""),
+      tile(percent(t.rollouts ? t.rewarded / t.rollouts : null), "with a reward", "reward > 0"),
+      tile(num(t.rollouts - t.valid), "masked", "not valid"),
+      tile(num(t.failed), "infra or task failures", "failure_class in ('infra', 'task')"),
+      tile(num(t.groups), `groups of ${num(t.tasks)} tasks`),
+      tile(big(t.tokens), `tokens, ${big(t.sampled)} sampled`),
+      tile(t.seconds > 0 ? big(t.sampled / t.seconds) : "–", "sampled tokens/s"),
+      tile(versions, "policy versions")),
+    h("p", {}), grid);
+  fillFigures(run, found.figures, grid, signal);
+  return { element };
+}
+
+async function fillFigures(run, names, grid, signal) {
+  const cards = names.map(({ title }) => card(title, h("p", { class: "quiet plot" }, "…")));
+  grid.append(...cards);
+  const empty = [];
+  for (const [i, { name, title }] of names.entries()) {
+    const asked = await get(`${runPath(run)}/figures/${name}`, {}, signal)
+      .catch((error) => ({ rows: [], title, error: error.message }));
+    if (signal.aborted) return;
+    if (asked.rows.length || asked.error) {
+      cards[i].replaceWith(card(title, figure(run, asked), asked.sql && sqlOf(run, asked)));
+    } else {
+      cards[i].remove();
+      empty.push(title);
+    }
+  }
+  if (empty.length) grid.append(h("p", { class: "quiet wide" }, "Nothing stored for: ",
+    empty.join(" · ")));
+}
+
+function figure(run, asked) {
+  if (asked.error) return trouble(asked.error);
+  const { rows } = asked;
+  const chosen = asked.where && ((x) => {
+    location.hash = link(run, "rollouts", { where: asked.where.replaceAll("{x}", quoted(x)) });
+  });
+  if (asked.picture === "line" && rows.length > 1) return lines(rows, { chosen });
+  if (asked.picture === "stack") {
+    return stack(rows, Object.keys(rows[0]).filter((name) => name !== "x"), { chosen });
+  }
+  return bars(rows, { chosen });
+}
+
+function sqlOf(run, asked) {
+  return h("details", { class: "more" }, h("summary", {}, `${num(asked.rows.length)} rows, SQL`),
+    h("div", { class: "scroll" }, grid(asked.rows.slice(0, 100))), h("pre", {}, asked.sql),
+    h("a", { href: link(run, "sql", { q: asked.sql }) }, "Open in the SQL page"));
+}
+
+function grid(rows, run = "") {
+  const names = Object.keys(rows[0] || {});
+  return h("table", { class: "list" }, h("thead", {}, h("tr", {}, names.map((name) =>
+    h("th", {}, name)))), h("tbody", {}, rows.map((row) => h("tr", {}, names.map((name) => {
+    const value = row[name];
+    if (name === "rollout_id" && run && value !== null) {
+      return h("td", {}, h("a", { href: link(run, "rollout", {}, value) }, String(value)));
+    }
+    const plain = value === null ? "–" : typeof value === "object" ? JSON.stringify(value) : value;
+    return h("td", { class: typeof value === "number" ? "n" : "" }, typeof plain === "number"
+      ? num(plain, 4) : short(String(plain), 300));
+  })))));
+}
+
+// ---- rollouts
+
+const WIDTHS = { rollout_id: 84, task_id: 220, failure_message: 320, rollout_key: 160, extra: 220,
+  committed_at: 140, reward: 84, status: 130 };
+const USUAL = ["rollout_id", "task_id", "reward", "status", "stop_reason", "num_turns",
+  "num_tool_calls", "num_sampled", "min_version", "run_s", "llm_s", "tool_s"];
+const TITLES = { rollout_id: "rollout", task_id: "task", num_turns: "turns", min_version: "version",
+  num_tool_calls: "calls", num_sampled: "sampled", num_tokens: "tokens", stop_reason: "stopped" };
+const NUMBERS = /^(int|float|double)/;
+
+function column({ name, type }, sort) {
+  const number = NUMBERS.test(type);
+  const show = name === "reward" ? (row) => rewardChip(row.reward, row.valid)
+    : name === "status" ? statusChip
+    : name === "committed_at" ? (row) => when(row.committed_at)
+    : name.endsWith("_s") ? (row) => seconds(row[name])
+    : number && !name.endsWith("_id") ? (row) => num(row[name])
+    : (row) => (row[name] === null ? "–" : typeof row[name] === "object"
+      ? JSON.stringify(row[name]) : String(row[name]));
+  return { name, title: TITLES[name] || name, about: name, show, sort,
+    kind: number && name !== "rollout_id" ? "n" : "", width: WIDTHS[name] || (number ? 88 : 130) };
+}
+
+export async function rolloutsPage({ run, asked, signal, bind }) {
+  const about = await get(runPath(run), {}, signal);
+  const known = new Map(about.columns.map((each) => [each.name, each]));
+  const shown = (asked.columns ? asked.columns.split(",") : USUAL).filter((n) => known.has(n));
+  const go = (more) => (location.hash = link(run, "rollouts", { ...asked, ...more }));
+  const sort = (name) => go(asked.order !== name ? { order: name, down: "1" }
+    : { order: name, down: asked.down ? "" : "1" });
+  const question = { where: asked.where, order: asked.order, down: asked.down };
+  const table = new Table({
+    label: `rollouts of ${run}`,
+    columns: shown.map((name) => column(known.get(name), () => sort(name))),
+    page: (offset, limit) => get(`${runPath(run)}/rows`, { ...question, offset, limit }, signal),
+    open: (row) => (location.hash = link(run, "rollout", question, row.rollout_id)),
+    sorted: question,
+  });
+  const box = h("input", { class: "filter", type: "search", value: asked.where || "",
+    "aria-label": "Filter: an SQL condition", spellcheck: "false", placeholder:
+      "filter in SQL, e.g.  reward = 0 and num_turns > 3   ( / )" });
+  const form = h("form", { class: "tools", onsubmit: (event) => {
+    event.preventDefault();
+    go({ where: box.value });
+  } }, box, h("button", { class: "main" }, "Filter"),
+  asked.where ? h("button", { type: "button", onclick: () => go({ where: "" }) }, "Clear") : null,
+  menu(about.columns, shown, (names) => go({ columns: names.join(",") })));
+  const count = h("span", { class: "quiet" });
+  const facets = h("aside", { class: "facets", "aria-label": "Values" });
+  const wrong = h("div", {});
+  bind({ j: () => table.move(1), k: () => table.move(-1), Enter: () => table.enter(),
+    "/": () => box.focus(), Escape: () => go({ where: "" }), G: () => table.show(table.total - 1) });
+  const shownAt = async () => {
+    try {
+      await table.start();
+      count.textContent = asked.where ? `${num(table.total)} of ${num(about.totals.rollouts)}`
+        : num(table.total);
+      if (!table.total) wrong.replaceChildren(h("p", { class: "empty" }, "No rollout is so."));
+      const found = await get(`${runPath(run)}/facets`, { where: asked.where }, signal);
+      fillFacets(facets, found.facets, table.total, about.totals.rollouts, (where) =>
+        go({ where: asked.where ? `${asked.where} and ${where}` : where }));
+    } catch (error) {
+      if (!signal.aborted) wrong.replaceChildren(trouble(error));
+    }
+  };
+  return { whole: true, shown: shownAt, element: h("div", { class: "width whole-page" },
+    h("div", { class: "top" }, h("h1", {}, "Rollouts"), count), damage(about.damaged), form, wrong,
+    h("div", { class: "split" }, facets, table.element)) };
+}
+
+function menu(columns, shown, chosen) {
+  const boxes = columns.map(({ name }) => h("label", {}, h("input", { type: "checkbox", value: name,
+    checked: shown.includes(name) }), " ", name));
+  const done = () => chosen(boxes.map((label) => label.firstChild).filter((box) => box.checked)
+    .map((box) => box.value));
+  return h("details", { class: "menu" }, h("summary", {}, "Columns"),
+    h("div", {}, boxes, h("p", {}, h("button", { class: "main", type: "button", onclick: done },
+      "Show"))));
+}
+
+function fillFacets(place, found, chosen, all, choose) {
+  const names = [...new Set(found.map((row) => row.name))].filter((name) =>
+    found.filter((row) => row.name === name).length > 1 || found.some((row) => row.name === name
+      && row.n < row.of));
+  place.replaceChildren(...names.map((name) => {
+    const rows = found.filter((row) => row.name === name);
+    return h("section", {}, h("h2", {}, TITLES[name] || name), rows.slice(0, 7).map((row) => {
+      const usual = row.of / all;
+      const lift = chosen && chosen < all ? row.n / chosen / usual : 1;
+      const value = row.value === null ? `${name} is null`
+        : `${name} = ${/^-?[\d.]+$/.test(row.value) ? row.value : quoted(row.value)}`;
+      return h("button", { class: "facet", onclick: () => choose(value), title:
+        `${percent(row.n / chosen)} here, ${percent(usual)} of all; mean reward ${num(row.reward)}` },
+      h("span", {}, row.value === "" ? "(none)" : row.value ?? "null"),
+      h("span", { class: "lift" }, lift > 1.5 && row.n > 3 ? `×${num(lift, 2)}` : ""),
+      h("span", { class: "quiet" }, num(row.n)));
+    }), rows.length > 7 ? h("span", { class: "quiet" }, `  and ${rows.length - 7} more`) : null);
+  }));
+}
+
+// ---- tasks
+
+const TASKS = `with halves as (
+    select *, ntile(2) over (order by min_version, committed_at, rollout_id) as half
+    from rollouts where valid)
+select task_id, any_value(data_source) as source, count(*) as rollouts,
+    avg((reward > 0)::int) as solved, avg((reward > 0)::int) filter (half = 1) as before,
+    avg((reward > 0)::int) filter (half = 2) as after,
+    coalesce(after - before, 0) as change, avg(num_turns) as turns, avg(run_s) as run_s
+from halves group by task_id`;
+const VIEWS = { hardest: ["Hardest", "solved, task_id"], never: ["Never solved", "rollouts desc"],
+  flipped: ["Flipped", "abs(change) desc, task_id"], better: ["Better", "change desc, task_id"],
+  worse: ["Worse", "change, task_id"], slow: ["Slowest", "run_s desc"] };
+
+export async function tasksPage({ run, asked, signal }) {
+  const view = VIEWS[asked.view] ? asked.view : "hardest";
+  const only = { never: " having solved = 0", flipped: " having abs(change) >= 0.5",
+    better: " having change > 0", worse: " having change < 0" }[view] || "";
+  const q = `${TASKS}${only} order by ${VIEWS[view][1]}`;
+  const { rows, more } = await get(`${runPath(run)}/sql`, { q }, signal);
+  const share = (value) => h("td", { class: "n" }, percent(value));
+  return { element: h("div", { class: "width" },
+    h("div", { class: "top" }, h("h1", {}, "Tasks"), h("span", { class: "quiet" },
+      `${num(rows.length)}${more ? "+" : ""} tasks · before and after: first and second half of the`
+      + " run's rollouts")),
+    h("nav", { class: "tabs", "aria-label": "Which tasks" }, Object.entries(VIEWS).map(([name, [t]]) =>
+      h("a", { href: link(run, "tasks", { view: name }), "aria-current":
+        name === view ? "page" : null }, t))),
+    rows.length ? h("div", { class: "card scroll" }, h("table", { class: "list" }, h("thead", {},
+      h("tr", {}, ["task", "source"].map((t) => h("th", {}, t)),
+        ["rollouts", "solved", "before", "after", "change", "turns", "time in RUN"].map((t) =>
+          h("th", { class: "n" }, t)))),
+    h("tbody", {}, rows.map((row) => h("tr", {},
+      h("td", {}, h("a", { href: link(run, "rollouts", { where:
+        `task_id = ${quoted(row.task_id)}`, order: "reward" }) }, short(row.task_id, 60))),
+      h("td", { class: "quiet" }, row.source), h("td", { class: "n" }, num(row.rollouts)),
+      share(row.solved), share(row.before), share(row.after), h("td", { class: "n" }, h("span",
+        { class: "chip " + (row.change > 0 ? "good" : row.change < 0 ? "bad" : "") },
+        (row.change > 0 ? "+" : "") + num(row.change * 100))),
+      h("td", { class: "n" }, num(row.turns)), h("td", { class: "n" }, seconds(row.run_s)))))))
+      : h("p", { class: "empty" }, "No task is so.")) };
+}
+
+// ---- SQL
+
+export async function sqlPage({ run, asked, signal, bind }) {
+  const box = h("textarea", { rows: "6", class: "mono", "aria-label": "One SELECT", spellcheck:
+    "false" });
+  box.value = asked.q || "select task_id, avg(reward) as reward, count(*) as n\nfrom rollouts\n"
+    + "group by all order by reward limit 50";
+  box.style.width = "100%";
+  const place = h("div", {});
+  const ask = () => (location.hash = link(run, "sql", { q: box.value }));
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
+  });
+  bind({ "/": () => box.focus() });
+  if (asked.q) {
+    try {
+      const start = performance.now();
+      const { rows, more } = await get(`${runPath(run)}/sql`, { q: asked.q }, signal);
+      const took = seconds((performance.now() - start) / 1000);
+      place.replaceChildren(h("p", { class: "quiet" }, `${num(rows.length)} rows in ${took}`
+        + (more ? "; there are more" : "")), rows.length
+        ? h("div", { class: "card scroll" }, grid(rows, run)) : "");
+    } catch (error) {
+      place.replaceChildren(trouble(error));
+    }
+  }
+  return { element: h("div", { class: "width" }, h("div", { class: "top" }, h("h1", {}, "SQL"),
+    h("span", { class: "quiet" }, "one SELECT over rollouts, sequences, turns, messages, groups,"
+      + " tasks, deliveries, scores, trained, annotations, versions, partial, passk, tool_calls")),
+  box, h("p", { class: "tools" }, h("button", { class: "main", onclick: ask }, "Run"),
+    h("span", { class: "quiet" }, "Ctrl-Enter")), place) };
+}
+
+// ---- live
+
+export async function livePage({ run, signal }) {
+  const place = h("div", {}, h("p", { class: "empty" }, "Waiting for the first word…"));
+  const told = (now) => place.replaceChildren(h("div", { class: "tiles" },
+    h("div", { class: "tile" }, h("b", {}, num(now.rollouts)), h("span", {}, "rollouts stored"))));
+  listen(`${runPath(run)}/events`, told, signal).catch((error) => {
+    if (!signal.aborted) place.replaceChildren(trouble(error));
+  });
+  return { element: h("div", { class: "width" }, h("div", { class: "top" }, h("h1", {}, "Live")),
+    place) };
+}

@@ -1,0 +1,415 @@
+// One rollout: what was said and done, its exact tokens, its siblings, the raw row.
+
+import {
+  damage, get, h, link, num, post, say, seconds, short, trouble, when,
+} from "./dom.js";
+import { rewardChip, runPath, statusChip } from "./pages.js";
+
+const TABS = { messages: "Messages", tokens: "Tokens", siblings: "Siblings", raw: "Raw" };
+const LONG = 20000;
+const BLOCK = 500;
+
+export async function rolloutPage({ run, id, asked, signal, bind }) {
+  const path = `${runPath(run)}/rollouts/${encodeURIComponent(id)}`;
+  const { where, order, down, ...rest } = asked;
+  const question = { where, order, down };
+  const found = await get(path, question, signal);
+  const { rollout: row, around } = found;
+  const tab = TABS[asked.tab] ? asked.tab : "messages";
+  const to = (other, more = {}) => link(run, "rollout", { ...question, ...rest, ...more }, other);
+  const go = (other, more) => other !== null && other !== undefined
+    && (location.hash = to(other, more));
+  const at = found.siblings.findIndex((one) => one.rollout_id === row.rollout_id);
+  const beside = (by) => found.siblings.length > 1
+    && go(found.siblings.at((at + by) % found.siblings.length).rollout_id);
+  bind({ j: () => go(around.after), k: () => go(around.before), "]": () => beside(1),
+    "[": () => beside(-1), g: () => go(id, { tab: "siblings" }), t: () => go(id, { tab: "tokens" }),
+    m: () => go(id, { tab: "messages" }),
+    Escape: () => (location.hash = link(run, "rollouts", question)) });
+  const place = h("div", {});
+  const build = { messages, tokens, siblings, raw }[tab];
+  const fill = async () => {
+    try {
+      place.replaceChildren(await build(found, { path, run, asked, go, signal }));
+    } catch (error) {
+      if (!signal.aborted) place.replaceChildren(trouble(error));
+    }
+  };
+  if (tab === "tokens" || tab === "siblings") {
+    place.append(h("p", { class: "quiet" }, "Reading tokens…"));
+  }
+  const element = h("div", { class: "width" },
+    h("div", { class: "top" },
+      h("h1", {}, `Rollout ${row.rollout_id}`), rewardChip(row.reward, row.valid), statusChip(row),
+      h("span", { class: "mono quiet" }, short(row.task_id || "", 90)),
+      h("span", { class: "siblings", role: "navigation", "aria-label": "Siblings" },
+        found.siblings.length > 1 ? h("span", { class: "quiet" }, "group ") : null,
+        found.siblings.length > 1 ? found.siblings.slice(0, 64).map((one) => sibling(one, row, to))
+          : null),
+      h("span", { class: "siblings" },
+        step("‹", "Previous rollout", around.before, to), around.at === null ? null
+          : h("span", { class: "quiet" }, `${num(around.at + 1)} of ${num(around.of)}`),
+        step("›", "Next rollout", around.after, to))),
+    damage(found.damaged),
+    h("nav", { class: "tabs", "aria-label": "Views of this rollout" }, Object.entries(TABS).map(
+      ([name, title]) => h("a", { href: to(id, { tab: name }),
+        "aria-current": name === tab ? "page" : null }, title))),
+    h("div", { class: "sheet" }, place, side(found, path, run)));
+  return { element, shown: fill };
+}
+
+function step(mark, what, target, to) {
+  return target === null ? h("span", { class: "chip", "aria-hidden": true }, mark)
+    : h("a", { class: "chip", href: to(target), "aria-label": what, title: what }, mark);
+}
+
+function sibling(one, row, to) {
+  const kind = !one.valid ? "" : one.reward > 0 ? "good" : one.reward < 0 ? "bad" : "none";
+  return h("a", { class: `chip ${kind}`, href: to(one.rollout_id), "aria-current":
+    one.rollout_id === row.rollout_id ? "true" : null, title: `sample ${one.sample_index}: reward `
+    + `${num(one.reward)}, ${one.stop_reason}, ${num(one.num_sampled)} tokens` },
+  String(one.sample_index));
+}
+
+// ---- beside it
+
+function side(found, path, run) {
+  const { rollout: row } = found;
+  const facts = [["Reward", num(row.reward)],
+    ...(row.reward_parts || []).map((p) => [`  ${p.name}`, `${num(p.value)} × ${num(p.weight)}`]),
+    ["Stopped", row.stop_reason || "–"], ["Turns", num(row.num_turns)],
+    ["Tool calls", num(row.num_tool_calls)],
+    ["Tokens", `${num(row.num_sampled)} of ${num(row.num_tokens)} sampled`],
+    ["Versions", row.min_version === row.max_version ? num(row.min_version)
+      : `${row.min_version} to ${row.max_version}`],
+    ["Attempt", num(row.attempt)], ["Env", row.env], ["Agent", row.agent],
+    ["Server", found.turns[0]?.backend || "–"], ["Stored", when(row.committed_at)]];
+  const trained = found.trained.map((t) => h("li", {}, `step ${num(t.step)}, advantage `
+    + `${num(t.advantage)}${t.loss === null ? "" : `, loss ${num(t.loss)}`}`));
+  return h("aside", { class: "side", "aria-label": "About this rollout" },
+    row.failure_code ? h("div", { class: "card" }, h("h2", {}, `${row.failure_class} failure`),
+      h("p", {}, h("b", {}, row.failure_code), " ", row.failure_message)) : null,
+    h("section", { class: "card" }, h("dl", {}, facts.map(([name, value]) =>
+      [h("dt", {}, name), h("dd", {}, value)]))),
+    times(row),
+    trained.length ? h("section", { class: "card" }, h("header", {}, h("h2", {}, "Trained")),
+      h("ul", {}, trained)) : null,
+    notes(found, path, run));
+}
+
+function times(row) {
+  const other = Math.max(0, row.run_s - row.llm_s - row.tool_s);
+  const parts = [["waiting", row.queue_s], ["init", row.init_s], ["model", row.llm_s],
+    ["tools", row.tool_s], ["rest of run", other], ["grading", row.eval_s]];
+  const all = Math.max(1e-9, ...parts.map(([, value]) => value || 0));
+  return h("section", { class: "card" }, h("header", {}, h("h2", {}, "Where the time went")),
+    h("div", { class: "bars" }, parts.map(([name, value]) => {
+      const fill = h("span", { class: "fill" });
+      fill.style.width = `${((value || 0) / all) * 100}%`;
+      return h("div", { class: "bar" }, h("span", { class: "name" }, name),
+        h("span", { class: "track" }, fill), h("span", { class: "value" }, seconds(value)));
+    })));
+}
+
+function notes(found, path, run) {
+  const list = h("div", {});
+  const show = (rows) => list.replaceChildren(...rows.map((note) => h("p", {},
+    h("span", { class: "chip warn" }, note.label), " ", note.value === null ? "" : num(note.value),
+    " ", note.comment, " ", h("span", { class: "quiet" }, `${note.author}, ${when(note.at)}`))));
+  show(found.annotations);
+  const label = h("input", { placeholder: "label", "aria-label": "Label", size: "10" });
+  const comment = h("input", { placeholder: "comment", "aria-label": "Comment" });
+  comment.style.width = "100%";
+  const write = async (given) => {
+    try {
+      const rollout_id = found.rollout.rollout_id;
+      const said = await post(`${runPath(run)}/annotations`, { rollout_id, ...given });
+      show(said.annotations);
+      label.value = comment.value = "";
+      say("Noted");
+    } catch (error) {
+      say(error.message);
+    }
+  };
+  return h("section", { class: "card" }, h("header", {}, h("h2", {}, "Notes")), list,
+    h("form", { onsubmit: (event) => {
+      event.preventDefault();
+      write({ label: label.value || "note", comment: comment.value });
+    } }, comment, h("p", { class: "tools" }, label, h("button", {}, "Note"),
+      h("button", { type: "button", onclick: () =>
+        write({ label: "wrong-reward", comment: comment.value }) }, "Reward is wrong"))));
+}
+
+// ---- messages
+
+function messages(found) {
+  const turns = new Map(found.turns.map((turn) => [turn.turn, turn]));
+  const made = found.messages.map((message) => {
+    const own = message.role === "assistant";
+    const turn = own ? turns.get(message.turn) : null;
+    if (own) turns.delete(message.turn);
+    return h("article", { class: `message ${message.role}` }, h("header", {},
+      h("b", {}, message.role), message.name || null,
+      turn ? h("span", {}, `turn ${turn.turn} · ${num(turn.completion_tokens)} tokens after `
+        + `${num(turn.prompt_tokens)} · ${turn.finish_reason} · model ${seconds(turn.llm_s)} · `
+        + `tools ${seconds(turn.tool_s)}${turn.policy_version < 0 ? ""
+          : ` · version ${turn.policy_version}`}`) : null),
+    message.reasoning ? h("details", { class: "fold" }, h("summary", {}, "reasoning, "
+      + `${num(message.reasoning.length)} characters`), h("pre", {}, message.reasoning)) : null,
+    message.content ? text(message.content, message.role === "tool" ? "term" : "") : null,
+    calls(message.tool_calls));
+  });
+  if (!made.length) made.push(h("p", { class: "empty" }, "No message is stored."));
+  if (found.artefact) {
+    made.push(h("article", { class: "message" }, h("header", {}, h("b", {}, "artefact"),
+      "what was graded"), text(found.artefact, "")));
+  }
+  const task = found.task[0];
+  if (task) {
+    made.push(h("details", { class: "fold" }, h("summary", {}, "the task as it was given"),
+      h("pre", {}, pretty(task.task))));
+  }
+  return h("div", { class: "transcript" }, made);
+}
+
+const DIFF = /^(diff --git|--- |\*\*\* |Index: )/m;
+
+function text(content, kind) {
+  const shown = content.length > LONG ? content.slice(0, LONG) : content;
+  const body = h("pre", { class: kind, tabindex: kind === "term" && content.length > 800 ? "0"
+    : null }, DIFF.test(shown) && shown.includes("\n@@") ? diff(shown) : shown);
+  if (shown === content) return body;
+  return h("div", {}, body, h("button", { onclick: (event) => {
+    body.replaceChildren(DIFF.test(content) ? diff(content) : content);
+    event.target.remove();
+  } }, `Show all ${num(content.length)} characters`));
+}
+
+function diff(content) {
+  const kinds = { "+": "plus", "-": "minus", "@": "hunk" };
+  return h("span", { class: "diff" }, content.split("\n").map((line) =>
+    kinds[line[0]] ? h("span", { class: kinds[line[0]] }, line) : line + "\n"));
+}
+
+function calls(said) {
+  let made = [];
+  try {
+    made = JSON.parse(said || "[]");
+  } catch {
+    return h("pre", {}, said);
+  }
+  return made.map((call) => h("div", { class: "call" },
+    h("header", {}, call.name || "a call that is none"),
+    call.error ? h("p", { class: "trouble" }, call.error) : null,
+    call.name ? Object.entries(call.arguments || {}).map(([name, value]) => [
+      h("div", { class: "key" }, name),
+      h("pre", {}, typeof value === "string" ? value : JSON.stringify(value, null, 1))])
+      : h("pre", {}, call.text || "")));
+}
+
+function pretty(value) {
+  try {
+    return JSON.stringify(typeof value === "string" ? JSON.parse(value) : value, null, 2);
+  } catch {
+    return String(value);
+  }
+}
+
+function raw(found) {
+  const { around, ...rest } = found;
+  return h("pre", {}, pretty(rest));
+}
+
+// ---- tokens
+
+const SIGNALS = {
+  mask: "trained or context", logprob: "logprob", advantage: "advantage × (1 − p)",
+  version: "policy version", turn: "turn", learner: "learner − sampler",
+};
+
+// One entry a token, from spans and from lists of sampled tokens only.
+function unroll(sequence) {
+  const n = sequence.ids.length;
+  const each = { n, kind: new Uint8Array(n), version: new Int32Array(n), turn: new Int32Array(n),
+    logprob: new Float32Array(n).fill(NaN), learner: new Float32Array(n).fill(NaN) };
+  let start = 0;
+  let sampled = 0;
+  sequence.span_end.forEach((end, i) => {
+    each.kind.fill(sequence.span_kind[i], start, end);
+    each.version.fill(sequence.span_version[i], start, end);
+    each.turn.fill(sequence.span_turn[i], start, end);
+    for (let t = start; t < end && sequence.span_kind[i]; t++, sampled++) {
+      each.logprob[t] = sequence.logprobs[sampled];
+      if (sequence.learner) each.learner[t] = sequence.learner[sampled];
+    }
+    start = end;
+  });
+  return each;
+}
+
+function level(value, most) {
+  return Math.min(5, Math.round((Math.abs(value) / most) * 5));
+}
+
+function painter(signal, sequence, each, advantage) {
+  const worst = { logprob: 4, advantage: 1, learner: 0.5 };
+  return (t) => {
+    if (signal === "mask") return `k${each.kind[t]} mask`;
+    if (!each.kind[t]) return "k0";
+    if (signal === "version") return `v${each.version[t] & 3}`;
+    if (signal === "turn") return `v${each.turn[t] & 3}`;
+    const value = signal === "logprob" ? each.logprob[t]
+      : signal === "learner" ? each.learner[t] - each.logprob[t]
+      : advantage * (1 - Math.exp(each.logprob[t]));
+    if (isNaN(value) || !level(value, worst[signal])) return "";
+    const hot = signal === "logprob" || value < 0;
+    return (hot ? "h" : "c") + level(value, worst[signal]);
+  };
+}
+
+function legend(signal) {
+  const scale = (letter, words) => [5, 4, 3, 2, 1].map((n) => h("s", { class: letter + n }, " "))
+    .concat(words);
+  const said = {
+    mask: [h("s", { class: "v0" }, "trained"), h("s", { class: "v1" }, "sampled, not trained"),
+      "grey: context"],
+    logprob: scale("h", "unlikely (−4 and below) to likely"),
+    advantage: [...scale("h", "pushed down"), ...scale("c", "pushed up")],
+    version: ["one colour a policy version"], turn: ["one colour a turn"],
+    learner: [...scale("h", "learner finds it less likely (0.5 nat)"), ...scale("c", "more likely")],
+  };
+  return h("p", { class: "legend" }, said[signal]);
+}
+
+async function tokens(found, { path, asked, go, signal }) {
+  const told = await get(`${path}/tokens`, {}, signal);
+  if (!told.sequences.length) {
+    return h("div", {}, damage(told.damaged), h("p", { class: "empty" },
+      "No tokens: only completed rollouts have sequences."));
+  }
+  const mean = found.siblings.filter((s) => s.valid).map((s) => s.reward || 0);
+  const centre = mean.reduce((a, b) => a + b, 0) / Math.max(1, mean.length);
+  const colour = SIGNALS[asked.colour] ? asked.colour : "logprob";
+  const learner = told.sequences.some((one) => one.learner);
+  const pick = h("select", { "aria-label": "Colour by", onchange: () =>
+    go(found.rollout.rollout_id, { colour: pick.value }) }, Object.entries(SIGNALS)
+    .filter(([name]) => name !== "learner" || learner)
+    .map(([name, title]) => h("option", { value: name }, title)));
+  pick.value = colour;
+  const about = h("div", { class: "about mono", "aria-live": "off" }, "Point at a token.");
+  const made = told.sequences.map((sequence) => {
+    const each = unroll(sequence);
+    const advantage = sequence.advantage ?? (found.rollout.reward ?? 0) - centre;
+    return h("section", {}, told.sequences.length > 1
+      ? h("h2", { class: "section" }, `sequence ${sequence.segment}`) : null,
+    h("p", { class: "quiet" }, figures(sequence, each, advantage)),
+    flow(sequence, each, painter(colour, sequence, each, advantage), about));
+  });
+  return h("div", {}, damage(told.damaged),
+    told.tokenizer ? h("p", { class: "trouble" }, `Ids only: ${told.tokenizer}`) : null,
+    h("p", { class: "tools" }, h("label", {}, "Colour by ", pick)), legend(colour), made, about);
+}
+
+function figures(sequence, each, advantage) {
+  const sampled = sequence.logprobs.length;
+  const sum = sequence.logprobs.reduce((a, b) => a + b, 0);
+  const said = [`${num(each.n)} tokens`, `${num(sampled)} sampled`];
+  if (sampled) said.push(`mean logprob ${num(sum / sampled)}`);
+  said.push(`advantage ${num(advantage)}${sequence.advantage === null
+    ? " (reward minus the group's mean)" : ""}`);
+  if (sequence.learner) {
+    const gap = sequence.learner.map((value, i) => value - sequence.logprobs[i]);
+    const most = gap.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
+    said.push(`learner − sampler: mean ${num(gap.reduce((a, b) => a + b, 0) / gap.length)}, `
+      + `largest ${num(most)}`);
+  }
+  return said.join(" · ");
+}
+
+// Blocks of tokens: those out of sight are neither laid out nor painted (content-visibility).
+function flow(sequence, each, paint, about, from = 0) {
+  const place = h("div", { class: "tokens" });
+  const fill = (start) => {
+    const block = document.createElement("div");
+    block.className = "block";
+    for (let t = start; t < Math.min(each.n, start + BLOCK); t++) {
+      const piece = document.createElement("s");
+      const text = sequence.texts[sequence.at[t]];
+      piece.textContent = text === "" ? "·" : text === "\n" ? "⏎\n" : text;
+      piece.className = paint(t);
+      piece.dataset.t = t;
+      block.append(piece);
+    }
+    place.append(block);
+  };
+  let start = from;
+  const some = (until) => {
+    for (; start < each.n && performance.now() < until; start += BLOCK) fill(start);
+    if (start < each.n) setTimeout(() => some(performance.now() + 30), 0);
+    else place.dataset.whole = "1";
+  };
+  some(performance.now() + 60);
+  const point = (event) => {
+    const t = Number(event.target.dataset?.t ?? NaN);
+    if (!isNaN(t)) about.replaceChildren(...tell(sequence, each, t));
+  };
+  place.addEventListener("pointerover", point);
+  return place;
+}
+
+function tell(sequence, each, t) {
+  const said = { token: JSON.stringify(sequence.texts[sequence.at[t]]), id: sequence.ids[t],
+    place: num(t) };
+  if (each.kind[t]) {
+    Object.assign(said, { logprob: num(each.logprob[t], 4),
+      p: num(Math.exp(each.logprob[t])), turn: each.turn[t], version: each.version[t] });
+    if (!isNaN(each.learner[t])) {
+      said.learner = num(each.learner[t], 4);
+      said["learner − sampler"] = num(each.learner[t] - each.logprob[t], 3);
+    }
+    if (each.kind[t] === 2) said.mask = "not trained";
+  } else said.kind = "context";
+  return Object.entries(said).map(([name, value]) => h("span", {}, `${name} `,
+    h("b", {}, String(value))));
+}
+
+// ---- siblings
+
+async function siblings(found, { run, asked, go, signal, path }) {
+  const { rollout: row } = found;
+  const others = found.siblings.filter((one) => one.rollout_id !== row.rollout_id);
+  if (!others.length) return h("p", { class: "empty" }, "It has no sibling.");
+  const best = [...others].sort((a, b) => Math.abs(b.reward - row.reward)
+    - Math.abs(a.reward - row.reward));
+  const other = others.find((one) => String(one.rollout_id) === asked.beside) || best[0];
+  const pick = h("select", { "aria-label": "Beside which sibling", onchange: () =>
+    go(row.rollout_id, { beside: pick.value }) }, others.map((one) => h("option",
+    { value: String(one.rollout_id) }, `sample ${one.sample_index}, reward ${num(one.reward)}`)));
+  pick.value = String(other.rollout_id);
+  const paths = [path, `${runPath(run)}/rollouts/${other.rollout_id}`];
+  const [one, two] = await Promise.all(paths.map((p) => get(`${p}/tokens`, {}, signal)));
+  if (!one.sequences.length || !two.sequences.length) {
+    return h("div", {}, h("p", { class: "tools" }, pick), h("p", { class: "empty" },
+      "One of them has no tokens."));
+  }
+  const [a, b] = [one.sequences[0], two.sequences[0]];
+  let same = 0;
+  while (same < a.ids.length && same < b.ids.length && a.ids[same] === b.ids[same]) same++;
+  const from = Math.max(0, same - 40);
+  const about = h("div", { class: "about mono" }, "Point at a token.");
+  const half = (sequence, title, reward, valid) => {
+    const each = unroll(sequence);
+    const paint = painter("logprob", sequence, each, 0);
+    return h("div", {}, h("p", {}, h("b", {}, title), " ", rewardChip(reward, valid),
+      h("span", { class: "quiet" }, ` ${num(each.n)} tokens`)),
+    flow(sequence, each, (t) => (t < same ? "k0" : (t === same ? "at " : "") + paint(t)), about,
+      from));
+  };
+  return h("div", {}, h("p", { class: "tools" }, h("label", {}, "Beside ", pick),
+    h("span", { class: "quiet" }, same === a.ids.length && same === b.ids.length
+      ? `the same ${num(same)} tokens` : `the first ${num(same)} tokens are the same; they part in `
+        + `turn ${unroll(a).turn[Math.min(same, a.ids.length - 1)]}`)), legend("logprob"),
+  h("div", { class: "pair" },
+    half(a, `this, sample ${row.sample_index}`, row.reward, row.valid),
+    half(b, `sample ${other.sample_index}`, other.reward, other.valid)), about);
+}

@@ -1,0 +1,139 @@
+"""The pages in a real browser: what they show, that text stays text, that nothing leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prorl.bench.stored import make_run
+from tests.view.viewer import Viewer, run_that_says, viewing
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make test-ui")
+CHROMIUM = Path("/usr/bin/chromium")
+pytestmark = [
+    pytest.mark.ui,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="no /usr/bin/chromium: make test-ui"),
+]
+
+HOSTILE = (
+    "<script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked = 1'>",
+    "<svg onload=window.hacked=1>",
+    "</script><script>window.hacked=1</script>",
+    "</pre></div><iframe srcdoc='<script>parent.hacked=1</script>'>",
+    "<a href='javascript:window.hacked=1'>x</a>",
+    "javascript:window.hacked=1",
+    '"><b onmouseover=window.hacked=1>x',
+    "' autofocus onfocus=window.hacked=1 x='",
+    "<math><mi xlink:href='data:x,<script>window.hacked=1</script>'>",
+    "<style>*{display:none}</style>",
+    "<link rel=stylesheet href=//evil.example/x.css>",
+    "<meta http-equiv=refresh content='0;url=//evil.example'>",
+    "<base href=//evil.example/>",
+    "<form action=//evil.example><button autofocus>x</button></form>",
+    "<object data=//evil.example></object>",
+    "<embed src=//evil.example>",
+    "<video><source onerror=window.hacked=1></video>",
+    "<details open ontoggle=window.hacked=1>x</details>",
+    "<template><script>window.hacked=1</script></template>",
+    "<!--><script>window.hacked=1</script>-->",
+    "<![CDATA[<script>window.hacked=1</script>]]>",
+    "{{constructor.constructor('window.hacked=1')()}}",
+    "${window.hacked=1}",
+    "&lt;script&gt;window.hacked=1&lt;/script&gt;",
+    "&#60;script&#62;window.hacked=1",
+    "\\u003cscript\\u003ewindow.hacked=1",
+    "<ScRiPt>window.hacked=1</sCrIpT>",
+    "<scr<script>ipt>window.hacked=1</script>",
+    "<script src=data:,window.hacked=1></script>",
+    "<p style=background:url(//evil.example/x)>",
+    "![x](//evil.example/x.png)",
+    "[x](javascript:window.hacked=1)",
+    "\x1b[31mred\x1b[0m \x1b]8;;http://evil.example\x07x\x1b]8;;\x07",
+    "‮gnihtemos‬ ​⁦x⁩",
+    "<\x00script>window.hacked=1</script>",
+    "__proto__",
+    "constructor",
+    "'; drop table rollouts; --",
+    "%3Cscript%3Ewindow.hacked=1%3C/script%3E",
+)
+
+
+class Tab:
+    """A page of a viewer, and all that it said or asked for."""
+
+    def __init__(self, page: Any, viewer: Viewer) -> None:
+        self.page, self._address = page, viewer.address
+        self.wrong: list[str] = []
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and self.wrong.append(said.text))
+        page.on(
+            "request",
+            lambda sent: sent.url.startswith(self._address) or self.wrong.append(sent.url),
+        )
+        page.goto(viewer.url)
+
+    def go(self, place: str) -> None:
+        """To an address below `#`, and wait until its page stands."""
+        self.page.goto(f"{self._address}{place}")
+        self.ready(place)
+
+    def ready(self, place: str) -> None:
+        """Wait until the page of an address that begins so stands."""
+        self.page.wait_for_selector(f'#page[data-ready^="{place}"]')
+
+
+@contextmanager
+def browser(viewer: Viewer, **context: Any) -> Iterator[Tab]:
+    """Debian's Chromium without a head."""
+    with sync_api.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        tab = Tab(chromium.new_context(**context).new_page(), viewer)
+        yield tab
+        assert tab.wrong == []
+        chromium.close()
+
+
+def test_from_the_table_to_the_tokens_of_a_sibling(tmp_path: Path) -> None:
+    make_run(tmp_path / "r", 2000, 2)
+    with viewing(tmp_path) as viewer, browser(viewer) as tab:
+        page = tab.page
+        tab.go("#/r")
+        page.get_by_role("link", name="Rollouts").click()
+        tab.ready("#/r/rollouts")
+        page.get_by_role("searchbox").fill("reward > 0")
+        page.keyboard.press("Enter")
+        page.get_by_text("of 2,000").wait_for()
+        page.locator("h1").click()
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        tab.ready("#/r/rollout/")
+        assert "where=reward" in page.url
+        page.keyboard.press("t")
+        page.locator(".tokens s").first.hover()
+        assert "id" in page.locator(".about").inner_text()
+        page.keyboard.press("g")
+        page.get_by_text("tokens are the same").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_text("of 2,000").wait_for()
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    run_that_says(tmp_path / "r", HOSTILE)
+    with viewing(tmp_path) as viewer, browser(viewer) as tab:
+        page = tab.page
+        for place in ("#/r", "#/r/rollouts", "#/r/tasks"):
+            tab.go(place)
+        for number, text in enumerate(HOSTILE):
+            tab.go(f"#/r/rollout/{number}")
+            said = page.locator(".message pre").first.text_content()
+            assert said == text, text
+        assert (
+            page.locator("script:not([src]), iframe, object, embed, base, form[action]").count()
+            == 0
+        )
+        assert "hacked" not in page.evaluate("() => Object.keys(window)")

@@ -1,0 +1,126 @@
+"""Who the viewer answers, and what it says of runs that are filtered, alive, damaged, read-only."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from prorl.bench.stored import add_commit, make_run
+from prorl.errors import NotFoundError, UserError
+from prorl.view.opened import Opened, Question
+from prorl.view.server import Library
+from prorl.view.tokens import Pieces, tokens
+from tests.view.viewer import viewing
+
+REFUSED = {
+    "no token": {"Authorization": ""},
+    "another token": {"Authorization": "Bearer guess"},
+    "a name that some DNS gave us": {"Host": "evil.example"},
+    "a page of another site": {"Origin": "http://evil.example"},
+    "a page of another port": {"Origin": "http://127.0.0.1:1"},
+    "a link of another site": {"Sec-Fetch-Site": "cross-site"},
+}
+
+
+async def test_answers_our_own_page_alone(tmp_path: Path) -> None:
+    make_run(tmp_path / "r", 16, 1)
+    with viewing(tmp_path) as viewer:
+        assert await viewer.ask("api/runs") == (200, {"runs": ["r"]})
+        for what, headers in REFUSED.items():
+            status, said = await viewer.ask("api/runs", **headers)
+            assert (status, list(said)) == (403, ["error"]), what
+        for path in ("api/runs/none", "api/runs/r/rollouts/99", "api/runs/r/figures/x"):
+            assert (await viewer.ask(path))[0] == 404, path
+        for path in ("rows?limit=x", "rows?order=nope", "rows?where=1)+--", "sql?q=drop+table+x"):
+            assert (await viewer.ask(f"api/runs/r/{path}"))[0] == 422, path
+
+
+def test_a_page_of_rows_wherever_it_lies(tmp_path: Path) -> None:
+    make_run(tmp_path / "r", 400, 5)
+    opened = Opened(str(tmp_path / "r"))
+    page = opened.page(Question(), 390, 100)
+    assert (page["total"], [row["rollout_id"] for row in page["rows"]]) == (400, [*range(390, 400)])
+    slowest = opened.page(Question("reward > 0 -- so", "run_s", down=True), 0, 400)
+    took = [row["run_s"] for row in slowest["rows"]]
+    assert took == sorted(took, reverse=True)
+    assert {row["reward"] for row in slowest["rows"]} == {1.0}
+    ids = [row["rollout_id"] for row in slowest["rows"]]
+    around = opened.neighbours(Question("reward > 0", "run_s", down=True), ids[7])
+    assert around == {"at": 7, "of": len(ids), "before": ids[6], "after": ids[8]}
+    for where in ("pg_sleep(1)", "1) union select * from read_text('/etc/passwd') --", "reward ="):
+        with pytest.raises(UserError):
+            opened.page(Question(where), 0, 1)
+
+
+def test_facets_count_the_chosen_and_all(tmp_path: Path) -> None:
+    make_run(tmp_path / "r", 400, 2)
+    found = Opened(str(tmp_path / "r")).facets(Question("failure_code <> ''"))
+    (turned,) = [row for row in found if row["value"] == "turn_limit"]
+    assert (turned["n"], turned["of"]) == (8, 8)
+
+
+def test_follows_a_run_that_is_written(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", 16, 2)
+    library = Library.at(str(tmp_path))
+    assert library.open("r").rows.num_rows == 16
+    add_commit(run, 3, range(16, 32), 2, 64, np.random.default_rng(1))
+    opened = library.open("r")
+    assert opened.rows.num_rows == 32
+    assert opened.page(Question("rollout_id > 29"), 0, 9)["total"] == 2
+    assert opened.rollout(31)["rollout"]["rollout_id"] == 31
+
+
+def test_names_a_damaged_part_and_shows_the_rest(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", 32, 2)
+    parts = {file.table: file.path for commit in run.commits()[1:] for file in commit.files}
+    for table in ("rollouts", "messages"):
+        path = tmp_path / "r" / parts[table]
+        content = bytearray(path.read_bytes())
+        content[len(content) // 3] ^= 0xFF
+        content[40] ^= 0xFF
+        path.write_bytes(content)
+    opened = Opened(str(tmp_path / "r"))
+    assert list(opened.damaged) == [parts["rollouts"]]
+    assert opened.page(Question(), 0, 99)["total"] == 16
+    assert opened.figure("reward")["rows"]
+    whole, broken = opened.rollout(3), opened.rollout(20)
+    assert whole["messages"]
+    assert not whole["damaged"]
+    assert broken["turns"]
+    assert parts["messages"] in broken["damaged"]["messages"]
+    assert tokens(opened, Pieces("bytes"), 20)["sequences"]
+
+
+async def test_reads_a_copy_on_a_disk_that_takes_no_writes(tmp_path: Path) -> None:
+    make_run(tmp_path / "r", 16, 1)
+    shutil.copytree(tmp_path / "r", tmp_path / "disk" / "copy")
+    with viewing(tmp_path / "disk" / "copy") as viewer:
+        note = orjson.dumps({"rollout_id": 3, "label": "hack", "comment": "<b>"})
+        status, said = await viewer.ask("api/runs/copy/annotations", body=note)
+        assert (status, said["annotations"][0]["label"]) == (200, "hack")
+        assert said["annotations"][0]["author"] == "tester"
+        found = "api/runs/copy/rows?where=rollout_id+in+(select+rollout_id+from+annotations)"
+        assert (await viewer.ask(found))[1]["total"] == 1
+        bad = await viewer.ask("api/runs/copy/annotations", body=b'{"rollout_id": 99}')
+        assert bad[0] == 422
+
+
+def test_spells_ids_one_by_one() -> None:
+    pieces = Pieces("bytes")
+    text = "añ€😀<|im_end|>"
+    ids = np.concatenate([np.frombuffer("añ€😀".encode(), np.uint8), [258]]).astype(np.int32)
+    texts, at = pieces.spell(ids)
+    assert "".join(texts[i] for i in at) == text
+    assert len(at) == len(ids)
+    assert Pieces("/nowhere").trouble
+    assert Pieces("/nowhere").spell(ids[:1]) == (["‹97›"], [0])
+    assert "\N{REPLACEMENT CHARACTER}" in pieces.spell(np.array([0xFF, 65], np.int32))[0]
+
+
+def test_refuses_a_place_without_runs(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no run in"):
+        Library.at(str(tmp_path))
