@@ -13,6 +13,7 @@ from prorl.types import (
     Failure,
     FailureCode,
     FinishReason,
+    Lineage,
     Message,
     RewardPart,
     RolloutLimits,
@@ -96,6 +97,9 @@ def sequences(draw: st.DrawFn, segment: int = 0) -> Sequence:
     seed = np.random.default_rng(draw(st.integers(0, 2**32)))
     return Sequence(
         segment=segment,
+        lineage=draw(st.sampled_from(Lineage)),
+        parent=draw(st.integers(-1, segment - 1)),
+        weight=draw(st.sampled_from([0.0, 0.5, 1.0])),
         token_ids_L=seed.integers(0, 2**31 - 1, int(widths.sum()), dtype=np.int32),
         logprobs_C=-seed.exponential(size=num_sampled).astype(np.float32),
         span_end_S=np.cumsum(widths).astype(np.int32),

@@ -206,7 +206,7 @@ def test_one_changed_value_changes_the_hash() -> None:
     rows = pa.RecordBatch.from_pylist(
         [
             {
-                name: ([1] if pa.types.is_list(f.type) else 1)
+                name: [1] if pa.types.is_list(f.type) else "x" if pa.types.is_string(f.type) else 1
                 for name, f in zip(sequence.names, sequence, strict=True)
             }
         ]
@@ -215,8 +215,8 @@ def test_one_changed_value_changes_the_hash() -> None:
     )
     same = row_hashes(rows)
     assert same[0] == same[1]
-    changed = rows.set_column(
-        1, rows.schema.field(1), pa.array([[1], [2]], rows.schema.field(1).type)
-    )
+    place = sequence.get_field_index("token_ids")
+    field = rows.schema.field(place)
+    changed = rows.set_column(place, field, pa.array([[1], [2]], field.type))
     assert row_hashes(changed)[0] == same[0]
     assert row_hashes(changed)[1] != same[1]

@@ -53,6 +53,8 @@ class Sampler:
         self._context, self._journal = context, context.journal
         self._clock = context.deadline.clock
         self._min_version = context.min_version
+        self._oldest = dict[int, int]()
+        """Oldest weights that may still speak in the calls under way, by their turns."""
 
     async def sample(
         self, sequence: SequenceRecord, turn: int, max_tokens: int | None = None
@@ -65,6 +67,8 @@ class Sampler:
         if (said := self._journal.said(turn, digest)) is not None:
             return self._take(sequence, said)
         prompt_tokens, began, parts = len(sequence), self._clock(), list[Completion]()
+        # Of a call beside this one the answer may be of newer weights: no reason to refuse this.
+        self._oldest[turn] = self._min_version
         limit = min(
             max_tokens or self._context.sampling.max_tokens, self._context.sampling.max_tokens
         )
@@ -74,6 +78,7 @@ class Sampler:
                 if part.finish_reason is not FinishReason.ABORT:
                     return join(parts)
         finally:
+            self._min_version = max(self._min_version, self._oldest.pop(turn))
             llm_s = self._clock() - began
             if any(len(part.token_ids_C) for part in parts):
                 self._write(sequence, turn, digest, join(parts), prompt_tokens, llm_s)
@@ -159,10 +164,10 @@ class Sampler:
         wanted: int,
     ) -> None:
         check_completion(completion, self._context.renderer.vocab_size, wanted)
-        self._check_versions(completion)
+        self._check_versions(completion, self._oldest[turn])
         sequence.sampled(completion, turn, self._context.sampling.temperature)
         parts.append(completion)
-        self._min_version = max((self._min_version, *completion.versions))
+        self._oldest[turn] = max((self._oldest[turn], *completion.versions))
 
     async def _generate(self, request: GenerateRequest, heard: Ear) -> Completion:
         """Ask the backend for one completion.
@@ -183,18 +188,15 @@ class Sampler:
                 Trouble.SILENT,
             ) from None
 
-    def _check_versions(self, completion: Completion) -> None:
+    def _check_versions(self, completion: Completion, allowed: int) -> None:
         """Refuse tokens of weights older than this rollout has seen, or than its lease allows.
 
         Another attempt is due.
         """
         known = [version for version in completion.versions if version != UNKNOWN_VERSION]
-        oldest = min(known, default=self._min_version)
-        if oldest < self._min_version:
-            text = (
-                f"{self._context.backend.name} serves version {oldest}, older than"
-                f" {self._min_version}"
-            )
+        oldest = min(known, default=allowed)
+        if oldest < allowed:
+            text = f"{self._context.backend.name} serves version {oldest}, older than {allowed}"
             raise BackendError(FailureCode.BACKEND_UNAVAILABLE, text, Trouble.BEHIND)
 
     def _request(
@@ -216,8 +218,8 @@ class Sampler:
             stop_token_ids=context.renderer.stop_token_ids,
             request_id=f"{key.run_id}/{key.rollout_id}/{key.attempt}/{turn}"
             + (f".{part}" if part else ""),
-            session=context.session,
-            min_version=PolicyVersion(self._min_version),
+            session=context.session + (f"/{sequence.segment}" if sequence.segment else ""),
+            min_version=PolicyVersion(self._oldest[turn]),
             on_part=heard,
             task=context.task,
             sample_index=context.sample_index,

@@ -12,6 +12,7 @@ they are there, as `prorl export` writes them; else every row is a rollout, rows
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 from prorl.errors import UserError
 from prorl.schema import MAX_SEGMENTS, SEQUENCES
 from prorl.schema.fields import SPANS
-from prorl.types import Json
+from prorl.types import Json, Lineage
 
 Row = Mapping[str, Json]
 
@@ -75,7 +76,11 @@ def read_lines(path: Path) -> Iterator[Line]:
 def sequence_rows(given: list[Line]) -> list[dict[str, Json]]:
     """A row of SEQUENCES for each line. Raises UserError for lists that do not fit together."""
     groups = _ids(given)
-    return [_sequence(line, number, groups) for number, line in enumerate(given)]
+    rows = [_sequence(line, number, groups) for number, line in enumerate(given)]
+    siblings = Counter(row["rollout_id"] for row in rows)
+    for row in rows:
+        row["weight"] = 1.0 / siblings[row["rollout_id"]]
+    return rows
 
 
 def _ids(given: list[Line]) -> dict[str, int]:
@@ -158,6 +163,8 @@ def _keys(line: Line, number: int, groups: Mapping[str, int]) -> dict[str, Json]
         "sample_index": _integer(line, "sample_index", 0),
         "attempt": _integer(line, "attempt", 1),
         "segment": segment,
+        "lineage": Lineage.COMPACT if segment else Lineage.MAIN,
+        "parent": segment - 1,
     }
 
 

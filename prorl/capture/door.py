@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 import orjson
 from aiohttp import web
 
-from prorl.capture import chat
+from prorl.capture import chat, messages, responses
 from prorl.capture.canonical import Asked, RefusedError, Reply, read_object
 from prorl.capture.ledger import Call, Ledger
 from prorl.errors import RolloutError
@@ -65,7 +65,9 @@ class Dialect(Protocol):
         """Event that ends a stream which had begun."""
 
 
-DIALECTS: Mapping[str, Dialect] = MappingProxyType({"/chat/completions": chat})
+DIALECTS: Mapping[str, Dialect] = MappingProxyType(
+    {"/chat/completions": chat, "/responses": responses, "/messages": messages}
+)
 
 
 class Door:
@@ -107,6 +109,8 @@ class Door:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path.rstrip("/")
+        counts = path.endswith("/messages/count_tokens")
+        path = path.removesuffix("/count_tokens") if counts else path
         dialect = next((d for end, d in DIALECTS.items() if path.endswith(end)), None)
         if request.method == "GET" and path.endswith("/models"):
             return web.json_response(_MODELS)
@@ -118,6 +122,8 @@ class Door:
             return _failure(chat, 404, "not_found_error", text)
         try:
             asked = dialect.parse(await _body(request))
+            if counts:
+                return web.json_response({"input_tokens": self._ledger.count(asked)})
             call = self._ledger.call(asked, lambda: _is_open(request))
         except RefusedError as error:
             self._ledger.counts["refused"] += 1

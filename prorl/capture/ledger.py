@@ -60,6 +60,8 @@ class Call:
     """Where its sampled ids begin in the sequence."""
     waits: Callable[[], bool]
     """Whether a client is there to hear of it."""
+    parent: Call | None
+    """The call that it goes on from; None for a conversation's first, or a repeated one."""
     task: asyncio.Task[Reply] = field(init=False)
     end: int = 0
     reply: Reply | None = None
@@ -104,7 +106,7 @@ class Ledger:
                 return call
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "a model call"):
-                sequence = self._placed(asked, digests, siblings)
+                sequence, parent = self._placed(asked, digests, siblings)
         except TaskError as error:
             raise RefusedError(str(error)) from error
         except RolloutError as error:
@@ -119,11 +121,19 @@ class Ledger:
             sequence=sequence,
             start=len(sequence),
             waits=waits,
+            parent=parent,
         )
         self._calls.append(call)
         siblings.append(call)
         call.task = asyncio.create_task(self._say(call))
         return call
+
+    def count(self, asked: Asked) -> int:
+        """Length of the prompt that a request would have. Raises RefusedError."""
+        try:
+            return len(self._prompt(asked))
+        except TaskError as error:
+            raise RefusedError(str(error)) from error
 
     def _end(self, error: RolloutError) -> None:
         if not self.ended.done():
@@ -131,8 +141,10 @@ class Ledger:
 
     # ---- placing
 
-    def _placed(self, asked: Asked, digests: list[bytes], siblings: list[Call]) -> SequenceRecord:
-        """The sequence that holds the prompt and nothing behind it."""
+    def _placed(
+        self, asked: Asked, digests: list[bytes], siblings: list[Call]
+    ) -> tuple[SequenceRecord, Call | None]:
+        """The sequence that holds the prompt and nothing behind it, and whose reply it goes on."""
         turn = len(self._calls)
         if turn >= self._context.limits.max_turns:
             raise BudgetError(FailureCode.MAX_TURNS, f"{turn} calls without an end")
@@ -140,14 +152,15 @@ class Ledger:
             raise BudgetError(FailureCode.MAX_TURNS, f"{MAX_SEGMENTS} sequences")
         if siblings:
             self.counts["forks"] += 1
-            return self._record.fork(siblings[0].sequence.segment, siblings[0].start, turn)
+            first = siblings[0]
+            return self._record.fork(first.sequence.segment, first.start, turn), None
         parent = self._parent(asked, digests)
         if parent is not None and parent.reply is not None:
             new = self._told(asked.messages[len(parent.asked.messages) + 1 :], parent.reply)
             bridge = self._bridge(parent.completion, new)
             if bridge is not None:
-                return self._continued(parent, bridge, asked, turn)
-        return self._begun(asked, digests, turn)
+                return self._continued(parent, bridge, asked, turn), parent
+        return self._begun(asked, digests, turn), None
 
     def _parent(self, asked: Asked, digests: list[bytes]) -> Call | None:
         """The call whose prompt and reply the request begins with; the longest such prompt."""

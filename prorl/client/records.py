@@ -50,8 +50,7 @@ class Record(NamedTuple):
     advantage: float
     """Of the rollout in its group; nan without advantages."""
     weight: float
-    """1 over the sequences of its rollout: a rollout whose harness rewrote its history counts once.
-    """
+    """1 over the sequences of its rollout that train, so that a rollout counts once; else 0."""
     group: int
     rollout: int
     sample: int
@@ -70,10 +69,9 @@ def records(batch: PackedBatch) -> list[Record]:
     versions[sampled] = batch.per_sampled(batch.span_version)
     temperatures = np.zeros(batch.num_tokens, np.float32)
     temperatures[sampled] = batch.per_sampled(batch.span_temperature)
-    _, rollout, siblings = np.unique(batch.rollout_ids, return_inverse=True, return_counts=True)
     keys = {
         name: batch.arrow.column(name).to_pylist()
-        for name in ("group_id", "rollout_id", "sample_index", "segment")
+        for name in ("group_id", "rollout_id", "sample_index", "segment", "weight")
     }
     found = []
     for row in range(batch.num_sequences):
@@ -90,7 +88,7 @@ def records(batch: PackedBatch) -> list[Record]:
                 first=here.stop - here.start if end else int(sampled[first]) - here.start,
                 reward=float(batch.rewards[row]),
                 advantage=float("nan" if batch.advantages is None else batch.advantages[row]),
-                weight=1.0 / float(siblings[rollout[row]]),
+                weight=keys["weight"][row],
                 group=keys["group_id"][row],
                 rollout=keys["rollout_id"][row],
                 sample=keys["sample_index"][row],

@@ -203,7 +203,14 @@ SEQUENCES = versioned(
         required("group_id", pa.int64()),
         required("sample_index", pa.int32()),
         required("attempt", pa.int32()),
-        required("segment", pa.int32(), "0, and one more each time a harness rewrote its history"),
+        required(
+            "segment",
+            pa.int32(),
+            "0, and one more each time a harness rewrote its history or began another conversation",
+        ),
+        required("lineage", pa.utf8()),
+        required("parent", pa.int32()),
+        required("weight", pa.float32()),
         required("reward", pa.float32()),
         required(
             "token_ids", list_of(pa.int32()), "prompt, tool output and everything sampled, in order"

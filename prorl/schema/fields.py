@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised by one when a column changes its meaning or type, or goes; not for an optional new one."""
 
 
@@ -115,7 +115,22 @@ SPANS: Mapping[str, pa.DataType] = MappingProxyType(
 )
 
 SEQUENCE = _struct(
-    segment=pa.int32(), token_ids=list_of(pa.int32()), logprobs=list_of(pa.float32()), **SPANS
+    required("segment", pa.int32()),
+    required(
+        "lineage",
+        pa.utf8(),
+        "which conversation: main (the task's), sub (another with tools), aside (one without),"
+        " compact (goes on after its past was told anew)",
+    ),
+    required("parent", pa.int32(), "segment that it forked from or goes on from; -1 for none"),
+    required(
+        "weight",
+        pa.float32(),
+        "1 over the sequences of its rollout that train; 0 where nothing of it does",
+    ),
+    token_ids=list_of(pa.int32()),
+    logprobs=list_of(pa.float32()),
+    **SPANS,
 )
 
 TURN = _struct(

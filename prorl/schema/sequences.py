@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from prorl.schema.fields import SEQUENCE, SPANS, list_of, required, versioned
-from prorl.types import Sequence, SpanKind
+from prorl.types import Lineage, Sequence, SpanKind
 
 _SEQUENCE_NAMES = (
     "token_ids_L",
@@ -25,7 +25,8 @@ _SEQUENCE_NAMES = (
     "span_turn_S",
     "span_temperature_S",
 )
-sequence_values = attrgetter("segment", *_SEQUENCE_NAMES)
+_SCALAR_NAMES = ("segment", "lineage", "parent", "weight")
+sequence_values = attrgetter(*_SCALAR_NAMES, *_SEQUENCE_NAMES)
 """A sequence's values in the order of SEQUENCE."""
 
 
@@ -37,12 +38,15 @@ def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
 def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
     """SEQUENCE structs (or `sequences` rows as structs) as records that share Arrow's memory."""
     columns = [values.field(f.name) for f in SEQUENCE]
+    scalars, lists = columns[: len(_SCALAR_NAMES)], columns[len(_SCALAR_NAMES) :]
     return tuple(
         Sequence(
-            segment=columns[0][i].as_py(),
+            **{
+                name: column[i].as_py() for name, column in zip(_SCALAR_NAMES, scalars, strict=True)
+            },
             **{
                 name: column[i].values.to_numpy(zero_copy_only=False)
-                for name, column in zip(_SEQUENCE_NAMES, columns[1:], strict=True)
+                for name, column in zip(_SEQUENCE_NAMES, lists, strict=True)
             },
         )
         for i in range(len(values))
@@ -54,7 +58,7 @@ def validate_sequences(batch: pa.RecordBatch) -> list[str]:
 
     Valid: at least one token; spans tile the tokens in order; lengths of sampled spans sum to
     `len(logprobs)`; every logprob is finite and <= 0; context has no version, what trains has one;
-    the reward is finite; nothing is null.
+    the reward is finite; a weight is a share; a parent came before; nothing is null.
     """
     nulls = [name for name in batch.schema.names if batch.column(name).null_count]
     if nulls:
@@ -97,7 +101,16 @@ def _is_valid(batch: pa.RecordBatch) -> bool:
         and (np.isfinite(logprobs) & (logprobs <= 0)).all()
         and _versions_fit(kinds, flat("span_version"))
         and np.isfinite(batch.column("reward").to_numpy()).all()
+        and _is_placed(batch)
     )
+
+
+def _is_placed(batch: pa.RecordBatch) -> bool:
+    """Whether weights are shares of a rollout and parents came before."""
+    weights, parents = batch.column("weight").to_numpy(), batch.column("parent").to_numpy()
+    known = set(batch.column("lineage").unique().to_pylist()) <= set(Lineage)
+    before = (parents >= -1) & (parents < batch.column("segment").to_numpy())
+    return bool(known and ((weights >= 0) & (weights <= 1) & before).all())
 
 
 def _versions_fit(kinds: np.ndarray[Any, Any], versions: np.ndarray[Any, Any]) -> bool:
@@ -133,7 +146,9 @@ def _problem(batch: pa.RecordBatch, i: int) -> str:
         return "a logprob is not finite or above 0"
     if not _versions_fit(kinds, versions):
         return "a version on context, or none on tokens that train"
-    return "" if np.isfinite(batch.column("reward")[i].as_py()) else "the reward is not finite"
+    if not np.isfinite(batch.column("reward")[i].as_py()):
+        return "the reward is not finite"
+    return "" if _is_placed(batch.slice(i, 1)) else "no such lineage, weight or parent"
 
 
 def dense(batch: pa.RecordBatch) -> pa.RecordBatch:

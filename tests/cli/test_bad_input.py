@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from prorl.schema.fields import SCHEMA_VERSION
 from prorl.supervisor.places import box_dir
 
 Prorl = Callable[..., subprocess.CompletedProcess[str]]
@@ -145,12 +146,18 @@ def test_a_sandbox_kind_that_does_not_exist(prorl: Prorl, tmp_path: Path) -> Non
 def test_a_run_directory_of_a_newer_schema(prorl: Prorl, tmp_path: Path, argv: list[str]) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "manifest.json").write_text(json.dumps({"schema_version": 99}))
-    _check(prorl(*argv), tmp_path, "schema version 99", "expected version 1", "upgrade prorl")
+    _check(
+        prorl(*argv),
+        tmp_path,
+        "schema version 99",
+        f"expected version {SCHEMA_VERSION}",
+        "upgrade prorl",
+    )
 
 
 def test_sql_that_is_not_one_select(prorl: Prorl, tmp_path: Path) -> None:
     (tmp_path / "r" / "commits").mkdir(parents=True)
-    (tmp_path / "r" / "manifest.json").write_text(json.dumps({"schema_version": 1}))
+    (tmp_path / "r" / "manifest.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION}))
     _check(prorl("sql", "r", "drop table x"), tmp_path, "expected exactly one SELECT")
     _check(prorl("sql", "r", "select nonsense from rollouts"), tmp_path, "nonsense")
 

@@ -23,6 +23,7 @@ from prorl.analysis.opened import open_runs
 from prorl.errors import NotFoundError, SchemaError, StorageError, UserError
 from prorl.schema import SEQUENCES, TABLES
 from prorl.schema.columns import leased_batch
+from prorl.schema.fields import SCHEMA_VERSION
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.commit_files import Commit
 from prorl.storage.files.durable import write_durably
@@ -108,7 +109,7 @@ def test_parquet_settings(tmp_path: Path) -> None:
         assert columns[name].compression == "ZSTD"
     assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [8] * 5
     assert meta.metadata[b"prorl.run_id"] == b"demo"
-    assert meta.metadata[b"prorl.schema_version"] == b"1"
+    assert meta.metadata[b"prorl.schema_version"] == str(SCHEMA_VERSION).encode()
 
 
 @given(st.lists(st.integers(1, 90), max_size=40))
@@ -208,7 +209,7 @@ def test_what_is_no_run_directory_is_said_in_one_line(tmp_path: Path) -> None:
 def test_a_newer_schema_is_said_in_one_line(tmp_path: Path) -> None:
     new_run(tmp_path, schema_version=99)
     with pytest.raises(
-        SchemaError, match="has schema version 99; expected version 1; upgrade prorl to read it"
+        SchemaError, match=r"has schema version 99; expected version \d+; upgrade prorl to read it"
     ):
         StoredRun(tmp_path / "demo")
 
@@ -216,11 +217,11 @@ def test_a_newer_schema_is_said_in_one_line(tmp_path: Path) -> None:
 def test_a_newer_commit_is_refused(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     newer = orjson.loads(Commit(commit_seq=1, part="part-1", files=(), run_id="demo").dumps()) | {
-        "schema_version": 2,
+        "schema_version": SCHEMA_VERSION + 1,
         "unheard": 1,
     }
     write_durably(run.fs, run.commit_path(1), orjson.dumps(newer))
-    with pytest.raises(SchemaError, match="schema version 2"):
+    with pytest.raises(SchemaError, match=f"schema version {SCHEMA_VERSION + 1}"):
         run.commits()
 
 

@@ -21,8 +21,8 @@ from tests.storage.compacting import replayed
 from tests.storage.golden import ROOT
 
 SERVED = [
-    [0, ["172eadbe4fd77983a2bcd4c3044b9cb1", "643d857ea4a2f251fd79fe72c1a04da6"]],
-    [2, ["d916ffcfb770cbd985aa21069e31390d", "86f49123a91e4a498c21d68ea52d2d9a"]],
+    [0, ["aec80c34de0eb3dff4b21fbb2efa0899", "8bfe4e0e7d0b1ed1da9e06bc4d92283a"]],
+    [2, ["92d67f44313ff48d0745498c9cdde2be", "5c464142a0745cd5731e3e8977967ce7"]],
 ]
 """Groups in the order of a replay, by the hashes of their rows."""
 

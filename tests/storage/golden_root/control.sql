@@ -17,12 +17,12 @@ CREATE TABLE groups (
     min_version INTEGER NOT NULL, delivery_seq INTEGER NOT NULL,
     PRIMARY KEY (run_id, group_id)
 ) WITHOUT ROWID;
-INSERT INTO "groups" VALUES('r',0,'1a583a32301e5dcc1c5c92fd810b61a6','154d216b97add65e4a872aa1fbc80373',2,0,'t0','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t0","task_id":"t0"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79546673845254921913e+09,'kept',1,'informative',2,0.5,0,-1);
-INSERT INTO "groups" VALUES('r',1,'e203d2d59420f56e967bc94e4b904a76','ced829e5411f5e940728f639364a0334',2,2,'t1','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t1","task_id":"t1"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79546673845267486572e+09,'dropped',1,'all_equal',2,1.0,0,-1);
-INSERT INTO "groups" VALUES('r',2,'2d6958887493f7c8c0e5bcea48ca4986','54a0cc5b6e4ca300e3584f0d9867700a',2,4,'t2','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t2","task_id":"t2"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79546673845270538328e+09,'kept',1,'informative',2,0.5,0,-1);
-INSERT INTO "groups" VALUES('r',3,'95016d300dcd59253d61cbfda78b605d','4f4aa62b970369838f42e56d62726e92',2,6,'t3','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t3","task_id":"t3"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79546673845272636415e+09,'dropped',1,'all_equal',2,1.0,0,-1);
+INSERT INTO "groups" VALUES('r',0,'1a583a32301e5dcc1c5c92fd810b61a6','154d216b97add65e4a872aa1fbc80373',2,0,'t0','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t0","task_id":"t0"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79547877784075403211e+09,'kept',1,'informative',2,0.5,0,-1);
+INSERT INTO "groups" VALUES('r',1,'e203d2d59420f56e967bc94e4b904a76','ced829e5411f5e940728f639364a0334',2,2,'t1','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t1","task_id":"t1"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79547877784099531176e+09,'dropped',1,'all_equal',2,1.0,0,-1);
+INSERT INTO "groups" VALUES('r',2,'2d6958887493f7c8c0e5bcea48ca4986','54a0cc5b6e4ca300e3584f0d9867700a',2,4,'t2','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t2","task_id":"t2"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79547877784108018874e+09,'kept',1,'informative',2,0.5,0,-1);
+INSERT INTO "groups" VALUES('r',3,'95016d300dcd59253d61cbfda78b605d','4f4aa62b970369838f42e56d62726e92',2,6,'t3','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t3","task_id":"t3"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79547877784112071991e+09,'dropped',1,'all_equal',2,1.0,0,-1);
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-INSERT INTO "meta" VALUES('owner','27e80102adb54c4db345be43b401ad6b');
+INSERT INTO "meta" VALUES('owner','4834b60de6d54709ac1f417b6e7e4495');
 INSERT INTO "meta" VALUES('version','1');
 CREATE TABLE outbox (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, kind TEXT NOT NULL,
@@ -33,8 +33,8 @@ CREATE TABLE parts (
     published INTEGER NOT NULL,
     PRIMARY KEY (run_id, commit_seq)
 ) WITHOUT ROWID;
-INSERT INTO "parts" VALUES('r',1,'part-c5f740956b424173','[{"table":"sequences","path":"sequences/part-c5f740956b424173.parquet","rows":8,"bytes":5456,"sha256":"a2d9d1851fb254653b31e15a98e50182786ee7f31765b0147efbb2da345b29d4","first":0,"last":7},{"table":"rollouts","path":"rollouts/part-c5f740956b424173.parquet","rows":8,"bytes":11893,"sha256":"aa2e6fca77e83cf5bf361ccdde8e5bbf12234bac94309c85463f001ae2e37cb0","first":0,"last":7},{"table":"turns","path":"turns/part-c5f740956b424173.parquet","rows":16,"bytes":4508,"sha256":"f80c4beab3af0e390a4805d67058420f2e3d2a430c4e7059fb12d1897f3916e9","first":0,"last":7},{"table":"tasks","path":"tasks/part-c5f740956b424173.parquet","rows":4,"bytes":3486,"sha256":"2b088d40f38f6e21ac271187e7eae6b99a568db6326f7c8a0f1e7b34099b169a","first":-1,"last":-1}]',1);
-INSERT INTO "parts" VALUES('r',2,'part-e60fedff2f434ab2','[{"table":"groups","path":"groups/part-e60fedff2f434ab2.parquet","rows":4,"bytes":3815,"sha256":"cedb82d0dc200bfc3ae305deaf6d5894a04a800e67d893ee82488dac1f221351","first":-1,"last":-1}]',1);
+INSERT INTO "parts" VALUES('r',1,'part-38bcfd632f0c4653','[{"table":"sequences","path":"sequences/part-38bcfd632f0c4653.parquet","rows":8,"bytes":6125,"sha256":"c907c84f3252fc4211f9c8424f46b0a096814f021a046e6e8c2a0722f1daf546","first":0,"last":7},{"table":"rollouts","path":"rollouts/part-38bcfd632f0c4653.parquet","rows":8,"bytes":11888,"sha256":"7acf859a2f07b9ea6428e8532de82f7c4cbf3e1ad98a1a6cbc8d52c895375c89","first":0,"last":7},{"table":"turns","path":"turns/part-38bcfd632f0c4653.parquet","rows":16,"bytes":4508,"sha256":"00913d17f989a572f22d54c7ec1f9ca76f4b1d13c3465d02b4c831e5db0a8515","first":0,"last":7},{"table":"tasks","path":"tasks/part-38bcfd632f0c4653.parquet","rows":4,"bytes":3486,"sha256":"b67ffeaa833ae91d49e38bee1f6a5a33f07be4bb988f8a2e8cd5e2411d51d88d","first":-1,"last":-1}]',1);
+INSERT INTO "parts" VALUES('r',2,'part-b2c5c44cc6134c5f','[{"table":"groups","path":"groups/part-b2c5c44cc6134c5f.parquet","rows":4,"bytes":3816,"sha256":"b1f1404c1c963d79b0ad6691f5d5139d36b07462f33180cc266757b24aa9027f","first":-1,"last":-1}]',1);
 CREATE TABLE rollouts (
     run_id TEXT NOT NULL, rollout_id INTEGER NOT NULL, group_id INTEGER NOT NULL,
     sample_index INTEGER NOT NULL,
@@ -45,14 +45,14 @@ CREATE TABLE rollouts (
     min_version INTEGER NOT NULL, max_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_tokens INTEGER NOT NULL, num_sampled INTEGER NOT NULL, num_trained INTEGER NOT NULL,
     PRIMARY KEY (run_id, rollout_id)
 ) WITHOUT ROWID;
-INSERT INTO "rollouts" VALUES('r',0,0,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-c5f740956b424173',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',1,0,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-c5f740956b424173',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',2,1,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-c5f740956b424173',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',3,1,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-c5f740956b424173',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',4,2,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-c5f740956b424173',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',5,2,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-c5f740956b424173',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',6,3,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-c5f740956b424173',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',7,3,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-c5f740956b424173',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',0,0,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',1,0,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',2,1,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',3,1,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',4,2,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',5,2,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',6,3,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',7,3,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
 CREATE TABLE runs (
     run_id TEXT PRIMARY KEY, config TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL,
     last INTEGER NOT NULL,
@@ -60,7 +60,7 @@ CREATE TABLE runs (
     created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL,
     counters TEXT NOT NULL, wanted INTEGER NOT NULL
 ) WITHOUT ROWID;
-INSERT INTO "runs" VALUES('r','{"run_id":"r","filter":"dapo","delivery":"stream","agent":"native","renderer":{"model":"","name":"","family":"","variables":{},"date":"","on_rewrite":"append","unshown_tools":false},"seed":0,"sampling":{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096},"limits":{"init_s":60.0,"run_s":300.0,"eval_s":120.0,"queue_s":3600.0,"tool_s":30.0,"max_turns":16,"max_tokens":16384,"max_attempts":3,"max_worker_losses":10},"backends":[],"target_groups":0,"tenant":"default","weight":1.0,"max_open_groups":256,"max_unacked_groups":256,"max_staleness":-1,"journal":"node","on_unknown":"tell"}','6690e1ced47a81615c66aa197bc16b20','finished',1,0,1.79546673844119191168e+09,1.79546673845305514334e+09,1.79546673900197982791e+09,'{"next_group":4,"next_rollout":8,"next_commit":3,"next_event":4,"outbox_end":12,"outbox_stored":12,"next_delivery":0,"acked":0,"version":0,"given_version":0,"unstored":0,"stored_bytes":29158,"open_groups":0,"undecided":0,"kept":2,"waiting":2,"group_size":2,"num_rewards":8,"reward_sum":6.0,"group_states":{"kept":2,"dropped":2},"rollout_states":{"completed":8}}',1);
+INSERT INTO "runs" VALUES('r','{"run_id":"r","filter":"dapo","delivery":"stream","agent":"native","renderer":{"model":"","name":"","family":"","variables":{},"date":"","on_rewrite":"append","unshown_tools":false},"seed":0,"sampling":{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096},"limits":{"init_s":60.0,"run_s":300.0,"eval_s":120.0,"queue_s":3600.0,"tool_s":30.0,"max_turns":16,"max_tokens":16384,"max_attempts":3,"max_worker_losses":10},"backends":[],"target_groups":0,"tenant":"default","weight":1.0,"max_open_groups":256,"max_unacked_groups":256,"max_staleness":-1,"journal":"node","on_unknown":"tell"}','6690e1ced47a81615c66aa197bc16b20','finished',1,0,1.79547877774126768109e+09,1.79547877784154987336e+09,1.79547877906432962417e+09,'{"next_group":4,"next_rollout":8,"next_commit":3,"next_event":4,"outbox_end":12,"outbox_stored":12,"next_delivery":0,"acked":0,"version":0,"given_version":0,"unstored":0,"stored_bytes":29823,"open_groups":0,"undecided":0,"kept":2,"waiting":2,"group_size":2,"num_rewards":8,"reward_sum":6.0,"group_states":{"kept":2,"dropped":2},"rollout_states":{"completed":8}}',1);
 CREATE TABLE versions (
     run_id TEXT NOT NULL, version INTEGER NOT NULL, note TEXT NOT NULL, at REAL NOT NULL,
     published INTEGER NOT NULL DEFAULT 0,

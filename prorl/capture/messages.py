@@ -1,0 +1,188 @@
+"""Anthropic's Messages: `POST /v1/messages`.
+
+https://docs.anthropic.com/en/api/messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import orjson
+
+from prorl.capture.canonical import (
+    Asked,
+    RefusedError,
+    Reply,
+    argument_text,
+    given,
+    read_call,
+    read_limit,
+    read_list,
+    read_object,
+    read_parts,
+    read_text,
+    read_tool,
+    refuse,
+)
+from prorl.types import FinishReason, Json, Message, ToolCall
+
+KEEP_ALIVE = b'event: ping\ndata: {"type": "ping"}\n\n'
+_REFUSED = {"container": "", "mcp_servers": []}
+_IGNORED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_sequences",
+    "tool_choice",
+    "thinking",
+    "context_management",
+    "output_config",
+)
+_SIGNATURE = "c2lnbmF0dXJl"
+"""Of thoughts: any will do, agents send it back unread."""
+
+
+def parse(body: dict[str, Json]) -> Asked:
+    """What a request asks. Raises RefusedError."""
+    refuse(body, _REFUSED)
+    system = read_parts(body.get("system"), ("text",))
+    first = (Message(role="system", content=system),) if system else ()
+    messages = [
+        message
+        for sent in read_list(body.get("messages"), "messages")
+        for message in _messages(read_object(sent, "a message"))
+    ]
+    if not messages:
+        raise RefusedError("messages is empty", "a conversation")
+    tools, hosted = [], list[str]()
+    for sent in read_list(body.get("tools"), "tools"):
+        tool = read_object(sent, "a tool")
+        if "input_schema" in tool:
+            tools.append(read_tool(tool.get("name"), tool.get("description"), tool["input_schema"]))
+        else:
+            hosted.append(read_text(tool.get("type"), "a tool's type"))
+    return Asked(
+        messages=(*first, *messages),
+        tools=tuple(tools),
+        max_tokens=read_limit(body, "max_tokens"),
+        stream=bool(body.get("stream")),
+        model=read_text(body.get("model"), "model"),
+        ignored=(*given(body, _IGNORED), *hosted),
+    )
+
+
+def _messages(sent: dict[str, Json]) -> Iterator[Message]:
+    """One message of theirs: results are messages of their own, before the text beside them."""
+    role, content = sent.get("role"), sent.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise RefusedError(f"a message of role {role!r}", "user, assistant, system")
+    if not isinstance(content, list):
+        yield Message(role=role, content=read_text(content, "content"))
+        return
+    texts, thoughts, calls = list[str](), list[str](), list[ToolCall]()
+    results = False
+    for block in content:
+        match read_object(block, "a content block").get("type"):
+            case "text":
+                texts.append(read_text(block.get("text"), "text"))
+            case "thinking" if role == "assistant":
+                thoughts.append(read_text(block.get("thinking"), "thinking"))
+            case "redacted_thinking" if role == "assistant":
+                pass
+            case "tool_use" if role == "assistant":
+                calls.append(read_call(block.get("name"), block.get("input"), block.get("id")))
+            case "tool_result" if role == "user":
+                results = True
+                yield Message(
+                    role="tool",
+                    content=read_parts(block.get("content"), ("text",)),
+                    call_id=read_text(block.get("tool_use_id"), "tool_use_id"),
+                )
+            case kind:
+                known = "text, thinking, tool_use" if role == "assistant" else "text, tool_result"
+                raise RefusedError(f"a block of type {kind!r} of role {role}", known)
+    if texts or not results:
+        yield Message(
+            role=role, content="".join(texts), reasoning="".join(thoughts), tool_calls=tuple(calls)
+        )
+
+
+def answer(asked: Asked, reply: Reply) -> Json:
+    """The whole answer."""
+    blocks = [block | {"input": _input(call)} if call else block for block, call in _blocks(reply)]
+    return _message(asked, reply) | {"content": blocks}
+
+
+def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
+    """The same as a stream."""
+    message = _message(asked, reply)
+    usage = message["usage"] | {"output_tokens": 1}
+    begun = message | {"content": [], "stop_reason": None, "usage": usage}
+    yield _event("message_start", message=begun)
+    for index, (block, call) in enumerate(_blocks(reply)):
+        empty, deltas = block, list[dict[str, Json]]()
+        if call:
+            deltas = [{"type": "input_json_delta", "partial_json": argument_text(call)}]
+        elif block["type"] == "thinking":
+            empty = block | {"thinking": "", "signature": ""}
+            deltas = [
+                {"type": "thinking_delta", "thinking": block["thinking"]},
+                {"type": "signature_delta", "signature": block["signature"]},
+            ]
+        else:
+            empty = block | {"text": ""}
+            deltas = [{"type": "text_delta", "text": block["text"]}]
+        yield _event("content_block_start", index=index, content_block=empty)
+        for delta in deltas:
+            yield _event("content_block_delta", index=index, delta=delta)
+        yield _event("content_block_stop", index=index)
+    stop = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    yield _event("message_delta", delta=stop, usage={"output_tokens": reply.completion_tokens})
+    yield _event("message_stop")
+
+
+def error(kind: str, message: str) -> Json:
+    """Body of an answer that is none."""
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def failed(kind: str, message: str) -> bytes:
+    """Event that ends a stream which had begun."""
+    return _event("error", error={"type": kind, "message": message})
+
+
+def _event(kind: str, **fields: Json) -> bytes:
+    data = orjson.dumps({"type": kind, **fields})
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _message(asked: Asked, reply: Reply) -> dict[str, Json]:
+    stop = "tool_use" if reply.message.tool_calls else "end_turn"
+    return {
+        "id": f"msg_{reply.number:08d}",
+        "type": "message",
+        "role": "assistant",
+        "model": asked.model,
+        "stop_reason": "max_tokens" if reply.finish is FinishReason.LENGTH else stop,
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": reply.prompt_tokens,
+            "output_tokens": reply.completion_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        },
+    }
+
+
+def _blocks(reply: Reply) -> Iterator[tuple[dict[str, Json], ToolCall | None]]:
+    said = reply.message
+    if said.reasoning:
+        yield {"type": "thinking", "thinking": said.reasoning, "signature": _SIGNATURE}, None
+    if said.content:
+        yield {"type": "text", "text": said.content}, None
+    for call in said.tool_calls:
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}, call
+
+
+def _input(call: ToolCall) -> Json:
+    return {"__raw": call.text} if call.error else dict(call.arguments)

@@ -1,0 +1,166 @@
+"""Requests that real agents made, placed as the oracle of their study places them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+import pytest
+
+from prorl.agents.sampler import Sampler
+from prorl.capture import chat, messages, responses
+from prorl.capture.ledger import Call, Ledger
+from prorl.testing import RENDERER, Replies, sampled
+from prorl.types import Completion, Json, Message
+from tests.capture.played import attempt
+
+AGENTS = Path(__file__).parents[2] / "../shared/data/agents"
+if not AGENTS.exists():
+    pytest.skip("the recorded calls are not here (shared/data/agents)", allow_module_level=True)
+
+
+class Recorded(NamedTuple):
+    """One request, and what was said to it."""
+
+    number: int
+    body: dict[str, Json]
+    reply: Json
+    is_broken: bool
+    """Whether the stream broke before its end."""
+
+
+def oracle() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("match_probe", AGENTS / "match_probe.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def recorded() -> Iterator[tuple[str, list[Recorded]]]:
+    with tarfile.open(AGENTS / "logs.tar.xz") as tar:
+        for member in tar:
+            if (file := tar.extractfile(member)) is not None:
+                rows = [orjson.loads(line) for line in file]
+                replies = {row["n"]: row["reply"] for row in rows if "reply" in row}
+                asked = [row for row in rows if row.get("n") in replies and "body" in row]
+                drops = "-drop/" in member.name
+                yield (
+                    member.name.split("/")[0],
+                    [
+                        Recorded(row["n"], row["body"], replies[row["n"]], drops and not index)
+                        for index, row in enumerate(asked)
+                    ],
+                )
+
+
+def dialect(body: dict[str, Json]) -> ModuleType:
+    if "input" in body:
+        return responses
+    return messages if "max_tokens" in body and "system" in body else chat
+
+
+def said(body: dict[str, Json], reply: Json) -> Message:
+    if isinstance(reply, dict):
+        return chat.parse({"messages": [reply]}).messages[0]
+    if dialect(body) is responses:
+        return responses.parse({"input": reply}).messages[0]
+    return messages.parse({"messages": [{"role": "assistant", "content": reply}]}).messages[0]
+
+
+def spoken(message: Message) -> Completion:
+    """What a policy samples to say it: also a call that does not parse."""
+    broken = {call.text: call for call in message.tool_calls if call.error}
+    ids = RENDERER.completion(message)
+    if not broken:
+        return sampled(ids)
+    text = RENDERER.tokenizer.decode(ids)
+    for call in broken.values():
+        text = text.replace(f'"name":"{call.name}","arguments":{{}}', f'"name":"{call.name}", {{')
+    head, mark = text.removesuffix("<|im_end|>"), RENDERER.tokenizer.specials
+    parts = re.split("(</?tool_call>)", head)
+    tokens = [part for part in parts if part]
+    made = [
+        [mark[part]] if part in mark else RENDERER.tokenizer.encode(part).tolist()
+        for part in tokens
+    ]
+    flat = [token for part in made for token in part] + [mark["<|im_end|>"]]
+    return sampled(np.array(flat, dtype=np.int32))
+
+
+class Player:
+    """Plays a log against a ledger; ids of calls become ours."""
+
+    def __init__(self) -> None:
+        self.backend = Replies()
+        self.sampler = Sampler(attempt(self.backend))
+        self.ledger = Ledger(attempt(self.backend), self.sampler)
+        self.ids: list[dict[str, str]] = []
+
+    def translated(self, body: dict[str, Json]) -> dict[str, Json]:
+        """The body with our ids: by what an agent was told, turn by turn where ids repeat."""
+        names = [name for turn in self.ids for name in turn]
+        if len(set(names)) == len(names):
+            text = orjson.dumps(body).decode()
+            for turn in self.ids:
+                for theirs, ours in turn.items():
+                    text = text.replace(theirs, ours)
+            return orjson.loads(text)
+        turns, ours = iter(self.ids), dict[str, str]()
+        for message in body["messages"]:
+            if message.get("tool_calls"):
+                ours = next(turns)
+                for call in message["tool_calls"]:
+                    call["id"] = ours[call["id"]]
+            elif "tool_call_id" in message:
+                message["tool_call_id"] = ours[message["tool_call_id"]]
+        return body
+
+    async def play(self, one: Recorded) -> Call:
+        asked = dialect(one.body).parse(self.translated(one.body))
+        wanted = said(one.body, one.reply)
+        call = self.ledger.call(asked, lambda: False)
+        if call.reply is None:
+            self.backend.replies.append(spoken(wanted))
+        reply = await call.task
+        call.delivered = not one.is_broken
+        theirs = [call.id for call in wanted.tool_calls]
+        ours = [call.id for call in reply.message.tool_calls]
+        self.ids.append(dict(zip(theirs, ours, strict=True)))
+        return call
+
+
+async def test_recorded_calls_are_placed_as_the_oracle_says() -> None:
+    probe, placed = oracle(), 0
+    for name, log in recorded():
+        player, seen, calls = Player(), list[tuple[int, list[Json], str]](), dict[int, Call]()
+        for one in log:
+            told = probe.messages(one.body)
+            tools = orjson.dumps(one.body.get("tools") or [], option=orjson.OPT_SORT_KEYS)
+            again = [n for n, earlier, _ in seen if earlier == told]
+            replies = {row.number: row.reply for row in log}
+            wanted = None
+            for number, earlier, shown in sorted(seen, key=lambda row: (-len(row[1]), -row[0])):
+                if len(earlier) < len(told) and told[: len(earlier)] == earlier and not again:
+                    ours = probe.ours(replies[number])
+                    if probe.level(ours, told[len(earlier)]) not in ("gone", "rewritten"):
+                        wanted = calls[number] if shown == tools else None
+                        break
+            call = await player.play(one)
+            if again and log[0].is_broken:
+                assert call is calls[again[-1]], name
+            else:
+                assert call.parent is wanted, (name, one.number)
+                placed += wanted is not None
+            seen.append((one.number, told, tools))
+            calls[one.number] = call
+        await player.ledger.close()
+    assert placed == 145
