@@ -151,6 +151,12 @@ class ServiceConfig(StrictModel):
     advertise: str = Field(
         default="", description="address that other hosts dial; needed where `listen` is 0.0.0.0"
     )
+    certificate_days: float = Field(
+        default=90,
+        gt=0,
+        le=3650,
+        description="life of the service's own certificate and of nodes': both renew theirs",
+    )
     gateway: str = Field(
         default="",
         description="Flight location of a gateway on another host; set by `prorl node`",

@@ -20,8 +20,8 @@ from prorl.client.http import Http
 from prorl.config import NAME, ServiceConfig
 from prorl.errors import ConfigError, ProrlError
 from prorl.net.join import SERVICE_FILE, Join
-from prorl.net.tls import MAX_NODE_NAME, RENEW_DAYS, Credentials, NodeKey
-from prorl.supervisor.service import RENEW_TICK_S, Supervisor
+from prorl.net.tls import MAX_NODE_NAME, Credentials, NodeKey
+from prorl.supervisor.service import Supervisor
 from prorl.supervisor.specs import node_specs
 
 PATIENCE_S = 20.0
@@ -59,9 +59,9 @@ async def keep_certificate(join: Join, config: ServiceConfig) -> None:
     """Have a node's certificate renewed in time, for as long as it lives."""
     path = config.tls_dir / SERVICE_FILE
     while True:
-        await asyncio.sleep(RENEW_TICK_S)
         own = Credentials.read(path)
-        if own.days_left() < RENEW_DAYS:
+        await asyncio.sleep(own.look_s)
+        if own.ends_soon:
             try:
                 client = _client(join, own)
                 new = await asyncio.to_thread(_certified, client, config.node_id, own.authority)

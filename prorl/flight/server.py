@@ -138,7 +138,7 @@ class FlightNetwork:
         """Listen with new credentials once there are some; open streams go on as they are."""
         assert self._credentials is not None
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(min(LOOK_S, self._credentials.current.look_s))
             shown = self._credentials.current
             for place, old in enumerate(self._servers):
                 if old.name.startswith("grpc+tls") and old.shown is not shown:

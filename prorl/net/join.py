@@ -19,7 +19,7 @@ from typing import Self
 from prorl.errors import ConfigError, UnauthorizedError
 from prorl.linux.files import write_private
 from prorl.net.bearer import Keys, note_issued
-from prorl.net.tls import LEAF_DAYS, RENEW_DAYS, ROLES, Authority, Credentials
+from prorl.net.tls import LEAF_DAYS, ROLES, Authority, Credentials
 
 JOIN_HINT = "prorl.connect(JOIN_FILE), which `prorl serve --listen` wrote below ROOT/join"
 
@@ -78,21 +78,22 @@ class Join:
         return cls(**values)
 
 
-def prepare(root: Path, url: str, keys: Keys) -> None:
+def prepare(root: Path, url: str, keys: Keys, own_days: float = LEAF_DAYS) -> Credentials:
     """Make what a service needs to be reached from other hosts, as far as it is not there.
 
-    Credentials of its own below ROOT/tls, and below ROOT/join a file for each role that others may
-    join in. What has a month left and says the same stays as it is.
+    Credentials of its own below ROOT/tls, which it returns, and below ROOT/join a file for each
+    role that others may join in. What does not end soon and says the same stays as it is.
     """
     authority, own = Authority.of(root / "tls"), root / "tls" / SERVICE_FILE
     if not _lasts(own, authority):
-        authority.credentials("service").write(own)
+        authority.credentials("service", own_days).write(own)
     for role in ROLES[1:]:
         path = root / "join" / f"{role}.json"
         if not _still_good(path, authority, url, keys):
             grant, token = keys.issue(role)
             note_issued(root, grant)
             new_join(root, role, url, token).write(path)
+    return Credentials.read(own)
 
 
 def new_join(
@@ -128,13 +129,14 @@ def renew(root: Path, role: str, days: float = LEAF_DAYS) -> Join:
 
 
 def ends_soon(root: Path) -> dict[str, float]:
-    """Certificates of a root that have less than a month: file -> days left."""
+    """Certificates of a root that end soon: file -> days left."""
     days: dict[str, float] = {}
     for path in (root / "tls" / SERVICE_FILE, *sorted((root / "join").glob("*.json"))):
         read = Credentials.read if path.name == SERVICE_FILE else _credentials_in
         with suppress(ConfigError):  # none of ours, or not there: whoever uses it says so
-            days[str(path)] = read(path).days_left()
-    return {name: left for name, left in days.items() if left < RENEW_DAYS}
+            if (found := read(path)).ends_soon:
+                days[str(path)] = found.days_left()
+    return days
 
 
 def _credentials_in(path: Path) -> Credentials:
@@ -144,7 +146,7 @@ def _credentials_in(path: Path) -> Credentials:
 def _lasts(path: Path, authority: Authority) -> bool:
     try:
         found = Credentials.read(path)
-        return found.authority == authority.certificate and found.days_left() > RENEW_DAYS
+        return found.authority == authority.certificate and not found.ends_soon
     except ConfigError:
         return False
 
@@ -156,4 +158,4 @@ def _still_good(path: Path, authority: Authority, url: str, keys: Keys) -> bool:
     except (ConfigError, UnauthorizedError):
         return False
     same = (join.url, allowed.role, join.authority) == (url, join.role, authority.certificate)
-    return same and join.credentials.days_left() > RENEW_DAYS
+    return same and not join.credentials.ends_soon

@@ -44,12 +44,18 @@ DOMAIN = ".prorl"
 ROLES = ("service", "node", "trainer", "operator", "viewer")
 """`service` is our own gateway and store; the others are who joins."""
 
-AUTHORITY_DAYS, LEAF_DAYS, NODE_DAYS, RENEW_DAYS = 3650, 365, 90, 30
-"""Lives of certificates; what has less than the last is made anew, and warned of where it cannot.
+AUTHORITY_DAYS, LEAF_DAYS, OWN_DAYS, RENEW_DAYS = 3650, 365, 90, 30
+"""Lives of certificates; what has less than the last, or less than a third of its life, is made
+anew, and warned of where it cannot.
 """
+
+LOOK_HOURS = 1
+"""How often somebody looks whether theirs ends soon, or more often if it has a short life."""
 
 MAX_NODE_NAME = 59
 """A common name has 64 characters, and `node:` goes before it."""
+
+DAY = datetime.timedelta(days=1)
 
 BACKDATE = datetime.timedelta(hours=1)
 """Clocks of two hosts differ; a certificate is valid from an hour before it was made."""
@@ -134,7 +140,23 @@ class Credentials:
     def days_left(self) -> float:
         """Until the certificate ends; negative when it has."""
         end = _certificate(self.certificate).not_valid_after_utc
-        return (end - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
+        return (end - datetime.datetime.now(datetime.UTC)) / DAY
+
+    @property
+    def life_days(self) -> float:
+        """From when it was made."""
+        made = _certificate(self.certificate)
+        return (made.not_valid_after_utc - made.not_valid_before_utc - BACKDATE) / DAY
+
+    @property
+    def ends_soon(self) -> bool:
+        """Whether it is time for another one."""
+        return self.days_left() < min(RENEW_DAYS, self.life_days / 3)
+
+    @property
+    def look_s(self) -> float:
+        """How often to look whether it is: four times within that third."""
+        return max(1.0, min(LOOK_HOURS * 3600, self.life_days * 86400 / 12))
 
 
 class LiveCredentials:
@@ -241,7 +263,7 @@ class Authority:
             key=_pem(key),
         )
 
-    def sign(self, request: str, node: str, days: float = NODE_DAYS) -> str:
+    def sign(self, request: str, node: str, days: float = OWN_DAYS) -> str:
         """A certificate of this node for the key in `request` (PEM of a PKCS#10 request).
 
         Nothing else that the request says counts. Raises UserError.

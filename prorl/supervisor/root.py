@@ -8,6 +8,7 @@ protection from another root user, or a lock on network file systems without flo
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shutil
@@ -82,13 +83,14 @@ class Root:
             write_private(path, token + "\n")
             return token
 
-    def open_to_others(self, config: ServiceConfig) -> None:
+    def open_to_others(self, config: ServiceConfig) -> float:
         """Make certificates and join files, and those anew that end soon, when the service is to be
-        reached from other hosts.
+        reached from other hosts; after how many seconds to look again.
         """
         keys = Keys(config.token, signing_key(self.path), self.path / REVOKED)
-        if config.listener is not None:
-            prepare(self.path, config.listener.url, keys)
+        if config.listener is None:
+            return math.inf
+        return prepare(self.path, config.listener.url, keys, config.certificate_days).look_s
 
     def write(self, config: ServiceConfig) -> None:
         """Publish the resolved config, atomically."""

@@ -50,9 +50,6 @@ POISON = "poison"
 
 TICK_S = 0.5
 
-RENEW_TICK_S = 3600.0
-"""Between two looks at certificates that end within weeks."""
-
 FULL_WAIT_S = 5.0
 
 MISTAKE = 2
@@ -142,8 +139,8 @@ class Supervisor:
     async def _renew_certificates(self) -> None:
         """Those of the service and of its join files, before they end; a node asks for its own."""
         while self.config.listen:
-            await asyncio.sleep(RENEW_TICK_S)
-            await asyncio.to_thread(self._root.open_to_others, self.config)
+            look_s = await asyncio.to_thread(self._root.open_to_others, self.config)
+            await asyncio.sleep(look_s)
 
     async def _all_ready(self) -> None:
         tasks = {
@@ -230,9 +227,8 @@ class Supervisor:
             history, wait_s = on_death(history, self._commits, lived_s)
             if name := child.died_at:
                 # No crash loop: that piece of work is not touched again before long.
-                at_work.charge(
-                    self._root.path / POISON, name, f"{child.spec.name} {exit_text(code)}"
-                )
+                how = ", ".join(filter(None, (exit_text(code), child.place())))
+                at_work.charge(self._root.path / POISON, name, f"{child.spec.name} {how}")
                 history, wait_s = Restarts(commits=self._commits), BACKOFF_S[1]
             if code == EXIT_DISK:
                 self.trouble = f"{child.spec.name}{child.last_words()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 
 import prorl
 from prorl.config import ServiceConfig
-from prorl.deploy.node import node
+from prorl.deploy.node import keep_certificate, node
 from prorl.deploy.running import Running, Stop, in_thread, service
 from prorl.errors import ForbiddenError
 from prorl.net.join import Join
+from prorl.net.tls import Credentials
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, Task
 from tests.integration.test_outside import join_file, three_ports
@@ -29,7 +31,12 @@ TASKS = [
 
 @asynccontextmanager
 async def nodes(
-    tmp_path: Path, kind: str, *names: str, slots: int = 4, load_code: bool = False
+    tmp_path: Path,
+    kind: str,
+    *names: str,
+    slots: int = 4,
+    load_code: bool = False,
+    certificate_days: float = 90,
 ) -> AsyncIterator[tuple[Running, list[Supervisor]]]:
     """A service without workers of its own, and nodes that work for it."""
     stages = ("init", "run", "eval")
@@ -42,6 +49,7 @@ async def nodes(
         **common,
         **{stage: {"slots": slots, "workers": 0} for stage in stages},
         "root": tmp_path / "root",
+        "certificate_days": certificate_days,
         "listen": f"127.0.0.1:{three_ports()}",
         "backends": ("scripted:oracle?delay_s=0.05",),
     }
@@ -111,3 +119,27 @@ async def test_another_role_joins_nothing(tmp_path: Path, sandbox_kind: str) -> 
         config = ServiceConfig(root=tmp_path / "x", node_id="x")
         with pytest.raises(ForbiddenError, match="as trainer"):
             await in_thread(node, join, config)
+
+
+@pytest.mark.slow
+async def test_a_node_works_on_past_the_end_of_its_first_certificate_and_of_the_services(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    """Whoever dials anew then, as a worker that died does, is believed and believes."""
+    life_s = 60.0
+    async with nodes(tmp_path, sandbox_kind, "n1", certificate_days=life_s / 86400) as (
+        running,
+        (first,),
+    ):
+        join = Join.read(join_file(running, "node"))
+        files = [root / "tls" / "service.json" for root in (running.config.root, tmp_path / "n1")]
+        began = [Credentials.read(file) for file in files]
+        keeping = asyncio.create_task(keep_certificate(join, first.config))
+        while any(one.days_left() > 0 for one in began):
+            await asyncio.sleep(1)
+        for name in ("init-0", "run-0", "eval-0"):
+            first.children[name].signal(signal.SIGKILL)
+        client = submitted(running)
+        assert (await finished(client))["counts"]["completed"] == 2 * len(TASKS)
+        assert join.credentials.days_left() > 300, "what people copied stays good"
+        keeping.cancel()

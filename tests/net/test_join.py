@@ -88,18 +88,20 @@ def test_no_join_file_holds_the_owners_token_or_the_key_that_signs(tmp_path: Pat
     assert len(issued(tmp_path)) == 4, "each can be taken back"
 
 
-def test_what_ends_within_a_month_is_told_and_made_anew(tmp_path: Path) -> None:
+def test_what_ends_soon_is_told_and_made_anew(tmp_path: Path) -> None:
     prepare(tmp_path, "https://h:1", KEYS)
     assert ends_soon(tmp_path) == {}
     own, path = tmp_path / "tls" / "service.json", tmp_path / "join" / "node.json"
-    Authority.of(tmp_path / "tls").credentials("service", days=20).write(own)
-    new_join(tmp_path, "node", "https://h:1", "t", days=10).write(path)
+    Authority.of(tmp_path / "tls").credentials("service", days=-2).write(own)
+    new_join(tmp_path, "node", "https://h:1", "t", days=-1).write(path)
     shown = LiveCredentials(own)
     before = shown.current
     left = ends_soon(tmp_path)
-    assert (round(left[str(own)]), round(left[str(path)])) == (20, 10)
+    assert (round(left[str(own)]), round(left[str(path)])) == (-2, -1)
     prepare(tmp_path, "https://h:1", KEYS)
     assert ends_soon(tmp_path) == {}
+    short = Authority.of(tmp_path / "tls").credentials("service", days=9)
+    assert (round(short.life_days), short.ends_soon) == (9, False), "three days before its end"
     assert shown.current != before
     assert shown.current.days_left() > 300
     assert shown.current is shown.current

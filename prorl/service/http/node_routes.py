@@ -59,7 +59,7 @@ def node_routes(app: FastAPI, gateway: Gateway) -> None:
                 "one's own name",
             )
         authority = Authority.of(gateway.config.tls_dir)
-        signed = authority.sign(body.request, node)
+        signed = authority.sign(body.request, node, gateway.config.certificate_days)
         return reply({"certificate": signed, "authority": authority.certificate}, 201)
 
     @app.post("/v1/nodes/{node}/drain", status_code=202)
