@@ -9,7 +9,8 @@
     |   |-- ForbiddenError                the caller's certificate or token may not do this (403)
     |   |-- SchemaError                   a record, batch or directory of another shape or version
     |   `-- ConflictError                 same key with another content, cursor ahead of the log,
-    |                                     name taken (HTTP 409)
+    |       |                             name taken (HTTP 409)
+    |       `-- ForeignDirectoryError     a run's directory is another one than the log tells of
     |-- NotFoundError (LookupError)       an unknown run, group, rollout, sandbox (HTTP 404)
     |-- FencedError                       a write for a superseded attempt (HTTP 409)
     |-- UnavailableError (ConnectionError)  a process, socket or service that is not there now;
@@ -84,6 +85,10 @@ class SchemaError(UserError):
 
 class ConflictError(UserError):
     """The request contradicts what the log holds."""
+
+
+class ForeignDirectoryError(ConflictError):
+    """A run's directory is another one than the log tells of."""
 
 
 class NotFoundError(ProrlError, LookupError):

@@ -42,6 +42,7 @@ from prorl.control.requests import Committed as Committed
 from prorl.control.requests import CommittedRollout as CommittedRollout
 from prorl.control.requests import Decision as Decision
 from prorl.control.requests import Delivered as Delivered
+from prorl.control.requests import Disowned as Disowned
 from prorl.control.requests import Done as Done
 from prorl.control.requests import HandedOut as HandedOut
 from prorl.control.requests import Handout as Handout
@@ -87,7 +88,7 @@ PAYLOADS: Mapping[Kind, type[Payload]] = {
     payload.kind: payload
     for payload in (
         *(Hello, Started, Progress, Failed, Released, Leaving, Stats),
-        *(Reserve, CommitPart, PartPublished, Propose, Handout, CommitCursor, Failover),
+        *(Reserve, CommitPart, PartPublished, Disowned, Propose, Handout, CommitCursor, Failover),
         *(Ack, Welcome, Endpoints, Cancel, Drain),
         *(VersionPublished, Paused, BackendsTold),
         *(RunNews, Rows, Terminal, GroupComplete, Stuck),

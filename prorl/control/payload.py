@@ -33,6 +33,7 @@ class Kind(StrEnum):
     RESERVE = "reserve"
     COMMIT = "commit"
     PUBLISHED = "published"
+    DISOWNED = "disowned"
     PROPOSE = "propose"
     HANDOUT = "handout"
     CURSOR = "cursor"

@@ -135,6 +135,13 @@ class PartPublished(Request[Done], frozen=True, kw_only=True):
     commit_seq: int
 
 
+class Disowned(Request[Done], frozen=True, kw_only=True):
+    """(run): its directory is not the one that the log tells of; nothing of it can be stored."""
+
+    kind, reply = Kind.DISOWNED, Done
+    reason: str
+
+
 class Decision(Record, frozen=True, kw_only=True):
     """What is proposed for a complete group."""
 

@@ -71,6 +71,7 @@ _REQUESTS = frozenset(
         Kind.RESERVE,
         Kind.COMMIT,
         Kind.PUBLISHED,
+        Kind.DISOWNED,
         Kind.PROPOSE,
         Kind.HANDOUT,
         Kind.CURSOR,

@@ -10,6 +10,7 @@ async with serving(config, network) as served:
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -22,11 +23,13 @@ from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ProrlError, UnavailableError
 from prorl.net.tls import AnyCredentials, Caller
 from prorl.protocols import Network
-from prorl.service.core.manifest import check_directories, claim_store
+from prorl.service.core.manifest import claim_store, foreign_directories
 from prorl.service.gateway import Gateway
 from prorl.service.http.app import create_app
 from prorl.service.http.door import Door, Take
 from prorl.service.log.log import ControlLog
+
+logger = logging.getLogger("prorl.service")
 
 STOP_S = 2.0
 
@@ -102,7 +105,9 @@ async def serving(
         sockets.callback(log.close)
         gateway = Gateway(config, log, network)
         claim_store(config, log.owner)
-        check_directories(config, gateway.core.state.runs.values())
+        for run, why in list(foreign_directories(config, gateway.core.state.open.values())):
+            logger.error("run %s is failed: %s", run.run_id, why)
+            gateway.core.fail_run(run, why)
         work = asyncio.ensure_future(gateway.run())
         app = create_app(gateway)
         try:

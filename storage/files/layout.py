@@ -39,7 +39,7 @@ import pyarrow.fs as pafs
 from fsspec.implementations.local import LocalFileSystem
 
 from prorl.control import PartFile as PartFile
-from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError
+from prorl.errors import ForeignDirectoryError, NotFoundError, SchemaError, StorageError
 from prorl.linux import locks
 from prorl.linux.files import sync_directory
 from prorl.schema import TABLES, check_version
@@ -192,7 +192,7 @@ class RunDir:
         return ranges[-1] if ranges else CommitName(0, 0)
 
     def check_known(self, num_commits: int) -> None:
-        """Raises ConflictError when the directory holds commits that a log does not know.
+        """Raises ForeignDirectoryError when the directory holds commits that a log does not know.
 
         The log has `num_commits` of them: it is older than the directory, or not its log at all.
         """
@@ -201,7 +201,7 @@ class RunDir:
             self.commit_path(upto, 1) if upto > num_commits else self.commit_path(num_commits + 1)
         )
         if upto > num_commits or ask(self.fs, lambda: self.fs.exists(beyond)):
-            raise ConflictError(
+            raise ForeignDirectoryError(
                 f"{beyond} is there, and the control log knows {num_commits} commits of the run",
                 "the log that wrote this directory",
                 "use another root: what is stored here is read without a service",

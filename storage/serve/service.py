@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager, suppress
 from prorl.config import NAME, ServiceConfig
 from prorl.control import (
     ControlRow,
+    Disowned,
     Endpoints,
     Handout,
     Kind,
@@ -29,7 +30,7 @@ from prorl.control import (
     RunNews,
     Stats,
 )
-from prorl.errors import NotFoundError, ProrlError
+from prorl.errors import ConflictError, ForeignDirectoryError, NotFoundError, ProrlError
 from prorl.flight import FlightNetwork
 from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet, Taken
@@ -73,6 +74,8 @@ class Store:
         self._runs: dict[str, LiveRun] = {}
         self._retired_rows = 0
         self._run_came = asyncio.Event()
+        self._foreign: dict[str, str] = {}
+        """Why runs are not served that the log knew, as long as we live."""
         identity = Identity(
             role="store", worker=WORKER, node=config.node_id, location=location, slots=SLOTS
         )
@@ -151,8 +154,16 @@ class Store:
         self._run_came = asyncio.Event()
 
     async def _live(self, run: LiveRun) -> None:
-        """A run until it retires or we drain; then nothing of it stays here."""
-        await run.run()
+        """A run until it retires or we drain; then nothing of it stays here.
+
+        One whose directory is not ours ends, and no other: nothing of it has been touched.
+        """
+        try:
+            await run.run()
+        except ForeignDirectoryError as error:
+            log.error("run %s: %s", run.run_id, error)
+            self._foreign[run.run_id] = str(error)
+            await self.control.request(Disowned(reason=str(error)), run_id=run.run_id)
         del self._runs[run.run_id]
         self._retired_rows += run.rows_committed
         self._endpoint.remove(run.run_id)
@@ -219,6 +230,8 @@ class Store:
         if (run := self._runs.get(run_id)) is not None:
             await run.ready.wait()
             return ServedRun(order=run.order, index=run.index, directory=run.index.run)
+        if (why := self._foreign.get(run_id)) is not None:
+            raise ConflictError(why)
         if not NAME.fullmatch(run_id):
             return None
         return await on_own_thread(lambda: self._open(run_id), f"open {run_id}")

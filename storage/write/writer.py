@@ -143,8 +143,8 @@ class RunWriter:
     async def open(self, news: RunNews) -> None:
         """Make the directory as the log says it is; once, before `run`.
 
-        What nobody committed is removed, what is committed is published. Raises ConflictError,
-        before anything is touched, when it holds commits that the log does not know.
+        What nobody committed is removed, what is committed is published. Raises
+        ForeignDirectoryError, before anything is touched, for one that the log does not know.
         """
         await asyncio.to_thread(self._prepare, news)
         self._compacted_upto = await asyncio.to_thread(self.directory.compacted_upto)

@@ -78,14 +78,22 @@ async def test_a_manifest_without_trajectories_is_gone_on_with(tmp_path: Path) -
         assert (await w.http("POST", "/v1/runs", {"run_id": "r"}))[0] == 201
 
 
-async def test_a_log_that_is_older_than_its_directories_is_not_served(tmp_path: Path) -> None:
+async def test_a_log_that_is_older_than_a_directory_fails_that_run_and_serves_the_others(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as w:
         await w.run()
+        await w.run("other")
     (tmp_path / "root" / "r" / "commits").mkdir()
     (tmp_path / "root" / "r" / "commits" / "0000000001.json").write_text("{}")
-    with pytest.raises(ConflictError, match="the control log knows 0 commits"):
-        async with world(tmp_path):
-            pass
+    before = content(tmp_path / "root" / "r")
+    async with world(tmp_path) as w:
+        assert "knows 0 commits" in (found := (await w.http("GET", "/v1/runs/r"))[1])["stuck"]
+        assert found["state"] == "failed"
+        assert list(w.core.state.open) == ["other"]
+    assert content(tmp_path / "root" / "r") == before
+    async with world(tmp_path) as w:
+        assert (await w.http("GET", "/v1/runs/r"))[1]["state"] == "failed"
 
 
 async def test_runs_that_are_over_cost_nothing_and_are_still_known(

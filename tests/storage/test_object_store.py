@@ -17,9 +17,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from prorl.cli.app import dispatch
-from prorl.errors import ConfigError, StorageError
+from prorl.config import ServiceConfig
+from prorl.errors import ConfigError, ConflictError, StorageError
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.schema.rows import row_hashes
+from prorl.service.core.manifest import claim_store
 from prorl.storage.files.durable import check_conditional, write_durably
 from prorl.storage.files.layout import MANIFEST, RunDir
 from prorl.storage.files.objects import PAUSES_S, open_object, write_object
@@ -128,6 +130,14 @@ class LastWriterWins(MemoryFileSystem):  # type: ignore[misc]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "", **_: object) -> None:
         super().pipe_file(path, value)
+
+
+def test_one_prefix_is_one_services(bucket: str, tmp_path: Path) -> None:
+    config = ServiceConfig.model_validate({"root": tmp_path, "store": {"url": f"{bucket}/runs"}})
+    for _ in range(2):
+        claim_store(config, "first root")
+    with pytest.raises(ConflictError, match="belongs to another service's root"):
+        claim_store(config, "second root")
 
 
 def test_a_store_without_conditional_puts_is_refused(bucket: str) -> None:

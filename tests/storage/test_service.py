@@ -354,6 +354,23 @@ async def test_each_consumer_has_its_own_cursor(service: World) -> None:
             assert [cursor for cursor, _ in live] == ["r@1", "r@2", "r@3"]
 
 
+async def test_a_run_whose_directory_is_not_ours_fails_alone(service: World) -> None:
+    """It ended the store, again after each start, and so the service with all its runs."""
+    await submit(service)
+    foreign = directory(service) / "commits" / "0000000001.json"
+    foreign.parent.mkdir()
+    foreign.write_text("{}")
+    async with store(service) as made, pipeline(service):
+        await service.until(lambda view: view["state"] == "failed")
+        assert "knows 0 commits" in (await service.view())["stuck"]
+        await service.run("other")
+        await service.submit(group("t"), run_id="other", last=True)
+        await service.until(lambda view: view["state"] == "finished", "other")
+        with client(made.location) as trainer, pytest.raises(ConflictError, match="0 commits"):
+            await asyncio.to_thread(stream, trainer)
+    assert [path.name for path in foreign.parent.iterdir()] == [foreign.name]
+
+
 async def test_a_store_that_can_hear_no_more_ends_loudly(service: World) -> None:
     """A handler's error once ended the control stream only: the process lived and the run hung."""
 

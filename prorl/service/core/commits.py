@@ -65,7 +65,7 @@ class Commits:
 
     def _reserve(self, store: WorkerRecord, key: AttemptKey) -> RefusalReason | None:
         record = self._find(key.run_id, key.rollout_id)
-        if record is None or record.life.attempt != key.attempt:
+        if record is None or record.life.attempt != key.attempt or record.run.state == "failed":
             return RefusalReason.FENCED
         if record.life.state is RolloutState.COMPLETED:
             return RefusalReason.COMMITTED
@@ -191,9 +191,17 @@ class Commits:
         stored = not run.unstored and not run.parts and run.outbox_stored >= run.outbox_end
         if run.state != "open" or not no_more or run.undecided or not stored:
             return False
-        run.state, run.finished_at, run.stuck = "finished", self._wall(), ""
+        self._end(run, "finished", "")
+        self._journal.tell_run(run)
+        return True
+
+    def fail(self, run: RunRecord, reason: str) -> None:
+        """End a run that no store can write; it is told to none any more."""
+        if run.state == "open":
+            self._end(run, "failed", reason)
+
+    def _end(self, run: RunRecord, state: str, why: str) -> None:
+        run.state, run.finished_at, run.stuck = state, self._wall(), why
         self._state.open.pop(run.run_id, None)
         self._journal.mark_run(run)
-        self._journal.tell_run(run)
         self._journal.urgent = True
-        return True

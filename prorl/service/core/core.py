@@ -19,6 +19,7 @@ from prorl.control import (
     CommitCursor,
     CommitPart,
     ControlRow,
+    Disowned,
     Done,
     Failed,
     Handout,
@@ -184,6 +185,15 @@ class Core:
             self.rollouts.end_groups(run, FailureCode.CANCELLED)
         self.journal.urgent = True
 
+    def fail_run(self, run: RunRecord, reason: str) -> None:
+        """End a run of which nothing can be stored: whatever it has in hand is stopped."""
+        for record in list(run.rollouts.values()):
+            for worker in [worker for worker in record.holders if worker.role == "store"]:
+                self.rollouts.leave(record, worker, returned=True)
+        for group in list(run.groups.values()):
+            self.cancel_group(group)
+        self.commits.fail(run, reason)
+
     def cancel_group(self, group: GroupRecord) -> None:
         """End a group's members that have not ended."""
         self.rollouts.cancel_group(group, FailureCode.CANCELLED)
@@ -254,7 +264,14 @@ class Core:
                 self._reply(worker, row, reserved)
             case Kind.FAILOVER:
                 self.failovers.ask(worker, row)
-            case Kind.COMMIT | Kind.PUBLISHED | Kind.PROPOSE | Kind.HANDOUT | Kind.CURSOR:
+            case (
+                Kind.COMMIT
+                | Kind.PUBLISHED
+                | Kind.DISOWNED
+                | Kind.PROPOSE
+                | Kind.HANDOUT
+                | Kind.CURSOR
+            ):
                 self._request(worker, row)
             case _:
                 raise UserError(f"a worker said {row.kind.value!r}", "an event or a request")
@@ -307,6 +324,8 @@ class Core:
                 return self.groups.handout(run, row.read(Handout).groups)
             case Kind.PUBLISHED:
                 self.commits.published(run, row.read(PartPublished).commit_seq)
+            case Kind.DISOWNED:
+                self.fail_run(run, row.read(Disowned).reason)
             case _:
                 cursor = row.read(CommitCursor)
                 self.groups.cursor(run, cursor.consumer, cursor.seq)

@@ -6,14 +6,14 @@ Written once, when the run is made, before it is accepted.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import orjson
 
 from prorl.config import RunConfig, ServiceConfig
-from prorl.errors import ConflictError, StorageError
+from prorl.errors import ConflictError, ForeignDirectoryError, StorageError
 from prorl.linux.failpoints import failpoint
 from prorl.linux.files import make_folder
 from prorl.schema import check_version
@@ -137,15 +137,17 @@ def check_there(service: ServiceConfig, run_id: str) -> None:
         )
 
 
-def check_directories(service: ServiceConfig, runs: Iterable[RunRecord]) -> None:
-    """Before a service goes on with its open runs.
-
-    Raises ConflictError when a directory holds commits that the log does not know: then the log is
-    older than what it would write to.
+def foreign_directories(
+    service: ServiceConfig, runs: Iterable[RunRecord]
+) -> Iterator[tuple[RunRecord, str]]:
+    """Open runs whose directories hold commits that the log does not know, before a service goes
+    on with them, and the reason: the log is older than what it would write to.
     """
     for run in runs:
-        if run.state == "open":
+        try:
             RunDir(service.run_directory(run.run_id)).check_known(run.next_commit - 1)
+        except ForeignDirectoryError as error:
+            yield run, str(error)
 
 
 def read_renderer(service: ServiceConfig, run_id: str) -> Json:

@@ -199,7 +199,7 @@ class RunRecord:
     digest: str
     created_at: float
     state: str = "open"
-    """`open` or `finished`."""
+    """`open`, `finished`, or `failed`: nothing of it can be stored."""
     last: bool = False
     """No more groups will come."""
     cancelled: bool = False
@@ -281,7 +281,7 @@ class RunRecord:
         streams = self.config.delivery == "stream"
         behind = streams and (self.waiting > 0 or self.acked < self.next_delivery)
         unstored = bool(self.parts) or self.outbox_stored < self.outbox_end
-        return self.state == "open" or unstored or behind
+        return self.state != "failed" and (self.state == "open" or unstored or behind)
 
     @property
     def in_hand(self) -> int:
