@@ -3,9 +3,10 @@
 Envs score by one; a task may add parts of its own (`prorl/rewards.py`).
 
 Invariants: functions run one after the other in the given order, since they share a sandbox and a
-deadline; a function that raises or gives what is not a finite number raises GraderError, which
-masks the rollout and never scores it 0. One that waits for ever is ended; a plain function that
-computes for ever is ended with its helper, where it is a user's (`prorl/envs/users.py`).
+deadline; a function that raises, or gives what is not a finite number (`bad_task`: it will again),
+raises GraderError, which masks the rollout and never scores it 0. One that waits for ever is ended;
+a plain function that computes for ever is ended with its helper, where it is a user's
+(`prorl/envs/users.py`).
 
 >>> import asyncio
 >>> from prorl.types import Task
@@ -25,6 +26,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable
+from typing import SupportsFloat
 
 from prorl.errors import ConfigError, GraderError, boundary
 from prorl.limits import Deadline
@@ -61,9 +63,11 @@ class Rubric:
             with boundary(GraderError, FailureCode.GRADER_ERROR, function.name):
                 async with asyncio.timeout(deadline.remaining_s + HANG_S):
                     found = await function(task, artefact, sandbox, deadline)
-                value, log = found if isinstance(found, Judgement) else (float(found), "")
+            given, log = found if isinstance(found, Judgement) else (found, "")
+            value = float(given) if isinstance(given, SupportsFloat) else math.nan
             if not math.isfinite(value):
-                raise GraderError(FailureCode.GRADER_ERROR, f"{function.name} gave {value}")
+                what = f"{function.name} gave {given!r:.100}; expected a finite number"
+                raise GraderError(FailureCode.BAD_TASK, what)
             parts.append(RewardPart(name=function.name, value=value, weight=weight))
             logs.append(log or f"{function.name} = {value:g} (weight {weight:g})")
         return Score(parts=tuple(parts), log="\n".join(logs))

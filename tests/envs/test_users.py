@@ -54,6 +54,8 @@ def misbehave(task, hook):
 @reward("exact")
 def exact(task, artefact):
     misbehave(task, "score")
+    if "gives" in task.data:
+        return eval(task.data["gives"])
     return float(artefact == b"yes")
 
 class Mine(BaseEnv):
@@ -180,6 +182,15 @@ async def test_a_hook_that_forks_answers_once(hook: str, tmp_path: Path) -> None
     if hook not in PLANNED:
         await _hook(env, task, hook, LocalSandbox(tmp_path))
     assert await _hook(env, task, "score", LocalSandbox(tmp_path)) == 1.0
+
+
+@pytest.mark.parametrize("gives", ["float('nan')", "float('inf')", "'1.0'", "None", "[1.0]"])
+async def test_a_reward_that_is_no_number_is_the_tasks_mistake(gives: str, tmp_path: Path) -> None:
+    task = _task(tmp_path, gives=gives)
+    env = await _open(task)
+    with pytest.raises(RolloutError, match=r"exact gave .*; expected a finite number") as caught:
+        await env.score(task, b"yes", None, Deadline(5.0))
+    assert caught.value.code is FailureCode.BAD_TASK
 
 
 async def test_an_error_that_wants_another_try_keeps_its_code(tmp_path: Path) -> None:
