@@ -26,6 +26,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from prorl.agents import BUILT_IN as AGENTS
 from prorl.control import Failed, Released, Started, Stats
 from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
 from prorl.flight.inlet import Inlet, Taken
@@ -42,10 +43,16 @@ from prorl.stages.operator import Emit, owner_of
 from prorl.timing import NEXT_LIFE_S, now
 from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Json, Stage
 
-POISON: Mapping[str, FailureCode] = {Stage.EVAL: FailureCode.EVAL_FAILED}
-"""How a rollout ends that no worker survives."""
-
 log = logging.getLogger("prorl.stages")
+
+
+def _whose(stage: str, row: Row) -> FailureCode:
+    """How a rollout ends that no worker survives: an answer's fault in EVAL, in RUN its task's,
+    where a user's agent drives the policy on our loop.
+    """
+    if stage == Stage.RUN and row.value("agent") not in AGENTS:
+        return FailureCode.BAD_TASK
+    return FailureCode.EVAL_FAILED if stage == Stage.EVAL else FailureCode.STAGE_ERROR
 
 
 def _nothing(_: list[AttemptKey]) -> None:
@@ -70,7 +77,7 @@ class StageHost:
         cancelled: set[AttemptKey] | None = None,
         tokens: Callable[[], int] = int,
         on_left: Callable[[list[AttemptKey]], None] = _nothing,
-        is_poison: Callable[[AttemptKey], bool] = lambda key: False,
+        poison: Callable[[AttemptKey], str] = lambda key: "",
         clock: Clock = now,
     ) -> None:
         self.name = operator.stage
@@ -81,7 +88,7 @@ class StageHost:
         self._clock = clock
         self._slots = slots
         self._cancelled = cancelled if cancelled is not None else set()
-        self._on_left, self._is_poison = on_left, is_poison
+        self._on_left, self._poison = on_left, poison
         edge = GRAPH.row(self.name).gives
         self._is_acked_later = GRAPH.takes(self.name) in REDELIVERED_EDGES
         """What it takes is kept upstream until the store has it."""
@@ -236,11 +243,9 @@ class StageHost:
         """Run the operator; what the row gets, or None when the attempt ends here, reported."""
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
-                if self._is_poison(key):
-                    raise RolloutError(
-                        POISON.get(self.name, FailureCode.STAGE_ERROR),
-                        "it ended a worker that was at it, twice",
-                    )
+                if deaths := self._poison(key):
+                    words = f"it ended a worker that was at it, twice: {deaths}"
+                    raise RolloutError(_whose(self.name, row), words)
                 result = await self._operator(row)
         except asyncio.CancelledError:
             if not self._was_cancelled(key):

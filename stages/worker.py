@@ -124,7 +124,7 @@ class Worker:
             cancelled=cancelled,
             tokens=lambda: self._operator.num_tokens,
             on_left=self._operator.left,
-            is_poison=lambda key: at_work.is_poison(config.root / "poison", owner_of(key)),
+            poison=lambda key: at_work.poison(config.root / "poison", owner_of(key)),
         )
         self._draining = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()

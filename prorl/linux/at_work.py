@@ -9,7 +9,7 @@
 
 A process dies in a step of its loop that never ends, or that the interpreter does not survive. The
 page names the piece of work whose step that was, so that it alone is charged, not all that was in
-hand; at MOST_CHARGES the next life of the process does not touch it (`is_poison`). Charges are kept
+hand; at MOST_CHARGES the next life of the process does not touch it (`poison`). Charges are kept
 by the work's name without its last part, its attempt.
 """
 
@@ -96,10 +96,11 @@ def charge(folder: Path, name: str, why: str) -> int:
     return len(path.read_text().splitlines())
 
 
-def is_poison(folder: Path, name: str) -> bool:
-    """Whether a piece of work has ended as many processes as it may."""
+def poison(folder: Path, name: str) -> str:
+    """How a piece of work ended a process the last time; empty while it may end another one."""
     path = _file(folder, name)
-    return path.exists() and len(path.read_text().splitlines()) >= MOST_CHARGES
+    deaths = path.read_text().splitlines() if path.exists() else []
+    return deaths[-1].partition(" ")[2] if len(deaths) >= MOST_CHARGES else ""
 
 
 def _file(folder: Path, name: str) -> Path:

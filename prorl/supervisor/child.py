@@ -15,9 +15,11 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +36,9 @@ KEPT_LOGS = 4
 """Logs of earlier lives that are kept: NAME.1.log is the youngest."""
 
 MAX_LINE_BYTES = 1 << 16
+
+NOT_USERS = (f"{Path(prorl.__file__).parent}{os.sep}", sysconfig.get_path("stdlib"), "<")
+"""Where code lies that is ours or Python's."""
 
 CRASHES = {
     signal.SIGSEGV,
@@ -200,18 +205,22 @@ class Child:
             if not is_stopped(self.pid):
                 self._killed_at = at_work.read(self._page)
             why += f"; it was at {self._killed_at}" if self._killed_at else ""
-            why += f", {place}" if (place := self._place()) else ""
+            why += f", {place}" if (place := self.place()) else ""
             with contextlib.suppress(OSError), self.log.open("a") as log:
                 log.write(json.dumps({"level": "error", "event": why}) + "\n")
             self._beats = False
             self.signal(signal.SIGKILL)
 
-    def _place(self) -> str:
-        """Where its loop hangs, as it said on its log before (`heartbeat.SAYS_S`)."""
+    def place(self) -> str:
+        """Where its loop hung, as it said on its log before (`heartbeat.SAYS_S`): in code that is
+        neither ours nor Python's, where there is any.
+        """
         with contextlib.suppress(OSError):
             said = self.log.read_bytes()[-(1 << 16) :].decode(errors="replace")
-            _, thread, frames = said.rpartition("(most recent call first):\n")
-            return frames.partition("\n")[0].strip() if thread else ""
+            _, _, trace = said.rpartition("(most recent call first):\n")
+            frames = re.findall(r'^  (File "(.+)", line \d+ in .+)$', trace, re.MULTILINE)
+            others = [frame for frame, file in frames if not file.startswith(NOT_USERS)]
+            return [*others, *(frame for frame, _ in frames), ""][0]
         return ""
 
     def signal(self, number: signal.Signals) -> None:

@@ -73,9 +73,9 @@ async def test_without_a_parent_that_reads_nothing_is_marked() -> None:
 
 def test_two_deaths_of_whatever_attempts_are_enough(tmp_path: Path) -> None:
     folder = tmp_path / "poison"
-    assert not at_work.is_poison(folder, "r/5/1")
+    assert not at_work.poison(folder, "r/5/1")
     assert at_work.charge(folder, "r/5/1", "silent") == 1
-    assert not at_work.is_poison(folder, "r/5/2")
+    assert not at_work.poison(folder, "r/5/2")
     assert at_work.charge(folder, "r/5/2", "silent") == 2
-    assert at_work.is_poison(folder, "r/5/3")
-    assert not at_work.is_poison(folder, "r/55/1")
+    assert at_work.poison(folder, "r/5/3")
+    assert not at_work.poison(folder, "r/55/1")

@@ -337,11 +337,24 @@ async def test_a_row_that_is_cancelled_before_its_first_step_frees_its_slot(net:
 async def test_a_row_that_no_worker_survives_is_not_touched(net: Net) -> None:
     operator = Scripted(Stage.EVAL)
     async with bench(net, operator) as parts:
-        parts.stage._is_poison = lambda key: key.rollout_id == 1
+        parts.stage._poison = lambda key: "killed" if key.rollout_id == 1 else ""
         await put(parts.upstream, ran(1))
         await put(parts.upstream, ran(2))
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
         assert parts.ended() == [("failed", 1, "eval_failed")]
+
+
+@pytest.mark.parametrize(("agent", "code"), [("native", "stage_error"), ("m.py:Mine", "bad_task")])
+async def test_who_is_to_blame_for_a_worker_that_a_rollout_ended(
+    net: Net, agent: str, code: str
+) -> None:
+    """A user's agent drives the policy on RUN's loop; ours is no fault of the task."""
+    async with bench(net, Scripted(Stage.RUN)) as parts:
+        parts.stage._poison = lambda key: "run-0 SIGKILL, in think"
+        row = ready(1)
+        place = row.schema.get_field_index("agent")
+        await put(parts.upstream, row.set_column(place, row.schema.field(place), pa.array([agent])))
+        await until(lambda: parts.ended() == [("failed", 1, code)])
 
 
 async def test_a_ready_row_that_nobody_took_is_given_back_when_cancelled(net: Net) -> None:
