@@ -34,7 +34,7 @@ _OUTPUT_ID = RENDERER.tokenizer.specials["<tool_response>"]
 def says(turn: int) -> Int32:
     """The whole of a turn."""
     if turn < TURNS - 1:
-        call = ToolCall("look", {"where": f"place {turn}"})
+        call = ToolCall("python", {"code": f"print('place {turn}')"})
         return RENDERER.completion(Message(role="assistant", content="", tool_calls=(call,)))
     return RENDERER.completion(Message(role="assistant", content="There it is."))
 

@@ -1,59 +1,152 @@
-"""A whole service is stopped for a while (`docker pause`, `scontrol suspend`, a laptop's lid) and
-goes on: nobody is charged, and no policy pays for it.
+"""Any part of a service is stopped for a while (`docker pause`, `scontrol suspend`, a laptop's lid,
+a disk that hangs) and goes on: nothing is lost, nothing is there twice, and no policy pays for it.
+
+`PRORL_FREEZES=pairs` stops every pair of processes for every length; the default is a table of
+those that have differed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 import prorl
+from prorl.client.client import Client
+from prorl.errors import UnavailableError
 from prorl.linux.procfs import descendants
 from prorl.types import Task
 from tests.integration.checks import check_complete, rows
 
-COUNT, RUN_S, STOPPED_S = 24, 12.0, 20.0
-TASKS = [Task(task_id=f"t{i}", env="noop", prompt=f"say {i}") for i in range(COUNT)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+COUNT, RUN_S, PATIENCE_S = 24, 30.0, 300.0
+PARTS = {
+    "gateway": ("prorl.service",),
+    "store": ("prorl.storage",),
+    "init": ("prorl.stages", "init-0"),
+    "run": ("prorl.stages", "run-0"),
+    "eval": ("prorl.stages", "eval-0"),
+    "sandboxd": ("prorl.sandbox.node.daemon",),
+    "supervisor": ("prorl.cli",),
+    "model": ("tests.faults.model_server",),
+}
+"""Words of the command of each."""
+EVERYTHING = ("everything",)
+LENGTHS_S = (5, 12, 40, 60)
+FREEZES: list[tuple[tuple[str, ...], int]] = [(EVERYTHING, 40)]
+if os.environ.get("PRORL_FREEZES") == "pairs":
+    singles: list[tuple[str, ...]] = [(name,) for name in PARTS]
+    FREEZES += [(who, s) for who in (*singles, *combinations(PARTS, 2)) for s in LENGTHS_S]
+else:
+    FREEZES += [((name,), 12) for name in PARTS]
+    pairs = ("gateway", "store"), ("gateway", "run"), ("run", "model"), ("supervisor", "run")
+    FREEZES += [(pair, 40) for pair in pairs]
 
 
-@pytest.mark.faults
-@pytest.mark.timeout(300)
-def test_a_stop_of_the_whole_service_is_charged_to_nobody(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(tmp_path)]
-    policy = ["--policy", "scripted:random?delay_s=2"]
-    before = set(descendants(os.getpid()))
-    with subprocess.Popen([*command, *policy], stdout=subprocess.PIPE, text=True) as process:
-        try:
+class Frozen:
+    """A service with a model server of its own, all of whose processes can be stopped."""
+
+    def __init__(self, root: Path, sandbox_kind: str) -> None:
+        self.root = root
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        model = [sys.executable, "-m", "tests.faults.model_server", port, os.devnull]
+        self._before = set(descendants(os.getpid()))
+        self._model = subprocess.Popen(model, stdout=subprocess.PIPE, text=True)
+        serve = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(root)]
+        sets = (f'service.backends=["http://127.0.0.1:{port}"]', "service.run.slots=8")
+        sets += (f"service.sandbox.kind={sandbox_kind}",)
+        serve += [word for one in sets for word in ("--set", one)]
+        self._service = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
+        for process, word in ((self._model, "ready"), (self._service, "serving")):
             assert process.stdout is not None
-            next(line for line in process.stdout if line.startswith("serving"))
-            with prorl.connect(tmp_path) as client:
-                client.create_run(run_id="r", limits={"run_s": RUN_S})
-                client.submit("r", TASKS, n=1, key="k", last=True)
-                while not client.run("r")["counts"]["running"]:
-                    time.sleep(0.05)
-                ours = [pid for pid in descendants(os.getpid()) if pid not in before]
-                for pid in ours:
-                    os.kill(pid, signal.SIGSTOP)
-                time.sleep(STOPPED_S)
-                for pid in ours:
-                    os.kill(pid, signal.SIGCONT)
-                while client.run("r")["state"] != "finished":
-                    time.sleep(0.2)
-            process.terminate()
-            process.communicate(timeout=60)
-        finally:
-            process.kill()
-    stored = check_complete(tmp_path / "r", COUNT)
-    (longest,) = rows(stored, "select max(run_s) as run_s from rollouts")
-    assert longest["run_s"] < STOPPED_S, "the stop is no part of what an attempt has spent"
-    with closing(sqlite3.connect(tmp_path / "control.db")) as log:
-        charges = log.execute("SELECT sum(infra_failures), sum(worker_losses) FROM rollouts")
-        assert charges.fetchone() == (0, 0)
+            next(line for line in process.stdout if line.startswith(word))
+
+    def pids(self, who: tuple[str, ...]) -> list[int]:
+        """Of these parts, which the supervisor may be replacing just now."""
+        ours = [pid for pid in descendants(os.getpid()) if pid not in self._before]
+        if who == EVERYTHING:
+            return ours
+        found = []
+        for pid in ours:
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                found += [pid for name in who if words[2:3] and set(PARTS[name]) <= set(words)]
+        return found
+
+    def close(self) -> None:
+        self._service.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._service.communicate(timeout=60)
+        self._service.kill()
+        self._model.kill()
+        self._model.communicate()
+        self._service.communicate()
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory, sandbox_kind: str) -> Iterator[Frozen]:
+    made = Frozen(tmp_path_factory.mktemp("stopped") / "root", sandbox_kind)
+    yield made
+    made.close()
+
+
+def _until(holds: Callable[[Client], bool], client: Client, what: str) -> None:
+    began = time.monotonic()
+    while time.monotonic() < began + PATIENCE_S:
+        with contextlib.suppress(UnavailableError):
+            if holds(client):
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"not within {PATIENCE_S:g} s: {what}")
+
+
+@pytest.mark.parametrize(
+    ("who", "away_s"), FREEZES, ids=[f"{'+'.join(who)}-{s}s" for who, s in FREEZES]
+)
+def test_a_stop_is_charged_to_no_policy(frozen: Frozen, who: tuple[str, ...], away_s: int) -> None:
+    run = f"{'-'.join(who)}-{away_s}"
+    tasks = [
+        Task(task_id=f"t{i}", env="math", prompt=f"{i} + 1?", data={"answer": str(i + 1)})
+        for i in range(COUNT)
+    ]
+    with prorl.connect(frozen.root) as client:
+        client.create_run(run_id=run, limits={"run_s": RUN_S})
+        client.submit(run, tasks, n=1, key="k", last=True)
+        _until(lambda c: c.run(run)["counts"]["running"] > 0, client, "it works")
+        pids = frozen.pids(who)
+        assert len(pids) >= len(who), f"{who} are {pids}"
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(away_s)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # ended as silent, and replaced
+                os.kill(pid, signal.SIGCONT)
+        _until(lambda c: c.run(run)["state"] == "finished", client, "it finished")
+    stored = check_complete(frozen.root / run, COUNT)
+    ended = "select status, stop_reason, failure_class, failure_code, max(run_s) as run_s,"
+    ended += " count(*) as n from rollouts group by all"
+    (found,) = rows(stored, ended)
+    longest = found.pop("run_s")
+    assert (found["status"], found["failure_class"]) == ("completed", ""), found
+    with closing(sqlite3.connect(frozen.root / "control.db")) as log:
+        sums = "SELECT sum(attempt - 1), sum(infra_failures), sum(worker_losses) FROM rollouts"
+        sums += " WHERE run_id = ?"
+        charges = log.execute(sums, (run,)).fetchone()
+    print(f"{run}: attempts more, infrastructure failures, worker losses: {charges}")
+    if who == EVERYTHING:
+        assert charges[1:] == (0, 0)
+        assert longest < RUN_S, "the stop is no part of what an attempt has spent"
