@@ -381,6 +381,16 @@ class Verifies(Protocol):
 
 
 @runtime_checkable
+class BringsAgent(Protocol):
+    """What an Env has besides, whose tasks are played by an agent of their own.
+
+    That runs what a task says on this host: a service takes them only with `load_code`.
+    """
+
+    agent: str
+
+
+@runtime_checkable
 class TalksBack(Protocol):
     """What an Env has besides, whose policy talks with a user: a script, or another model."""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import tarfile
 import tempfile
 import time
@@ -27,12 +28,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 import prorl.sandbox
+from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
-from prorl.agents.native import NativeAgent
+from prorl.agents.programs import program_of
 from prorl.backends import open_backend
 from prorl.errors import BackendError, RolloutError, UserError
 from prorl.limits import Deadline
-from prorl.protocols import Backend, CachedWorkspace, Env, Sandbox, Verifies
+from prorl.protocols import Backend, BringsAgent, CachedWorkspace, Env, Sandbox, Verifies
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer
 from prorl.tools.server.children import EXIT_TIMEOUT
@@ -110,6 +112,7 @@ async def play(
     *,
     boxes: Boxes | None = None,
     limits: RolloutLimits | None = None,
+    agent: str = "native",
 ) -> Played:
     """Check, prepare, act and score as the service does, each side in a fresh sandbox of `boxes`.
 
@@ -117,8 +120,9 @@ async def play(
     """
     env.check(task)
     boxes, limits = boxes or _local, limits or RolloutLimits()
-    async with _box(env, task, Stage.RUN, boxes) as sandbox:
-        trajectory = await NativeAgent().run(_context(env, task, backend, sandbox, limits))
+    async with _box(env, task, Stage.RUN, boxes, agent) as sandbox:
+        driver = get_agent(env.agent if isinstance(env, BringsAgent) else agent)
+        trajectory = await driver.run(_context(env, task, backend, sandbox, limits))
     if not trajectory.failure.failure_class.trains:
         raise RolloutError(trajectory.failure.code, trajectory.failure.message)
     async with _box(env, task, Stage.EVAL, boxes) as sandbox:
@@ -159,9 +163,13 @@ async def verify(env: Env, task: Task, *, boxes: Boxes | None = None, limit_s: f
 
 
 @asynccontextmanager
-async def _box(env: Env, task: Task, stage: Stage, boxes: Boxes) -> AsyncIterator[Sandbox | None]:
+async def _box(
+    env: Env, task: Task, stage: Stage, boxes: Boxes, agent: str = ""
+) -> AsyncIterator[Sandbox | None]:
     """What a stage needs, prepared as the stage does it."""
     spec = env.sandbox(task, stage)
+    if (program := program_of(agent)) is not None:
+        spec = program.sandbox(spec)
     async with AsyncExitStack() as stack:
         sandbox = await stack.enter_async_context(boxes(spec)) if spec else None
         if stage is Stage.RUN or (sandbox is not None and isinstance(env, CachedWorkspace)):
@@ -299,6 +307,10 @@ class LocalSandbox:
             duration_s=time.monotonic() - began,
             timed_out=timed_out,
         )
+
+    async def listen(self) -> socket.socket:
+        """A listener on a free port of this machine."""
+        return socket.create_server(("127.0.0.1", 0))
 
     async def _start(self, argv: Sequence[str]) -> asyncio.subprocess.Process:
         """A program in a process group of its own; stderr joins stdout."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
+from prorl.agents.programs import program_of
 from prorl.errors import SandboxError, boundary
 from prorl.protocols import Env
 from prorl.schema.columns import read_key, read_limit, read_task, ready_columns
@@ -33,6 +34,8 @@ class InitOperator(StageOperator):
         env.check(task)
         messages, tools = env.messages(task), env.tools(task)
         spec = env.sandbox(task, Stage.RUN)
+        if (program := program_of(row.value("agent"))) is not None:
+            spec = program.sandbox(spec)
         ref = SandboxRef()
         if spec is not None:
             ref = await self._sandbox(env, task, spec, row)

@@ -41,7 +41,7 @@ from prorl.journal import Journals
 from prorl.journal.fork import plain_task, read_fork
 from prorl.limits import Clock, Deadline
 from prorl.linux import at_work
-from prorl.protocols import Backend, Env, Renderer, SandboxHost
+from prorl.protocols import Backend, BringsAgent, Env, Renderer, SandboxHost
 from prorl.renderer import make_renderer
 from prorl.schema.columns import Lease, ran_columns, read_ready
 from prorl.schema.rows import Added, Row
@@ -175,9 +175,10 @@ class RunOperator(StageOperator):
                     min_version=PolicyVersion(lease.min_version),
                     journal=journal,
                 )
-                trajectory = await self._drive(lease.agent, context)
+                agent = env.agent if isinstance(env, BringsAgent) else lease.agent
+                trajectory = await self._drive(agent, context)
         finally:
-            if needs_sandbox(env, lease.task):
+            if ready.sandbox.sandbox_id or needs_sandbox(env, lease.task):
                 await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
         run_s = spent_s + self._clock() - began
         return ran_columns(trajectory, run_s=run_s, history=journal.history)

@@ -1,6 +1,7 @@
 """Agents: how the policy is driven through a task.
 
-`native` is the tool loop; `get_agent` finds it by name.
+`native` is the tool loop; a program runs in the sandbox and asks by HTTP (`programs.py` has the
+table); `get_agent` finds them by name.
 
 `context` is what an agent is given for one attempt, `sampler` how it asks the policy, `record` what
 it writes down.
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prorl import plugins
+from prorl.agents.programs import PROGRAMS, program_of
 from prorl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ BUILT_IN: Mapping[str, str] = {
     "native": "prorl.agents.native:NativeAgent",
     "native-drop": "prorl.agents.native:native_drop",
     "native-summary": "prorl.agents.native:native_summary",
+    "guest": "prorl.agents.guest:GuestAgent",
+    **dict.fromkeys(PROGRAMS, "prorl.agents.program:ProgramAgent"),
 }
 
 ENTRY_POINTS = "prorl.agents"
@@ -32,11 +36,15 @@ def get_agent(name: str) -> Agent:
 
     Raises ConfigError with the nearest name.
     """
+    if (program := program_of(name)) is not None:
+        from prorl.agents.program import ProgramAgent
+
+        return ProgramAgent(name, program)
     agent: Agent = plugins.make(ENTRY_POINTS, name, ConfigError, BUILT_IN)
     return agent
 
 
 def check_agent(name: str) -> None:
     """Raise ConfigError for a name that stands for no agent; ours are not imported for it."""
-    if name not in BUILT_IN:
+    if name not in BUILT_IN and program_of(name) is None:
         get_agent(name)

@@ -73,6 +73,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
 class Door:
     """The model server of one attempt. Belongs to the event loop that made it.
 
+    `key`: of clients that could be others; where only the attempt's can connect, none is needed.
     `train` says which conversations train: main, with what it became after compactions, or all.
     """
 
@@ -81,11 +82,12 @@ class Door:
         context: AgentContext,
         sampler: Sampler,
         *,
+        key: str = "",
         train: str = "main",
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         self._ledger = Ledger(context, sampler, train)
-        self._keep_alive_s = keep_alive_s
+        self._key, self._keep_alive_s = key, keep_alive_s
         self._server = web.Server(self._handle, access_log=None)
 
     @property
@@ -108,6 +110,9 @@ class Door:
         await self._ledger.close()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._key not in ("", sent, request.headers.get("x-api-key")):
+            return _failure(chat, 401, "authentication_error", "no key of this rollout")
         path = request.path.rstrip("/")
         counts = path.endswith("/messages/count_tokens")
         path = path.removesuffix("/count_tokens") if counts else path

@@ -19,6 +19,7 @@ import orjson
 
 from prorl import plugins
 from prorl.agents import check_agent
+from prorl.agents.programs import program_of
 from prorl.backends.catalogue import is_server
 from prorl.cli.runs import latest_run
 from prorl.cli.settings import Job, job_settings, run_settings, service_settings
@@ -112,9 +113,10 @@ class JobPlan:
 
 def _run_of(job: Job) -> RunConfig:
     """The run's config, with what files of the user are named from here. Raises ConfigError."""
+    agent = str(job.run.get("agent", "native"))
     own = {
         "filter": filter_text(str(job.run.get("filter", "none"))),
-        "agent": plugins.absolute(str(job.run.get("agent", "native")), Path.cwd()),
+        "agent": agent if program_of(agent) else plugins.absolute(agent, Path.cwd()),
     }
     return run_settings({**job.run, **own}, job.name)
 

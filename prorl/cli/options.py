@@ -26,6 +26,7 @@ def of(model: type[BaseModel], key: str, *names: str) -> Parameter:
 
 
 Filter = Annotated[str | None, of(RunConfig, "filter", "--filter")]
+AgentName = Annotated[str | None, of(RunConfig, "agent", "--agent")]
 Seed = Annotated[int | None, of(RunConfig, "seed")]
 Temperature = Annotated[float | None, of(Sampling, "temperature")]
 Port = Annotated[int | None, of(ServiceConfig, "http_port", "--port")]

@@ -342,7 +342,11 @@ class RunConfig(StrictModel):
         description=f"{', '.join(FILTERS)}, or SQL; on a command line also a file of SQL",
     )
     delivery: Literal["store", "stream"] = "store"
-    agent: str = "native"
+    agent: str = Field(
+        default="native",
+        description="who drives the policy: native, a program that runs in the sandbox"
+        " (mini-swe-agent, codex ...: docs/agents.md), 'command: WORDS', or your own",
+    )
     renderer: RendererConfig = RendererConfig()
     seed: int = Field(default=0, ge=0, lt=1 << 62, description="the same seed repeats a seeded run")
     sampling: Sampling = Sampling()

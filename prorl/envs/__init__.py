@@ -13,6 +13,7 @@ Each implements `prorl.protocols.Env`.
 | shop | price, python | exact match, after two or three calls that depend on each other |
 | gym | step | the return of a Gym-style environment, its actions played again |
 | verifiers | - | the reward functions of a taskset of the package `verifiers` |
+| guest | - | a program of another framework, in an interpreter of its own, says the reward |
 | noop | - | always 1; no sandbox, for benches and tests |
 
 All of them derive from `BaseEnv` (`base.py`) and take further tools of yours
@@ -43,6 +44,7 @@ BUILT_IN: Mapping[str, str] = {
     "shop": "prorl.envs.shop:ShopEnv",
     "gym": "prorl.envs.gym:GymEnv",
     "verifiers": "prorl.envs.verifiers:VerifiersEnv",
+    "guest": "prorl.envs.guest:GuestEnv",
     "noop": "prorl.envs.noop:NoopEnv",
 }
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from prorl.cli.job import JobPlan
-from prorl.cli.options import ConfigFile, Filter, Flag, JobRoot, JsonObject, Quiet, Seed, Settings
+from prorl.cli.options import (
+    AgentName,
+    ConfigFile,
+    Filter,
+    Flag,
+    JobRoot,
+    JsonObject,
+    Quiet,
+    Seed,
+    Settings,
+)
 from prorl.cli.run_job import run_plan
 from prorl.cli.settings import JobOptions, chosen
 from prorl.errors import UserError
@@ -16,6 +26,7 @@ def run(
     /,
     *,
     job: JobOptions = None,
+    agent: AgentName = None,
     filter_: Filter = None,
     seed: Seed = None,
     resume: Flag = False,
@@ -48,7 +59,7 @@ def run(
     flags = chosen(job)
     if resume_name:
         flags["name"] = resume_name
-    keys = {"filter": filter_, "seed": seed}
+    keys = {"agent": agent, "filter": filter_, "seed": seed}
     flags["run"] = {key: value for key, value in keys.items() if value is not None}
     plan = JobPlan.make(config, flags, set_ or [], root=root, resume=resume)
     return asyncio.run(run_plan(plan, quiet=quiet, json=json))

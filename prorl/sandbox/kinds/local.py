@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from typing import NoReturn
 
-from prorl.linux import calls, procfs
+from prorl.linux import calls, guard
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kind import Kind
 from prorl.sandbox.kinds.common import (
@@ -39,17 +40,11 @@ from prorl.sandbox.launch.spec import (
     server_config,
 )
 
-WATCHED = {signal.SIGTERM, signal.SIGCHLD}
-
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
     """Become the guardian of one sandbox: it reaps all orphans inside, and ends them at the end."""
     groups = open_cgroups(launch)
-    # TERM, not KILL: when the zygote dies the guardian must still have time to end what is inside.
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    parent = os.getppid()
-    calls.die_with_parent(signal.SIGTERM, parent)
-    calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
+    guard.become(os.getppid())
     if launch.uid >= 0 and is_hidden(launch.layer):
         calls.unshare(calls.CLONE_NEWNS)
         calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
@@ -75,7 +70,7 @@ def _inside(
         set_limits(launch, shares_uid=launch.uid < 0)
         seccomp.install()
         calls.die_with_parent(signal.SIGKILL, guardian)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, guard.WATCHED)
         folder = os.path.dirname(interpreter())
         serve(
             listener_fd,
@@ -93,45 +88,11 @@ def _inside(
 
 
 def _guard(pid: int, uid: int) -> NoReturn:
-    while True:
-        status = _reap(pid)
-        if status is not None:
-            _end_all(uid)
-            exit_like(status)
-        if signal.sigwait(WATCHED) == signal.SIGTERM:
-            _end_all(uid)
-            os._exit(128 + signal.SIGKILL)
-
-
-def _reap(pid: int) -> int | None:
-    """Reap whatever has ended; the status of the tool server if that is among it."""
-    found = None
-    while True:
-        try:
-            done, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return found
-        if done == 0:
-            return found
-        if done == pid:
-            found = status
-
-
-def _end_all(uid: int) -> None:
-    """Kill until no child is left; all orphans of the sandbox are our children."""
-    while True:
-        if uid >= 0:
-            _kill_uid(uid)
-        else:
-            _kill_descendants()
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                # all at once: the dead of a fork storm would make each round longer than the one
-                # before
-                pass
-        except ChildProcessError:
-            return
-        signal.sigtimedwait({signal.SIGCHLD}, 0.02)
+    status = guard.watch(pid)
+    guard.end_all(partial(_kill_uid, uid) if uid >= 0 else guard.kill_descendants)
+    if status is None:
+        os._exit(128 + signal.SIGKILL)
+    exit_like(status)
 
 
 def _kill_uid(uid: int) -> None:
@@ -146,14 +107,6 @@ def _kill_uid(uid: int) -> None:
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-
-
-def _kill_descendants() -> None:
-    for pid in procfs.descendants(os.getpid()):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 KIND = Kind(

@@ -12,6 +12,7 @@ from functools import cache
 
 from prorl import plugins, storage
 from prorl.agents import get_agent
+from prorl.agents.programs import program_of
 from prorl.backends.catalogue import is_server
 from prorl.config import MAX_CALL_TOKENS, RunConfig
 from prorl.envs.users import GetEnv, env_by_name, open_env, users_code
@@ -24,6 +25,7 @@ from prorl.errors import (
     UserError,
 )
 from prorl.filters import FILTERS
+from prorl.protocols import BringsAgent
 from prorl.renderer.check import check as check_renderer
 from prorl.service.core.bodies import GroupsBody
 from prorl.service.core.candidates import Candidate, CheckTask, check_envs
@@ -54,6 +56,11 @@ def known_env(load_code: bool) -> CheckTask:
         if not load_code:
             plugins.refuse_places(task.env, TaskError, "env")
         env = find(task.env)
+        if not load_code and isinstance(env, BringsAgent):
+            raise TaskError(
+                f"task {task.task_id!r}: env {task.env!r} runs what it says on this host",
+                "a service started with load_code",
+            )
         if users_code(task):
             return check_users(find, task)
         env.check(task)
@@ -126,7 +133,8 @@ async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
     Raises ConfigError, ConflictError.
     """
     if not gateway.config.load_code:
-        plugins.refuse_places(config.agent, ConfigError, "agent")
+        if program_of(config.agent) is None:
+            plugins.refuse_places(config.agent, ConfigError, "agent")
         plugins.refuse_places(config.renderer.name, ConfigError, "renderer")
     await asyncio.to_thread(get_agent, config.agent)  # a user's may take a while to import
     created_at = gateway.wall()

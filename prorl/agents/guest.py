@@ -1,0 +1,102 @@
+"""The agent of the env `guest`: a program in an interpreter of its own, beside this worker.
+
+It plays one rollout against the door and says the reward (docs/guests.md). Its own failure is
+nobody's reward: it is infra, and another attempt follows. A budget that ends while the policy
+speaks is the policy's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import prorl
+from prorl.agents.ending import End, concluded
+from prorl.agents.program import environment, served, until_over
+from prorl.agents.sampler import Sampler
+from prorl.capture.door import Door
+from prorl.errors import BudgetError, RolloutError
+from prorl.protocols import AgentContext
+from prorl.types import FailureCode, Message, StopReason, Trajectory
+
+SHIPPED = Path(prorl.__file__).parent / "guests"
+"""`{guests}` in an argv."""
+END_S = 10.0
+"""For everything that a guest has started to be killed."""
+
+
+class GuestAgent:
+    """Implements `prorl.protocols.Agent`; holds no state of an attempt."""
+
+    async def run(self, context: AgentContext) -> Trajectory:
+        """Drive one attempt to its end; see `concluded`."""
+        sampler = Sampler(context)
+        return await concluded(context, sampler.record, _drive(context, sampler))
+
+
+async def _drive(context: AgentContext, sampler: Sampler) -> End:
+    key = secrets.token_hex(16)
+    door = Door(context, sampler, key=key)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    async with served(context, door, listener) as base_url:
+        env = environment(context, base_url, key)
+        try:
+            said = await until_over(context, door, _play(context, env), "the guest")
+        except BudgetError as error:
+            if door.ended.done():
+                raise
+            raise RolloutError(FailureCode.GRADER_ERROR, f"{error.message}: it hung") from None
+    exit_code, reward = said.get("exit_code"), said.get("reward")
+    if exit_code != 0 or reward is None:
+        what = f"exit status {exit_code}" if exit_code else "no reward.json"
+        output = str(said.get("output", ""))
+        raise RolloutError(FailureCode.GRADER_ERROR, f"the guest: {what}: {output.strip()[-1500:]}")
+    if output := str(said.get("output", "")).strip():
+        sampler.record.messages.append(Message(role="grader", name="guest", content=output))
+    return End(StopReason.DONE, artefact=reward.encode())
+
+
+async def _play(context: AgentContext, env: dict[str, str]) -> dict[str, Any]:
+    """What came of the guest; one that is cancelled is gone when this returns."""
+    data = dict(context.task.data)
+    argv = [word.replace("{guests}", str(SHIPPED)) for word in data.pop("argv")]
+    task = {
+        "task_id": context.task.task_id,
+        "prompt": context.task.prompt,
+        "sample_index": context.sample_index,
+        "data": data,
+    }
+    own = {name: text for name, text in os.environ.items() if not name.startswith("PRORL_")}
+    guardian = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "prorl.helper.guest", str(os.getpid())),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**own, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    told = json.dumps({"argv": argv, "env": env, "task": json.dumps(task)})
+    try:
+        said, _ = await guardian.communicate(told.encode())
+    finally:
+        await _end(guardian)
+    return json.loads(said) if said else {}
+
+
+async def _end(guardian: asyncio.subprocess.Process) -> None:
+    if guardian.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        guardian.terminate()
+    try:
+        async with asyncio.timeout(END_S):
+            await guardian.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            guardian.kill()

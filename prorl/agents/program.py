@@ -1,0 +1,172 @@
+"""A program as the agent: it runs in the sandbox, unmodified, and asks the policy by HTTP.
+
+    RUN                                the sandbox, without network
+    ---                                ----------------------------
+    listener <------- passed out ----- 127.0.0.1:8000
+    door serves it <------------------ POST /v1/chat/completions, /v1/responses, /v1/messages
+    exec ----------------------------> mini-swe-agent, codex ... in the workspace
+
+Who connects runs in the sandbox, so the connection is the identity: no key names another rollout.
+The program's end is the rollout's, as are its time limit and its exit status; artefact and score
+are the env's. What it does between two calls is not journalled: a worker that dies takes the
+attempt with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import socket
+from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from prorl.agents.ending import End, concluded, end_with
+from prorl.agents.programs import COMMAND, MODEL, Program
+from prorl.agents.record import AttemptRecord
+from prorl.agents.sampler import Sampler
+from prorl.capture.door import Door
+from prorl.errors import BudgetError, RolloutError
+from prorl.protocols import AgentContext, Listens
+from prorl.types import FailureCode, Json, Message, StopReason, ToolResult, Trajectory
+
+ResultT = TypeVar("ResultT")
+
+CALL_S = 1.0
+"""For a model call under way to see that the attempt's time is over."""
+CANCEL_S = 10.0
+"""For a program that is ended to be gone."""
+MIN_WAIT_S = 0.01
+"""A paused deadline with nothing left would otherwise be looked at without rest."""
+MOST_S = 7 * 86400.0
+"""The tool server's limit: the attempt's own comes first, and may stand still meanwhile."""
+SHOWN_CHARS = 8000
+"""Of what it printed, its end."""
+NOT_FOUND = (126, 127)
+"""Exit statuses of what cannot be started."""
+HOME = """\
+if [ "$PWD" = /workspace ]; then HOME=/tmp/home; mkdir -p "$HOME"; else HOME=$(mktemp -d); fi
+export HOME
+"""
+"""A home beside the workspace, whose changes count; where /tmp is the host's, one of its own."""
+
+
+class ProgramAgent:
+    """Implements `prorl.protocols.Agent`; holds no state of an attempt."""
+
+    def __init__(self, name: str, program: Program) -> None:
+        self._name = program.argv[0] if name.startswith(COMMAND) else name
+        self._program = program
+
+    async def run(self, context: AgentContext) -> Trajectory:
+        """Drive one attempt to its end; see `concluded`."""
+        sampler = Sampler(context)
+        return await concluded(context, sampler.record, self._drive(context, sampler))
+
+    async def _drive(self, context: AgentContext, sampler: Sampler) -> End:
+        sandbox = context.sandbox
+        if not isinstance(sandbox, Listens):
+            raise RolloutError(FailureCode.STAGE_ERROR, f"{self._name} has no sandbox that listens")
+        door = Door(context, sampler)
+        async with served(context, door, await sandbox.listen()) as base_url:
+            argv = command(self._program, context, base_url)
+            done = await until_over(context, door, sandbox.exec(argv, MOST_S), self._name)
+        return self._end(sampler.record, done)
+
+    def _end(self, record: AttemptRecord, done: ToolResult) -> End:
+        how = f"{self._name} ended with exit status {done.exit_code} after {done.duration_s:.1f} s"
+        text = f"{done.output[-SHOWN_CHARS:].rstrip()}\n[{how}]".lstrip()
+        record.messages.append(Message(role="tool", name=self._name, content=text))
+        if record.turns:
+            return End(StopReason.DONE)
+        code = FailureCode.BAD_TASK if done.exit_code in NOT_FOUND else FailureCode.STAGE_ERROR
+        return end_with(code, f"no model call: {how}: {done.output.strip()[-500:]}")
+
+
+@asynccontextmanager
+async def served(context: AgentContext, door: Door, listener: socket.socket) -> AsyncIterator[str]:
+    """Serve the door on a listener until the block ends; where that is, for clients beside it.
+
+    Raises RolloutError for an attempt that another worker began: its program died with that.
+    """
+    with listener:
+        if context.journal.epoch:
+            raise RolloutError(FailureCode.WORKER_LOST, "its program died with its worker")
+        server = await asyncio.get_running_loop().create_server(door.protocol, sock=listener)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.close()
+            await door.close()
+
+
+async def until_over(
+    context: AgentContext, door: Door, work: Coroutine[Json, Json, ResultT], what: str
+) -> ResultT:
+    """What `work` gives within the attempt's time.
+
+    Raises RolloutError as soon as the door says that nothing more can be sampled: a budget, a lost
+    backend.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not (task.done() or door.ended.done()):
+            context.deadline.check(FailureCode.DEADLINE, what)
+            left_s = max(context.deadline.remaining_s, MIN_WAIT_S)
+            await asyncio.wait({task, door.ended}, timeout=left_s, return_when=FIRST_COMPLETED)
+    except BudgetError:
+        # a call that is under way knows whose time it was
+        await asyncio.wait({door.ended}, timeout=CALL_S)
+        if not door.ended.done():
+            raise
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_S)
+    if door.ended.done():
+        raise door.ended.result()
+    return task.result()
+
+
+def command(program: Program, context: AgentContext, base_url: str) -> list[str]:
+    """What starts a program in a sandbox: its environment, its files in a home, its argv."""
+    env = environment(context, base_url, "prorl")
+    values = {
+        "prompt": env["PRORL_PROMPT"],
+        "system": env["PRORL_SYSTEM"],
+        "base_url": env["OPENAI_BASE_URL"],
+        "model": MODEL,
+        "context": str(context.limits.max_tokens),
+    }
+
+    def filled(text: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)
+
+    lines = [HOME]
+    for path, text in program.files.items():
+        lines.append(f'mkdir -p "$HOME"/{shlex.quote(path.rpartition("/")[0])}\n')
+        lines.append(f'printf %s {shlex.quote(filled(text))} > "$HOME"/{shlex.quote(path)}\n')
+    lines.append('exec "$@" < /dev/null')
+    env |= {name: filled(text) for name, text in program.env.items()}
+    exports = (f"{name}={text}" for name, text in env.items())
+    return ["env", *exports, "bash", "-c", "".join(lines), *map(filled, ("-", *program.argv))]
+
+
+def environment(context: AgentContext, base_url: str, key: str) -> dict[str, str]:
+    """What tells programs of every kind where the policy is, and what they are asked."""
+    told = [message for message in context.messages if message.role == "system"]
+    asked = [message for message in context.messages if message.role != "system"]
+    system, prompt = ("\n\n".join(message.content for message in part) for part in (told, asked))
+    return {
+        "OPENAI_BASE_URL": f"{base_url}/v1",
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": MODEL,
+        "ANTHROPIC_BASE_URL": base_url,
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_MODEL": MODEL,
+        "NO_PROXY": "127.0.0.1",
+        "PRORL_PROMPT": prompt,
+        "PRORL_SYSTEM": system,
+    }

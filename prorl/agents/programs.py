@@ -1,0 +1,158 @@
+"""Programs that can be agents, unmodified: one row each, with what brings them to the door.
+
+| name | speaks | comes from |
+|---|---|---|
+| mini-swe-agent | Chat | Python packages, which INIT installs where the task has no image |
+| aider | Chat | the same |
+| openhands | Chat | an image that has it (pip, Python 3.12) |
+| codex | Responses | an image that has it (npm) |
+| claude-code | Messages | an image that has it (npm) |
+| opencode | Chat | an image that has it (npm) |
+| qwen-code | Chat | an image that has it (npm) |
+
+`command: WORDS` is any other program that obeys OPENAI_BASE_URL or ANTHROPIC_BASE_URL. What stands
+in braces is filled in: {prompt}, {system}, {base_url}, {model}, {context} (tokens).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from prorl.errors import ConfigError
+from prorl.types import HOST_WHEELS, SandboxSpec
+
+COMMAND = "command:"
+MODEL = "policy"
+"""What programs call the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """How a program is started in a sandbox."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Below its home, which is not the workspace."""
+    requirements: tuple[str, ...] = ()
+    """Python packages that it is made of; where there is no image they are installed once a node.
+    """
+
+    def sandbox(self, spec: SandboxSpec | None) -> SandboxSpec:
+        """The sandbox that a task gets for this program, from the one it asks for."""
+        spec = spec or SandboxSpec()
+        if spec.image or not self.requirements:
+            return spec
+        wheels = "" if spec.wheels == HOST_WHEELS else spec.wheels
+        return replace(spec, requirements=(*spec.requirements, *self.requirements), wheels=wheels)
+
+
+_LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+
+_CODEX = """\
+model = "{model}"
+model_provider = "prorl"
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+check_for_update_on_startup = false
+model_context_window = {context}
+[model_providers.prorl]
+name = "prorl"
+base_url = "{base_url}"
+env_key = "OPENAI_API_KEY"
+wire_api = "responses"
+[analytics]
+enabled = false
+[features]
+plugins = false
+apps = false
+"""
+
+_OPENCODE = """\
+{"autoupdate": false, "share": "disabled", "permission": "allow",
+ "model": "prorl/{model}", "small_model": "prorl/{model}",
+ "provider": {"prorl": {"npm": "@ai-sdk/openai-compatible", "name": "prorl",
+  "options": {"baseURL": "{base_url}", "apiKey": "prorl"},
+  "models": {"{model}": {"name": "{model}", "limit": {"context": {context}, "output": 8192}}}}}}
+"""
+
+_OPENHANDS = """\
+import os, sys
+from openhands.sdk import LLM, Conversation
+from openhands.tools.preset.default import get_default_agent
+llm = LLM(model="openai/{model}", base_url="{base_url}", api_key="prorl", usage_id="agent")
+chat = Conversation(agent=get_default_agent(llm=llm, cli_mode=True), workspace=os.getcwd())
+chat.send_message(sys.argv[1])
+chat.run()
+"""
+
+PROGRAMS: Mapping[str, Program] = {
+    "mini-swe-agent": Program(
+        argv=(
+            *("mini", "-m", "openai/{model}", "-y", "--exit-immediately"),
+            *("-t", "{prompt}", "-o", "/dev/null"),
+        ),
+        env={
+            **_LITELLM,
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_SILENT_STARTUP": "1",
+        },
+        requirements=("mini-swe-agent==2.4.6", "mcp"),  # litellm needs mcp and does not say so
+    ),
+    "openhands": Program(
+        argv=("python3", "-c", _OPENHANDS, "{prompt}"),
+        env=_LITELLM,
+    ),
+    "aider": Program(
+        argv=(
+            *("aider", "--model", "openai/{model}", "--yes-always", "--no-auto-commits"),
+            *("--no-check-update", "--no-show-model-warnings", "--analytics-disable"),
+            *("--no-gitignore", "--no-show-release-notes", "--message", "{prompt}"),
+        ),
+        env={**_LITELLM, "OPENAI_API_BASE": "{base_url}"},
+        requirements=("aider-chat==0.86.2",),
+    ),
+    "codex": Program(
+        argv=("codex", "exec", "--skip-git-repo-check", "--json", "{prompt}"),
+        files={".codex/config.toml": _CODEX},
+    ),
+    "claude-code": Program(
+        argv=(
+            *("claude", "-p", "{prompt}", "--output-format", "stream-json", "--verbose"),
+            "--dangerously-skip-permissions",
+        ),
+        env={
+            "IS_SANDBOX": "1",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_AUTOUPDATER": "1",
+        },
+    ),
+    "opencode": Program(
+        argv=("opencode", "run", "{prompt}"),
+        env={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
+        files={".config/opencode/opencode.json": _OPENCODE},
+    ),
+    "qwen-code": Program(argv=("qwen", "--auth-type", "openai", "--yolo", "-p", "{prompt}")),
+}
+
+
+def program_of(name: str) -> Program | None:
+    """The program that an agent's name stands for, if it does. Raises ConfigError.
+
+    >>> program_of("command: python3 'my loop.py'").argv
+    ('python3', 'my loop.py')
+    """
+    if not name.startswith(COMMAND):
+        return PROGRAMS.get(name)
+    try:
+        argv = tuple(shlex.split(name.removeprefix(COMMAND)))
+    except ValueError as cause:  # a quote that is not closed
+        raise ConfigError(
+            f"the agent {name!r}: {cause}", "a command's words, as a shell reads them"
+        ) from None
+    if not argv:
+        raise ConfigError(f"the agent {name!r}", "words behind it: 'command: python3 loop.py'")
+    return Program(argv=argv)

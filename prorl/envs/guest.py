@@ -1,0 +1,78 @@
+"""Envs and harnesses of other frameworks, as guests: programs that play against the policy's door.
+
+    {"task_id": "lake/7", "env": "guest", "prompt": "",
+     "data": {"argv": ["/venvs/gym/bin/python", "{guests}/gymnasium_guest.py"],
+              "id": "FrozenLake-v1", "seed": 7}}
+
+`data.argv` is started beside the RUN worker, in an empty folder and with OPENAI_BASE_URL,
+ANTHROPIC_BASE_URL and PRORL_TASK (a JSON file: task_id, prompt, sample_index, and `data` without
+argv); it leaves reward.json there: {"reward": x, ...}, or {"failed": "task" | "infra", "message"}.
+Other numbers in it are parts of the score with weight 0.
+
+It runs with the rights of the service and is trusted as a grader is, so a service takes such tasks
+only with `load_code`. See docs/guests.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import orjson
+
+from prorl.envs.base import BaseEnv
+from prorl.errors import GraderError, RolloutError, TaskError
+from prorl.limits import Deadline
+from prorl.protocols import Sandbox
+from prorl.types import FailureCode, Json, RewardPart, Score, Task
+
+
+class GuestEnv(BaseEnv):
+    """Implements `prorl.protocols.BringsAgent`, too."""
+
+    name = "guest"
+    agent = "guest"
+
+    def check(self, task: Task) -> None:
+        """There is an argv. Raises TaskError."""
+        super().check(task)
+        argv: Json = task.data.get("argv")
+        if not (isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv)):
+            raise TaskError(
+                f"task {task.task_id!r}: data.argv is {argv!r}"[:300],
+                "what starts the guest, a list of texts",
+                'for example ["/venvs/gym/bin/python", "/guests/lake.py"]',
+            )
+
+    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+        """Nothing: a guest that ended has said its reward, and this one did not come to it."""
+        return b""
+
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
+        """What the guest said; 0 where the policy's budget ended first.
+
+        Raises GraderError, RolloutError for a task that the guest calls bad.
+        """
+        if not artefact:
+            return Score(
+                parts=(RewardPart(name="reward", value=0.0),), log="the policy's budget ended"
+            )
+        try:
+            said = orjson.loads(artefact)
+        except orjson.JSONDecodeError as cause:
+            raise GraderError(FailureCode.GRADER_ERROR, f"reward.json: {cause}") from cause
+        if not isinstance(said, dict):
+            raise GraderError(FailureCode.GRADER_ERROR, "reward.json is no object")
+        if failed := said.get("failed"):
+            code = FailureCode.BAD_TASK if failed == "task" else FailureCode.GRADER_ERROR
+            raise RolloutError(code, f"the guest: {said.get('message', failed)}"[:2000])
+        parts = tuple(
+            RewardPart(name=name, value=float(value), weight=float(name == "reward"))
+            for name, value in said.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        )
+        if "reward" not in {part.name for part in parts}:
+            text = f"reward.json has no finite number `reward`: {artefact[:300]!r}"
+            raise GraderError(FailureCode.GRADER_ERROR, text)
+        return Score(parts=parts)

@@ -1,0 +1,151 @@
+"""Guests: programs of another interpreter that play against the door and say the reward."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from prorl.agents import get_agent
+from prorl.agents.context import AttemptContext
+from prorl.envs import get_env
+from prorl.errors import RolloutError, TaskError
+from prorl.limits import Deadline
+from prorl.linux.procfs import descendants
+from prorl.service.core.submissions import known_env
+from prorl.testing import Replies, Reply, make_task, play
+from prorl.types import FailureCode, RolloutLimits, Task
+from tests.agents.test_native import context
+
+ASK = """
+import json, os, sys, urllib.request
+task = json.load(open(os.environ["PRORL_TASK"]))
+def ask(text, key=os.environ["OPENAI_API_KEY"]):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+    head = {"authorization": "Bearer " + key}
+    ask = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, head)
+    return json.load(urllib.request.urlopen(ask))["choices"][0]["message"]["content"]
+def leave(**parts):
+    json.dump(parts, open("reward.json", "w"))
+"""
+GRADE = "leave(reward=float(ask(task['prompt']) == task['data']['answer']), seen=1)"
+
+
+def guest(script: str) -> Task:
+    argv = [sys.executable, "-c", ASK + script]
+    return make_task("guest", "Half of 48?", argv=argv, answer="24")
+
+
+def left() -> set[str]:
+    return {path.name for path in Path(tempfile.gettempdir()).glob("prorl-guest-*")}
+
+
+@pytest.mark.parametrize(("said", "reward"), [("24", 1.0), ("42", 0.0)])
+async def test_right_is_one_and_wrong_is_nothing(said: str, reward: float) -> None:
+    played = await play(get_env("guest"), guest(GRADE), Replies(said))
+    assert played.reward == reward
+    assert {part.name: part.weight for part in played.score.parts} == {"reward": 1.0, "seen": 0.0}
+    assert len(played.trajectory.turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "words"),
+    [
+        ("ask('x'); sys.exit('broken')", "grader_error", "exit status 1: broken"),
+        ("ask('x')", "grader_error", "no reward.json"),
+        ("open('reward.json', 'w').write('{')", "grader_error", "reward.json"),
+        ("leave(reward=float('nan'))", "grader_error", "reward.json"),
+        ("leave(score=1)", "grader_error", "no finite number `reward`"),
+        ("leave(failed='task', message='no such level')", "bad_task", "no such level"),
+        ("os.kill(os.getpid(), 9)", "grader_error", "exit status -9"),
+        ("ask('x', key='another')", "grader_error", "HTTP Error 401"),
+    ],
+)
+async def test_its_own_failure_is_nobodys_reward(script: str, code: str, words: str) -> None:
+    with pytest.raises(RolloutError, match=words) as caught:
+        await play(get_env("guest"), guest(script), Replies("24"))
+    assert caught.value.code == code
+
+
+async def test_the_last_word_counts_and_what_it_started_ends_with_it() -> None:
+    script = (
+        "import subprocess; p = subprocess.Popen(['sleep', '999'], start_new_session=True)\n"
+        "print(p.pid); leave(reward=0); leave(reward=1)"
+    )
+    before = left()
+    played = await play(get_env("guest"), guest(script), Replies())
+    assert played.reward == 1.0
+    assert not Path(f"/proc/{played.trajectory.messages[-1].content}").exists()
+    assert left() == before
+
+
+def attempt(task: Task, *replies: Reply, run_s: float = 60.0) -> AttemptContext:
+    limits = RolloutLimits(run_s=run_s, max_turns=2)
+    made = context(Replies(*replies), get_env("guest"), limits)
+    made.task, made.deadline = task, Deadline(run_s)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("import time; time.sleep(999)", "grader_error"),  # it hangs: nobody's
+        ("ask('x'); ask('y'); ask('z')", "max_turns"),  # the policy's budget: the policy's
+    ],
+)
+async def test_whose_time_or_budget_it_was(script: str, code: str) -> None:
+    before = set(descendants(os.getpid()))
+    trajectory = await get_agent("guest").run(attempt(guest(script), "a", "b", "c", run_s=4.0))
+    assert trajectory.failure.code == code, trajectory.failure.message
+    if trajectory.failure.failure_class.trains:
+        made = await get_env("guest").score(guest(""), trajectory.artefact, None, Deadline(9))
+        assert made.reward == 0.0
+    assert set(descendants(os.getpid())) <= before
+
+
+async def test_a_cancel_ends_it_in_the_middle_of_a_call() -> None:
+    made, before = attempt(guest(GRADE), None), set(descendants(os.getpid()))
+    assert isinstance(made.backend, Replies)
+    running = asyncio.ensure_future(get_agent("guest").run(made))
+    await made.backend.waiting.wait()
+    made.cancelled = lambda: True
+    running.cancel()
+    assert (await running).failure.code is FailureCode.CANCELLED
+    assert set(descendants(os.getpid())) <= before
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_its_worker_however_that_dies(number: signal.Signals) -> None:
+    """The worker is a process that plays a guest which never ends, and says that guest's pid."""
+    worker = (
+        "import asyncio, sys; from tests.agents.test_guest import *\n"
+        'script = \'import time; print(os.getpid(), file=open(task["data"]["pid"], "w")); \''
+        '\'os.rename(task["data"]["pid"], task["data"]["pid"] + "!"); time.sleep(999)\'\n'
+        "task = guest(script); task.data['pid'] = sys.argv[1]\n"
+        "asyncio.run(get_agent('guest').run(attempt(task)))"
+    )
+    before = left()
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "pid!"
+        with subprocess.Popen([sys.executable, "-c", worker, str(said)[:-1]]) as process:
+            while not said.exists():
+                assert process.poll() is None
+                signal.sigtimedwait([], 0.05)
+            process.send_signal(number)
+        pid = Path(f"/proc/{said.read_text().strip()}")
+        while pid.exists() or left() - before:
+            signal.sigtimedwait([], 0.05)
+
+
+def test_a_bad_row_and_a_service_that_loads_no_code_refuse_it() -> None:
+    with pytest.raises(TaskError, match="argv"):
+        get_env("guest").check(make_task("guest", argv="python"))
+    with pytest.raises(TaskError, match="load_code"):
+        known_env(load_code=False)(guest(GRADE))
+    assert known_env(load_code=True)(guest(GRADE)) is None

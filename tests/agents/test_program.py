@@ -1,0 +1,200 @@
+"""Programs as agents: unmodified, in a sandbox, over HTTP; each way one can end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prorl.agents import check_agent, get_agent
+from prorl.agents.context import AttemptContext
+from prorl.agents.program import command
+from prorl.agents.programs import PROGRAMS
+from prorl.envs import get_env
+from prorl.envs.base import BaseEnv
+from prorl.envs.tools import BASH
+from prorl.errors import BackendError, ConfigError
+from prorl.journal import AttemptJournal
+from prorl.limits import Deadline
+from prorl.protocols import Agent, Sandbox
+from prorl.tasks import load_tasks
+from prorl.testing import LocalSandbox, Replies, Reply, isolated, play
+from prorl.types import (
+    HOST_WHEELS,
+    FailureCode,
+    Message,
+    RolloutLimits,
+    SandboxSpec,
+    StopReason,
+    Task,
+    ToolCall,
+)
+from tests.agents.test_native import context
+
+LOOP = """
+import json, os, subprocess, urllib.request
+messages = [{"role": "user", "content": os.environ["PRORL_PROMPT"]}]
+schema = {"type": "object", "properties": {"command": {"type": "string"}}}
+tools = [{"type": "function", "function": {"name": "bash", "parameters": schema}}]
+while True:
+    body = json.dumps({"model": "policy", "messages": messages, "tools": tools}).encode()
+    ask = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+    said = json.load(urllib.request.urlopen(ask))["choices"][0]["message"]
+    messages.append(said)
+    for call in said.get("tool_calls", ()):
+        line = json.loads(call["function"]["arguments"])["command"]
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        said = done.stdout + done.stderr
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
+    if messages[-1]["role"] == "assistant":
+        break
+print(said["content"])
+"""
+"""An agent such as people write them, of the standard library alone."""
+
+
+class Notes(BaseEnv):
+    """What the program has written to `note` is the artefact."""
+
+    name = "notes"
+    offers = (BASH,)
+
+    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+        assert sandbox is not None
+        return (await sandbox.exec(["cat", "note"], 10.0)).output.encode()
+
+
+def bash(line: str) -> Message:
+    return Message(role="assistant", content="", tool_calls=(ToolCall("bash", {"command": line}),))
+
+
+def attempt(folder: Path, *replies: Reply, run_s: float = 60.0) -> AttemptContext:
+    made = context(Replies(*replies), Notes(), RolloutLimits(run_s=run_s, max_turns=3))
+    return replace(made, sandbox=LocalSandbox(folder), deadline=Deadline(run_s))
+
+
+def program(script: str) -> Agent:
+    return get_agent(f"command: python3 -c {shlex.quote(script)}")
+
+
+@pytest.fixture(autouse=True)
+def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is a sandbox that shares /tmp with its host: homes are made there."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+async def test_a_loop_of_ones_own_mends_a_repository_in_a_sandbox_without_network() -> None:
+    calc = next(iter(load_tasks(str(Path(__file__).parents[1] / "envs" / "swe_tasks.jsonl"))))
+    mend = """sed -i 's/text.strip()/text.strip().replace(",", "")/' calc/parse.py; git diff"""
+    agent = f"command: python3 -c {shlex.quote(LOOP)}"
+    said = Replies(bash("ls"), bash(mend), "It is mended.")
+    played = await play(get_env("swe"), calc, said, boxes=isolated(), agent=agent)
+    assert played.reward == 1.0
+    (sequence,) = played.trajectory.sequences
+    assert sum(map(len, [one.token_ids_C for one in said.said])) == len(sequence.logprobs_C)
+
+
+NOTE = bash("echo mine > note")
+
+
+@pytest.mark.parametrize(
+    ("script", "replies", "code", "words", "artefact"),
+    [
+        (LOOP, [NOTE, "done"], "", "", b"mine\n"),
+        (LOOP + "raise SystemExit(7)", [NOTE, "done"], "", "", b"mine\n"),
+        ("print('no key'); raise SystemExit(7)", [], "stage_error", "no key", b""),
+        (LOOP + "input()\nwhile 1: pass", [NOTE, "done"], "", "", b"mine\n"),  # stdin is at its end
+        (LOOP, [NOTE] * 9, "max_turns", "3 calls", b"mine\n"),
+        (
+            LOOP,
+            [NOTE, BackendError(FailureCode.BACKEND_UNAVAILABLE, "gone")],
+            "backend_unavailable",
+            "gone",
+            b"",
+        ),
+    ],
+)
+async def test_its_end_is_the_attempts(
+    tmp_path: Path, script: str, replies: list[Reply], code: str, words: str, artefact: bytes
+) -> None:
+    trajectory = await program(script).run(attempt(tmp_path, *replies))
+    assert trajectory.failure.code == code, trajectory.failure.message
+    assert words in trajectory.failure.message
+    assert trajectory.artefact == artefact
+    if not code:
+        assert trajectory.stop_reason is StopReason.DONE
+        assert "python3 ended with exit status" in trajectory.messages[-1].content
+
+
+async def test_one_that_is_not_there_is_the_tasks_mistake(tmp_path: Path) -> None:
+    trajectory = await get_agent("command: nonesuch").run(attempt(tmp_path))
+    assert trajectory.failure.code is FailureCode.BAD_TASK
+    assert "nonesuch ended with exit status 127" in trajectory.failure.message
+
+
+async def test_time_that_ends_ends_it_and_what_it_did_counts(tmp_path: Path) -> None:
+    hangs = LOOP + "open('pid', 'w').write(str(os.getpid()))\nimport time; time.sleep(999)"
+    trajectory = await program(hangs).run(attempt(tmp_path, NOTE, "done", run_s=3.0))
+    assert trajectory.failure.code is FailureCode.DEADLINE
+    assert trajectory.artefact == b"mine\n"
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
+
+
+async def test_time_that_ends_before_the_first_token_is_the_backends(tmp_path: Path) -> None:
+    trajectory = await program(LOOP).run(attempt(tmp_path, None, run_s=3.0))
+    assert trajectory.failure.code is FailureCode.BACKEND_UNAVAILABLE
+
+
+async def test_a_cancel_in_the_middle_of_a_call_ends_it(tmp_path: Path) -> None:
+    made = attempt(tmp_path, bash("cat /proc/$PPID/stat > note"), None)
+    assert isinstance(made.backend, Replies)
+    running = asyncio.ensure_future(program(LOOP).run(made))
+    await made.backend.waiting.wait()
+    made.cancelled = lambda: True
+    running.cancel()
+    trajectory = await running
+    assert trajectory.failure.code is FailureCode.CANCELLED
+    assert len(trajectory.turns) == 1
+    assert not Path(f"/proc/{(tmp_path / 'note').read_text().split()[0]}").exists()
+
+
+async def test_what_another_worker_began_is_not_gone_on_with(tmp_path: Path) -> None:
+    made = replace(attempt(tmp_path, "done"), journal=AttemptJournal(epoch=1))
+    assert (await program(LOOP).run(made)).failure.code is FailureCode.WORKER_LOST
+
+
+# ---- the table
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rows_are_filled_in_once(name: str) -> None:
+    made = context(Replies())
+    made.messages = (Message(role="user", content="Mend {model}."),)
+    row = PROGRAMS[name]
+    argv = command(row, made, "http://127.0.0.1:8000")
+    assert "Mend {model}." in argv
+    assert "ANTHROPIC_BASE_URL=http://127.0.0.1:8000" in argv
+    left = " ".join(argv).replace("Mend {model}.", "")
+    assert not re.search(r"\{(prompt|system|base_url|model|context)\}", left)
+    check_agent(name)
+    assert get_agent(name)
+
+
+def test_its_packages_join_those_of_a_task_without_image() -> None:
+    mini = PROGRAMS["mini-swe-agent"]
+    spec = mini.sandbox(SandboxSpec(requirements=("pytest",), wheels=HOST_WHEELS))
+    assert spec.requirements == ("pytest", *mini.requirements)
+    assert spec.wheels == ""
+    assert mini.sandbox(SandboxSpec(image="swe")).requirements == ()
+    assert mini.sandbox(None).requirements == mini.requirements
+
+
+@pytest.mark.parametrize("name", ["command:", "command: 'a", "mini-swe-agnet"])
+def test_a_wrong_name_is_one_line(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_agent(name)
+    assert "\n" not in str(caught.value)
