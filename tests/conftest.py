@@ -1,6 +1,6 @@
 """Fixtures for every folder of tests, and one BLAS thread for every test: two collapse on busy
-cores (measured: ten times slower). Bytecode is kept: without it a worker's start takes three times
-as long.
+cores (measured: ten times slower). Bytecode is kept: without it every process that a test starts
+compiles what it imports.
 """
 
 # ruff: noqa: E402 - the environment must be set before numpy is loaded

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from prorl.envs import grading
 from prorl.envs.math import MathEnv
@@ -24,7 +25,11 @@ UNREADABLE = r"\int_0^1 x \, dx"
 SLOW_FOR_SYMPY = r"\prod_{k=1}^{99999999} k^{k^{k}}"
 
 
-@pytest.fixture(autouse=True)
+# one loop: its helpers stay warm from one trial to the next, as a stage's do
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="module")
 async def _helpers_end() -> AsyncIterator[None]:
     yield
     close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -193,8 +194,9 @@ async def test_who_gives_up_waiting_has_it_stopped(role: Program) -> None:
 
 
 async def test_a_start_that_raises_is_refused_with_its_words_and_not_tried_by_each(
-    role: Program,
+    role: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys.modules["prorl.helper.pool"], "REFUSED_S", 600.0)
     role = replace(role, arguments=("refuse",))
     for _ in range(5):
         with pytest.raises(Raised, match=r"RuntimeError: no licence .*in prepare"):
