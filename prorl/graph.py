@@ -18,8 +18,6 @@ REDELIVERED_EDGES = frozenset({"ran", "scored"})
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """One stage."""
-
     name: str
     """Also the role of its workers."""
     gives: str
@@ -29,8 +27,6 @@ class StageRow:
 
 
 class Graph:
-    """The stages in the order of the dataflow."""
-
     def __init__(self, *rows: StageRow) -> None:
         self.rows = rows
 
@@ -45,7 +41,6 @@ class Graph:
         return (*self.names, "store")
 
     def row(self, name: str) -> StageRow:
-        """The stage with this name."""
         return self.rows[self.names.index(name)]
 
     def upstream(self, role: str) -> str:

@@ -56,7 +56,6 @@ class Deadline:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left, never negative."""
         now = self.clock() if self._paused_at is None else self._paused_at
         return max(0.0, self._end - now)
 
@@ -71,7 +70,6 @@ class Deadline:
             self._paused_at = self.clock()
 
     def resume(self) -> None:
-        """Start it again; idempotent."""
         if self._paused_at is not None:
             self._end += self.clock() - self._paused_at
             self._paused_at = None

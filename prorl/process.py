@@ -82,7 +82,6 @@ def credentials_of(config: ServiceConfig) -> LiveCredentials | None:
 
 
 def command_line(prog: str, description: str) -> argparse.ArgumentParser:
-    """A parser that knows `--config`."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--config", type=Path, required=True, help="ROOT/service.json")
     return parser
@@ -134,8 +133,6 @@ def _resolved(path: Path) -> ServiceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the service that serves."""
-
     ready: Mapping[str, Json]
     """What others must know to reach it."""
     work: Awaitable[None]

@@ -102,8 +102,6 @@ class Faults(NamedTuple):
 
 
 class Backends:
-    """The backends of one worker. Belongs to its event loop."""
-
     def __init__(self, open_: Open, clock: Clock = now, *, has_key: bool = False) -> None:
         self._open, self.clock = open_, clock
         self._opened: dict[tuple[str, int, bool], asyncio.Task[Backend]] = {}
@@ -160,7 +158,6 @@ class Backends:
             ) from None
 
     async def close(self) -> None:
-        """Close all backends; idempotent."""
         lookouts = [*self._lookouts.values()]
         for lookout in lookouts:
             lookout.cancel()
@@ -229,7 +226,6 @@ class Backends:
         return self._flows.setdefault(url, Flow())
 
     def note(self, url: str, trouble: Trouble | None, retry_after_s: float = 0.0) -> Faults:
-        """Note how a call went."""
         if not is_server(url):
             return Faults(0, 0)
         if trouble is None:
@@ -270,7 +266,6 @@ class Backends:
         self._tell(url)
 
     def count(self, url: str, run_id: str, call: Served) -> None:
-        """Note a model call that ended."""
         self.served[url] = self.served.get(url, Served()).plus(call)
         self.runs[run_id] = self.runs.pop(run_id, Served()).plus(call)
         if len(self.runs) > LAST_RUNS:

@@ -311,7 +311,6 @@ class Routed:
             )
 
     def _stand_still(self, reason: str, still: bool) -> None:
-        """The budget stands still while there is a reason."""
         if still and reason == "silent" and reason not in self._reasons:
             self._deadline.give_back(SILENT_S)
         (self._reasons.add if still else self._reasons.discard)(reason)

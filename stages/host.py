@@ -124,7 +124,6 @@ class StageHost:
                 task.cancel()
 
     def drain(self) -> None:
-        """Take no new row, and end when those in hand have ended."""
         self._inlet.stop()
 
     async def wait_empty(self) -> None:
@@ -152,7 +151,6 @@ class StageHost:
             task.cancel()
 
     def cancel_all(self) -> None:
-        """Stop every row in hand (this worker is leaving)."""
         for key in self.held():
             self.cancel(key)
 
@@ -170,11 +168,9 @@ class StageHost:
             self._give_up(unsent + self.outlet.withdraw())
 
     def held(self) -> list[AttemptKey]:
-        """The attempts that are in hand."""
         return [*self._working, *self._finished]
 
     def stats(self) -> Stats:
-        """What the stage does just now, and has done."""
         self._count_busy()
         return Stats(
             slots=self._slots,
@@ -356,7 +352,6 @@ class StageHost:
 
 
 def _failure(error: ProrlError) -> Failure:
-    """The failure that an exception stands for."""
     match error:
         case RolloutError():
             return Failure(code=error.code, message=error.message)

@@ -17,11 +17,10 @@ import pyarrow as pa
 
 from prorl.envs.users import GetEnv
 from prorl.protocols import SandboxHost
-from prorl.schema import RAN
+from prorl.schema import RAN, SCORES
 from prorl.schema.columns import ScoredColumns, artefact_digest
 from prorl.schema.rows import Row
 from prorl.stages.eval import EvalOperator
-from prorl.storage.keep.scores import SCORE_ROWS
 from prorl.storage.read.catalog import StoredRun
 from prorl.task_json import task_from_json, task_to_json
 from prorl.types import FailureCode, Json, RolloutLimits, Task
@@ -55,8 +54,9 @@ async def rescore(
     env: str = "",
     eval_s: float = 120.0,
     concurrency: int = 4,
+    made_by: str = "",
 ) -> pa.Table:
-    """Scores of every completed rollout, in `SCORE_ROWS`' shape.
+    """Scores of every completed rollout, in SCORES' shape.
 
     `tasks` (by id) stand in for those that the run stored, `env` for theirs.
     """
@@ -72,7 +72,7 @@ async def rescore(
     found = await asyncio.gather(*map(one, (row for row in asked if "task" in row)))
     lost = [_lost(name, row) for row in asked if "task" not in row]
     ordered = sorted([*found, *lost], key=lambda row: int(row["rollout_id"]))
-    return pa.Table.from_pylist(ordered, schema=SCORE_ROWS)
+    return pa.Table.from_pylist([{**row, "made_by": made_by} for row in ordered], schema=SCORES)
 
 
 def _asked(

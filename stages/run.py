@@ -195,7 +195,6 @@ class RunOperator(StageOperator):
         self._journals.expect(row)
 
     def settle(self) -> None:
-        """Begin the journals of all rows that have come."""
         self._journals.settle()
 
     def claims(self) -> Iterable[Claim]:

@@ -46,8 +46,6 @@ class _Trial:
 
 
 class Verified:
-    """The tasks that this process has tried."""
-
     def __init__(self, host: SandboxHost, clock: Clock) -> None:
         self._host, self._clock = host, clock
         self._trials: dict[bytes, _Trial] = {}

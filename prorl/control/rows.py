@@ -71,7 +71,6 @@ class ControlRow:
 
     @property
     def key(self) -> AttemptKey:
-        """The attempt that the row is about."""
         return AttemptKey(self.run_id, self.rollout_id, self.attempt)
 
     def read(self, record: type[PayloadT]) -> PayloadT:
@@ -118,7 +117,6 @@ _values = attrgetter(*CONTROL.names)
 
 
 def to_batch(rows: Iterable[ControlRow]) -> pa.RecordBatch:
-    """Rows as one CONTROL batch, in order."""
     values = pa.array([_values(row) for row in rows], _STRUCT)
     return pa.RecordBatch.from_arrays(values.flatten(), schema=CONTROL)
 

@@ -24,7 +24,6 @@ class Claim(NamedTuple):
 
     @property
     def key(self) -> AttemptKey:
-        """The attempt that the message is about."""
         return AttemptKey(self.run_id, self.rollout_id, self.attempt)
 
 
@@ -123,7 +122,6 @@ class Served(NamedTuple):
         return self.reused / self.repeated if self.repeated else None
 
     def plus(self, other: Served) -> Served:
-        """The sum of both."""
         return Served._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
 
     def since(self, before: Served) -> Served:

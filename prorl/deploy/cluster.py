@@ -101,7 +101,6 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the node's process."""
         self.process = await asyncio.create_subprocess_exec(
             *self._argv, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
         )
@@ -291,5 +290,4 @@ class NodeAdaptive(Adaptive):  # type: ignore[misc]
         super().__init__(cluster, **kwargs)
 
     async def target(self) -> int:
-        """Nodes that there should be now."""
         return await asyncio.to_thread(self._wanted)

@@ -45,7 +45,6 @@ class Inline:
 
     @property
     def url(self) -> str:
-        """The address for HTTP clients."""
         return http_url(self.config)
 
     def add(self, name: str, work: asyncio.Future[Any]) -> None:
@@ -58,7 +57,6 @@ class Inline:
         """Nothing is restarted here, so nothing counts."""
 
     async def failed(self) -> None:
-        """Wait until a part has ended; raises why."""
         done, _ = await asyncio.wait(self._parts.values(), return_when=asyncio.FIRST_COMPLETED)
         for name, part in self._parts.items():
             if part in done:

@@ -42,7 +42,6 @@ class Leavers:
         return self.deadline_s + FINISH_S
 
     def see_off(self, work: Coroutine[Any, Any, None]) -> None:
-        """Carry a node's leaving on in the background."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -57,7 +56,6 @@ class Leavers:
                 pass  # whoever ends it then does so the hard way: SIGTERM has a grace of its own
 
     async def gone(self) -> None:
-        """Wait until everybody has left."""
         while self._tasks:
             await asyncio.gather(*self._tasks)
 

@@ -52,7 +52,6 @@ class Asks:
         self.ask("SIGINT", 0.0)
 
     async def next(self) -> tuple[str, float]:
-        """The next request: why, and its deadline."""
         return await self._queue.get()
 
 

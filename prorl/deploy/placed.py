@@ -66,7 +66,6 @@ class Handle(Worker):  # type: ignore[misc]
         """Start none: a handle has nothing to show."""
 
     async def close(self, *args: object, reason: str = "worker-close", **kwargs: object) -> object:
-        """Close, the first reason kept."""
         self.why = self.why or reason
         return await super().close(*args, reason=reason, **kwargs)
 

@@ -40,7 +40,6 @@ class Placer(NamedTuple):
 
     @property
     def settings(self) -> Path:
-        """The nodes' settings, JSON."""
         return self.folder / "nodes.json"
 
     @property

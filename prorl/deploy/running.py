@@ -117,7 +117,6 @@ def client_of(running: Running, patience_s: float = PATIENCE_S) -> Client:
 
 
 async def in_thread(call: Callable[..., ResultT], *args: object) -> ResultT:
-    """Await a blocking call, made in a thread."""
     return await asyncio.to_thread(call, *args)
 
 

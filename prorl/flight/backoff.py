@@ -16,8 +16,6 @@ LOOK_S = 0.01
 
 
 class Backoff:
-    """The waits of whoever dials one location."""
-
     def __init__(self, location: str, last_s: float) -> None:
         _, unix, path = location.partition("grpc+unix://")
         self._path, self._last_s = path if unix else "", last_s

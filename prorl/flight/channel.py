@@ -116,7 +116,6 @@ class _End(ABC):
             self._cut()
 
     async def receive(self) -> pa.RecordBatch | None:
-        """Next batch, or None when the stream has ended."""
         return await self._inbox.receive()
 
     @abstractmethod
@@ -141,7 +140,6 @@ class DialledChannel(_End):
         self._reading = threading.Thread(target=self._run_reader, name="flight-reader", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that reads and the one that writes."""
         self._writing.start()
         self._reading.start()
 

@@ -103,7 +103,6 @@ class Identity:
     """Folder of the node's sockets: another life of its name has another one."""
 
     def hello(self) -> dict[str, Json]:
-        """What every stream of this worker says first."""
         return {
             "role": self.role,
             "worker": self.worker,
@@ -345,7 +344,6 @@ def _raise_what_it_raised(task: asyncio.Future[None]) -> None:
 
 
 def _error(row: ControlRow) -> ProrlError:
-    """The error that a reply's code stands for."""
     message = row.read(Problem).message or row.code
     match row.code:
         case "conflict":

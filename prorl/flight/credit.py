@@ -31,8 +31,6 @@ def _everything(_: str) -> bool:
 
 
 class Assignment(NamedTuple):
-    """Send this row to that consumer."""
-
     consumer: int
     key: AttemptKey
 
@@ -90,7 +88,6 @@ class Ledger:
         return max(0, credit - self.num_waiting)
 
     def waiting(self) -> list[AttemptKey]:
-        """Rows that have no consumer, in their order."""
         return [key for key, row in self._rows.items() if row.consumer is None]
 
     def put(self, key: AttemptKey, num_bytes: int, needs: str = "") -> None:
@@ -112,7 +109,6 @@ class Ledger:
         return max(0, credit - waiting) if able else None
 
     def lacked(self) -> list[AttemptKey]:
-        """Rows that wait for something that no consumer has."""
         return [key for key in self._rows if self.lacks(key)]
 
     def lacks(self, key: AttemptKey) -> bool:
@@ -137,7 +133,6 @@ class Ledger:
             )
 
     def assign(self) -> list[Assignment]:
-        """Give waiting rows out while there is credit."""
         given: list[Assignment] = []
         passed: list[AttemptKey] = []
         while self._waiting:

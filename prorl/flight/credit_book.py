@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 
 class Grant(NamedTuple):
-    """Credit to send to an upstream."""
-
     upstream: int
     rows: int
     num_bytes: int
@@ -82,7 +80,6 @@ class CreditBook:
         account.in_hand += rows
 
     def done(self, upstream: int) -> None:
-        """A row's slot is free again."""
         account = self._upstreams.get(upstream)
         if account is None:
             self._orphans -= 1

@@ -39,7 +39,6 @@ def encode(said: Sequence[Back]) -> pa.RecordBatch:
 
 
 def decode(batch: pa.RecordBatch) -> list[Back]:
-    """The rows of a batch."""
     columns = (column.to_pylist() for column in batch.columns)
     return [
         Back(kind, rows, num_bytes, AttemptKey(run_id, rollout_id, attempt))

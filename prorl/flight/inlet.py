@@ -123,7 +123,6 @@ class Inlet:
         return self._grants.in_hand
 
     def set_upstreams(self, locations: Iterable[str]) -> None:
-        """Dial what is new; stop dialling what is gone."""
         self._announced = set(locations)
         for location in self._announced - self._dialling.keys():
             self._dialling[location] = asyncio.ensure_future(self._keep(location))
@@ -183,7 +182,6 @@ class Inlet:
             self._say(held.upstream, Back(ACK, key=key))
 
     async def wait_alone(self) -> None:
-        """Wait until no upstream is connected."""
         await self._alone.wait()
 
     def stop(self) -> None:

@@ -35,7 +35,6 @@ class LocalChannel:
 
     @classmethod
     def link(cls, hello: Mapping[str, Json]) -> tuple[LocalChannel, LocalChannel]:
-        """The dialler's end and the serving end."""
         loop = asyncio.get_running_loop()
         dialled, served = cls(loop, hello), cls(loop, hello)
         dialled._other, served._other = served, dialled
@@ -44,7 +43,6 @@ class LocalChannel:
 
     @property
     def peer(self) -> Mapping[str, Json]:
-        """What the dialler said in its hello."""
         return self._peer
 
     @property
@@ -59,12 +57,10 @@ class LocalChannel:
             self._other._inbox.put(batch)
 
     async def receive(self) -> pa.RecordBatch | None:
-        """Next batch, or None when the stream has ended."""
         self.accept()
         return await self._inbox.receive()
 
     def accept(self) -> None:
-        """Let the dialler's `dial` return."""
         if not self.accepted.done():
             self.accepted.set_result(None)
 
@@ -73,7 +69,6 @@ class LocalChannel:
         self.end()
 
     def end(self) -> None:
-        """Close the channel without waiting."""
         other, self._other = self._other, None
         self._inbox.end()
         if other is not None:

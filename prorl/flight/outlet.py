@@ -53,8 +53,6 @@ Has = Callable[[Mapping[str, Json], str], bool]
 
 
 class Sized(NamedTuple):
-    """A row and its bytes, counted once."""
-
     row: Row
     num_bytes: int
 
@@ -64,7 +62,6 @@ def _nothing(_: object) -> None:
 
 
 def _is_worker(peer: Mapping[str, Json], name: str) -> bool:
-    """What a row needs is one worker, by its name: the default."""
     return not name or peer.get("worker") == name
 
 
@@ -107,12 +104,10 @@ class Outlet:
 
     @property
     def path(self) -> str:
-        """Name of the route that consumers dial."""
         return f"edge/{self.edge}"
 
     @property
     def route(self) -> tuple[Accept, pa.Schema, pa.Schema]:
-        """What `Network.listen` wants for `path`."""
         return self.serve, EDGE_BACK, EDGES[self.edge]
 
     @property
@@ -127,7 +122,6 @@ class Outlet:
 
     @property
     def num_waiting(self) -> int:
-        """Number of rows that have no consumer with credit yet."""
         return self._ledger.num_waiting
 
     def __contains__(self, key: AttemptKey) -> bool:

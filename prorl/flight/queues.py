@@ -37,22 +37,18 @@ class Inbox:
         self._ended = False
 
     def put_threadsafe(self, batch: pa.RecordBatch) -> None:
-        """Add a batch, from any thread."""
         self._batches.append(batch)
         self._poke()
 
     def end_threadsafe(self) -> None:
-        """No more will come, from any thread."""
         self._ended = True
         self._poke()
 
     def put(self, batch: pa.RecordBatch) -> None:
-        """Add a batch, from the loop."""
         self._batches.append(batch)
         self._wake()
 
     def end(self) -> None:
-        """No more will come, from the loop."""
         self._ended = True
         self._wake()
 
@@ -67,7 +63,6 @@ class Inbox:
             self._waiter.set_result(None)
 
     async def receive(self) -> pa.RecordBatch | None:
-        """Next batch, or None when it has ended and is empty."""
         while not self._batches:
             if self._ended:
                 return None
@@ -85,8 +80,6 @@ def wire_bytes(batch: pa.RecordBatch) -> int:
 
 
 class Sized(NamedTuple):
-    """A batch and its bytes, counted once."""
-
     batch: pa.RecordBatch
     num_bytes: int
 

@@ -209,7 +209,6 @@ class FlightNetwork:
             await shut_down(listening.server)
 
     def begin_stream(self, opening: Opening, accept: Accept, node: str) -> ServedChannel:
-        """Start a handler on the loop; called by an RPC thread."""
         assert self._loop is not None
         stream = ServedChannel(self._loop, opening.hello, node)
         call_threadsafe(self._loop, lambda: self._handle(stream, accept))

@@ -31,7 +31,6 @@ class Mark(NamedTuple):
 
 
 def start(folder: Path, name: str) -> None:
-    """Write this process's marks from now on."""
     global _file
     folder.mkdir(parents=True, exist_ok=True)
     _file = (folder / name).open("a", buffering=1)

@@ -55,7 +55,6 @@ class Opening(NamedTuple):
     hello: Mapping[str, Json]
 
     def encode(self) -> bytes:
-        """The hello as a Flight descriptor's command."""
         return orjson.dumps({"path": self.path, "hello": dict(self.hello)})
 
     @classmethod

@@ -118,7 +118,6 @@ class Helpers:
                 self._sweep_later(IDLE_S)
 
     async def warm(self) -> None:
-        """Have one ready. Raises HelperError."""
         if not self._free:
             self._free.append((await self._start(), self._clock()))
             self._sweep_later(IDLE_S)
@@ -168,7 +167,6 @@ class Helpers:
             self._sweep_later(max(self._free[0][1] - oldest, 1.0))
 
     def close(self) -> None:
-        """End all; idempotent."""
         if self._sweep is not None:
             self._sweep.cancel()
         for starting in self._starting:

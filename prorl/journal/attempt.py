@@ -65,8 +65,6 @@ class Marks(Protocol):
 
 
 class ForkOrigin(NamedTuple):
-    """The past of a fork."""
-
     source: str
     """`RUN/ROLLOUT/TURN`."""
     turns: Mapping[int, Said]
@@ -157,7 +155,6 @@ class AttemptJournal:
             self._forked = self._forked._replace(texts=texts)
 
     def say(self, said: Said) -> None:
-        """Write a model call down."""
         self._lived = True
         self._turns[said.turn] = said
         self._write(FrameKind.SAID, said_body, said)
@@ -189,7 +186,6 @@ class AttemptJournal:
     # ---- the end
 
     def end(self, ended: Ended) -> None:
-        """Write down how the attempt ended."""
         self.ended = ended
         self._write(FrameKind.END, ended_body, ended)
 

@@ -158,7 +158,6 @@ class Journals:
     def attempt(
         self, key: AttemptKey, *, on_unknown: str, forked: ForkOrigin | None = None
     ) -> AttemptJournal:
-        """The journal of an attempt that begins, or goes on."""
         recovered, epoch = self._pasts.pop(key, (None, 0))
         kept = self._open.get(key)
         journal = AttemptJournal(

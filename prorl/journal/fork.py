@@ -60,8 +60,6 @@ SAID = pa.schema(
 
 
 class Text(NamedTuple):
-    """What a recorded tool call said."""
-
     turn: int
     number: int
     text: str

@@ -24,8 +24,6 @@ MAX_BODY_BYTES = 1 << 30
 
 
 class Frame(NamedTuple):
-    """What was written in one go."""
-
     kind: int
     body: memoryview
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 class FrameKind(IntEnum):
-    """What a frame of the journal holds."""
-
     ROW = 1
     LIFE = 2
     SAID = 3
@@ -136,7 +134,6 @@ _encode = msgspec.msgpack.Encoder(enc_hook=int).encode
 
 
 def said_body(said: Said) -> bytes:
-    """The body of a SAID frame."""
     completion = said.completion
     return _encode(
         _Said(
@@ -167,13 +164,11 @@ def answer_body(answer: Answer) -> bytes:
 
 
 def ended_body(ended: Ended) -> bytes:
-    """The body of an END frame."""
     message = ended.message.encode("utf-8", "surrogatepass")
     return _encode(_Ended(ended.stop, ended.code, message, ended.artefact, ended.spent_s))
 
 
 def life_body(epoch: int) -> bytes:
-    """The body of a LIFE frame."""
     return _encode((epoch,))
 
 

@@ -16,8 +16,6 @@ from prorl.errors import ForbiddenError, UserError
 
 
 class Rule(NamedTuple):
-    """One row: what is done, and the roles that may."""
-
     what: str
     """`METHOD /route/{with}/names` for HTTP, `exchange PATH`, `get`, `info` or `action NAME` for
     Flight.

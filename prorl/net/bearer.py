@@ -45,8 +45,6 @@ log = logging.getLogger("prorl.net")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGrant:
-    """What a token allows."""
-
     token_id: str
     role: str
     """Empty: everything."""
@@ -102,8 +100,6 @@ EVERYTHING = TokenGrant(token_id="", role="")
 
 
 class Keys:
-    """Makes and checks the tokens of one root."""
-
     def __init__(self, owner: str, signing_key: str = "", revoked: Path | None = None) -> None:
         """`owner`: the owner's token; empty lets everybody in. `signing_key`: empty = no signed
         token is made or believed. `revoked`: file of ids.

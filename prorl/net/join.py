@@ -41,7 +41,6 @@ class Join:
 
     @property
     def credentials(self) -> Credentials:
-        """The credentials of connections to the service."""
         return Credentials(
             role=self.role, authority=self.authority, certificate=self.certificate, key=self.key
         )

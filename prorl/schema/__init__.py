@@ -437,8 +437,27 @@ how long that took. Version 0 is what served when the run began: `label` says wh
 called it, with the run's tag and version where another run had published it.
 """
 
+SCORES = versioned(
+    [
+        RUN_ID,
+        required("score", pa.utf8(), "name of the scoring"),
+        required("rollout_id", pa.int64()),
+        required("attempt", pa.int32()),
+        optional("reward", pa.float32()),
+        optional("reward_parts", pa.list_(REWARD_PART)),
+        optional("failure_code", pa.utf8()),
+        optional("failure_message", pa.utf8()),
+        optional("grader_log", pa.utf8()),
+        optional("eval_s", pa.float64()),
+        optional("made_by", pa.utf8(), "what gave it, JSON: env, tasks, commits, code, time"),
+    ],
+    "scores",
+    reward="null where the scoring came to no verdict; why is in the failure",
+)
+"""Rewards that were given later, never instead of those that were given first."""
+
 APPENDED: Mapping[str, pa.Schema] = MappingProxyType(
-    {"trained": TRAINED, "annotations": ANNOTATIONS, "versions": VERSIONS}
+    {"trained": TRAINED, "annotations": ANNOTATIONS, "versions": VERSIONS, "scores": SCORES}
 )
 """Tables that grow beside the commits, by whoever appends (`prorl/storage/keep/appended.py`)."""
 

@@ -100,7 +100,10 @@ async def serving(
         )
     with ExitStack() as sockets:
         listener = sockets.enter_context(bind(config.host, config.http_port))
-        outer = _outer(config, sockets) if credentials is not None else None
+        outer = None
+        if credentials is not None:
+            assert config.listener is not None
+            outer = sockets.enter_context(bind(config.listener.host, config.listener.port))
         log = log or ControlLog(config.root / "control.db")
         sockets.callback(log.close)
         gateway = Gateway(config, log, network)
@@ -147,11 +150,6 @@ async def _end(gateway: Gateway, work: asyncio.Future[None]) -> None:
             await asyncio.wait_for(gateway.durable(), STOP_S)
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
-
-
-def _outer(config: ServiceConfig, sockets: ExitStack) -> socket.socket:
-    assert config.listener is not None
-    return sockets.enter_context(bind(config.listener.host, config.listener.port))
 
 
 @asynccontextmanager

@@ -88,7 +88,6 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether a started process has not exited yet."""
         return self._exited is not None and not self._exited.done()
 
     @property
@@ -224,7 +223,6 @@ class Child:
         return ""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the current life, if there is one."""
         if self.alive:
             signal.pidfd_send_signal(self._pidfd, number)
 

@@ -94,7 +94,6 @@ class Supervisor:
 
     @property
     def url(self) -> str:
-        """The address for HTTP clients."""
         return http_url(self.config)
 
     async def __aenter__(self) -> Self:

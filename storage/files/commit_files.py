@@ -35,7 +35,6 @@ class Commit:
 
     @property
     def name(self) -> CommitName:
-        """What its file is called."""
         return CommitName(self.first_seq, self.commit_seq, self.again)
 
     def dumps(self) -> bytes:

@@ -7,9 +7,8 @@
                                              rows now; `-0002` before `.json`: compacted again
     RUN/{sequences,rollouts,turns,messages,groups,tasks}/PART.parquet
     RUN/<table>/empty.parquet                no rows: plain globs work from the first moment on
-    RUN/{trained,annotations}/0000000001.parquet
+    RUN/{trained,annotations,versions,scores}/0000000001.parquet
                                          what was appended beside the commits (`appended.py`)
-    RUN/scores/NAME.parquet              rewards that were given later (`scores.py`)
     RUN/partial/cut-<16 hex>.parquet         attempts that did not commit, in SCORED's shape,
                                              outside every view
 
@@ -75,7 +74,6 @@ class RunDir:
 
     @property
     def name(self) -> str:
-        """Last component of the path."""
         return self.root.rsplit("/", 1)[-1]
 
     @property
@@ -89,7 +87,6 @@ class RunDir:
         return isinstance(self.fs, LocalFileSystem)
 
     def path(self, *names: str) -> str:
-        """Absolute path of something in it."""
         return "/".join((self.root, *names))
 
     def has(self, *names: str) -> bool:

@@ -50,17 +50,14 @@ class PartReader:
 
     @property
     def columns(self) -> list[str]:
-        """Names of its columns, in order."""
         return list(self._parquet.schema_arrow.names)
 
     @property
     def num_row_groups(self) -> int:
-        """How many row groups it has."""
         return int(self._parquet.num_row_groups)
 
     @property
     def row_group_sizes(self) -> list[int]:
-        """Number of rows of each row group, in order."""
         about = self._parquet.metadata
         return [about.row_group(i).num_rows for i in range(about.num_row_groups)]
 
@@ -100,7 +97,6 @@ class PartReader:
         return rows.replace_schema_metadata(TABLES[self._table].metadata)
 
     def close(self) -> None:
-        """Close the file; calling it again does nothing."""
         self._parquet.close()
         self._file.close()
 
@@ -112,7 +108,6 @@ class PartReader:
 
 
 def read_part(run: RunDir, file: PartFile, columns: list[str] | None = None) -> pa.Table:
-    """All rows of one file."""
     with PartReader(run, file) as part:
         return part.read(columns=columns)
 

@@ -140,7 +140,6 @@ def part_file(table: str, part: str, rows: pa.Table, content: pa.Buffer) -> Part
 
 
 def empties(run_id: str) -> Mapping[str, pa.Buffer]:
-    """The content of a part without rows, for each table."""
     return {name: encode(name, schema.empty_table(), run_id, "") for name, schema in TABLES.items()}
 
 

@@ -1,7 +1,7 @@
-"""Tables that grow beside the commits: `trained`, `annotations`, `versions`.
+"""Tables that grow beside the commits: `trained`, `annotations`, `versions`, `scores`.
 
-What a trainer did with the rollouts, what people and scripts say of them, and weights that were
-published.
+What a trainer did with the rollouts, what people and scripts say of them, weights that were
+published, and rewards that were given later.
 
     RUN/<table>/0000000007.parquet               one append: one put of the next free number
     RUN/<table>/0000000001-0000000064.parquet    appends 1 to 64 merged
@@ -47,8 +47,6 @@ _NAME = re.compile(r"(\d{10})(?:-(\d{10}))?\.parquet")
 
 
 class Piece(NamedTuple):
-    """What a file is called."""
-
     first: int
     last: int
 
@@ -82,21 +80,17 @@ class _Footer(NamedTuple):
 
 
 class AppendedTable:
-    """One such table of one run. Holds no open file."""
-
     def __init__(self, run: RunDir, table: str) -> None:
         self.run, self.table = run, table
         self.schema = APPENDED[table]
 
     def pieces(self) -> list[Piece]:
-        """What readers open now."""
         return cover(self._all())
 
     def _all(self) -> list[Piece]:
         return [piece for name in self.run.names(self.table) if (piece := Piece.parse(name))]
 
     def path(self, piece: Piece) -> str:
-        """Where a piece lies."""
         return self.run.path(self.table, str(piece))
 
     def append(self, rows: pa.Table, key: str, write: WriteDurably = write_durably) -> bool:
@@ -118,6 +112,10 @@ class AppendedTable:
                     write(self.run.fs, self.path(Piece(seq, seq)), content)
                     return True
         raise StorageError(f"{self.run.path(self.table)}: others append too fast")
+
+    def all_keys(self) -> list[str]:
+        """Of everything that was appended, in order. Raises StorageError."""
+        return [key for piece in self.pieces() for key in self._keys(piece)]
 
     def _keys(self, piece: Piece) -> list[str]:
         try:

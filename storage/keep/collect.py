@@ -21,7 +21,6 @@ from prorl.storage.files.layout import COMMITS, RunDir
 from prorl.storage.files.objects import remove
 from prorl.storage.keep.appended import AppendedTable
 from prorl.storage.keep.compact import PACK, SPENT_S, Step, alone
-from prorl.storage.keep.scores import clear_scores
 
 GRACE_S = 60.0
 """How long what was replaced stays for readers that know no better."""
@@ -44,8 +43,10 @@ def collect(
     before = clock() - grace_s if grace_s else math.inf
     stray = math.inf if run.local or not grace_s else clock() - SPENT_S * 2
     with alone(run):
-        removed = [*_remove_replaced(run, before, step), *_merge_appended(run, write, step)]
-        removed += clear_scores(run)
+        removed = list(_remove_replaced(run, before, step))
+        for table in APPENDED:
+            removed += AppendedTable(run, table).merge(write)
+            step("appended")
         return [*removed, *_remove_strays(run, stray)]
 
 
@@ -64,13 +65,6 @@ def _remove_replaced(run: RunDir, before: float, step: Step) -> Iterator[str]:
         _remove(run, f"{COMMITS}/{name}")
         yield f"{COMMITS}/{name}"
         step("commit")
-
-
-def _merge_appended(run: RunDir, write: WriteDurably, step: Step) -> Iterator[str]:
-    """Merge the tables that grow by appends; the files that went."""
-    for table in APPENDED:
-        yield from AppendedTable(run, table).merge(write)
-        step("appended")
 
 
 def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[CommitName]:

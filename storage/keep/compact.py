@@ -130,9 +130,12 @@ class _Work:
                 return None
             if time.monotonic() - self._started > SPENT_S:
                 raise StorageError(f"compaction of {self._run.root} took more than {SPENT_S:g} s")
-            _check_there(self._run, named)
+            for file in named:
+                if self._run.size(file.path) != file.bytes:
+                    raise StorageError(f"{self._run.path(file.path)} is not what its commit says")
         except BaseException:
-            self._undo()
+            for file in self._written:  # nothing will name them
+                remove(self._run.fs, self._run.path(file.path))
             raise
         commit = self._range(named)
         self._step("packs")
@@ -206,21 +209,9 @@ class _Work:
             raise StorageError(f"{self._run.path(file.path)} does not hold what it replaces")
         return file
 
-    def _undo(self) -> None:
-        """Remove packs that nothing will name."""
-        for file in self._written:
-            remove(self._run.fs, self._run.path(file.path))
-
 
 def _is_pack(path: str) -> bool:
-    """Whether a compaction has written the file."""
     return path.split("/")[-1].startswith(PACK)
-
-
-def _check_there(run: RunDir, files: Sequence[PartFile]) -> None:
-    for file in files:
-        if run.size(file.path) != file.bytes:
-            raise StorageError(f"{run.path(file.path)} is not what its commit says")
 
 
 @contextmanager
@@ -257,8 +248,6 @@ class Checksum(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """Delivered groups and their places."""
-
     group_ids: _Int64s
     seqs: _Int64s
 

@@ -32,7 +32,6 @@ from prorl.storage.files.layout import PARTIAL, PartFile, RunDir
 from prorl.storage.files.part_reader import PartReader
 from prorl.storage.files.parts import conform
 from prorl.storage.keep.appended import AppendedTable
-from prorl.storage.keep.scores import SCORE_ROWS, SCORES, all_scores
 from prorl.storage.read.sql import LockedDuckDB
 from prorl.types import Json
 
@@ -43,7 +42,6 @@ _DELIVERIES = pa.schema(
 VIEWS: Mapping[str, pa.Schema] = {
     **TABLES,
     "deliveries": _DELIVERIES,
-    SCORES: SCORE_ROWS,
     **APPENDED,
     PARTIAL: SCORED,
 }
@@ -128,7 +126,6 @@ class StoredRun:
         return str(self.manifest.get("run_id") or self.directory.name)
 
     def files(self, table: str) -> list[PartFile]:
-        """The parts of a table that hold rows, in commit order."""
         return [
             file
             for commit in self.commits
@@ -188,8 +185,7 @@ class StoredRun:
         if name in APPENDED:
             table = AppendedTable(self.directory, name)
             return self._dataset([table.path(piece) for piece in table.pieces()], table.schema)
-        made = {"deliveries": self.deliveries, PARTIAL: self.partial}
-        return made[name]() if name in made else all_scores(self.directory)
+        return self.partial() if name == PARTIAL else self.deliveries()
 
     def partial(self) -> pa.Table:
         """Attempts that did not commit, in SCORED's shape; each once, if it was sent twice."""
@@ -268,7 +264,6 @@ class StoredRun:
             database.close()
 
     def deliveries(self) -> pa.Table:
-        """(group_id, delivery_seq, min_version) in delivery order."""
         events = self.read("groups", ["group_id", "event", "delivery_seq", "min_version"])
         given = events.filter(pc.equal(events.column("event"), "delivered"))
         return given.select(_DELIVERIES.names).sort_by("delivery_seq")

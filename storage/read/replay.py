@@ -20,8 +20,6 @@ from prorl.storage.serve.order import Given, Wanted, bounded, check_seq
 
 
 class ReplayOrder:
-    """The order of a stored run; complete from the start."""
-
     def __init__(
         self,
         stored: StoredRun,
@@ -29,7 +27,6 @@ class ReplayOrder:
         groups: Sequence[int] | None = None,
         run_id: str = "",
     ) -> None:
-        """`groups`: these in this order."""
         self.run_id = run_id or stored.run_id
         self._groups = delivery_order(stored) if groups is None else groups
         self._sizes = group_bytes(stored)
@@ -37,25 +34,20 @@ class ReplayOrder:
 
     @property
     def groups(self) -> Sequence[int]:
-        """Group ids in the order in which they are served."""
         return self._groups
 
     @property
     def delivered(self) -> int:
-        """See `Order`."""
         return len(self._groups)
 
     @property
     def finished(self) -> bool:
-        """See `Order`."""
         return True
 
     def committed(self, consumer: str) -> int:
-        """See `Order`."""
         return self._cursors.get(consumer, 0)
 
     async def take(self, wanted: Wanted) -> Given:
-        """See `Order`; never waits."""
         check_seq(wanted.seq, self.delivered, self.run_id)
         ahead = (self._groups[seq] for seq in range(wanted.seq, self.delivered))
         groups = bounded(
@@ -64,7 +56,6 @@ class ReplayOrder:
         return Given(tuple(groups), end=wanted.seq + len(groups) == self.delivered)
 
     async def commit(self, consumer: str, seq: int) -> None:
-        """See `Order`; kept in memory."""
         check_seq(seq, self.delivered, self.run_id)
         self._cursors[consumer] = max(seq, self.committed(consumer))
 

@@ -35,7 +35,6 @@ def is_run(where: str | Path) -> bool:
 
 
 def list_runs(root: str | Path) -> list[str]:
-    """Names of the run directories under a root, newest last."""
     if not is_url(root):
         paths = [p for p in Path(root).iterdir() if p.name[0] != "."] if Path(root).is_dir() else []
         made = {p.name: (p / MANIFEST).stat().st_mtime for p in paths if is_run(p)}
@@ -50,7 +49,6 @@ def list_runs(root: str | Path) -> list[str]:
 
 
 def below(root: str | Path, name: str) -> str:
-    """Path or URL of something in a root."""
     return f"{str(root).rstrip('/')}/{name}"
 
 

@@ -138,5 +138,4 @@ class LockedDuckDB:
         return self._error(f"{self._what}: {_said(error)}", "one SELECT that binds")
 
     def close(self) -> None:
-        """Close the database; calling it again does nothing."""
         self._connection.close()

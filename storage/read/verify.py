@@ -38,7 +38,6 @@ from prorl.storage.files.part_reader import PartReader, read_file
 from prorl.storage.files.parts import ROWS_DIGEST, rows_digest
 from prorl.storage.keep.appended import AppendedTable
 from prorl.storage.keep.collect import replaced
-from prorl.storage.keep.scores import SCORE_ROWS, SCORES
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.sql import LockedDuckDB
 
@@ -55,9 +54,8 @@ def verify(where: str | Path) -> list[Finding]:
     for commit in stored.commits:
         for file in commit.files:
             findings += _file(run, file)
-    for folder, schema in ((PARTIAL, SCORED), (SCORES, SCORE_ROWS)):
-        for name in sorted(run.names(folder)):
-            findings += _by_itself(run, f"{folder}/{name}", schema)
+    for name in sorted(run.names(PARTIAL)):
+        findings += _by_itself(run, f"{PARTIAL}/{name}", SCORED)
     for table, schema in TABLES.items():
         findings += _by_itself(run, f"{table}/{EMPTY}", schema)
     for table in APPENDED:

@@ -137,12 +137,8 @@ class Decider:
 
     def close(self) -> None:
         """End the filter on its thread, after what it is at."""
-        self._thread.submit(self._close_filter)
+        self._thread.submit(lambda: self._filter.close() if self._filter is not None else None)
         self._thread.shutdown(wait=False)
-
-    def _close_filter(self) -> None:
-        if self._filter is not None:
-            self._filter.close()
 
 
 COLUMNS = ["group_id", "status", "min_version", "num_tokens", "num_sampled", "num_sequences"]
@@ -199,7 +195,6 @@ class FactBook:
         return int(self._of(group_id)["min_version"])
 
     def num_rollouts(self, group_id: int) -> int:
-        """How many of its rollouts are stored with a trajectory."""
         return int(self._of(group_id)["num_rollouts"])
 
     def num_bytes(self, group_id: int) -> int:
@@ -207,5 +202,4 @@ class FactBook:
         return int(self._of(group_id)["num_bytes"])
 
     def can_be_served(self, group_id: int) -> bool:
-        """Whether the group has a sequence."""
         return bool(self._of(group_id)["num_sequences"] > 0)

@@ -79,17 +79,14 @@ class LiveOrder:
 
     @property
     def delivered(self) -> int:
-        """See `Order`."""
         return len(self._delivered)
 
     @property
     def finished(self) -> bool:
-        """See `Order`."""
         return self._finished and not self._kept
 
     @property
     def num_kept(self) -> int:
-        """How many groups wait to be handed out."""
         return len(self._kept)
 
     @property
@@ -98,7 +95,6 @@ class LiveOrder:
         return self._clock() - self._used_at
 
     def committed(self, consumer: str) -> int:
-        """See `Order`."""
         return self._cursors.get(consumer, 0)
 
     def restore(self, delivered: NDArray[np.int64]) -> None:
@@ -138,7 +134,6 @@ class LiveOrder:
             self._wake()
 
     def finish(self) -> None:
-        """No group will be kept any more."""
         self._finished = True
         self._wake()
 
@@ -161,7 +156,6 @@ class LiveOrder:
         self._changed = asyncio.Event()
 
     async def take(self, wanted: Wanted) -> Given:
-        """See `Order`."""
         check_seq(wanted.seq, self.delivered, self.run_id)
         self._used_at = self._clock()
         await self._until_ready(wanted)
@@ -248,7 +242,6 @@ class LiveOrder:
         return chosen
 
     async def commit(self, consumer: str, seq: int) -> None:
-        """See `Order`."""
         check_seq(seq, self.delivered, self.run_id)
         self._used_at = self._clock()
         await self._save_cursor(consumer, seq)

@@ -78,8 +78,6 @@ class GroupReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """A run that an endpoint serves."""
-
     order: Order
     index: GroupReader
     directory: RunDir | None = None

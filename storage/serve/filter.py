@@ -154,7 +154,6 @@ class GroupFilter:
         return found
 
     def close(self) -> None:
-        """Close the database; calling it again does nothing."""
         self._query.close()
 
 
@@ -172,8 +171,6 @@ class _Query(Protocol):
 
 
 class _OurSQL:
-    """SQL that comes with the project, in this process."""
-
     def __init__(self, sql: str, timeout_s: float) -> None:
         self._sql, self._timeout_s = sql, timeout_s
         self._database = LockedDuckDB(error=ConfigError, what="filter")
@@ -200,7 +197,6 @@ class RefusingFilter:
         self._reason = f"filter_error: {error.given}"[:200]
 
     def decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
-        """Drop every group, with the reason."""
         return [GroupDecision(group.group_id, kept=False, reason=self._reason) for group in groups]
 
     def close(self) -> None:

@@ -101,7 +101,6 @@ class FilterProcess:
         return await self._helpers.ask(question, what="it", wall_s=self._timeout_s + GRACE_S)
 
     def close(self) -> None:
-        """End the process; calling it again does nothing."""
         if self._helpers is not None:
             self._runner.run(self._end(self._helpers))
             self._helpers = None

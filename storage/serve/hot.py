@@ -64,11 +64,9 @@ class HotCopy:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all files."""
         return sum(self._files.values())
 
     def find(self, key: Key) -> Location | None:
-        """Where the group lies, if it is here."""
         with self._lock:
             return self._locations.get(key)
 

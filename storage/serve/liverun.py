@@ -196,7 +196,6 @@ class LiveRun:
         failpoint("cursor.answered")
 
     def finish(self) -> None:
-        """Nothing will be kept any more."""
         self.order.finish()
         self._finished.set()
 
@@ -223,7 +222,6 @@ class LiveRun:
         )
 
     def drain(self) -> None:
-        """Write and decide what is here, then end."""
         self._decider.drain()
         self.writer.drain()
 

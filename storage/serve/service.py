@@ -95,7 +95,6 @@ class Store:
 
     @property
     def runs(self) -> Mapping[str, LiveRun]:
-        """The runs that are live here, by name."""
         return self._runs
 
     def _handlers(self) -> dict[Kind, Callable[[ControlRow], None]]:
@@ -253,7 +252,6 @@ class Store:
         await self._inlet.close()
 
     async def close(self) -> None:
-        """Leave the gateway and the EVAL workers; idempotent."""
         await self._inlet.close()
         await self.control.close()
 

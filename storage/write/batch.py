@@ -52,8 +52,6 @@ class WaitingRow:
 
 @dataclass(slots=True)
 class PendingPart:
-    """Everything that the next part will hold."""
-
     rows: dict[AttemptKey, WaitingRow] = field(default_factory=dict)
     terminals: dict[int, Terminal] = field(default_factory=dict)
     events: dict[int, GroupEventRow] = field(default_factory=dict)
@@ -68,16 +66,13 @@ class PendingPart:
         return bool(self.rows or self.terminals or self.events or self.tasks)
 
     def knows(self, key: AttemptKey) -> WaitingRow | None:
-        """The waiting row of an attempt, or None."""
         return self.rows.get(key)
 
     def add_row(self, key: AttemptKey, row: Row, ack: Ack, num_bytes: int) -> None:
-        """A row that is not here yet."""
         self.rows[key] = WaitingRow(key=key, row=row, acks=[ack])
         self.num_bytes += num_bytes
 
     def add_terminal(self, terminal: Terminal) -> None:
-        """A rollout that ended without a trajectory."""
         self.terminals[terminal.rollout_id] = terminal
 
 
@@ -145,7 +140,6 @@ class GroupCounts:
         self._members: dict[int, set[int]] = {}
 
     def expect(self, group_id: int, size: int) -> None:
-        """A group of `size` was accepted."""
         self._sizes[group_id] = size
 
     def arrived(self, group_id: int, sample_index: int) -> bool:

@@ -210,12 +210,10 @@ def _nothing(field: pa.Field) -> Json:
 
 
 def event_rows(events: Iterable[GroupEventRow]) -> pa.Table:
-    """The rows of the table `groups`."""
     return pa.Table.from_pylist(list(map(msgspec.structs.asdict, events)), schema=GROUPS)
 
 
 def task_rows(tasks: Iterable[TaskRow]) -> pa.Table:
-    """The rows of the table `tasks`."""
     return pa.Table.from_pylist(list(map(msgspec.structs.asdict, tasks)), schema=TASKS)
 
 
@@ -255,7 +253,6 @@ def batch_of(columns: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def lengths_of(lists: pa.ListArray) -> np.ndarray[Any, Any]:
-    """How many elements each row of a list column has."""
     return np.diff(lists.offsets.to_numpy())
 
 

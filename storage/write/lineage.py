@@ -35,8 +35,6 @@ order by step, delivery_seq, sequence_id
 
 
 class Recorded(NamedTuple):
-    """The rows that one checkpoint trained on."""
-
     run: str
     rows: pa.Table
 

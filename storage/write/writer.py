@@ -137,7 +137,6 @@ class RunWriter:
 
     @property
     def held(self) -> list[AttemptKey]:
-        """Attempts that are reserved here."""
         return list(self._flying.rows)
 
     async def open(self, news: RunNews) -> None:
@@ -177,13 +176,11 @@ class RunWriter:
         self._touch()
 
     def add_terminal(self, terminal: Terminal) -> None:
-        """A rollout that ended without a trajectory."""
         self._waiting.add_terminal(terminal)
         self._member(terminal.group_id, terminal.sample_index)
         self._touch()
 
     def add_rows(self, rows: Rows) -> None:
-        """New rows of `tasks` and `groups`."""
         for task in rows.tasks:
             self._waiting.tasks[task.group_id] = task
             self._counts.expect(task.group_id, task.n)

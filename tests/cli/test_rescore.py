@@ -14,7 +14,7 @@ from prorl.cli.app import dispatch
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.scores import provenance
+from prorl.storage.keep.scores import read_scores
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 
@@ -85,7 +85,8 @@ def test_other_tests_give_other_rewards_and_change_nothing(
     )
     found = json.loads(said("sql", "r", both + " order by 1", "--json"))
     assert found == [{"score": "again", "r": 3.0}, {"score": "changed", "r": 2.0}]
-    assert provenance(RunDir(root / "r"), "changed")["tasks"] == changed
+    made_by = read_scores(RunDir(root / "r"), "changed").column("made_by")[0].as_py()
+    assert json.loads(made_by)["tasks"] == changed
 
 
 def test_a_name_is_given_once(said: Said, sandbox_kind: str) -> None:

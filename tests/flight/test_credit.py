@@ -177,41 +177,6 @@ def test_the_byte_window_comes_back_whole(sizes: list[int]) -> None:
     assert ledger._consumers[1].window_bytes == WINDOW
 
 
-@settings(max_examples=100)
-@given(st.integers(1, 20), st.integers(0, 20), st.lists(st.integers(0, 19), max_size=20))
-def test_after_a_loss_unacked_rows_go_again_in_order_to_one_consumer(
-    num_rows: int, num_acked: int, dropped: list[int]
-) -> None:
-    ledger = Ledger(redelivered=True)
-    for consumer in (1, 2):
-        ledger.join(consumer)
-    for n in range(num_rows):
-        ledger.put(key(n), 1)
-    ledger.grant(1, num_rows, WINDOW)
-    assert len(ledger.assign()) == num_rows
-    ledger.forget(key(n) for n in range(min(num_acked, num_rows)))
-    assert ledger.leave(1) == []
-    ledger.forget(key(n) for n in dropped)
-    ledger.grant(2, num_rows, WINDOW)
-    again = [given.key.rollout_id for given in ledger.assign()]
-    assert again == [n for n in range(num_acked, num_rows) if n not in dropped]
-    assert ledger.assign() == []
-
-
-def test_without_redelivery_a_lost_consumer_loses_its_unacked_rows() -> None:
-    ledger = Ledger(redelivered=False)
-    ledger.join(1)
-    ledger.join(2)
-    ledger.grant(1, 3, WINDOW)
-    for n in range(4):
-        ledger.put(key(n), 1)
-    assert [given.key for given in ledger.assign()] == [key(0), key(1), key(2)]
-    ledger.forget([key(0)])
-    assert ledger.leave(1) == [key(1), key(2)]
-    ledger.grant(2, 9, WINDOW)
-    assert [given.key for given in ledger.assign()] == [key(3)]
-
-
 def test_rows_go_to_the_consumer_with_most_credit() -> None:
     ledger = Ledger(redelivered=True)
     for consumer, rows in ((1, 1), (2, 3)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import itertools
 import time
 from pathlib import Path
 
@@ -18,9 +17,8 @@ from multidict import CIMultiDict
 
 from prorl.cli.app import dispatch
 from prorl.errors import ForbiddenError, UnauthorizedError, UserError
-from prorl.flight import FlightNetwork, FlightReads
+from prorl.flight import FlightNetwork
 from prorl.flight.wire import call_options
-from prorl.net.access import FLIGHT, GRANTED, HTTP
 from prorl.net.bearer import EVERYTHING, REVOKED, Keys, signing_key
 from prorl.schema import TRAINED
 from prorl.storage.read.replay import open_replay
@@ -148,64 +146,6 @@ def test_a_file_of_revoked_tokens_that_cannot_be_read_lets_nobody_in_but_the_roo
     with pytest.raises(UnauthorizedError, match="cannot be read"):
         keys.check(bearer(token))
     assert keys.check(bearer("secret")) == EVERYTHING
-
-
-async def test_over_http_each_role_may_what_the_table_says(tmp_path: Path) -> None:
-    keys = Keys(TOKEN, signing_key(tmp_path / "root"))
-    async with world(tmp_path) as w:
-        for what, role in itertools.product(HTTP, GRANTED):
-            method, path = what.replace("{", "").replace("}", "").split(" ")
-            status = await ask(w, method, path, keys.issue(role)[1])
-            allowed = role in HTTP[what] or path == "/healthz"
-            assert (status in (401, 403)) != allowed, (what, role, status)
-
-
-async def test_over_http_a_token_for_one_run_reaches_no_other(tmp_path: Path) -> None:
-    keys = Keys(TOKEN, signing_key(tmp_path / "root"))
-    async with world(tmp_path) as w:
-        await w.run("other")
-        _, token = keys.issue("trainer", runs=("mine",))
-        assert await ask(w, "POST", "/v1/runs", token, {"run_id": "mine"}) == 201
-        assert await ask(w, "GET", "/v1/runs/mine", token) == 200
-        assert await ask(w, "POST", "/v1/runs", token, {"run_id": "new"}) == 403
-        assert await ask(w, "GET", "/v1/runs/other", token) == 403
-        assert await ask(w, "DELETE", "/v1/runs/other", token) == 403
-        assert await ask(w, "GET", "/v1/runs", token) == 403
-        assert await ask(w, "GET", "/v1/status", token) == 403
-
-
-async def test_over_flight_role_and_run_count_as_well(tmp_path: Path) -> None:
-    async def get(body: bytes) -> pa.Table:
-        return DATA
-
-    async def act(body: bytes) -> bytes:
-        return b"{}"
-
-    keys = Keys("secret", KEY)
-    actions = {name.split()[1]: act for name in FLIGHT if name.startswith("action ")}
-    async with FlightNetwork("secret", keys=keys) as network:
-        location = await network.listen(
-            f"grpc+unix://{tmp_path}/s", {}, FlightReads(get=get, actions=actions)
-        )
-
-        def outcome(role: str, what: str, run: str) -> bool:
-            options = call_options(keys.issue(role, runs=(run,) if run else ())[1], 30)
-            body = orjson.dumps({"run": "mine"})
-            with fl.connect(location) as client:
-                try:
-                    if what == "get":
-                        client.do_get(fl.Ticket(body), options).read_all()
-                    else:
-                        list(client.do_action((what.split()[1], body), options))
-                except (fl.FlightUnauthorizedError, fl.FlightServerError, pa.ArrowException):
-                    return False
-            return True
-
-        for role, what in itertools.product(GRANTED, ["get", *(f"action {a}" for a in actions)]):
-            may = role in FLIGHT[what]
-            assert await asyncio.to_thread(outcome, role, what, "") == may, (role, what)
-            assert await asyncio.to_thread(outcome, role, what, "mine") == may, (role, what)
-            assert not await asyncio.to_thread(outcome, role, what, "other"), (role, what)
 
 
 def lineage(run: str) -> bytes:

@@ -14,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from prorl.config import ServiceConfig, StageConfig
-from prorl.control import Kind
 from prorl.flight import FlightNetwork
 from prorl.types import Stage
-from tests.flight.rows import key, lease
+from tests.flight.rows import lease
 from tests.flight.test_edge import until
 from tests.stages.service import Gateway, Store
 
@@ -104,15 +103,6 @@ async def test_workers_flow_and_leave_cleanly_on_sigterm(tmp_path: Path) -> None
     assert os.listdir(tmp_path / "journal" / "run-0") == ["lock"]
 
 
-async def test_a_leaving_run_worker_releases_what_it_stops(tmp_path: Path) -> None:
-    async with service(tmp_path, "scripted:noop?delay_s=120") as it:
-        it.lease(1, 2)
-        await until(lambda: len(it.gateway.said(Kind.STARTED, "run")) == 2)
-        it.children["run-0"].terminate()
-        assert await asyncio.wait_for(it.children["run-0"].wait(), 30) == 0
-        await until(lambda: sorted(it.gateway.said(Kind.RELEASED, "run")) == [1, 2])
-
-
 async def test_a_killed_eval_worker_loses_nothing(tmp_path: Path) -> None:
     async with service(tmp_path) as it:
         it.store.acking = False
@@ -123,33 +113,3 @@ async def test_a_killed_eval_worker_loses_nothing(tmp_path: Path) -> None:
         await it.start("eval")
         await it.store.have(8)
         assert sorted(name.rollout_id for name in it.store.rows) == list(range(8))
-
-
-async def test_a_killed_run_worker_is_noticed_at_once_and_its_scored_rows_go_on(
-    tmp_path: Path,
-) -> None:
-    async with service(tmp_path) as it:
-        it.store.acking = False
-        it.lease(1)
-        await it.store.have(1)
-        await it.kill("run-0")
-        await until(lambda: "run-0" not in it.gateway.sessions, 5)
-        it.store.ack_all()
-        await it.start("run")
-        it.lease(2)
-        await it.store.have(2)
-        assert it.store.value(key(1), "reward") == 1.0
-
-
-async def test_workers_outlive_their_gateway_and_say_what_they_hold(tmp_path: Path) -> None:
-    async with service(tmp_path, "scripted:noop?delay_s=4") as it:
-        it.lease(1)
-        await until(
-            lambda: len(it.gateway.sessions) == 3 and it.gateway.said(Kind.STARTED, "run") == [1]
-        )
-        for channel in list(it.gateway.sessions.values()):
-            await channel.close()
-        await until(lambda: len(it.gateway.hellos) == 6)
-        again = {hello.worker: hello.held for hello in it.gateway.hellos[3:]}
-        assert again["run-0"] == (("run", 1, 1),)
-        await it.store.have(1)

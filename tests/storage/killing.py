@@ -22,7 +22,7 @@ from prorl.stages.rescore import rescore
 from prorl.storage.files.durable import WriteDurably
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.appended import MANY, AppendedTable
-from prorl.storage.keep.scores import SCORES, add_scores, read_scores, score_names
+from prorl.storage.keep.scores import add_scores, read_scores
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.storage.write.convert import tables, task_rows
@@ -76,7 +76,7 @@ MAKE: dict[str, Callable[[Path], object]] = {
 def rescored(root: Path, step: Callable[[str], None], write: WriteDurably) -> None:
     """A scoring of a run, unless its name is given."""
     stored = StoredRun(root / "demo")
-    if "again" in score_names(stored.directory):
+    if AppendedTable(stored.directory, "scores").all_keys():
         return
 
     def counted(name: str) -> Any:
@@ -89,7 +89,7 @@ def rescored(root: Path, step: Callable[[str], None], write: WriteDurably) -> No
 
     rows = asyncio.run(graded())
     step("graded")
-    add_scores(stored.directory, "again", rows, {"by": "test"}, write)
+    add_scores(stored.directory, "again", rows, write)
 
 
 def appended(run: RunDir) -> dict[str, list[str]]:
@@ -128,11 +128,11 @@ def check_scored(original: Path, roots: Roots) -> None:
         for where in (dead, done):
             for name, had in before.items():
                 assert (where / "demo" / name).read_bytes() == had, (where, name)
-        found = score_names(RunDir(dead / "demo"))
+        found = AppendedTable(RunDir(dead / "demo"), "scores").all_keys()
         assert found in ([], ["again"]), dead
         run = RunDir(done / "demo")
         assert read_scores(run, "again").column("reward").null_count == 0, done
-        assert set(all_files(done)) == {*before, f"{SCORES}/again.parquet"}, done
+        assert set(all_files(done)) == {*before, "scores/0000000001.parquet"}, done
         check_verified(run)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from prorl.control import GroupComplete
 from prorl.errors import ConfigError
-from prorl.filters import FILTERS, GroupDecision, GroupMember
+from prorl.filters import GroupDecision, GroupMember
 from prorl.linux.procfs import stat
 from prorl.storage.read import sql as sql_module
 from prorl.storage.serve.filter import MEMBERS, GroupFilter, check_filter, compile_filter
@@ -69,29 +69,30 @@ def decide(name: str, *groups: GroupComplete) -> list[tuple[bool, str]]:
     return [(d.kept, d.reason) for d in decisions]
 
 
-@pytest.mark.parametrize("name", FILTERS)
-def test_every_named_filter_compiles(name: str) -> None:
-    GroupFilter(name).close()
-
-
-def test_dapo_drops_what_teaches_nothing() -> None:
-    groups = group(0, 0, 1), group(1, 1, 1, 1), group(2, 0, 0), group(3, 0.5, 0.25)
-    assert decide("dapo", *groups) == [
-        (True, "informative"),
-        (False, "all_equal"),
-        (False, "all_equal"),
-        (True, "informative"),
-    ]
-
-
-def test_dapo_masks_members_lost_to_infrastructure() -> None:
-    groups = group(0, 1, None, 1), group(1, 1, None, 0), group(2, 1, None), group(3, None, None)
-    assert decide("dapo", *groups) == [
-        (False, "all_equal"),
-        (True, "informative"),
-        (False, "incomplete"),
-        (False, "incomplete"),
-    ]
+@pytest.mark.parametrize(
+    ("name", "groups", "expected"),
+    [
+        ("dapo", [(0, 1), (0.5, 0.25)], [(True, "informative")] * 2),
+        ("dapo", [(1, 1, 1), (0, 0), (1, None, 1)], [(False, "all_equal")] * 3),
+        ("dapo", [(1, None, 0)], [(True, "informative")]),
+        ("dapo", [(1, None), (None, None)], [(False, "incomplete")] * 2),
+        ("none", [(1,), (0, None), (None,)], [(True, "unfiltered")] * 2 + [(False, "incomplete")]),
+        (
+            "select group_id, true as kept, 'x' as reason from rollouts",
+            [(0, 1)],
+            [
+                (
+                    False,
+                    "filter_error: filter gave a group twice, an unknown group, or a NULL",
+                )
+            ],
+        ),
+    ],
+)
+def test_what_is_kept_and_why(
+    name: str, groups: list[tuple[float | None, ...]], expected: list[tuple[bool, str]]
+) -> None:
+    assert decide(name, *(group(i, *rewards) for i, rewards in enumerate(groups))) == expected
 
 
 def test_a_member_without_a_sampled_token_enters_no_filter() -> None:
@@ -105,14 +106,6 @@ def test_a_failure_of_the_policy_counts() -> None:
     failed = member(1, 1, 0.0, FailureClass.POLICY)
     mixed = GroupComplete(group_id=0, task_id="t", members=(group(0, 1).members[0], failed))
     assert decide("dapo", mixed) == [(True, "informative")]
-
-
-def test_none_keeps_whatever_can_be_served() -> None:
-    assert decide("none", group(0, 1), group(1, 0, None), group(2, None)) == [
-        (True, "unfiltered"),
-        (True, "unfiltered"),
-        (False, "incomplete"),
-    ]
 
 
 @settings(max_examples=20, deadline=None)
@@ -255,14 +248,6 @@ def test_a_run_whose_filter_does_not_compile_still_gets_decisions() -> None:
     ]
     assert chosen.decide([group(3, 0, 1)])[0].reason == "filter_error: filter gives nothing INTEGER"
     chosen.close()
-
-
-def test_sql_that_gives_a_group_twice_drops_it() -> None:
-    ((kept, reason),) = decide(
-        "select group_id, true as kept, 'x' as reason from rollouts", group(0, 0, 1)
-    )
-    assert not kept
-    assert "twice" in reason
 
 
 HUNGRY = """

@@ -21,7 +21,7 @@ import pytest
 
 from prorl.analysis.annotations import annotate
 from prorl.errors import ProrlError
-from prorl.schema import SCORED, TABLES
+from prorl.schema import APPENDED, SCORED, SCORES, TABLES
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.storage.files.durable import write_durably
 from prorl.storage.files.layout import MANIFEST, PARTIAL, PartFile, RunDir, manifest_digest
@@ -29,7 +29,7 @@ from prorl.storage.files.part_reader import read_part
 from prorl.storage.files.parts import encode_partial
 from prorl.storage.keep.appended import AppendedTable
 from prorl.storage.keep.compact import compact
-from prorl.storage.keep.scores import SCORE_ROWS, add_scores
+from prorl.storage.keep.scores import add_scores
 from prorl.storage.read.catalog import StoredRun, is_intact
 from prorl.storage.read.verify import _by_itself, _commit, _commits, _manifest, verify
 from tests.storage.compacting import run_of_many_parts
@@ -49,7 +49,7 @@ def make_store(root: Path, width: int, rollouts: int) -> RunDir:
     Path(run.path(MANIFEST)).write_bytes(orjson.dumps(said, option=orjson.OPT_INDENT_2) + b"\n")
     write_durably(run.fs, run.path(PARTIAL, "3-1.parquet"), encode_partial(scored(3), "demo"))
     rows = [{"score": "s", "run_id": "demo", "rollout_id": 1, "attempt": 1, "reward": 0.5}]
-    add_scores(run, "s", pa.Table.from_pylist(rows, schema=SCORE_ROWS), {"by": "test"})
+    add_scores(run, "s", pa.Table.from_pylist(rows, schema=SCORES))
     annotate(StoredRun(run.root), [{"rollout_id": 1, "label": "good"}], author="me")
     assert verify(run.root) == []
     return run
@@ -82,18 +82,22 @@ def checks(run: RunDir) -> dict[str, tuple[Check, Callable[[], Any]]]:
     for commit in stored.commits:
         for file in commit.files:
             found[file.path] = (partial(_changed, run, file), partial(read_part, run, file))
-    table = AppendedTable(run, "annotations")
+    appended = {name: AppendedTable(run, name) for name in APPENDED}
     for path in Path(run.root).rglob("*.*"):
         name = str(path.relative_to(run.root))
         if name.endswith(".json"):
             found[name] = (lambda: found_in_commits(run), lambda: StoredRun(run.root).commits)
-        elif name.startswith("annotations/"):
-            found[name] = (lambda: bool(list(table.problems())), table.read)
+        elif (table := appended.get(name.partition("/")[0])) is not None:
+            found[name] = (partial(_has_problems, table), table.read)
         elif name not in found and name.endswith(".parquet"):
             folder = name.partition("/")[0]
-            shape = SCORED if folder == PARTIAL else TABLES.get(folder, SCORE_ROWS)
+            shape = SCORED if folder == PARTIAL else TABLES[folder]
             found[name] = (partial(_seen, run, name, shape), partial(_plain, path))
     return found
+
+
+def _has_problems(table: AppendedTable) -> bool:
+    return bool(list(table.problems()))
 
 
 def _changed(run: RunDir, file: PartFile) -> bool:

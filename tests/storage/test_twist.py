@@ -13,10 +13,10 @@ import pytest
 
 from prorl.analysis.twist import Twist, open_twisted
 from prorl.errors import ConflictError, NotFoundError, UserError
-from prorl.schema import SEQUENCES
+from prorl.schema import SCORES, SEQUENCES
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.scores import SCORE_ROWS, SCORES, add_scores
+from prorl.storage.keep.scores import add_scores
 from prorl.storage.read.replay import open_replay
 from tests.storage.compacting import ORDER, run_of_many_parts
 
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> RunDir:
         }
         for i in range(24)
     ]
-    add_scores(made, "other", pa.Table.from_pylist(rows, schema=SCORE_ROWS), {})
+    add_scores(made, "other", pa.Table.from_pylist(rows, schema=SCORES))
     return made
 
 
@@ -87,7 +87,7 @@ def test_a_group_too_small_for_the_filter_is_not_asked_about(run: RunDir) -> Non
         for i in range(24)
         if i // 4 != 2 or i % 4 == 0
     ]
-    add_scores(run, "few", pa.Table.from_pylist(rows, schema=SCORE_ROWS), {})
+    add_scores(run, "few", pa.Table.from_pylist(rows, schema=SCORES))
     order, _ = open_twisted(run.where, Twist(score="few", filter=only))
     assert list(order.groups) == [group for group in (*ORDER, 1, 3) if group != 2]
 
@@ -108,9 +108,9 @@ def test_bad_twists_are_one_line(run: RunDir) -> None:
 
 
 def test_of_two_scorings_at_once_with_one_name_one_is_refused(run: RunDir) -> None:
-    rows = pa.Table.from_pylist([], schema=SCORE_ROWS)
-    with ThreadPoolExecutor() as threads, run.locked(SCORES, wait=True):
-        both = [threads.submit(add_scores, run, "twin", rows, {"by": who}) for who in "ab"]
+    rows = SCORES.empty_table()
+    with ThreadPoolExecutor() as threads, run.locked("scores", wait=True):
+        both = [threads.submit(add_scores, run, "twin", rows) for _ in "ab"]
         time.sleep(0.5)  # both have seen that the name is free, and wait for the lock
     refused = [done.exception() for done in both if done.exception() is not None]
     assert [type(error) for error in refused] == [ConflictError]

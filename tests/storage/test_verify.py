@@ -35,23 +35,6 @@ def path(run: RunDir, *names: str) -> Path:
     return Path(run.path(*names))
 
 
-def flip_every_tenth_byte_in_turn(run: RunDir) -> None:
-    for table in ("sequences", "rollouts", "turns", "messages"):
-        file = path(run, table, "part-0001.parquet")
-        good = file.read_bytes()
-        for at in range(0, len(good), max(1, len(good) // 10)):
-            file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
-            assert any(file.name in finding.where for finding in verify(run.root)), (
-                f"{table} byte {at}"
-            )
-        file.write_bytes(good)
-
-
-def test_every_flipped_byte_is_found(run: RunDir) -> None:
-    flip_every_tenth_byte_in_turn(run)
-    assert verify(run.root) == []
-
-
 def test_a_file_that_is_there_and_cannot_be_read_is_not_called_missing(run: RunDir) -> None:
     part = path(run, "turns", "part-0001.parquet")
     part.unlink()

@@ -110,6 +110,7 @@ def _rows(found: Sequence[Passed], ks: Sequence[int]) -> Iterator[Sequence[objec
 
 def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool) -> int:
     """Run EVAL on the stored artefacts of a run; 1 when nothing was scored."""
+    import orjson
     import pyarrow.compute as pc
 
     from prorl.envs.users import env_by_name
@@ -142,18 +143,18 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
                 env=env,
                 eval_s=eval_s,
                 concurrency=2 * (os.cpu_count() or 1),
+                made_by=orjson.dumps(made_by).decode(),
             )
 
-    rows = asyncio.run(graded())
     made_by: dict[str, Json] = {
-        "score": name,
         "env": env,
         "tasks": job.tasks,
         "commits": run.commits[-1].commit_seq if run.commits else 0,
         "code_sha256": code_sha256(),
         "created_at": time.time(),
     }
-    path = add_scores(run.directory, name, rows, made_by)
+    rows = asyncio.run(graded())
+    add_scores(run.directory, name, rows)
     scored = rows.column("reward").drop_null()
     mean = pc.mean(scored).as_py()
     figures = {
@@ -162,9 +163,8 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
         "rollouts": rows.num_rows,
         "scored": len(scored),
         "mean_reward": mean,
-        "file": path,
     }
     reward = "-" if mean is None else f"mean {mean:.3f}"
-    line = f"{run.run_id}: {len(scored):,} of {rows.num_rows:,} scored, {reward} · {path}"
+    line = f"{run.run_id}: {len(scored):,} of {rows.num_rows:,} scored, {reward} · {name}"
     answer(figures, [line], json=json)
     return 0 if len(scored) or not rows.num_rows else 1

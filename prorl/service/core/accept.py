@@ -35,8 +35,6 @@ from prorl.types import GroupState, RolloutState
 
 
 class Acceptance:
-    """Takes runs and groups in, once each."""
-
     def __init__(
         self,
         log: ControlLog,
@@ -94,7 +92,6 @@ class Acceptance:
         return candidates
 
     def known(self, run: RunRecord, key: str) -> GroupRecord | None:
-        """The group that has this key."""
         return self._there(run, [key]).get(key)
 
     def _there(self, run: RunRecord, keys: Iterable[str]) -> dict[str, GroupRecord]:
@@ -116,10 +113,16 @@ class Acceptance:
         there = self._there(run, [candidate.key for candidate in candidates])
         for candidate in candidates:
             known = there.get(candidate.key) or run.keys.get(candidate.key)
-            if known is not None:
-                _check_content(known, candidate)
-            else:
-                _check_open(run)
+            if known is not None and known.digest != candidate.digest:
+                raise ConflictError(
+                    f"key {candidate.key!r} was used for another task, n or sampling",
+                    hint="use another key",
+                )
+            if known is None and (run.last or run.state != "open"):
+                told = "was told that no more groups will come"
+                why = told if run.state == "open" else f"is {run.state}"
+                given = f"run {run.run_id!r} {why}"
+                raise ConflictError(given, "an open run", "make another run")
             accepted.append((known or self._add(run, candidate), known is None))
         self._journal.urgent = True
         return accepted
@@ -177,23 +180,6 @@ def check_same(known: RunConfig, config: RunConfig) -> None:
         raise ConflictError(given, "the same config", hint)
 
 
-def _check_content(known: GroupRecord, candidate: Candidate) -> None:
-    """Raises ConflictError where a key stands for another group."""
-    if known.digest != candidate.digest:
-        raise ConflictError(
-            f"key {candidate.key!r} was used for another task, n or sampling",
-            hint="use another key",
-        )
-
-
-def _check_open(run: RunRecord) -> None:
-    """Raises ConflictError where no more groups come: the run has ended, or was told so."""
-    if run.last or run.state != "open":
-        told = "was told that no more groups will come"
-        why = told if run.state == "open" else f"is {run.state}"
-        raise ConflictError(f"run {run.run_id!r} {why}", "an open run", "make another run")
-
-
 def _check_key(
     candidate: Candidate, known: GroupRecord | None, seen: dict[str, str], where: str
 ) -> None:
@@ -205,7 +191,6 @@ def _check_key(
 
 
 def _group(run: RunRecord, candidate: Candidate, wall: float) -> GroupRecord:
-    """The run's next group, without its rollouts."""
     task, group_id = candidate.task, run.next_group
     key = candidate.key or digest(b"group", run.run_id.encode(), str(group_id).encode())
     return GroupRecord(
@@ -227,7 +212,6 @@ def _group(run: RunRecord, candidate: Candidate, wall: float) -> GroupRecord:
 
 
 def _rollouts(group: GroupRecord, now: float) -> list[RolloutRecord]:
-    """The members of a group, queued."""
     limits = group.run.config.limits
     life = RolloutLife(max_attempts=limits.max_attempts, max_worker_losses=limits.max_worker_losses)
     return [

@@ -27,8 +27,6 @@ MAX_EXTRA_BYTES = 256 << 10
 
 
 class Candidate(NamedTuple):
-    """A group that was checked and not accepted yet."""
-
     task: Task
     text: str
     n: int

@@ -34,8 +34,6 @@ from prorl.types import FAILURE_CLASS, AttemptKey, RolloutState
 
 
 class Commits:
-    """What the store may write, and what it has written."""
-
     def __init__(
         self, log: ControlLog, state: State, journal: Journal, rollouts: Rollouts, wall: Clock
     ) -> None:

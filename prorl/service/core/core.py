@@ -63,8 +63,6 @@ from prorl.types import FailureCode, GroupState, RolloutState
 
 
 class Core:
-    """Everything that the gateway decides."""
-
     def __init__(
         self,
         log: ControlLog,
@@ -127,7 +125,6 @@ class Core:
         return run
 
     def find_run(self, run_id: str) -> RunRecord | None:
-        """A run by name, if there is one."""
         return find_run(self.log, self.state, run_id)
 
     def group(self, run_id: str, group_id: int) -> GroupRecord:
@@ -195,7 +192,6 @@ class Core:
         self.commits.fail(run, reason)
 
     def cancel_group(self, group: GroupRecord) -> None:
-        """End a group's members that have not ended."""
         self.rollouts.cancel_group(group, FailureCode.CANCELLED)
         self.journal.urgent = True
 
@@ -215,7 +211,6 @@ class Core:
         return created
 
     def tell_version(self, run: RunRecord) -> None:
-        """Tell every worker the newest version."""
         for worker in self.state.workers.values():
             self.journal.send(worker, messages.version_row(run))
 

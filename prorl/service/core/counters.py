@@ -36,7 +36,6 @@ STATES = ("group_states", "rollout_states")
 
 
 def dump(run: RunRecord) -> str:
-    """The counts as text."""
     counts = {name: getattr(run, name) for name in COUNTS}
     counts |= {
         name: {str(state): count for state, count in getattr(run, name).items() if count}
@@ -46,6 +45,5 @@ def dump(run: RunRecord) -> str:
 
 
 def restore(run: RunRecord, text: str) -> None:
-    """Inverse of `dump`."""
     for name, value in orjson.loads(text).items():
         setattr(run, name, Counter(value) if name in STATES else value)

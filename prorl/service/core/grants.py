@@ -2,14 +2,17 @@
 
 And the end of those that will never start.
 
-Leases go to the tenant, then to the run with fewest rollouts in hand (`tenants.py`). What is ended
-in bulk is cut into pieces, so that no step costs more than `PIECE` rollouts, however many wait.
+A run says whose it is (`tenant` in its config). Leases go to the tenant with the fewest rollouts in
+hand for its weight, and in it to the run with the fewest for its own; a bound that is reached holds
+back only the tenant that reached it. What is ended in bulk is cut into pieces, so that no step
+costs more than `PIECE` rollouts, however many wait.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from prorl.config import Quota
 from prorl.limits import Clock
@@ -18,7 +21,6 @@ from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.rollouts import PIECE, Rollouts
 from prorl.service.core.sampler import may_open
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State
-from prorl.service.core.tenants import TenantLoad
 from prorl.service.log.journal import Journal
 from prorl.service.log.log import ControlLog
 from prorl.service.log.recover import load_groups
@@ -45,6 +47,42 @@ RoomFor = Callable[[RolloutRecord], int | None]
 
 def anywhere(_: RolloutRecord) -> int | None:
     return 1
+
+
+Share = tuple[float, float]
+"""Rollouts in hand for the weight: of the tenant, of the run. The smallest goes next."""
+
+UNBOUNDED = Quota()
+
+
+class TenantLoad:
+    """What the tenants of some runs have at this moment; told of every grant that follows."""
+
+    def __init__(self, quotas: Mapping[str, Quota], runs: Iterable[RunRecord]) -> None:
+        self._quotas = quotas
+        self._in_hand: Counter[str] = Counter()
+        for run in runs:
+            self._in_hand[run.config.tenant] += run.in_hand
+
+    @property
+    def num_in_hand(self) -> int:
+        return self._in_hand.total()
+
+    def quota(self, run: RunRecord) -> Quota:
+        """The quota of the run's tenant; one without a row has no bounds."""
+        return self._quotas.get(run.config.tenant, UNBOUNDED)
+
+    def share(self, run: RunRecord) -> Share:
+        """The run's place in the order of leases."""
+        ours = self._in_hand[run.config.tenant] / self.quota(run).weight
+        return ours, run.in_hand / run.config.weight
+
+    def has_room(self, run: RunRecord) -> bool:
+        bound = self.quota(run).rollouts_in_hand
+        return not bound or self._in_hand[run.config.tenant] < bound
+
+    def granted(self, run: RunRecord) -> None:
+        self._in_hand[run.config.tenant] += 1
 
 
 class LeaseGrants:
@@ -90,7 +128,6 @@ class LeaseGrants:
                 heapq.heappop(runs)
 
     def load(self) -> TenantLoad:
-        """What the tenants have at this moment."""
         return TenantLoad(self._quotas, self._state.open.values())
 
     def prune(self) -> bool:

@@ -35,13 +35,10 @@ from prorl.types import FailureCode, GroupState, RolloutState
 
 
 class Groups:
-    """The groups of all runs."""
-
     def __init__(self, log: ControlLog, journal: Journal, rollouts: Rollouts, wall: Clock) -> None:
         self._log, self._journal, self._rollouts, self._wall = log, journal, rollouts, wall
 
     def find(self, run: RunRecord, group_id: int) -> GroupRecord | None:
-        """A group, from memory or else from the log."""
         return run.groups.get(group_id) or load_group(self._log, run, group_id)
 
     def propose(self, run: RunRecord, decisions: Iterable[Decision]) -> Done:

@@ -37,8 +37,6 @@ _STRUCT = pa.struct(list(LEASED))
 
 
 class Leases:
-    """The lease edge's serving side."""
-
     def __init__(
         self,
         state: State,
@@ -67,7 +65,6 @@ class Leases:
 
     @property
     def route(self) -> tuple[str, tuple[Accept, pa.Schema, pa.Schema]]:
-        """Path and handler for `Network.listen`."""
         return self._outlet.path, (self._serve, EDGE_BACK, LEASED)
 
     @property
@@ -84,7 +81,6 @@ class Leases:
 
     @property
     def waiting(self) -> int:
-        """Leases that are granted and not sent."""
         return len(self._granted)
 
     def add(self, granted: list[tuple[RolloutRecord, int]]) -> None:

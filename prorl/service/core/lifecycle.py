@@ -33,8 +33,6 @@ from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, GroupState, Ro
 
 
 class EventKind(StrEnum):
-    """What can happen to a rollout."""
-
     LEASE = "lease"
     """The gateway grants it to an INIT worker."""
     STARTED_RUN = "started_run"
@@ -267,8 +265,6 @@ def step(life: RolloutLife, event: Event) -> Step:
 
 
 class GroupEvent(StrEnum):
-    """What can happen to a group."""
-
     KEEP = "keep"
     DROP = "drop"
     DELIVER = "deliver"

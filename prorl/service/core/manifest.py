@@ -30,7 +30,6 @@ OWNER = ".owner"
 
 
 def code_version() -> str:
-    """The version of prorl that is installed."""
     try:
         return version("prorl")
     except PackageNotFoundError:
@@ -75,7 +74,9 @@ def _is_there(directory: RunDir, config: Json, owner: str) -> bool:
 
     Raises ConflictError for a file, for another run, and where trajectories are stored.
     """
-    _refuse_file(directory)
+    if directory.local and Path(directory.root).is_file():
+        given = f"{directory.where} is a file of the service"
+        raise ConflictError(given, "a name that is free", "choose another run_id")
     found = _read(directory)
     if found is None:
         return False
@@ -113,15 +114,6 @@ def claim_store(service: ServiceConfig, owner: str) -> None:
             "a url that no other service writes to",
             f"choose another, or remove {store.path(OWNER)} if that root is gone",
         ) from None
-
-
-def _refuse_file(directory: RunDir) -> None:
-    if directory.local and Path(directory.root).is_file():
-        raise ConflictError(
-            f"{directory.where} is a file of the service",
-            "a name that is free",
-            "choose another run_id",
-        )
 
 
 def check_there(service: ServiceConfig, run_id: str) -> None:

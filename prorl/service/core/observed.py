@@ -29,21 +29,16 @@ class Phase(StrEnum):
 
 
 class Histogram:
-    """Counts of durations in seconds, by bucket."""
-
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
         self.total_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one duration."""
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.total_s += seconds
 
 
 class Observed:
-    """Histograms by phase, failures by code."""
-
     def __init__(self) -> None:
         self.phases = {phase: Histogram() for phase in Phase}
         self.failures: Counter[FailureCode] = Counter()

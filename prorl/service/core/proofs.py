@@ -62,7 +62,6 @@ class Proofs:
         return proof.made.result() and first
 
     def cancel(self, name: str) -> None:
-        """Give a run up before it is one."""
         self._proofs[name].made.cancel()
 
     def find(self, name: str) -> RunRecord | None:
@@ -71,11 +70,9 @@ class Proofs:
         return _shown(proof, self._wall()) if proof is not None else None
 
     def all(self) -> list[RunRecord]:
-        """All of them."""
         return [_shown(proof, self._wall()) for proof in self._proofs.values()]
 
     async def close(self) -> None:
-        """Give all up."""
         making = [proof.made for proof in self._proofs.values()]
         for made in making:
             made.cancel()

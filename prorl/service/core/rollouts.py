@@ -76,8 +76,6 @@ _NO_ORPHAN = Orphan(-1, 0.0, EventKind.LOST)
 
 
 class Rollouts:
-    """The living rollouts and their holders."""
-
     def __init__(self, state: State, journal: Journal, clock: Clock, wall: Clock) -> None:
         self._state, self._journal, self._clock, self._wall = state, journal, clock, wall
         self.lines = Lines(clock)
@@ -86,7 +84,6 @@ class Rollouts:
         """Attempts that may be lost."""
 
     def find(self, run_id: str, rollout_id: int) -> RolloutRecord | None:
-        """A rollout that is in memory, or None."""
         run = self._state.runs.get(run_id)
         return run.rollouts.get(rollout_id) if run else None
 
@@ -198,7 +195,6 @@ class Rollouts:
         return room
 
     def cancel_group(self, group: GroupRecord, code: FailureCode) -> int:
-        """End every member that has not ended; how many."""
         living = [rollout for rollout in group.rollouts if not rollout.life.state.terminal]
         for rollout in living:
             self.apply(rollout, Event(kind=EventKind.CANCEL, code=code))

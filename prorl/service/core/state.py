@@ -135,12 +135,10 @@ class RolloutRecord:
 
     @property
     def run(self) -> RunRecord:
-        """The run that it belongs to."""
         return self.group.run
 
     @property
     def key(self) -> AttemptKey:
-        """The name of the rollout's current attempt."""
         return AttemptKey(self.group.run.run_id, self.rollout_id, self.life.attempt)
 
     @property
@@ -272,7 +270,6 @@ class RunRecord:
 
     @property
     def run_id(self) -> str:
-        """Name of the run."""
         return self.config.run_id
 
     @property
@@ -285,7 +282,6 @@ class RunRecord:
 
     @property
     def in_hand(self) -> int:
-        """Rollouts that somebody works on."""
         states = self.rollout_states
         return sum(states[state] for state in IN_HAND)
 
@@ -356,14 +352,11 @@ class RunRecord:
             self.rollouts.pop(rollout.rollout_id, None)
 
     def add(self, group: GroupRecord) -> None:
-        """Take a group into memory with its members."""
         self.groups[group.group_id] = self.keys[group.key] = group
         self.rollouts.update((rollout.rollout_id, rollout) for rollout in group.rollouts)
 
 
 class State:
-    """Everything the gateway decides from."""
-
     def __init__(self, balancer: Balancer | None = None) -> None:
         self.runs: dict[str, RunRecord] = {}
         """Those that are wanted, and some that somebody asked for; the log has all."""
@@ -397,27 +390,22 @@ class State:
         return suits
 
     def add(self, run: RunRecord) -> None:
-        """Add a run to the state."""
         self.runs[run.run_id] = run
         if run.state == "open":
             self.open[run.run_id] = run
 
     @property
     def num_closed(self) -> int:
-        """How many runs are here that are not open."""
         return len(self.runs) - len(self.open)
 
     def of_role(self, role: str) -> list[WorkerRecord]:
-        """Workers of a role, in the order in which they came."""
         return [worker for worker in self.workers.values() if worker.role == role]
 
     @property
     def store(self) -> WorkerRecord | None:
-        """The store, while it is there."""
         return next((worker for worker in self.workers.values() if worker.role == "store"), None)
 
     def endpoints(self) -> dict[str, tuple[str, ...]]:
-        """Where each role's edges are served."""
         return {
             role: tuple(w.location for w in self.of_role(role) if w.location)
             for role in GRAPH.roles

@@ -24,8 +24,6 @@ QUIET_S = 25.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a run depends on."""
-
     workers: Mapping[str, int]
     """By role."""
     able: bool
@@ -94,8 +92,6 @@ def reason(run: RunRecord, around: Surroundings) -> str:
 
 
 class ProgressWatchdog:
-    """Watches the open runs of a service."""
-
     def __init__(self, state: State, clock: Clock) -> None:
         self._state, self._clock = state, clock
 

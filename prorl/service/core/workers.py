@@ -54,8 +54,6 @@ class _Away(NamedTuple):
 
 
 class Workers:
-    """The workers of a service."""
-
     def __init__(
         self,
         state: State,

@@ -73,12 +73,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def reply(content: Json, status: int = 200) -> Response:
-    """An answer as JSON, encoded by orjson."""
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
 def refusal(error: ProrlError, request_id: str) -> Response:
-    """The answer to a request that one of our errors ended."""
     status, code = 500, "internal"
     for kind, kinds_status, kinds_code in _ERRORS:
         if isinstance(error, kind):
@@ -88,8 +86,6 @@ def refusal(error: ProrlError, request_id: str) -> Response:
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Have the app answer what its routes raise."""
-
     @app.exception_handler(ProrlError)
     async def ours(request: Request, error: ProrlError) -> Response:
         return refusal(error, request.scope["prorl.request_id"])

@@ -42,7 +42,6 @@ class PoolBody(BaseModel):
 
 
 def backend_routes(app: FastAPI, gateway: Gateway) -> None:
-    """Add them to the app."""
     core = gateway.core
     replacing = asyncio.Lock()  # protects the pool between what is read of it and what is made
 

@@ -86,13 +86,11 @@ class _Body:
         self.over = False
 
     async def receive(self) -> Message:
-        """Next part of the body."""
         message: Message = await self._receive()
         self._left -= len(message.get("body", b""))
         self.over = self._left < 0
         return {"type": "http.disconnect"} if self.over else message
 
     async def send(self, message: Message) -> None:
-        """Pass an answer of the application on to the client."""
         if not self.over:
             await self._send(message)

@@ -30,7 +30,6 @@ Value = tuple[tuple[str, ...], float]
 
 
 def exposition(core: Core, leases_waiting: int, version: str) -> bytes:
-    """Everything, as Prometheus scrapes it."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Service(core, leases_waiting, version))
     return generate_latest(registry)

@@ -34,8 +34,6 @@ class DrainBody(BaseModel):
 
 
 def node_routes(app: FastAPI, gateway: Gateway) -> None:
-    """Add them to the app."""
-
     @app.get("/v1/node")
     async def node() -> Response:
         """The settings that a node on another host shares with the service."""

@@ -96,7 +96,6 @@ def rollout_view(record: RolloutRecord) -> dict[str, Json]:
 
 
 def stages(state: State) -> dict[str, dict[str, float]]:
-    """Gauges per stage, summed over its workers."""
     return {name: _stage(state, name) for name in GRAPH.names}
 
 

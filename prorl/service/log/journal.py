@@ -22,8 +22,6 @@ from prorl.service.log.log import Write
 
 @dataclass(slots=True, kw_only=True)
 class LogBatch:
-    """One transaction and its effects."""
-
     writes: list[Write] = field(default_factory=list)
     outbox: dict[WorkerRecord, list[ControlRow]] = field(default_factory=dict)
     """Control rows by session: what was meant for one never reaches another."""
@@ -53,13 +51,11 @@ class Journal:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to write or to say."""
         batch = self._batch
         quiet = not (batch.outbox or batch.runs or batch.granted or batch.settled or batch.acks)
         return quiet and not (self._inserts or self._rollouts or self._groups or self._runs)
 
     def insert(self, statement: str, row: Sequence[Any]) -> None:
-        """Run a statement of `log_schema`."""
         self._inserts[statement].append(row)
 
     def mark_rollout(self, record: RolloutRecord) -> None:
@@ -106,7 +102,6 @@ class Journal:
         self._batch.settled.append(record)
 
     def marks(self, run: RunRecord) -> bool:
-        """Whether anything of the run is not in a transaction yet."""
         of_groups = any(group.run is run for group in self._groups)
         return run in self._runs or of_groups or any(r.run is run for r in self._rollouts)
 
@@ -161,12 +156,10 @@ def rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
 
 
 def group_row(record: GroupRecord) -> tuple[Any, ...]:
-    """The values of a group for `GROUP_CHANGES`."""
     return tuple(getattr(record, name) for name in sql.GROUP_CHANGES)
 
 
 def run_row(record: RunRecord) -> tuple[Any, ...]:
-    """The values of a run for `RUN_CHANGES`."""
     return (
         record.state,
         int(record.last),

@@ -105,7 +105,6 @@ class ControlLog:
         self.transactions += 1
 
     def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Rows of a query over what is durable."""
         return self._reader.execute(statement, parameters).fetchall()
 
     def close(self) -> None:

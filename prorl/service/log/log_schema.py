@@ -94,7 +94,6 @@ CREATE TABLE versions (
 
 
 def insert_sql(table: str, columns: tuple[str, ...]) -> str:
-    """`INSERT` of whole rows."""
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 

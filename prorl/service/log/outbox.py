@@ -45,7 +45,6 @@ _UNPUBLISHED = (
 
 
 def last_seq(log: ControlLog) -> int:
-    """The highest seq that was ever given."""
     found = log.read("SELECT seq FROM sqlite_sequence WHERE name = 'outbox'")
     return int(found[0][0]) if found else 0
 

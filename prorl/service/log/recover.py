@@ -50,6 +50,13 @@ _WAITING = (
     " ORDER BY group_id"
 )
 _RUNS = f"SELECT {', '.join(sql.RUN_COLUMNS)} FROM runs"
+_CURSORS = "SELECT consumer, seq FROM cursors WHERE run_id = ?"
+_UNPUBLISHED = (
+    "SELECT part, commit_seq FROM parts INDEXED BY parts_unpublished"
+    " WHERE run_id = ? AND published = 0"
+)
+_SERVED = "SELECT version, note FROM versions WHERE run_id = ? AND (published OR version = 0)"
+"""What a run published, and what served when it began."""
 _KEYS = 500
 """Keys that are looked up with one statement."""
 _STATES = {state.value: state for state in RolloutState}
@@ -76,7 +83,6 @@ def load(log: ControlLog, state: State, now: float) -> list[RolloutRecord]:
 
 
 def find_run(log: ControlLog, state: State, run_id: str) -> RunRecord | None:
-    """A run by name, from memory or else from the log."""
     if run_id in state.runs:
         return state.runs[run_id]
     rows = log.read(f"{_RUNS} WHERE run_id = ?", (run_id,))
@@ -97,20 +103,23 @@ def closed_runs(log: ControlLog) -> list[RunRecord]:
 
 def _add_run(log: ControlLog, state: State, values: tuple[Any, ...], now: float) -> RunRecord:
     fields = dict(zip(sql.RUN_COLUMNS, values, strict=True))
-    run = _run(fields)
+    try:
+        config = parse(RunConfig, orjson.loads(fields["config"]), f"run {fields['run_id']}")
+    except ValueError as error:
+        hint = "upgrade prorl to read it"
+        raise SchemaError(str(error), "a run config of this version", hint) from None
+    run = _run_record(fields, config)
     state.add(run)
-    _fill(log, run, fields["counters"], now)
-    return run
-
-
-def _fill(log: ControlLog, run: RunRecord, saved: str, now: float) -> None:
-    """Everything of a run beside its row; `saved`: its counters, once there are any."""
-    if saved:
-        counters.restore(run, saved)
-    _lists(log, run)
-    _weights(log, run)
+    if fields["counters"]:
+        counters.restore(run, fields["counters"])
+    run.cursors = dict(log.read(_CURSORS, (run.run_id,)))
+    run.parts = dict(log.read(_UNPUBLISHED, (run.run_id,)))
+    versions = log.read(_SERVED, (run.run_id,))
+    run.published = any(version and note for version, note in versions)
+    run.start = next((tuple(note.split()) for version, note in versions if version == 0), ())
     if run.state == "open":
         _live(log, run, now)
+    return run
 
 
 def load_group(
@@ -139,7 +148,6 @@ def load_groups(
 
 
 def load_keys(log: ControlLog, run: RunRecord, keys: Sequence[str]) -> list[GroupRecord]:
-    """Forgotten groups by their keys."""
     found: list[GroupRecord] = []
     for first in range(0, len(keys), _KEYS):
         asked = keys[first : first + _KEYS]
@@ -163,16 +171,6 @@ def load_rollout(log: ControlLog, run: RunRecord, rollout_id: int) -> RolloutRec
     return next((r for r in group.rollouts if r.rollout_id == rollout_id), None) if group else None
 
 
-def _run(values: dict[str, Any]) -> RunRecord:
-    try:
-        config = parse(RunConfig, orjson.loads(values["config"]), f"run {values['run_id']}")
-    except ValueError as error:
-        raise SchemaError(
-            str(error), "a run config of this version", "upgrade prorl to read it"
-        ) from None
-    return _run_record(values, config)
-
-
 def _run_record(values: dict[str, Any], config: RunConfig) -> RunRecord:
     return RunRecord(
         config=config,
@@ -184,26 +182,6 @@ def _run_record(values: dict[str, Any], config: RunConfig) -> RunRecord:
         started_at=values["started_at"],
         finished_at=values["finished_at"],
     )
-
-
-def _lists(log: ControlLog, run: RunRecord) -> None:
-    cursors = "SELECT consumer, seq FROM cursors WHERE run_id = ?"
-    parts = (
-        "SELECT part, commit_seq FROM parts INDEXED BY parts_unpublished"
-        " WHERE run_id = ? AND published = 0"
-    )
-    run.cursors = dict(log.read(cursors, (run.run_id,)))
-    run.parts = dict(log.read(parts, (run.run_id,)))
-
-
-def _weights(log: ControlLog, run: RunRecord) -> None:
-    """What it published, and what served when it began."""
-    rows = log.read(
-        "SELECT version, note FROM versions WHERE run_id = ? AND (published OR version = 0)",
-        (run.run_id,),
-    )
-    run.published = any(version and note for version, note in rows)
-    run.start = next((tuple(note.split()) for version, note in rows if version == 0), ())
 
 
 def _live(log: ControlLog, run: RunRecord, now: float) -> None:
@@ -245,10 +223,6 @@ def _group(run: RunRecord, values: tuple[Any, ...]) -> GroupRecord:
     return GroupRecord(run=run, **fields)
 
 
-def _summary(values: list[int]) -> TrajectorySummary:
-    return TrajectorySummary(**dict(zip(sql.SUMMARY_COLUMNS, values, strict=True)))
-
-
 def _add_rollout(group: GroupRecord, values: tuple[Any, ...], now: float) -> None:
     _, rollout_id, _, sample_index, state, attempt, infra_failures, losses, *rest = values
     code, cancel_code, message, backend, reward, part, *summary = rest
@@ -263,6 +237,7 @@ def _add_rollout(group: GroupRecord, values: tuple[Any, ...], now: float) -> Non
         max_attempts=limits.max_attempts,
         max_worker_losses=limits.max_worker_losses,
     )
+    stored = TrajectorySummary(**dict(zip(sql.SUMMARY_COLUMNS, summary, strict=True)))
     record = RolloutRecord(
         group=group,
         rollout_id=rollout_id,
@@ -272,7 +247,7 @@ def _add_rollout(group: GroupRecord, values: tuple[Any, ...], now: float) -> Non
         backend=backend,
         reward=reward,
         part=part,
-        summary=_summary(summary) if part else NO_TRAJECTORY,
+        summary=stored if part else NO_TRAJECTORY,
         since=now,
         taken=True,
     )

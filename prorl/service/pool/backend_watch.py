@@ -50,12 +50,10 @@ class BackendWatch:
         return self._state.balancer
 
     def names(self) -> set[str]:
-        """Servers of the pool and of open runs."""
         named = {name for run in self._state.open.values() for name in run.config.backends}
         return {name for name in {*self._balancer.states, *named} if is_server(name)}
 
     def health(self, name: str) -> Health:
-        """What is known of one."""
         return self._health.setdefault(name, Health())
 
     def forget(self, name: str) -> None:
@@ -127,7 +125,6 @@ class BackendWatch:
             self._balancer.weigh(self._paces.weights())
 
     def _reason(self, health: Health) -> str:
-        """Why it is out, or gives less than it could."""
         if health.is_out or self._clock() - health.busy_at > BUSY_S:
             return health.reason
         return f"busy, waited for: {health.busy_reason}"

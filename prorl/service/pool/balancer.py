@@ -40,8 +40,6 @@ class BackendState(StrEnum):
 
 
 class Balancer:
-    """Assigns rollouts to backends."""
-
     def __init__(self, names: Collection[str] = ()) -> None:
         self._state: dict[str, BackendState] = {}
         self._in_flight: dict[str, int] = {}
@@ -57,16 +55,13 @@ class Balancer:
 
     @property
     def states(self) -> Mapping[str, BackendState]:
-        """State of each backend in the pool."""
         return MappingProxyType({name: self.state(name) for name in self._state})
 
     @property
     def fenced(self) -> AbstractSet[str]:
-        """Backends that have not the newest weights."""
         return self._fenced
 
     def state(self, name: str) -> BackendState:
-        """State of a backend, in the pool or not."""
         if name in self._ejected:
             return BackendState.EJECTED
         if name in self._fenced:
@@ -74,11 +69,9 @@ class Balancer:
         return self._state.get(name, BackendState.READY)
 
     def in_flight(self, name: str) -> int:
-        """Rollouts that the backend serves now."""
         return self._in_flight.get(name, 0)
 
     def owner(self, rollout: Hashable) -> str:
-        """The rollout's backend; empty when it has none."""
         return self._owner.get(rollout, "")
 
     def weigh(self, weights: Mapping[str, float]) -> None:
@@ -162,7 +155,6 @@ class Balancer:
         return name
 
     def able(self, among: Collection[str] = (), suits: Suits | None = None) -> bool:
-        """Whether `acquire` would find one."""
         return bool(self._able_of(among or self._state, suits))
 
     def assign(self, rollout: Hashable, name: str) -> None:

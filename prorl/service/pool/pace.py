@@ -36,14 +36,11 @@ class _Pace(NamedTuple):
 
 
 class Paces:
-    """Of all servers."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._paces: dict[str, _Pace] = {}
 
     def add(self, name: str, calls: Served) -> None:
-        """Calls that ended."""
         if calls.sampled:
             before = self._paces.get(name, _Pace(0.0, 0.0, 0.0))
             kept = math.exp(-calls.sampled / TOKENS)

@@ -99,7 +99,6 @@ class Publisher:
         core.watched.on_back = self.returned
 
     async def close(self) -> None:
-        """Stop publishing; idempotent."""
         tasks = [*self._running.values(), *self._tending.values()]
         for task in tasks:
             task.cancel()
@@ -110,7 +109,6 @@ class Publisher:
             await session.close()
 
     def is_loading(self, name: str) -> bool:
-        """Whether a server takes weights just now."""
         return name in self._loading
 
     async def publish(
@@ -417,7 +415,6 @@ class Publisher:
         self._tending.pop(name, None)
 
     async def _tend(self, name: str) -> None:
-        """Look after one server, at its own pace."""
         if self.is_loading(name) or time.monotonic() < self._mistaken.get(name, 0.0):
             return
         if name in self._core.state.balancer.fenced or await self._is_behind(name):

@@ -23,8 +23,6 @@ Reply = Callable[[WorkerRecord, ControlRow, Payload, str], None]
 
 
 class Reassignments:
-    """Assigns backends to running attempts."""
-
     def __init__(
         self,
         state: State,
@@ -39,7 +37,6 @@ class Reassignments:
 
     @property
     def num_waiting(self) -> int:
-        """How many attempts wait without a backend."""
         return len(self._waiting)
 
     def ask(self, worker: WorkerRecord, row: ControlRow) -> None:

@@ -62,7 +62,6 @@ class ServedWeights(NamedTuple):
         return label_of(self.tag, self.version, "").rstrip(":")
 
     def is_named(self, label: str) -> bool:
-        """Whether a server's label is of these."""
         return label.startswith(f"{self.label}:")
 
 
@@ -81,8 +80,6 @@ class Record(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The outcome of a publication."""
-
     version: int
     fresh: bool = False
     """False when it was published before."""
