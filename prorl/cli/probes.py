@@ -20,7 +20,7 @@ from typing import NamedTuple
 from prorl.errors import ConfigError
 from prorl.net.join import ends_soon
 from prorl.sandbox import kinds
-from prorl.supervisor.places import make_socket_dir
+from prorl.supervisor.root import make_socket_dir
 
 LONE = "root of a user namespace that has one uid, so nothing can be given another"
 LONE_FIX = "give the namespace a range of uids (/etc/subuid), or run outside it as your own user"

@@ -29,10 +29,9 @@ from prorl.service.serve import serving as serving_gateway
 from prorl.stages.worker import Worker
 from prorl.storage.serve.service import serving as serving_store
 from prorl.supervisor.child import Child, ChildSpec, exit_text
-from prorl.supervisor.models import model_specs, settle_models
 from prorl.supervisor.root import Root
 from prorl.supervisor.service import GRACE_S, READY_S, check_port, end_the_silent, http_url
-from prorl.supervisor.specs import child_specs
+from prorl.supervisor.specs import child_specs, model_specs, settle_models
 
 
 class Inline:

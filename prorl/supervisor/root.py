@@ -1,4 +1,6 @@
-"""What a service holds besides processes: its root's lock, token, socket folder, service.json.
+"""What a service holds besides processes: its root's lock, token, service.json, short folders.
+
+Beside the root lie a folder for the sockets of its processes and one for the notes of its sandboxd.
 
 Invariants: two services never share a root (flock, so a dead owner never blocks); the token and
 service.json are readable by their owner only; after `release` neither socket folder nor
@@ -8,19 +10,28 @@ protection from another root user, or a lock on network file systems without flo
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import math
 import os
 import secrets
 import shutil
+import stat
+import tempfile
 from pathlib import Path
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ConflictError
 from prorl.linux import locks
 from prorl.linux.files import make_folder, write_private
+from prorl.linux.procfs import start_ticks
 from prorl.net.bearer import REVOKED, Keys, signing_key
 from prorl.net.join import prepare
-from prorl.supervisor.places import box_dir, make_box_dir, make_socket_dir, sweep
+
+MAX_SOCKET_PATH = 100
+"""Bytes; the kernel takes 107."""
+_LONGEST_SOCKET = "/eval-63.sock"
 
 
 class Root:
@@ -62,16 +73,13 @@ class Root:
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
         try:
-            self._prepare()
+            sweep(self.path)
+            self.service_file.unlink(missing_ok=True)
+            self.socket_dir = make_socket_dir(self.path)
+            _make_box_dir(box_dir(self.path))
         except BaseException:
             self.release(forget=True)
             raise
-
-    def _prepare(self) -> None:
-        sweep(self.path)
-        self.service_file.unlink(missing_ok=True)
-        self.socket_dir = make_socket_dir(self.path)
-        make_box_dir(box_dir(self.path))
 
     def token(self) -> str:
         """The bearer token of this root: made once, kept over restarts, for its owner only."""
@@ -111,3 +119,81 @@ class Root:
             shutil.rmtree(self._made[0], ignore_errors=True)
         os.close(self._lock_fd)
         self._lock_fd = -1
+
+
+def _prefix(root: Path) -> str:
+    return f"prl-{hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:8]}-"
+
+
+def box_dir(root: Path) -> Path:
+    """Where sandboxd keeps its notes and workspaces: one name per root.
+
+    So a new sandboxd mends what a killed one left.
+
+    Not inside the socket folder: sandboxes run under other uids and must be able to walk to their
+    workspace.
+    """
+    return _temp_dirs()[-1] / f"{_prefix(root)}box"
+
+
+def _make_box_dir(path: Path) -> None:
+    """Make it, or take the one that is there. Raises ConfigError where it is somebody else's."""
+    path.mkdir(mode=0o711, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} belongs to somebody else", "a folder that only prorl makes", "have it removed"
+        )
+
+
+def _temp_dirs() -> list[Path]:
+    return list(dict.fromkeys([Path(tempfile.gettempdir()), Path("/tmp")]))
+
+
+def make_socket_dir(root: Path) -> Path:
+    """A fresh folder 0700 whose sockets' paths are short enough, with its owner's name inside.
+
+    Raises ConfigError.
+    """
+    for parent in _temp_dirs():
+        if (
+            len(os.fsencode(parent / (_prefix(root) + "x" * 8))) + len(_LONGEST_SOCKET)
+            <= MAX_SOCKET_PATH
+        ):
+            path = Path(tempfile.mkdtemp(prefix=_prefix(root), dir=parent))
+            owner = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+            (path / "owner.json").write_text(json.dumps(owner))
+            return path
+    raise ConfigError(
+        f"temporary folder {tempfile.gettempdir()}",
+        "a path under 70 bytes for sockets",
+        "set TMPDIR to a short path",
+    )
+
+
+def sweep(root: Path) -> list[Path]:
+    """Remove socket folders that dead services left for this root.
+
+    The folder of a live process is never touched.
+    """
+    removed = []
+    for parent in _temp_dirs():
+        for path in parent.glob(_prefix(root) + "*"):
+            info = path.lstat()
+            if path == box_dir(root):
+                continue
+            if (
+                stat.S_ISDIR(info.st_mode)
+                and info.st_uid == os.geteuid()
+                and not _owner_lives(path)
+            ):
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+    return removed
+
+
+def _owner_lives(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        owner = json.loads((path / "owner.json").read_text())
+        return bool(start_ticks(int(owner["pid"])) == owner["start_ticks"])
+    return False

@@ -32,10 +32,9 @@ from prorl.linux import at_work
 from prorl.linux.disk import disk_full
 from prorl.linux.forked import EXIT_DISK, EXIT_LEFT, EXIT_REFUSED, EXIT_REPLACED
 from prorl.supervisor.child import Child, ChildSpec, exit_text
-from prorl.supervisor.models import settle_models
 from prorl.supervisor.restart import BACKOFF_S, Restarts, on_death
 from prorl.supervisor.root import Root
-from prorl.supervisor.specs import STAGES, Specs, child_specs
+from prorl.supervisor.specs import STAGES, Specs, child_specs, settle_models
 from prorl.timing import PROCESS_SILENCE_S
 from prorl.types import Json
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from prorl.schema.fields import SCHEMA_VERSION
-from prorl.supervisor.places import box_dir
+from prorl.supervisor.root import box_dir
 
 Prorl = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -27,7 +27,7 @@ from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.errors import SandboxError
 from prorl.sandbox.client import ConnectedSandbox
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.supervisor.places import box_dir
+from prorl.supervisor.root import box_dir
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, SandboxRef, SandboxSpec, Task
 from tests.faults.leftovers import Left, Watched, tool_server

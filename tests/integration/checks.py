@@ -10,7 +10,7 @@ from prorl.config import RESERVED_NAMES
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
-from prorl.supervisor.places import box_dir
+from prorl.supervisor.root import box_dir
 from prorl.types import Json
 
 ONCE = """

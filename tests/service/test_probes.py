@@ -125,8 +125,6 @@ async def test_a_name_that_no_resolver_takes_is_that_names_trouble() -> None:
 async def test_reports_of_run_open_the_breaker() -> None:
     """`/health` answers all the while: each model call fails, or lies."""
     pool = pool_of("http://a", "http://b")
-    asked: list[str] = []
-    pool.on_doubt = asked.append
     for trouble, faults, calls, out in (
         (Trouble.ERROR, 2, 2, False),
         (Trouble.ERROR, 3, 20, False),
@@ -137,6 +135,7 @@ async def test_reports_of_run_open_the_breaker() -> None:
     ):
         pool.reported("http://a", trouble, faults, calls, "it")
         assert pool.health("http://a").is_out is out, trouble
+    asked = [name for name, doubt in pool.doubts.items() if doubt.is_set()]
     assert asked == ["http://a"], "silence is looked into at once"
     pool.reported("http://b", Trouble.REFUSED, 1, 20, "it")
     assert pool.gone() == ["http://a", "http://b"], "whoever is left"

@@ -18,8 +18,7 @@ from prorl.errors import ConfigError, ConflictError, UnavailableError
 from prorl.linux import at_work
 from prorl.linux.procfs import start_ticks
 from prorl.supervisor.child import ChildSpec
-from prorl.supervisor.places import box_dir, make_socket_dir, sweep
-from prorl.supervisor.root import Root
+from prorl.supervisor.root import Root, box_dir, make_socket_dir, sweep
 from prorl.supervisor.service import Supervisor
 from prorl.supervisor.specs import child_specs
 

@@ -21,6 +21,7 @@ from prorl.service.core.group_pool import GroupPool
 from prorl.service.core.lifecycle import Event, EventKind, RolloutLife
 from prorl.service.core.sampler import Demand, reached
 from prorl.service.pool.balancer import Balancer, Suits
+from prorl.service.pool.weights import ServedWeights
 from prorl.timing import REMOTE_GRACE_S
 from prorl.types import AttemptKey, FailureCode, GroupState, Json, RolloutState
 
@@ -366,6 +367,8 @@ class State:
         """Those that are not finished: all that costs anything."""
         self.workers: dict[str, WorkerRecord] = {}
         self.balancer = balancer or Balancer()
+        self.should_serve: dict[str, ServedWeights] = {}
+        """What each backend that we give weights to should serve."""
         self.serves: dict[str, tuple[str, int]] = {}
         """The (run, version) that each backend was last known to serve."""
 

@@ -8,6 +8,7 @@ not HTTP (scripts) are never ill.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -29,8 +30,7 @@ log = logging.getLogger("prorl.service")
 class BackendWatch:
     """Health of every model server that somebody may be sent to.
 
-    `on_change` is called when one goes out or comes back, `on_doubt` when one should be asked now,
-    `on_back` before one that was out is given anything.
+    `on_change` is called when one goes out or comes back.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class BackendWatch:
         """By server, of all workers: sums only grow, whoever comes and goes."""
         self._paces = Paces(clock)
         self.on_change = on_change
-        self.on_doubt: Callable[[str], None] = lambda name: None
-        self.on_back: Callable[[str], None] = lambda name: None
+        self.doubts: dict[str, asyncio.Event] = {}
+        """By server that is probed: set when it should be asked now."""
 
     @property
     def _balancer(self) -> Balancer:
@@ -60,6 +60,7 @@ class BackendWatch:
         """It is watched no longer."""
         self._health.pop(name, None)
         self._paces.forget(name)
+        self.doubts.pop(name, None)
         self.calls.pop(name, None)
         self._balancer.restore(name)
 
@@ -84,7 +85,7 @@ class BackendWatch:
             health.busy_reason = message
         self._judge(name, health.call(trouble, faults, calls), message)
         if trouble in (Trouble.REFUSED, Trouble.SILENT):
-            self.on_doubt(name)
+            self.doubts.setdefault(name, asyncio.Event()).set()
 
     def tried(self, name: str, trouble: Trouble | None, jitter: float) -> None:
         """One that is out was asked for a token."""
@@ -94,7 +95,8 @@ class BackendWatch:
             return
         log.info("backend %s is well again after %.1f s", name, self._clock() - health.out_since)
         health.back(self._clock())
-        self.on_back(name)
+        if name in self._state.should_serve:  # it may serve what it was started with
+            self._balancer.fence(name)
         self._balancer.restore(name)
         self.on_change()
 

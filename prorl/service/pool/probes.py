@@ -52,13 +52,6 @@ class Probes:
         self._watched, self._try_call, self._is_loading = watched, try_call, is_loading
         self._probe_s, self._clock = probe_s, clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._doubts: dict[str, asyncio.Event] = {}
-        watched.on_doubt = self.doubt
-
-    def doubt(self, name: str) -> None:
-        """Probe this backend now, out of turn."""
-        if name in self._doubts:
-            self._doubts[name].set()
 
     async def watch(self) -> None:
         """Keep one task for each server that is watched. Never returns."""
@@ -81,11 +74,9 @@ class Probes:
     def _reconcile(self, session: aiohttp.ClientSession) -> None:
         wanted = self._watched.names()
         for name in wanted - self._tasks.keys():
-            self._doubts[name] = asyncio.Event()
             self._tasks[name] = asyncio.ensure_future(self._watch_one(session, name))
         for name in self._tasks.keys() - wanted:
             self._tasks.pop(name).cancel()
-            del self._doubts[name]
             self._watched.forget(name)
 
     async def _watch_one(self, session: aiohttp.ClientSession, name: str) -> None:
@@ -118,7 +109,7 @@ class Probes:
         self._watched.tried(name, trouble, random.random())
 
     async def _rest(self, name: str, seconds: float) -> None:
-        doubt = self._doubts[name]
+        doubt = self._watched.doubts.setdefault(name, asyncio.Event())
         try:
             await asyncio.wait_for(doubt.wait(), seconds)
         except TimeoutError:

@@ -86,7 +86,6 @@ class Publisher:
         """Servers that serve other weights than their label says: when to look again."""
         self._session: aiohttp.ClientSession | None = None
         self._targets: dict[str, WeightTarget] = {}
-        self._wanted: dict[str, ServedWeights] = {}
         self._newest: ServedWeights | None = None
         """Of the pool: what who joins it must have."""
         self._locks: dict[str, asyncio.Lock] = {}  # each protects one server from two loads
@@ -96,7 +95,7 @@ class Publisher:
         self._loading: set[str] = set()
         self._maybe_paused: set[str] = set()
         """Servers that may hear a `/pause` which nothing has ended."""
-        core.watched.on_back = self.returned
+        self._wanted = core.state.should_serve
 
     async def close(self) -> None:
         tasks = [*self._running.values(), *self._tending.values()]
@@ -190,16 +189,13 @@ class Publisher:
             async with self._turn:
                 wanted = bool(weights.path) and weights.version >= run.version
                 names = self._servers(run) if wanted else []
-                if not names or not self._all_out(names):
+                if not names or not all(self._core.watched.health(n).is_out for n in names):
                     yield names
                     return
             await asyncio.sleep(LOOK_S)
             if run.state != "open":  # nobody asks any more how its servers are
                 given = f"version {weights.version} of run {run.run_id!r}, which has ended"
                 raise ConflictError(given, "an open run", "all its servers were out")
-
-    def _all_out(self, names: Iterable[str]) -> bool:
-        return all(self._core.watched.health(name).is_out for name in names)
 
     async def _keep(self, record: Record) -> None:
         """In the run's directory, for readers: a disk that refuses stops no training."""
@@ -357,11 +353,6 @@ class Publisher:
         self._targets.pop(name, None)
         self._core.state.balancer.unfence(name)
 
-    def returned(self, name: str) -> None:
-        """A server that was out is well: it may serve what it was started with."""
-        if name in self._wanted:
-            self._core.state.balancer.fence(name)
-
     async def begin(self, run: RunRecord) -> None:
         """Note what serves when a run begins: its version 0, whoever published it."""
         told = await self._labels(run)
@@ -407,12 +398,9 @@ class Publisher:
             for name in list(self._wanted):
                 if name not in self._tending and not self._core.watched.health(name).is_out:
                     self._tending[name] = task = asyncio.ensure_future(self._tend(name))
-                    task.add_done_callback(partial(self._tended, name))
+                    task.add_done_callback(lambda _, name=name: self._tending.pop(name, None))
             fenced = any(name in self._core.state.balancer.fenced for name in self._wanted)
             await asyncio.sleep(FENCED_S if fenced else WATCH_S)
-
-    def _tended(self, name: str, task: asyncio.Task[None]) -> None:
-        self._tending.pop(name, None)
 
     async def _tend(self, name: str) -> None:
         if self.is_loading(name) or time.monotonic() < self._mistaken.get(name, 0.0):
