@@ -4,9 +4,9 @@ What a row carries is a record: `workers.py` has what every worker says and hear
 about model servers, `requests.py` and `commands.py` what the store does. `rows.py`
 packs rows for the wire and reads them. Tokens never travel here.
 
-An event carries a `seq` of its sender, dense from 1 per connection. The gateway answers `ack` (re =
-highest seq whose effect is durable; `stats` have none) or, to a request, `reply` (re = the
-request's seq, `code` empty or an error code). After a lost connection a worker dials again and says
+An event carries a `seq` of its sender, dense from 1 per connection. The gateway answers a request
+with `reply` (re = the request's seq, `code` empty or an error code); what becomes of an event is
+told by what follows from it. After a lost connection a worker dials again and says
 `hello` with the attempts it still holds; requests without a reply are sent again (all are
 idempotent). The gateway treats a closed control channel as that worker's death at once.
 
@@ -59,7 +59,6 @@ from prorl.control.requests import TrajectorySummary as TrajectorySummary
 from prorl.control.rows import ControlRow as ControlRow
 from prorl.control.rows import from_batch as from_batch
 from prorl.control.rows import to_batch as to_batch
-from prorl.control.workers import Ack as Ack
 from prorl.control.workers import Assigned as Assigned
 from prorl.control.workers import BackendsTold as BackendsTold
 from prorl.control.workers import Cancel as Cancel
@@ -89,7 +88,7 @@ PAYLOADS: Mapping[Kind, type[Payload]] = {
     for payload in (
         *(Hello, Started, Progress, Failed, Released, Leaving, Stats),
         *(Reserve, CommitPart, PartPublished, Disowned, Propose, Handout, CommitCursor, Failover),
-        *(Ack, Welcome, Endpoints, Cancel, Drain),
+        *(Welcome, Endpoints, Cancel, Drain),
         *(VersionPublished, Paused, BackendsTold),
         *(RunNews, Rows, Terminal, GroupComplete, Stuck),
     )

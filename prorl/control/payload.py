@@ -38,7 +38,6 @@ class Kind(StrEnum):
     HANDOUT = "handout"
     CURSOR = "cursor"
     FAILOVER = "failover"
-    ACK = "ack"
     REPLY = "reply"
     WELCOME = "welcome"
     ENDPOINTS = "endpoints"

@@ -153,12 +153,6 @@ class Stats(Payload, frozen=True, kw_only=True):
 # ---- down
 
 
-class Ack(Payload, frozen=True):
-    """`re` = highest event of this stream whose effect is durable."""
-
-    kind = Kind.ACK
-
-
 class Welcome(Payload, frozen=True, kw_only=True):
     """The gateway's answer to `Hello`; `re` is its seq."""
 

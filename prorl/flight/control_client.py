@@ -321,8 +321,6 @@ class ControlClient:
                 self._tell(row)
                 self._tell(ControlRow.of(Endpoints(locations=welcome.endpoints)))
                 self.welcomed.set()
-            case Kind.ACK:
-                pass
             case _:
                 self._tell(row)
 

@@ -21,7 +21,6 @@ from collections.abc import Iterable
 from prorl.backends.catalogue import is_server
 from prorl.config import ServiceConfig
 from prorl.control import (
-    Ack,
     BackendsTold,
     ControlRow,
     Kind,
@@ -140,7 +139,6 @@ class Gateway:
         self._told: dict[WorkerRecord, int] = {}
         """The store's session that knows the runs, and up to where it was told the outbox."""
         self._sessions = 0
-        self._acks: dict[WorkerRecord, int] = {}
         self._dirty = asyncio.Event()
         self._lazy_due = False
         self.trouble = ""
@@ -238,7 +236,6 @@ class Gateway:
     async def _dispatch(self, batch: LogBatch) -> None:
         """Everything that waited for this transaction."""
         self.core.durable(batch)
-        self._acks |= batch.acks
         stores = self.core.state.of_role("store")
         for worker, rows in batch.outbox.items():
             if worker.role != "store":
@@ -378,19 +375,8 @@ class Gateway:
                 self._sweep()
             if tick % WATCH_TICKS == 0:
                 self._watch()
-            self._ack()
             self._lazy_due = True
             self.wake()
-
-    def _ack(self) -> None:
-        """Tell workers which of their events are durable.
-
-        Nobody waits for it, so it need not travel often.
-        """
-        acks, self._acks = self._acks, {}
-        for worker, seq in acks.items():
-            if self.core.workers.current(worker):
-                self._send(worker, [ControlRow.of(Ack(), re=seq)])
 
     def _sweep(self) -> None:
         for worker in self.core.workers.silent():

@@ -247,10 +247,8 @@ class Core:
         match row.kind:
             case Kind.STARTED | Kind.PROGRESS | Kind.FAILED | Kind.RELEASED:
                 self._event(worker, row)
-                self.journal.ack(worker, row.seq)
             case Kind.LEAVING:
                 worker.leaving = True
-                self.journal.ack(worker, row.seq)
             case Kind.STATS:
                 before, worker.stats = worker.stats, row.read(Stats)
                 self.watched.served(before, worker.stats)

@@ -29,8 +29,6 @@ class LogBatch:
     """Those that were made or have ended: the store hears of it."""
     granted: list[tuple[RolloutRecord, int]] = field(default_factory=list)
     """Leases that may be sent, with their attempt."""
-    acks: dict[WorkerRecord, int] = field(default_factory=dict)
-    """Highest event of each worker that is durable with this."""
     settled: list[GroupRecord] = field(default_factory=list)
     """Groups that may be forgotten."""
 
@@ -52,7 +50,7 @@ class Journal:
     @property
     def empty(self) -> bool:
         batch = self._batch
-        quiet = not (batch.outbox or batch.runs or batch.granted or batch.settled or batch.acks)
+        quiet = not (batch.outbox or batch.runs or batch.granted or batch.settled)
         return quiet and not (self._inserts or self._rollouts or self._groups or self._runs)
 
     def insert(self, statement: str, row: Sequence[Any]) -> None:
@@ -92,10 +90,6 @@ class Journal:
     def grant(self, record: RolloutRecord) -> None:
         """A lease that may be sent once it is durable."""
         self._batch.granted.append((record, record.life.attempt))
-
-    def ack(self, worker: WorkerRecord, seq: int) -> None:
-        """The effect of a worker's events up to `seq` is in here."""
-        self._batch.acks[worker] = seq
 
     def settle(self, record: GroupRecord) -> None:
         """A group that may be forgotten once this is durable."""
