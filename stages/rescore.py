@@ -101,13 +101,14 @@ def _limits() -> dict[str, Json]:
     return {field.name: getattr(limits, field.name) for field in RAN.field("limits").type}
 
 
+def _key(name: str, row: Mapping[str, Json]) -> dict[str, Json]:
+    return {"score": name, **{key: row[key] for key in ("run_id", "rollout_id", "attempt")}}
+
+
 def _score(name: str, row: Mapping[str, Json], added: Any) -> dict[str, Json]:
     assert isinstance(added, ScoredColumns)
     return {
-        "score": name,
-        "run_id": row["run_id"],
-        "rollout_id": row["rollout_id"],
-        "attempt": row["attempt"],
+        **_key(name, row),
         "reward": added.reward if added.scored else None,
         "reward_parts": added.reward_parts,
         "failure_code": added.eval_failure_code,
@@ -118,15 +119,5 @@ def _score(name: str, row: Mapping[str, Json], added: Any) -> dict[str, Json]:
 
 
 def _lost(name: str, row: Mapping[str, Json]) -> dict[str, Json]:
-    return {
-        "score": name,
-        "run_id": row["run_id"],
-        "rollout_id": row["rollout_id"],
-        "attempt": row["attempt"],
-        "reward": None,
-        "reward_parts": [],
-        "failure_code": FailureCode.EVAL_FAILED.value,
-        "failure_message": row["reason"],
-        "grader_log": "",
-        "eval_s": 0.0,
-    }
+    code = FailureCode.EVAL_FAILED.value
+    return {**_key(name, row), "failure_code": code, "failure_message": row["reason"]}

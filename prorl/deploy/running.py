@@ -125,11 +125,9 @@ async def first(stop: Stop, running: Running, work: Awaitable[ResultT]) -> Resul
 
     Raises what `work` or the service's failure raises.
     """
-    job, failure, asked = (
-        asyncio.ensure_future(work),
-        asyncio.ensure_future(running.failed()),
-        asyncio.ensure_future(stop.asked.wait()),
-    )
+    job = asyncio.ensure_future(work)
+    failure = asyncio.ensure_future(running.failed())
+    asked = asyncio.ensure_future(stop.asked.wait())
     try:
         await asyncio.wait([job, failure, asked], return_when=asyncio.FIRST_COMPLETED)
         if failure.done():

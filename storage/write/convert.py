@@ -127,15 +127,13 @@ def _versions(
     owners = parents[parents_of(spans)] if len(parents) else np.zeros(0, np.int64)
     versions = spans.flatten().to_numpy()
     leased = batch.column("min_version").to_numpy()
-    low, high = (
-        np.full(batch.num_rows, np.iinfo(np.int32).max, np.int32),
-        np.full(batch.num_rows, -1, np.int32),
-    )
+    low = np.full(batch.num_rows, np.iinfo(np.int32).max, np.int32)
+    high = np.full(batch.num_rows, -1, np.int32)
     np.minimum.at(low, owners[versions >= 0], versions[versions >= 0])
     np.maximum.at(high, owners[versions >= 0], versions[versions >= 0])
-    return np.where(high < 0, leased, low).astype(np.int32), np.where(
-        high < 0, leased, high
-    ).astype(np.int32)
+    both = (np.where(high < 0, leased, versions) for versions in (low, high))
+    lowest, highest = (versions.astype(np.int32) for versions in both)
+    return lowest, highest
 
 
 _KEYS = ("run_id", "rollout_id", "attempt")
@@ -219,14 +217,9 @@ def task_rows(tasks: Iterable[TaskRow]) -> pa.Table:
 
 def effective_codes(batch: pa.RecordBatch) -> list[FailureCode]:
     """Failure code of each SCORED row: EVAL's if it failed there, else RUN's."""
-    eval_codes, run_codes = (
-        batch.column("eval_failure_code").to_pylist(),
-        batch.column("failure_code").to_pylist(),
-    )
-    return [
-        FailureCode(eval_code or run_code)
-        for eval_code, run_code in zip(eval_codes, run_codes, strict=True)
-    ]
+    names = ("eval_failure_code", "failure_code")
+    codes = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    return [FailureCode(eval_code or run_code) for eval_code, run_code in codes]
 
 
 def parents_of(column: pa.ListArray) -> np.ndarray[Any, Any]:

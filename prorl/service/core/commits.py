@@ -37,13 +37,8 @@ class Commits:
     def __init__(
         self, log: ControlLog, state: State, journal: Journal, rollouts: Rollouts, wall: Clock
     ) -> None:
-        self._log, self._state, self._journal, self._rollouts, self._wall = (
-            log,
-            state,
-            journal,
-            rollouts,
-            wall,
-        )
+        self._log, self._state, self._journal = log, state, journal
+        self._rollouts, self._wall = rollouts, wall
 
     def reserve(self, store: WorkerRecord, attempts: Iterable[AttemptKey]) -> Reserved:
         """Promise that these attempts will be committed if the store lives.
