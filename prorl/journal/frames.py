@@ -18,7 +18,7 @@ from zlib import crc32
 _HEAD = struct.Struct("<4sIIB3xQ")
 _CRC = struct.Struct("<I")
 _SEALED = struct.Struct("<IIB")
-MAGIC, OLDER = b"prj2", b"prjl"
+MAGIC = b"prj2"
 HEAD_BYTES = _HEAD.size + _CRC.size
 MAX_BODY_BYTES = 1 << 30
 
@@ -80,8 +80,6 @@ def read(data: bytes) -> Prefix:
 
 
 def _problem(head: bytes, magic: bytes, length: int, seq: int, expected: int) -> str:
-    if magic == OLDER:
-        return "an older prorl wrote it"
     if magic != MAGIC or crc32(head[: _HEAD.size]) != _CRC.unpack_from(head, _HEAD.size)[0]:
         return "its head is damaged"
     if seq != expected:

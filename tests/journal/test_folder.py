@@ -133,16 +133,6 @@ def test_what_was_dropped_is_not_written_by_its_agent(tmp_path: Path) -> None:
     assert (found.key, found.records) == (read_key(row(2)), ())
 
 
-def test_a_journal_of_an_older_prorl_is_refused_aloud(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _write(tmp_path).close()
-    (path,) = tmp_path.glob("*.journal")
-    path.write_bytes(path.read_bytes().replace(b"prj2", b"prjl"))
-    assert Journals(tmp_path).open() == []
-    assert "its attempt begins anew: frame 0: an older prorl wrote it" in caplog.text
-
-
 def test_cut_at_every_byte_the_longest_prefix_is_read(tmp_path: Path) -> None:
     _write(tmp_path / "whole").close()
     (path,) = (tmp_path / "whole").glob("*.journal")
