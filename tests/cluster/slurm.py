@@ -13,10 +13,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo")
 
@@ -94,12 +95,12 @@ class Slurm:
         options = (f"--key-file={key}", f"--socket={munge}/sock", f"--pid-file={munge}/pid")
         more = (f"--log-file={munge}/log", f"--seed-file={munge}/seed")
         self._start("munged", "--foreground", "--force", *options, *more)
-        _until(lambda: (munge / "sock").exists(), "munged is there")
+        wait_until(lambda: (munge / "sock").exists(), "munged is there")
         self._start("slurmctld", "-D")
         for i in range(1, self._num + 1):
             self._start("slurmd", "-D", "-N", f"n{i}", name=f"slurmd-n{i}")
         idle = ("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D")
-        _until(lambda: self.ask(*idle, check=False) == str(self._num), "every node is idle")
+        wait_until(lambda: self.ask(*idle, check=False) == str(self._num), "every node is idle")
 
     def _start(self, *argv: str, name: str = "") -> None:
         name = name or argv[0]
@@ -139,7 +140,7 @@ class Slurm:
         if jobs:
             self.ask("scancel", *jobs, check=False)
             with contextlib.suppress(AssertionError):
-                _until(lambda: not self.ask("squeue", "-h", "-o", "%i", check=False), "", 20)
+                wait_until(lambda: not self.ask("squeue", "-h", "-o", "%i", check=False), "", 20)
         for daemon in reversed(self._daemons.values()):
             daemon.terminate()
             try:
@@ -191,10 +192,3 @@ def _free_ports(num: int) -> int:
         except (OSError, OverflowError):
             continue
         return first
-
-
-def _until(holds: Callable[[], object], what: str, limit_s: float = 60) -> None:
-    end = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
-        time.sleep(0.1)

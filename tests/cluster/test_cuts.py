@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.world import SLOTS, World, waited, world
+from tests.cluster.world import SLOTS, World, world
+from tests.waiting import wait_until
 
 MANY = 100
 CUTS = int(os.environ.get("PRORL_CUTS", "2"))
@@ -84,7 +85,7 @@ def test_leases_of_a_dead_host_are_out_again(tmp_path: Path) -> None:
     with world(tmp_path) as w:
         begun(w)
         w.hosts.cut(2)
-        took_s = waited(lambda: w.count("attempt > 1") > 0, "a lease is out again", 60)
+        took_s = wait_until(lambda: w.count("attempt > 1") > 0, "a lease is out again", 60)
         print(f"out again after {took_s:.1f} s")
         w.complete()
         began = time.monotonic()

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from tests.cluster.test_cuts import MANY, begun
-from tests.cluster.world import SLOTS, waited, world
+from tests.cluster.world import SLOTS, world
+from tests.waiting import wait_until
 
 OUT_AGAIN_S = 20.0
 
@@ -17,7 +18,7 @@ def test_a_node_is_killed(tmp_path: Path) -> None:
     with world(tmp_path) as w:
         begun(w)
         w.nodes["n2"].kill()
-        took_s = waited(lambda: w.count("attempt > 1") > 0, "a lease is out again", 60)
+        took_s = wait_until(lambda: w.count("attempt > 1") > 0, "a lease is out again", 60)
         assert took_s < OUT_AGAIN_S
         w.finish()
         assert w.count("worker_losses > 1") == 0
@@ -57,7 +58,7 @@ def test_the_gateway_is_killed(tmp_path: Path) -> None:
 def test_the_store_is_killed(tmp_path: Path) -> None:
     with world(tmp_path) as w:
         begun(w)
-        waited(lambda: w.count("state = 'completed'") > 0, "one is completed")
+        wait_until(lambda: w.count("state = 'completed'") > 0, "one is completed")
         os.kill(w.child(w.service, "prorl.storage"), signal.SIGKILL)
         w.finish()
         assert w.charges() == (0, 0, 0)

@@ -17,8 +17,9 @@ import pytest
 import prorl
 from tests.cluster.hosts import ThisHost
 from tests.cluster.slurm import Slurm, slurm, why_not
-from tests.cluster.world import PRORL, SLOTS, World, pools, submit, waited
+from tests.cluster.world import PRORL, SLOTS, World, pools, submit
 from tests.integration.test_outside import three_ports
+from tests.waiting import wait_until
 
 pytest.importorskip("dask_jobqueue", reason="placing jobs needs the extra `dask`")
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
@@ -47,7 +48,7 @@ class Site:
             self.cluster = subprocess.Popen(
                 argv, stdout=out, stderr=out, env=self.slurm.env, cwd=self.service.path
             )
-        waited(lambda: len(self.nodes()) == num + besides, f"{num} nodes", 120)
+        wait_until(lambda: len(self.nodes()) == num + besides, f"{num} nodes", 120)
 
     def nodes(self) -> set[str]:
         """Names of nodes of which a RUN is registered."""
@@ -93,10 +94,12 @@ def site(tmp_path: Path, num_nodes: int) -> Iterator[Site]:
         stack.callback(_end, process)
         stack.callback(made.close)
         join = made.service.root / "join" / "node.json"
-        waited(lambda: (made.service.root / "service.json").exists() and join.exists(), "service")
+        wait_until(
+            lambda: (made.service.root / "service.json").exists() and join.exists(), "service"
+        )
         yield made
         made.close()
-    waited(lambda: not batch.strays(), "nothing of a job is left", 30)
+    wait_until(lambda: not batch.strays(), "nothing of a job is left", 30)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -114,10 +117,10 @@ def test_a_preempted_node_is_back_within_half_a_minute_of_room(tmp_path: Path) -
         s.place(2)
         s.work(120)
         urgent = s.slurm.submit("-p", "main", "-c", "2", "--wrap", "sleep 12")
-        waited(lambda: urgent in s.slurm.jobs("wrap"), "the urgent job runs", 60)
-        waited(lambda: len(s.nodes()) == 1, "one node is away", 60)
-        waited(lambda: urgent not in s.slurm.jobs("wrap"), "there is room again", 60)
-        back_s = waited(lambda: len(s.nodes()) == 2 and s.busy() == 2, "back at work", 120)
+        wait_until(lambda: urgent in s.slurm.jobs("wrap"), "the urgent job runs", 60)
+        wait_until(lambda: len(s.nodes()) == 1, "one node is away", 60)
+        wait_until(lambda: urgent not in s.slurm.jobs("wrap"), "there is room again", 60)
+        back_s = wait_until(lambda: len(s.nodes()) == 2 and s.busy() == 2, "back at work", 120)
         s.service.complete()
         print(f"back at work {back_s:.1f} s after there was room; charges {s.service.charges()}")
         assert back_s < BACK_S
@@ -130,9 +133,9 @@ def test_a_job_that_ended_is_replaced(tmp_path: Path) -> None:
         s.place(1)
         (before,) = s.slurm.jobs("prorl-node")
         s.slurm.ask("scancel", before)
-        waited(lambda: not s.nodes(), "the node is away", 60)
-        waited(lambda: bool(set(s.slurm.jobs("prorl-node")) - {before}), "another job", 60)
-        waited(lambda: len(s.nodes()) == 1, "another node", 60)
+        wait_until(lambda: not s.nodes(), "the node is away", 60)
+        wait_until(lambda: bool(set(s.slurm.jobs("prorl-node")) - {before}), "another job", 60)
+        wait_until(lambda: len(s.nodes()) == 1, "another node", 60)
         assert "another one" in (s.service.path / "cluster.log").read_text()
 
 
@@ -144,7 +147,9 @@ def test_slurmd_is_killed_and_its_job_lives_twice(tmp_path: Path) -> None:
         before = s.slurm.jobs(OF_DASK)
         job, node = next(iter(before.items()))
         s.slurm.kill(node)
-        again = waited(lambda: s.slurm.jobs(OF_DASK).get(job, node) != node, "it runs twice", 120)
+        again = wait_until(
+            lambda: s.slurm.jobs(OF_DASK).get(job, node) != node, "it runs twice", 120
+        )
         s.service.complete()
         print(f"started again elsewhere after {again:.1f} s; charges {s.service.charges()}")
         assert s.service.count("worker_losses > 1") == 0
@@ -158,11 +163,11 @@ def test_a_job_ends_at_its_time_and_another_goes_on(tmp_path: Path) -> None:
         s.slurm.env["PRORL"] = f"{Path(sys.executable).parent}/prorl"
         join = str(s.service.root / "join" / "node.json")
         s.slurm.submit("--export=ALL", str(NODE_SCRIPT), join, *pools(1))
-        waited(lambda: len(s.nodes()) == 1, "the script's node", 120)
+        wait_until(lambda: len(s.nodes()) == 1, "the script's node", 120)
         began = time.monotonic()
         s.place(1, "--walltime", "00:02:00", besides=1)
         s.work(300)
-        waited(lambda: len(s.nodes()) == 1, "its time is over", 180)
+        wait_until(lambda: len(s.nodes()) == 1, "its time is over", 180)
         left_s = time.monotonic() - began
         assert s.service.count("state = 'completed'") < 300, "it left in the middle of the run"
         s.service.complete()

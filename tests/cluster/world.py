@@ -9,12 +9,13 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cluster.hosts import Hosts, hosts
+from tests.waiting import wait_until
 
 PRORL = (sys.executable, "-m", "prorl.cli")
 PATIENCE_S = 240.0
@@ -31,16 +32,6 @@ tasks = [Task(task_id=f"t{i}", env="math", prompt="2 + 2?", data={"answer": "4"}
          for i in range(int(sys.argv[2]))]
 client.submit("far", tasks, n=1, key="k", last=True)
 """
-
-
-def waited(holds: Callable[[], bool], what: str, limit_s: float = PATIENCE_S) -> float:
-    """Wait until something holds; after how many seconds it did."""
-    began = time.monotonic()
-    while not holds():
-        passed = time.monotonic() - began
-        assert passed < limit_s, f"not within {limit_s:g} s: {what}"
-        time.sleep(0.1)
-    return time.monotonic() - began
 
 
 @dataclass
@@ -81,7 +72,7 @@ class World:
 
     def running(self, at_least: int) -> None:
         """Wait until so many are being run."""
-        waited(lambda: self.count("state = 'running'") >= at_least, f"{at_least} run")
+        wait_until(lambda: self.count("state = 'running'") >= at_least, f"{at_least} run")
 
     def charges(self) -> tuple[int, int, int]:
         """Attempts beyond the first, infrastructure failures, worker losses."""
@@ -109,19 +100,21 @@ class World:
                 process.send_signal(signal.SIGINT)
                 process.wait(60)
         self.verify()
-        waited(lambda: not self.hosts.pids(), "nothing is left", 30)
+        wait_until(lambda: not self.hosts.pids(), "nothing is left", 30)
 
     def complete(self) -> None:
         """Wait until every rollout is completed and stored."""
         try:
-            waited(lambda: self.count("state = 'completed'") == self.num, f"{self.num} completed")
+            wait_until(
+                lambda: self.count("state = 'completed'") == self.num, f"{self.num} completed"
+            )
         except AssertionError as error:
             grouped = (
                 "SELECT state, attempt, worker_losses, COUNT(*) FROM rollouts GROUP BY 1, 2, 3"
             )
             raise AssertionError(f"{error}: {self.log(grouped)}; logs below {self.path}") from None
         stored = "SELECT COUNT(*) FROM runs WHERE finished_at > 0"
-        waited(lambda: self.log(stored)[0][0] == 1, "the run has finished")
+        wait_until(lambda: self.log(stored)[0][0] == 1, "the run has finished")
 
     def verify(self) -> None:
         """What is stored is whole, and each rollout is there once."""
@@ -163,7 +156,7 @@ def world(tmp_path: Path, num_nodes: int = 2, turn_s: float = TURN_S) -> Iterato
         service = _start(made, 1, argv, tmp_path / "serve.log")
         one = World(hosts=made, path=tmp_path, service=service)
         join = one.root / "join" / "node.json"
-        waited(lambda: (one.root / "service.json").exists() and join.exists(), "the service")
+        wait_until(lambda: (one.root / "service.json").exists() and join.exists(), "the service")
         for host in range(2, 2 + num_nodes):
             one.node(host)
         yield one

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -27,6 +27,7 @@ from prorl.linux.procfs import descendants, start_ticks
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, Task
 from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -64,14 +65,6 @@ def _config(root: Path, sandbox_kind: str) -> ServiceConfig:
     )
 
 
-async def _until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    for _ in range(1200):
-        if await condition():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"never happened: {what}")
-
-
 async def _view(client: Client) -> dict[str, Json]:
     try:
         return await in_thread(client.run, "r")
@@ -100,7 +93,7 @@ async def _strike(
             seen.update(await _view(client))
             return _busy(name, seen)
 
-        await _until(busy, f"{name} holds work")
+        await until(busy, f"{name} holds work")
         lives, commits = child.lives, int(seen["commits"])
         child.signal(strike)
 
@@ -110,7 +103,7 @@ async def _strike(
             running.note_commits(found)
             return child.lives > lives and child.beats and found > commits
 
-        await _until(back, f"{name} is back and something was committed")
+        await until(back, f"{name} is back and something was committed")
 
 
 async def _feed(client: Client, kills: asyncio.Task[None]) -> int:
@@ -132,7 +125,7 @@ async def _feed(client: Client, kills: asyncio.Task[None]) -> int:
             counts = (await _view(client))["counts"]
             return kills.done() or 0 <= counts.get("queued", 99) < WAVE
 
-        await _until(hungry, "the queue is short")
+        await until(hungry, "the queue is short")
 
 
 @pytest.mark.parametrize("name", ["gateway", "sandboxd", "init-0", "run-0", "eval-0", "store"])
@@ -216,7 +209,7 @@ async def test_the_supervisor_killed_ten_times_and_resumed(
         async def progressed(seen: int = seen) -> bool:
             return await _commits(root) > seen
 
-        await _until(progressed, "a commit")
+        await until(progressed, "a commit")
         children = descendants(process.pid)
         ticks = {pid: start_ticks(pid) for pid in children}
         assert process.poll() is None, "the run ended before the last kill: give it more work"
@@ -229,7 +222,7 @@ async def test_the_supervisor_killed_ten_times_and_resumed(
                 for pid, started in ticks.items()
             )
 
-        await _until(gone, "the children die with the supervisor")
+        await until(gone, "the children die with the supervisor")
     process = _start(root, path, sandbox_kind, "--resume", "r")
     _, errors = await asyncio.to_thread(process.communicate, None, 120)
     assert process.returncode == 0, errors.decode()

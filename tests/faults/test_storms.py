@@ -15,7 +15,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from prorl.supervisor.service import Supervisor
 from prorl.types import Json, SandboxRef, SandboxSpec, Task
 from tests.faults.leftovers import Left, Watched, tool_server
 from tests.sandbox.conftest import Sandboxd, end, folder, kind, start_daemon  # noqa: F401 - fixtures
+from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200)]
 
@@ -313,12 +314,3 @@ async def all_done(client: Client, running: Supervisor) -> bool:
         for name, value in view["counts"].items()
         if name in ("queued", "leased", "running", "reserved")
     )
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait for it, with a limit."""
-    for _ in range(6000):
-        if await condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"never happened: {what}")

@@ -22,6 +22,7 @@ from prorl.flight.wire import call_options, open_client
 from prorl.protocols import Channel
 from tests.flight.conftest import flight_threads, num_sockets
 from tests.flight.test_network import NUMBERS, batch, echo
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -112,15 +113,6 @@ async def test_no_thread_socket_or_file_is_left(tmp_path: Path) -> None:
     assert flight_threads() == []
     assert os.listdir(tmp_path) == []
     await until(lambda: num_sockets() <= before)
-
-
-async def until(condition: object, timeout_s: float = 30.0) -> None:
-    """gRPC closes its sockets in a thread of its own, a little later."""
-    assert callable(condition)
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.02)
 
 
 async def test_a_socket_file_left_by_a_killed_process_is_taken_over(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from prorl.schema import CONTROL
 from prorl.types import AttemptKey
 from tests.flight.conftest import Net
 from tests.flight.rows import key
-from tests.flight.test_edge import until
+from tests.waiting import until
 
 
 class Gateway:

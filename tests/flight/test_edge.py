@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +14,7 @@ from prorl.types import AttemptKey
 from tests.flight.conftest import Net
 from tests.flight.rows import key, leased, ran, ready
 from tests.grown import put
+from tests.waiting import until
 
 
 async def take(inlet: Inlet, count: int) -> list[Taken]:
@@ -22,12 +22,6 @@ async def take(inlet: Inlet, count: int) -> list[Taken]:
     while len(found) < count:
         found += await asyncio.wait_for(inlet.take(), 30)
     return found
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def serve(net: Net, outlet: Outlet, name: str = "up") -> str:

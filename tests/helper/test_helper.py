@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from prorl.helper import Died, HelperError, Late, Program, Raised, close, pool
 from prorl.helper.process import Helper
 from prorl.linux.procfs import start_ticks
+from tests.waiting import until
 
 ROLE = """
 import os, signal, subprocess, sys, time
@@ -124,7 +125,7 @@ async def test_over_its_time_by_the_clock_it_is_killed_where_it_was(role: Progra
     with pytest.raises(Late, match=r"longer than 0.5 s .*role_of_tests.py:\d+ in answer"):
         await _ask(role, "sleep", 60, wall_s=0.5)
     assert time.monotonic() - began < 10
-    await _until(lambda: _is_gone(pid))
+    await until(lambda: _is_gone(pid))
     assert await _ask(role, "echo", 1) == 1
 
 
@@ -175,7 +176,7 @@ async def test_what_it_started_is_killed_with_it(role: Program, tmp_path: Path) 
     assert isinstance(pids, list)
     with pytest.raises(Late):
         await _ask(role, "leave behind", str(tmp_path / "pid"), wall_s=1.0)
-    await _until(lambda: all(map(_is_gone, [*pids, int((tmp_path / "pid").read_text())])))
+    await until(lambda: all(map(_is_gone, [*pids, int((tmp_path / "pid").read_text())])))
 
 
 async def test_an_answer_without_end_is_refused(role: Program) -> None:
@@ -189,7 +190,7 @@ async def test_who_gives_up_waiting_has_it_stopped(role: Program) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await _ask(role, "sleep", 60)
-    await _until(lambda: _is_gone(pid))
+    await until(lambda: _is_gone(pid))
     assert await _ask(role, "echo", 1) == 1
 
 
@@ -227,12 +228,6 @@ async def test_an_error_is_one_line() -> None:
 def _is_gone(pid: object) -> bool:
     assert isinstance(pid, int)
     return start_ticks(pid) is None and pid != os.getpid()
-
-
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not is_so():
-            await asyncio.sleep(0.02)
 
 
 async def test_who_has_little_time_does_not_wait_in_line_for_longer(role: Program) -> None:

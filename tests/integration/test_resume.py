@@ -13,7 +13,7 @@ import sqlite3
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from prorl.tasks.generated import generate
 from prorl.types import AttemptKey, Json, Task
 from tests.integration.checks import check_complete, check_nothing_left, rows
 from tests.integration.counting import said
+from tests.waiting import until
 
 TURNS = 6
 SLOTS = 6
@@ -89,14 +90,6 @@ def _shopping(first: int, count: int) -> list[Task]:
     return generate("shop", n=first + count)[first:]
 
 
-async def _until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    for _ in range(2400):
-        if await condition():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"never happened: {what}")
-
-
 async def _view(client: Client) -> dict[str, Json]:
     try:
         return await in_thread(client.run, "r")
@@ -149,7 +142,7 @@ async def _kill(running: Supervisor, client: Client, watch: _Watch, trial: Trial
         async def busy() -> bool:
             return len(watch.paths()) >= SLOTS // 2
 
-        await _until(busy, "RUN holds rollouts")
+        await until(busy, "RUN holds rollouts")
         await asyncio.sleep(0.037 * (number % 7))
         lives, commits = child.lives, int((await _view(client))["commits"])
         for name in filter(None, ("run-0", trial.also)):
@@ -160,7 +153,7 @@ async def _kill(running: Supervisor, client: Client, watch: _Watch, trial: Trial
             moved = int((await _view(client))["commits"]) > commits
             return child.lives > lives and child.beats and moved
 
-        await _until(back, "RUN is back and something was committed")
+        await until(back, "RUN is back and something was committed")
     return losses
 
 
@@ -179,7 +172,7 @@ async def _feed(client: Client, kills: asyncio.Task[list[Loss]], trial: Trial) -
             queued = int((await _view(client))["counts"].get("queued", 99))
             return queued < SLOTS
 
-        await _until(hungry, "the queue is short")
+        await until(hungry, "the queue is short")
 
 
 async def _run(trial: Trial) -> tuple[int, list[Loss], StoredRun, _Watch]:

@@ -7,8 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
 from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.waiting import wait_until
 
 TURNS, COUNT = 30, 6
 ENV = str(Path(__file__).with_name("counting.py")) + ":Counting"
@@ -57,13 +57,6 @@ def _stopped(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0
 
 
-def _until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 180
-    while not holds():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.05)
-
-
 def _answers(path: Path) -> int:
     found = look(path)
     return sum(isinstance(record, Answer) for record in found.records) if found else 0
@@ -88,12 +81,12 @@ def _run(root: Path, kind: str) -> StoredRun:
         with prorl.connect(root) as client:
             client.create_run(run_id="r", limits={"max_turns": TURNS + 1}, seed=5)
             client.submit("r", TASKS, n=1, key="k", last=True)
-            _until(lambda: _begun(root), "it is in its middle")
+            wait_until(lambda: _begun(root), "it is in its middle")
         _stopped(process)
     check_nothing_left(root, before)
     with _serving(root, kind) as process:
         with prorl.connect(root) as client:
-            _until(lambda: _finished(client), "it goes on to its end")
+            wait_until(lambda: _finished(client), "it goes on to its end")
         _stopped(process)
     check_nothing_left(root, before)
     return check_complete(root / "r", COUNT)

@@ -5,19 +5,18 @@ same, and nothing that has ended costs anything.
 from __future__ import annotations
 
 import gc
-import os
 from pathlib import Path
 
 import pytest
 
 from prorl.control import CommitPart, CommittedRollout, ControlRow, Decision, Hello, KeptGroup
-from prorl.linux.procfs import stat
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.core import Core
 from prorl.service.core.watchdog import ProgressWatchdog
 from prorl.service.log.log import CHECKPOINT_PAGES, ControlLog
 from prorl.types import AttemptKey
 from tests.service.world import group, run_config
+from tests.waiting import resident_bytes
 
 MINUTES, A_MINUTE = 24 * 60, 60
 PAGE_BYTES = 4096
@@ -75,12 +74,6 @@ class Day:
         self.watchdog.look("")
 
 
-def _resident() -> int:
-    found = stat(os.getpid())
-    assert found is not None
-    return found.rss_bytes
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_day_of_a_rollout_a_second_leaves_no_trace_in_memory(tmp_path: Path) -> None:
@@ -94,7 +87,7 @@ def test_a_day_of_a_rollout_a_second_leaves_no_trace_in_memory(tmp_path: Path) -
         if number % 60 == 59:
             gc.collect()
             objects.append(len(gc.get_objects()))
-            resident.append(_resident())
+            resident.append(resident_bytes())
             sizes.append((tmp_path / "control.db").stat().st_size)
             wal = (tmp_path / "control.db-wal").stat().st_size
             assert wal < 2 * CHECKPOINT_PAGES * PAGE_BYTES

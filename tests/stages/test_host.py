@@ -41,8 +41,9 @@ from prorl.types import (
 )
 from tests.flight.conftest import Net
 from tests.flight.rows import key, lease, leased, ran, ready, trajectory
-from tests.flight.test_edge import take, until
+from tests.flight.test_edge import take
 from tests.grown import put, ran_row
+from tests.waiting import until
 
 Work = Callable[[Row], Awaitable[Added]]
 

@@ -20,8 +20,8 @@ from prorl.stages.worker import Worker
 from prorl.types import RunWeights, Stage
 from tests.flight.conftest import Net
 from tests.flight.rows import key, lease
-from tests.flight.test_edge import until
 from tests.stages.service import Gateway, RecordingHost, Store, as_host
+from tests.waiting import until
 
 
 class Pipeline:

@@ -17,8 +17,8 @@ from prorl.config import ServiceConfig, StageConfig
 from prorl.flight import FlightNetwork
 from prorl.types import Stage
 from tests.flight.rows import lease
-from tests.flight.test_edge import until
 from tests.stages.service import Gateway, Store
+from tests.waiting import until
 
 
 class Service:

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from prorl.control import GroupComplete
 from prorl.errors import ConfigError
 from prorl.filters import GroupDecision, GroupMember
-from prorl.linux.procfs import stat
 from prorl.storage.read import sql as sql_module
 from prorl.storage.serve.filter import MEMBERS, GroupFilter, check_filter, compile_filter
 from prorl.storage.serve.filter_process import FilterLostError, FilterProcess
 from prorl.types import FailureClass, RolloutState
+from tests.waiting import resident_bytes
 
 
 def member(
@@ -259,11 +259,11 @@ HUNGRY = """
 def test_users_sql_has_its_own_memory_and_ends_nobody_else() -> None:
     """It fails in its process, as an error or by that process's end; the next question is heard."""
     chosen = GroupFilter(f"with r as ({HUNGRY}) select * from r", timeout_s=30.0)
-    before = _rss()
+    before = resident_bytes()
     (found,) = chosen.decide([group(0, 0, 1)])
     assert not found.kept
     assert found.reason.startswith("filter_error: filter")
-    assert _rss() - before < 64 << 20
+    assert resident_bytes() - before < 64 << 20
     (again,) = chosen.decide([group(1, 0, 1)])
     assert again.reason.startswith("filter_error: filter")
     chosen.close()
@@ -330,10 +330,3 @@ def test_an_answer_that_is_too_large_is_refused_and_the_next_one_is_its_own() ->
         {"group_id": 7, "kept": True, "reason": "x"}
     ]
     chosen.close()
-
-
-def _rss() -> int:
-    """Bytes of this process."""
-    found = stat(os.getpid())
-    assert found is not None
-    return found.rss_bytes

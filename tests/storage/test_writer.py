@@ -8,7 +8,7 @@ import asyncio
 import errno
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from tests.grown import only
 from tests.storage.control_log import FileLog
 from tests.storage.directory import event, new_run
 from tests.storage.rows import scored, sequence, terminal
+from tests.waiting import until
 
 
 class Bench:
@@ -73,13 +74,6 @@ async def running(bench: Bench) -> AsyncIterator[Bench]:
     finally:
         bench.writer.drain()
         await task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop work until something holds."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_rows_become_parts_and_are_acked(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Waiting in tests, for what holds and not for a time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+from collections.abc import Callable
+
+from prorl.linux.procfs import stat
+
+
+async def until(holds: Callable[[], object], what: str = "it", limit_s: float = 60.0) -> None:
+    """Let the loop work until something holds; it may have to be awaited."""
+    end = time.monotonic() + limit_s
+    while not (await found if inspect.isawaitable(found := holds()) else found):
+        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
+        await asyncio.sleep(0.005)
+
+
+def wait_until(holds: Callable[[], object], what: str = "it", limit_s: float = 240.0) -> float:
+    """The same without a loop; after how many seconds it held."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < limit_s, f"not within {limit_s:g} s: {what}"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    found = stat(os.getpid())
+    assert found is not None
+    return found.rss_bytes
