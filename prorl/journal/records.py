@@ -91,11 +91,9 @@ Past = Said | Answer | Ended
 """What the next life hears of an attempt."""
 
 
-class _Fields(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
-    """A record as it is written: its fields in this order."""
+class _Said(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """A model call as it is written: its fields in this order."""
 
-
-class _Said(_Fields):
     turn: int
     segment: int
     context: bytes
@@ -112,22 +110,9 @@ class _Said(_Fields):
     prompt: bytes
 
 
-class _Answer(_Fields):
-    turn: int
-    index: int
-    text: bytes
-    tool_s: float
-    diverged: bool
-    spent_s: float
-
-
-class _Ended(_Fields):
-    stop: StopReason
-    code: FailureCode
-    message: bytes
-    artefact: bytes
-    spent_s: float
-
+_ANSWER = msgspec.msgpack.Decoder(tuple[int, int, bytes, float, bool, float])
+_ENDED = msgspec.msgpack.Decoder(tuple[StopReason, FailureCode, bytes, bytes, float])
+"""The fields of an Answer and of an Ended, in their order."""
 
 _encode = msgspec.msgpack.Encoder(enc_hook=int).encode
 """A backend may count in numpy's integers."""
@@ -159,13 +144,13 @@ def answer_body(answer: Answer) -> bytes:
     """The body of an ANSWER frame; text may hold half a surrogate pair."""
     text = answer.text.encode("utf-8", "surrogatepass")
     return _encode(
-        _Answer(answer.turn, answer.index, text, answer.tool_s, answer.diverged, answer.spent_s)
+        (answer.turn, answer.index, text, answer.tool_s, answer.diverged, answer.spent_s)
     )
 
 
 def ended_body(ended: Ended) -> bytes:
     message = ended.message.encode("utf-8", "surrogatepass")
-    return _encode(_Ended(ended.stop, ended.code, message, ended.artefact, ended.spent_s))
+    return _encode((ended.stop, ended.code, message, ended.artefact, ended.spent_s))
 
 
 def life_body(epoch: int) -> bytes:
@@ -245,34 +230,25 @@ def _read_said(body: memoryview) -> Said:
 
 
 def _read_answer(body: memoryview) -> Answer:
-    value = msgspec.msgpack.decode(body, type=_Answer)
+    turn, index, text, tool_s, diverged, spent_s = _ANSWER.decode(body)
     return Answer(
-        turn=value.turn,
-        index=value.index,
-        text=value.text.decode("utf-8", "surrogatepass"),
-        tool_s=value.tool_s,
-        diverged=value.diverged,
-        spent_s=value.spent_s,
+        turn=turn,
+        index=index,
+        text=text.decode("utf-8", "surrogatepass"),
+        tool_s=tool_s,
+        diverged=diverged,
+        spent_s=spent_s,
     )
 
 
 def _read_ended(body: memoryview) -> Ended:
-    value = msgspec.msgpack.decode(body, type=_Ended)
-    return Ended(
-        stop=value.stop,
-        code=value.code,
-        message=value.message.decode("utf-8", "surrogatepass"),
-        artefact=value.artefact,
-        spent_s=value.spent_s,
-    )
-
-
-def _read_life(body: memoryview) -> Life:
-    return msgspec.msgpack.decode(body, type=Life)
+    stop, code, message, artefact, spent_s = _ENDED.decode(body)
+    said = message.decode("utf-8", "surrogatepass")
+    return Ended(stop=stop, code=code, message=said, artefact=artefact, spent_s=spent_s)
 
 
 _READ: dict[FrameKind, Callable[[memoryview], Past | Life]] = {
-    FrameKind.LIFE: _read_life,
+    FrameKind.LIFE: msgspec.msgpack.Decoder(Life).decode,
     FrameKind.SAID: _read_said,
     FrameKind.ANSWER: _read_answer,
     FrameKind.END: _read_ended,
