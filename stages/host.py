@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from prorl.agents import BUILT_IN as AGENTS
 from prorl.control import Failed, Released, Started, Stats
@@ -37,8 +38,7 @@ from prorl.limits import Clock
 from prorl.linux import at_work
 from prorl.protocols import Operator
 from prorl.schema.columns import RanColumns
-from prorl.schema.rows import Added, Row
-from prorl.stages.growth import Growth
+from prorl.schema.rows import Added, Row, grow
 from prorl.stages.operator import Emit, owner_of
 from prorl.timing import NEXT_LIFE_S, now
 from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Json, Stage
@@ -57,6 +57,66 @@ def _whose(stage: str, row: Row) -> FailureCode:
 
 def _nothing(_: list[AttemptKey]) -> None:
     """Tell nobody: the default where nobody listens."""
+
+
+class _Waiting(NamedTuple):
+    before: Row
+    added: Added
+    grown: asyncio.Future[Row]
+
+
+class Growth:
+    """Grows one stage's rows by that stage's columns. Belongs to the event loop.
+
+    Rows that end in the same turn of the loop get theirs in one call into Arrow: of a hundred that
+    came in one message most end together, and one by one they would cost more than the work of a
+    quick stage. A row whose values cannot be converted fails alone. Bounded by the stage's slots.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[_Waiting] = []
+
+    async def __call__(self, before: Row, added: Added) -> Row:
+        """The row of the next edge.
+
+        Raises RolloutError (`stage_error`) for values that do not fit their columns.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._convert)
+        waiting = _Waiting(before, added, loop.create_future())
+        self._waiting.append(waiting)
+        return await waiting.grown
+
+    def _convert(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not _try(waiting):
+            for one in waiting:
+                _try([one])
+
+
+def _try(waiting: list[_Waiting]) -> bool:
+    """Convert these together; False when several were tried and one of them cannot be converted."""
+    try:
+        with boundary(RolloutError, FailureCode.STAGE_ERROR, "what a stage adds"):
+            batch = grow([one.before for one in waiting], [one.added for one in waiting])
+    except RolloutError as error:
+        if len(waiting) == 1:
+            _settle(waiting[0].grown, error)
+        return len(waiting) == 1
+    for i, one in enumerate(waiting):
+        _settle(one.grown, Row(batch, i))
+    return True
+
+
+def _settle(grown: asyncio.Future[Row], result: Row | RolloutError) -> None:
+    """Give the result, unless nobody waits any more."""
+    if grown.done():
+        return
+    if isinstance(result, RolloutError):
+        grown.set_exception(result)
+    else:
+        grown.set_result(result)
 
 
 class StageHost:

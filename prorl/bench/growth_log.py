@@ -24,7 +24,7 @@ from prorl.control import (
     KeptGroup,
 )
 from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.bodies import GroupBody, TaskBody
+from prorl.service.core.candidates import GroupBody, TaskBody
 from prorl.service.core.core import Core
 from prorl.service.core.state import RunRecord
 from prorl.service.core.submissions import PIECE

@@ -7,6 +7,5 @@ Read `service.py` first: `async with Supervisor(config) as supervisor:` is a run
     root.py     the root's lock, token, service.json; its short folders for sockets and sandboxd
     specs.py    which processes a service and a node have, embedded model servers among them
     child.py    one process: spawn, ready line, log file, exit by pidfd, stop
-    restart.py  the restart decision, pure
     service.py  all of them together
 """

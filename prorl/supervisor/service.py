@@ -24,6 +24,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Self
 
 from prorl.config import ServiceConfig
@@ -32,7 +33,6 @@ from prorl.linux import at_work
 from prorl.linux.disk import disk_full
 from prorl.linux.forked import EXIT_DISK, EXIT_LEFT, EXIT_REFUSED, EXIT_REPLACED
 from prorl.supervisor.child import Child, ChildSpec, exit_text
-from prorl.supervisor.restart import BACKOFF_S, Restarts, on_death
 from prorl.supervisor.root import Root
 from prorl.supervisor.specs import STAGES, Specs, child_specs, settle_models
 from prorl.timing import PROCESS_SILENCE_S
@@ -56,6 +56,43 @@ MISTAKE = 2
 
 GRACE_S = 6.0
 """Children promise to be gone 5 s after SIGTERM."""
+
+
+MAX_RESTARTS = 5
+"""Of one child with no commit in between and no life that lasted."""
+
+STEADY_S = 60.0
+"""A life that lasted this long was no crash loop, whether the service had work or not."""
+
+BACKOFF_S = (0.0, 0.1, 0.2, 0.5, 1.0)
+"""Wait before each restart; a first death costs nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts:
+    """What the decision needs to know of one child."""
+
+    count: int = 0
+    """Restarts since the last commit."""
+    commits: int = 0
+    """Commits of the service when the child last died."""
+
+
+def on_death(before: Restarts, commits: int, lived_s: float = 0.0) -> tuple[Restarts, float | None]:
+    """Next state and the seconds to wait before a restart; None = give up.
+
+    >>> state, wait_s = on_death(Restarts(), 0)
+    >>> state.count, wait_s
+    (1, 0.0)
+    >>> tired = Restarts(count=5, commits=3)
+    >>> on_death(tired, 3)[1] is None, on_death(tired, 4)[1], on_death(tired, 3, lived_s=90)[1]
+    (True, 0.0, 0.0)
+    """
+    moved = commits > before.commits or lived_s >= STEADY_S
+    count = 0 if moved else before.count
+    if count >= MAX_RESTARTS:
+        return before, None
+    return replace(before, count=count + 1, commits=commits), BACKOFF_S[count]
 
 
 class Supervisor:

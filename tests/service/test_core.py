@@ -33,7 +33,7 @@ from prorl.control import (
 )
 from prorl.errors import ConflictError
 from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.bodies import GroupBody
+from prorl.service.core.candidates import GroupBody
 from prorl.service.core.core import Core
 from prorl.service.core.rollouts import LAST_REST_S
 from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, State, WorkerRecord

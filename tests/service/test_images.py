@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prorl.flight.credit import Ledger
-from prorl.service.core.bodies import GroupBody, TaskBody
+from prorl.service.core.candidates import GroupBody, TaskBody
 from prorl.service.core.watchdog import Surroundings, reason
 from prorl.types import AttemptKey, RolloutState
 from tests.service.world import Worker, group, world

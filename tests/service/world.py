@@ -38,7 +38,7 @@ from prorl.flight import FlightNetwork, LocalNetwork
 from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet
 from prorl.protocols import Network
-from prorl.service.core.bodies import GroupBody, TaskBody
+from prorl.service.core.candidates import GroupBody, TaskBody
 from prorl.service.log.log import ControlLog
 from prorl.service.serve import Served, serving
 from prorl.types import AttemptKey, Json

@@ -10,7 +10,7 @@ import pytest
 from prorl.errors import RolloutError
 from prorl.schema.columns import ran_columns
 from prorl.schema.rows import Added, Row
-from prorl.stages.growth import Growth
+from prorl.stages.host import Growth
 from prorl.types import FailureCode
 from tests.flight.rows import ready, trajectory
 

@@ -16,7 +16,7 @@ from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork, Inlet
 from prorl.protocols import Network, Sandbox, SandboxHost
 from prorl.schema.rows import Row
-from prorl.service.core.bodies import GroupBody, TaskBody
+from prorl.service.core.candidates import GroupBody, TaskBody
 from prorl.stages import worker as workers_of
 from prorl.stages.worker import Worker
 from prorl.testing import LocalSandbox

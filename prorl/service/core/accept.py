@@ -17,9 +17,9 @@ from prorl.config import RunConfig
 from prorl.config.validation import differing
 from prorl.errors import ConflictError, QueueFullError
 from prorl.limits import Clock
-from prorl.service.core.bodies import GroupBody
 from prorl.service.core.candidates import (
     Candidate,
+    GroupBody,
     candidate_of,
     digest,
     run_digest,

@@ -1,19 +1,22 @@
-"""What may become a group: a body that was read, checked and digested; no state is asked."""
+"""What may become a group: bodies of `POST /v1/runs/{run}/groups`, checked and digested.
+
+No state is asked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import orjson
+from pydantic import Field, model_validator
 
-from prorl.config import WHOLE_DISTRIBUTION, RunConfig
+from prorl.config import WHOLE_DISTRIBUTION, RunConfig, Sampling, StrictModel
 from prorl.errors import TaskError
-from prorl.service.core.bodies import GroupBody
 from prorl.task_json import check_values, task_to_json
-from prorl.types import Task
+from prorl.types import Json, Task
 
 CheckTask = Callable[[Task], Awaitable[None] | None]
 """Raises TaskError for a task that its env cannot run; a user's env is waited for."""
@@ -24,6 +27,43 @@ MAX_TASK_BYTES = 4 << 20
 
 
 MAX_EXTRA_BYTES = 256 << 10
+
+
+class TaskBody(StrictModel):
+    """A task as HTTP takes it."""
+
+    task_id: str = Field(min_length=1, max_length=512)
+    env: str
+    prompt: str
+    data: dict[str, Json] = Field(default_factory=dict)
+    data_source: str = ""
+
+
+class GroupBody(StrictModel):
+    """One group of `POST /v1/runs/{run}/groups`: n sibling rollouts of one task."""
+
+    task: TaskBody
+    n: int = Field(default=1, ge=1, le=1024)
+    key: str = Field(
+        default="", max_length=512, description="idempotency key; empty = hash of run and position"
+    )
+    sampling: Sampling | None = None
+    extra: dict[str, Json] = Field(
+        default_factory=dict, description="kept as a JSON column of `rollouts`"
+    )
+
+
+class GroupsBody(StrictModel):
+    """Body of `POST /v1/runs/{run}/groups`."""
+
+    groups: list[GroupBody] = Field(max_length=10000, description="at least one, or `last`")
+    last: bool = Field(default=False, description="no more groups will come: the run may finish")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.groups and not self.last:
+            raise ValueError("at least one group, or `last`")
+        return self
 
 
 class Candidate(NamedTuple):

@@ -27,8 +27,7 @@ from prorl.errors import (
 from prorl.filters import FILTERS
 from prorl.protocols import BringsAgent
 from prorl.renderer.check import check as check_renderer
-from prorl.service.core.bodies import GroupsBody
-from prorl.service.core.candidates import Candidate, CheckTask, check_envs
+from prorl.service.core.candidates import Candidate, CheckTask, GroupsBody, check_envs
 from prorl.service.core.manifest import check_there, read_renderer, write_manifest
 from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.gateway import Gateway

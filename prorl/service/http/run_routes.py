@@ -17,8 +17,7 @@ from prorl.config.validation import explain
 from prorl.errors import UnavailableError, UserError
 from prorl.net.bearer import TokenGrant
 from prorl.net.tls import Caller
-from prorl.service.core.bodies import GroupsBody
-from prorl.service.core.candidates import CheckTask
+from prorl.service.core.candidates import CheckTask, GroupsBody
 from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.core.submissions import accept, create
 from prorl.service.gateway import Gateway
