@@ -18,7 +18,7 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the hundred processes that tests and demo start compiles every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-cluster test-backends test-kills test-as-user test-doors test-vllm check format bench checkpoint clean
+.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-cluster test-backends test-kills test-as-user test-doors test-ui test-vllm check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -92,6 +92,17 @@ $(DOORS)/.installed: $(STAMP)
 test-doors: setup $(DOORS)/.installed ## other people's trainers over the stream (TRL)
 	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs tests/trainer/test_trl_door.py
 
+# Playwright in an environment of its own, over this one's packages; the browser is Debian's: apt-get install chromium.
+UI ?= .venv-ui
+$(UI)/.installed: $(STAMP)
+	$(PYTHON) -m venv $(UI)
+	echo "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(UI)/lib/python*/site-packages)/borrowed.pth
+	$(UI)/bin/python -m pip install -qq playwright
+	touch $@
+
+test-ui: setup $(UI)/.installed ## the viewer's pages in Debian's Chromium (apt-get install chromium; npm for axe)
+	PYTHONPATH=$(CURDIR) $(UI)/bin/python -m pytest -q -p no:cacheprovider -rs -m ui tests/view
+
 test-as-user: setup ## as root: the tests of sandboxes, tools and pipeline once more as an ordinary user (needs useradd)
 	bash configs/test-as-user.sh
 
@@ -115,4 +126,4 @@ checkpoint: setup ## train the toy policy that `make demo` starts from (SEED=0 O
 	$(BIN)/python -m prorl.cli.demo.toy.train --seed $(or $(SEED),0) --out $(or $(OUT),prorl/assets/toy)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VLLM) $(DOORS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) $(VLLM) $(DOORS) $(UI) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

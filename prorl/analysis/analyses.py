@@ -1,7 +1,7 @@
 """Questions that everybody asks of a run, ready as SQL.
 
-Each is a SELECT that gives `x`, `y` and what else is worth seeing, and the kind of picture that
-shows it.
+Each is a SELECT that gives `x`, `y` (of several lines, `z` names them; of a stack, `x` and several
+numbers) and what else is worth seeing, and the kind of picture that shows it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Analysis:
 
     title: str
     sql: str
-    picture: Literal["line", "bars"] = "bars"
+    picture: Literal["line", "bars", "stack"] = "bars"
     where: str = ""
     """Which rollouts an x stands for, as a filter in which it is `{x}`; empty: none."""
 
@@ -31,6 +31,75 @@ select min_version as x, avg(reward) as y, count(*) as rollouts
 from rollouts where {_MEMBER}
 group by 1 order by 1""",
         picture="line",
+        where="valid and min_version = {x}",
+    ),
+    "rewards": Analysis(
+        title="Rewards",
+        sql=f"""
+select round(reward, 2) as x, count(*) as y from rollouts where {_MEMBER}
+group by 1 order by 1 limit 40""",
+        where="valid and round(reward, 2) = {x}",
+    ),
+    "sources": Analysis(
+        title="Mean reward by source of tasks and policy version",
+        sql=f"""
+select min_version as x, avg(reward) as y, coalesce(nullif(data_source, ''), env) as z,
+    count(*) as rollouts
+from rollouts where {_MEMBER}
+group by all order by 1, 3""",
+        picture="line",
+        where="valid and min_version = {x}",
+    ),
+    "time": Analysis(
+        title="Seconds of a rollout by what it waited for, over the run in twentieths",
+        sql="""
+select part as x, avg(queue_s) as queue, avg(init_s) as init, avg(llm_s) as model,
+    avg(tool_s) as tools, avg(greatest(run_s - llm_s - tool_s, 0)) as "rest of run",
+    avg(eval_s) as grading
+from (select *, ntile(20) over (order by committed_at, rollout_id) as part from rollouts)
+group by 1 order by 1""",
+        picture="stack",
+    ),
+    "outcomes": Analysis(
+        title="How rollouts ended, over the run in twentieths",
+        sql="""
+select part as x, count(*) filter (valid and reward > 0) as rewarded,
+    count(*) filter (valid and coalesce(reward, 0) <= 0) as "no reward",
+    count(*) filter (not valid and failure_class in ('', 'policy')) as masked,
+    count(*) filter (failure_class = 'infra') as infra,
+    count(*) filter (failure_class = 'task') as task,
+    count(*) filter (status = 'cancelled') as cancelled
+from (select *, ntile(20) over (order by committed_at, rollout_id) as part from rollouts)
+group by 1 order by 1""",
+        picture="stack",
+    ),
+    "kept": Analysis(
+        title="Groups kept and dropped by policy version",
+        sql="""
+select min_version as x, count(*) filter (kept) as kept, count(*) filter (not kept) as dropped
+from groups where event = 'decided' group by 1 order by 1""",
+        picture="stack",
+        where="group_id in (select group_id from groups where event = 'decided'"
+        " and min_version = {x})",
+    ),
+    "mismatch": Analysis(
+        title="Learner minus sampler: mean absolute difference of logprobs, by trainer's step",
+        sql="""
+select step as x, avg(list_avg(list_transform(
+        list_zip(learner_logprobs, logprobs), lambda pair: abs(pair[1] - pair[2])))) as y,
+    count(*) as sequences
+from trained join sequences using (sequence_id)
+where learner_logprobs is not null group by 1 order by 1""",
+        picture="line",
+        where="rollout_id in (select rollout_id from trained where step = {x})",
+    ),
+    "servers": Analysis(
+        title="Sampled tokens a second of a model call, by server",
+        sql="""
+select backend as x, sum(completion_tokens) / nullif(sum(llm_s), 0) as y, count(*) as calls,
+    quantile_cont(llm_s, 0.95) as p95_s
+from turns group by 1 order by 2 desc""",
+        where="rollout_id in (select rollout_id from turns where backend = {x})",
     ),
     "pass": Analysis(
         title="pass@k: share of groups with a reward among k members",
@@ -60,6 +129,8 @@ select * from (
 select reason as x, count(*) as y
 from groups where event = 'decided' and not kept
 group by 1 order by 2 desc limit 20""",
+        where="group_id in (select group_id from groups where event = 'decide"
+        "d' and not kept and reason = {x})",
     ),
     "staleness": Analysis(
         title="Versions within one rollout (newest minus oldest)",
@@ -67,6 +138,7 @@ group by 1 order by 2 desc limit 20""",
 select max_version - min_version as x, count(*) as y
 from rollouts where {_MEMBER}
 group by 1 order by 1""",
+        where="valid and max_version - min_version = {x}",
     ),
     "drift": Analysis(
         title="Mean logprob of sampled tokens by policy version",
@@ -75,12 +147,14 @@ select min_version as x, sum(logprob_sum) / sum(num_sampled) as y, sum(num_sampl
 from rollouts where {_MEMBER} and logprob_sum is not null and num_sampled > 0
 group by 1 order by 1""",
         picture="line",
+        where="valid and min_version = {x}",
     ),
     "tools": Analysis(
         title="Tool calls by turn",
         sql="""
 select turn as x, sum(tool_calls) as y, avg(tool_s) as mean_tool_s
 from turns group by 1 order by 1 limit 64""",
+        where="num_turns > {x}",
     ),
     "length": Analysis(
         title="Sampled tokens, with and without a reward",
@@ -89,12 +163,14 @@ select if(reward > 0, 'rewarded', 'not rewarded') as x, avg(num_sampled) as y,
     max(num_sampled) as longest, count(*) as rollouts
 from rollouts where {_MEMBER}
 group by 1 order by 1""",
+        where="valid and if(reward > 0, 'rewarded', 'not rewarded') = {x}",
     ),
     "slow": Analysis(
         title="Tasks that take longest (mean seconds in RUN)",
         sql="""
 select task_id as x, avg(run_s) as y, avg(reward) as reward, count(*) as rollouts
 from rollouts group by 1 order by 2 desc limit 15""",
+        where="task_id = {x}",
     ),
     "stragglers": Analysis(
         title="Slowest member against the median of its group",
@@ -111,6 +187,7 @@ select failure_class || '/' || failure_code as x, count(*) as y,
     min(failure_message) as example
 from rollouts where failure_code <> ''
 group by 1 order by 2 desc limit 20""",
+        where="failure_class || '/' || failure_code = {x}",
     ),
     "suspects": Analysis(
         title="Reward-hack suspects: a reward from far fewer tokens than the task's other ones",
@@ -120,6 +197,7 @@ select rollout_id::varchar as x, num_sampled / greatest(usual, 1) as y, task_id,
         median(num_sampled) over (partition by task_id) as usual,
         count(*) over (partition by task_id) as n from rollouts where {_MEMBER} and reward > 0)
 where n >= 4 and num_sampled < usual / 3 order by y limit 20""",
+        where="rollout_id = {x}",
     ),
     "reuse": Analysis(
         title="Share of repeated prompt tokens that prefix caches had, by server",
@@ -132,6 +210,7 @@ from (
             partition by rollout_id, attempt, segment order by turn), 0)) as repeated
     from turns)
 group by 1 order by 1""",
+        where="rollout_id in (select rollout_id from turns where backend = {x})",
     ),
     "cost": Analysis(
         title="Seconds of model and tools per unit of reward, by source of tasks",
@@ -140,5 +219,6 @@ select coalesce(nullif(data_source, ''), env) as x,
     sum(llm_s + tool_s) / nullif(sum(reward), 0) as y, sum(num_sampled) as tokens
 from rollouts where {_MEMBER}
 group by 1 order by 1 limit 20""",
+        where="coalesce(nullif(data_source, ''), env) = {x}",
     ),
 }

@@ -42,6 +42,25 @@ FACETS = (
 )
 """Columns with few values."""
 
+TOTALS = """
+select count(*) as rollouts, count(distinct group_id) as groups,
+    count(distinct task_id) as tasks, count(*) filter (valid) as valid,
+    count(*) filter (failure_class in ('infra', 'task')) as failed,
+    avg(reward) filter (valid) as reward, count(*) filter (reward > 0) as rewarded,
+    coalesce(sum(num_tokens), 0)::bigint as tokens,
+    coalesce(sum(num_sampled), 0)::bigint as sampled,
+    coalesce(sum(num_trained), 0)::bigint as trained,
+    min(min_version) filter (min_version >= 0) as first_version, max(max_version) as last_version,
+    avg(max_version - min_version) filter (min_version >= 0) as staleness,
+    date_diff('millisecond', min(committed_at), max(committed_at)) / 1000 as seconds,
+    max(committed_at) as last_at
+from rollouts"""
+SPARK = """
+select avg(reward) as reward from (
+    select reward, ntile(48) over (order by committed_at, rollout_id) as part
+    from rollouts where valid)
+group by part order by part"""
+
 PLACE = "row_number_here"
 
 
@@ -108,6 +127,7 @@ class Opened:
                 self.damaged[name] = str(error)
         self._answers.clear()
         self._figures.clear()
+        self._totals: dict[str, Json] = {}
 
     def _narrow(self, file: PartFile) -> pa.Table:
         """Its narrow columns; one that came later than the file is null."""
@@ -119,6 +139,32 @@ class Opened:
             for field in NARROW
         ]
         return pa.Table.from_arrays(columns, schema=NARROW)
+
+    def about(self) -> dict[str, Json]:
+        """What the run is, in figures of all of its rollouts."""
+        with self._lock:
+            manifest, commits = self.stored.manifest, self.stored.commits
+            backends = dict(manifest.get("backends") or {}).values()
+            return {
+                "run": self.stored.run_id,
+                "where": self.stored.directory.where,
+                "created_at": manifest.get("created_at"),
+                "commits": len(commits),
+                "bytes": sum(file.bytes for commit in commits for file in commit.files),
+                "policy": sorted({str(backend.get("policy", "")) for backend in backends}),
+                "totals": self.totals(),
+                "spark": [row["reward"] for row in self.ask(SPARK)],
+                "columns": [{"name": f.name, "type": str(f.type)} for f in NARROW],
+                "figures": [{"name": name, "title": a.title} for name, a in ANALYSES.items()],
+                "damaged": dict(self.damaged),
+            }
+
+    def totals(self) -> Json:
+        """Counts and means over all rollouts."""
+        with self._lock:
+            if not self._totals:
+                self._totals = self.ask(TOTALS)[0]
+            return self._totals
 
     def ask(self, sql: str, rows: int = 0) -> list[dict[str, Json]]:
         """The answer to one SELECT. Raises UserError, StorageError."""

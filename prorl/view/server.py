@@ -8,11 +8,13 @@ may load nothing from elsewhere and run no script of a text. Nothing is written 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,45 +25,28 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prorl.analysis.analyses import ANALYSES
 from prorl.analysis.annotations import annotate
+from prorl.client import connect
 from prorl.errors import ForbiddenError, NotFoundError, ProrlError, StorageError, UserError
 from prorl.storage.read.runs import below, is_run, list_runs
 from prorl.types import Json
-from prorl.view.opened import NARROW, Opened, Question
+from prorl.view.opened import Opened, Question
 from prorl.view.tokens import Pieces, tokens
 
 STATIC = Path(__file__).parent / "static"
 OPEN_RUNS = 3
 """Held at a time, the last looked at: each has narrow columns of its rollouts in memory."""
 
+EVENTS_S = 1.0
 PAGE_ROWS = 500
 SQL_ROWS = 1000
 BODY_BYTES = 64 << 10
-
-TOTALS = """
-select count(*) as rollouts, count(distinct group_id) as groups,
-    count(distinct task_id) as tasks, count(*) filter (valid) as valid,
-    count(*) filter (failure_class in ('infra', 'task')) as failed,
-    avg(reward) filter (valid) as reward, count(*) filter (reward > 0) as rewarded,
-    coalesce(sum(num_tokens), 0)::bigint as tokens,
-    coalesce(sum(num_sampled), 0)::bigint as sampled,
-    coalesce(sum(num_trained), 0)::bigint as trained,
-    min(min_version) filter (min_version >= 0) as first_version, max(max_version) as last_version,
-    avg(max_version - min_version) filter (min_version >= 0) as staleness,
-    date_diff('millisecond', min(committed_at), max(committed_at)) / 1000 as seconds,
-    max(committed_at) as last_at
-from rollouts"""
-SPARK = """
-select avg(reward) as reward from (
-    select reward, ntile(48) over (order by committed_at, rollout_id) as part
-    from rollouts where valid)
-group by part order by part"""
 
 HEADERS = (
     (
@@ -113,6 +98,11 @@ class Library:
             while len(self._open) > OPEN_RUNS:
                 self._open.popitem(last=False)
             return opened
+
+    def service(self) -> Json:
+        """Status of the service that works on this root. Raises ProrlError where none answers."""
+        with connect(self._root, retry_s=0) as client:
+            return client.status()
 
     def pieces(self, opened: Opened) -> Pieces:
         """What spells the ids of a run: the tokenizer that is asked for, or its manifest's."""
@@ -170,25 +160,7 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
         return {"runs": library.names()}
 
     def run(request: Request) -> Json:
-        opened = _of(request)
-        manifest = opened.stored.manifest
-        (totals,) = opened.ask(TOTALS)
-        return {
-            "run": opened.stored.run_id,
-            "where": opened.stored.directory.where,
-            "created_at": manifest.get("created_at"),
-            "commits": len(opened.stored.commits),
-            "bytes": sum(f.bytes for commit in opened.stored.commits for f in commit.files),
-            "policy": sorted(
-                {str(b.get("policy", "")) for b in dict(manifest.get("backends") or {}).values()}
-            ),
-            "totals": totals,
-            "spark": [row["reward"] for row in opened.ask(SPARK)],
-            "columns": [{"name": f.name, "type": str(f.type)} for f in NARROW],
-            "figures": [{"name": name, "title": asked.title} for name, asked in ANALYSES.items()],
-            "damaged": opened.damaged,
-            "config": manifest.get("config", {}),
-        }
+        return _of(request).about()
 
     def figure(request: Request) -> Json:
         name = request.path_params["name"]
@@ -216,6 +188,23 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
     def sql(request: Request) -> Json:
         found = _of(request).ask(request.query_params.get("q", ""), rows=SQL_ROWS + 1)
         return {"rows": found[:SQL_ROWS], "more": len(found) > SQL_ROWS}
+
+    async def events(request: Request) -> Response:
+        """What the run is now and after each change of it or its service, once a second at most."""
+        opened = await run_in_threadpool(_of, request)
+
+        async def told() -> AsyncIterator[bytes]:
+            said = b""
+            while not await request.is_disconnected():
+                now = orjson.dumps(
+                    await run_in_threadpool(_now, opened, library.service), default=str
+                )
+                if now != said:
+                    yield b"data: " + now[:-1] + b',"at":%.1f}\n\n' % time.time()
+                said = now
+                await asyncio.sleep(EVENTS_S)
+
+        return StreamingResponse(told(), media_type="text/event-stream")
 
     async def note(request: Request) -> Response:
         body = await request.body()
@@ -253,6 +242,7 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
         routes=[
             *(Route(path, partial(_answer, handler)) for path, handler in routes.items()),
             Route(f"{api}/annotations", note, methods=["POST"]),
+            Route(f"{api}/events", events),
             Mount("/", StaticFiles(directory=STATIC, html=True)),
         ]
     )
@@ -288,6 +278,17 @@ def listen(library: Library, port: int, author: str) -> Listening:
     app = create_app(library, token, hosts, author)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     return Listening(f"http://127.0.0.1:{port}/#token={token}", server, listener)
+
+
+def _now(opened: Opened, service: Callable[[], Json]) -> Json:
+    """Totals of a run, and what its service says of itself if one is there."""
+    opened.refresh()
+    now: dict[str, Json] = {"totals": opened.totals(), "service": None}
+    try:
+        now["service"] = service()
+    except ProrlError as error:
+        now["silent"] = f"Only what is stored: {str(error)[:300]}"
+    return now
 
 
 def _answer(handler: Callable[[Request], Json], request: Request) -> Response:

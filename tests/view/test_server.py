@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import anyio
 import numpy as np
 import orjson
 import pytest
@@ -119,6 +120,17 @@ def test_spells_ids_one_by_one() -> None:
     assert Pieces("/nowhere").trouble
     assert Pieces("/nowhere").spell(ids[:1]) == (["‹97›"], [0])
     assert "\N{REPLACEMENT CHARACTER}" in pieces.spell(np.array([0xFF, 65], np.int32))[0]
+
+
+async def test_tells_of_a_live_run_when_it_has_grown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", 16, 2)
+    with viewing(tmp_path) as viewer, anyio.fail_after(60):
+        async with viewer.events("api/runs/r/events") as told:
+            first = await anext(told)
+            assert first["totals"]["rollouts"] == 16
+            assert "no service" in first["silent"]
+            add_commit(run, 3, range(16, 32), 2, 64, np.random.default_rng(1))
+            assert (await anext(told))["totals"]["rollouts"] == 32
 
 
 def test_refuses_a_place_without_runs(tmp_path: Path) -> None:

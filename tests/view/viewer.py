@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from prorl.bench.stored import make_run, rollout_tables, write_commit
@@ -43,6 +44,16 @@ class Viewer:
             session.request(method, self.address + path, data=body, headers=sent) as answer,
         ):
             return answer.status, await answer.json()
+
+    @asynccontextmanager
+    async def events(self, path: str) -> AsyncIterator[AsyncIterator[Json]]:
+        """What a stream of events tells, one after the other."""
+        sent = {"Authorization": f"Bearer {self.url.partition('#token=')[2]}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(self.address + path, headers=sent) as answer,
+        ):
+            yield (orjson.loads(line[6:]) async for line in answer.content if line.strip())
 
 
 @contextmanager

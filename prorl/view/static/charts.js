@@ -59,19 +59,33 @@ export function lines(rows, { chosen, dates } = {}) {
   const element = h("div", { class: "plot", role: "img", "aria-label": names.map((name, i) =>
     `${name || "values"} over ${xs.length} points, from ${num(ys[i].find((y) => y !== null))} to `
     + num(last(ys[i]))).join("; ") });
-  const points = { show: xs.length < 60, size: 5 };
+  const points = () => ({ show: xs.length < 60, size: 5, fill: colour("card") });
+  const now = h("span", { class: "now" });
+  element.append(now);
   return plot(element, () => ({
     scales: { x: { time: false }, y: { range: (_, low, high) => padded(low, high) } },
     axes: axes(text),
     cursor: { y: false, points: { size: 7 } },
-    legend: { show: true, live: true },
-    series: [{ label: "x", value: (_, x) => (x === null ? "" : text(x)) },
+    legend: { show: names.length > 1 },
+    series: [{ label: "at", value: (_, x) => (x === null ? "" : text(x)) },
       ...names.map((name, i) => ({ label: short(name || "y", 24), stroke: colour(SERIES[i]),
-        width: 1.6, points, spanGaps: true, value: (_, y) => num(y) }))],
-    hooks: { ready: [(u) => chosen && u.over.addEventListener("click", () => {
-      if (u.cursor.idx !== null) chosen(xs[u.cursor.idx]);
-    })] },
+        width: 1.6, points: points(), spanGaps: true, value: (_, y) => num(y) }))],
+    hooks: { ready: [choosing(xs, chosen)], setCursor: names.length > 1 ? [] : [(u) => {
+      const at = u.cursor.idx;
+      now.textContent = at === null || at === undefined || ys[0][at] === null ? ""
+        : `${text(xs[at])}: ${num(ys[0][at])}`;
+    }] },
   }), [xs, ...ys]);
+}
+
+function choosing(xs, chosen) {
+  return (u) => {
+    if (!chosen) return;
+    u.over.classList.add("choose");
+    u.over.addEventListener("click", () => {
+      if (u.cursor.idx !== null && u.cursor.idx !== undefined) chosen(xs[u.cursor.idx]);
+    });
+  };
 }
 
 function padded(low, high) {
@@ -96,12 +110,10 @@ export function stack(rows, names, { chosen } = {}) {
       y: { range: (_, low, high) => [0, high * 1.05 || 1] } },
     axes: axes(big),
     cursor: { y: false, points: { show: false } },
-    series: [{ label: "x" }, ...order.map((n) => ({ label: names[n], stroke: colour(SERIES[n % 6]),
+    series: [{ label: "at" }, ...order.map((n) => ({ label: names[n], stroke: colour(SERIES[n % 6]),
       fill: colour(SERIES[n % 6]), width: 0, paths: bars, points: { show: false },
       value: (_, y, s, i) => (i === null ? "–" : num(rows[i][names[n]])) }))],
-    hooks: { ready: [(u) => chosen && u.over.addEventListener("click", () => {
-      if (u.cursor.idx !== null) chosen(xs[u.cursor.idx]);
-    })] },
+    hooks: { ready: [choosing(xs, chosen)] },
   }), [xs, ...order.map((n) => tops[n])]);
 }
 

@@ -55,13 +55,30 @@ export function quoted(value) {
 const frozen = document.getElementById("frozen");
 export const FROZEN = frozen ? JSON.parse(frozen.textContent) : null;
 
-export function token() {
+// A file that was opened from a disk may keep nothing.
+export function kept(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+export function keep(name, value) {
+  try {
+    localStorage.setItem(name, value);
+  } catch {
+    return;
+  }
+}
+
+function token() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) {
-    localStorage.setItem("token", given);
+    keep("token", given);
     history.replaceState(null, "", location.pathname + "#/");
   }
-  return localStorage.getItem("token") || "";
+  return kept("token") || "";
 }
 
 const secret = FROZEN ? "" : token();
@@ -72,8 +89,8 @@ export async function get(path, asked = {}, signal = undefined) {
   const query = new URLSearchParams(given).toString();
   const address = path + (query ? "?" + query : "");
   if (FROZEN) {
-    if (address in FROZEN) return FROZEN[address];
-    throw new Error("this is a frozen copy: it holds no " + address);
+    if (Object.hasOwn(FROZEN, path)) return FROZEN[path];
+    throw new Error("This is a frozen copy, and it does not hold " + path);
   }
   return answer(await fetch("api" + address, { headers, signal }));
 }

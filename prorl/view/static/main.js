@@ -1,6 +1,6 @@
 // The bar, the keys, and which page an address means.
 
-import { FROZEN, copy, h, here, link, trouble } from "./dom.js";
+import { FROZEN, copy, h, here, keep, kept, link, trouble } from "./dom.js";
 import { redraw } from "./charts.js";
 import { livePage, rolloutsPage, runPage, runsPage, sqlPage, tasksPage } from "./pages.js";
 import { rolloutPage } from "./rollout.js";
@@ -20,7 +20,7 @@ let keys = {};
 let leave = new AbortController();
 
 function bar({ run, page }) {
-  const tabs = Object.entries(PAGES).filter(([name]) => !FROZEN || !["sql", "live"].includes(name));
+  const tabs = Object.entries(PAGES).filter(([name]) => !FROZEN || !["sql", "live", "tasks"].includes(name));
   const current = page === "rollout" ? "rollouts" : page;
   return [
     h("a", { class: "brand", href: "#/" }, "prorl"),
@@ -62,7 +62,7 @@ async function show() {
 function theme() {
   const now = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   document.documentElement.dataset.theme = now;
-  localStorage.setItem("theme", now);
+  keep("theme", now);
   redraw();
 }
 
@@ -90,6 +90,6 @@ document.addEventListener("keydown", (event) => {
 });
 
 const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-document.documentElement.dataset.theme = localStorage.getItem("theme") || dark;
+document.documentElement.dataset.theme = kept("theme") || dark;
 addEventListener("hashchange", show);
 show();

@@ -2,27 +2,25 @@
 
 import { bars, lines, spark, stack } from "./charts.js";
 import {
-  big, damage, get, h, link, listen, num, percent, quoted, seconds, short, trouble, when,
+  FROZEN, big, damage, get, h, link, listen, num, percent, quoted, seconds, short, trouble, when,
 } from "./dom.js";
 import { Table } from "./table.js";
 
-const runPath = (run) => `/runs/${encodeURIComponent(run)}`;
+export const runPath = (run) => `/runs/${encodeURIComponent(run)}`;
 
-function rewardChip(value, valid = true) {
+export function rewardChip(value, valid = true) {
   if (value === null || value === undefined) return h("span", { class: "chip" }, "none");
   const kind = !valid ? "" : value > 0 ? "good" : value < 0 ? "bad" : "none";
   return h("span", { class: `chip ${kind}` }, num(value));
 }
 
-function statusChip(row) {
+export function statusChip(row) {
   if (row.failure_code) {
     const kind = row.failure_class === "policy" ? "warn" : "bad";
     return h("span", { class: `chip ${kind}` }, row.failure_code);
   }
   return h("span", { class: "chip" }, row.status);
 }
-
-export { rewardChip, runPath, statusChip };
 
 // ---- runs
 
@@ -196,9 +194,9 @@ function grid(rows, run = "") {
 
 // ---- rollouts
 
-const WIDTHS = { rollout_id: 84, task_id: 220, failure_message: 320, rollout_key: 160, extra: 220,
-  committed_at: 140, reward: 84, status: 130 };
-const USUAL = ["rollout_id", "task_id", "reward", "status", "stop_reason", "num_turns",
+const WIDTHS = { rollout_id: 78, task_id: 220, failure_message: 320, rollout_key: 160, extra: 220,
+  committed_at: 140, reward: 76, status: 116 };
+const USUAL = ["rollout_id", "reward", "status", "task_id", "stop_reason", "num_turns",
   "num_tool_calls", "num_sampled", "min_version", "run_s", "llm_s", "tool_s"];
 const TITLES = { rollout_id: "rollout", task_id: "task", num_turns: "turns", min_version: "version",
   num_tool_calls: "calls", num_sampled: "sampled", num_tokens: "tokens", stop_reason: "stopped" };
@@ -227,7 +225,7 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
   const question = { where: asked.where, order: asked.order, down: asked.down };
   const table = new Table({
     label: `rollouts of ${run}`,
-    columns: shown.map((name) => column(known.get(name), () => sort(name))),
+    columns: shown.map((name) => column(known.get(name), FROZEN ? null : () => sort(name))),
     page: (offset, limit) => get(`${runPath(run)}/rows`, { ...question, offset, limit }, signal),
     open: (row) => (location.hash = link(run, "rollout", question, row.rollout_id)),
     sorted: question,
@@ -252,6 +250,7 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
       count.textContent = asked.where ? `${num(table.total)} of ${num(about.totals.rollouts)}`
         : num(table.total);
       if (!table.total) wrong.replaceChildren(h("p", { class: "empty" }, "No rollout is so."));
+      if (FROZEN) return;
       const found = await get(`${runPath(run)}/facets`, { where: asked.where }, signal);
       fillFacets(facets, found.facets, table.total, about.totals.rollouts, (where) =>
         go({ where: asked.where ? `${asked.where} and ${where}` : where }));
@@ -260,7 +259,8 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
     }
   };
   return { whole: true, shown: shownAt, element: h("div", { class: "width whole-page" },
-    h("div", { class: "top" }, h("h1", {}, "Rollouts"), count), damage(about.damaged), form, wrong,
+    h("div", { class: "top" }, h("h1", {}, "Rollouts"), count), damage(about.damaged),
+    FROZEN ? null : form, wrong,
     h("div", { class: "split" }, facets, table.element)) };
 }
 
@@ -374,11 +374,61 @@ export async function sqlPage({ run, asked, signal, bind }) {
 
 export async function livePage({ run, signal }) {
   const place = h("div", {}, h("p", { class: "empty" }, "Waiting for the first word…"));
-  const told = (now) => place.replaceChildren(h("div", { class: "tiles" },
-    h("div", { class: "tile" }, h("b", {}, num(now.rollouts)), h("span", {}, "rollouts stored"))));
+  const past = [];
+  const told = (now) => {
+    past.push(now);
+    if (past.length > 300) past.shift();
+    place.replaceChildren(...liveNow(run, now, past));
+  };
   listen(`${runPath(run)}/events`, told, signal).catch((error) => {
     if (!signal.aborted) place.replaceChildren(trouble(error));
   });
-  return { element: h("div", { class: "width" }, h("div", { class: "top" }, h("h1", {}, "Live")),
-    place) };
+  return { element: h("div", { class: "width" }, h("div", { class: "top" }, h("h1", {}, "Live"),
+    h("span", { class: "quiet" }, "one event a second while something moves")), place) };
+}
+
+function liveNow(run, now, past) {
+  const t = now.totals;
+  const [first] = past.slice(-30);
+  const span = now.at - first.at;
+  const rate = span > 0 ? (t.rollouts - first.totals.rollouts) / span : null;
+  const tile = (value, what) => h("div", { class: "tile" }, h("b", {}, value), h("span", {}, what));
+  const s = now.service;
+  const mine = s?.runs.find((each) => each.run_id === run);
+  const left = mine ? Object.values(mine.groups).reduce((a, b) => a + b, 0) : null;
+  const tiles = h("div", { class: "tiles" }, tile(num(t.rollouts), "rollouts stored"),
+    tile(rate === null ? "–" : num(rate), "rollouts/s, last half minute"),
+    tile(num(t.reward), "mean reward"), tile(num(t.failed), "infra or task failures"),
+    tile(t.last_version < 0 ? "–" : num(t.last_version), "newest version sampled"),
+    s ? tile(s.bottleneck || "none", "bottleneck") : null,
+    s ? tile(num(s.leases_waiting), "free slots of INIT") : null,
+    s ? tile(num(s.waiting_for_backend), "wait for a model server") : null,
+    left === null ? null : tile(num(left), "groups of this run"));
+  const recent = h("p", {}, h("a", { href: link(run, "rollouts", { order: "committed_at",
+    down: "1" }) }, `Last commit ${when(t.last_at)}: the newest rollouts`));
+  if (!s) return [tiles, recent, h("p", { class: "quiet" }, now.silent)];
+  const table = (title, names, rows) => h("section", { class: "card scroll" },
+    h("header", {}, h("h2", {}, title)), h("table", { class: "list" }, h("thead", {}, h("tr", {},
+      names.map((name, i) => h("th", { class: i ? "n" : "" }, name)))), h("tbody", {},
+      rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: i ? "n" : "" },
+        cell)))))));
+  const stages = Object.entries(s.stages).map(([name, g]) => [
+    name === s.bottleneck ? h("b", {}, name) : name, num(g.workers), num(g.slots), num(g.busy),
+    percent(g.busy_share), num(g.queued), waits(name, g, s)]);
+  return [tiles, recent, mine?.stuck ? h("p", { class: "trouble" }, mine.stuck) : null,
+    h("div", { class: "grid" },
+      table("Stages", ["stage", "workers", "slots", "busy", "busy share", "queued", "waits for"],
+        stages),
+      table("Model servers", ["server", "state", "in flight", "version"], s.backends.map((b) =>
+        [b.name, b.state, num(b.in_flight), num(b.version)])),
+      table("Workers", ["worker", "role", "node", "slots", "held"], s.workers.map((w) =>
+        [w.worker, w.role, w.node, num(w.slots), num(w.held)])))].filter(Boolean);
+}
+
+function waits(name, gauges, s) {
+  if (!gauges.workers) return "a worker";
+  if (gauges.queued > 0) return "downstream";
+  if (gauges.busy >= gauges.slots) return name === "run" ? "model servers and tools" : "itself";
+  if (name === "run" && s.waiting_for_backend) return "a model server";
+  return gauges.busy ? "nothing" : "work from upstream";
 }

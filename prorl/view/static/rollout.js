@@ -7,7 +7,7 @@ import { rewardChip, runPath, statusChip } from "./pages.js";
 
 const TABS = { messages: "Messages", tokens: "Tokens", siblings: "Siblings", raw: "Raw" };
 const LONG = 20000;
-const BLOCK = 500;
+const PIECES = 500;
 
 export async function rolloutPage({ run, id, asked, signal, bind }) {
   const path = `${runPath(run)}/rollouts/${encodeURIComponent(id)}`;
@@ -332,7 +332,7 @@ function flow(sequence, each, paint, about, from = 0) {
   const fill = (start) => {
     const block = document.createElement("div");
     block.className = "block";
-    for (let t = start; t < Math.min(each.n, start + BLOCK); t++) {
+    for (let t = start; t < Math.min(each.n, start + PIECES); t++) {
       const piece = document.createElement("s");
       const text = sequence.texts[sequence.at[t]];
       piece.textContent = text === "" ? "·" : text === "\n" ? "⏎\n" : text;
@@ -344,7 +344,7 @@ function flow(sequence, each, paint, about, from = 0) {
   };
   let start = from;
   const some = (until) => {
-    for (; start < each.n && performance.now() < until; start += BLOCK) fill(start);
+    for (; start < each.n && performance.now() < until; start += PIECES) fill(start);
     if (start < each.n) setTimeout(() => some(performance.now() + 30), 0);
     else place.dataset.whole = "1";
   };
