@@ -1,0 +1,238 @@
+"""Placing: whatever an agent does, no sampled token is lost, trained twice, or trained behind ids
+that it was not sampled behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prorl.agents.sampler import Sampler
+from prorl.capture.canonical import Asked
+from prorl.capture.ledger import Call, Ledger
+from prorl.testing import RENDERER, sampled
+from prorl.types import (
+    Completion,
+    GenerateRequest,
+    Lineage,
+    Message,
+    SpanKind,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+)
+from tests.capture.played import attempt
+
+BASH = (ToolSpec("bash", "", {}),)
+SYSTEM = Message(role="system", content="You fix things.")
+
+
+class Says:
+    """Implements `prorl.protocols.Backend`: every third turn an answer, else one or two calls."""
+
+    name = "says"
+
+    def __init__(self) -> None:
+        self.heard: dict[int, tuple[np.ndarray, Completion]] = {}  # type: ignore[type-arg]
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        turn = request.turn
+        for _ in range(1 if turn % 2 else 4):  # of two at once the later may answer first
+            await asyncio.sleep(0)
+        calls = tuple(ToolCall("bash", {"command": f"{turn}.{i}", "n": 1}) for i in range(turn % 3))
+        message = Message(role="assistant", content=f"say {turn % 2}", tool_calls=calls)
+        ids = RENDERER.completion(message)[: request.sampling.max_tokens]
+        completion = sampled(ids, version=turn // 5)
+        self.heard[turn] = (request.prompt_ids_L.copy(), completion)
+        return completion
+
+    async def close(self) -> None:
+        pass
+
+
+class Agent:
+    """Conversations of one attempt; each op is something that agents were seen to do."""
+
+    def __init__(self, train: str = "main") -> None:
+        self.backend = Says()
+        self.sampler = Sampler(attempt(self.backend))
+        self.ledger = Ledger(attempt(self.backend), self.sampler, train)
+        self.asked: list[Asked] = []
+        self.calls: list[Call] = []
+        """In the order of the requests."""
+
+    async def ask(self, *requests: Asked, delivered: bool = True) -> None:
+        """Requests at once, whose clients are there until they have their replies."""
+        waiting = [True]
+        calls = [self.ledger.call(asked, lambda: waiting[0]) for asked in requests]
+        for call in calls:
+            await call.task
+            call.delivered |= delivered
+        waiting[0] = False
+        self.asked += requests
+        self.calls += calls
+
+    async def begin(self, task: str, tools: tuple[ToolSpec, ...] = BASH) -> None:
+        first = (SYSTEM, Message(role="user", content=task))
+        await self.ask(Asked(messages=first, tools=tools))
+
+    def next(self, at: int, how: int = 0) -> Asked:
+        """The request after the reply to an earlier one, as edited by `how`."""
+        asked, reply = self.asked[at % len(self.asked)], self.calls[at % len(self.calls)].reply
+        assert reply is not None
+        echo, results = reply.message, list[Message]()
+        for call in reversed(echo.tool_calls):
+            results.append(Message(role="tool", content=f"did {how}", call_id=call.id))
+        if how == 1:
+            echo = replace(echo, reasoning="", content=echo.content + "\n")
+        if how == 2 and echo.tool_calls:
+            named = tuple(call._replace(name="invalid", arguments={}) for call in echo.tool_calls)
+            echo = replace(echo, content="edited", tool_calls=named)
+        if how == 3:
+            echo = replace(echo, content="never said", tool_calls=())
+        tail = [*results, *([Message(role="user", content=f"go on {how}")] if not results else [])]
+        dropped = how == 4
+        return replace(asked, messages=(*asked.messages, *([] if dropped else [echo]), *tail))
+
+    async def do(self, op: int, at: int, how: int) -> None:
+        match op:
+            case 0 | 1 | 2:
+                await self.ask(self.next(at, how))
+            case 3:
+                await self.ask(self.next(at, how), self.next(at, how), self.next(at + 1))
+            case 4:
+                await self.ask(replace(self.asked[at % len(self.asked)], max_tokens=how or None))
+            case 5:
+                await self.ask(self.next(at), delivered=False)
+                await self.ask(self.asked[-1])
+                assert self.calls[-1] is self.calls[-2]
+            case 6:
+                await self.begin(f"summary {at}", (BASH, (ToolSpec("sub", "", {}),), ())[how % 3])
+            case _:
+                asked = self.asked[at % len(self.asked)]
+                told = (*asked.messages[:1], Message(role="user", content=f"so far {how}"))
+                await self.ask(replace(asked, messages=told))
+
+
+def check(agent: Agent, trajectory: Trajectory) -> None:
+    """The guarantees of the door."""
+    found: dict[int, int] = {}
+    for sequence in trajectory.sequences:
+        ends = sequence.span_end_S.tolist()
+        starts = [0, *ends[:-1]]
+        sampled_before = 0
+        for start, end, kind, turn in zip(
+            starts, ends, sequence.span_kind_S, sequence.span_turn_S.tolist(), strict=True
+        ):
+            if kind == SpanKind.CONTEXT:
+                continue
+            prompt, completion = agent.backend.heard[turn]
+            np.testing.assert_array_equal(sequence.token_ids_L[:start], prompt)
+            np.testing.assert_array_equal(sequence.token_ids_L[start:end], completion.token_ids_C)
+            logprobs = sequence.logprobs_C[sampled_before : sampled_before + end - start]
+            np.testing.assert_array_equal(logprobs, completion.logprobs_C)
+            sampled_before += end - start
+            assert turn not in found
+            found[turn] = sequence.segment
+        trains = SpanKind.TRAINED in sequence.span_kind_S
+        assert (sequence.weight > 0) == trains
+        assert sequence.parent < sequence.segment
+    assert found.keys() == agent.backend.heard.keys()
+    weights = [sequence.weight for sequence in trajectory.sequences]
+    assert sum(weights) == pytest.approx(1.0) or not any(weights)
+    assert [turn.turn for turn in trajectory.turns] == sorted(found)
+    assert {turn.turn: turn.segment for turn in trajectory.turns} == found
+
+
+def trained(agent: Agent) -> set[int]:
+    """Turns that train."""
+    return {
+        int(turn)
+        for sequence in agent.sampler.record.sequences
+        for turn, kind in zip(sequence.span_turn_S, sequence.span_kind_S, strict=True)
+        if kind == SpanKind.TRAINED
+    }
+
+
+class Left:
+    """What a record leaves, by the names of a trajectory."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.sequences = agent.sampler.record.sequences
+        self.turns = tuple(agent.sampler.record.turns)
+
+
+OPS = st.tuples(st.integers(0, 7), st.integers(0, 30), st.integers(0, 4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ops=st.lists(OPS, max_size=14), train=st.sampled_from(["main", "all"]))
+def test_no_token_is_lost_trained_twice_or_behind_another_prefix(
+    ops: Sequence[tuple[int, int, int]], train: str
+) -> None:
+    async def live() -> None:
+        agent = Agent(train)
+        await agent.begin("fix it")
+        for op in ops:
+            await agent.do(*op)
+        await agent.ledger.close()
+        check(agent, Left(agent))  # type: ignore[arg-type]
+
+    asyncio.run(live())
+
+
+async def test_lineages_and_what_trains() -> None:
+    agent = Agent()
+    await agent.begin("a title", ())
+    await agent.begin("fix it")
+    await agent.ask(agent.next(1))
+    await agent.begin("list the files", (ToolSpec("look", "", {}),))
+    compacted = (SYSTEM, Message(role="user", content="so far"))
+    await agent.ask(Asked(messages=compacted, tools=BASH))
+    await agent.ask(agent.next(1, how=2))
+    await agent.ledger.close()
+    found = [(s.lineage, s.parent, s.weight) for s in agent.sampler.record.sequences]
+    assert found == [
+        (Lineage.ASIDE, -1, 0.0),
+        (Lineage.MAIN, -1, pytest.approx(1 / 3)),
+        (Lineage.SUB, -1, 0.0),
+        (Lineage.COMPACT, 1, pytest.approx(1 / 3)),
+        (Lineage.MAIN, 1, pytest.approx(1 / 3)),
+    ]
+    assert trained(agent) == {1, 2, 4, 5}
+    assert agent.ledger.counts["echo_edited"] == 1
+    assert agent.ledger.counts["forks"] == 1
+
+
+async def test_of_repeated_prompts_the_one_that_goes_on_trains() -> None:
+    agent = Agent()
+    await agent.begin("fix it")
+    await agent.begin("fix it")
+    await agent.ask(agent.next(1))
+    await agent.ask(agent.asked[-1])
+    await agent.ledger.close()
+    assert trained(agent) == {1}  # of the last two nobody knows which was heard
+    assert agent.ledger.counts["discarded"] == 3
+
+
+async def test_results_come_in_the_order_of_their_calls() -> None:
+    agent = Agent()
+    await agent.begin("one")
+    await agent.begin("two")
+    await agent.begin("three")  # two calls
+    await agent.ask(agent.next(2), replace(agent.next(2), max_tokens=5))
+    reply = agent.calls[2].reply
+    assert reply is not None
+    one, two = (Message(role="tool", content=c.id, call_id=c.id) for c in reply.message.tool_calls)
+    before = (*agent.asked[2].messages, reply.message)
+    for order in ((one, two), (two, one)):
+        await agent.ask(replace(agent.asked[2], messages=(*before, *order)))
+    prompts = [agent.backend.heard[call.number][0] for call in agent.calls[-2:]]
+    np.testing.assert_array_equal(*prompts)
+    await agent.ledger.close()
