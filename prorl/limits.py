@@ -61,11 +61,9 @@ class Deadline:
 
     @property
     def expired(self) -> bool:
-        """Whether no time is left."""
         return self.remaining_s <= 0.0
 
     def pause(self) -> None:
-        """Stop the clock; idempotent."""
         if self._paused_at is None:
             self._paused_at = self.clock()
 
@@ -79,6 +77,5 @@ class Deadline:
         self._end += seconds
 
     def check(self, code: FailureCode, what: str) -> None:
-        """Raise BudgetError if nothing is left."""
         if self.expired:
             raise BudgetError(code, f"{what}: {self.budget_s:g} s are used up")

@@ -88,12 +88,10 @@ class Played(NamedTuple):
 
     @property
     def reward(self) -> float:
-        """Weighted sum of the score's parts."""
         return self.score.reward
 
     @property
     def outputs(self) -> list[str]:
-        """What the tools said, in order."""
         return [message.content for message in self.trajectory.messages if message.role == "tool"]
 
 
@@ -324,24 +322,20 @@ class LocalSandbox:
         )
 
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Write a file, with the folders that it needs."""
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
         target.chmod(mode)
 
     async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
-        """Read a file of the sandbox."""
         return (self.folder / path).read_bytes()[:max_bytes]
 
     async def snapshot(self, path: str, max_bytes: int) -> int:
-        """The folder as a tar archive."""
         with tarfile.open(path, "w") as tar:
             tar.add(self.folder, arcname=".")
         return Path(path).stat().st_size
 
     async def restore(self, path: str) -> None:
-        """Put back what `snapshot` kept."""
         with tarfile.open(path) as tar:
             tar.extractall(self.folder, filter="tar")
 

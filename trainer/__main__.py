@@ -28,7 +28,6 @@ from prorl.trainer.loop import train
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one training; returns the exit code."""
     given = _arguments(argv)
     if given.die_with_parent:
         die_with_parent(signal.SIGKILL)

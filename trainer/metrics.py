@@ -35,7 +35,6 @@ class StepTimer:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Time what is done inside the block."""
         start = self._clock()
         try:
             yield

@@ -42,7 +42,6 @@ class Packed:
     temperature_C: torch.Tensor
 
     def to(self, device: str | torch.device) -> Packed:
-        """The same on a device; copies from pinned memory are not waited for."""
         moved = {
             field.name: getattr(self, field.name).to(device, non_blocking=True)
             for field in fields(self)

@@ -32,7 +32,6 @@ class Tokens(NamedTuple):
         )
 
     def to(self, device: str) -> Tokens:
-        """The same tokens on a device."""
         return Tokens(*(None if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]
 
 

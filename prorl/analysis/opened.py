@@ -37,11 +37,9 @@ class Answer:
         self._table = table
 
     def arrow(self) -> pa.Table:
-        """The answer as an Arrow table."""
         return self._table
 
     def rows(self) -> list[dict[str, Json]]:
-        """The answer as dictionaries."""
         return list(self._table.to_pylist())
 
     def df(self) -> Any:

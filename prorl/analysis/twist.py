@@ -52,7 +52,6 @@ class RescoredIndex:
         self._index, self._rewards = index, rewards
 
     def read(self, group_id: int) -> pa.RecordBatch:
-        """As `GroupIndex.read`."""
         rows = self._index.read(group_id)
         given = [self._rewards.get(i) for i in rows.column("rollout_id").to_pylist()]
         place = rows.schema.get_field_index("reward")
@@ -62,7 +61,6 @@ class RescoredIndex:
         return scored.replace_schema_metadata(rows.schema.metadata)
 
     def forget(self, group_ids: Iterable[int]) -> None:
-        """As `GroupIndex.forget`."""
         self._index.forget(group_ids)
 
 

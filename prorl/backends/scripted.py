@@ -90,7 +90,6 @@ def open_scripted(url: str, context: BackendContext) -> Backend:
 
 
 def _speakers(script: Script, context: BackendContext) -> dict[str, Callable[[], Speaker]]:
-    """What can speak, by the name in a URL."""
     renderer, env = context.renderer, context.env
     return {
         "oracle": lambda: Oracle(renderer, env, lambda request: True),

@@ -92,7 +92,6 @@ class TokenServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop listening and end what runs."""
         await self._runner.cleanup()
 
     def _app(self, routes: Iterable[web.RouteDef]) -> web.Application:

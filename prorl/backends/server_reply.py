@@ -26,15 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What replies need beside the tokens."""
-
     model: str
     tokenizer: Tokenizer
     label: Callable[[PolicyVersion], str]
     """What the server calls its weights."""
 
     def whole(self, request: GenerateRequest, completion: Completion) -> dict[str, Json]:
-        """The reply in one piece."""
         choice = self._choice(completion, completion.finish_reason)
         return self._head(request) | {"choices": [choice], "usage": usage(request, completion)}
 
@@ -46,7 +43,6 @@ class Shape:
         return self._head(request) | {"choices": [choice], "usage": usage(request, so_far)}
 
     def last(self, request: GenerateRequest, completion: Completion) -> dict[str, Json]:
-        """The event that closes a stream."""
         return self._head(request) | {"choices": [], "usage": usage(request, completion)}
 
     def _head(self, request: GenerateRequest) -> dict[str, Json]:
@@ -80,7 +76,6 @@ class Shape:
 
 
 def usage(request: GenerateRequest, completion: Completion) -> dict[str, Json]:
-    """The counts of tokens that an OpenAI reply carries."""
     prompt_tokens, sampled = len(request.prompt_ids_L), len(completion.token_ids_C)
     return {
         "prompt_tokens": prompt_tokens,
@@ -91,7 +86,6 @@ def usage(request: GenerateRequest, completion: Completion) -> dict[str, Json]:
 
 
 def rest_of(completion: Completion, start: int) -> Completion:
-    """The completion without its first `start` tokens."""
     spans = [
         (end - start, version)
         for end, version in zip(completion.version_ends, completion.versions, strict=False)

@@ -59,7 +59,6 @@ class Oracle:
         self._useless = Useless(renderer)
 
     async def __call__(self, request: GenerateRequest) -> Spoken:
-        """The assistant message of this turn, as ids."""
         task = request.task
         if task is None:
             raise BackendError(
@@ -98,7 +97,6 @@ class Useless:
         self._ids_C = renderer.completion(Message(role="assistant", content=WRONG_ANSWER))
 
     def __call__(self, request: GenerateRequest) -> Spoken:
-        """Answer one request as the script says."""
         return Spoken(self._ids_C)
 
 
@@ -112,7 +110,6 @@ class Dice:
         self._vocab_size, self._raw = renderer.vocab_size, raw
 
     def __call__(self, request: GenerateRequest) -> Spoken:
-        """Sample until a stop token or the length ends it."""
         generator = np.random.default_rng(request.seed)
         last = int(request.prompt_ids_L[-1])
         ids: list[int] = []

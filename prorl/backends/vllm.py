@@ -189,7 +189,6 @@ class VllmBackend:
         await self._connections.exchange("GET", "/health")
 
     async def close(self) -> None:
-        """Close every connection; idempotent."""
         await self._connections.close()
 
     async def discover(self) -> str:

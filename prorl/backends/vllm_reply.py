@@ -56,12 +56,10 @@ class Reply:
 
     @property
     def states_labels(self) -> bool:
-        """Whether the server says by itself which weights sampled."""
         return bool(self._marks) or not self._ids
 
     @property
     def num_tokens(self) -> int:
-        """How many came so far."""
         return len(self._ids)
 
     def take(self, value: Json) -> None:

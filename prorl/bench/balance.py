@@ -29,7 +29,6 @@ BAR = 1.3
 
 
 def rows(quick: bool) -> list[Figure]:
-    """Simulate; `quick` takes half of the rollouts and one seed."""
     rollouts, seeds = (ROLLOUTS // 2, 1) if quick else (ROLLOUTS, 3)
     found: list[Figure] = []
     for name, load in LOADS.items():
@@ -69,8 +68,6 @@ HEAP, OURS, ALL_KNOWN = "cumulative heap", "ours", "knows the work"
 
 
 class Pick(Protocol):
-    """A way to choose a rollout's server."""
-
     def begin(self, rollout: int, task: int, tokens: float) -> int: ...
     def heard(self, server: int, tokens: float, seconds: float) -> None: ...
     def end(self, rollout: int) -> None: ...
@@ -85,7 +82,6 @@ class Cumulative:
         self._given, self._speed_S = dict.fromkeys(servers, 0.0), speed_S
 
     def begin(self, rollout: int, task: int, tokens: float) -> int:
-        """The smallest count, which grows."""
         server = min(self._given, key=lambda one: (self._given[one], one))
         self._given[server] += 1
         return server
@@ -127,23 +123,18 @@ class Ours(Cumulative):
         self._paces = Paces(lambda: self._now)
 
     def begin(self, rollout: int, task: int, tokens: float) -> int:
-        """The least loaded."""
         return int(self._balancer.acquire(rollout) or 0)
 
     def heard(self, server: int, tokens: float, seconds: float) -> None:
-        """As RUN says it."""
         self._paces.add(str(server), Served(sampled=round(tokens), llm_s=seconds))
 
     def end(self, rollout: int) -> None:
-        """Its place is free."""
         self._balancer.release(rollout)
 
     def join(self, server: int) -> None:
-        """One more."""
         self._balancer.add(str(server))
 
     def tell(self, now: float) -> None:
-        """As the gateway hears it."""
         self._now = now
         self._balancer.weigh(self._paces.weights())
 
@@ -164,8 +155,6 @@ MEAN_TURNS, MEAN_TOKENS, MEAN_TOOL_S, SIGMA = 6.0, 150.0, 2.0, 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the servers are, and what they are asked."""
-
     each: int = 32
     """Rollouts at a time, a server."""
     slow: int = 0
@@ -196,8 +185,6 @@ LOADS = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Rollouts, the same for everybody."""
-
     tokens: list[Floats]
     tools_s: list[Floats]
 
@@ -224,8 +211,6 @@ def simulate(make: Callable[[range, Floats], Pick], load: Load, work: Work) -> l
 
 
 class _World:
-    """Servers, their places, and the rollouts in them at one moment."""
-
     def __init__(self, make: Callable[[range, Floats], Pick], load: Load, work: Work) -> None:
         self._load, self._work = load, work
         self._speed_S = np.ones(SERVERS)
@@ -243,7 +228,6 @@ class _World:
             self._begin(place)
 
     def step(self) -> None:
-        """A moment passes: every server decodes, turns end."""
         self._now += STEP_S
         if self._now - self._told >= TELL_S:
             self._told = self._now
@@ -273,7 +257,6 @@ class _World:
         self._free_at_B[place] = self._asked_B[place] = now
 
     def _end_turn(self, place: int) -> None:
-        """A turn has all its tokens: its tools run, or the rollout ends."""
         rollout, turn = int(self._owner_B[place]), int(self._turn_B[place])
         tokens, server = self._work.tokens[rollout], int(self._server_B[place])
         took_s = self._now - float(self._asked_B[place])

@@ -55,7 +55,6 @@ class Answering:
             await self._process.wait()
 
     async def ask(self) -> dict[str, Json]:
-        """Its answer to an empty line."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         return dict(json.loads(await self._line()))

@@ -66,7 +66,6 @@ class Size:
         self._lives: dict[str, Life] = {}
 
     def live(self, what: str) -> Life:
-        """The log of that kind; a small one is made again for every round."""
         if what not in self._lives:
             path = self._folder / f"{what}-{self.size}" / "control.db"
             _make(path, what, self.size)
@@ -74,7 +73,6 @@ class Size:
         return self._lives[what]
 
     def round(self) -> None:
-        """Everything once."""
         done = self.live("done")
         done.restart("restart, all of it done")
         done.snapshot("store's snapshot, all of it done")
@@ -87,7 +85,6 @@ class Size:
             self.close()
 
     def close(self) -> None:
-        """Remove the logs."""
         for what, life in self._lives.items():
             life.log.close()
             shutil.rmtree(self._folder / f"{what}-{self.size}")
@@ -104,7 +101,6 @@ class Size:
 
 
 def _make(path: Path, what: str, size: int) -> None:
-    """A closed log of one run with `size` rollouts."""
     life = Life(path, Meter())
     life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
     life.accept(SEED)

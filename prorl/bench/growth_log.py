@@ -50,7 +50,6 @@ class Meter:
 
     @contextmanager
     def __call__(self, what: str, items: int) -> Iterator[None]:
-        """One step on the loop."""
         began = time.thread_time()
         yield
         took = time.thread_time() - began
@@ -64,15 +63,12 @@ class Meter:
 
 
 class Life:
-    """One run of a log: what happens to its rollouts."""
-
     def __init__(self, path: Path, meter: Meter) -> None:
         self.log, self.meter = ControlLog(path), meter
         self.core = self._start()
 
     @property
     def run(self) -> RunRecord:
-        """The run."""
         return self.core.run("a")
 
     def _start(self) -> Core:
@@ -92,7 +88,6 @@ class Life:
             self.core.durable(batch)
 
     def accept(self, rollouts: int) -> None:
-        """So many more."""
         run, missing = self.run, rollouts // N
         while missing:
             first, count = run.next_group, min(CHUNK, missing)
@@ -149,7 +144,6 @@ class Life:
         self.core.commits.published(run, run.next_commit - 1)
 
     def take(self, rollouts: int) -> None:
-        """Lease so many, into the hands of INIT."""
         self.core.pump(rollouts)
         self.write(rollouts)
         for record in self.run.rollouts.values():
@@ -171,7 +165,6 @@ class Life:
                 run.groups.pop(group_id, None)
 
     def restart(self, what: str) -> None:
-        """Restart the gateway from its log."""
         with self.meter(what, 1):
             self.core = self._start()
 

@@ -42,7 +42,6 @@ Open = Callable[[str, bool], AbstractAsyncContextManager[Call]]
 
 
 async def run(quick: bool) -> Report:
-    """Measure; `quick` makes one round."""
     rounds = 1 if quick else 3
     rows: list[Figure] = []
     async with Answering("-m", "prorl.bench.inference_server") as server:

@@ -47,7 +47,6 @@ class Study(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the demo's run."""
         return f"toy{self.checkpoint}-seed{self.seed}" + ("-control" if self.control else "")
 
 

@@ -35,7 +35,6 @@ class CpuMeter:
 
     @property
     def source(self) -> str:
-        """Where the figures come from."""
         return "/proc, ticks" if self._group is None else "cpuacct"
 
     def cpu_s(self) -> float:
@@ -72,7 +71,6 @@ def _remove(group: Path) -> None:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all its descendants."""
     return [root, *procfs.descendants(root)]
 
 

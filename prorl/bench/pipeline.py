@@ -49,8 +49,6 @@ EDGES = ("lease", "ready", "ran", "scored")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How many rollouts are measured, and how often."""
-
     repeats: int
     burst: int
     """Rollouts of one repeat at full rate."""
@@ -64,7 +62,6 @@ FULL = Sizes(repeats=5, burst=2000, paced_s=20.0, starts=5, accept_s=15.0)
 
 
 async def run(quick: bool) -> Report:
-    """Measure everything; under 50 s when quick."""
     sizes = QUICK if quick else FULL
     stamina.instrumentation.set_on_retry_hooks([])
     rows = [first_lease(sizes.starts)]
@@ -175,7 +172,6 @@ def _paced(client: Client, name: str, rate: float, length_s: float) -> None:
 
 
 def first_lease(starts: int) -> Figure:
-    """The row: seconds of so many starts."""
     times = [_one_first_lease() for _ in range(starts)]
     return median("first_lease_s", times, "s", note="`prorl run` typed to first lease; bar: 8")
 

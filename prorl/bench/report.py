@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured figure, with its unit and its raw repeats."""
-
     what: str
     """Stable name, e.g. `handoff_p50_ms`."""
     value: float
@@ -66,14 +64,11 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All rows of one benchmark on one machine."""
-
     bench: str
     rows: tuple[Figure, ...]
     machine: dict[str, Json] = field(default_factory=lambda: machine())
 
     def to_json(self) -> dict[str, Json]:
-        """The object that `prorl bench NAME --json` prints."""
         return {
             "bench": self.bench,
             "machine": self.machine,

@@ -35,8 +35,6 @@ SETTLE_S = 5.0
 
 
 class Sizes(NamedTuple):
-    """How many sandboxes are measured, and how often."""
-
     lives: int
     many_lives: int
     parallel: tuple[int, ...]
@@ -48,14 +46,11 @@ FULL = Sizes(lives=50, many_lives=1000, parallel=(32, 64), idle=200)
 
 
 class Life(NamedTuple):
-    """One sandbox: milliseconds to its first answer, and from there to its end."""
-
     cold_ms: float
     stop_ms: float
 
 
 async def run(quick: bool) -> Report:
-    """All rows; `quick` ends within 60 s on two cores."""
     if not quick:
         print("bench sandbox: about 6 minutes on two cores; --quick takes one", file=sys.stderr)
     rows: list[Figure] = []

@@ -68,7 +68,6 @@ async def run(quick: bool) -> Report:
 
 
 async def _measure(counts: tuple[int, ...], waits: tuple[float, ...]) -> list[Measured]:
-    """One service that is given more and more nodes."""
     from prorl.deploy import cluster as clusters
     from prorl.deploy.leavers import Leavers
     from prorl.deploy.placer import placer
@@ -184,8 +183,6 @@ def _until(holds: Any, what: str, look_s: float = 0.2) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a number of nodes did, and what it cost."""
-
     nodes: int
     worked: float
     """Share of its slots' time that was work."""
@@ -204,8 +201,6 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The model, fed with what was measured."""
-
     costs: Costs
     lived: tuple[float, ...]
     """Waiting times, each as often as one node had it."""
@@ -235,7 +230,6 @@ class Model:
         return simulate(nodes, SLOTS, self.lived, self.costs)
 
     def rows(self) -> list[Figure]:
-        """Its part of the report."""
         costs = self.costs
         return [
             Figure(what="node_share", value=1000 * costs.node_share, unit="ms CPU/s of gateway"),

@@ -45,8 +45,6 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What a number of nodes gives."""
-
     nodes: int
     rate: float
     """Rollouts of the mean length a second."""

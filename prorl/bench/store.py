@@ -42,7 +42,6 @@ COLUMNS = ["token_ids", "logprobs"]
 
 
 async def run(quick: bool) -> Report:
-    """Measure; `quick` takes half a minute."""
     rollouts, tokens = (400, 6000) if quick else (4000, 4000)
     commits, each = (400, 5) if quick else (4000, 5)
     with tempfile.TemporaryDirectory(prefix="prorl-store-") as folder:
@@ -84,7 +83,6 @@ def _format(folder: Path, rollouts: int, tokens: int) -> list[Figure]:
 
 
 def _scan(run: RunDir) -> int:
-    """Open the run and read every value of the sequences."""
     found = StoredRun(run.where).read("sequences", COLUMNS)
     return sum(len(column.combine_chunks().flatten().to_numpy()) for column in found.columns)
 

@@ -38,7 +38,6 @@ COMMAND = "python -m prorl.bench.stream_paths"
 
 
 async def run(quick: bool) -> Report:
-    """Measure all rows."""
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         dirs = await asyncio.to_thread(make_runs, Path(folder))
         found = await measure(dirs, quick)
@@ -52,7 +51,6 @@ async def run(quick: bool) -> Report:
 
 
 def make_runs(folder: Path) -> list[Path]:
-    """The run, and a short one for `same_host_first_batch_ms`."""
     groups = [group(i, SHAPE) for i in range(TRAJECTORIES // SHAPE.n)]
     long = write_run(folder / RUN, groups, RUN)
     short = write_run(folder / f"{RUN}-short", groups[: SHORT // SHAPE.n], f"{RUN}-short")
@@ -96,7 +94,6 @@ class Rounds:
     more: list[dict[str, float]] = field(default_factory=list)
 
     def add(self, said: dict[str, Json]) -> None:
-        """Add the figures of one round."""
         self.seconds.append(said["seconds"])
         self.cpu_s.append(said["cpu_s"])
         self.more.append(said["more"])
@@ -106,12 +103,10 @@ class Rounds:
 
     @property
     def median_s(self) -> float:
-        """Median seconds of the rounds."""
         return statistics.median(self.seconds)
 
 
 def rows(found: dict[str, Rounds]) -> list[Figure]:
-    """The rows of the report, in the order of the bars."""
     received, tensors, mapped = found["received"], found["tensors"], found["mapped"]
     wire = [more["wire_bytes"] / received.num_tokens for more in received.more]
     bar = 4 + 4 * SHAPE.sampled_share + 0.25

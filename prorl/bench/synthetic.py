@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the synthetic groups look like."""
-
     n: int = 8
     """Rollouts of a group."""
     num_tokens: int = 64

@@ -42,7 +42,6 @@ FORK = "/bin/true in a loop of a bash of its own, outside any sandbox"
 
 
 async def run(quick: bool) -> Report:
-    """All rows; `quick` ends within 60 s on two cores."""
     if not quick:
         print("bench tools: about 3 minutes on two cores; --quick takes one", file=sys.stderr)
     repeats = 100 if quick else 1000

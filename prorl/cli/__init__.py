@@ -23,7 +23,6 @@ import sys
 
 
 def main() -> None:
-    """Entry point of the `prorl` program."""
     try:
         from prorl.cli.app import dispatch
 

@@ -61,7 +61,6 @@ class JobPlan:
 
     @property
     def num_rollouts(self) -> int:
-        """How many rollouts will be asked for."""
         return len(self.tasks) * (self.job.num_samples + self.job.greedy)
 
     @classmethod
@@ -160,7 +159,6 @@ def _resumed(job: Job, root: Path) -> Job:
 
 
 def _read(path: Path) -> dict[str, Json]:
-    """A job file. Raises ConfigError for one that is damaged."""
     try:
         values = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError:

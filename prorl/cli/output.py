@@ -47,7 +47,6 @@ def _spell(char: str) -> str:
 
 
 def is_terminal() -> bool:
-    """Whether people watch standard output."""
     return sys.stdout.isatty()
 
 
@@ -60,7 +59,6 @@ def open_to_write(path: Path) -> TextIO:
 
 
 def say(line: str = "") -> None:
-    """One plain line to standard output."""
     print(line, flush=True)
 
 
@@ -70,7 +68,6 @@ def note(line: str) -> None:
 
 
 def say_json(value: Json) -> None:
-    """The answer as one JSON value."""
     text = orjson.dumps(
         value,
         default=_default,

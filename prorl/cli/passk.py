@@ -30,8 +30,6 @@ from rollouts group by all order by data_source, mode desc, group_id
 
 
 class Estimate(NamedTuple):
-    """A share with its 95 % interval."""
-
     value: float
     low: float
     high: float
@@ -41,8 +39,6 @@ class Estimate(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """One line of an evaluation."""
-
     data_source: str
     mode: str
     """`sampled` or `greedy`."""
@@ -54,7 +50,6 @@ class Passed(NamedTuple):
     """pass@k by k."""
 
     def to_json(self) -> dict[str, Json]:
-        """The figures as JSON values, for `--json`."""
         return {**self._asdict(), "at": {str(k): one._asdict() for k, one in self.at.items()}}
 
 

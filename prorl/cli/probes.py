@@ -27,8 +27,6 @@ LONE_FIX = "give the namespace a range of uids (/etc/subuid), or run outside it 
 
 
 class ProbeOutcome(NamedTuple):
-    """What one probe of the machine found."""
-
     level: str
     """ok, warn or fail."""
     what: str
@@ -42,7 +40,6 @@ class ProbeOutcome(NamedTuple):
 
 
 def probes(root: Path) -> Iterator[ProbeOutcome]:
-    """Every probe, cheapest first."""
     yield ProbeOutcome("ok", "python", platform.python_version())
     for package in ("pyarrow", "duckdb"):
         yield _package(package)

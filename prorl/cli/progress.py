@@ -28,8 +28,6 @@ LINE_EVERY_S = 10.0
 
 
 class StageLoad(NamedTuple):
-    """One stage, all its workers together."""
-
     slots: int = 0
     busy: int = 0
     queued: int = 0
@@ -59,16 +57,13 @@ class Snapshot:
 
     @property
     def ended(self) -> int:
-        """Rollouts whose fate is decided."""
         return sum(count for state, count in self.states.items() if RolloutState(state).terminal)
 
     @property
     def tokens(self) -> int:
-        """How many tokens the run has sampled so far."""
         return sum(pool.tokens for pool in self.pools.values())
 
     def passed(self, stage: Stage) -> int:
-        """Rollouts that have left a stage behind."""
         waiting = sum(
             self.states.get(state, 0) for state in (RolloutState.QUEUED, RolloutState.LEASED)
         )
@@ -176,7 +171,6 @@ class Bars:
         self._live.refresh()
 
     def close(self) -> None:
-        """Leave the last picture on the screen."""
         self._live.stop()
 
 
@@ -210,7 +204,6 @@ class Progress:
             self._told = now
 
     def close(self) -> None:
-        """Give the terminal back."""
         if self._bars is not None:
             self._bars.close()
 

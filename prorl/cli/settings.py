@@ -103,7 +103,6 @@ class Job(BaseModel):
 
     @property
     def num_samples(self) -> int:
-        """How many rollouts each task gets."""
         return self.n or (4 if self.policy.partition("?")[0] in ("flaky", POLICIES["flaky"]) else 1)
 
 

@@ -71,7 +71,6 @@ def present(directory: str | Path, *, json: bool, elapsed_s: float | None = None
 
 
 def lines(summary: dict[str, Json]) -> Iterator[str]:
-    """The summary as lines for people."""
     elapsed_s = summary.get("elapsed_s")
     took = f" in {elapsed_s:.1f} s" if elapsed_s else ""
     groups = f"{summary['groups']:,} groups{took}"

@@ -123,7 +123,6 @@ class FlightSource:
         return dict(orjson.loads(answer)) if answer else {}
 
     def close(self) -> None:
-        """Idempotent; batches that were fetched stay valid."""
         self._client.close()
 
     def _plan(self, ticket: Ticket) -> tuple[ReadPlan, fl.Ticket]:

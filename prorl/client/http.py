@@ -109,7 +109,6 @@ class Http:
 
     @property
     def url(self) -> str:
-        """Where the service is now."""
         return self._locate().url
 
     def request(

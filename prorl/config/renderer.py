@@ -47,13 +47,10 @@ class RendererSpec:
 
     @classmethod
     def from_json(cls, text: str) -> RendererSpec:
-        """Inverse of `to_json`."""
         return cls(**orjson.loads(text))
 
 
 class RendererConfig(BaseModel):
-    """`renderer` of a run's config; the table is in `RendererSpec`."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field(

@@ -87,7 +87,6 @@ class CodeEnv(BaseEnv):
     scores_in_sandbox = True
 
     def check(self, task: Task) -> None:
-        """The fields are there, the tests compile, the tools exist."""
         super().check(task)
         if "cases" in task.data:
             check_cases(task)
@@ -95,7 +94,6 @@ class CodeEnv(BaseEnv):
             _check_tests(task)
 
     def messages(self, task: Task) -> tuple[Message, ...]:
-        """How to answer, and the source up to the body, or the problem."""
         if "cases" not in task.data:
             asked, system = f"```python\n{task.prompt.strip()}\n```", _SYSTEM
         else:
@@ -115,7 +113,6 @@ class CodeEnv(BaseEnv):
             return b""
 
     def reference(self, task: Task) -> Solution:
-        """Write the program to the file, run it, say where it is."""
         self.check(task)
         solution = text_field(task, "canonical_solution")
         if "cases" in task.data:

@@ -94,7 +94,6 @@ class GymEnv(BaseEnv):
     rubric = Rubric((game_return, 1.0))
 
     def check(self, task: Task) -> None:
-        """The game can be made. Raises TaskError."""
         super().check(task)
         if find_spec("gymnasium") is None:
             raise TaskError("the env 'gym'", "gymnasium", "pip install 'prorl[gym]'")
@@ -112,30 +111,25 @@ class GymEnv(BaseEnv):
             ) from cause
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """`step`, and what `data.tools` names."""
         return (_STEP, *super().tools(task))
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """The sandbox of RUN, where the actions are kept."""
         if stage is Stage.RUN:
             return spec_of(task, self._inside(task))
         return super().sandbox(task, stage)
 
     def messages(self, task: Task) -> tuple[Message, ...]:
-        """The prompt, the actions there are, and what is seen first."""
         system, user = super().messages(task)
         first = f"{user.content}\n\n{_space(task)}\n\n{_play(task, []).observation}"
         return system, Message(role="user", content=first)
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """Write an empty list of actions into the sandbox."""
         assert sandbox is not None
         await sandbox.put(HISTORY, b"[]")
 
     async def call(
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
     ) -> ToolResult:
-        """One step, or why it was none."""
         if call.name != _STEP.name or call.error:
             return await super().call(task, sandbox, call, timeout_s)
         if problem := call_problem((_STEP,), call):
@@ -176,7 +170,6 @@ async def _step(task: Task, sandbox: Sandbox, action: Json) -> ToolResult:
 
 
 async def _history(sandbox: Sandbox) -> bytes:
-    """The list of actions; an empty one where the agent removed it."""
     try:
         return await sandbox.get(HISTORY)
     except FileNotFoundError:

@@ -68,7 +68,6 @@ class MathEnv(BaseEnv):
     rubric = Rubric((correct, 1.0))
 
     def check(self, task: Task) -> None:
-        """`data.answer` is a string or a number, not too long to grade."""
         answer = task.data.get("answer")
         if (
             isinstance(answer, bool)

@@ -23,5 +23,4 @@ class NoopEnv(BaseEnv):
     rubric = Rubric((done, 1.0))
 
     def reference(self, task: Task) -> Solution:
-        """Any words, which solve it."""
         return Solution((), "done")

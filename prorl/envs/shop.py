@@ -24,7 +24,6 @@ class ShopEnv(ArithEnv):
 
     @tool("Price of one item.", item={"type": "string"})
     def price(self, task: Task, item: str) -> str:
-        """What the tool `price` says of an article."""
         return str(task.data["prices"].get(item, "error: not sold"))
 
     def check(self, task: Task) -> None:
@@ -42,7 +41,6 @@ class ShopEnv(ArithEnv):
             )
 
     def reference(self, task: Task) -> Solution:
-        """A look-up for each item, then `python` with the right prices."""
         prices = tuple(ToolCall("price", {"item": item}) for item in task.data["items"])
         return Solution(
             (*prices, ToolCall(PYTHON.name, {"code": task.data["expression"]})), task.data["answer"]

@@ -68,7 +68,6 @@ class StemEnv(BaseEnv):
     rubric = Rubric((correct, 1.0))
 
     def check(self, task: Task) -> None:
-        """The answer is there, and among the choices where there are some."""
         super().check(task)
         grading.check_installed(task)
         choices, aliases = task.data.get("choices", []), task.data.get("aliases", [])
@@ -86,14 +85,12 @@ class StemEnv(BaseEnv):
         _answer(task)
 
     def messages(self, task: Task) -> tuple[Message, ...]:
-        """How to answer; the question, with its choices by letter."""
         choices = task.data.get("choices", [])
         lines = [f"{letter}) {text}" for letter, text in zip(LETTERS, choices, strict=False)]
         asked = "\n\n".join(filter(None, (task.prompt, "\n".join(lines))))
         return (Message(role="system", content=self.system), Message(role="user", content=asked))
 
     def reference(self, task: Task) -> Solution:
-        """The answer, printed once and said."""
         answer = _answer(task)
         return Solution((ToolCall("python", {"code": f"print({answer!r})"}),), f"#### {answer}")
 

@@ -255,15 +255,12 @@ class UsersEnv(BaseEnv):
         """Nothing: the plan began with it."""
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """As planned."""
         return self.plan.run if stage is Stage.RUN else self.plan.eval
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """As planned."""
         return self.plan.tools
 
     def messages(self, task: Task) -> tuple[Message, ...]:
-        """As planned."""
         return self.plan.messages
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
@@ -317,7 +314,6 @@ class UsersEnv(BaseEnv):
     async def score(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        """Ask."""
         wall_s = deadline.remaining_s
         found: Score = await self._asking.ask(
             "score",

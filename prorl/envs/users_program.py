@@ -72,8 +72,6 @@ def _code_of(thing: Any) -> str:
 
 
 class _Hooks:
-    """Each hook of an env, checked as far as plain data cannot say it."""
-
     def __init__(self, env: Env) -> None:
         self._env = env
 
@@ -161,31 +159,25 @@ class _Sandbox:
         return found
 
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
-        """Run a tool."""
         found: ToolResult = await self._ask("call", tool, dict(arguments), timeout_s)
         return found
 
     async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
-        """Run a program without a shell."""
         found: ToolResult = await self._ask("exec", list(argv), timeout_s, stdin)
         return found
 
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Write a file below the workspace."""
         await self._ask("put", path, content, mode)
 
     async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
-        """Read a file below the workspace."""
         found: bytes = await self._ask("get", path, max_bytes)
         return found
 
     async def snapshot(self, path: str, max_bytes: int) -> int:
-        """Keep the workspace's files in a file of the host."""
         found: int = await self._ask("snapshot", path, max_bytes)
         return found
 
     async def restore(self, path: str) -> None:
-        """Put the files of a snapshot into the workspace."""
         await self._ask("restore", path)
 
     async def close(self) -> None:

@@ -68,7 +68,6 @@ class VerifiersEnv(BaseEnv):
             raise TaskError(f"task {task.task_id!r}: {problem}", "a prompt and reward functions")
 
     def messages(self, task: Task) -> tuple[Message, ...]:
-        """The system prompt and the prompt as the taskset has them."""
         data = _theirs(task).data
         system = [Message(role="system", content=data.system_prompt)] if data.system_prompt else []
         if isinstance(data.prompt, str):

@@ -74,7 +74,6 @@ class ChatMLRenderer:
         self._assistant_L = self._ids(_START, "assistant\n")
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
-        """Ids of a first prompt, ending where the assistant starts to speak."""
         rest = list(messages)
         system = rest.pop(0).content if rest and rest[0].role == "system" else ""
         chunks = []

@@ -109,7 +109,6 @@ def _thinks(renderer: TemplateRenderer) -> bool:
 
 
 def _shows_tools(renderer: TemplateRenderer) -> bool:
-    """Whether a first prompt says what tools there are."""
     try:
         return TOOL.description in renderer.prompt_text((_QUESTION,), (TOOL,))
     except UserError:

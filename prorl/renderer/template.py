@@ -121,8 +121,6 @@ def _read_by(tree: nodes.Template) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a model's directory says of its way to speak."""
-
     directory: Path
     template: str
     """Empty when it has none."""

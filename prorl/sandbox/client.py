@@ -118,7 +118,6 @@ class ConnectedSandbox:
         self._call, self._num_steps = call, 0
 
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
-        """Run a tool; see `prorl.protocols.Sandbox.call`."""
         header = {"op": "call", "tool": tool, "arguments": dict(arguments), "timeout_s": timeout_s}
         try:
             return _result(await self._ask(header, b"", timeout_s + self._grace_s))
@@ -126,7 +125,6 @@ class ConnectedSandbox:
             return ToolResult(output=error.message, exit_code=2)
 
     async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
-        """Run a program without a shell; see `prorl.protocols.Sandbox.exec`."""
         return _result(
             await self._ask(
                 {"op": "exec", "argv": list(argv), "timeout_s": timeout_s},
@@ -213,7 +211,6 @@ class ConnectedSandbox:
                 await self._ask(header, file.read(CHUNK_BYTES), PACK_S)
 
     async def close(self) -> None:
-        """Close the connection; idempotent."""
         self._closed = True
         self._writer.close()
         try:

@@ -40,8 +40,6 @@ RECONNECT_S = 0.05
 
 
 class UnixSandboxHost:
-    """Talks to the sandboxd that listens on `socket_path`."""
-
     def __init__(
         self, socket_path: str, node_id: str = "local", patience_s: float = PATIENCE_S
     ) -> None:
@@ -84,12 +82,10 @@ class UnixSandboxHost:
         return await prepared(self._ask, sandbox, key, work)
 
     async def stop(self, ref: SandboxRef) -> None:
-        """End it and remove every trace; idempotent."""
         self._check_here(ref)
         await self._ask({"op": "stop", "sandbox_id": ref.sandbox_id}, REQUEST_S)
 
     async def stop_owner(self, owner: str) -> None:
-        """End everything of an owner; idempotent."""
         await self._ask({"op": "stop_owner", "owner": owner}, REQUEST_S)
 
     async def status(self) -> dict[str, Any]:

@@ -71,16 +71,13 @@ class Stream(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self._space = memoryview(bytearray(READ_BYTES))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Called by asyncio: the buffer that the next bytes are read into."""
         return self._space
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Called by asyncio: so many bytes are in the buffer that it was given."""
         self.data_received(bytes(self._space[:nbytes]))
 
 
 async def open_stream(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """`asyncio.open_unix_connection` by way of `Stream`. Raises OSError."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     transport, protocol = await loop.create_unix_connection(lambda: Stream(reader), path)

@@ -41,8 +41,6 @@ from prorl.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A LEASED row as a record: everything that the gateway says of an attempt."""
-
     key: AttemptKey
     group_id: int
     sample_index: int
@@ -146,7 +144,6 @@ class ScoredColumns(Added):
 
 
 def leased_batch(leases: Iterable[Lease]) -> pa.RecordBatch:
-    """LEASED rows for the gateway to send."""
     rows = [_leased_dict(lease) for lease in leases]
     return pa.RecordBatch.from_pylist(rows, schema=LEASED)
 
@@ -212,13 +209,11 @@ def read_limit(row: Row, name: str) -> float:
 
 
 def keys(batch: pa.RecordBatch) -> list[AttemptKey]:
-    """Attempt keys of the rows, in order."""
     columns = (batch.column(name).to_pylist() for name in ("run_id", "rollout_id", "attempt"))
     return [AttemptKey(*key) for key in zip(*columns, strict=True)]
 
 
 def read_key(row: Row) -> AttemptKey:
-    """The attempt that a row belongs to."""
     return AttemptKey(row.value("run_id"), row.value("rollout_id"), row.value("attempt"))
 
 
@@ -332,7 +327,6 @@ def scored_columns(*, score: Score | None, failure: Failure, eval_s: float) -> S
 
 
 def read_failure(row: Row, prefix: str = "") -> Failure:
-    """`failure_*` (or `eval_failure_*` with prefix "eval_") of a row."""
     return Failure(
         code=FailureCode(row.value(f"{prefix}failure_code")),
         message=row.value(f"{prefix}failure_message"),

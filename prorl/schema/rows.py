@@ -25,8 +25,6 @@ from prorl.types import NO_FAILURE, Failure, Json
 
 
 class Row(NamedTuple):
-    """One row of a record batch, by its index: a view, never a copy."""
-
     batch: pa.RecordBatch
     place: int
 
@@ -75,7 +73,6 @@ def _decoded(batch: pa.RecordBatch, name: str) -> list[Json]:
 
 
 def rows(batch: pa.RecordBatch) -> list[Row]:
-    """All rows of a batch."""
     return [Row(batch, i) for i in range(batch.num_rows)]
 
 

@@ -126,7 +126,6 @@ def _rows(path: Path, env: str, limit: int | None, check: Check, *, skip_bad: bo
 
 
 def _folders(path: Path, env: str, limit: int | None, check: Check, *, skip_bad: bool) -> TaskSet:
-    """Task folders, one a task."""
     found = TaskSet(source=str(path), format="task folders")
     for folder in find(path):
         with _bad_row(found, str(folder), skip=lambda: skip_bad):

@@ -32,7 +32,6 @@ def is_task_folder(path: Path) -> bool:
 
 
 def find(path: Path) -> Iterator[Path]:
-    """The task folders of a folder, by name: itself, or those in it."""
     if _about(path):
         yield path
         return

@@ -33,7 +33,6 @@ class Tool:
         self.description, self.parameters = description, parameters
 
     def load(self) -> Any:
-        """The tool's class, imported."""
         # not importlib, whose own import is dearer than all of a small server's
         return getattr(__import__(self.module, fromlist=[self.attribute]), self.attribute)
 

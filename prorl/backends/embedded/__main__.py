@@ -82,7 +82,6 @@ async def _serve(options: argparse.Namespace) -> None:
 
 
 def _server(options: argparse.Namespace, backend: EmbeddedBackend, name: str) -> TokenServer:
-    """The HTTP face of a backend, with the routes that change its weights."""
     from prorl.backends.embedded.routes import control_routes
     from prorl.backends.server import TokenServer
     from prorl.tokenizer import HFTokenizer

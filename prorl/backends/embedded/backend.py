@@ -121,7 +121,6 @@ class EmbeddedBackend:
             self._finish(row)
 
     async def drain(self) -> None:
-        """Let what runs end, then pause; what comes meanwhile waits for `resume`."""
         self._open.clear()
         while self.engine.busy and not self._open.is_set():
             await asyncio.sleep(_LOOK_S)
@@ -129,7 +128,6 @@ class EmbeddedBackend:
             self._paused = True
 
     def resume(self) -> None:
-        """Sample again; idempotent."""
         self._paused = False
         self._open.set()
         self._wake()
@@ -152,7 +150,6 @@ class EmbeddedBackend:
         return self._labels.get(version) or str(version)
 
     async def close(self) -> None:
-        """Abort everything and stop stepping; idempotent."""
         self.pause("abort")
         if self._task is not None:
             await self._task

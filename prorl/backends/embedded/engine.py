@@ -54,11 +54,9 @@ class ActiveRequest:
 
     @property
     def completion(self) -> Int32:
-        """The ids that were sampled so far."""
         return self.ids[self.prompt_length : self.length]
 
     def take(self, token: int, logprob: float, version: PolicyVersion) -> None:
-        """Append a sampled token."""
         self.ids[self.length] = token
         self.length += 1
         self.logprobs.append(logprob)
@@ -100,17 +98,14 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
         return bool(self._running or self._waiting)
 
     @property
     def num_running(self) -> int:
-        """How many requests are in the batch."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a row."""
         return len(self._waiting)
 
     def add(self, request: GenerateRequest) -> ActiveRequest:
@@ -182,7 +177,6 @@ class Engine:
         self._ids[:] = -1
 
     def running_and_waiting(self) -> list[ActiveRequest]:
-        """All requests that have not finished."""
         return [*self._running, *self._waiting]
 
     def load(self, directory: Path, version: PolicyVersion) -> None:

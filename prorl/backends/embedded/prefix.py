@@ -73,7 +73,6 @@ class PrefixStore:
         self.used_bytes += saved.nbytes
 
     def clear(self) -> None:
-        """Forget everything: the weights have changed."""
         for slot in list(self._entries):
             self._drop(slot)
 

@@ -43,7 +43,6 @@ class _Routes:
         self._backend = backend
 
     async def pause(self, request: web.Request) -> web.Response:
-        """Stop sampling in one of the modes; `wait`: when what runs has ended."""
         asked = request.query.get("mode", "abort")
         if asked == "wait":
             await self._backend.drain()
@@ -55,16 +54,13 @@ class _Routes:
         return _refuse(f"mode {asked!r}; {', '.join(get_args(PauseMode))} or wait is expected")
 
     async def resume(self, request: web.Request) -> web.Response:
-        """Sample again."""
         self._backend.resume()
         return web.json_response({"status": "resumed"})
 
     async def is_paused(self, request: web.Request) -> web.Response:
-        """Whether it samples nothing."""
         return web.json_response({"is_paused": self._backend.paused})
 
     async def weight_info(self, request: web.Request) -> web.Response:
-        """How the weights in use are called."""
         backend = self._backend
         return web.json_response({"weight_version": backend.label(backend.version)})
 

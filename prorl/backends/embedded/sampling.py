@@ -28,8 +28,6 @@ _PER_COUNTER = 4  # Philox gives four 64-bit numbers a counter
 
 
 class Draws(NamedTuple):
-    """One sampled token and its logprob per row."""
-
     ids: Int32
     logprobs: Float32
 

@@ -63,8 +63,6 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weights:
-    """One version of a model."""
-
     shape: Shape
     embedding: Float32
     """[V, D]."""
@@ -190,8 +188,6 @@ def _library() -> Any:
 
 
 class _Tensors:
-    """Every tensor of a directory's `*.safetensors`."""
-
     def __init__(self, directory: Path) -> None:
         safetensors = _library()
         files = sorted(directory.glob("*.safetensors"))
@@ -210,7 +206,6 @@ class _Tensors:
                 ) from cause
 
     def take(self, name: str, size: tuple[int, ...]) -> Float32:
-        """Take one tensor from the files, as float32."""
         raw = self._raw.get(name)
         if raw is None:
             raise ConfigError(

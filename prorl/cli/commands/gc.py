@@ -78,7 +78,6 @@ def _is_younger(directory: str, days: float) -> bool:
 
 
 def _dropped(directory: str) -> dict[str, Json]:
-    """Drop a whole run. Raises ConflictError for one that somebody still needs."""
     if is_url(directory):
         raise UserError(f"--drop {directory}", "a run on a local disk")
     name = RunDir(directory).name

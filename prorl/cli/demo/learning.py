@@ -56,8 +56,6 @@ RECENT = 256
 
 
 class Learning:
-    """One demo on a running service."""
-
     def __init__(
         self, recipe: Recipe, name: str, model: Path, service: Supervisor, progress: Progress
     ) -> None:
@@ -67,7 +65,6 @@ class Learning:
         self._root, self._tasks = service.config.root, train_tasks(recipe)
 
     async def run(self) -> None:
-        """All three runs, to their end."""
         recipe, name, folder = self._recipe, self._name, self._root / self._name
         stop_at_s = time.monotonic() + recipe.minutes * 60 * (1 - AFTER_SHARE)
         training: asyncio.Future[None] | None = None

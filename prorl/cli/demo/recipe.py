@@ -70,7 +70,6 @@ class Recipe(BaseModel):
 
 
 def sampling(recipe: Recipe, temperature: float = 1.0) -> Sampling:
-    """How a model call samples."""
     return Sampling(temperature=temperature, max_tokens=recipe.max_tokens)
 
 
@@ -117,13 +116,11 @@ def eval_run(recipe: Recipe, name: str) -> RunConfig:
 
 
 def train_tasks(recipe: Recipe) -> list[Task]:
-    """Tasks of both sets in turn."""
     count = int(recipe.steps * recipe.groups_per_step * recipe.pool / len(SETS)) + 1
     return _in_turn("train", 1000 + recipe.seed, count)
 
 
 def heldout_tasks(recipe: Recipe) -> list[Task]:
-    """The held-out tasks: the same before and after, and for every training seed."""
     return _in_turn("heldout", recipe.heldout_seed, max(recipe.heldout, recipe.greedy))
 
 

@@ -59,7 +59,6 @@ COLUMNS = (
 
 
 def report(root: Path, name: str, run_slots: int) -> dict[str, Json]:
-    """All figures of a finished demo as JSON values."""
     import pyarrow.dataset as ds
 
     from prorl.storage.read.catalog import StoredRun
@@ -113,8 +112,6 @@ def _times(spent: dict[str, Json], rows: list[dict[str, Json]], run_slots: int) 
 
 
 def present(found: dict[str, Json]) -> None:
-    """Print the report for people."""
-
     def held(share: Json) -> str:
         return f"{share['value']:.3f} [{share['low']:.2f}, {share['high']:.2f}]" if share else "-"
 

@@ -70,14 +70,12 @@ class HarborEnv(BaseEnv):
     scores_in_sandbox = True
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """Root of the image, which it may write over."""
         spec = super().sandbox(task, stage)
         return spec and replace(
             spec, fakeroot=True, overlay_bytes=spec.overlay_bytes or OVERLAY_BYTES
         )
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """Take note of the files that are there."""
         assert sandbox is not None
         done = await sandbox.exec(["bash", "-c", shell.START], STEP_S)
         if done.exit_code != 0:
@@ -88,7 +86,6 @@ class HarborEnv(BaseEnv):
     async def call(
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
     ) -> ToolResult:
-        """Run a tool; bash begins in the image's WORKDIR."""
         command = call.arguments.get("command") if call.name == BASH.name else None
         if isinstance(command, str):
             call = call._replace(arguments={**call.arguments, "command": shell.GO + command})

@@ -63,8 +63,6 @@ _SYSTEM = (
 
 
 class SweEnv(BaseEnv):
-    """Implements `prorl.protocols.CachedWorkspace`, too."""
-
     name = "swe"
     system = _SYSTEM
     offers = (BASH, FILES)
@@ -137,7 +135,6 @@ class SweEnv(BaseEnv):
         return Score(parts=(*resolved.parts, *more.parts), log=resolved.log)
 
     def reference(self, task: Task) -> Solution:
-        """Write the reference patch to a file and apply it."""
         self.check(task)
         write = ToolCall(
             "files",

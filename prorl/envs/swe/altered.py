@@ -99,8 +99,6 @@ class Values:
 
 
 class Twin(ast.NodeTransformer):
-    """Rewrites one module."""
-
     def __init__(
         self,
         values: Values,
@@ -180,7 +178,6 @@ class Twin(ast.NodeTransformer):
         return node
 
     def _statement(self, call: ast.Call) -> None:
-        """A call of an assertion."""
         name = last(call.func)
         if name in self._helpers or RAISES.match(name) or WARNS.match(name):
             return

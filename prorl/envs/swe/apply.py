@@ -87,7 +87,6 @@ async def _write(sandbox: Sandbox, path: str, content: bytes | None) -> None:
 
 
 async def _there(sandbox: Sandbox, paths: Sequence[str]) -> frozenset[str]:
-    """Which of the paths exist."""
     if not paths:
         return frozenset()
     await sandbox.put(shell.ASKED, "".join(f"{path}\0" for path in paths).encode())

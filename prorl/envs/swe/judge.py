@@ -75,8 +75,6 @@ class Judge(NamedTuple):
 
 
 class _Runs:
-    """The runs of one change."""
-
     def __init__(self, judge: Judge, snapshot: Path, left: str, has_twin: bool) -> None:
         self._judge, self._snapshot, self._left = judge, snapshot, left
         self._task, self._sandbox = judge.task, judge.sandbox
@@ -240,7 +238,6 @@ async def bring_tests(task: Task, sandbox: Sandbox) -> None:
 
 
 async def bring_reference(task: Task, sandbox: Sandbox) -> None:
-    """Apply the rest of the reference. Raises RolloutError for the task."""
     done = {*guard.patch_paths(fields.test_patch(task)), *fields.rules(task).brought}
     applied = await apply(sandbox, fields.patch(task), done)
     if applied.exit_code != 0:

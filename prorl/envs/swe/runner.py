@@ -55,7 +55,6 @@ class Heard:
         self.modules: dict[str, str] = {}
 
     def hear(self) -> bool:
-        """Read what is there; False at the end."""
         data = self._end.recv(1 << 16)
         self._num_bytes += len(data)
         if self._num_bytes <= MAX_SAID_BYTES:

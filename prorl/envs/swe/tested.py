@@ -72,12 +72,10 @@ class Tested(NamedTuple):
         return len(self.passing(names))
 
     def passing(self, names: Sequence[str]) -> list[str]:
-        """Those of these tests that passed."""
         good, bad = _short(self.passed), _short(self.failed)
         return [name for name in names if name in self.passed or (name in good and name not in bad)]
 
     def failing(self, names: Sequence[str]) -> list[str]:
-        """Those of these tests that ran and failed."""
         bad = _short(self.failed)
         return [name for name in names if name in self.failed or name in bad]
 
@@ -97,7 +95,6 @@ class Harness(NamedTuple):
         return "pytest" in self.command or "-m unittest" in self.command
 
     def job(self, nonce: str) -> Json:
-        """What `runner.py` reads."""
         return {
             "nonce": nonce,
             "command": self.command,
@@ -179,7 +176,6 @@ def _source(name: str) -> str:
 
 @cache
 def _witness(with_unittest: bool) -> bytes:
-    """The modules that go in front of the tests' own, as a zip."""
     members = {"prorl_witness.py": _source("witness.py"), "prorl_pytest.py": _PYTEST}
     if with_unittest:
         members["sitecustomize.py"] = _SITE

@@ -106,7 +106,6 @@ def reachable(job: dict[str, Any]) -> dict[str, ast.Module]:
 
 
 def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All functions and methods of a module."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return [node for node in ast.walk(tree) if isinstance(node, kinds)]
 

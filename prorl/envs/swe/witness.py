@@ -32,12 +32,10 @@ class Voice:
         atexit.register(lambda: self.say({"modules": origins()}))
 
     def say(self, message: dict[str, Any]) -> None:
-        """Send a line."""
         if getpid() == self._pid:
             self._send(_TEXT(message).encode() + b"\n")
 
     def tell(self, names: set[str], good: bool) -> None:
-        """A test's outcome; the runner keeps it bad once it was."""
         self.say({"outcomes": dict.fromkeys(names, good)})
 
 
@@ -75,13 +73,10 @@ def origins() -> dict[str, str]:
 
 
 class Plugin:
-    """The hooks of pytest by which outcomes leave the test process."""
-
     def __init__(self, config: Any, voice: Voice) -> None:
         self._config, self._voice = config, voice
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Each phase of each test."""
         names = {report.nodeid}
         relative = getattr(self._config, "cwd_relative_nodeid", None)
         if relative is not None:

@@ -134,7 +134,6 @@ def parts() -> tuple[tuple[str, str], ...]:
 
 
 def inside(path: str) -> str:
-    """The path under which an image shows a file of ours."""
     for host, shown in parts():
         if path == host or path.startswith(host + "/"):
             return shown + path[len(host) :]

@@ -42,8 +42,6 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """All that a launcher is told of the sandbox that it becomes."""
-
     sandbox_id: str
     kind: str
     uid: int
@@ -77,7 +75,6 @@ class Launch:
 
     @staticmethod
     def from_json(data: bytes) -> Launch:
-        """The record of a datagram that sandboxd sent."""
         fields = json.loads(data)
         return Launch(
             **{**fields, "tools": tuple(fields["tools"]), "cgroups": tuple(fields["cgroups"])}

@@ -51,7 +51,6 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int:
-        """Pid of the zygote process; it must have been started."""
         assert self._process is not None
         return self._process.pid
 
@@ -140,7 +139,6 @@ class ZygoteClient:
         self._on_lost()
 
     def close(self) -> None:
-        """Kill it; launchers follow. Idempotent."""
         if self._process is None:
             return
         loop = asyncio.get_running_loop()

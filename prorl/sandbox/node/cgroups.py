@@ -132,7 +132,6 @@ class Cgroups:
         return False
 
     def close(self) -> None:
-        """Remove the parents; what still has groups below it stays. Idempotent."""
         for parent in self._parents:
             _rmdir(parent.folder)
 

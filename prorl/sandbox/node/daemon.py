@@ -79,7 +79,6 @@ class Daemon:
         os.chmod(path, 0o600)
 
     async def close(self) -> None:
-        """Stop listening, end every client; idempotent."""
         if self._server is not None:
             self._server.close()
         for task in self._clients:
@@ -203,7 +202,6 @@ def _told_to_stop() -> asyncio.Event:
 
 
 async def _kind(options: argparse.Namespace) -> str:
-    """The kind of its sandboxes. Raises ConfigError where it runs no such image."""
     from prorl.sandbox.node.probe import choose
 
     kind = await choose(options.kind)

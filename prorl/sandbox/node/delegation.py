@@ -104,7 +104,6 @@ def delegate(controllers: tuple[str, ...]) -> str:
 
 
 def words(file: Path) -> list[str]:
-    """What a file of the kernel holds, by words; nothing where it cannot be read."""
     try:
         return file.read_text().split()
     except OSError:

@@ -353,7 +353,6 @@ class Maker:
         task.add_done_callback(self._cleaners.discard)
 
     async def close(self) -> None:
-        """End every sandbox, then the zygote; idempotent."""
         self._closing = True
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)

@@ -82,13 +82,11 @@ class SandboxPool:
             self._reserved[reservation] = self._spawn(self._make_for(owner, purpose, spec))
 
     async def stop(self, sandbox_id: str) -> None:
-        """End it; returns when nothing of it is left. Idempotent."""
         live = self._maker.lives.get(sandbox_id)
         if live is not None:
             await self._maker.end(live, fate_of(Cause.STOPPED))
 
     async def stop_owner(self, owner: str) -> None:
-        """End everything of an owner, reservations included."""
         for reservation, task in list(self._reserved.items()):
             if reservation.owner == owner:
                 del self._reserved[reservation]
@@ -119,7 +117,6 @@ class SandboxPool:
         }
 
     async def close(self) -> None:
-        """End every sandbox and the zygote; idempotent."""
         if self._closing:
             return
         self._closing = True

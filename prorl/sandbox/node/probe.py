@@ -34,8 +34,6 @@ ADDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Whether a kind works on this machine, and what it holds a sandbox to."""
-
     kind: str
     works: bool
     reason: str

@@ -73,7 +73,6 @@ class Snapshots:
         self._folder.mkdir(mode=0o700, parents=True)
 
     def close(self) -> None:
-        """Remove every snapshot; idempotent."""
         remove_tree(str(self._folder))
 
     async def claim(self, name: str, key: str) -> Answer:

@@ -35,7 +35,6 @@ class _Lock:
         self._name, self._file = name, file
 
     def close(self) -> None:
-        """Release the uids for other daemons."""
         os.close(self._file)
         self._name.close()
 

@@ -58,7 +58,6 @@ class Images:
         return await self._cache.layer(LayerRecipe(spec.requirements, spec.wheels))
 
     async def close(self) -> None:
-        """Stop what is being made, let the images go; idempotent."""
         await self._cache.close()
 
 

@@ -64,7 +64,6 @@ class Events:
         return self._stopped.pop(pid, False)
 
     def reap(self) -> None:
-        """Collect every child that has ended or stopped."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)

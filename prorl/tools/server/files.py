@@ -28,8 +28,6 @@ class Mistake(Exception):
 
 
 class Files:
-    """One editor."""
-
     def __init__(self, folder: Folder) -> None:
         self._cwd, self._cap = folder.cwd, folder.output_bytes
 
@@ -47,7 +45,6 @@ class Files:
         return result_of(output, exit_code)
 
     def _edit(self, arguments: dict[str, Any]) -> str:
-        """What a command says. Raises Mistake, OSError."""
         name = str(arguments.get("command"))
         command = COMMANDS.get(name)
         if command is None:

@@ -71,7 +71,6 @@ def make_shell() -> Any:
 
 
 def serve(control: socket.socket) -> None:
-    """Run cells until the server is gone."""
     shell = make_shell()
     lines, pid, loads = control.makefile("rb"), os.getpid(), json.loads
     number = 0

@@ -98,7 +98,6 @@ class Server:
         return tool.run
 
     def begin(self) -> None:
-        """Let the shell start while the first client is still on its way."""
         self._shell(self._bash.begin)
 
     def run(self) -> None:

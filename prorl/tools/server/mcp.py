@@ -97,7 +97,6 @@ class Server:
         return found
 
     def stop(self) -> None:
-        """End it."""
         self._process.kill()
         self._process.wait()
 

@@ -31,7 +31,6 @@ class Capped:
 
     @property
     def truncated(self) -> bool:
-        """Whether something was left out."""
         return self.total > 2 * self._half
 
     def feed(self, data: bytes) -> None:
@@ -47,7 +46,6 @@ class Capped:
             del self._tail[: len(self._tail) - self._half]
 
     def clear(self) -> None:
-        """Forget what was collected."""
         self._head.clear()
         self._tail.clear()
         self.total = 0

@@ -222,7 +222,6 @@ def _report(losses: Iterator[float], cycle: int, steps: int) -> None:
 
 
 def main() -> None:
-    """Train the toy policy from the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Make the toy checkpoint.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
