@@ -92,7 +92,17 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
 
     `streams`: this process moves trajectories, not only control rows; its threads hand over sooner.
     """
-    _set_up(streams)
+    # How every process of ours is: it dies with its parent and tells by lines of JSON.
+    die_with_parent(signal.SIGKILL)
+    gc.freeze()  # what was imported stays: no collection looks through it
+    gc.enable()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    sys.excepthook = _crash
+    if streams:
+        sys.setswitchinterval(SWITCH_S)
+        tune()
     status = 0
     try:
         check_failpoints()
@@ -106,20 +116,6 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
             status = EXIT_REFUSED if isinstance(error, REFUSALS) else status
             status = EXIT_DISK if isinstance(error, DiskRefusedError) else status
     _leave(status)
-
-
-def _set_up(streams: bool) -> None:
-    """How every process of ours is: it dies with its parent and tells by lines of JSON."""
-    die_with_parent(signal.SIGKILL)
-    gc.freeze()  # what was imported stays: no collection looks through it
-    gc.enable()
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    sys.excepthook = _crash
-    if streams:
-        sys.setswitchinterval(SWITCH_S)
-        tune()
 
 
 def _resolved(path: Path) -> ServiceConfig:

@@ -295,7 +295,10 @@ class LocalSandbox:
         except TimeoutError:
             timed_out = True
         finally:
-            _kill_group(process.pid)
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
             await process.wait()
         code = process.returncode or 0
         exit_code = EXIT_TIMEOUT if timed_out else code if code >= 0 else 128 - code
@@ -341,10 +344,3 @@ class LocalSandbox:
 
     async def close(self) -> None:
         """Nothing to close."""
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

@@ -53,7 +53,14 @@ class RolloutDataset(IterableDataset[Share]):
 
         Raises UserError in the second of several workers.
         """
-        _refuse_siblings()
+        # Raises UserError in a DataLoader worker that is not the only one.
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            raise UserError(
+                f"a stream read by {worker.num_workers} DataLoader workers",
+                "at most one: a stream has one order",
+                "num_workers=0 or 1",
+            )
         source = self.source
         with connect(source.url) as client:
             yield from client.stream_shares(
@@ -65,14 +72,3 @@ class RolloutDataset(IterableDataset[Share]):
                 consumer=source.consumer,
                 cursor=source.cursor,
             )
-
-
-def _refuse_siblings() -> None:
-    """Raises UserError in a DataLoader worker that is not the only one."""
-    worker = get_worker_info()
-    if worker is not None and worker.num_workers > 1:
-        raise UserError(
-            f"a stream read by {worker.num_workers} DataLoader workers",
-            "at most one: a stream has one order",
-            "num_workers=0 or 1",
-        )

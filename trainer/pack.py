@@ -76,12 +76,7 @@ def pack(batch: PackedBatch, device: str | torch.device = "cpu") -> Packed:
         sampled_C=torch.from_numpy(batch.sampled_index()),
         temperature_C=torch.from_numpy(batch.per_sampled(batch.span_temperature)),
     )
-    _refuse_untrainable(packed)
-    return packed.to(device)
-
-
-def _refuse_untrainable(packed: Packed) -> None:
-    """Raises UserError for sampled tokens that have no probability, or no policy ratio."""
+    # Raises UserError for sampled tokens that have no probability, or no policy ratio.
     if bool((packed.position_ids_T[packed.sampled_C] == 0).any()):
         raise UserError(
             "a sequence begins with a sampled token", "at least one token of context before it"
@@ -91,6 +86,7 @@ def _refuse_untrainable(packed: Packed) -> None:
             "tokens sampled at temperature 0",
             "a temperature above 0: greedy tokens have no policy ratio",
         )
+    return packed.to(device)
 
 
 LOGITS_BYTES = 256 << 20

@@ -39,13 +39,7 @@ def import_rows(lines: Iterable[Line], directory: Path, source: str) -> int:
     if not rows:
         raise UserError(f"{source} holds no row", "one row a sequence")
     batch = pa.RecordBatch.from_pylist(rows, schema=SEQUENCES)
-    _refuse_unsound(given, batch)
-    _write(directory, batch, given, source)
-    return len(rows)
-
-
-def _refuse_unsound(given: list[Line], batch: pa.RecordBatch) -> None:
-    """Raises UserError for the first row that is no sequence, or that comes twice."""
+    # Raises UserError for the first row that is no sequence, or that comes twice.
     problems, keys = validate_sequences(batch), batch.column("sequence_id").to_pylist()
     seen: set[int] = set()
     for line, problem, key in zip(given, problems, keys, strict=True):
@@ -54,6 +48,8 @@ def _refuse_unsound(given: list[Line], batch: pa.RecordBatch) -> None:
                 f"{line.where}: {problem or f'sequence {key} comes twice'}", "a sound sequence"
             )
         seen.add(key)
+    _write(directory, batch, given, source)
+    return len(rows)
 
 
 def _write(directory: Path, batch: pa.RecordBatch, given: list[Line], source: str) -> None:

@@ -138,7 +138,19 @@ class ScriptedBackend:
         spoken = self._speaker(request)
         if inspect.isawaitable(spoken):
             spoken = await spoken
-        return _spoil(self._completion(request, spoken), fault)
+        completion = self._completion(request, spoken)
+        ids, logprobs = completion.token_ids_C.copy(), completion.logprobs_C.copy()
+        if fault == "nan":
+            logprobs[-1] = np.nan
+        elif fault == "positive":
+            logprobs[0] = 0.5
+        elif fault == "short":
+            logprobs = logprobs[:-1]
+        elif fault == "foreign":
+            ids[0] = 2**31 - 1
+        else:
+            return completion
+        return replace(completion, token_ids_C=ids, logprobs_C=logprobs)
 
     def _completion(self, request: GenerateRequest, spoken: Spoken) -> Completion:
         cut = spoken.ids_C[: request.sampling.max_tokens]
@@ -169,21 +181,6 @@ class ScriptedBackend:
             if point < 0:
                 return name
         return ""
-
-
-def _spoil(completion: Completion, fault: str) -> Completion:
-    ids, logprobs = completion.token_ids_C.copy(), completion.logprobs_C.copy()
-    if fault == "nan":
-        logprobs[-1] = np.nan
-    elif fault == "positive":
-        logprobs[0] = 0.5
-    elif fault == "short":
-        logprobs = logprobs[:-1]
-    elif fault == "foreign":
-        ids[0] = 2**31 - 1
-    else:
-        return completion
-    return replace(completion, token_ids_C=ids, logprobs_C=logprobs)
 
 
 def _made_up(request: GenerateRequest, count: int) -> Float32:

@@ -25,7 +25,12 @@ def read_request(
     for name, off in _OFF.items():
         if body.get(name, off) != off:
             raise ValueError(f"{name}: {off:g} is expected, others are not served")
-    sampling = _sampling(body)
+    sampling = SamplingParams(
+        temperature=_number(body, "temperature", 1.0, 0.0, 1e6),
+        top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
+        top_k=max(0, int(_number(body, "top_k", 0, -1, 1 << 31))),
+        max_tokens=int(_number(body, "max_tokens", 16, 1, 1 << 24)),
+    )
     stops = body.get("stop_token_ids") or []
     return GenerateRequest(
         prompt_ids_L=read_ids(body.get("prompt"), "prompt", vocab_size),
@@ -46,15 +51,6 @@ _OFF = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-
-
-def _sampling(body: Mapping[str, Json]) -> SamplingParams:
-    return SamplingParams(
-        temperature=_number(body, "temperature", 1.0, 0.0, 1e6),
-        top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
-        top_k=max(0, int(_number(body, "top_k", 0, -1, 1 << 31))),
-        max_tokens=int(_number(body, "max_tokens", 16, 1, 1 << 24)),
-    )
 
 
 def read_ids(values: Json, name: str, vocab_size: int) -> Int32:

@@ -73,24 +73,21 @@ class Reply:
         choices, usage = value["choices"], value.get("usage")
         if choices:
             (choice,) = choices
-            self._take_choice(choice)
+            if self.finish is not None:
+                raise ValueError("a piece behind the last")
+            if choice.get("index", 0) != 0:
+                raise ValueError(f"choice {str(choice['index'])[:80]}, where one was asked for")
+            prompt = choice.get("prompt_token_ids")
+            if prompt is not None and not np.array_equal(prompt, self._request.prompt_ids_L):
+                raise ValueError("a reply to another prompt")
+            self._take_tokens(choice)
+            if choice.get("finish_reason") is not None:
+                self.finish = FinishReason(choice["finish_reason"])
+                self._check_end(choice.get("stop_reason"))
         elif usage is None:
             raise ValueError("a piece without a choice")
         if usage is not None:
             self._take_usage(usage)
-
-    def _take_choice(self, choice: Json) -> None:
-        if self.finish is not None:
-            raise ValueError("a piece behind the last")
-        if choice.get("index", 0) != 0:
-            raise ValueError(f"choice {str(choice['index'])[:80]}, where one was asked for")
-        prompt = choice.get("prompt_token_ids")
-        if prompt is not None and not np.array_equal(prompt, self._request.prompt_ids_L):
-            raise ValueError("a reply to another prompt")
-        self._take_tokens(choice)
-        if choice.get("finish_reason") is not None:
-            self.finish = FinishReason(choice["finish_reason"])
-            self._check_end(choice.get("stop_reason"))
 
     def _take_tokens(self, choice: Json) -> None:
         ids, start = choice["token_ids"], len(self._ids)

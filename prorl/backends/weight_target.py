@@ -134,18 +134,15 @@ class WeightTarget:
         """
         dialect = await self.dialect()
         if is_adapter(path):
-            dialect = self._adapted(dialect)
+            if dialect is PRORL or not self._model:
+                raise BackendError(
+                    FailureCode.BACKEND_PROTOCOL,
+                    f"{self.url} takes no adapter: start vLLM with --enable-lora --lora-modules"
+                    " NAME=DIR, and set the service's `model` to NAME",
+                )
+            dialect = VLLM_ADAPTER
         for call in dialect.update(path, version, label, self._model):
             await self._call("POST", call.path, call.body)
-
-    def _adapted(self, dialect: WeightDialect) -> WeightDialect:
-        if dialect is PRORL or not self._model:
-            raise BackendError(
-                FailureCode.BACKEND_PROTOCOL,
-                f"{self.url} takes no adapter: start vLLM with --enable-lora --lora-modules"
-                " NAME=DIR, and set the service's `model` to NAME",
-            )
-        return VLLM_ADAPTER
 
     async def label(self) -> str:
         """What the server calls the weights that it serves. Raises BackendError."""
@@ -188,18 +185,14 @@ class WeightTarget:
                 reply = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError, UnicodeError) as cause:
             self._dialect = None  # it may come back as another server
-            raise _unreachable(where, cause) from cause
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE,
+                f"{where}: {type(cause).__name__}: {cause}",
+                Trouble.SILENT if isinstance(cause, TimeoutError) else Trouble.REFUSED,
+            ) from cause
         if response.status != 200:
             raise _refused(where, response.status, reply)
         return reply
-
-
-def _unreachable(where: str, cause: Exception) -> BackendError:
-    return BackendError(
-        FailureCode.BACKEND_UNAVAILABLE,
-        f"{where}: {type(cause).__name__}: {cause}",
-        Trouble.SILENT if isinstance(cause, TimeoutError) else Trouble.REFUSED,
-    )
 
 
 def _refused(where: str, status: int, reply: bytes) -> BackendError:

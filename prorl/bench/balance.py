@@ -238,7 +238,18 @@ class _World:
         hz_S = self._speed_S * np.minimum(ALONE_HZ, together_S)
         self._left_B[decoding_B] -= STEP_S * hz_S[self._server_B[decoding_B]]
         for place in np.flatnonzero(decoding_B & (self._left_B <= 0)).tolist():
-            self._end_turn(place)
+            rollout, turn = int(self._owner_B[place]), int(self._turn_B[place])
+            tokens, server = self._work.tokens[rollout], int(self._server_B[place])
+            took_s = self._now - float(self._asked_B[place])
+            self._pick.heard(server, float(tokens[turn]), took_s)
+            if turn + 1 < len(tokens):
+                self._turn_B[place], self._left_B[place] = turn + 1, tokens[turn + 1]
+                asked = self._now + self._work.tools_s[rollout][turn + 1]
+                self._free_at_B[place] = self._asked_B[place] = asked
+            else:
+                self.taken.append(self._now - self._began_B[place])
+                self._pick.end(rollout)
+                self._begin(place)
 
     def _begin(self, place: int) -> None:
         """The next rollout begins at a place; it stays empty when there is none."""
@@ -255,17 +266,3 @@ class _World:
         self._server_B[place] = self._pick.begin(rollout, rollout // 8, float(tokens.sum()))
         self._left_B[place] = tokens[0]
         self._free_at_B[place] = self._asked_B[place] = now
-
-    def _end_turn(self, place: int) -> None:
-        rollout, turn = int(self._owner_B[place]), int(self._turn_B[place])
-        tokens, server = self._work.tokens[rollout], int(self._server_B[place])
-        took_s = self._now - float(self._asked_B[place])
-        self._pick.heard(server, float(tokens[turn]), took_s)
-        if turn + 1 < len(tokens):
-            self._turn_B[place], self._left_B[place] = turn + 1, tokens[turn + 1]
-            asked = self._now + self._work.tools_s[rollout][turn + 1]
-            self._free_at_B[place] = self._asked_B[place] = asked
-        else:
-            self.taken.append(self._now - self._began_B[place])
-            self._pick.end(rollout)
-            self._begin(place)

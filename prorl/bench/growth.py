@@ -68,7 +68,18 @@ class Size:
     def live(self, what: str) -> Life:
         if what not in self._lives:
             path = self._folder / f"{what}-{self.size}" / "control.db"
-            _make(path, what, self.size)
+            life = Life(path, Meter())
+            life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
+            life.accept(SEED)
+            if what == "done":
+                life.work()
+                life.commit_rest()
+            life.log.close()
+            repeat(path, self.size // SEED)
+            life = Life(path, Meter())
+            life.core.journal.mark_run(life.run)  # with its counts
+            life.write(0)
+            life.log.close()
             self._lives[what] = Life(path, self.meter)
         return self._lives[what]
 
@@ -98,21 +109,6 @@ class Size:
         done.take(IN_HAND)
         done.cancel("cancel, in hand", IN_HAND)
         self.close()
-
-
-def _make(path: Path, what: str, size: int) -> None:
-    life = Life(path, Meter())
-    life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
-    life.accept(SEED)
-    if what == "done":
-        life.work()
-        life.commit_rest()
-    life.log.close()
-    repeat(path, size // SEED)
-    life = Life(path, Meter())
-    life.core.journal.mark_run(life.run)  # with its counts
-    life.write(0)
-    life.log.close()
 
 
 def _memory() -> Iterator[Figure]:

@@ -45,7 +45,13 @@ async def run(quick: bool) -> Report:
     if not quick:
         print("bench tools: about 3 minutes on two cores; --quick takes one", file=sys.stderr)
     repeats = 100 if quick else 1000
-    rows = _floors(repeats)
+    # What no tool call can be faster than.
+    echo, note = uds_echo(repeats), "JSON there and back between two processes"
+    rows = [
+        _lean(median("uds_echo_p50_ms", echo, "ms", note=f"{note}: the floor of any call")),
+        Figure(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
+        _lean(median("fork_exec_p50_ms", fork_exec(repeats), "ms", note=FORK)),
+    ]
     order = tuple(dict.fromkeys((*reversed(kinds.automatic()), *kinds.known())))
     works = {kind: await probe_one(kind) for kind in order}
     able = [kind for kind in order if works[kind].works]
@@ -59,16 +65,6 @@ async def run(quick: bool) -> Report:
     rows += await _reliability(able[0], 300 if quick else 10_000)
     ours = next(row for row in rows if row.what == f"bash_true_p50_ms.{able[0]}").value
     return Report(bench="tools", rows=(*rows, *await _rivals(quick, ours)))
-
-
-def _floors(repeats: int) -> list[Figure]:
-    """What no tool call can be faster than."""
-    echo, note = uds_echo(repeats), "JSON there and back between two processes"
-    return [
-        _lean(median("uds_echo_p50_ms", echo, "ms", note=f"{note}: the floor of any call")),
-        Figure(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
-        _lean(median("fork_exec_p50_ms", fork_exec(repeats), "ms", note=FORK)),
-    ]
 
 
 def _absent(what: str, why: str) -> Figure:

@@ -85,8 +85,21 @@ def build(called: str = "") -> App:
 def dispatch(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code and never raises for a mistake of the caller."""
     try:
-        _check_environment()
-        _check_command(argv)
+        # Refuse faults that nobody can mean, before a process meets them in the middle of its
+        # work.
+        if os.environ.get(VARIABLE):
+            from prorl.config import check_failpoints
+
+            check_failpoints()
+        # Refuse an unknown command before cyclopts would load every command to look for it.
+        if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+            from prorl.cli.usage import nearest
+
+            raise UserError(
+                f"unknown command `{argv[0]}`",
+                f"one of {', '.join(COMMANDS)}",
+                nearest(argv[0], COMMANDS),
+            )
         answer = build(argv[0] if argv else "")(list(argv), **QUIETLY)
         sys.stdout.flush()
         return answer if isinstance(answer, int) else DONE
@@ -103,26 +116,6 @@ def dispatch(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-
-
-def _check_command(argv: Sequence[str]) -> None:
-    """Refuse an unknown command before cyclopts would load every command to look for it."""
-    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        from prorl.cli.usage import nearest
-
-        raise UserError(
-            f"unknown command `{argv[0]}`",
-            f"one of {', '.join(COMMANDS)}",
-            nearest(argv[0], COMMANDS),
-        )
-
-
-def _check_environment() -> None:
-    """Refuse faults that nobody can mean, before a process meets them in the middle of its work."""
-    if os.environ.get(VARIABLE):
-        from prorl.config import check_failpoints
-
-        check_failpoints()
 
 
 def _complain(error: object, code: int) -> int:

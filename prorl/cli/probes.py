@@ -47,7 +47,12 @@ def probes(root: Path) -> Iterator[ProbeOutcome]:
     yield _optional("spython", "prorl[apptainer]", "`prorl image build` and unpacking .sif images")
     yield _cores()
     yield from _disk(root)
-    yield from _certificates(root)
+    # Of a service that others reach: what ends within a month. It renews them while it runs.
+    if (root / "join").is_dir():
+        for file, days in ends_soon(root).items():
+            found = f"{file} ends in {days:.0f} days" if days >= 0 else f"{file} has ended"
+            fix = "start the service, which renews it; copy a join file to its users again"
+            yield ProbeOutcome("warn", "certificate", found, fix)
     yield _sockets()
     yield _descriptors()
     yield from _sandboxes()
@@ -75,19 +80,18 @@ def _cores() -> ProbeOutcome:
     return ProbeOutcome.warning("machine", found, fix, bad=cores < 2 or memory < 3)
 
 
-def _certificates(root: Path) -> Iterator[ProbeOutcome]:
-    """Of a service that others reach: what ends within a month. It renews them while it runs."""
-    if (root / "join").is_dir():
-        for file, days in ends_soon(root).items():
-            found = f"{file} ends in {days:.0f} days" if days >= 0 else f"{file} has ended"
-            fix = "start the service, which renews it; copy a join file to its users again"
-            yield ProbeOutcome("warn", "certificate", found, fix)
-
-
 def _disk(root: Path) -> Iterator[ProbeOutcome]:
     place = next(path for path in [root.absolute(), *root.absolute().parents] if path.exists())
     try:
-        sync_ms = _fsync_ms(place)
+        times = []
+        with tempfile.TemporaryFile(dir=place) as file:
+            for _ in range(9):
+                file.write(b"x" * 4096)
+                file.flush()
+                start = time.perf_counter()
+                os.fdatasync(file.fileno())
+                times.append((time.perf_counter() - start) * 1e3)
+        sync_ms = statistics.median(times)
     except OSError as error:
         yield ProbeOutcome("fail", "disk", f"{place}: {error.strerror}", "choose a writable --root")
         return
@@ -96,18 +100,6 @@ def _disk(root: Path) -> Iterator[ProbeOutcome]:
     free = shutil.disk_usage(place).free / 2**30
     found, fix = f"{free:.0f} GiB free at {place}", "free some, or choose another --root"
     yield ProbeOutcome.warning("disk", found, fix, bad=free < 5)
-
-
-def _fsync_ms(place: Path) -> float:
-    times = []
-    with tempfile.TemporaryFile(dir=place) as file:
-        for _ in range(9):
-            file.write(b"x" * 4096)
-            file.flush()
-            start = time.perf_counter()
-            os.fdatasync(file.fileno())
-            times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
 
 
 def _sockets() -> ProbeOutcome:

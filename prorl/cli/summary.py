@@ -81,7 +81,13 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     for row in summary["failures"]:
         what = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
         yield f"  failure   {what}: {clean(row['example'])[:100]}"
-    yield from _cut_off(summary)
+    # Rollouts whose policy was not done when a budget ended.
+    for many, settings in (
+        (summary["cut_by_tokens"], "sampling.max_tokens, limits.max_tokens"),
+        (summary["cut_by_time"], "limits.run_s"),
+    ):
+        if many:
+            yield f"  CUT OFF   {many:,} of {summary['rollouts']:,} rollouts: raise {settings}"
     yield f"  groups    {' · '.join(map(_decided, summary['groups_decided'])) or 'none decided'}"
     yield f"  tokens    {_tokens(summary, elapsed_s)}"
     timings = (
@@ -97,16 +103,6 @@ def _reward(summary: dict[str, Json]) -> str:
     words = ["-" if mean is None else f"mean {mean:.3f}"]
     words.append(f"rewarded {summary['rewarded']:,}/{summary['rollouts']:,}")
     return " · ".join([*words, f"masked {masked:,}"] if masked else words)
-
-
-def _cut_off(summary: dict[str, Json]) -> Iterator[str]:
-    """Rollouts whose policy was not done when a budget ended."""
-    for many, settings in (
-        (summary["cut_by_tokens"], "sampling.max_tokens, limits.max_tokens"),
-        (summary["cut_by_time"], "limits.run_s"),
-    ):
-        if many:
-            yield f"  CUT OFF   {many:,} of {summary['rollouts']:,} rollouts: raise {settings}"
 
 
 def _decided(row: dict[str, Json]) -> str:

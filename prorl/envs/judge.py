@@ -169,18 +169,6 @@ def _error(cause: BaseException) -> Any:
     }
 
 
-def _raise(reply: Any) -> Any:
-    """Raise what the program raised; a built-in exception as itself: tests may expect it."""
-    kind = getattr(builtins, str(reply["error"]), None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
-            error = kind(reply["text"])
-        except TypeError:
-            error = CandidateError(reply["text"])
-        raise error
-    raise CandidateError(reply["text"])
-
-
 def ask(channel: socket.socket, request: Any) -> Any:
     """The value of the reply to a request, or its error raised."""
     try:
@@ -198,7 +186,15 @@ def ask(channel: socket.socket, request: Any) -> Any:
         RecursionError,
     ) as cause:
         raise CandidateError(f"the program gave no usable answer: {cause}") from None
-    return _raise(reply)
+    # Raise what the program raised; a built-in exception as itself: tests may expect it.
+    kind = getattr(builtins, str(reply["error"]), None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            error = kind(reply["text"])
+        except TypeError:
+            error = CandidateError(reply["text"])
+        raise error
+    raise CandidateError(reply["text"])
 
 
 def judge(channel: socket.socket, job: Any) -> int:

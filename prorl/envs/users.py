@@ -182,7 +182,14 @@ class _Asking:
                 strict=hook in ASKED_WITHIN,
                 call_back=_Doing(sandbox),
             )
-            return _given(said, kind)
+            # What a hook has given, or raises what it has raised.
+            verdict, *rest = said
+            if verdict == "gave":
+                return msgspec.convert(rest[0], kind)
+            if verdict == "task":
+                raise TaskError(*rest)
+            code, message = rest
+            raise RolloutError(FailureCode(code), message)
         except Raised as error:
             if error.words.startswith("TaskError: "):  # its import
                 raise TaskError(
@@ -204,17 +211,6 @@ def _fault(hook: str, text: str) -> RolloutError | TaskError:
 
 def _with_place(words: str, error: HelperError) -> str:
     return f"{words} ({error.place})" if error.place else words
-
-
-def _given(said: Any, kind: Any) -> Any:
-    """What a hook has given, or raises what it has raised."""
-    verdict, *rest = said
-    if verdict == "gave":
-        return msgspec.convert(rest[0], kind)
-    if verdict == "task":
-        raise TaskError(*rest)
-    code, message = rest
-    raise RolloutError(FailureCode(code), message)
 
 
 class _Doing:

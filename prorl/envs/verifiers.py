@@ -82,29 +82,36 @@ class VerifiersEnv(BaseEnv):
         theirs, answer = _theirs(task), artefact.decode("utf-8", "replace")
 
         def judge() -> Any:
-            trace = _trace(theirs, answer)
+            from verifiers.v1.configs.agent import AgentConfig
+            from verifiers.v1.graph import MessageNode
+            from verifiers.v1.trace import AgentInfo, Trace, TraceTask
+            from verifiers.v1.types import AssistantMessage, UserMessage
+
+            data = theirs.data
+            asked = MessageNode(message=UserMessage(content=data.prompt_text))
+            said = MessageNode(parent=0, message=AssistantMessage(content=answer), sampled=True)
+            about = TraceTask(
+                type=type(theirs).__name__, data=data, key=theirs.key, hash=theirs.hash
+            )
+            trace = Trace(task=about, agent=AgentInfo(config=AgentConfig()), nodes=[asked, said])
             asyncio.run(theirs.score(trace))
             return trace
 
         with boundary(GraderError, FailureCode.GRADER_ERROR, "the taskset's reward functions"):
             with anyio.fail_after(deadline.remaining_s):
                 trace = await anyio.to_thread.run_sync(judge, abandon_on_cancel=True)
-            parts = _parts(trace)
+            # The taskset's rewards by their weight, its metrics without any.
+            rewards = (
+                RewardPart(name=name, value=float(one.score), weight=float(one.weight))
+                for name, one in trace.rewards.items()
+            )
+            metrics = (
+                RewardPart(name=f"metric_{name}", value=float(value), weight=0.0)
+                for name, value in trace.metrics.items()
+            )
+            parts = (*rewards, *metrics)
         more = await rubric_of(task, self.rubric).score(task, artefact, sandbox, deadline)
         return Score(parts=(*parts, *more.parts), log=answer[-1000:])
-
-
-def _parts(trace: Any) -> tuple[RewardPart, ...]:
-    """The taskset's rewards by their weight, its metrics without any."""
-    rewards = (
-        RewardPart(name=name, value=float(one.score), weight=float(one.weight))
-        for name, one in trace.rewards.items()
-    )
-    metrics = (
-        RewardPart(name=f"metric_{name}", value=float(value), weight=0.0)
-        for name, value in trace.metrics.items()
-    )
-    return (*rewards, *metrics)
 
 
 @lru_cache(maxsize=8)
@@ -142,20 +149,6 @@ def _beyond(theirs: Any) -> str:
         if needed is not None and needed.default is inspect.Parameter.empty:
             return f"its reward {function.__name__} needs a runtime"
     return "" if theirs.hooks("reward") else "it has no reward function"
-
-
-def _trace(theirs: Any, answer: str) -> Any:
-    """A finished conversation as `verifiers` records it."""
-    from verifiers.v1.configs.agent import AgentConfig
-    from verifiers.v1.graph import MessageNode
-    from verifiers.v1.trace import AgentInfo, Trace, TraceTask
-    from verifiers.v1.types import AssistantMessage, UserMessage
-
-    data = theirs.data
-    asked = MessageNode(message=UserMessage(content=data.prompt_text))
-    said = MessageNode(parent=0, message=AssistantMessage(content=answer), sampled=True)
-    about = TraceTask(type=type(theirs).__name__, data=data, key=theirs.key, hash=theirs.hash)
-    return Trace(task=about, agent=AgentInfo(config=AgentConfig()), nodes=[asked, said])
 
 
 def _text(content: Json) -> str:

@@ -89,16 +89,12 @@ def failpoint(name: str) -> None:
         return
     fault.left -= 1
     if fault.left == 0:
-        _strike(name, fault.what)
-
-
-def _strike(name: str, what: str) -> None:
-    match what:
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "freeze":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "delay":
-            time.sleep(1.0)
-        case _:
-            raise OSError(errno.EIO, f"failpoint {name}")
+        match fault.what:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "freeze":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "delay":
+                time.sleep(1.0)
+            case _:
+                raise OSError(errno.EIO, f"failpoint {name}")

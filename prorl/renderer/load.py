@@ -65,14 +65,28 @@ def _chatml(spec: RendererSpec, tokenizer: Tokenizer) -> Renderer:
 
 def template_renderer(spec: RendererSpec, tokenizer: HFTokenizer) -> Renderer:
     """A `TemplateRenderer`, proved. Raises ConfigError."""
-    _check_jinja2(spec)
+    try:
+        import jinja2  # noqa: F401
+    except ImportError as cause:
+        raise ConfigError(
+            f"{spec.model} speaks by a chat template",
+            "the package jinja2",
+            "pip install 'prorl[render]'",
+        ) from cause
     from prorl.renderer import proof
     from prorl.renderer.family import find_family
     from prorl.renderer.model import TemplateRenderer
     from prorl.renderer.template import read_checkpoint
 
     checkpoint = read_checkpoint(Path(spec.model))
-    _check_size(checkpoint, tokenizer)
+    # A tokenizer with more ids than the model has rows is another model's.
+    if checkpoint.vocab_size and tokenizer.num_ids > checkpoint.vocab_size:
+        raise ConfigError(
+            f"{checkpoint.directory}: tokenizer.json has {tokenizer.num_ids} ids, config.json says"
+            f" vocab_size {checkpoint.vocab_size}",
+            "the tokenizer of this model",
+            "fetch tokenizer.json from the model's repository",
+        )
     template, tool_template = _templates(spec, checkpoint)
     renderer = TemplateRenderer(
         tokenizer,
@@ -91,17 +105,6 @@ def _eos(checkpoint: Checkpoint, tokenizer: HFTokenizer) -> list[int]:
     """The tokenizer's own end: model servers stop there, asked or not."""
     eos = tokenizer.specials.get(checkpoint.special_tokens.get("eos_token", ""))
     return [] if eos is None else [eos]
-
-
-def _check_jinja2(spec: RendererSpec) -> None:
-    try:
-        import jinja2  # noqa: F401
-    except ImportError as cause:
-        raise ConfigError(
-            f"{spec.model} speaks by a chat template",
-            "the package jinja2",
-            "pip install 'prorl[render]'",
-        ) from cause
 
 
 def _templates(
@@ -123,17 +126,6 @@ def _templates(
     template.check(list(spec.variables))
     tools = ChatTemplate(tool_source, today, variables, where) if tool_source else None
     return template, tools
-
-
-def _check_size(checkpoint: Checkpoint, tokenizer: HFTokenizer) -> None:
-    """A tokenizer with more ids than the model has rows is another model's."""
-    if checkpoint.vocab_size and tokenizer.num_ids > checkpoint.vocab_size:
-        raise ConfigError(
-            f"{checkpoint.directory}: tokenizer.json has {tokenizer.num_ids} ids, config.json says"
-            f" vocab_size {checkpoint.vocab_size}",
-            "the tokenizer of this model",
-            "fetch tokenizer.json from the model's repository",
-        )
 
 
 def _day(text: str) -> date:

@@ -43,7 +43,16 @@ class ChatTemplate:
         self._sandbox = TemplateSandbox(today)
         try:
             self._template = self._sandbox.from_string(source)
-            self.reads = _read_by(self._sandbox.parse(source))
+            # Variables that a template expects. One that it sets itself counts if it asks whether
+            # it is defined.
+            tree = self._sandbox.parse(source)
+            own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
+            asked = {
+                test.node.name
+                for test in tree.find_all(nodes.Test)
+                if test.name == "defined" and isinstance(test.node, nodes.Name)
+            }
+            self.reads = frozenset(meta.find_undeclared_variables(tree)) - (own - asked)
         except jinja2.TemplateError as cause:
             raise ConfigError(
                 f"{where}: {cause}", "a Jinja template", "take the file from the model's repository"
@@ -103,20 +112,6 @@ class ChatTemplate:
             return self.render(messages, tools, add_generation_prompt=add_generation_prompt)
         except TemplateFault:
             return None
-
-
-def _read_by(tree: nodes.Template) -> frozenset[str]:
-    """Variables that a template expects.
-
-    One that it sets itself counts if it asks whether it is defined.
-    """
-    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
-    asked = {
-        test.node.name
-        for test in tree.find_all(nodes.Test)
-        if test.name == "defined" and isinstance(test.node, nodes.Name)
-    }
-    return frozenset(meta.find_undeclared_variables(tree)) - (own - asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -309,12 +309,9 @@ class ConnectedSandbox:
         text = f"call {call.number} of turn {call.turn} may have run; its result is not known"
         raise SandboxError(FailureCode.CALL_UNKNOWN, text)
 
-    def _abort(self) -> None:
+    async def _lost(self, seen: Cause, detail: str = "") -> NoReturn:
         self._closed = True
         self._writer.transport.abort()
-
-    async def _lost(self, seen: Cause, detail: str = "") -> NoReturn:
-        self._abort()
         code, message = await self._fate_of(self.ref, seen)
         raise SandboxError(code, f"{message}: {detail}" if detail else message)
 

@@ -68,7 +68,14 @@ async def spawned(
     with _folder() as folder:
         options = ["--kind", kind, "--warm", str(warm), "--max-sandboxes", str(max_sandboxes)]
         options += ["--images", images] if images else []
-        process = await _start(folder, options)
+        # A sandboxd whose socket and root are in this folder; it ends with this process.
+        own = ["--socket", f"{folder}/sd", "--root", f"{folder}/root"]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "prorl.sandbox.node.daemon", *own, *options),
+            *("--parent-pid", str(os.getpid())),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
         assert process.stdout is not None
         assert process.stderr is not None
         try:
@@ -81,14 +88,3 @@ async def spawned(
             if process.returncode is None:
                 process.terminate()
             await process.communicate()
-
-
-async def _start(folder: str, options: list[str]) -> asyncio.subprocess.Process:
-    """A sandboxd whose socket and root are in this folder; it ends with this process."""
-    own = ["--socket", f"{folder}/sd", "--root", f"{folder}/root"]
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "prorl.sandbox.node.daemon", *own, *options),
-        *("--parent-pid", str(os.getpid())),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )

@@ -26,17 +26,13 @@ def remove_tree(path: str) -> None:
         os.unlink(path)
         return
     try:
-        _empty(top)
+        serial = 0
+        while names := os.listdir(top):
+            for name in names:
+                serial = _remove(top, name, serial)
     finally:
         os.close(top)
     os.rmdir(path)
-
-
-def _empty(top: int) -> None:
-    serial = 0
-    while names := os.listdir(top):
-        for name in names:
-            serial = _remove(top, name, serial)
 
 
 def _remove(top: int, name: str, serial: int) -> int:

@@ -83,7 +83,12 @@ def read_tasks(
         raise TaskError(f"limit {limit}", "a positive number of tasks")
     check = check or _fine
     if is_generated(str(path)):
-        return _generated(str(path), env, limit, check)
+        spec = str(path)
+        found = TaskSet(source=spec, format="a generated set")
+        found.tasks = [_with_env(task, env, Path.cwd()) for task in from_spec(spec)[:limit]]
+        for task in found.tasks:
+            check(task)
+        return found
     path = Path(path)
     if is_task_folder(path):
         return _folders(path, env, limit, check, skip_bad=skip_bad)
@@ -92,14 +97,6 @@ def read_tasks(
 
 def _fine(task: Task) -> None:
     """Refuses no task."""
-
-
-def _generated(spec: str, env: str, limit: int | None, check: Check) -> TaskSet:
-    found = TaskSet(source=spec, format="a generated set")
-    found.tasks = [_with_env(task, env, Path.cwd()) for task in from_spec(spec)[:limit]]
-    for task in found.tasks:
-        check(task)
-    return found
 
 
 def _rows(path: Path, env: str, limit: int | None, check: Check, *, skip_bad: bool) -> TaskSet:

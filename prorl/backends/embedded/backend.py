@@ -113,12 +113,9 @@ class EmbeddedBackend:
         """
         self._paused = True
         if mode == "abort":
-            self._abort_all()
-
-    def _abort_all(self) -> None:
-        for row in self.engine.running_and_waiting():
-            self.engine.abort(row)
-            self._finish(row)
+            for row in self.engine.running_and_waiting():
+                self.engine.abort(row)
+                self._finish(row)
 
     async def drain(self) -> None:
         self._open.clear()

@@ -53,7 +53,18 @@ def draw(logits_RV: Float32, uniform_R: Float64, params: list[SamplingParams]) -
     scaled_RV = logits_RV.astype(np.float64) / np.where(greedy_R, 1.0, temperature_R)[:, None]
     for row, param in enumerate(params):
         if param.top_k or param.top_p < 1.0:
-            scaled_RV[row] = _restrict(scaled_RV[row], param)
+            # Minus infinity for every token outside the k likeliest and outside top_p. The latter
+            # is the smallest set of that probability.
+            scaled_V = scaled_RV[row]
+            order = np.argsort(-scaled_V, kind="stable")
+            weights = np.exp(scaled_V[order] - scaled_V[order[0]])
+            if param.top_k:
+                weights[param.top_k :] = 0.0
+            before = weights.cumsum() - weights
+            kept = order[(before < param.top_p * weights.sum()) & (weights > 0)]
+            restricted = np.full_like(scaled_V, -np.inf)
+            restricted[kept] = scaled_V[kept]
+            scaled_RV[row] = restricted
     scaled_RV -= scaled_RV.max(axis=1, keepdims=True)
     cumulative_RV = np.exp(scaled_RV).cumsum(axis=1)
     total_R = cumulative_RV[:, -1]
@@ -64,19 +75,3 @@ def draw(logits_RV: Float32, uniform_R: Float64, params: list[SamplingParams]) -
     ids_R[greedy_R] = scaled_RV[greedy_R].argmax(axis=1)
     logprobs_R = scaled_RV[np.arange(len(ids_R)), ids_R] - np.log(total_R)
     return Draws(ids_R.astype(np.int32), np.minimum(logprobs_R, 0.0).astype(np.float32))
-
-
-def _restrict(scaled_V: Float64, param: SamplingParams) -> Float64:
-    """Minus infinity for every token outside the k likeliest and outside top_p.
-
-    The latter is the smallest set of that probability.
-    """
-    order = np.argsort(-scaled_V, kind="stable")
-    weights = np.exp(scaled_V[order] - scaled_V[order[0]])
-    if param.top_k:
-        weights[param.top_k :] = 0.0
-    before = weights.cumsum() - weights
-    kept = order[(before < param.top_p * weights.sum()) & (weights > 0)]
-    restricted = np.full_like(scaled_V, -np.inf)
-    restricted[kept] = scaled_V[kept]
-    return restricted

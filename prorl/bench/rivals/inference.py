@@ -19,7 +19,17 @@ async def openai_client(url: str, streamed: bool, *, documented: bool) -> AsyncI
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=600.0)
 
     async def call(index: int) -> int:
-        wanted = _wanted(index, documented)
+        # The arguments of one completion, the prompt where the package looks at it or where not.
+        ids: list[int] = prompt(index).tolist()
+        more = {"return_token_ids": True, "stop_token_ids": [1]}
+        wanted = {
+            "model": "bench",
+            "prompt": ids if documented else "",
+            "max_tokens": SAMPLED_TOKENS,
+            "logprobs": 0,
+            "seed": index,
+            "extra_body": more if documented else {**more, "prompt": ids},
+        }
         if not streamed:
             whole = await client.completions.create(**wanted)
             return len(np.asarray(whole.choices[0].token_ids, np.int32))
@@ -33,17 +43,3 @@ async def openai_client(url: str, streamed: bool, *, documented: bool) -> AsyncI
         yield call
     finally:
         await client.close()
-
-
-def _wanted(index: int, documented: bool) -> dict[str, Any]:
-    """The arguments of one completion, the prompt where the package looks at it or where not."""
-    ids: list[int] = prompt(index).tolist()
-    more = {"return_token_ids": True, "stop_token_ids": [1]}
-    return {
-        "model": "bench",
-        "prompt": ids if documented else "",
-        "max_tokens": SAMPLED_TOKENS,
-        "logprobs": 0,
-        "seed": index,
-        "extra_body": more if documented else {**more, "prompt": ids},
-    }

@@ -62,7 +62,11 @@ def read_run(run_dir: Path) -> PackedBatch:
 
 def forms(batch: PackedBatch) -> dict[str, Callable[[], Any]]:
     """Name of a form -> what a producer does per request: bytes-like."""
-    raw = _arrow_stream(batch)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.arrow.schema) as writer:
+        for i in range(0, batch.num_groups, 2):
+            writer.write_batch(batch.groups(i, i + 2).arrow)
+    raw = sink.getvalue()
     lists = [
         dict(zip((*_SCALARS, *_LISTS), values, strict=True))
         for values in zip(*_columns(batch), strict=True)
@@ -78,14 +82,6 @@ def forms(batch: PackedBatch) -> dict[str, Callable[[], Any]]:
 
 def _columns(batch: PackedBatch) -> list[list[Any]]:
     return [batch.arrow.column(name).to_pylist() for name in (*_SCALARS, *_LISTS)]
-
-
-def _arrow_stream(batch: PackedBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.arrow.schema) as writer:
-        for i in range(0, batch.num_groups, 2):
-            writer.write_batch(batch.groups(i, i + 2).arrow)
-    return sink.getvalue()
 
 
 def _padded(batch: PackedBatch) -> dict[str, Any]:

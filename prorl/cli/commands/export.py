@@ -63,7 +63,9 @@ def export(
     stored = StoredRun(run_directory(run, root))
     rows = FORMATS[format_](stored, all_)
     if format_ == "hf":
-        count = _dataset(out, stored.run_id, rows)
+        (out / "data").mkdir(parents=True)
+        (out / "README.md").write_text(CARD.format(run=stored.run_id))
+        count = _parquet(out / "data" / "train-00000-of-00001.parquet", rows)
     elif format_ in LINES or out.suffix == ".jsonl":
         count = _lines(out, rows)
     else:
@@ -84,12 +86,6 @@ def _check(format_: str, out: Path) -> None:
         raise UserError(f"{out} exists", "a name that is free")
     if not out.absolute().parent.is_dir():
         raise UserError(f"{out}: no folder {out.parent}", "a file that can be written")
-
-
-def _dataset(folder: Path, run_id: str, rows: Iterator[dict[str, Json]]) -> int:
-    (folder / "data").mkdir(parents=True)
-    (folder / "README.md").write_text(CARD.format(run=run_id))
-    return _parquet(folder / "data" / "train-00000-of-00001.parquet", rows)
 
 
 def _lines(path: Path, rows: Iterable[Mapping[str, Json]]) -> int:

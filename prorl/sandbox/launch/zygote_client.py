@@ -124,7 +124,8 @@ class ZygoteClient:
             except ConnectionError:
                 data = b""
             if not data:
-                self._lost()
+                self.close()
+                self._on_lost()
                 return
             self._dispatch(json.loads(data))
 
@@ -133,10 +134,6 @@ class ZygoteClient:
             self._on_started(message["started"], message["pid"])
         else:
             self._on_exit(message["exited"], Exit(message["status"], message["cpu_s"]))
-
-    def _lost(self) -> None:
-        self.close()
-        self._on_lost()
 
     def close(self) -> None:
         if self._process is None:

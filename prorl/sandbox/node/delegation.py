@@ -78,24 +78,21 @@ def enable(base: Path, wanted: tuple[str, ...]) -> bool:
         return True
     for _ in range(MOVES):
         if not _is_top(base):
-            _move_all(base, base / LEAF)
+            leaf = base / LEAF
+            pids = words(base / "cgroup.procs")
+            try:
+                if pids:
+                    leaf.mkdir(exist_ok=True)
+                for pid in pids:
+                    write(leaf / "cgroup.procs", pid)
+            except OSError:
+                pass
         try:
             write(control, delegate(wanted))
         except OSError:
             continue  # something was forked in between
         return True
     return False
-
-
-def _move_all(base: Path, leaf: Path) -> None:
-    pids = words(base / "cgroup.procs")
-    try:
-        if pids:
-            leaf.mkdir(exist_ok=True)
-        for pid in pids:
-            write(leaf / "cgroup.procs", pid)
-    except OSError:
-        pass  # ended meanwhile, or not ours to move: then enabling fails
 
 
 def delegate(controllers: tuple[str, ...]) -> str:

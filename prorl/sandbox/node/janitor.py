@@ -163,7 +163,10 @@ async def end_launcher(note: Note) -> None:
     """TERM, then KILL to the launcher if it is still the same process."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if note.start_ticks is not None and start_ticks(note.pid) == note.start_ticks:
-            _kill(note.pid, number)
+            try:
+                os.kill(note.pid, number)
+            except ProcessLookupError:
+                pass
             await _wait_gone(note.pid, note.start_ticks)
 
 
@@ -197,13 +200,6 @@ async def _wait_gone(pid: int, ticks: int) -> None:
         if start_ticks(pid) != ticks:
             return
         await asyncio.sleep(0.005)
-
-
-def _kill(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def remove_strays(uids: Container[int]) -> None:

@@ -85,7 +85,16 @@ class Maker:
         """Claim root and uids, sweep what others left, start the zygote. Raises ConfigError."""
         self._sockets = await claim(self._root)
         self._uids = Uids()
-        await self._sweep()
+        # End and remove what earlier daemons left, the slow part of it in the background.
+        if self._kind.shares_host:  # what sandboxes of a dead daemon left to their uids' next ones
+            await asyncio.to_thread(janitor.remove_strays, self._uids.block)
+        for folder in (self._root, *(self._root / name for name in janitor.FOLDERS)):
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        await janitor.sweep(self._root, self._uids)
+        await cgroups.remove_parents(self._sockets.name)
+        for path in (self._root / "trash").iterdir():
+            self._in_background(janitor.remove_later(path))
+        self._in_background(janitor.sweep_orphans(self._sockets, self._uids))
         if self._kind.zipapp:
             self._support.mkdir(mode=0o755, exist_ok=True)
             bundle.write(self._support / "server.pyz")
@@ -100,18 +109,6 @@ class Maker:
         )
         self._watching = asyncio.create_task(self._watchdog.run())
         self._start_zygote()
-
-    async def _sweep(self) -> None:
-        """End and remove what earlier daemons left, the slow part of it in the background."""
-        if self._kind.shares_host:  # what sandboxes of a dead daemon left to their uids' next ones
-            await asyncio.to_thread(janitor.remove_strays, self._uids.block)
-        for folder in (self._root, *(self._root / name for name in janitor.FOLDERS)):
-            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        await janitor.sweep(self._root, self._uids)
-        await cgroups.remove_parents(self._sockets.name)
-        for path in (self._root / "trash").iterdir():
-            self._in_background(janitor.remove_later(path))
-        self._in_background(janitor.sweep_orphans(self._sockets, self._uids))
 
     def _end_over_limit(self, live: Live, what: str) -> None:
         self._in_background(self.end(live, fate_of(Cause.OVER_LIMIT, what)))
@@ -162,7 +159,13 @@ class Maker:
         await self._room.acquire()
         try:
             async with self._gate:
-                await self._until_there_is_memory()
+                # A node short of memory takes fewer: one more would only have the kernel kill the
+                # others. The first is always taken, else a node whose bound is too low would take
+                # none for ever.
+                while self.lives and memory.available_bytes() < RESERVE_BYTES:
+                    self._short_of_memory = True
+                    await asyncio.sleep(MEMORY_S)
+                self._short_of_memory = False
                 return await self._make(spec, image, layer)
         except OSError as cause:
             self._room.release()
@@ -170,16 +173,6 @@ class Maker:
         except BaseException:
             self._room.release()
             raise
-
-    async def _until_there_is_memory(self) -> None:
-        """A node short of memory takes fewer: one more would only have the kernel kill the others.
-
-        The first is always taken, else a node whose bound is too low would take none for ever.
-        """
-        while self.lives and memory.available_bytes() < RESERVE_BYTES:
-            self._short_of_memory = True
-            await asyncio.sleep(MEMORY_S)
-        self._short_of_memory = False
 
     async def _make(self, spec: SandboxSpec, image: str, layer: str) -> Live:
         sandbox_id = secrets.token_hex(8)
@@ -205,15 +198,13 @@ class Maker:
             live.exited.set_result(NEVER_STARTED)
             await self._clear_up(live, NEVER_STARTED, orphaned=False)
             raise
-        await self._until_ready(live, status_fd)
-        return live
-
-    async def _until_ready(self, live: Live, status_fd: int) -> None:
-        """Wait until the tool server serves; one that does not is ended. Raises SandboxError."""
+        # Wait until the tool server serves; one that does not is ended. Raises SandboxError.
         try:
             text = await read_status(status_fd, START_S)
         except BaseException:
-            self._end_unstarted(live)
+            # The start was cancelled in the middle: end it in the background.
+            given_up = Fate(FailureCode.SANDBOX_START, "the start was given up")
+            self._in_background(self.end(live, given_up))
             raise
         finally:
             os.close(status_fd)
@@ -222,6 +213,7 @@ class Maker:
             await self.end(live, Fate(code, text))
             raise SandboxError(code, f"{self._name}: {text or 'the launcher died'}")
         live.ready = True
+        return live
 
     def _launch(self, launch: Launch, path: str) -> int:
         """Ask the zygote; returns what the launcher's first words are read from.
@@ -282,11 +274,6 @@ class Maker:
         if self._kind.server_can_be_killed or not live.pid:
             return None
         return Cause.SERVER_FROZEN if any(map(is_stopped, to_init(live.pid))) else None
-
-    def _end_unstarted(self, live: Live) -> None:
-        """The start was cancelled in the middle: end it in the background."""
-        given_up = Fate(FailureCode.SANDBOX_START, "the start was given up")
-        self._in_background(self.end(live, given_up))
 
     def _on_started(self, sandbox_id: str, pid: int) -> None:
         live = self.lives.get(sandbox_id)

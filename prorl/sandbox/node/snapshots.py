@@ -77,7 +77,15 @@ class Snapshots:
 
     async def claim(self, name: str, key: str) -> Answer:
         """The answer for a key, waiting while somebody makes it; `settle` will be told `name`."""
-        await self._until_made(name, key)
+        # Wait while somebody makes it; `settle` of this name ends the wait.
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting[name] = task
+        try:
+            while key in self._making:
+                await self._making[key].wait()
+        finally:
+            del self._waiting[name]
         if key in self._plain:
             return Answer("", "plain")
         snapshot = self._kept.get(key)
@@ -90,17 +98,6 @@ class Snapshots:
         snapshot.pins += 1
         self._claims[name] = _Claim(key, snapshot, False)
         return Answer(str(snapshot.path), "copy")
-
-    async def _until_made(self, name: str, key: str) -> None:
-        """Wait while somebody makes it; `settle` of this name ends the wait."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._waiting[name] = task
-        try:
-            while key in self._making:
-                await self._making[key].wait()
-        finally:
-            del self._waiting[name]
 
     def settle(self, name: str, outcome: Outcome) -> None:
         """A claim came to its end, or is not wanted any more.

@@ -111,18 +111,15 @@ def _try_lock(block: int) -> _Lock | None:
     name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         name.bind(f"\0prorl-uids-{block}")
-        file = _lock_file(block)
+        # Raises BlockingIOError when somebody has it. The file stays: nobody can remove it
+        # safely.
+        folder = base_folder().with_name(f"{base_folder().name}-uids")
+        own_folder(folder)
+        file = locks.take(folder / str(block))
     except OSError:
         name.close()
         return None
     return _Lock(name, file)
-
-
-def _lock_file(block: int) -> int:
-    """Raises BlockingIOError when somebody has it. The file stays: nobody can remove it safely."""
-    folder = base_folder().with_name(f"{base_folder().name}-uids")
-    own_folder(folder)
-    return locks.take(folder / str(block))
 
 
 def kill_uid(uid: int) -> bool:

@@ -35,7 +35,8 @@ def read(row: Row, index: int) -> Task:
     repo_name, commit_hash and parsed_commit_content are read where they are there.
     """
     expected = _object(row["expected_output_json"], "expected_output_json")
-    names = [_plain(name) for name, said in expected.items() if said == "PASSED"]
+    # A test's name without what the harness prints behind it.
+    names = [name.split(" - ")[0].strip() for name, said in expected.items() if said == "PASSED"]
     if not names:
         raise TaskError("expected_output_json has no test that passes", "at least one")
     data: dict[str, Json] = {
@@ -51,11 +52,6 @@ def read(row: Row, index: int) -> Task:
     task_id = f"{row.get('repo_name') or 'r2e'}-{row.get('commit_hash') or index}"
     prompt = text(row, "problem_statement")
     return Task(task_id=task_id, env="swe", prompt=prompt, data=data, data_source="r2e-gym")
-
-
-def _plain(name: str) -> str:
-    """A test's name without what the harness prints behind it."""
-    return name.split(" - ")[0].strip()
 
 
 def _object(value: Json, what: str) -> dict[str, Json]:
