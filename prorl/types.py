@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, NewType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NewType
+
+from annotated_types import Len
 
 from prorl.states import FAILURE_CLASS as FAILURE_CLASS
 from prorl.states import FailureClass as FailureClass
@@ -97,7 +99,7 @@ class Task:
     `data` is the domain's own: the env says what it reads from it (`prorl/envs`).
     """
 
-    task_id: str
+    task_id: Annotated[str, Len(1, 512)]
     """Unique in its source, e.g. `HumanEval/0`."""
     env: str
     """Name of the env that runs and scores it, e.g. `math`, `code`."""

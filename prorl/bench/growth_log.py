@@ -24,14 +24,14 @@ from prorl.control import (
     KeptGroup,
 )
 from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.candidates import GroupBody, TaskBody
+from prorl.service.core.candidates import GroupBody
 from prorl.service.core.core import Core
 from prorl.service.core.state import RunRecord
 from prorl.service.core.submissions import PIECE
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
 from prorl.service.log.outbox import read_page, run_news
-from prorl.types import AttemptKey
+from prorl.types import AttemptKey, Task
 
 N = 8
 CHUNK = PIECE // N
@@ -93,7 +93,7 @@ class Life:
             first, count = run.next_group, min(CHUNK, missing)
             bodies = [
                 GroupBody(
-                    task=TaskBody(task_id=f"t{number}", env="noop", prompt="x" * 300),
+                    task=Task(task_id=f"t{number}", env="noop", prompt="x" * 300),
                     n=N,
                     key=f"k{number}",
                 )

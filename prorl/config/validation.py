@@ -44,6 +44,9 @@ _KINDS = {
 }
 """The same for `int_type`, `int_parsing`, `int_from_float` and so on, by what comes first."""
 
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""A key that is none of a model's, or of a dataclass's."""
+
 SHOWN = 200
 """Characters of a refused value that an error shows."""
 
@@ -57,7 +60,7 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> Confi
     """
     first = error.errors()[0]
     path = dotted(first["loc"])
-    if first["type"] == "extra_forbidden":
+    if first["type"] in UNKNOWN:
         close = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1, cutoff=0.75)
         hint = f"did you mean `{close[0]}`?" if close else "see `prorl schema --config`"
         return ConfigError(f"{where}: unknown key `{path}`", "a known key", hint)
@@ -87,7 +90,7 @@ def given(error: Mapping[str, Any]) -> str:
     path = dotted(error["loc"])
     if error["type"] == "missing":
         return f"no `{path}`"
-    if error["type"] == "extra_forbidden":
+    if error["type"] in UNKNOWN:
         return f"unknown key `{path}`"
     shown = repr(error.get("input"))
     return f"`{path}` = {shown if len(shown) <= SHOWN else shown[:SHOWN] + '...'}"

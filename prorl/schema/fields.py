@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
 
 import pyarrow as pa
+
+from prorl.types import RewardPart, RolloutLimits, SamplingParams
 
 SCHEMA_VERSION = 2
 """Raised by one when a column changes its meaning or type, or goes; not for an optional new one."""
@@ -38,8 +41,8 @@ def list_of(dtype: pa.DataType) -> pa.ListType:
     return pa.list_(pa.field("element", dtype, nullable=False))
 
 
-def _struct(*fields: pa.Field, **types: pa.DataType) -> pa.StructType:
-    return pa.struct([*fields, *(required(name, dtype) for name, dtype in types.items())])
+def _struct(*columns: pa.Field, **types: pa.DataType) -> pa.StructType:
+    return pa.struct([*columns, *(required(name, dtype) for name, dtype in types.items())])
 
 
 def versioned(fields: list[pa.Field], name: str, **meanings: str) -> pa.Schema:
@@ -54,22 +57,14 @@ def versioned(fields: list[pa.Field], name: str, **meanings: str) -> pa.Schema:
     )
 
 
-SAMPLING = _struct(
-    temperature=pa.float32(), top_p=pa.float32(), top_k=pa.int32(), max_tokens=pa.int32()
-)
+def _struct_of(record: type, real: pa.DataType) -> pa.StructType:
+    """The struct of a record of `prorl.types`, which owns names and order."""
+    kinds = {"float": real, "int": pa.int32(), "str": pa.utf8()}
+    return _struct(**{field.name: kinds[field.type] for field in fields(record)})
 
-LIMITS = _struct(
-    init_s=pa.float64(),
-    run_s=pa.float64(),
-    eval_s=pa.float64(),
-    queue_s=pa.float64(),
-    tool_s=pa.float64(),
-    max_turns=pa.int32(),
-    max_tokens=pa.int32(),
-    max_attempts=pa.int32(),
-    max_worker_losses=pa.int32(),
-)
 
+SAMPLING = _struct_of(SamplingParams, pa.float32())
+LIMITS = _struct_of(RolloutLimits, pa.float64())
 SANDBOX_REF = _struct(node_id=pa.utf8(), sandbox_id=pa.utf8(), socket_path=pa.utf8())
 
 MESSAGE = _struct(
@@ -148,7 +143,7 @@ TURN = _struct(
     tool_calls=pa.int32(),
 )
 
-REWARD_PART = _struct(name=pa.utf8(), value=pa.float64(), weight=pa.float64())
+REWARD_PART = _struct_of(RewardPart, pa.float64())
 
 IDENTITY = (
     required("run_id", pa.utf8(), "name of the run"),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from prorl.flight.credit import Ledger
-from prorl.service.core.candidates import GroupBody, TaskBody
+from prorl.service.core.candidates import GroupBody
 from prorl.service.core.watchdog import Surroundings, reason
-from prorl.types import AttemptKey, RolloutState
+from prorl.types import AttemptKey, RolloutState, Task
 from tests.service.world import Worker, group, world
 
 PY, OTHER_PY = "py=sha256:a", "py=sha256:b"
@@ -18,7 +18,7 @@ PY, OTHER_PY = "py=sha256:a", "py=sha256:b"
 
 def with_image(name: str, image: str = "py") -> GroupBody:
     """A group of one rollout whose task names an image."""
-    task = TaskBody(task_id=name, env="noop", prompt="?", data={"image": image})
+    task = Task(task_id=name, env="noop", prompt="?", data={"image": image})
     return GroupBody(task=task, n=1)
 
 

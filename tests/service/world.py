@@ -38,17 +38,17 @@ from prorl.flight import FlightNetwork, LocalNetwork
 from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet
 from prorl.protocols import Network
-from prorl.service.core.candidates import GroupBody, TaskBody
+from prorl.service.core.candidates import GroupBody
 from prorl.service.log.log import ControlLog
 from prorl.service.serve import Served, serving
-from prorl.types import AttemptKey, Json
+from prorl.types import AttemptKey, Json, Task
 
 TOKEN = "secret"
 
 
 def group(name: str = "t", n: int = 1, key: str = "") -> GroupBody:
     """A group of the env that needs nothing."""
-    return GroupBody(task=TaskBody(task_id=name, env="noop", prompt=name), n=n, key=key)
+    return GroupBody(task=Task(task_id=name, env="noop", prompt=name), n=n, key=key)
 
 
 def settings(tmp_path: Path, **more: Json) -> ServiceConfig:

@@ -16,11 +16,11 @@ from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork, Inlet
 from prorl.protocols import Network, Sandbox, SandboxHost
 from prorl.schema.rows import Row
-from prorl.service.core.candidates import GroupBody, TaskBody
+from prorl.service.core.candidates import GroupBody
 from prorl.stages import worker as workers_of
 from prorl.stages.worker import Worker
 from prorl.testing import LocalSandbox
-from prorl.types import SandboxRef, SandboxSpec, Stage
+from prorl.types import SandboxRef, SandboxSpec, Stage, Task
 from tests.service.world import TOKEN, World, world
 
 TURNS = 8
@@ -76,7 +76,7 @@ async def submitted(w: World, turns: int = TURNS) -> None:
     policy, limits = ["scripted:oracle?delay_s=0.05"], {"max_turns": turns + 1}
     await w.run("r", backends=policy, limits=limits)
     data = {"turns": turns, "pause": 0.0}
-    task = TaskBody(task_id="c", env=ENV, prompt="Count.", data=data)
+    task = Task(task_id="c", env=ENV, prompt="Count.", data=data)
     await w.submit(GroupBody(task=task, n=1, key="k"))
 
 

@@ -29,20 +29,10 @@ MAX_TASK_BYTES = 4 << 20
 MAX_EXTRA_BYTES = 256 << 10
 
 
-class TaskBody(StrictModel):
-    """A task as HTTP takes it."""
-
-    task_id: str = Field(min_length=1, max_length=512)
-    env: str
-    prompt: str
-    data: dict[str, Json] = Field(default_factory=dict)
-    data_source: str = ""
-
-
 class GroupBody(StrictModel):
     """One group of `POST /v1/runs/{run}/groups`: n sibling rollouts of one task."""
 
-    task: TaskBody
+    task: Task
     n: int = Field(default=1, ge=1, le=1024)
     key: str = Field(
         default="", max_length=512, description="idempotency key; empty = hash of run and position"
@@ -90,7 +80,7 @@ async def check_envs(bodies: Sequence[GroupBody], check: CheckTask, first: int) 
     """Raise TaskError that names the row of a task that its env cannot run."""
     for index, body in enumerate(bodies, first):
         try:
-            found = check(Task(**dict(body.task)))
+            found = check(body.task)
             if found is not None:
                 await found
         except TaskError as error:
@@ -106,24 +96,21 @@ def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> C
     try:
         if run.delivery == "stream" and body.sampling and body.sampling.is_cut_off:
             raise TaskError("its sampling, in a run that trains", WHOLE_DISTRIBUTION)
-        return _candidate(body, Task(**dict(body.task)), default)
+        check_values(body.task.task_id, body.task.data, body.extra)
+        try:
+            text, extra = task_to_json(body.task), orjson.dumps(body.extra).decode()
+        except orjson.JSONEncodeError as error:
+            raise TaskError(
+                f"`data` or `extra`: {error}",
+                "JSON with integers below 2^64 and at most 254 levels",
+            ) from None
+        _check_size("the task with its prompt and data", text, MAX_TASK_BYTES)
+        _check_size("`extra`", extra, MAX_EXTRA_BYTES)
     except TaskError as error:
         raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
-
-
-def _candidate(body: GroupBody, task: Task, default: str) -> Candidate:
-    check_values(task.task_id, task.data, body.extra)
-    try:
-        text, extra = task_to_json(task), orjson.dumps(body.extra).decode()
-    except orjson.JSONEncodeError as error:
-        raise TaskError(
-            f"`data` or `extra`: {error}", "JSON with integers below 2^64 and at most 254 levels"
-        ) from None
-    _check_size("the task with its prompt and data", text, MAX_TASK_BYTES)
-    _check_size("`extra`", extra, MAX_EXTRA_BYTES)
     sampling = orjson.dumps(asdict(body.sampling.params())).decode() if body.sampling else default
     name = digest(text.encode(), str(body.n).encode(), sampling.encode())
-    return Candidate(task, text, body.n, body.key, name, sampling, extra)
+    return Candidate(body.task, text, body.n, body.key, name, sampling, extra)
 
 
 def _check_size(what: str, text: str, limit: int) -> None:
