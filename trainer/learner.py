@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,47 @@ from prorl.trainer.config import TrainerConfig
 from prorl.trainer.lineage import Account
 from prorl.trainer.loss import Loss, LossConfig, dapo_loss
 from prorl.trainer.pack import load_model, pack, token_logprobs
-from prorl.trainer.tokens import Tokens, tokens_of
-from prorl.types import Json
+from prorl.types import Json, SpanKind
+
+
+class Tokens(NamedTuple):
+    """What the loss knows of each sampled token besides its ids, [C]."""
+
+    trained_C: torch.Tensor
+    """1.0 where it trains."""
+    fresh_C: torch.Tensor
+    """1.0 where these very weights sampled it: there the trainer's logprobs must equal the
+    sampler's.
+    """
+    proximal_C: torch.Tensor | None
+
+    def rows(self, batch: PackedBatch, rows: range) -> Tokens:
+        """The tokens of these sequences."""
+        here = slice(int(batch.logprob_offsets[rows.start]), int(batch.logprob_offsets[rows.stop]))
+        return Tokens(
+            self.trained_C[here],
+            self.fresh_C[here],
+            None if self.proximal_C is None else self.proximal_C[here],
+        )
+
+    def to(self, device: str) -> Tokens:
+        return Tokens(*(None if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]
+
+
+def tokens_of(
+    batch: PackedBatch, version: int, max_staleness: int, proximal_C: torch.Tensor | None
+) -> Tokens:
+    """What the loss knows of a batch's tokens; those older than `max_staleness` do not train."""
+    trained = batch.per_sampled(batch.span_kind) == SpanKind.TRAINED
+    age = version - batch.per_sampled(batch.span_version)
+    if max_staleness >= 0:
+        trained &= age <= max_staleness
+    return Tokens(
+        torch.from_numpy(trained.astype(np.float32)),
+        torch.from_numpy((age == 0).astype(np.float32)),
+        proximal_C,
+    )
+
 
 Sums = defaultdict[str, float]
 

@@ -13,7 +13,7 @@ it is fed from a replay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from prorl.flight.ticket import Cursor
 from prorl.tasks import load_tasks
 from prorl.trainer.checkpoint import TrainingState, newest, read_figures, read_progress, save
 from prorl.trainer.config import TrainerConfig
-from prorl.trainer.feed import Feed
 from prorl.trainer.learner import Learner
 from prorl.trainer.lineage import (
     ROWS,
@@ -40,7 +39,9 @@ from prorl.trainer.lineage import (
     write_rows,
 )
 from prorl.trainer.metrics import Hook, StepTimer, has_row, write_row
-from prorl.types import Json
+from prorl.types import GroupState, Json, Task
+
+WAITING = (GroupState.OPEN, GroupState.KEPT, GroupState.DELIVERED)
 
 
 def train(
@@ -195,3 +196,27 @@ def timed(
         if batch is None:
             return
         yield batch
+
+
+class Feed:
+    """Tops a run up: so many groups wait (open, kept or handed out) as the next steps take, no more.
+
+    Group i always has the key `feed/i` and the task `tasks[i % len(tasks)]`: a resumed trainer adds
+    exactly what is missing. Not promised: anything when somebody else submits to the same run.
+    """
+
+    def __init__(
+        self, client: Client, run: str, tasks: Sequence[Task], *, n: int, target_groups: int
+    ) -> None:
+        self._client, self._run, self._tasks = client, run, tasks
+        self._n, self._target = n, target_groups
+
+    def __call__(self) -> None:
+        counts = self._client.run(self._run)["groups"]
+        submitted = sum(counts[state] for state in GroupState)
+        missing = self._target - sum(counts[state] for state in WAITING)
+        if missing > 0:
+            tasks = [
+                self._tasks[i % len(self._tasks)] for i in range(submitted, submitted + missing)
+            ]
+            self._client.submit(self._run, tasks, self._n, key="feed", first=submitted)

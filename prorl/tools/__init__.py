@@ -30,7 +30,7 @@ nothing of the host. A tool that needs these belongs into `Env.call` of an env o
 `price` of the env `shop` does it.
 
 How it gets there. sandboxd packs the top-level package of each registered tool, Python and data
-files, into one zip (`user_bundle.py`) that a sandbox reads through a descriptor; the agent cannot
+files, into one zip (`bundle.py`) that a sandbox reads through a descriptor; the agent cannot
 change it. The package's `__init__` runs inside too, so it imports no env. At most 16 MiB, no
 compiled files. Other packages that it imports are found where the sandbox shows our interpreter's
 site-packages. The object is made once per sandbox, in a process of its own, before the agent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from prorl.envs.swe.apply import runner_part
 from prorl.envs.swe.guard import graded_file, left_out, make_rules, questions
-from prorl.envs.swe.settings import runner_part
 
 TEST_PATCH = "--- a/pkg/tests/test_a.py\n+++ b/pkg/tests/test_a.py\n"
 PATCH = "--- a/pkg/a.py\n+++ b/pkg/a.py\n--- a/conftest.py\n+++ b/conftest.py\n"

@@ -21,7 +21,7 @@ from prorl.renderer import ChatMLRenderer
 from prorl.sandbox.client import ConnectedSandbox
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.tokenizer import ByteTokenizer
-from prorl.tools import user_bundle
+from prorl.tools import bundle as bundles
 from prorl.types import FailureCode, Json, SandboxSpec, Stage, Task
 from tests.sandbox.conftest import end, folder, start_daemon, why_not
 from tests.user_package import installed
@@ -193,10 +193,10 @@ def test_a_mistake_is_the_tasks_before_it_is_accepted(tool: Json, says: str) -> 
 
 @pytest.mark.usefixtures("package")
 def test_the_zip_holds_the_package_whole_and_says_what_it_leaves_out() -> None:
-    bundle = user_bundle.build()
-    assert bundle.content == user_bundle.build().content
+    bundle = bundles.build_user()
+    assert bundle.content == bundles.build_user().content
     names = zipfile.ZipFile(io.BytesIO(bundle.content)).namelist()
-    assert {"acme/__init__.py", "acme/tools.py", "acme/cities.txt", user_bundle.INDEX} <= set(names)
+    assert {"acme/__init__.py", "acme/tools.py", "acme/cities.txt", bundles.INDEX} <= set(names)
     assert not [name for name in names if name.startswith("compiled")]
     assert "holds compiled fast.so" in bundle.problems["fast"]
     assert "weather" in bundle.names

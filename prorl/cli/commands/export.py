@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cyclopts import Parameter
 
-from prorl.analysis.export import FORMATS, LINES
-from prorl.analysis.export_schema import arrow_schema
+from prorl.analysis.export import FORMATS, LINES, arrow_schema
 from prorl.cli.options import JsonObject, RunsRoot, StoredName
 from prorl.cli.output import answer, open_to_write
 from prorl.cli.runs import run_directory

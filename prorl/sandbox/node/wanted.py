@@ -11,9 +11,8 @@ from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.layers import LayerRecipe
 from prorl.sandbox.images.registry import default_root
 from prorl.sandbox.node.settings import Settings
-from prorl.tools import user_bundle
+from prorl.tools.bundle import UserBundle, build_user
 from prorl.tools.catalogue import CATALOGUE
-from prorl.tools.user_bundle import UserBundle
 from prorl.types import FailureCode, SandboxSpec
 
 
@@ -77,7 +76,7 @@ class UserTools:
         if not users:
             return ""
         if self._bundle is None:
-            self._bundle = user_bundle.build()
+            self._bundle = build_user()
             self._path.parent.mkdir(mode=0o755, exist_ok=True)
             self._path.write_bytes(self._bundle.content)
             self._path.chmod(0o644)  # each sandbox's own uid opens it again by its descriptor
