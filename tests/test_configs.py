@@ -48,7 +48,6 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Of the container file, continued lines joined."""
     text = (CONFIGS / "Containerfile").read_text().replace("\\\n", " ")
     lines = [line.partition(" ") for line in text.splitlines() if line and line[0] != "#"]
     return [(name, rest.strip()) for name, _, rest in lines]

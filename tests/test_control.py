@@ -38,7 +38,6 @@ RECORDS = [*PAYLOADS.values(), *REPLIES]
 
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
-    """Any value that a field of this type may have."""
     match kind:
         case inspect.IntType(ge=low, le=high):
             return st.integers(

@@ -28,7 +28,6 @@ HEAD = """
 
 
 def _start(folder: Path, body: str, **config: Json) -> subprocess.Popen[bytes]:
-    """A process that serves with this body."""
     path = folder / "service.json"
     path.write_text(
         ServiceConfig(node_id="n1").model_dump_json() if not config else json.dumps(config)
@@ -44,7 +43,6 @@ def _start(folder: Path, body: str, **config: Json) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> tuple[int, str, list[dict[str, Json]]]:
-    """Exit code, stdout, and the log's lines."""
     out, log = process.communicate(timeout=30)
     return process.returncode, out.decode(), [json.loads(line) for line in log.splitlines()]
 

@@ -68,7 +68,7 @@ def test_bytes_spell_specials_and_survive_bad_ids() -> None:
 @given(texts)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_hugging_face_round_trip_and_yield_no_special(hf_directory: Path, text: str) -> None:
-    tokenizer = _cached(hf_directory)
+    tokenizer = _tokenizers.setdefault(hf_directory, HFTokenizer(hf_directory))
     ids = tokenizer.encode(text)
     assert ids.dtype == np.int32
     assert not np.isin(ids, list(tokenizer.specials.values())).any()
@@ -76,10 +76,6 @@ def test_hugging_face_round_trip_and_yield_no_special(hf_directory: Path, text: 
 
 
 _tokenizers: dict[Path, HFTokenizer] = {}
-
-
-def _cached(directory: Path) -> HFTokenizer:
-    return _tokenizers.setdefault(directory, HFTokenizer(directory))
 
 
 def test_hugging_face_special_inside_the_vocabulary_is_cut(tmp_path: Path) -> None:

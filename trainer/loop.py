@@ -199,7 +199,7 @@ def timed(
 
 
 class Feed:
-    """Tops a run up: so many groups wait (open, kept or handed out) as the next steps take, no more.
+    """Tops a run up: as many groups wait (open, kept, handed out) as the next steps take, no more.
 
     Group i always has the key `feed/i` and the task `tasks[i % len(tasks)]`: a resumed trainer adds
     exactly what is missing. Not promised: anything when somebody else submits to the same run.

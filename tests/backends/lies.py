@@ -42,13 +42,10 @@ def _counts(name: str, by: int) -> Lie:
     return lie
 
 
-def _longer(choice: Json) -> None:
+def _behind_the_stop(events: list[Json]) -> list[Json]:
+    choice = events[-2]["choices"][0]
     choice["token_ids"].append(65)
     choice["logprobs"]["token_logprobs"].append(-0.5)
-
-
-def _behind_the_stop(events: list[Json]) -> list[Json]:
-    _longer(events[-2]["choices"][0])
     for event in events[-2:]:
         if event.get("usage"):
             event["usage"]["completion_tokens"] += 1

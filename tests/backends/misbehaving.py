@@ -27,8 +27,6 @@ PIECE = 4
 
 
 class Mode(StrEnum):
-    """How it serves."""
-
     WELL = "well"
     ERROR = "500"
     BUSY = "429"
@@ -100,7 +98,13 @@ class Misbehaving:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if body["max_tokens"] == 1:
-            return await self._token(body)
+            if self.mode is Mode.SILENT and not self.answers_probes:
+                await asyncio.Event().wait()
+            if self.mode not in (Mode.WELL, Mode.LIES) and not self.answers_probes:
+                return web.Response(status=500, text="the engine is dead")
+            logprobs = {"token_logprobs": [-0.001 if body["temperature"] < 1 else -1.0]}
+            choice = {"token_ids": [65], "logprobs": logprobs, "finish_reason": "length"}
+            return web.json_response(head(body) | {"choices": [choice], "usage": usage(body, 1)})
         self.bodies.append(body)
         call = Call(time.monotonic(), body["request_id"], body["prompt"])
         self.calls.append(call)
@@ -119,16 +123,6 @@ class Misbehaving:
             case Mode.SILENT:
                 await asyncio.Event().wait()
         return await self._stream(request, body, call)
-
-    async def _token(self, body: Json) -> web.Response:
-        """For a probe; the logprob follows the temperature."""
-        if self.mode is Mode.SILENT and not self.answers_probes:
-            await asyncio.Event().wait()
-        if self.mode not in (Mode.WELL, Mode.LIES) and not self.answers_probes:
-            return web.Response(status=500, text="the engine is dead")
-        logprobs = {"token_logprobs": [-0.001 if body["temperature"] < 1 else -1.0]}
-        choice = {"token_ids": [65], "logprobs": logprobs, "finish_reason": "length"}
-        return web.json_response(head(body) | {"choices": [choice], "usage": usage(body, 1)})
 
     async def _stream(self, request: web.Request, body: Json, call: Call) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -211,12 +205,10 @@ class Misbehaving:
 
 
 def head(body: Json) -> dict[str, Json]:
-    """What each piece of a reply says."""
     return {"id": f"cmpl-{body['request_id']}", "object": "text_completion", "model": "m"}
 
 
 def usage(body: Json, sampled: int) -> dict[str, Json]:
-    """The counts of a reply."""
     prompt = len(body["prompt"])
     return {
         "prompt_tokens": prompt,

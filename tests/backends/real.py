@@ -57,11 +57,9 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The tap's address."""
         return self.tap.url
 
     async def launch(self) -> None:
-        """Begin a life; `ready` waits for it."""
         await self.tap.listen()
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -73,7 +71,6 @@ class Server:
             )
 
     async def ready(self) -> None:
-        """Return when it says that it is well."""
         assert self._process is not None
         deadline = time.monotonic() + START_S
         async with aiohttp.ClientSession() as session:
@@ -89,14 +86,12 @@ class Server:
         raise AssertionError(f"{self.name} did not start within {START_S:g} s:\n{tail}")
 
     def strike(self, number: signal.Signals) -> None:
-        """All of its processes."""
         assert self._process is not None
         os.killpg(self._process.pid, number)
         if number is signal.SIGKILL:
             self.tap.refuse()
 
     async def end(self) -> None:
-        """Idempotent."""
         if self._process is not None and self._process.returncode is None:
             self.strike(signal.SIGKILL)
             await self._process.wait()
@@ -104,7 +99,6 @@ class Server:
 
 
 def vllm(folder: Path, name: str = "vllm", model: Path = TOY, **flags: str) -> Server:
-    """`flags` are vLLM's, as `max_model_len="512"`."""
     given = {f"--{flag.replace('_', '-')}": value for flag, value in flags.items()}
     words = [word for pair in {**VLLM_FLAGS, **given}.items() for word in pair]
     module = [VLLM_PYTHON, "-m", "vllm.entrypoints.openai.api_server"]
@@ -115,14 +109,12 @@ def vllm(folder: Path, name: str = "vllm", model: Path = TOY, **flags: str) -> S
 
 
 def embedded(folder: Path, name: str = "embedded", model: Path = TOY) -> Server:
-    """Ours."""
     argv = [sys.executable, "-m", "prorl.backends.embedded", "--model", str(model)]
     return Server(name, [*argv, "--served-model-name", "toy"], folder)
 
 
 @asynccontextmanager
 async def serving(*made: Server) -> AsyncIterator[None]:
-    """All of them, started together."""
     async with AsyncExitStack() as stack:
         for one in made:
             stack.push_async_callback(one.end)

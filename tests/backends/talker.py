@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 class _Calls:
-    """A renderer that hears a call in everything."""
-
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
 
@@ -45,18 +43,14 @@ class Talker(NativeAgent):
 
 
 def dropping() -> Talker:
-    """Drops old outputs when the context is full."""
     return Talker(drop_outputs)
 
 
 def summing_up() -> Talker:
-    """Asks the policy for a summary."""
     return Talker(summarise)
 
 
 class Wordy(NoopEnv):
-    """An env whose tools say much."""
-
     name = "wordy"
 
     async def call(

@@ -19,8 +19,6 @@ import orjson
 
 @dataclass
 class Call:
-    """One model call on the wire."""
-
     at: float
     """When it was asked, by `time.monotonic`."""
     name: str
@@ -36,8 +34,6 @@ class Call:
 
 @dataclass
 class Connection:
-    """Bytes of one connection, as they came."""
-
     asked: list[tuple[float, bytes]] = field(default_factory=list)
     said: list[bytes] = field(default_factory=list)
 
@@ -64,7 +60,6 @@ class Tap:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def refuse(self) -> None:
-        """Reset what is open, and refuse what comes."""
         if self._server is not None:
             self._server.close()
         for writer in self._open:
@@ -117,17 +112,13 @@ def _calls(connection: Connection) -> Iterator[Call]:
             continue
         call = Call(at, body["request_id"], body["prompt"], tokens=body["max_tokens"])
         for value in _values(kind, said):
-            _note(call, value)
+            details = (value.get("usage") or {}).get("prompt_tokens_details") or {}
+            call.cached = details.get("cached_tokens") or call.cached
+            for choice in value.get("choices") or ():
+                call.ids += choice["token_ids"] or []
+                call.logprobs += (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
+                call.is_whole = call.is_whole or choice["finish_reason"] is not None
         yield call
-
-
-def _note(call: Call, value: Any) -> None:
-    details = (value.get("usage") or {}).get("prompt_tokens_details") or {}
-    call.cached = details.get("cached_tokens") or call.cached
-    for choice in value.get("choices") or ():
-        call.ids += choice["token_ids"] or []
-        call.logprobs += (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
-        call.is_whole = call.is_whole or choice["finish_reason"] is not None
 
 
 def _values(kind: str, said: bytes) -> Iterator[Any]:

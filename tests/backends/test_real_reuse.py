@@ -45,8 +45,6 @@ PROMPT = "Count from {0}. " + "Say each number once, then the next one. " * 5
 
 
 class Tally(NamedTuple):
-    """Tokens of second and later prompts."""
-
     repeated: int
     in_blocks: int
     """Those that whole blocks can hold."""
@@ -93,7 +91,6 @@ def _share(tally: Tally) -> float:
 
 
 def _prompts(sequences: Sequence[Json], turns: Sequence[Json]) -> dict[int, list[Int32]]:
-    """What each rollout sent, turn by turn."""
     ids = {row["rollout_id"]: np.array(row["token_ids"], np.int32) for row in sequences}
     found: dict[int, list[Int32]] = {rollout: [] for rollout in ids}
     for turn in turns:
@@ -102,7 +99,6 @@ def _prompts(sequences: Sequence[Json], turns: Sequence[Json]) -> dict[int, list
 
 
 def _tally(turns: Sequence[Json]) -> Tally:
-    """From rows of `turns`, in order."""
     said: dict[int, int] = {}
     repeated = in_blocks = cached = 0
     for turn in turns:

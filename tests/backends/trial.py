@@ -43,7 +43,6 @@ def config(root: Path, kind: str, pool: Sequence[Server], slots: int = 64) -> Se
 
 
 async def submit(client: Client, count: int, max_tokens: int = 24, turns: int = TURNS) -> None:
-    """A run `r` of so many rollouts of `turns` turns each."""
     limits: Json = {"max_turns": turns, "max_tokens": 480, "run_s": 120}
     await in_thread(
         lambda: client.create_run(
@@ -67,7 +66,6 @@ async def until_out(client: Client, url: str, limit_s: float) -> float:
 
 
 async def until_busy(pool: Iterable[Server], calls: int) -> None:
-    """All are in the middle of work."""
     async with asyncio.timeout(240):
         while any(len(one.tap.calls()) < calls for one in pool):
             await asyncio.sleep(0.2)

@@ -24,8 +24,6 @@ GOOD = {"task_id": "1", "env": "noop", "prompt": "do nothing"}
 
 @pytest.fixture
 def prorl(tmp_path: Path) -> Prorl:
-    """Run the program in an empty folder."""
-
     def run(*argv: str, **more: str) -> subprocess.CompletedProcess[str]:
         environ = {
             name: value for name, value in os.environ.items() if not name.startswith("PRORL_")

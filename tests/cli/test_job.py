@@ -31,7 +31,6 @@ def _tasks(folder: Path, *envs: str) -> str:
 
 
 def _started(root: Path, name: str, **job: Json) -> None:
-    """What an interrupted run leaves."""
     (root / name).mkdir(parents=True)
     (root / name / JOB_FILE).write_bytes(orjson.dumps({"name": name, **job}))
     (root / name / "manifest.json").write_bytes(orjson.dumps({"schema_version": SCHEMA_VERSION}))

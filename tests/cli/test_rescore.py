@@ -24,7 +24,6 @@ Said = Callable[..., str]
 
 
 def tasks(folder: Path, name: str, *answers: int) -> str:
-    """Sums whose answers are said to be these."""
     rows = [
         {
             "task_id": f"sum-{i}",
@@ -55,8 +54,6 @@ def root(tmp_path: Path, sandbox_kind: str) -> Path:
 
 @pytest.fixture
 def said(root: Path, capsys: pytest.CaptureFixture[str]) -> Said:
-    """Run a command on the root; what it printed."""
-
     def run(*argv: str, code: int = 0) -> str:
         capsys.readouterr()
         assert dispatch([*argv, "--root", str(root)]) == code

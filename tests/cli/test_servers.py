@@ -20,8 +20,6 @@ from prorl.types import Json
 
 @asynccontextmanager
 async def model_server(name: str) -> AsyncIterator[str]:
-    """Well, and serving a model of this name alone."""
-
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name, "max_model_len": 4096}]})
 
@@ -54,8 +52,6 @@ async def test_a_model_that_the_server_does_not_have_is_one_line_before_anything
 
 
 class Stuck:
-    """A gateway whose run is stuck, then moves, then ends."""
-
     def __init__(self) -> None:
         self._answers = [("open", "no backend is able"), ("open", ""), ("finished", "")]
 

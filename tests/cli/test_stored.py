@@ -31,7 +31,6 @@ Cli = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, sandbox_kind: str) -> Path:
-    """A root with one finished run named `r`."""
     folder = tmp_path_factory.mktemp("stored")
     tasks = folder / "tasks.jsonl"
     tasks.write_text("\n".join(json.dumps(row) for row in ROWS))
@@ -48,8 +47,6 @@ def root(tmp_path_factory: pytest.TempPathFactory, sandbox_kind: str) -> Path:
 
 @pytest.fixture
 def cli(root: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command on the root; what it printed."""
-
     def run(*argv: str, code: int = 0) -> str:
         capsys.readouterr()
         assert dispatch([*argv, "--root", str(root)]) == code

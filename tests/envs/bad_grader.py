@@ -6,7 +6,6 @@ from prorl.helper.child import Answer, serve
 
 
 def prepare() -> Answer:
-    """Nothing."""
     return _answer
 
 

@@ -99,7 +99,6 @@ def row(fix: Fix, folder: Path) -> dict[str, Json]:
 
 
 def _source(name: str, version: str, folder: Path) -> Path:
-    """A version's sdist, unpacked."""
     place = folder / "sdists" / f"{name}-{version}"
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
     argv += ["--no-binary", ":all:", f"{name}=={version}", "--dest", str(place)]
@@ -109,7 +108,6 @@ def _source(name: str, version: str, folder: Path) -> Path:
 
 
 def _before(fix: Fix, after: Path, folder: Path) -> Path:
-    """The tree with the fault."""
     if ": " not in fix.before:
         return _source(fix.name, fix.before, folder)
     path, _, change = fix.before.partition(": ")
@@ -167,7 +165,6 @@ def _git(tree: Path, *words: str) -> str:
 
 
 def _tests(tree: Path, paths: list[str]) -> set[str]:
-    """Names of the tests that pass."""
     environment = {
         **{name: text for name, text in os.environ.items() if not name.startswith("PYTEST")},
         "PYTHONPATH": f"{tree}/src:{tree}",

@@ -30,7 +30,6 @@ class Repository(NamedTuple):
     command: str = ""
 
     def task(self, **data: object) -> Task:
-        """The task of mending it."""
         files = {
             "src/pkg/__init__.py": "",
             "src/pkg/core.py": self.wrong,
@@ -53,7 +52,6 @@ class Repository(NamedTuple):
         return make_task("swe", "Mend it.", task_id=self.name, **{**fields, **more, **data})
 
     def changed(self, text: str) -> str:
-        """A row of the tables, for this repository."""
         return text.replace("NAME", self.function).replace("ODD", self.odd)
 
     def _id(self, name: str) -> str:
@@ -64,7 +62,6 @@ class Repository(NamedTuple):
 
 
 def diff(files: dict[str, tuple[str | None, str]]) -> str:
-    """A unified diff that makes files; None: they are new."""
     out = []
     for path, (before, after) in files.items():
         old, new = ((before or "").splitlines(keepends=True), after.splitlines(keepends=True))

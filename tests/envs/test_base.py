@@ -11,8 +11,6 @@ from prorl.types import Json, Task, ToolCall
 
 
 class Failing(BaseEnv):
-    """Its tool raises."""
-
     @tool("Look up a word.", word={"type": "string"})
     def look_up(self, task: Task, word: str) -> str:
         raise KeyError(word)

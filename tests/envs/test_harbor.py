@@ -106,8 +106,6 @@ def test_a_summary_with_a_failure_is_no_pass() -> None:
 
 
 class Ran(LocalSandbox):
-    """A sandbox whose tests end like this."""
-
     said: str | None = None
     code = 0
     is_full = False

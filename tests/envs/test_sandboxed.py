@@ -40,7 +40,6 @@ TASK = Task(
 
 @pytest.fixture
 async def eval_sandbox() -> AsyncIterator[Sandbox]:
-    """A fresh sandbox as EVAL would have for the code env."""
     async with prorl.sandbox.open("pyns", spec=CODE.sandbox(TASK, Stage.EVAL)) as sandbox:
         yield sandbox
 

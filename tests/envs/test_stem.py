@@ -14,7 +14,6 @@ ENV = StemEnv()
 
 
 def _judge(task: Task, final: str) -> tuple[bool, str]:
-    """What the helper says, asked here."""
     ENV.check(task)
     data = {**task.data, "answer": ENV.reference(task).answer.removeprefix("#### ")}
     right, *said = science.judge(data, task.prompt, final)

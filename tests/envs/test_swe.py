@@ -42,7 +42,6 @@ async def host(sandbox_kind: str) -> AsyncIterator[UnixSandboxHost]:
 
 @asynccontextmanager
 async def _prepared(host: UnixSandboxHost, task: Task, stage: Stage) -> AsyncIterator[Sandbox]:
-    """A sandbox as INIT and EVAL make it."""
     spec = ENV.sandbox(task, stage)
     assert spec is not None
     ref = await host.start(f"run/{next(NUMBERS)}/1", stage, spec)

@@ -19,8 +19,6 @@ COMMAND = "python3 -m unittest -v test_it"
 
 
 class Forged(LocalSandbox):
-    """Somebody rewrites the report before it is read."""
-
     async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         report = orjson.loads(zlib.decompress(await super().get(path, max_bytes)))
         report["outcomes"]["test_it.T.test_a"] = True

@@ -54,7 +54,6 @@ class _Chat(BaseEnv):
     rubric = Rubric((_said, 1.0))
 
     async def user_turn(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """Goes on until it hears `bye`."""
         if messages[-1].content == "crash":
             raise KeyError("the user is away")
         return None if messages[-1].content == "bye" else f"You said {messages[-1].content}."

@@ -129,8 +129,6 @@ MODELS = (
 
 
 class Words(ByteTokenizer):
-    """Bytes and a family's markers."""
-
     def __init__(self, markers: list[str]) -> None:
         super().__init__()
         self.specials = {text: 256 + index for index, text in enumerate(markers)}
@@ -140,7 +138,6 @@ class Words(ByteTokenizer):
 
 @cache
 def goldens() -> Mapping[str, list[dict[str, Any]]]:
-    """Golden renders by template."""
     found = defaultdict(list)
     with lzma.open(TEMPLATES / "goldens.jsonl.xz") as file:
         for line in file:
@@ -168,7 +165,6 @@ def vocabulary(name: str) -> HFTokenizer:
 
 
 def source(model: Model) -> str:
-    """The template's text."""
     return (TEMPLATES / f"{model.template}.jinja").read_text()
 
 
@@ -178,7 +174,6 @@ def template(model: Model, variables: Mapping[str, Json]) -> ChatTemplate:
 
 
 def variables(model: Model) -> dict[str, Json]:
-    """Special tokens and the model's own switches."""
     return {**goldens()[model.template][0]["variables"], **model.variables}
 
 
@@ -209,7 +204,6 @@ def _markers(model: Model, family: Family) -> list[str]:
 
 
 def message(values: Mapping[str, Any]) -> Message:
-    """A golden's message as ours."""
     calls = tuple(
         ToolCall(
             call["function"]["name"],
@@ -231,7 +225,6 @@ def message(values: Mapping[str, Any]) -> Message:
 
 
 def specs(values: list[dict[str, Any]] | None) -> tuple[ToolSpec, ...]:
-    """A golden's tools as ours."""
     return tuple(ToolSpec(**value["function"]) for value in values or ())
 
 

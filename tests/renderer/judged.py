@@ -32,8 +32,6 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over conversations."""
-
     prompts: int = 0
     prompts_equal: int = 0
     """First prompts whose ids are those of the official text."""
@@ -140,7 +138,6 @@ def official(
 
 
 def judge(model: Model, seeds: range) -> Tally:
-    """All conversations of these seeds."""
     renderer, tally = families.renderer(model), Tally()
     for seed in seeds:
         messages, tools = conversation(model, seed)

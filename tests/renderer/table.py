@@ -29,7 +29,6 @@ TURNS = 20
 
 
 def rows() -> Iterator[str]:
-    """The table's lines."""
     yield HEADER
     yield "|" + "---|" * (HEADER.count("|") - 1)
     for model in sorted(MODELS, key=lambda model: model.name):
@@ -39,7 +38,6 @@ def rows() -> Iterator[str]:
 
 
 def row(model: Model) -> str:
-    """One template in one mode."""
     try:
         find_family(families.source(model), "", model.name)
         made = families.renderer(model)

@@ -108,7 +108,6 @@ def test_content_never_becomes_a_marker(system: str, content: str) -> None:
 
 
 def without_texts(message: Message) -> Message:
-    """A message as it was before it was written down."""
     return replace(message, tool_calls=tuple(call._replace(text="") for call in message.tool_calls))
 
 

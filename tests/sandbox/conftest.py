@@ -113,7 +113,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(kind: str) -> AsyncIterator[Sandboxd]:
-    """One daemon for the tests of a module."""
     with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
         Path(name).chmod(0o711)
         daemon = await start_daemon(kind, Path(name))
@@ -132,7 +131,6 @@ async def sandboxd(shared: Sandboxd) -> AsyncIterator[Sandboxd]:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A folder that other users may pass through."""
     with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -140,13 +138,11 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def base(place: Path) -> Path:
-    """The root file system of a few megabytes."""
     return small_image.make_image(place)
 
 
 @pytest.fixture(scope="module")
 def sif(base: Path) -> Path:
-    """The same as one file."""
     if why_not("apptainer"):
         pytest.skip(why_not("apptainer"))
     path = base.parent / "image.sif"

@@ -41,7 +41,6 @@ def need(groups: Cgroups, controller: str) -> None:
 
 
 def run_in(folders: tuple[str, ...], code: str) -> subprocess.Popen[bytes]:
-    """A Python program inside the groups."""
     join = (
         "import sys\nfor folder in sys.argv[1:]: open(folder + '/cgroup.procs', 'w').write('0')\n"
     )
@@ -51,7 +50,6 @@ def run_in(folders: tuple[str, ...], code: str) -> subprocess.Popen[bytes]:
 
 
 def soon(condition: object, value: object) -> None:
-    """Wait until a callable gives a value."""
     assert callable(condition)
     for _ in range(1500):
         if condition() == value:
@@ -61,7 +59,6 @@ def soon(condition: object, value: object) -> None:
 
 
 def ended(processes: list[subprocess.Popen[bytes]]) -> int:
-    """How many have."""
     return sum(process.poll() is not None for process in processes)
 
 
@@ -115,7 +112,6 @@ async def test_what_a_dead_sandboxd_left_is_removed_by_its_name() -> None:
 
 
 def mounted(folder: Path, root: str = "/") -> str:
-    """A line of mountinfo."""
     return f"36 25 0:31 {root} {folder} rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 
 

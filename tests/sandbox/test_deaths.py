@@ -39,7 +39,6 @@ async def until_gone(pids: set[int]) -> set[int]:
 
 
 async def busy(daemon: Sandboxd, sandbox: ConnectedSandbox) -> None:
-    """A foreground command and a daemon of the agent."""
     await sandbox.exec(["bash", "-c", "setsid nohup sleep 300 >/dev/null 2>&1 & echo"], 10.0)
     await sandbox.call("bash", {"command": "sleep 300"}, 300.0)
 

@@ -33,7 +33,6 @@ def registry(tmp_path: Path) -> Registry:
 async def build(
     registry: Registry, source: object, name: str = "made", timeout_s: float = TIME_S, **more: str
 ) -> Path:
-    """Make one image; returns its folder."""
     return Path(
         (
             await make_image(
@@ -193,7 +192,6 @@ def test_without_spython_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def running(mark: str) -> int:
-    """Processes with a word in their command line."""
     found = 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -61,7 +61,6 @@ class Said(dict[str, tuple[int | None, str]]):
 
 
 async def ask(daemon: Sandboxd, spec: SandboxSpec, *commands: str) -> Said:
-    """Run commands in a sandbox of their own."""
     ref = await daemon.host.start("run/1/1", "run", spec)
     said = Said()
     async with daemon.host.connect(ref) as sandbox:
@@ -119,7 +118,11 @@ async def test_the_image_belongs_to_the_sandbox(daemon: Sandboxd, image: Path) -
 async def test_the_images_environment_and_programs_come_first(
     daemon: Sandboxd, image: Path
 ) -> None:
-    _check_environment(await ask(daemon, SandboxSpec(image=str(image)), *ENVIRONMENT))
+    said = await ask(daemon, SandboxSpec(image=str(image)), *ENVIRONMENT)
+    assert said["echo $ASKED $PATH"][1].startswith("yes /opt/tool/bin:")
+    assert said["python3"] == (0, "the image has its own\n")
+    assert said["python -c 'print(6 * 7)'"] == (0, "42\n"), "ours, where it has none"
+    assert said["echo $HOME"] == (0, "/workspace\n")
 
 
 ENVIRONMENT = (
@@ -128,13 +131,6 @@ ENVIRONMENT = (
     "python -c 'print(6 * 7)'",
     "echo $HOME",
 )
-
-
-def _check_environment(said: Said) -> None:
-    assert said["echo $ASKED $PATH"][1].startswith("yes /opt/tool/bin:")
-    assert said["python3"] == (0, "the image has its own\n")
-    assert said["python -c 'print(6 * 7)'"] == (0, "42\n"), "ours, where it has none"
-    assert said["echo $HOME"] == (0, "/workspace\n")
 
 
 FORBIDDEN = (

@@ -23,7 +23,6 @@ from prorl.sandbox.images.tree import (
 
 
 def make_tree(folder: Path, content: str = "hello") -> Path:
-    """A very small root file system."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "bash").write_text(content)
     (folder / "etc").mkdir()
@@ -32,7 +31,6 @@ def make_tree(folder: Path, content: str = "hello") -> Path:
 
 
 def add(registry: Registry, content: str = "hello") -> Image:
-    """Keep a tree."""
     with registry.workplace() as work:
         tree = make_tree(work / "tree", content)
         digest = digest_of(str(tree))

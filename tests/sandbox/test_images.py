@@ -26,7 +26,6 @@ KINDS = (pytest.param("apptainer", marks=pytest.mark.apptainer),)
 async def ask(
     daemon: Sandboxd, spec: SandboxSpec, command: str, owner: str = "run/1/1"
 ) -> tuple[int | None, str]:
-    """Run one command in a sandbox of its own."""
     ref = await daemon.host.start(owner, "run", spec)
     async with daemon.host.connect(ref) as sandbox:
         done = await sandbox.call("bash", {"command": command}, 20.0)

@@ -31,7 +31,6 @@ LOOK = "import sys; print([p for p in sys.path if 'packages' in p]); import hell
 
 
 def wheel(folder: Path, name: str = "hello", version: str = "1.0", text: str = "WHO = 1") -> Path:
-    """A wheel with one module and a console script."""
     folder.mkdir(exist_ok=True)
     about = f"{name}-{version}.dist-info"
     files = {

@@ -154,5 +154,4 @@ async def test_a_node_short_of_memory_takes_fewer(folder: Path) -> None:
 
 
 def procfs_rss(pid: int) -> int:
-    """Resident bytes of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

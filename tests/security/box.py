@@ -21,20 +21,16 @@ NO_WALLS = "local is a plain process: it shares network, /tmp and readable files
 
 
 class Box:
-    """One sandbox of the test and its connection."""
-
     def __init__(
         self, name: str, daemon: Sandboxd, ref: SandboxRef, sandbox: ConnectedSandbox
     ) -> None:
         self.kind, self.daemon, self.ref, self.sandbox = name, daemon, ref, sandbox
 
     async def sh(self, command: str, timeout_s: float = 20.0) -> tuple[int, str]:
-        """Run a shell command without a terminal."""
         done = await self.sandbox.exec(["bash", "-c", command], timeout_s)
         return done.exit_code, done.output
 
     async def py(self, code: str, timeout_s: float = 20.0) -> tuple[int, str]:
-        """Run a Python program."""
         done = await self.sandbox.exec(["python3", "-c", code], timeout_s)
         return done.exit_code, done.output
 

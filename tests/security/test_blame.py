@@ -28,7 +28,6 @@ FILL = "cat /dev/zero > /dev/shm/fill; cat /dev/zero > /tmp/fill"
 
 
 async def launcher_of(box: Box) -> int:
-    """Pid of its launcher, as seen from here."""
     found = (await box.daemon.host.status())["sandboxes"]
     pid: int = next(one["pid"] for one in found if one["id"] == box.ref.sandbox_id)
     return pid
@@ -43,7 +42,6 @@ async def server_of(box: Box) -> int:
 
 
 async def verdict(box: Box, command: str = "sleep 20") -> FailureCode:
-    """The code that a call in this sandbox fails with."""
     with pytest.raises(SandboxError) as caught:
         await box.sandbox.call("bash", {"command": command}, 30.0)
     return caught.value.code
@@ -59,7 +57,6 @@ async def attempt(call: Awaitable[object]) -> SandboxError | None:
 
 
 async def survives(box: Box) -> bool:
-    """Whether it still answers."""
     return (await box.sandbox.call("bash", {"command": "echo alive"}, 20.0)).output.endswith(
         "alive\n"
     )

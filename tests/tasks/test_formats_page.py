@@ -27,17 +27,12 @@ ROWS: dict[str, Json] = {
 }
 
 
-def _lines(rows: list[Json]) -> bytes:
-    return b"".join(orjson.dumps(row) + b"\n" for row in rows)
-
-
 def _parquet(path: Path, rows: list[Json]) -> Path:
     pq.write_table(pa.Table.from_pylist(rows), path / "a.parquet")
     return path / "a.parquet"
 
 
 def _saved(path: Path, rows: list[Json]) -> Path:
-    """As `datasets.save_to_disk` lays it out."""
     table = pa.Table.from_pylist(rows)
     with (
         (path / "data-00000-of-00001.arrow").open("wb") as file,
@@ -50,7 +45,7 @@ def _saved(path: Path, rows: list[Json]) -> Path:
 
 def _file(name: str, pack: Callable[[bytes], bytes]) -> Callable[[Path, list[Json]], Path]:
     def write(path: Path, rows: list[Json]) -> Path:
-        (path / name).write_bytes(pack(_lines(rows)))
+        (path / name).write_bytes(pack(b"".join(orjson.dumps(row) + b"\n" for row in rows)))
         return path / name
 
     return write

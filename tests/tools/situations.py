@@ -20,8 +20,6 @@ class Input(str):
 
 
 class Step(NamedTuple):
-    """One exchange."""
-
     command: str
     output: str | re.Pattern[str]
     exit_code: int
@@ -38,12 +36,10 @@ STATUS_OF_OPEN = {"echo $(": 1, 'echo "$(': 1, "a=(1 2": 1}
 
 
 def has(text: str) -> re.Pattern[str]:
-    """Output that contains this text."""
     return re.compile(re.escape(text))
 
 
 def quick(command: str, output: str | re.Pattern[str], timeout_s: float = 0.4) -> Step:
-    """A command that does not end by itself."""
     return Step(command, output, 124, timeout_s)
 
 

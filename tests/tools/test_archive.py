@@ -21,8 +21,6 @@ from prorl.tools.server import frames
 
 
 class Client:
-    """Asks a tool server; one answer per question."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = frames.FrameBuffer()
@@ -38,7 +36,6 @@ class Client:
 
 @contextmanager
 def _server(pyz: Path, workspace: Path, path: str) -> Iterator[Client]:
-    """A tool server on a folder, with this PATH."""
     with socket.socket(socket.AF_UNIX) as listener:
         address = str(workspace.parent / f"{workspace.name}.s")
         listener.bind(address)
@@ -65,18 +62,6 @@ def _server(pyz: Path, workspace: Path, path: str) -> Iterator[Client]:
         process.wait()
 
 
-def _fill(folder: Path) -> None:
-    (folder / "a/b").mkdir(parents=True)
-    (folder / "a/b/text").write_text("x" * 5000)
-    (folder / "run").write_text("#!/bin/sh\n")
-    (folder / "run").chmod(0o750)
-    (folder / ".hidden").write_text("h")
-    (folder / "link").symlink_to("a/b/text")
-    (folder / "nowhere").symlink_to("/no/such")
-    os.link(folder / "run", folder / "same")
-    (folder / "a b\n c").write_text("odd name")
-
-
 def _listing(folder: Path) -> list[tuple[str, int, str]]:
     return sorted(
         (
@@ -95,7 +80,15 @@ def test_a_workspace_crosses_whole(tmp_path: Path, first: str, second: str) -> N
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     new.mkdir()
-    _fill(old)
+    (old / "a/b").mkdir(parents=True)
+    (old / "a/b/text").write_text("x" * 5000)
+    (old / "run").write_text("#!/bin/sh\n")
+    (old / "run").chmod(0o750)
+    (old / ".hidden").write_text("h")
+    (old / "link").symlink_to("a/b/text")
+    (old / "nowhere").symlink_to("/no/such")
+    os.link(old / "run", old / "same")
+    (old / "a b\n c").write_text("odd name")
     with _server(tmp_path / "server.pyz", old, first) as ask:
         refused = ask(op="pack", max_bytes=1000).header
         assert (refused["ok"], "more than 1000 bytes" in refused["error"]) == (False, True)

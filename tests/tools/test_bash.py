@@ -33,7 +33,6 @@ async def shell(request: pytest.FixtureRequest) -> AsyncIterator[Shell]:
 
 
 async def take(shell: Shell, step: Step) -> None:
-    """Do one exchange and check it."""
     if isinstance(step.command, Input):
         sent = await shell.send_input(step.command, step.timeout_s)
     else:

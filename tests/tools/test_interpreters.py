@@ -22,8 +22,6 @@ PIXEL = (
 
 
 class Interpreter:
-    """One tool of the module's sandbox."""
-
     def __init__(self, tool: str, sandbox: ConnectedSandbox) -> None:
         self.tool, self.sandbox = tool, sandbox
 

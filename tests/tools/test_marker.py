@@ -13,7 +13,6 @@ BYTES = st.lists(st.sampled_from([b"\x1e", b"\x1f", b"7", b"x", b"\n"]), max_siz
 
 
 def printed(marker: Marker, sequence: str, exit_code: str) -> bytes:
-    """A marker as the terminal shows it."""
     return re.sub(
         rb"\\(\d{3})",
         lambda found: bytes([int(found[1], 8)]),

@@ -111,7 +111,6 @@ def test_what_comes_in_is_checked(model_dir: Path, tmp_path: Path) -> None:
 
 
 def _named(rows: pa.Table, column: str, name: str) -> pa.Table:
-    """The same, with another name in this column."""
     place = rows.schema.get_field_index(column)
     names = pa.repeat(pa.scalar(name, pa.utf8()), rows.num_rows)
     return rows.set_column(place, rows.schema.field(place), names)
@@ -167,7 +166,6 @@ def test_killed_three_times_the_run_remembers_what_the_trainer_did(
 
 
 def _train(config: TrainerConfig, file: Path, kill_after: int | None, late_s: float) -> None:
-    """Killed somewhere after so many steps, or to its end."""
     file.write_text(config.model_dump_json())
     command = [sys.executable, "-m", "prorl.trainer", "--config", str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """A service whose policy is right now and then."""
     command = [
         sys.executable,
         "-m",

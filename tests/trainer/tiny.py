@@ -40,6 +40,5 @@ def save_model(
 
 
 def batch_of(num_groups: int, shape: Shape = SHAPE, seed: int = 0) -> PackedBatch:
-    """Groups with advantages."""
     batch = PackedBatch(delivered([group(i, shape, seed) for i in range(num_groups)]), "demo")
     return batch.with_advantages(mean_std(batch))

@@ -24,7 +24,6 @@ def engine(
     version: int = 0,
     max_waiting: int = 100,
 ) -> Engine:
-    """A fresh engine on the toy checkpoint."""
     given = PolicyVersion(version)
     return Engine(
         TOY,
@@ -37,7 +36,6 @@ def engine(
 
 
 def prompts(n: int) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:
-    """First prompts of n tasks, of different lengths."""
     tasks = [*generate("arith", seed=5, n=(n + 1) // 2), *generate("shop", seed=5, n=n // 2)]
     system = Message(role="system", content="Answer with a number.")
     return [
@@ -53,7 +51,6 @@ def request(
     max_tokens: int = 24,
     stops: tuple[int, ...] = RENDERER.stop_token_ids,
 ) -> GenerateRequest:
-    """A request of the exact ids."""
     return GenerateRequest(
         prompt_ids_L=prompt,
         sampling=SamplingParams(temperature=temperature, max_tokens=max_tokens),
@@ -73,7 +70,6 @@ def run(served: Engine, requests: Iterable[GenerateRequest]) -> list[ActiveReque
 
 
 def same_tokens(first: ActiveRequest, second: ActiveRequest) -> bool:
-    """Whether two rows sampled the same ids."""
     return np.array_equal(first.completion, second.completion)
 
 

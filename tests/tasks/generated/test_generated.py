@@ -29,7 +29,6 @@ def _operands(task: Task) -> tuple[object, ...]:
 
 
 def _wording(task: Task) -> str:
-    """The prompt without its operands."""
     text = re.sub(r"\d+", "#", task.prompt)
     for item in task.data.get("items", ()):
         text = text.replace(item, "@")
