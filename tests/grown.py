@@ -14,11 +14,13 @@ from prorl.types import Failure, Message, SandboxRef, Score, ToolSpec, Trajector
 
 
 def only(batch: pa.RecordBatch) -> Row:
+    """The row of a one-row batch."""
     assert batch.num_rows == 1
     return Row(batch, 0)
 
 
 def grown(row: pa.RecordBatch, added: Added) -> pa.RecordBatch:
+    """The next edge's row."""
     return grow([only(row)], [added])
 
 
@@ -30,18 +32,22 @@ def ready_row(
     tools: Sequence[ToolSpec],
     init_s: float,
 ) -> pa.RecordBatch:
+    """LEASED -> READY."""
     return grown(row, ready_columns(sandbox=sandbox, prompt=prompt, tools=tools, init_s=init_s))
 
 
 def ran_row(row: pa.RecordBatch, trajectory: Trajectory, *, run_s: float) -> pa.RecordBatch:
+    """READY -> RAN."""
     return grown(row, ran_columns(trajectory, run_s=run_s))
 
 
 def scored_row(
     row: pa.RecordBatch, *, score: Score | None, failure: Failure, eval_s: float
 ) -> pa.RecordBatch:
+    """RAN -> SCORED."""
     return grown(row, scored_columns(score=score, failure=failure, eval_s=eval_s))
 
 
 async def put(outlet: Outlet, batch: pa.RecordBatch) -> None:
+    """Offer the row of a one-row batch."""
     await outlet.put(only(batch), keys(batch)[0], wire_bytes(batch))

@@ -42,6 +42,7 @@ NAMES = (
 
 
 def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
+    """`sequences` rows of these records."""
     structs = sequences_array(sequences)
     count = len(sequences)
     known = {

@@ -22,9 +22,7 @@ import json
 import os
 import secrets
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import aiohttp
 import orjson
@@ -175,50 +173,6 @@ def parse_score(reply: str) -> float:
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
         raise ValueError(f"the score {score!r}, expected 0 to 1")
     return float(score)
-
-
-class Case(NamedTuple):
-    """An artefact that a person has scored."""
-
-    task: Task
-    artefact: bytes
-    score: float
-
-
-class Calibration(NamedTuple):
-    """How a judge compares with people, at the threshold of one half."""
-
-    num_cases: int
-    agreement: float
-    """Share of the judged cases on the same side of one half."""
-    false_positives: int
-    errors: int
-    """Cases without a score."""
-    mean_error: float
-    """Mean distance of the scores."""
-
-
-async def calibrate(judge: LlmJudge, cases: Iterable[Case], limit_s: float = 600) -> Calibration:
-    """Judge each case, all together within `limit_s`."""
-    deadline = Deadline(limit_s)
-    cases = list(cases)
-    scores: list[float | None] = []
-    for case in cases:
-        try:
-            scores.append((await judge(case.task, case.artefact, None, deadline)).value)
-        except GraderError:
-            scores.append(None)
-    judged = [
-        (case.score, score) for case, score in zip(cases, scores, strict=True) if score is not None
-    ]
-    same = sum((wanted >= 0.5) == (score >= 0.5) for wanted, score in judged)
-    return Calibration(
-        num_cases=len(cases),
-        agreement=same / len(judged) if judged else 0.0,
-        false_positives=sum(score >= 0.5 > wanted for wanted, score in judged),
-        errors=len(cases) - len(judged),
-        mean_error=sum(abs(wanted - score) for wanted, score in judged) / max(1, len(judged)),
-    )
 
 
 class _Configured:

@@ -59,8 +59,6 @@ from prorl.schema.fields import (
 MAX_BATCH_BYTES = 2**21 - 4096
 """Flight delivers bodies below 2 MiB 8-byte aligned, and they stay off malloc's mmap path."""
 
-MAX_INLINE_ARTEFACT_BYTES = 256 << 10
-
 MAX_SEGMENTS = 1024
 """`sequence_id = rollout_id * MAX_SEGMENTS + segment`, the same in every retry and replay."""
 

@@ -31,6 +31,7 @@ sequence_values = attrgetter(*_SCALAR_NAMES, *_SEQUENCE_NAMES)
 
 
 def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
+    """Sequences as an Arrow array of SEQUENCE structs."""
     return pa.array([sequence_values(s) for s in sequences], SEQUENCE)
 
 

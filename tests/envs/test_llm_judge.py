@@ -1,4 +1,4 @@
-"""The judge: a real HTTP server, scripted; scores, calibration, and failures that are no score."""
+"""The judge: a real HTTP server, scripted; scores, and failures that are no score."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from prorl.envs import get_env
-from prorl.envs.llm_judge import Case, JudgeConfig, LlmJudge, calibrate, parse_score
+from prorl.envs.llm_judge import JudgeConfig, LlmJudge, parse_score
 from prorl.errors import GraderError
 from prorl.limits import Deadline
 from prorl.testing import make_task
@@ -60,18 +60,6 @@ async def test_the_score_is_the_models() -> None:
         assert found.value == 1
         assert "Well." in found.log
         assert (await _judge(url)(TASK, b"It is paint", None, Deadline(60))).value == 0
-
-
-async def test_a_table_calibrates_it() -> None:
-    cases = [
-        Case(TASK, b"rayleigh scattering", 1.0),
-        Case(TASK, b"Rayleigh said so", 0.0),
-        Case(TASK, b"paint", 0.0),
-        Case(TASK, b"scattering of light", 1.0),
-    ]
-    async with _server(_scripted) as url:
-        found = await calibrate(_judge(url), cases)
-    assert found == (4, 0.5, 1, 0, 0.5)
 
 
 @pytest.mark.parametrize(

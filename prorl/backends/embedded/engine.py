@@ -101,10 +101,6 @@ class Engine:
         return bool(self._running or self._waiting)
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
