@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -115,4 +116,6 @@ def _keys(model: type[BaseModel]) -> list[str]:
         keys.append(name)
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             keys.extend(_keys(info.annotation))
+        elif is_dataclass(info.annotation):
+            keys.extend(field.name for field in fields(info.annotation))
     return keys
