@@ -98,10 +98,11 @@ $(UI)/.installed: $(STAMP)
 	$(PYTHON) -m venv $(UI)
 	echo "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(UI)/lib/python*/site-packages)/borrowed.pth
 	$(UI)/bin/python -m pip install -qq playwright
+	npm install --silent --no-audit --prefix $(UI) axe-core
 	touch $@
 
 test-ui: setup $(UI)/.installed ## the viewer's pages in Debian's Chromium (apt-get install chromium; npm for axe)
-	PYTHONPATH=$(CURDIR) $(UI)/bin/python -m pytest -q -p no:cacheprovider -rs -m ui tests/view
+	PYTHONPATH=$(CURDIR) PRORL_AXE=$(abspath $(UI))/node_modules/axe-core/axe.min.js $(UI)/bin/python -m pytest -q -p no:cacheprovider -rs -m ui tests/view
 
 test-as-user: setup ## as root: the tests of sandboxes, tools and pipeline once more as an ordinary user (needs useradd)
 	bash configs/test-as-user.sh

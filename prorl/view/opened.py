@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,10 @@ from prorl.types import Json
 SQL_S = 5.0
 """For a filter or a figure; longer questions are for `prorl sql`."""
 
+ASKED_ANEW = (*APPENDED, "partial", "scores", "deliveries")
+"""Views that no commit names, or that are made: looked at when a question names them."""
+
+READERS = 2
 ANSWERS = 8
 """Row numbers of so many filters are kept: 8 bytes a row each."""
 
@@ -110,17 +115,21 @@ class Opened:
     def _read(self) -> None:
         parts: dict[str, pa.Table] = {}
         self.damaged.clear()
-        for file in self.stored.files("rollouts"):
-            try:
-                known = self._parts.get(file.path)
-                parts[file.path] = self._narrow(file) if known is None else known
-            except ProrlError as error:
-                self.damaged[file.path] = str(error)
+        files = self.stored.files("rollouts")
+        new = [file for file in files if file.path not in self._parts]
+        with ThreadPoolExecutor(READERS) as threads:
+            read = dict(zip((f.path for f in new), threads.map(self._narrow, new), strict=True))
+        for path in (file.path for file in files):
+            found = self._parts[path] if path in self._parts else read[path]
+            if isinstance(found, ProrlError):
+                self.damaged[path] = str(found)
+            else:
+                parts[path] = found
         self._parts = parts
         self.rows = pa.concat_tables([NARROW.empty_table(), *parts.values()]).combine_chunks()
         place = pa.array(np.arange(self.rows.num_rows))
         self._database.register("rollouts", self.rows.append_column(PLACE, place))
-        for name in VIEWS.keys() - {"rollouts", "partial", "scores", *APPENDED}:
+        for name in VIEWS.keys() - {"rollouts", *ASKED_ANEW}:
             try:
                 self._database.register(name, self.stored.view(name))
             except ProrlError as error:
@@ -129,11 +138,14 @@ class Opened:
         self._figures.clear()
         self._totals: dict[str, Json] = {}
 
-    def _narrow(self, file: PartFile) -> pa.Table:
-        """Its narrow columns; one that came later than the file is null."""
-        with PartReader(self.stored.directory, file) as part:
-            there = set(part.columns)
-            rows = part.read(columns=[name for name in NARROW.names if name in there])
+    def _narrow(self, file: PartFile) -> pa.Table | ProrlError:
+        """Its narrow columns, or what is wrong; one that came later than the file is null."""
+        try:
+            with PartReader(self.stored.directory, file) as part:
+                there = set(part.columns)
+                rows = part.read(columns=[name for name in NARROW.names if name in there])
+        except ProrlError as error:
+            return error
         columns = [
             rows.column(field.name) if field.name in there else pa.nulls(rows.num_rows, field.type)
             for field in NARROW
@@ -172,8 +184,7 @@ class Opened:
             return list(self._query(sql, rows).to_pylist())
 
     def _query(self, sql: str, rows: int = 0) -> pa.Table:
-        # What no commit names may have grown since.
-        for name in (*APPENDED, "partial", "scores"):
+        for name in ASKED_ANEW:
             if name in sql.lower():
                 self._database.register(name, self.stored.view(name))
         try:

@@ -106,7 +106,9 @@ def _sequence(row: pa.Table, pieces: Pieces, trained: dict[int, Any]) -> dict[st
     told = trained.get(row.column("sequence_id")[0].as_py(), {})
     learner = told.get("learner_logprobs")
     return {
-        "segment": row.column("segment")[0].as_py(),
+        **{
+            name: row.column(name)[0].as_py() for name in ("segment", "lineage", "parent", "weight")
+        },
         "ids": ids_L,
         "texts": texts,
         "at": at,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from prorl.bench.stored import make_run
+from prorl.view.frozen import freeze
 from tests.view.viewer import Viewer, run_that_says, viewing
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: make test-ui")
@@ -18,6 +20,8 @@ pytestmark = [
     pytest.mark.ui,
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no /usr/bin/chromium: make test-ui"),
 ]
+
+AXE = os.environ.get("PRORL_AXE", "")
 
 HOSTILE = (
     "<script>window.hacked = 1</script>",
@@ -137,3 +141,54 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
             == 0
         )
         assert "hacked" not in page.evaluate("() => Object.keys(window)")
+
+
+@pytest.mark.skipif(not AXE, reason="PRORL_AXE names no axe.min.js: make test-ui")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_serious_finding_of_axe(tmp_path: Path, theme: str) -> None:
+    make_run(tmp_path / "r", 400, 2)
+    make_run(tmp_path / "s", 80, 1)
+    places = ("#/", "#/r", "#/r/rollouts", "#/r/tasks", "#/r/sql?q=select+1+as+one", "#/r/live")
+    views = (f"#/r/rollout/7?tab={tab}" for tab in ("messages", "tokens", "siblings", "raw"))
+    with (
+        viewing(tmp_path) as viewer,
+        browser(viewer, color_scheme=theme, bypass_csp=True) as tab,
+    ):
+        tab.page.add_init_script(path=AXE)
+        tab.page.reload()
+        for place in (*places, *views):
+            tab.go(place)
+            tab.page.wait_for_timeout(300)
+            found = tab.page.evaluate("() => axe.run()")
+            bad = [
+                (one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"])
+                for one in found["violations"]
+                if one["impact"] in ("serious", "critical")
+            ]
+            assert bad == [], place
+
+
+def test_a_frozen_copy_lives_from_a_file(tmp_path: Path) -> None:
+    run = run_that_says(tmp_path / "r", HOSTILE[:8])
+    (tmp_path / "r.html").write_text(freeze(run.where))
+    address = Viewer((tmp_path / "r.html").as_uri() + "#/r")
+    with browser(address) as tab:
+        tab.ready("#/r")
+        tab.page.locator(".plot canvas, .bars").first.wait_for()
+        tab.go("#/r/rollouts")
+        tab.page.locator(".row .chip").first.click()
+        tab.ready("#/r/rollout/")
+        assert tab.page.locator(".message pre").first.text_content() in HOSTILE
+        tab.page.keyboard.press("t")
+        tab.page.locator(".tokens s").first.wait_for()
+        assert "hacked" not in tab.page.evaluate("() => Object.keys(window)")
+
+
+def test_a_damaged_part_is_named_on_the_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", 32, 2)
+    part = next(f.path for f in run.commits()[1].files if f.table == "rollouts")
+    (tmp_path / "r" / part).write_bytes(b"PAR1 is not what it was")
+    with viewing(tmp_path) as viewer, browser(viewer) as tab:
+        tab.go("#/r/rollouts")
+        assert part in tab.page.get_by_text("cannot be read").locator("..").inner_text()
+        tab.page.locator(".row .chip").first.wait_for()

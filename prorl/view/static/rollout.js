@@ -301,7 +301,9 @@ async function tokens(found, { path, asked, go, signal }) {
     const each = unroll(sequence);
     const advantage = sequence.advantage ?? (found.rollout.reward ?? 0) - centre;
     return h("section", {}, told.sequences.length > 1
-      ? h("h2", { class: "section" }, `sequence ${sequence.segment}`) : null,
+      ? h("h2", { class: "section" }, `sequence ${sequence.segment} · ${sequence.lineage}`
+        + (sequence.parent < 0 ? "" : ` of sequence ${sequence.parent}`)
+        + ` · weight ${num(sequence.weight)}`) : null,
     h("p", { class: "quiet" }, figures(sequence, each, advantage)),
     flow(sequence, each, painter(colour, sequence, each, advantage), about));
   });

@@ -1,0 +1,95 @@
+"""How quick the pages are in Debian's Chromium, and what the server holds: prints one line each.
+
+python -m tests.view.measure [FOLDER]      keeps its made-up runs in FOLDER for the next time
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from prorl.bench.stored import make_run
+from tests.view.viewer import run_that_says
+
+ROLLOUTS, TOKENS = 100_000, 64_000
+
+
+def main(folder: Path) -> None:
+    """Make the runs where they are missing, serve them, and click."""
+    if not (folder / "big").exists():
+        make_run(folder / "big", ROLLOUTS, 50)
+    if not (folder / "long").exists():
+        run_that_says(folder / "long", ["x"], TOKENS)
+    command = [sys.executable, "-m", "prorl.cli", "view", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = re.sub(r"^look at\s+", "", server.stdout.readline().strip())
+        try:
+            _click(url, server.pid)
+        finally:
+            server.terminate()
+
+
+def _click(url: str, pid: int) -> None:
+    address = url.partition("#")[0]
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        page = chromium.new_page()
+        page.goto(address + "style.css")
+        page.evaluate("token => localStorage.setItem('token', token)", url.partition("=")[2])
+
+        def show(place: str, until: str) -> Callable[[], None]:
+            def go() -> None:
+                page.goto(address + place)
+                page.wait_for_selector(until)
+
+            return go
+
+        def far() -> None:
+            page.evaluate("() => { document.querySelector('.table').scrollTop = 90000 * 30 }")
+            page.wait_for_selector("text='90000'")
+
+        first = "[role=row][aria-rowindex='2'] a, [role=row][aria-rowindex='2'] .chip"
+        steps: dict[str, Callable[[], None]] = {
+            f"{ROLLOUTS:,} rollouts ready, server just started": show("#/big/rollouts", first),
+            "row 90,000": far,
+            "filter reward > 0 and num_tokens > 70": show(
+                "#/big/rollouts?where=reward+%3E+0+and+num_tokens+%3E+70", "text=of 100,000"
+            ),
+            f"first tokens of {TOKENS:,}": show("#/long/rollout/0?tab=tokens", ".tokens s"),
+            f"all {TOKENS:,} tokens": lambda: page.wait_for_selector("[data-whole]") and None,
+        }
+        for what, step in steps.items():
+            before, start = _cpu_s(pid), time.perf_counter()
+            step()
+            took_ms = (time.perf_counter() - start) * 1e3
+            print(f"{what}: {took_ms:,.0f} ms, of the server {_cpu_s(pid) - before:.2f} CPU s")
+        page.goto(address + "#/big")
+        page.wait_for_selector("text=Seconds of model and tools per unit of reward")
+        page.wait_for_load_state("networkidle")
+        chromium.close()
+    peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert peak is not None
+    print(f"server's largest resident memory: {int(peak[1]) / 1024:,.0f} MiB")
+
+
+def _cpu_s(pid: int) -> float:
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / 100
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]))
+    else:
+        with tempfile.TemporaryDirectory(prefix="prorl-view-") as made:
+            main(Path(made))
