@@ -10,7 +10,7 @@ VLLM ?= .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 VLLM_PYTHON := PRORL_VLLM_PYTHON=$(abspath $(VLLM))/bin/python
 TORCH ?= torch==2.13.0
-EXTRAS ?= torch,render,math,jupyter,apptainer,s3,tls,dask,gym
+EXTRAS ?= torch,render,math,jupyter,apptainer,s3,tls,dask
 PYTEST ?= $(BIN)/python -m pytest -q
 # Of the fast suite: two files of tests at a time take half as long, and more cores than that disturb its kills and waits.
 JOBS ?= 2
@@ -89,8 +89,20 @@ $(DOORS)/.installed: $(STAMP)
 	$(DOORS)/bin/python -m pip install -qq trl==1.16.0 tinker
 	touch $@
 
-test-doors: setup $(DOORS)/.installed ## other people's trainers over the stream (TRL)
+# Other people's envs, each in an environment of its own: none of them is imported here.
+GUESTS ?= .venv-guests
+GUEST_gymnasium = gymnasium[toy-text]==1.4.0
+GUEST_skyrl = skyrl-gym==0.4.0
+GUEST_gem = gem-llm==0.1.0
+GUEST_verifiers = verifiers==0.4.0' 'uv
+$(GUESTS)/%/.installed:
+	$(PYTHON) -m venv $(GUESTS)/$*
+	$(GUESTS)/$*/bin/python -m pip install -qq '$(GUEST_$*)' openai
+	touch $@
+
+test-doors: setup $(DOORS)/.installed $(foreach name,gymnasium skyrl gem verifiers,$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream (TRL), their envs as guests
 	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs tests/trainer/test_trl_door.py
+	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py
 
 # Playwright in an environment of its own, over this one's packages; the browser is Debian's: apt-get install chromium.
 UI ?= .venv-ui

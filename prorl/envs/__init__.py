@@ -11,8 +11,6 @@ Each implements `prorl.protocols.Env`.
 | harbor | bash, files | the tests of a Harbor or terminal-bench task folder, in its image |
 | arith | python | exact match; short texts for small policies (`prorl.tasks.generated`) |
 | shop | price, python | exact match, after two or three calls that depend on each other |
-| gym | step | the return of a Gym-style environment, its actions played again |
-| verifiers | - | the reward functions of a taskset of the package `verifiers` |
 | guest | - | a program of another framework, in an interpreter of its own, says the reward |
 | noop | - | always 1; no sandbox, for benches and tests |
 
@@ -42,14 +40,9 @@ BUILT_IN: Mapping[str, str] = {
     "stem": "prorl.envs.stem:StemEnv",
     "arith": "prorl.envs.arith:ArithEnv",
     "shop": "prorl.envs.shop:ShopEnv",
-    "gym": "prorl.envs.gym:GymEnv",
-    "verifiers": "prorl.envs.verifiers:VerifiersEnv",
     "guest": "prorl.envs.guest:GuestEnv",
     "noop": "prorl.envs.noop:NoopEnv",
 }
-
-FOREIGN = frozenset({"gym", "verifiers"})
-"""Those of them that run packages of others: as users' envs, never on a loop of ours."""
 
 ENTRY_POINTS = "prorl.envs"
 

@@ -37,7 +37,7 @@ from typing import Any
 import msgspec
 
 from prorl import plugins
-from prorl.envs import BUILT_IN, ENTRY_POINTS, FOREIGN, get_env
+from prorl.envs import BUILT_IN, ENTRY_POINTS, get_env
 from prorl.envs.base import BaseEnv, Solution
 from prorl.errors import RolloutError, TaskError, UserError
 from prorl.helper import Died, HelperError, Late, Program, Raised, pool
@@ -102,7 +102,7 @@ def users_code(task: Task) -> tuple[str, ...]:
         parts += [f"reward={name}" for name in rewards if name not in REWARDS]
     if isinstance(tools, list):
         parts += [f"tool={name}" for name in tools if str(name) not in CATALOGUE]
-    if not parts and task.env in BUILT_IN and task.env not in FOREIGN:
+    if not parts and task.env in BUILT_IN:
         return ()
     return (task.env, *sorted(parts))
 
@@ -112,7 +112,7 @@ def env_by_name(name: str) -> Env:
 
     Imports nothing of users. Raises TaskError for a name that nobody knows.
     """
-    if name in BUILT_IN and name not in FOREIGN:
+    if name in BUILT_IN:
         return get_env(name)
     _check_known(name)
     return _Closed(name)

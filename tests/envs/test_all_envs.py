@@ -5,7 +5,6 @@ grader is never a score.
 from __future__ import annotations
 
 import asyncio
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -51,18 +50,9 @@ TASKS: dict[str, tuple[Task, ...]] = {
     ),
     "arith": tuple(load_tasks("arith:train?n=3&seed=3")),
     "shop": tuple(load_tasks("shop:train?n=3&seed=3")),
-    "gym": (
-        make_task(
-            "gym",
-            "Reach the goal.",
-            gym="FrozenLake-v1",
-            arguments={"is_slippery": False},
-            solution=[1, 1, 2, 2, 1, 2],
-        ),
-    ),
     "swe": tuple(load_tasks(Path(__file__).with_name("swe_tasks.jsonl"))),
     "harbor": (),  # its tasks are folders: tests/envs/test_harbor.py
-    "verifiers": (),  # its tasks come with packages: tests/envs/test_verifiers.py
+    "guest": (),  # its tasks bring programs: tests/agents/test_guest.py
     "noop": (),  # always 1, for benches
 }
 NEEDS_BOXES = ("swe",)
@@ -74,8 +64,6 @@ def test_no_env_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("name", "task"), [(name, one) for name in TASKS for one in TASKS[name]])
 def test_the_oracle_has_1_and_the_idle_0(name: str, task: Task) -> None:
-    if name == "gym" and find_spec("gymnasium") is None:
-        pytest.skip("gymnasium is not installed (extra `gym`)")
     env, boxes = get_env(name), isolated("pyns") if name in NEEDS_BOXES else None
     reference = env.reference(task)
     assert run(env, task, *reference.calls, reference.answer, boxes=boxes).reward == 1
@@ -98,8 +86,6 @@ def _nan(task: Task, artefact: bytes) -> float:
     "name", [name for name in TASKS if TASKS[name] and name not in ("swe", "code")]
 )
 async def test_a_grader_that_fails_is_no_score(name: str, broken: RewardFn) -> None:
-    if name == "gym" and find_spec("gymnasium") is None:
-        pytest.skip("gymnasium is not installed (extra `gym`)")
     env, task = get_env(name), TASKS[name][0]
     env.rubric = Rubric(*env.rubric.rewards, (broken, 1.0))  # type: ignore[attr-defined]
     with pytest.raises(GraderError, match="grader_error"):

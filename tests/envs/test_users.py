@@ -285,7 +285,7 @@ def test_what_is_ours_runs_here() -> None:
         "math",
         "tool=mine",
     )
-    assert users_code(make_task("gym")) == ("gym",)
+    assert users_code(make_task("mine")) == ("mine",)
 
 
 async def test_ours_are_not_asked_in_helpers() -> None:
