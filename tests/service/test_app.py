@@ -293,6 +293,8 @@ async def test_openapi_names_every_route_and_resolves(tmp_path: Path) -> None:
                 assert told >= {401, 403, 404, 409, 422, 429, 500, 503, 507}, (path, method)
                 shape = route["responses"]["409"]["content"]["application/json"]["schema"]
                 assert shape == {"$ref": "#/components/schemas/ErrorBody"}
+        for path in ("/v1/runs", "/v1/runs/{run_id}/groups", "/v1/runs/{run_id}/versions"):
+            assert {"200", "202"} <= set(document["paths"][path]["post"]["responses"]), path
         _, answer = await w.http("GET", "/v1/runs/nobody")
         assert set(answer) == set(error["properties"]) == set(error["required"])
 

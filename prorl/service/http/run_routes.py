@@ -22,7 +22,7 @@ from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.core.submissions import accept, create
 from prorl.service.gateway import Gateway
 from prorl.service.http import views
-from prorl.service.http.answers import reply
+from prorl.service.http.answers import also, reply
 from prorl.service.log.recover import closed_runs
 from prorl.service.pool.weights import Expected
 from prorl.types import Json
@@ -73,7 +73,11 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
             raise UnavailableError(f"run {run_id!r} is being proved: `POST /v1/runs` waits for it")
         return core.run(run_id)
 
-    @app.post("/v1/runs", status_code=201)
+    @app.post(
+        "/v1/runs",
+        status_code=201,
+        responses=also(_200="it was there", _202="its chat template is being proved: ask again"),
+    )
     async def create_run(config: RunConfig, request: Request) -> Response:
         """Make a run from the request's body.
 
@@ -91,7 +95,12 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
             return reply(views.run_view(core, proving), 202)
         return reply(views.run_view(core, core.run(config.run_id)), 201 if created else 200)
 
-    @app.post("/v1/runs/{run_id}/groups", status_code=202, openapi_extra=_body(GroupsBody))
+    @app.post(
+        "/v1/runs/{run_id}/groups",
+        status_code=202,
+        openapi_extra=_body(GroupsBody),
+        responses=also(_200="all of it was there"),
+    )
     async def submit(run_id: str, request: Request) -> Response:
         """Submit groups. 202 when something new was accepted, 200 when all of it was there."""
         run = known(run_id)
@@ -134,7 +143,11 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         """A rollout's fate so far."""
         return reply(views.rollout_view(core.rollout(known(run_id).run_id, rollout_id)))
 
-    @app.post("/v1/runs/{run_id}/versions", status_code=201)
+    @app.post(
+        "/v1/runs/{run_id}/versions",
+        status_code=201,
+        responses=also(_200="it was published", _202="backends still load them: say it again"),
+    )
     async def publish(run_id: str, body: VersionBody) -> Response:
         """Have the run's backends load weights and publish them as a version, one above the last.
 
