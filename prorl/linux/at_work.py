@@ -103,5 +103,12 @@ def poison(folder: Path, name: str) -> str:
     return deaths[-1].partition(" ")[2] if len(deaths) >= MOST_CHARGES else ""
 
 
+def forget(folder: Path, run: str) -> None:
+    """Drop all charges of a run's work."""
+    for path in folder.glob("*"):
+        if path.read_text().startswith(f"{run}/"):
+            path.unlink()
+
+
 def _file(folder: Path, name: str) -> Path:
     return folder / blake2b(name.rpartition("/")[0].encode(), digest_size=12).hexdigest()

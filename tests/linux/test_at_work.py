@@ -79,3 +79,7 @@ def test_two_deaths_of_whatever_attempts_are_enough(tmp_path: Path) -> None:
     assert at_work.charge(folder, "r/5/2", "silent") == 2
     assert at_work.poison(folder, "r/5/3")
     assert not at_work.poison(folder, "r/55/1")
+    at_work.forget(folder, "other")
+    assert at_work.poison(folder, "r/5/3")
+    at_work.forget(folder, "r")
+    assert list(folder.iterdir()) == []

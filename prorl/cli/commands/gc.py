@@ -10,6 +10,7 @@ from prorl.cli.options import Flag, JsonList, RunsRoot
 from prorl.cli.output import answer, note
 from prorl.cli.runs import run_directory
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
+from prorl.linux import at_work
 from prorl.service.log.log import forget_run
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.collect import GRACE_S, collect, replaced
@@ -82,6 +83,7 @@ def _dropped(directory: str) -> dict[str, Json]:
         raise UserError(f"--drop {directory}", "a run on a local disk")
     name = RunDir(directory).name
     drop_run(Path(directory))
+    at_work.forget(Path(directory).with_name("poison"), name)
     if (log := Path(directory).with_name("control.db")).exists():
         try:
             forget_run(log, name)
