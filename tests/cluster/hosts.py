@@ -87,6 +87,14 @@ class Hosts:
         """It hears again."""
         ip("-n", self.of(other), "neigh", "del", self.address(deaf), "dev", "eth0")
 
+    def swallow(self, host: int, mtu: int = 1480) -> None:
+        """Large packets to and from it vanish, small ones pass: the switch's port has a smaller MTU
+        than both ends (1500), and nobody tells them.
+        """
+        for end in range(1, self.num + 1):  # what is cut into packets later has no length yet
+            ip("-n", self.of(end), "link", "set", "eth0", "gso_max_segs", "1")
+        ip("-n", self.switch, "link", "set", f"p{host}", "mtu", str(mtu))
+
     def pids(self) -> list[int]:
         """Processes that live on the hosts."""
         found: list[int] = []

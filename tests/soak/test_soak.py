@@ -1,11 +1,12 @@
 """A service under sixty faults in five minutes, with real tools and a streaming consumer: nothing
 lost, nothing twice, nothing left.
 
-SIGKILL and SIGSTOP of every kind of process while the run works, the consumer too, a model server
-that goes away, a disk that is full. Which fault strikes when follows from the seed, which is
-printed, and so is the table at the end. `PRORL_SOAK_FAULTS`, `PRORL_SOAK_ROLLOUTS`, `PRORL_SOAK_S`
-make it longer. What clients saw is compared with what is stored (`history.py`). When it fails,
-everything that may say why is in `PRORL_SOAK_KEEP` (default: a folder in /tmp, printed).
+SIGKILL and SIGSTOP of every kind of process while the run works, the consumer too, all of them
+stopped at once, a model server that goes away, a disk that is full. Which fault strikes when
+follows from the seed, which is printed, and so is the table at the end. `PRORL_SOAK_FAULTS`,
+`PRORL_SOAK_FAULTS`, `PRORL_SOAK_ROLLOUTS`, `PRORL_SOAK_S` make it longer. What clients saw is
+compared with what is stored (`history.py`). When it fails, everything that may say why is in
+`PRORL_SOAK_KEEP` (default: a folder in /tmp, printed).
 """
 
 from __future__ import annotations
@@ -182,7 +183,8 @@ class Soak:
         """All faults, spread over the time there is."""
         kinds = [f"{what} {name}" for name in PROCESSES for what in ("kill", "stop")]
         kinds += ["kill consumer", "stop consumer"] * 2
-        kinds += ["model away"] * 2 + (["disk full"] if self.own_disk else [])
+        kinds += ["model away"] * 2 + ["stop everything"]
+        kinds += ["disk full"] if self.own_disk else []
         left = [kinds[i % len(kinds)] for i in range(FAULTS)]
         self.chance.shuffle(left)
         async with asyncio.TaskGroup() as group:
@@ -199,6 +201,8 @@ class Soak:
                 await self.model.stop()
                 await asyncio.sleep(self.chance.uniform(2, 8))
                 await self.model.start()
+        elif name == "everything":
+            await self.stop_everything()
         elif name == "consumer":
             await self.strike_consumer(what)
         elif kind == "disk full":
@@ -217,6 +221,16 @@ class Soak:
             self.table.back_s.setdefault(kind, []).append(time.monotonic() - began)
         self.evidence.note(over=kind)
         self.table.struck[kind] += 1
+
+    async def stop_everything(self) -> None:
+        """As a paused host does, for less than the supervisor, which is us, waits."""
+        pids = [child.pid for child in self.running.children.values() if child.alive]
+        pids += [pid for parent in pids for pid in descendants(parent)]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            await asyncio.sleep(4)
 
     async def strike_consumer(self, what: str) -> None:
         """Kill it, or stop it for a while: nobody watches a trainer for us."""
