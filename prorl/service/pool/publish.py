@@ -397,16 +397,18 @@ class Publisher:
             self._give_back()
             for name in list(self._wanted):
                 if name not in self._tending and not self._core.watched.health(name).is_out:
-                    self._tending[name] = task = asyncio.ensure_future(self._tend(name))
-                    task.add_done_callback(lambda _, name=name: self._tending.pop(name, None))
+                    self._tending[name] = asyncio.ensure_future(self._tend(name))
             fenced = any(name in self._core.state.balancer.fenced for name in self._wanted)
             await asyncio.sleep(FENCED_S if fenced else WATCH_S)
 
     async def _tend(self, name: str) -> None:
-        if self.is_loading(name) or time.monotonic() < self._mistaken.get(name, 0.0):
-            return
-        if name in self._core.state.balancer.fenced or await self._is_behind(name):
-            await self._give(name)
+        try:
+            if self.is_loading(name) or time.monotonic() < self._mistaken.get(name, 0.0):
+                return
+            if name in self._core.state.balancer.fenced or await self._is_behind(name):
+                await self._give(name)
+        finally:
+            self._tending.pop(name, None)
 
     async def _is_behind(self, name: str) -> bool:
         try:
