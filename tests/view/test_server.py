@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -96,7 +98,7 @@ def test_names_a_damaged_part_and_shows_the_rest(tmp_path: Path) -> None:
     assert tokens(opened, Pieces("bytes"), 20)["sequences"]
 
 
-async def test_reads_a_copy_on_a_disk_that_takes_no_writes(tmp_path: Path) -> None:
+async def test_notes_stand_in_a_copy_and_in_its_sql(tmp_path: Path) -> None:
     make_run(tmp_path / "r", 16, 1)
     shutil.copytree(tmp_path / "r", tmp_path / "disk" / "copy")
     with viewing(tmp_path / "disk" / "copy") as viewer:
@@ -108,6 +110,34 @@ async def test_reads_a_copy_on_a_disk_that_takes_no_writes(tmp_path: Path) -> No
         assert (await viewer.ask(found))[1]["total"] == 1
         bad = await viewer.ask("api/runs/copy/annotations", body=b'{"rollout_id": 99}')
         assert bad[0] == 422
+
+
+READ_ONLY = """
+mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && ! touch "$1/x" 2> /dev/null || exit 7
+exec "$2" -c '
+import sys
+from prorl.analysis.annotations import annotate
+from prorl.errors import ProrlError
+from prorl.view.frozen import freeze
+from prorl.view.opened import Opened, Question
+opened = Opened(sys.argv[1] + "/r")
+assert opened.page(Question("reward >= 0"), 0, 99)["total"] == 16
+assert opened.rollout(3)["messages"] and "rollouts/3" in freeze(sys.argv[1] + "/r", [3])
+try:
+    annotate(opened.stored, [{"rollout_id": 3, "label": "x"}], author="a")
+except (ProrlError, OSError) as error:
+    assert "ead-only" in str(error), error
+' "$1"
+"""
+
+
+def test_reads_a_disk_that_takes_no_writes(tmp_path: Path) -> None:
+    make_run(tmp_path / "r", 16, 1)
+    script = ["sh", "-c", READ_ONLY, "sh", str(tmp_path), sys.executable]
+    done = subprocess.run(["unshare", "-rm", *script], capture_output=True, text=True, timeout=100)
+    if done.returncode == 7 or "unshare" in done.stderr:
+        pytest.skip(f"no mount namespace here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
 
 
 def test_spells_ids_one_by_one() -> None:

@@ -73,9 +73,15 @@ export function lines(rows, { chosen, dates } = {}) {
     hooks: { ready: [choosing(xs, chosen)], setCursor: names.length > 1 ? [] : [(u) => {
       const at = u.cursor.idx;
       now.textContent = at === null || at === undefined || ys[0][at] === null ? ""
-        : `${text(xs[at])}: ${num(ys[0][at])}`;
+        : `${text(xs[at])}: ${num(ys[0][at])}${counted(rows[at])}`;
     }] },
   }), [xs, ...ys]);
+}
+
+// Of how many: the first number of a row that is neither x nor y.
+function counted(row) {
+  const name = Object.keys(row).find((key) => !"xyz".includes(key) && Number.isInteger(row[key]));
+  return name ? ` (${num(row[name])} ${name})` : "";
 }
 
 function choosing(xs, chosen) {

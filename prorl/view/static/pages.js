@@ -249,7 +249,7 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
       await table.start();
       count.textContent = asked.where ? `${num(table.total)} of ${num(about.totals.rollouts)}`
         : num(table.total);
-      if (!table.total) wrong.replaceChildren(h("p", { class: "empty" }, "No rollout is so."));
+      if (!table.total) wrong.replaceChildren(h("p", { class: "empty" }, "No rollout is like that."));
       if (FROZEN) return;
       const found = await get(`${runPath(run)}/facets`, { where: asked.where }, signal);
       fillFacets(facets, found.facets, table.total, about.totals.rollouts, (where) =>
@@ -334,7 +334,7 @@ export async function tasksPage({ run, asked, signal }) {
         { class: "chip " + (row.change > 0 ? "good" : row.change < 0 ? "bad" : "") },
         (row.change > 0 ? "+" : "") + num(row.change * 100))),
       h("td", { class: "n" }, num(row.turns)), h("td", { class: "n" }, seconds(row.run_s)))))))
-      : h("p", { class: "empty" }, "No task is so.")) };
+      : h("p", { class: "empty" }, "No task of this run is like that.")) };
 }
 
 // ---- SQL
