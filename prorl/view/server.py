@@ -101,7 +101,7 @@ class Library:
 
     def service(self) -> Json:
         """Status of the service that works on this root. Raises ProrlError where none answers."""
-        with connect(self._root, retry_s=0) as client:
+        with connect(self._root, retry_s=0.1) as client:
             return client.status()
 
     def pieces(self, opened: Opened) -> Pieces:

@@ -395,19 +395,17 @@ function liveNow(run, now, past) {
   const tile = (value, what) => h("div", { class: "tile" }, h("b", {}, value), h("span", {}, what));
   const s = now.service;
   const mine = s?.runs.find((each) => each.run_id === run);
-  const left = mine ? Object.values(mine.groups).reduce((a, b) => a + b, 0) : null;
   const tiles = h("div", { class: "tiles" }, tile(num(t.rollouts), "rollouts stored"),
     tile(rate === null ? "–" : num(rate), "rollouts/s, last half minute"),
     tile(num(t.reward), "mean reward"), tile(num(t.failed), "infra or task failures"),
     tile(t.last_version < 0 ? "–" : num(t.last_version), "newest version sampled"),
     s ? tile(s.bottleneck || "none", "bottleneck") : null,
-    s ? tile(num(s.leases_waiting), "free slots of INIT") : null,
     s ? tile(num(s.waiting_for_backend), "wait for a model server") : null,
-    left === null ? null : tile(num(left), "groups of this run"));
+    mine ? tile(num(mine.counts.queued), "rollouts of this run wait") : null);
   const recent = h("p", {}, h("a", { href: link(run, "rollouts", { order: "committed_at",
     down: "1" }) }, `Last commit ${when(t.last_at)}: the newest rollouts`));
   if (!s) return [tiles, recent, h("p", { class: "quiet" }, now.silent)];
-  const table = (title, names, rows) => h("section", { class: "card scroll" },
+  const table = (title, names, rows) => h("section", { class: "card scroll wide" },
     h("header", {}, h("h2", {}, title)), h("table", { class: "list" }, h("thead", {}, h("tr", {},
       names.map((name, i) => h("th", { class: i ? "n" : "" }, name)))), h("tbody", {},
       rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: i ? "n" : "" },
@@ -419,8 +417,8 @@ function liveNow(run, now, past) {
     h("div", { class: "grid" },
       table("Stages", ["stage", "workers", "slots", "busy", "busy share", "queued", "waits for"],
         stages),
-      table("Model servers", ["server", "state", "in flight", "version"], s.backends.map((b) =>
-        [b.name, b.state, num(b.in_flight), num(b.version)])),
+      table("Model servers", ["server", "state", "in flight", "prompt cached"], s.backends.map(
+        (b) => [b.name, b.reason || b.state, num(b.in_flight), percent(b.cached_share)])),
       table("Workers", ["worker", "role", "node", "slots", "held"], s.workers.map((w) =>
         [w.worker, w.role, w.node, num(w.slots), num(w.held)])))].filter(Boolean);
 }
