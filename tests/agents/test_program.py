@@ -46,7 +46,7 @@ while True:
     said = json.load(urllib.request.urlopen(ask))["choices"][0]["message"]
     messages.append(said)
     for call in said.get("tool_calls", ()):
-        line = json.loads(call["function"]["arguments"])["command"]
+        line = json.loads(call["function"]["arguments"]).get("command", "")
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
         said = done.stdout + done.stderr
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})

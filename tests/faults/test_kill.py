@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from prorl.errors import UnavailableError
 from prorl.linux.procfs import descendants, start_ticks
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, Task
+from tests.agents.test_program import LOOP
 from tests.integration.checks import check_complete, check_nothing_left, rows
 from tests.waiting import until
 
@@ -128,12 +130,19 @@ async def _feed(client: Client, kills: asyncio.Task[None]) -> int:
         await until(hungry, "the queue is short")
 
 
-@pytest.mark.parametrize("name", ["gateway", "sandboxd", "init-0", "run-0", "eval-0", "store"])
+PROGRAM = f"command: python3 -c {shlex.quote(LOOP)}"
+STRUCK = [
+    *((name, "native") for name in ("gateway", "sandboxd", "init-0", "run-0", "eval-0", "store")),
+    *(pytest.param(name, PROGRAM, id=f"{name}-program") for name in ("sandboxd", "run-0")),
+]
+
+
+@pytest.mark.parametrize(("name", "agent"), STRUCK)
 @pytest.mark.parametrize(
     ("strike", "times"), [(signal.SIGKILL, KILLS), (signal.SIGSTOP, FREEZES)], ids=["kill", "stop"]
 )
 async def test_struck_again_and_again_while_it_holds_work(
-    tmp_path: Path, name: str, strike: signal.Signals, times: int, sandbox_kind: str
+    tmp_path: Path, name: str, agent: str, strike: signal.Signals, times: int, sandbox_kind: str
 ) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
@@ -141,7 +150,7 @@ async def test_struck_again_and_again_while_it_holds_work(
         assert isinstance(running, Supervisor)
         # Struck again the moment that it is back, the gateway may be away at each try of 20 s.
         client = client_of(running, PATIENCE_S)
-        await in_thread(lambda: client.create_run(run_id="r", limits=LIMITS))
+        await in_thread(lambda: client.create_run(run_id="r", agent=agent, limits=LIMITS))
         async with asyncio.TaskGroup() as group:
             finished = group.create_task(follow(client, running, "r", 0, quiet=True))
             kills = group.create_task(_strike(running, client, name, strike, times))

@@ -113,6 +113,8 @@ def by_model(config: RunConfig, renderer: Mapping[str, Json]) -> RunConfig:
     A thought may fill the context: half an hour at 10 tokens a second. `renderer` is what was
     proved of it.
     """
+    if program_of(config.agent) is not None:  # no other worker can go on with one
+        config = config.model_copy(update={"journal": "off"})
     sampling, limits = config.sampling, config.limits
     if not renderer.get("thinks"):
         return config

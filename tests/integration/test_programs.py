@@ -1,0 +1,38 @@
+"""Programs and guests through the real service."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+
+from prorl.cli.job import JobPlan
+from prorl.cli.run_job import run_plan
+from tests.agents.test_guest import ASK, GRADE
+from tests.agents.test_program import LOOP
+from tests.integration.checks import check_complete, rows
+
+Make = Callable[..., JobPlan]
+
+
+async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, topology: str) -> None:
+    """The env `guest` brings its own agent, whatever the run's is."""
+    plays = {"task_id": "noop/1", "env": "noop", "prompt": "Say anything."}
+    data = {"argv": [sys.executable, "-c", ASK + GRADE], "answer": "42"}
+    asks = {"task_id": "guest/1", "env": "guest", "prompt": "?", "data": data}
+    plan = make_plan(
+        [plays, asks],
+        f"service.topology={topology}",
+        f"run.agent=command: python3 -c {shlex.quote(LOOP)}",
+        policy="noop",
+        n=2,
+    )
+    assert await run_plan(plan, json=True) == 0
+    stored = check_complete(plan.directory, 4)
+    assert rows(
+        stored,
+        "select task_id, status, attempt, reward from rollouts group by all order by 1",
+    ) == [
+        {"task_id": "guest/1", "status": "completed", "attempt": 1, "reward": 0.0},
+        {"task_id": "noop/1", "status": "completed", "attempt": 1, "reward": 1.0},
+    ]
