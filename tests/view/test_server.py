@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from prorl.bench.stored import add_commit, make_run
 from prorl.errors import NotFoundError, UserError
 from prorl.view.opened import Opened, Question
-from prorl.view.server import Library
+from prorl.view.server import STATIC, Library
 from prorl.view.tokens import Pieces, tokens
 from tests.view.viewer import viewing
 
@@ -166,3 +167,10 @@ async def test_tells_of_a_live_run_when_it_has_grown(tmp_path: Path) -> None:
 def test_refuses_a_place_without_runs(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no run in"):
         Library.at(str(tmp_path))
+
+
+def test_no_script_parses_text_as_html() -> None:
+    parsing = re.compile(r"(inner|outer)HTML|insertAdjacentHTML|document\.write|\beval\(|srcdoc")
+    scripts = [*STATIC.glob("*.js")]
+    assert len(scripts) > 4
+    assert [path.name for path in scripts if parsing.search(path.read_text())] == []
