@@ -207,7 +207,7 @@ class Opened:
             return self._answers[question]
         order = f' order by "{question.order}" {"desc" if question.down else "asc"} nulls last'
         found = self._query(question.select(PLACE) + f"{order}, rollout_id")
-        places = found.column(0).to_numpy().astype(np.int64)
+        places: NDArray[np.int64] = found.column(0).to_numpy().astype(np.int64)
         self._answers[question] = places
         while len(self._answers) > ANSWERS:
             self._answers.popitem(last=False)
@@ -282,7 +282,7 @@ class Opened:
         return answer | {
             "run": self.stored.run_id,
             "rollout": row,
-            "artefact": artefact.decode("utf-8", "replace"),
+            "artefact": bytes(artefact).decode("utf-8", "replace"),
             "messages": found["messages"].sort_by("index").to_pylist(),
             "turns": found["turns"].sort_by("turn").to_pylist(),
             "damaged": damaged,

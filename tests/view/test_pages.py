@@ -74,10 +74,10 @@ class Tab:
         self.page, self._address = page, viewer.address
         self.wrong: list[str] = []
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("console", lambda said: said.type == "error" and self.wrong.append(said.text))
+        page.on("console", lambda said: self.wrong.extend([said.text] * (said.type == "error")))
         page.on(
             "request",
-            lambda sent: sent.url.startswith(self._address) or self.wrong.append(sent.url),
+            lambda sent: self.wrong.extend([sent.url] * (not sent.url.startswith(self._address))),
         )
         page.goto(viewer.url)
 

@@ -35,7 +35,7 @@ async def test_answers_our_own_page_alone(tmp_path: Path) -> None:
     with viewing(tmp_path) as viewer:
         assert await viewer.ask("api/runs") == (200, {"runs": ["r"]})
         for what, headers in REFUSED.items():
-            status, said = await viewer.ask("api/runs", **headers)
+            status, said = await viewer.ask("api/runs", headers)
             assert (status, list(said)) == (403, ["error"]), what
         for path in ("api/runs/none", "api/runs/r/rollouts/99", "api/runs/r/figures/x"):
             assert (await viewer.ask(path))[0] == 404, path

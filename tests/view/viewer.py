@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 import numpy as np
@@ -19,6 +20,8 @@ from prorl.schema import TABLES
 from prorl.storage.files.layout import RunDir
 from prorl.types import Json
 from prorl.view.server import Library, listen
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Viewer:
         return self.url.partition("#")[0]
 
     async def ask(
-        self, path: str, *, body: bytes | None = None, **headers: str
+        self, path: str, headers: Mapping[str, str] = NO_HEADERS, *, body: bytes | None = None
     ) -> tuple[int, Json]:
         """Status and JSON of an answer; a header that is given replaces ours."""
         token = self.url.partition("#token=")[2]
