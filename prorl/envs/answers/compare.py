@@ -56,14 +56,17 @@ def _same_share(reference: Node, wanted: str, answer: Node, given: str) -> bool:
         return _same_value(reference, answer) or _same_value(
             reference, Node("*", (answer, _HUNDRED))
         )
-    return not wanted and _same_value(reference, Node("/", (answer, _HUNDRED)))
+    if wanted or (reference.op == "num" and abs(reference.value) > 1):
+        return False  # nobody says 1800 % for 18
+    return _same_value(reference, Node("/", (answer, _HUNDRED)))
 
 
 def _same_value(reference: Node, answer: Node) -> bool:
     reference, answer = _expanded(reference), _expanded(answer)
-    if answer.op == "relation" and answer.name == "=" and answer.args[0].op == "sequence":
+    if answer.op == "relation" and answer.name == "=" and answer.args[1].op == "sequence":
+        names = answer.args[0].args or answer.args[:1]
         # (x, y) = (1, 2)
-        answer = answer.args[1] if all(map(is_name, answer.args[0].args)) else answer
+        answer = answer.args[1] if all(map(is_name, names)) else answer
     if reference.op == "matrix" or answer.op == "matrix":
         return _same_matrix(reference, answer)
     if reference.op == "relation":
@@ -88,7 +91,8 @@ def _same_scalar(reference: Node, answer: Node) -> bool:
         alone = len(answer.args) == 1 and answer.name != "()"
         return alone and _same_scalar(reference, answer.args[0])
     if answer.op == "ratio":
-        return len(answer.args) == 2 and equal(reference, Node("/", answer.args))
+        is_part = reference.op != "num" or reference.value.denominator != 1
+        return is_part and len(answer.args) == 2 and equal(reference, Node("/", answer.args))
     if answer.op == "unit":
         return same(reference, answer)
     return equal(reference, answer)
@@ -194,11 +198,18 @@ def _same_sequence(reference: Node, answer: Node) -> bool:
 def _same_tuple(reference: Node, answer: Node) -> bool:
     """Whether an answer has a tuple's items in order; a pair may also be an interval as a set."""
     is_interval = answer.op != "sequence" or answer.name == "]["
+    if answer.op == "list" and (answer.name == "or" or len(_names_of(answer)) == 1):
+        return False  # one value or another
     if answer.op == "relation" or (_is_set(answer) and is_interval):
         return len(reference.args) == 2 and _same_set(reference, answer)
     ordered = answer.op == "list" or answer.name == reference.name
     long = len(reference.args) > 2 and answer.name in ("()", "[]")
     return (ordered or long) and _all_same(reference.args, _items(answer))
+
+
+def _names_of(node: Node) -> frozenset[str]:
+    """The names of values in a list of equations."""
+    return frozenset(item.args[0].name for item in node.args if item.op == "relation")
 
 
 def _items(node: Node) -> tuple[Node, ...]:

@@ -76,8 +76,6 @@ def equal(left: Node, right: Node) -> bool:
             pair = _Evaluation(point).value(left), _Evaluation(point).value(right)
         except (UndefinedError, OverflowError, ZeroDivisionError):
             continue
-        if names and _is_real(pair[0]) != _is_real(pair[1]):
-            continue
         if not close(*pair):
             return False
         agreed += 1

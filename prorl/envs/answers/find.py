@@ -78,7 +78,7 @@ def final_answer(text: str) -> Answer:
     mark_at, marked = _marked(text)
     if marked and mark_at > box_at:
         inner = _boxes(marked)[1]
-        return Answer(inner or _said(marked) or marked, "####")
+        return Answer(inner or marked, "####")
     if boxed:
         return Answer(boxed, "boxed")
     if said := _said(text):

@@ -35,14 +35,14 @@ from prorl.envs.answers.words import (
     bare,
     doubtful,
     exact_text,
-    only_number,
     plain_of,
     plain_text,
+    same_case,
     same_words,
     undress,
 )
 
-Rule = Callable[[str, str], bool | None]
+Rule = Callable[[str, str, Speech], bool | None]
 
 
 def judge(reference: str, answer: str, question: str = "") -> tuple[bool | None, str]:
@@ -50,11 +50,11 @@ def judge(reference: str, answer: str, question: str = "") -> tuple[bool | None,
     if not answer.strip() or len(answer) > MAX_ANSWER_CHARS or "~~" in answer:  # struck out
         return False, "no usable answer"
     reference, answer = undress(reference), undress(answer)
+    speech = Speech(question, reference)
     for name, rule in _RULES:
-        verdict = rule(reference, answer)
+        verdict = rule(reference, answer, speech)
         if verdict is not None:
             return verdict, name
-    speech = Speech(question, reference)
     right = _same_mathematics(_meaning(reference), _meaning(answer), speech)
     # what reads more than these rules do takes less notice of capitals and primes
     folded = [re.sub(r"['’\"]", "", exact_text(text)).casefold() for text in (reference, answer)]
@@ -74,11 +74,9 @@ _CHOSEN = re.compile(
     r"[(\[{]? ?([A-Ja-j]) ?(?:[)\]}.:,]+|$) ?(.*)",
     re.IGNORECASE,
 )
-_OTHER_LETTER = re.compile(r"\b([A-J])\b(?! [a-z]+\b(?<! and)(?<! or)(?<! is)(?<! too))")
-"""A capital alone that is neither the article nor the pronoun before a word."""
 
 
-def _choice(reference: str, answer: str) -> bool | None:
+def _choice(reference: str, answer: str, speech: Speech) -> bool | None:
     """A reference of one capital letter or several, with or without the text of the choice."""
     plain = plain_of(reference)
     letter = _CHOICE.fullmatch(plain)
@@ -86,12 +84,20 @@ def _choice(reference: str, answer: str) -> bool | None:
         several = _letters(plain)
         if several and several == _letters(bare(plain_of(answer))):
             return True
-        return _choice_with_text(reference, answer)
+        return _choice_with_text(reference, answer, speech)
     found = _CHOSEN.fullmatch(bare(plain_of(answer)))
-    if found is None or re.search(r"\b(?:or|and|not|but)\b", found[2]):
+    if found is None or found[1].upper() != letter[1]:
         return False
-    others = set(_OTHER_LETTER.findall(found[2]))
-    return found[1].upper() == letter[1] and others <= {letter[1]}
+    return not found[2] or _is_text_of(letter[1], found[2], speech)
+
+
+def _is_text_of(letter: str, text: str, speech: Speech) -> bool:
+    """Whether a text is that of a choice in the question's list; any number where it has none."""
+    listed = speech.choice(letter)
+    if not listed:
+        number_in = numerals(text)
+        return any(map(str.isdigit, number_in)) and _tree(number_in) is not None
+    return bool(judge(listed, text)[0])
 
 
 def _letters(text: str) -> frozenset[str]:
@@ -104,25 +110,26 @@ def _letters(text: str) -> frozenset[str]:
     return frozenset(letters)
 
 
-def _choice_with_text(reference: str, answer: str) -> bool | None:
+def _choice_with_text(reference: str, answer: str, speech: Speech) -> bool | None:
     """A reference such as `(B) 24`: its letter, its text or both."""
     found = _LETTERED.fullmatch(plain_of(reference).replace("~", " "))
     if found is None:
         return None
     letter, text = found[1], found[2]
-    given = _LETTERED.fullmatch(plain_of(bare(answer)).replace("~", " "))
+    given = _CHOSEN.fullmatch(bare(plain_of(answer)).replace("~", " "))
     if given is not None:
-        return given[1] == letter and judge(text, given[2])[0]
-    return bool(_choice(letter, answer)) or judge(text, answer)[0]
+        right = given[1].upper() == letter
+        return right and (not given[2] or bool(judge(text, given[2])[0]))
+    return judge(text, answer)[0]
 
 
 # ---- texts
 
 _WORDLIKE = re.compile(r"[^\W\d_][\w '’.,&/()-]*")
-_PREPOSITION = re.compile(r"^(?:on|in|at|by|it is|it's) (?=[A-Za-z])", re.IGNORECASE)
+_PREPOSITION = re.compile(r"^(?:on|in|at|it is|it's) (?=[A-Za-z])", re.IGNORECASE)
 
 
-def _text(reference: str, answer: str) -> bool | None:
+def _text(reference: str, answer: str, speech: Speech) -> bool | None:
     """Equal sign by sign, or as words; where the reference is words, nothing else is right."""
     if exact_text(reference) == exact_text(answer):
         return True
@@ -132,17 +139,19 @@ def _text(reference: str, answer: str) -> bool | None:
     if not wordy or numerals(plain) != plain:
         return None
     wanted = plain_text(reference)
-    if any(same_words(wanted, plain_text(text)) for text in _said(answer)):
+    same = same_case if speech.asks_order else same_words
+    if any(same(wanted, plain_text(text)) for text in _said(answer, speech)):
         return True
     if wanted.casefold() in _MEANT:
         return None
     return False if _tree(plain) is None or len(max(words, key=len)) > 3 else None
 
 
-def _said(answer: str) -> tuple[str, ...]:
+def _said(answer: str, speech: Speech) -> tuple[str, ...]:
     short = bare(answer)
-    if not doubtful(short) and (stated := re.match(r"^[A-Za-z ]+ (?:is|are|was|be) (.+)$", short)):
-        return answer, short, stated[1]
+    stated = re.match(r"^([A-Za-z ]+) (?:is|are|was|be) (.+)$", short)
+    if stated and speech.is_known and speech.labels(stated[1]):
+        short = stated[2]
     return answer, short, _PREPOSITION.sub("", short)
 
 
@@ -157,7 +166,7 @@ _BASES = {
 _PREFIXED = re.compile(r"0([bBoOxX])([0-9A-Fa-f]+)")
 
 
-def _base(reference: str, answer: str) -> bool | None:
+def _base(reference: str, answer: str, speech: Speech) -> bool | None:
     """Numbers with their base: digits in the reference's base, or the same number in another."""
     wanted, given = _in_base(reference), _in_base(bare(answer))
     if wanted is None:
@@ -195,7 +204,7 @@ _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))? ?([ap])\.? ?m\b\.?", re.IGNO
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 
 
-def _time(reference: str, answer: str) -> bool | None:
+def _time(reference: str, answer: str, speech: Speech) -> bool | None:
     """A time of the day, where the reference has a.m. or p.m."""
     wanted = _seconds(reference)
     if wanted is None:
@@ -245,12 +254,15 @@ _COMPOUND = re.compile(
 _ARC = re.compile(
     r"(\d+) ?(?:°|\^ ?\{? ?\\circ ?\}?) ?(\d+(?:\.\d+)?) ?(?:'|’|′|\^ ?\{?\\prime\}?)"
 )
+_NAMED = re.compile(
+    r"^(?:([A-Za-z](?:'{1,3}|\^ ?\{-1\})? ?(?:\([^()=]{1,12}\))?)|(?:m ?)?\\angle ?([A-Z]{1,3})"
+    r"|\|?(?:\\(?:overline|vec|overrightarrow) ?\{)?([A-Z]{2,3})\}?\|?)"
+    r" ?(?:[=:]|\\in(?= ?\\\{)) ?(?=[^ ])"
+)
 _LABEL = re.compile(
-    r"^(?:A(?=: )|m? ?\\angle ?[A-Z]{1,3}"
-    r"|\|?(?:\\(?:overline|vec|overrightarrow) ?\{)?[A-Z]{2,3}\}?\|?"
-    r"|\\?(?:Pr?|E|Var|mathbb\{?[PE]\}?) ?[(\[][^=]*[)\]]"
-    r"|(?:\\text\{[^{}]*\} ?|[A-Za-z][A-Za-z']* ){0,6}(?:\\text\{[^{}]*\}|[A-Za-z][A-Za-z']{2,}))"
-    r" ?(?:=|:) ?(?=[^ ])"
+    r"^(A(?=: )"
+    r"|(?:\\text\{[^{}]*\} ?|[A-Za-z][A-Za-z']* ){0,6}?(?:\\text\{[^{}]*\}|[A-Za-z][A-Za-z']{2,}))"
+    r" ?(?:=|:|(?<= )(?:is|equals)(?= )) ?(?=[^ ])"
 )
 _DEGREES = re.compile(r"\^? ?\{? ?\\circ(?![a-zA-Z]) ?\}?|°|\\?\bdegrees?\b")
 _PI = re.compile(r"\\pi(?![a-zA-Z])|π|\bpi\b")
@@ -261,6 +273,7 @@ _NEAR = re.compile(
 _COUNTED = re.compile(
     r"(-?\d[\d.,]*) ?(?:\\text ?\{ ?)?(times|dozen|hundreds|thousands|millions)\b ?\}?"
 )
+_NOTHING = Node("sequence", name="nothing")
 _IN_WORDS = re.compile(r"([-\d.,]+) ?\(([A-Za-z][A-Za-z -]*)\)")
 _DECIMAL = re.compile(r"-?\d*\.?(\d*)(?=$| ?\\?%| [A-Za-z])")
 
@@ -286,9 +299,9 @@ def _same_mathematics(reference: str, answer: str, speech: Speech) -> bool | Non
     if not wanted:
         return None
     lists = any(node.op in ("list", "sequence") for node in wanted)
-    for text in (answer, *_turned(reference, answer)):
+    for text in (answer, *_turned(reference, answer, speech)):
         for node in _candidates(text, lists, speech):
-            if any(_is_same(one, node) for one in wanted):
+            if any(_is_same(*_as_asked(one, node, speech)) for one in wanted):
                 return True
     return False if any(_is_same(node, node) for node in wanted) else None
 
@@ -300,8 +313,32 @@ def _is_same(reference: Node, answer: Node) -> bool:
         return False
 
 
-def _turned(reference: str, answer: str) -> tuple[str, ...]:
+def _as_asked(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node]:
+    """Both as what the question asks for: a list that has an order, a point or an interval."""
+    if speech.asks_order and reference.op in ("list", "sequence"):
+        return _in_order(reference), _in_order(answer)
+    if reference.op == "sequence" and reference.name == "()" and len(reference.args) == 2:
+        if speech.asks_point is False and answer.op in ("list", "matrix"):
+            return reference, _NOTHING
+        is_set = answer.name == "][" or answer.op == "builder" or set(answer.name) & set("<>≤≥∈")
+        if speech.asks_point and is_set:
+            return reference, _NOTHING
+    return reference, answer
+
+
+def _in_order(node: Node) -> Node:
+    """Values whose order counts as a tuple; what offers one or the other as nothing."""
+    if node.op == "relation" and set(node.name) in ({"<"}, {">"}):
+        return Node("sequence", node.args, name="()")
+    if node.op not in ("list", "sequence"):
+        return node
+    return _NOTHING if node.name == "or" else Node("sequence", node.args, name="()")
+
+
+def _turned(reference: str, answer: str, speech: Speech) -> tuple[str, ...]:
     """An angle in degrees as one in radians that tell of pi, and the other way round."""
+    if not speech.asks_angle:
+        return ()
     wanted, given = bool(_DEGREES.search(reference)), bool(_DEGREES.search(answer))
     if given and not wanted and _PI.search(reference):
         return (f"({_DEGREES.sub('', bare(answer))})*\\pi/180",)
@@ -317,19 +354,10 @@ def _candidates(text: str, is_list: bool, speech: Speech) -> Iterator[Node]:
         text = f"{counted[1]} {bare(text)[counted.end() :]}".strip()
     if doubtful(text):
         return
-    short = _unrepeated(bare(text))
-    num_found = 0
-    for part in _sides(_unlabelled(short, speech)):
+    for part in _sides(_unlabelled(_unrepeated(bare(text)), speech)):
         for node in _trees(part, is_list=is_list):
-            num_found += 1
             if (allowed := _allowed(node, speech)) is not None:
                 yield allowed
-    if not num_found:
-        before, stated = only_number(text)
-        tells = speech.labels if before.endswith((":", ": ")) else speech.tells
-        said = _tree(join_thousands(stated)) if stated and tells(before) else None
-        if said is not None and (allowed := _allowed(said, speech)) is not None:
-            yield allowed
 
 
 def _unrepeated(text: str) -> str:
@@ -341,11 +369,17 @@ def _unrepeated(text: str) -> str:
 
 
 def _unlabelled(text: str, speech: Speech) -> str:
-    """An answer without its label (`Area = `), whose words the question knows."""
+    """An answer without its label (`Area = `, `x = `); nothing where that names another thing."""
+    named = _NAMED.match(text)
+    if named and (speech.is_known or not named[1] or named[1][:2] in ("P(", "E(")):
+        name, rest = "".join(filter(None, named.groups())).replace(" ", ""), text[named.end() :]
+        if re.search(rf"(?<![A-Za-z\\]){name[0]}(?![A-Za-z])|[=<>≤≥]", rest):
+            return text  # no definition but an equation, or several
+        return rest if speech.is_asked(name) else ""
     label = _LABEL.match(text)
-    if label is None or set(re.findall(r"[a-z]+", label[0])) & FUNCTIONS:
+    if label is None or set(re.findall(r"[a-z]+", label[1])) & FUNCTIONS:
         return text
-    return text[label.end() :] if speech.labels(label[0]) else text
+    return text[label.end() :] if speech.labels(label[1]) else text
 
 
 def _sides(text: str) -> tuple[str, ...]:
@@ -399,14 +433,16 @@ def _allowed(node: Node, speech: Speech) -> Node | None:
     if node.op == "unit":
         unit = unit_text(node.name)
         if unit == PERCENT:
+            if not speech.has_share(node.name):
+                return None
             return node.args[0] if speech.asks_percent and not speech.is_share else node
         if not speech.allows(unit):
             return None
-    names = [_name(one.args[0]) for one in (node, *node.args) if one.op == "relation"]
-    if not all(map(speech.is_asked, filter(None, names))):
+    if node.op == "ratio" and not speech.asks_ratio:
         return None
-    has_several = len(set(names)) > 1 or set(node.name) & set("<>≤≥≠∈")
-    if has_several and not all(map(speech.speaks_of, filter(None, names))):
+    relations = [one for one in (node, *node.args) if one.op == "relation"]
+    names = {name for one in relations for name in map(_name, one.args) if name}
+    if not all(speech.is_asked(name, is_alone=len(names) == 1) for name in names):
         return None
     args = tuple(_allowed(arg, speech) for arg in node.args)
     if any(arg is None for arg in args):

@@ -1,9 +1,10 @@
 r"""What stands behind a number, units and counted things, and which of it may stand there.
 
-Words behind a number are its unit. A unit must be spoken of: a word of it is in the question or the
-reference, or it is a unit that these measure in. Where no question is known, units of measurement
-and a list of common things pass. What changes a number (`18 dozen`, `18 halved`, `18 below zero`)
-is no unit, unless it is what the question counts (`How many dozen ...`).
+Words behind a number are its unit: one of measurement that the question or the reference measures
+in, or the thing that is asked for, in the question's own words (`red marbles` of `How many red
+marbles does`). Words before it are its label: what is asked for, or `answer`, `total` and the like.
+No other words stand there. Where no question is known, units of measurement and a list of common
+things pass.
 
 >>> speech = Speech("How many eggs does Janet find each day?", "18")
 >>> [speech.allows(unit) for unit in ("eggs", "eggs a day", "lakh", "apples", "km", "dollars")]
@@ -16,8 +17,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from prorl.envs.units import (
@@ -35,31 +38,18 @@ if TYPE_CHECKING:
 PERCENT = "%"
 _MIN_WORDS = 4
 """Of a question that says enough to tell what it asks for."""
-CHANGING = frozenset(
+_ARTICLES = frozenset(re.findall(r"\w+", "the a an his her its their my our"))
+_CLOSING = frozenset(
     re.findall(
-        r"[\w-]+",
-        """k bn mn hundred hundreds thousand thousands million millions billion billions trillion
-    trillions lakh lakhs crore crores dozen dozens gross score scores squared cubed
-    square-root root times choose mod modulo power pi radical factorial factorials half halves
-    third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh sevenths
-    eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth thousandths tens
-    ones halved doubled tripled twice thrice double triple raised reduced increased decreased
-    below above under over minus plus negative less fewer zero one two three four five six
-    seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety
-    inverse reciprocal opposite ppm ppb basis percent percentage hex binary octal base th
-        ish something odd decimal decimals log exponent remainder modulus""",
+        r"\w+",
+        "left remaining more old long tall wide high deep away far total altogether overall in all",
     )
 )
-"""Words that make another number of the one before them."""
-_FILLERS = frozenset(
-    re.findall(
-        r"[\w-]+",
-        """of per a an the each in for every total more left and all
-    remaining altogether overall additional extra units unit square cubic only exactly
-    now still his her their
-    its to at as whole new different respectively by out""",
-    )
-)
+"""Words behind a counted thing that say no more than that it is counted."""
+_OWN_WORDS = _CLOSING - {"total", "altogether", "overall", "in", "all"}
+"""Those of them that must be the question's."""
+_TITLES = frozenset(re.findall(r"\w+", "answer result value final total amount number of"))
+"""Words of any label."""
 _THINGS = frozenset(
     re.findall(
         r"[\w-]+",
@@ -76,18 +66,6 @@ _THINGS = frozenset(
     )
 )
 """What is counted where no question says it."""
-_TELLING = (_FILLERS - {"in", "on", "by", "each", "every", "per"}) | frozenset(
-    re.findall(
-        r"[\w-]+",
-        """he she it they we i you there is are was were be been being has have had will would can
-    makes make made earns earn earned gets get takes take took needs need costs cost spends
-    spend spent pays pay paid sells buys uses so thus therefore hence then means total
-    answer result value
-    number amount that this these those used eats drinks reads walks runs drives gives
-    owes saves finally which must should final x y z n m""",
-    )
-)
-"""Words of a sentence or label that states a number."""
 _IRREGULAR = {
     "children": "child", "people": "person", "men": "man", "women": "woman", "feet": "foot",
     "mice": "mouse", "geese": "goose", "teeth": "tooth", "knives": "knife", "loaves": "loaf",
@@ -109,14 +87,21 @@ _HOW_MANY = re.compile(
     re.IGNORECASE,
 )
 _IN_UNIT = re.compile(
-    r"\bin (?=((?:square |cubic )?[^\W\d]\w*))((?:square |cubic )?\w+ per \w+)?", re.IGNORECASE
-)
-_COUNTS = re.compile(
-    r"\b(?:how many|number of)((?: (?!(?:do|does|did|is|are|was|were|will|would|can|could|has|have"
-    r"|had|should|must|may|in|on|at|for|if|to|from|with|left|who|that|which|and|or|per)\b)"
-    r"[\w'-]+){1,8})",
+    r"\b(?:in|into|to) (?=((?:square |cubic )?[^\W\d]\w*))((?:square |cubic )?\w+ per \w+)?",
     re.IGNORECASE,
 )
+_REST = (
+    r"((?: (?!(?:do|does|did|is|are|was|were|will|would|can|could|has|have|had|should|must|may|in"
+    r"|on|at|for|if|to|from|with|left|who|that|which|and|or|when|after|each|per)\b)"
+    r"[\w'-]+){1,8})"
+)
+_COUNTED = re.compile(r"\b(?:how many|number of)" + _REST, re.IGNORECASE)
+_ASKED = re.compile(
+    r"\b(?:how much|what (?:is|was|are|were)|which|find|determine|calculate|compute|evaluate)"
+    + _REST,
+    re.IGNORECASE,
+)
+"""What is asked for, by its words."""
 _SPEED = re.compile(
     r"\bhow fast\b|\b(?:what|find|determine|calculate|compute) (?:\w+ ){0,5}?"
     r"(?:speed|velocity)\b",
@@ -132,11 +117,39 @@ _SHAPE = re.compile(
     re.IGNORECASE,
 )
 _ANGLE = re.compile(
-    r"angle|degree|°|\\circ|radian|rotat|\bturn|\barc|latitude|slope", re.IGNORECASE
+    r"angle|degree|°|\\circ|radian|rotat|\bturns?\b|\barc|latitude|slope", re.IGNORECASE
 )
 _WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?|[$¢€£¥₹°]")
+_LETTER = re.compile(
+    r"(?<![^\W_])(?<!['’])(?:[B-HJ-Zb-z]|[aA](?=[,)=+*^_<>}$])|(?<=[(,+*=$])a|(?<=[a-z,] )A)"
+    r"(?![^\W_])(?!['’])"
+)
+"""A letter alone that is neither the article nor the pronoun."""
+_NAMES = re.compile(
+    r"\w(?:(?:\^\{-1\})?\(\w\)|(?:\)?(?: ?, ?(?:and )?| and )\(?[A-Za-z](?![A-Za-z]))*)"
+)
+"""A function of a letter, or letters in a row."""
+_VERB = re.compile(
+    r"\b(?:find|solve|determine|compute|calculate|evaluate|express|what|which)\b", re.IGNORECASE
+)
+_ORDER = re.compile(
+    r"\b(?:in|by) (?:\w+ ){0,2}order\b|\b(?:arrange|rank|sort|ascending|descending)\b"
+    r"|\b(?:in|de)creasing order|\border(?:ed)? (?:from|by|of)\b"
+    r"|\bfrom (?:the )?\w+est to (?:the )?\w+est\b",
+    re.IGNORECASE,
+)
+_INTERVAL = re.compile(
+    r"inequalit|\binterval|\bdomain|\brange\b|[<>≤≥]|\\(?:leq?|geq?|lt|gt)\b|\bvalues of\b"
+    r"|\bfor (?:which|what)\b|\b(?:in|de)creasing\b|converge|\bsolution set\b|\bset of\b",
+    re.IGNORECASE,
+)
+_POINT = re.compile(
+    r"coordinate|\bpoint|\bvert(?:ex|ices)|\bpairs?\b|\bcent(?:er|re)\b|midpoint|vector|intersect"
+    r"|\bfoc(?:us|i)\b|\btriples?\b|\btuple",
+    re.IGNORECASE,
+)
 _ASKS_PERCENT = re.compile(
-    r"\b(?:what|which|how many|how much|in|as|as a|find the|express)\b[^.?!]{0,40}"
+    r"\b(?:what|which|how many|how much|in|as|as a|find the|express)\b[^.?!\d]{0,40}"
     r"(?:\bper ?cent|\\?%)",
     re.IGNORECASE,
 )
@@ -171,16 +184,15 @@ class Speech:
         return frozenset(map(stem, _WORD.findall(f"{self._asking} {self._reference}")))
 
     @cached_property
-    def _things(self) -> frozenset[str]:
-        """What is counted, with its kind: of `How many red marbles does`."""
-        found = " ".join(re.split(r"(?<!^) of ", text)[0] for text in _COUNTS.findall(self._asking))
-        return frozenset(map(stem, _WORD.findall(found))).union(_counted(_unit_of(self._reference)))
+    def _things(self) -> tuple[tuple[str, ...], ...]:
+        """What is counted: `red marble` of `How many red marbles does`; the reference's thing."""
+        found = map(_stems, _COUNTED.findall(self._asking))
+        return tuple(filter(None, (*found, _counted(_unit_of(self._reference)))))
 
     @cached_property
-    def _heroes(self) -> frozenset[str]:
-        """Names that may be told of: of the sentences that ask, of all where these have none."""
-        asked = re.findall(r"(?<!^)\b[A-Z]\w+", self._asking)
-        return frozenset(map(stem, asked or re.findall(r"\b[A-Z]\w+", self._question)))
+    def _asked_for(self) -> tuple[tuple[str, ...], ...]:
+        """The same, and what is asked for otherwise: `total cost` of `What is the total cost`."""
+        return (*self._things, *filter(None, map(_stems, _ASKED.findall(self._asking))))
 
     @cached_property
     def _units(self) -> tuple[Unit, ...]:
@@ -212,85 +224,122 @@ class Speech:
         return re.search(asked, self._question, re.IGNORECASE) is not None
 
     def allows(self, unit: str) -> bool:
-        """Whether a number may stand before this: what is asked for, and words of the question."""
-        words = [word.lower() for word in _WORD.findall(unit)]
-        if not words or any(_changes(word) and not self.counts(word) for word in words):
-            return False
-        known = parse_unit(unit)
-        if not self.is_known:  # where it happened changes no number
-            if known is None and (re.search(r"[\d=<>+!?*^|@#&%]", unit)):
-                return False
-            near = re.split(r"(?<=\w) (?:in|on|at|from|for|during) ", unit)[0]
-            words = [word.lower() for word in _WORD.findall(near)]
-            if known is not None or all(map(self._names, words)):
-                return True
-            own = _counted(_unit_of(self._reference))
-            return len(words) > 1 and "of" not in words and stem(words[1]) in own
-        if _PER.search(unit) and not _RATE.search(self._asking):
+        """Whether a number may stand before this: a unit or the thing that is asked for."""
+        unit = self._closed(unit)
+        if not unit:
+            return True
+        known, rate = parse_unit(unit), _PER.search(unit)
+        if "%" in unit or (rate and self.is_known and not _RATE.search(self._asking)):
             return False
         if known is not None:
-            return self._measures(known)
+            return not self.is_known or self._measures(known)
         if re.search(r"[\d=<>+!?*^|@#&%/-]", unit):
             return False
-        told = [word for word in words if word not in _FILLERS]
-        if told and (thing := parse_unit(told[0])) is not None:
-            return self._measures(thing) and all(map(self._names, told[1:]))
-        return not told or (stem(told[0]) in self._things and all(map(self._names, told)))
+        counted = unit[: rate.start()] if rate else unit
+        if not self.is_known:  # where it happened changes no number
+            return self._is_common(re.split(r" (?:in|on|at|during) ", counted)[0])
+        is_named = rate is None or self._names(unit[rate.end() :])
+        return is_named and _is_piece((_stems(counted), _stems(unit)), self._things)
 
-    def tells(self, text: str) -> bool:
-        """Whether words before a number say no more than that it is the answer."""
-        words = _WORD.findall(text.replace("\\text", " "))
-        if text.strip()[-1:].isalpha() and (
-            self._is_thing(words[-1])
-            or (self.is_known and len(words) == 1 and words[0].lower() not in _TELLING)
-            or (words[-1][0].isupper() and words[-1].lower() not in _TELLING)
-        ):
-            return False  # `page 240`, `stop 18`, `June 120`
-        if any(_changes(word.lower()) and not self.counts(word) for word in words):
-            return False
-        return not self.is_known or all(
-            self.is_asked(word)
-            if word.isupper() and word != "I"
-            else word.lower() in _TELLING or stem(word) in self._stems | self._heroes
-            for word in words
+    def _closed(self, text: str) -> str:
+        """A text without the words behind it that say no more than that it is counted."""
+        words = text.split()
+        while words and (last := words[-1].lower().strip(".")) in _CLOSING:
+            if last in _OWN_WORDS and self.is_known and stem(last) not in self._stems:
+                break
+            words.pop()
+        return " ".join(words)
+
+    def has_share(self, text: str) -> bool:
+        """Whether behind a percent sign stands no more than what it is a share of."""
+        behind = re.sub(r"^.*?(?:%|percent|per cent|pct)", "", text.replace("\\", ""))
+        words = {*_stems(behind)} - {"of"}
+        return not re.search(r"[\d%]", behind) and words <= {*self._stems, *_stems(self._reference)}
+
+    def choice(self, letter: str) -> str:
+        """The text of a choice in the question's list; empty where it lists none."""
+        found = re.search(
+            rf"(?:^|[\s(]){letter}[).:] ?(.*?)(?=[\s(]+[A-J][).:] |[\s(]+[A-J]\)|$)", self._question
         )
+        return found[1].strip(" ,;.") if found else ""
 
     def labels(self, text: str) -> bool:
-        """Whether a label before a number is that of what is asked for."""
-        told = [word for word in _WORD.findall(text) if word.lower() not in _TELLING]
-        own = not self.is_known or not told or not self._things or any(map(self._is_thing, told))
-        units = (parse_unit(word) for word in told if len(word) > 1)
-        return own and all(map(self._measures, filter(None, units))) and self.tells(text)
+        """Whether words before a number are the name of what is asked for."""
+        words = _stems(text.replace("\\text", " "))
+        rest = tuple(word for word in words if word not in _STEMMED_TITLES)
+        return not rest or not self.is_known or _is_piece((words, rest), self._asked_for)
 
-    def _is_thing(self, word: str) -> bool:
-        return stem(word) in self._things
+    def _is_common(self, unit: str) -> bool:
+        """Whether it is one of the things that are counted where no question says it."""
+        words = [word.lower() for word in _WORD.findall(re.sub("^(?:more|square) ", "", unit))]
+        own = _counted(_unit_of(self._reference))
+        return bool(words) and all(
+            word in _THINGS or f"{word}s" in _THINGS or stem(word) in own for word in words
+        )
 
-    def speaks_of(self, name: str) -> bool:
-        """Whether a letter is one of the question's, where it has some."""
-        letters = re.findall(r"(?<![^\W_])[b-hj-z](?![^\W_])", self._question)
-        return not letters or name in letters
+    def _names(self, text: str) -> bool:
+        return all(stem(word) in self._stems for word in _WORD.findall(text))
 
-    def is_asked(self, name: str) -> bool:
-        """Whether a letter or several may name the answer: none that names something else."""
-        if re.search(rf"(?<!\w){re.escape(name)} ?= ?-?[\d.\\]", self._question):
+    @property
+    def asks_angle(self) -> bool:
+        """Whether degrees may be meant."""
+        return not self.is_known or bool(_ANGLE.search(f"{self._question} {self._reference}"))
+
+    @property
+    def asks_ratio(self) -> bool:
+        """Whether `3:4` may be a number."""
+        return not self.is_known or bool(
+            re.search(r"\b(?:ratio|odds|scale|proportion)", self._question)
+        )
+
+    @property
+    def asks_order(self) -> bool:
+        """Whether the order of several values is what is asked for."""
+        return bool(_ORDER.search(self._question))
+
+    @property
+    def asks_point(self) -> bool | None:
+        """Whether `(2, 5)` is a point or a vector, or else an interval; None where none is said."""
+        if not self.is_known:
+            return None
+        return not _INTERVAL.search(self._question) or bool(_POINT.search(self._question))
+
+    @cached_property
+    def _letters(self) -> frozenset[str]:
+        """The letters that the question has as names."""
+        return frozenset(_LETTER.findall(self._question))
+
+    @cached_property
+    def _asked_letters(self) -> frozenset[str]:
+        """The first letters behind the verb that asks: of `find x and y if x + z = 3` x and y."""
+        for asked in _VERB.finditer(self._asking):
+            rest = re.split(r"\bterms of\b", self._asking[asked.end() :])[0]
+            if first := _LETTER.search(rest):
+                named = _NAMES.match(rest, first.start())
+                return frozenset(_LETTER.findall(named[0] if named else "")) | {first[0]}
+        return frozenset()
+
+    def is_asked(self, name: str, *, is_alone: bool = True) -> bool:
+        """Whether a name (`x`, `f(5)`, `AB`) may be that of the answer, or of one of several."""
+        if re.search(rf"(?<!\w){re.escape(name)} ?(?:= ?-?[\d.\\]|\\to|→)", self._question):
             return False  # it has a value already
-        if wanted := re.search(r"\b(?:value of|find|is) \$?([b-z])\$?[.?]$", self._asking):
-            return name == wanted[1]
-        if not self.is_known or re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self._asking):
+        if len(name) == 1 and self._letters and not is_alone:
+            return name in self._letters
+        if not self.is_known:
             return True
-        # a capital at the beginning of a sentence is an article
-        return len(name) == 1 and not re.search(
-            rf"(?<!\w)(?<!^)(?<![.?!] ){re.escape(name)}(?!\w)", self._question
-        )
-
-    def _names(self, word: str) -> bool:
-        if word in _FILLERS or stem(word) in self._stems:
-            return True
-        return not self.is_known and (
-            (len(word) > 1 and parse_unit(word) is not None)
-            or word in _THINGS
-            or f"{word}s" in _THINGS
-        )
+        if len(name) > 1:
+            spelled = " ?".join(map(re.escape, name))
+            said = re.search(rf"(?<![A-Za-z]){spelled}(?![A-Za-z]| ?=)", self._question)
+            if name.startswith("P("):
+                return "robab" in self._question and self._names(
+                    " ".join(re.findall("[a-z]+", name))
+                )
+            is_inverse = name.endswith("^{-1}") and "inverse" in self._question
+            is_function = re.fullmatch(r"[A-Za-z]\([a-z]\)", name) and name[0] not in self._letters
+            return bool(said or is_inverse or is_function)
+        # capitals that are not asked for are things: `jar A`
+        lower = {one for one in self._letters if one.islower()}
+        return name in (self._asked_letters or lower or (() if self._letters else name))
 
     def _measures(self, unit: Unit) -> bool:
         """Whether they measure in it, or in the units that it is made of."""
@@ -339,8 +388,20 @@ def stem(word: str) -> str:
     return word
 
 
-def _changes(word: str) -> bool:
-    return word in CHANGING or word.rstrip("s").endswith("illion")
+def _is_piece(spelled: Sequence[tuple[str, ...]], phrases: Sequence[tuple[str, ...]]) -> bool:
+    """Whether words are a piece of a phrase, with the noun that it is about."""
+    for phrase in phrases:
+        head = phrase.index("of") if "of" in phrase[1:] else len(phrase)
+        for first, last in combinations(range(len(phrase) + 1), 2):
+            if first < head <= last and phrase[first:last] in spelled:
+                return True
+    return False
+
+
+def _stems(text: str) -> tuple[str, ...]:
+    words = (word for word in _WORD.findall(text) if word.lower() not in _ARTICLES)
+    found = tuple(map(stem, words))
+    return found[1:] if found[:1] == ("of",) else found
 
 
 def _unit_of(reference: str) -> str:
@@ -372,7 +433,8 @@ def fits(wanted: str, given: str) -> bool:
     if left is not None or right is not None:
         return _counted(wanted) == _counted(given) and min(map(len, (wanted, given))) > 2
     things, given_things = _counted(wanted), _counted(given)
-    if {*things[-1:], *given_things[-1:]} and things[-1:] != given_things[-1:]:
+    shorter = min(len(things), len(given_things)) or max(len(things), len(given_things))
+    if things[-shorter:] != given_things[-shorter:]:
         return False
     return not _per(wanted) or not _per(given) or _per(wanted) == _per(given)
 
@@ -392,6 +454,7 @@ def ratio(wanted: str, given: str) -> Fraction | None:
     return exact if math.isclose(exact, found, rel_tol=1e-12) else Fraction(found)
 
 
+_STEMMED_TITLES = frozenset(map(stem, _TITLES))
 _RATE = re.compile(
     r"\b(?:per|each|every|rate|speed|average|\w+ly|an? (?:day|week|month|year|hour|minute"
     r"|second))\b",
@@ -404,10 +467,10 @@ _WHERE = re.compile(r"\b(?:of|in|on|at|for|from|with|to|by)\b")
 def _counted(text: str) -> tuple[str, ...]:
     """The thing counted and what kind of it, without what it is counted per."""
     counted = _WHERE.split(_PER.split(text.casefold())[0])[0]
-    return tuple(stem(word) for word in _WORD.findall(counted) if word not in _FILLERS)
+    return tuple(stem(word) for word in _WORD.findall(counted) if word not in _ARTICLES)
 
 
 def _per(text: str) -> tuple[str, ...]:
     """What things are counted per."""
     rest = _PER.split(text.casefold(), maxsplit=1)[1:]
-    return tuple(stem(word) for word in _WORD.findall(" ".join(rest)) if word not in _FILLERS)
+    return tuple(stem(word) for word in _WORD.findall(" ".join(rest)) if word not in _ARTICLES)

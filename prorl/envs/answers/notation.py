@@ -77,9 +77,7 @@ TEXT_COMMANDS = re.compile(
     r"|operatorname\*?|boldsymbol|unit|pmb|bm)\s*\{([^{}]*)\}"
 )
 """A command whose braces hold words."""
-_WRAPPERS = re.compile(
-    r"\\(?:boxed|fbox|framebox|vec|hat|underline|phantom|displaystyle|textstyle|ensuremath)\b\s*"
-)
+_WRAPPERS = re.compile(r"\\(?:boxed|fbox|framebox|displaystyle|textstyle|ensuremath)\b\s*")
 _SIZES = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|middle|limits|nolimits|displaystyle|textstyle|rm|bf|it)"
     r"(?![a-zA-Z])\s*\.?(?=\s|$|[^\w\s.]|\w)"

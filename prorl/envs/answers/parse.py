@@ -29,6 +29,8 @@ from prorl.envs.units import parse_unit
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10", "log": "log10"}
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 CONSTANTS = {"pi": "pi", "infty": "inf", "infinity": "inf", "inf": "inf", "oo": "inf"}
+_MARKS = frozenset(("vec", "hat", "underline", "bar", "overline", "dot", "tilde"))
+r"""Signs over a letter: `\hat{v}` is another than `\vec{v}`."""
 _CLOSING = {"⌊": "⌋", "⌈": "⌉"}
 _OPENING = frozenset("([]⦃{|∅⌊⌈")
 """Signs that a value may begin with."""
@@ -414,6 +416,11 @@ class _Parser:
             return Node("sym", name=CONSTANTS[name])
         if name in GREEK:
             return self._symbol(name)
+        if name in _MARKS:
+            marked = self._argument()
+            if marked.op != "sym":
+                raise UnreadableError(f"\\{name} of more than a letter")
+            return marked._replace(name=f"{name} {marked.name}")
         if name in "RZNQC":
             return Node("sym", name=f"\\{name}")
         raise UnreadableError(f"\\{name}")

@@ -14,7 +14,7 @@ from prorl.envs.answers.notation import TEXT_COMMANDS
 _LEAD = re.compile(
     r"^(?:(?:so|thus|hence|therefore|then|finally|and so|i think|we|i|you|he|she|they|get|gets|has"
     r"|have|find|obtain|conclude|that|the|my|our|final|correct|right|answer|ans|result|value"
-    r"|solutions?|total|is|are|be|equals?|would be|will be|must be|it|this|there|there are"
+    r"|solutions?|total|us|is|are|be|equals?|would be|will be|must be|it|this|there|there are"
     r"|a total of|exactly|approximately|about|around|roughly|approx\.?|simply|just|only|given by"
     r"|equal to|option|choice)(?=[ :,*=$\\(]|$)[ :,*]*"
     r"|(?:[:=≈]|\\approx|\\therefore|\\implies|\\Rightarrow|=>|->|→|∴) ?)+",
@@ -27,15 +27,6 @@ _DOUBT = re.compile(
     r"|maybe|perhaps|either|both|any|idea|cannot|can't|don't|doesn't|isn't|aren't|wasn't|unsure"
     r"|(?<= )minus|plus|times|divided|factorial|mod|modulo|root|square root|reciprocal"
     r"|inverse|instead|versus|vs|unless|if|possibly|probably|could|might|unlike|but|error|infinite)\b|n't\b",
-    re.IGNORECASE,
-)  # fmt: skip
-_NUMBERS = re.compile(r"[-+]?(?:\d[\d,]*\d|\d)(?:\.\d+)?(?: ?/ ?\d+)?%?")
-_SENTENCE = re.compile(r"[A-Za-z'’,.!\- $;:]*")
-_NO_SENTENCE = re.compile(
-    r"\b(?:[b-hj-zB-HJ-Z]|or|step|line|part|problem|question|case|equation|method|square|squared|cube"
-    r"|cubed|log|half|third|quarter|double|twice|percent|hundred|thousand|million|billion|trillion"
-    r"|dozen|choose|power|negative|base|digit|digits|th|st|nd|rd|pi|point|and)\b|[\d)][A-Za-z]"
-    r"|(?:^| )[-.,$]+ ",
     re.IGNORECASE,
 )  # fmt: skip
 _SAME = (
@@ -89,6 +80,7 @@ def undress(text: str) -> str:
     text = " ".join("".join(filter(_is_kept, text)).split())
     text = _REPEATED.sub(r"\1\1\1", text)
     text = _BOLD.sub(r"\1", _DELIMITERS.sub(" ", text).strip()).strip()
+    text = re.sub(r"^\\text ?\{(\d[^{}]*)\}$", r"\1", text)
     text = _SCALE_WORD.sub(lambda found: f" {found[1]} {found[2]} ", text)
     text = _untrailed(" ".join(text.split()).replace("{:}", ":"))
     dollars = len(re.findall(r"(?<!\\)\$", text))
@@ -156,26 +148,6 @@ def doubtful(text: str) -> bool:
     (True, True, False)
     """
     return _DOUBT.search(TEXT_COMMANDS.sub(r" \1 ", text)) is not None
-
-
-def only_number(text: str) -> tuple[str, str]:
-    """(what precedes the one number of a sentence, that number with the words behind it).
-
-    Both are empty where it is not that plain.
-
-    >>> only_number("Janet makes $18 every day"), only_number("no, step 5"), only_number("5x")
-    (('Janet makes ', '18 every day'), ('', ''), ('', ''))
-    """
-    plain = " ".join(TEXT_COMMANDS.sub(r" \1 ", text).split())
-    found = _NUMBERS.findall(plain)
-    if len(found) != 1 or doubtful(plain) or _NO_SENTENCE.search(plain):
-        return "", ""
-    before, _, after = plain.partition(found[0])
-    if before and not before[-1].isspace() and before[-1] not in "$:":
-        return "", ""
-    if not (_SENTENCE.fullmatch(before) and _SENTENCE.fullmatch(after)):
-        return "", ""
-    return before.rstrip("$"), f"{found[0]}{after}".strip(" .!").replace("$", "")
 
 
 def exact_text(text: str) -> str:
