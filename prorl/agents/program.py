@@ -21,7 +21,7 @@ import socket
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prorl.agents.ending import End, concluded, end_with
 from prorl.agents.programs import COMMAND, MODEL, Program
@@ -111,11 +111,12 @@ async def until_over(
     backend.
     """
     task = asyncio.ensure_future(work)
+    ends: set[asyncio.Future[Any]] = {task, door.ended}
     try:
         while not (task.done() or door.ended.done()):
             context.deadline.check(FailureCode.DEADLINE, what)
             left_s = max(context.deadline.remaining_s, MIN_WAIT_S)
-            await asyncio.wait({task, door.ended}, timeout=left_s, return_when=FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=left_s, return_when=FIRST_COMPLETED)
     except BudgetError:
         # a call that is under way knows whose time it was
         await asyncio.wait({door.ended}, timeout=CALL_S)

@@ -53,7 +53,7 @@ class Sampler:
         self._context, self._journal = context, context.journal
         self._clock = context.deadline.clock
         self._min_version = context.min_version
-        self._oldest = dict[int, int]()
+        self._oldest = dict[int, PolicyVersion]()
         """Oldest weights that may still speak in the calls under way, by their turns."""
 
     async def sample(
@@ -219,7 +219,7 @@ class Sampler:
             request_id=f"{key.run_id}/{key.rollout_id}/{key.attempt}/{turn}"
             + (f".{part}" if part else ""),
             session=context.session + (f"/{sequence.segment}" if sequence.segment else ""),
-            min_version=PolicyVersion(self._oldest[turn]),
+            min_version=self._oldest[turn],
             on_part=heard,
             task=context.task,
             sample_index=context.sample_index,

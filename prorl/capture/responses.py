@@ -293,4 +293,5 @@ def failed(kind: str, message: str) -> bytes:
 
 
 def _event(data: dict[str, Json]) -> bytes:
-    return b"event: " + data["type"].encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+    name: str = data["type"]
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"

@@ -60,7 +60,7 @@ def versioned(fields: list[pa.Field], name: str, **meanings: str) -> pa.Schema:
 def _struct_of(record: type, real: pa.DataType) -> pa.StructType:
     """The struct of a record of `prorl.types`, which owns names and order."""
     kinds = {"float": real, "int": pa.int32(), "str": pa.utf8()}
-    return _struct(**{field.name: kinds[field.type] for field in fields(record)})
+    return _struct(**{field.name: kinds[str(field.type)] for field in fields(record)})
 
 
 SAMPLING = _struct_of(SamplingParams, pa.float32())

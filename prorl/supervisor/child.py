@@ -217,7 +217,9 @@ class Child:
         with contextlib.suppress(OSError):
             said = self.log.read_bytes()[-(1 << 16) :].decode(errors="replace")
             _, _, trace = said.rpartition("(most recent call first):\n")
-            frames = re.findall(r'^  (File "(.+)", line \d+ in .+)$', trace, re.MULTILINE)
+            frames: list[tuple[str, str]] = re.findall(
+                r'^  (File "(.+)", line \d+ in .+)$', trace, re.MULTILINE
+            )
             others = [frame for frame, file in frames if not file.startswith(NOT_USERS)]
             return [*others, *(frame for frame, _ in frames), ""][0]
         return ""

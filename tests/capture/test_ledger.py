@@ -39,7 +39,7 @@ class Says:
     name = "says"
 
     def __init__(self) -> None:
-        self.heard: dict[int, tuple[np.ndarray, Completion]] = {}  # type: ignore[type-arg]
+        self.heard: dict[int, tuple[np.ndarray, Completion]] = {}
 
     async def generate(self, request: GenerateRequest) -> Completion:
         turn = request.turn
@@ -233,6 +233,6 @@ async def test_results_come_in_the_order_of_their_calls() -> None:
     before = (*agent.asked[2].messages, reply.message)
     for order in ((one, two), (two, one)):
         await agent.ask(replace(agent.asked[2], messages=(*before, *order)))
-    prompts = [agent.backend.heard[call.number][0] for call in agent.calls[-2:]]
-    np.testing.assert_array_equal(*prompts)
+    first, second = (agent.backend.heard[call.number][0] for call in agent.calls[-2:])
+    np.testing.assert_array_equal(first, second)
     await agent.ledger.close()

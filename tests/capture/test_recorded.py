@@ -113,15 +113,16 @@ class Player:
             for turn in self.ids:
                 for theirs, ours in turn.items():
                     text = text.replace(theirs, ours)
-            return orjson.loads(text)
-        turns, ours = iter(self.ids), dict[str, str]()
+            body = orjson.loads(text)
+            return body
+        turns, of_turn = iter(self.ids), dict[str, str]()
         for message in body["messages"]:
             if message.get("tool_calls"):
-                ours = next(turns)
+                of_turn = next(turns)
                 for call in message["tool_calls"]:
-                    call["id"] = ours[call["id"]]
+                    call["id"] = of_turn[call["id"]]
             elif "tool_call_id" in message:
-                message["tool_call_id"] = ours[message["tool_call_id"]]
+                message["tool_call_id"] = of_turn[message["tool_call_id"]]
         return body
 
     async def play(self, one: Recorded) -> Call:
@@ -141,7 +142,7 @@ class Player:
 async def test_recorded_calls_are_placed_as_the_oracle_says() -> None:
     probe, placed = oracle(), 0
     for name, log in recorded():
-        player, seen, calls = Player(), list[tuple[int, list[Json], str]](), dict[int, Call]()
+        player, seen, calls = Player(), list[tuple[int, list[Json], bytes]](), dict[int, Call]()
         for one in log:
             told = probe.messages(one.body)
             tools = orjson.dumps(one.body.get("tools") or [], option=orjson.OPT_SORT_KEYS)

@@ -81,14 +81,14 @@ def _nan(task: Task, artefact: bytes) -> float:
     return float("nan")
 
 
-@pytest.mark.parametrize("broken", [_raises, _nan])
+@pytest.mark.parametrize(("broken", "code"), [(_raises, "grader_error"), (_nan, "bad_task")])
 @pytest.mark.parametrize(
     "name", [name for name in TASKS if TASKS[name] and name not in ("swe", "code")]
 )
-async def test_a_grader_that_fails_is_no_score(name: str, broken: RewardFn) -> None:
+async def test_a_grader_that_fails_is_no_score(name: str, broken: RewardFn, code: str) -> None:
     env, task = get_env(name), TASKS[name][0]
     env.rubric = Rubric(*env.rubric.rewards, (broken, 1.0))  # type: ignore[attr-defined]
-    with pytest.raises(GraderError, match="grader_error"):
+    with pytest.raises(GraderError, match=code):
         await env.score(task, b"#### 24", None, Deadline(60))
 
 

@@ -67,8 +67,11 @@ class Frozen:
         self._before = set(descendants(os.getpid()))
         self._model = subprocess.Popen(model, stdout=subprocess.PIPE, text=True)
         serve = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(root)]
-        sets = (f'service.backends=["http://127.0.0.1:{port}"]', "service.run.slots=8")
-        sets += (f"service.sandbox.kind={sandbox_kind}",)
+        sets = (
+            f'service.backends=["http://127.0.0.1:{port}"]',
+            "service.run.slots=8",
+            f"service.sandbox.kind={sandbox_kind}",
+        )
         serve += [word for one in sets for word in ("--set", one)]
         self._service = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
         for process, word in ((self._model, "ready"), (self._service, "serving")):
