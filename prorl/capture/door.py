@@ -106,7 +106,7 @@ class Door:
 
     async def close(self) -> None:
         """End every connection and every model call; what was sampled is in the record."""
-        await self._server.shutdown(0)
+        await self._server.shutdown(0.1)  # 0 would wait for idle connections for ever
         await self._ledger.close()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
