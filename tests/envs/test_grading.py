@@ -52,8 +52,8 @@ async def test_a_reference_that_nobody_reads_masks() -> None:
 
 
 async def test_no_time_masks_and_never_scores() -> None:
-    with pytest.raises(GraderError, match="Timeout"):
-        await _score("1", "1", budget_s=0.001)
+    with pytest.raises(GraderError, match="no time was left"):
+        await _score("1", "1", budget_s=0.0)
 
 
 async def test_an_answer_that_takes_all_its_time_is_wrong() -> None:
