@@ -91,6 +91,9 @@ async def messages(at: Open, stream: bool) -> str:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("client", [chat, responses, messages])
 async def test_a_loop_of_an_official_client_is_one_sequence(client: Json, stream: bool) -> None:
+    pytest.importorskip(
+        "anthropic" if client is messages else "openai", reason="no SDK is installed"
+    )
     async with opened(Replies(CALL, CALL, "done")) as at:
         async with asyncio.timeout(60):
             assert await client(at, stream) == "done"
