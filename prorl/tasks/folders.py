@@ -18,10 +18,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from prorl.errors import TaskError
-from prorl.types import Json, Task
+from prorl.types import DOCKER, Json, Task
 
 TOML, YAML = "task.toml", "task.yaml"
 
@@ -46,6 +44,8 @@ def read_folder(folder: Path) -> Task:
     """One task. Raises TaskError without a place."""
     about = _about(folder)
     assert about is not None
+    import yaml  # here: a trainer's image, which reads other task files, has it not
+
     try:
         text = about.read_text()
         table: Json = tomllib.loads(text) if about.name == TOML else yaml.safe_load(text)
@@ -75,7 +75,7 @@ def _harbor(folder: Path, table: dict[str, Json]) -> dict[str, Json]:
     named = environment.get("docker_image")
     found = {
         "prompt": prompt,
-        "image": _image_name(named) if isinstance(named, str) else "",
+        "image": f"{DOCKER}{named}" if isinstance(named, str) and named else "",
         "test": "tests/test.sh",
         "solution": "solution/solve.sh",
         "timeout_s": _seconds(verifier.get("timeout_sec"), 600.0),
@@ -108,8 +108,3 @@ def _table(table: dict[str, Json], name: str) -> dict[str, Json]:
 def _seconds(value: Json, default: float) -> float:
     good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
     return float(value) if good else default
-
-
-def _image_name(name: str) -> str:
-    last = name.rpartition("/")[2].partition("@")[0].removesuffix(":latest")
-    return re.sub(r"[^A-Za-z0-9._-]", "_", last)[:128]

@@ -82,13 +82,14 @@ def _open(path: Path) -> bytes:
 
 
 def _parquet(path: Path) -> Iterator[Placed]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from prorl.schema import ARROW_ERRORS
 
     try:
         with pq.ParquetFile(path) as file:
             yield from _batches(path, file.iter_batches(_BATCH_ROWS))
-    except (pa.ArrowException, OSError) as cause:
+    except ARROW_ERRORS as cause:
         raise TaskError(
             f"{path} is not a whole Parquet file ({cause})", "an intact file"
         ) from cause
@@ -97,10 +98,12 @@ def _parquet(path: Path) -> Iterator[Placed]:
 def _arrow(path: Path) -> Iterator[Placed]:
     import pyarrow as pa
 
+    from prorl.schema import ARROW_ERRORS
+
     try:
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
             yield from _batches(path, reader)
-    except (pa.ArrowException, OSError) as cause:
+    except ARROW_ERRORS as cause:
         raise TaskError(
             f"{path} is not a whole Arrow stream ({cause})", "an intact file"
         ) from cause

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.app import DONE, MISTAKE, dispatch
+from tests.sandbox.image_sources import BASE, Blobs, Entry, archive, serving
 
 
 def make_source(folder: Path) -> Path:
@@ -22,7 +23,7 @@ def test_build_list_remove(
 ) -> None:
     monkeypatch.setenv("PRORL_SANDBOX__IMAGES", str(tmp_path / "images"))
     assert dispatch(["image", "ls"]) == DONE
-    assert "`prorl image build` makes one" in capfd.readouterr().out
+    assert "`prorl image pull` and `build` make them" in capfd.readouterr().out
     source = make_source(tmp_path / "source")
     assert dispatch(["image", "build", "one", "--from", str(source)]) == DONE
     assert capfd.readouterr().out.startswith("one: ")
@@ -41,7 +42,7 @@ def test_mistakes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     where = ["--images", str(tmp_path / "images")]
     for argv, message in (
         (["rm", "none", *where], "error: no image 'none' in"),
-        (["rm", *where], "error: prorl image rm without a name; expected NAME... or --unused"),
+        (["rm", *where], "error: prorl image rm without a name; expected NAME..."),
         (
             ["build", "a/b", "--from", str(make_source(tmp_path / "source")), *where],
             "error: image name 'a/b'; expected letters",
@@ -53,3 +54,44 @@ def test_mistakes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ):
         assert dispatch(["image", *argv]) == MISTAKE
         assert capfd.readouterr().err.splitlines()[-1].startswith(message)
+
+
+def test_rows_are_pulled_and_what_is_missing_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    blobs, rows = Blobs(), tmp_path / "tasks.jsonl"
+    for tag in ("one", "two"):
+        blobs.image(tag, archive(*BASE), archive(Entry(tag)))
+    with serving(blobs) as server:
+        rows.write_text(
+            "\n".join(
+                json.dumps(
+                    {
+                        "task_id": f"{number}",
+                        "env": "swe",
+                        "prompt": "?",
+                        "data": {"image": f"docker://{server.host}/x:{tag}"},
+                    }
+                )
+                for number, tag in enumerate(("one", "two", "none", "one"))
+            )
+        )
+        where = ["--images", str(tmp_path / "images")]
+        assert dispatch(["image", "pull", "--rows", str(rows), *where]) == 1
+        told = capfd.readouterr()
+        assert "3 images, 0 of them here; 3 layers of" in told.err
+        assert "missing: x_none: docker://" in told.err
+        assert told.out == "2 pulled, 0 were here, 1 missing\n"
+        blobs.image("none", archive(*BASE))
+        asked = len(server.asked)
+        assert dispatch(["image", "pull", "--rows", str(rows), *where]) == DONE
+        assert capfd.readouterr().out == "1 pulled, 2 were here, 0 missing\n"
+        assert len(server.asked) - asked == 4  # manifest and configuration, looked at and pulled
+    assert dispatch(["image", "ls", "--json", *where]) == DONE
+    found = json.loads(capfd.readouterr().out)
+    assert [each["names"] for each in found] == [["x_none"], ["x_one"], ["x_two"]]
+    assert dispatch(["image", "du", *where]) == DONE
+    assert "MB on disk in 3 images" in capfd.readouterr().out
+    assert dispatch(["image", "rm", "x_one", *where]) == DONE
+    assert dispatch(["image", "gc", *where]) == DONE
+    assert len(capfd.readouterr().out.splitlines()) == 2  # the image, and its own layer

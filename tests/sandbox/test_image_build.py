@@ -5,11 +5,13 @@ in one clear error.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,12 @@ from prorl.errors import StorageError, UserError
 from prorl.linux import procfs
 from prorl.sandbox.images.builder import client_class
 from prorl.sandbox.images.child import make_image
+from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Registry
+from prorl.sandbox.images.stack import merge
 from tests.sandbox import small_image
 from tests.sandbox.conftest import why_not
+from tests.sandbox.image_sources import Blobs, Entry, archive
 
 TIME_S = 90.0
 
@@ -137,12 +142,30 @@ async def test_from_a_dockerfile(registry: Registry, base: Path, tmp_path: Path)
     steps = 'ENV NAME="two words"\nWORKDIR /app\nRUN echo $NAME > made\nUSER nobody\n'
     folder = dockerfile(tmp_path, base, steps)
     (folder / "base/.prorl-workdir").symlink_to("/etc/image-name")
-    image = await build(registry, folder)
+    await build(registry, folder)
+    image = tmp_path / "tree"
+    merge(registry.stack(registry.find("made").digest)[::-1], image)
     assert (image / "app/made").read_text() == "two words\n"
     assert (image / ".prorl-workdir").read_text() == "/app\n"
     assert (image / "etc/image-name").read_text() == "mine\n", "no link of the image is followed"
     said = (image / ".singularity.d/env/90-environment.sh").read_text()
     assert "export NAME='two words'\n" in said
+
+
+@pytest.mark.apptainer
+async def test_a_definition_may_name_a_pulled_image(
+    registry: Registry, base: Path, tmp_path: Path
+) -> None:
+    if why_not("apptainer"):
+        pytest.skip(why_not("apptainer"))
+    buffer, blobs = io.BytesIO(), Blobs()
+    with tarfile.open(fileobj=buffer, mode="w") as target:
+        target.add(base, arcname=".")
+    blobs.image("v1", buffer.getvalue(), archive(Entry("etc/own", b"own")))
+    Pull(registry, {}).pull("pulled", f"oci:{blobs.layout(tmp_path / 'oci')}:v1")
+    recipe = tmp_path / "image.def"
+    recipe.write_text("Bootstrap: localimage\nFrom: pulled\n")
+    assert (await build(registry, recipe) / "etc/own").read_bytes() == b"own"
 
 
 @needs_buildah

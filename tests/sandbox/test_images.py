@@ -5,9 +5,12 @@ without any registry.
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import os
 import shutil
 import signal
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.kinds.apptainer_support import program
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
+from tests.sandbox.image_sources import Blobs, Entry, archive, serving
 
 KINDS = (pytest.param("apptainer", marks=pytest.mark.apptainer),)
 
@@ -62,6 +66,42 @@ async def test_a_name_of_the_registry(folder: Path, base: Path, kind: str) -> No
         registry.forget("mine")
     await end(daemon)
     registry.forget("mine")
+
+
+@pytest.mark.apptainer
+async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_it(
+    folder: Path, base: Path
+) -> None:
+    if why_not("apptainer"):
+        pytest.skip(why_not("apptainer"))
+    buffer, blobs = io.BytesIO(), Blobs()
+    with tarfile.open(fileobj=buffer, mode="w") as target:
+        target.add(base, arcname=".")
+    gone = archive(Entry("etc/.wh.image-name"), Entry("etc/own", b"own\n"))
+    blobs.image("v1", buffer.getvalue(), gone, Env=["MINE=yes"])
+    with serving(blobs) as server:
+        mirrors = json.dumps({"docker.io": f"http://{server.host}"})
+        where = ("--images", str(folder / "images"), "--pull", mirrors)
+        daemon = await start_daemon("apptainer", folder, *where)
+        spec = SandboxSpec(image="docker://team/x:v1")
+        command = "cat /etc/own /etc/image-name 2>&1; touch /etc/x 2>/dev/null || echo $MINE"
+        for owner in ("run/1/1", "run/1/2"):
+            _, said = await ask(daemon, spec, command, owner)
+            assert said.splitlines()[0::2] == ["own", "yes"]
+            assert "No such file" in said
+        written = SandboxSpec(image=spec.image, overlay_bytes=1 << 20, fakeroot=True)
+        change = "echo new > /etc/own; cat /etc/own; id -u"
+        assert await ask(daemon, written, change, "run/1/3") == (0, "new\n0\n")
+        nowhere = f"docker://{server.host}/team/none"
+        for image, why in ((nowhere, "404"), ("docker://other/x:v1", "is docker://")):
+            with pytest.raises(SandboxError, match=why) as caught:
+                await daemon.host.start("run/2/1", "run", SandboxSpec(image=image))
+            assert caught.value.code is FailureCode.BAD_TASK
+        with pytest.raises(ConflictError, match="in use"):
+            Registry(folder / "images").forget("x_v1")
+        await end(daemon)
+    layers = [path for path, _ in server.asked if "/blobs/" in path]
+    assert len(layers) == len(set(layers)) == 3
 
 
 # ---- .sif
@@ -181,7 +221,8 @@ async def test_a_bad_image_is_the_tasks_fault(folder: Path, base: Path) -> None:
     (folder / "text.sif").write_text("hello")
     for name, message in (
         ("nothing", "no image 'nothing' in"),
-        ("relative/path", "expected a name of this node's registry or an absolute path"),
+        ("relative/path", "expected a name of this node's registry, an absolute path or docker:"),
+        ("docker://x/y:z", "image docker://x/y:z is not on this node"),
         ("/no/such/image", "No such file or directory"),
         (f"{folder}/empty", "it has no bash"),
         (f"{folder}/text.sif", "neither a folder nor a SIF file"),

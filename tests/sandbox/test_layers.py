@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -80,6 +84,34 @@ async def test_siblings_share_a_layer_and_see_nothing_of_the_hosts_packages(
     assert [image.source for image in Registry(tmp_path / "images").list()] == [
         f"packages hello==1.0 from {tmp_path / 'wheels'}"
     ]
+
+
+@pytest.mark.skipif(not shutil.which("npm"), reason="this machine has no npm")
+async def test_programs_of_npm_stand_beside_those_of_python(
+    sandbox_kind: str, tmp_path: Path
+) -> None:
+    """What an install script would have put in a program's place is found without running it."""
+    wheel(tmp_path / "wheels")
+    about = {"name": "said", "version": "1.0.0", "bin": {"said": "said.sh", "own": "own.sh"}}
+    about["scripts"] = {"postinstall": f"touch {tmp_path}/ran"}
+    members = {
+        "package.json": json.dumps(about).encode(),
+        "said.sh": b"#!/bin/sh\necho a stub\n",
+        "own.sh": b"#!/bin/sh\necho its own\n",
+        "said-linux/bin/said": Path("/bin/echo").read_bytes(),
+    }
+    with tarfile.open(tmp_path / "said.tgz", "w:gz") as archive:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
+    packages = ("hello==1.0", f"npm:{tmp_path}/said.tgz")
+    spec = SandboxSpec(requirements=packages, wheels=str(tmp_path / "wheels"))
+    async with spawned(sandbox_kind, images=str(tmp_path / "images")) as (host, _):
+        assert await _ask(host, spec, "said", "aloud") == "aloud\n"
+        assert await _ask(host, spec, "own") == "its own\n"
+        assert await _ask(host, spec, "hello") == "said 1\n"
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ SWE = {
         (
             {},
             {
-                "image": "sweb.eval.x86_64.django_1776_django-11099",
+                "image": "docker://swebench/sweb.eval.x86_64.django_1776_django-11099",
                 "setup": "cp -a /testbed/. .",
                 "test_command": "./tests/runtests.py --verbosity 2 --settings=test_sqlite"
                 " --parallel 1 auth_tests.test_x",
@@ -265,7 +265,7 @@ SWE = {
                 },
             },
             {
-                "image": "swe.eval_v2",
+                "image": "docker://docker.io/producer/swe.eval:v2",
                 "test_command": "pytest -rA tests/auth_tests/test_x.py",
             },
         ),
@@ -374,17 +374,21 @@ def test_rows_of_swe_smith_r2e_gym_and_multi_swe(tmp_path: Path, parquet: bool) 
         read = read_tasks(path, check=get_env("swe").check)
         found[read.format] = read.tasks[0]
     smith, r2e, multi = found["swe-smith"], found["r2e-gym"], found["multi-swe"]
-    assert smith.data["image"] == "swesmith.x86_64.oauthlib_1776_oauthlib.1fd52536"
+    assert smith.data["image"] == (
+        "docker://jyangballin/swesmith.x86_64.oauthlib_1776_oauthlib.1fd52536"
+    )
     assert SMITH_FAULT in smith.data["setup"]
     assert "@@ -1,1 +1,2 @@\n+x = 1\n y = 2\n" in smith.data["patch"]
     assert smith.data["test_command"].endswith(" tests/test_x.py tests/unit/test_y.py")
-    assert (r2e.task_id, r2e.data["image"]) == ("pyramid-abc", "pyramid_final_abc")
+    assert r2e.task_id == "pyramid-abc"
+    assert r2e.data["image"] == "docker://namanjain12/pyramid_final:abc"
     assert (r2e.data["FAIL_TO_PASS"], r2e.data["PASS_TO_PASS"]) == (["T.test_one"], [])
     assert r2e.data["patch"] == (
         "diff --git a/pkg/x.py b/pkg/x.py\n--- a/pkg/x.py\n+++ b/pkg/x.py\n"
         "@@ -1,1 +1,2 @@\n y = 2\n+x = 1\n"
     )
-    assert (multi.task_id, multi.data["image"]) == ("cli__cli-10388", "cli_m_cli_pr-10388")
+    assert multi.task_id == "cli__cli-10388"
+    assert multi.data["image"].endswith("/cli_m_cli:pr-10388")
     assert multi.prompt == "One\n\nis wrong"
     assert multi.data["FAIL_TO_PASS"] == ["TestNew", "TestOne"]
     assert (multi.data["PASS_TO_PASS"], multi.data["log_parser"]) == (["TestTwo"], "go")

@@ -1,9 +1,12 @@
-"""`prorl image build | ls | rm`: images of this node, made without any container registry."""
+"""`prorl image pull | build | ls | du | rm | gc`: the images of this node, without a daemon."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +16,17 @@ from cyclopts import App, Parameter
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import note, say, say_json, table
 from prorl.cli.settings import service_environment
-from prorl.errors import UserError
+from prorl.errors import ProrlError, StorageError, UserError
 from prorl.sandbox.images.child import adopting_orphans, make_image
+from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry, default_root
+from prorl.sandbox.images.remote import plain
+from prorl.tasks.files import load_tasks
+from prorl.types import DOCKER, image_name
 
 image = App(
     name="image",
-    help="Images for sandboxes, made without any container registry: build, ls, rm.",
+    help="Images for sandboxes, without a daemon: pull, build, ls, du, rm, gc.",
     help_format="plaintext",
 )
 
@@ -84,45 +91,185 @@ def _echo(said: bytes) -> None:
 
 
 @image.command
+def pull(
+    name: str = "",
+    /,
+    *,
+    source: Annotated[str, Parameter(name="--from")] = "",
+    rows: str = "",
+    mirror: tuple[str, ...] = (),
+    at_once: int = 4,
+    images: Where = None,
+) -> int:
+    """Pull an image by its name in a container registry, or all that the tasks of a file name.
+
+    Example: prorl image pull --rows SWE-bench_Verified.parquet
+
+    Parameters
+    ----------
+    name
+        What tasks call it; default: the last part of its reference.
+    source
+        docker://REFERENCE, oci:FOLDER[:TAG] or docker-archive:FILE[:TAG].
+    rows
+        File of tasks; images that are there already are not asked for again.
+    mirror
+        HOST=URL: ask this URL first for images of a host, e.g. docker.io=http://10.0.0.5:5000.
+    at_once
+        Images that are pulled side by side.
+    """
+    if bool(source) == bool(rows) or (rows and name):
+        raise UserError("prorl image pull", "[NAME] --from SOURCE, or --rows TASKS")
+    registry = Registry(registry_root(images))
+    pulls = Pull(registry, {**_mirrors(), **dict(word.partition("=")[::2] for word in mirror)})
+    if source:
+        if not name and not source.startswith(DOCKER):
+            raise UserError(f"--from {source} without a name", "prorl image pull NAME --from ...")
+        wanted, there = {name or image_name(source): source}, 0
+    else:
+        wanted = _named_in(rows)
+        known = set(registry.names())
+        there = len(wanted.keys() & known)
+        wanted = {name: ref for name, ref in wanted.items() if name not in known}
+    failed: dict[str, str] = {}
+    layers: dict[str, int] = {}
+
+    def look(item: tuple[str, str]) -> None:
+        try:
+            layers.update((layer.digest, layer.size) for layer in pulls.look(item[1])[2])
+        except ProrlError as error:
+            failed[item[0]] = str(error)
+
+    with ThreadPoolExecutor(at_once) as threads:
+        list(threads.map(look, wanted.items()))
+    total = sum(layers.values())
+    note(
+        f"{len(wanted) + there} images, {there} of them here; {len(layers)} layers of"
+        f" {total / 1e6:.1f} MB to come"
+    )
+    known_well = {name: ref for name, ref in wanted.items() if name not in failed}
+    _pull_all(pulls, known_well, total, failed, at_once)
+    for lacking, why in sorted(failed.items()):
+        note(f"missing: {lacking}: {why}")
+    say(f"{len(wanted) - len(failed)} pulled, {there} were here, {len(failed)} missing")
+    return 1 if failed else 0
+
+
+def _pull_all(
+    pulls: Pull, wanted: dict[str, str], total: int, failed: dict[str, str], at_once: int
+) -> None:
+    """Pull images side by side under a bar of bytes; what fails is told in `failed`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    stopped = threading.Event()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    bar = Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True))
+    line = bar.add_task("pulling", total=total)
+
+    def told(num_bytes: int) -> None:
+        if stopped.is_set():
+            raise StorageError("stopped; the next pull goes on from here")
+        bar.advance(line, num_bytes)
+
+    def one(item: tuple[str, str]) -> None:
+        try:
+            if not stopped.is_set():
+                pulls.pull(*item, told)
+        except (ProrlError, OSError) as error:
+            failed[item[0]] = str(error)
+
+    with bar, ThreadPoolExecutor(at_once) as threads:
+        try:
+            list(threads.map(one, wanted.items()))
+        except BaseException:
+            stopped.set()
+            raise
+
+
+def _named_in(rows: str) -> dict[str, str]:
+    """References by name of the images that tasks are to be pulled for."""
+    found: dict[str, str] = {}
+    for task in load_tasks(rows):
+        reference = task.data.get("image")
+        if isinstance(reference, str) and reference.startswith(DOCKER):
+            name = image_name(reference)
+            if plain(found.setdefault(name, reference)) != plain(reference):
+                raise UserError(f"{reference} and {found[name]}: both are {name!r}", "one of both")
+    if not found:
+        raise UserError(f"{rows}: no task names an image", "data.image as docker://REFERENCE")
+    return found
+
+
+def _mirrors() -> dict[str, str]:
+    section = service_environment().get("sandbox")
+    found = section.get("mirrors") if isinstance(section, dict) else None
+    return {str(host): str(url) for host, url in found.items()} if isinstance(found, dict) else {}
+
+
+@image.command
 def ls(*, images: Where = None, json: JsonList = False) -> int:
     """The images of this node; one without a name was unpacked from a .sif that a task gave."""
     registry = Registry(registry_root(images))
-    found = registry.list()
+    there = registry.list()
+    found, sizes = [each for each in there if not each.is_layer], _sizes(there)
     if json:
         say_json([asdict(each) for each in found])
     elif not found:
-        say(f"no images in {registry.root}; `prorl image build` makes one")
+        say(f"no images in {registry.root}; `prorl image pull` and `build` make them")
     else:
-        table(("name", "digest", "MB", "files", "made", "from"), map(_row, found))
+        columns = ("name", "digest", "MB", "files", "made", "from")
+        table(columns, (_row(each, sizes[each.digest]) for each in found))
     return 0
 
 
-def _row(one: Image) -> tuple[object, ...]:
-    size, made = f"{one.bytes / 1e6:.0f}", _day(one.made_at)
+def _sizes(there: list[Image]) -> dict[str, int]:
+    own = {each.digest: each.bytes for each in there}
+    return {each.digest: each.bytes + sum(own[d] for d in each.layers) for each in there}
+
+
+def _row(one: Image, num_bytes: int) -> tuple[object, ...]:
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.made_at))
+    size = f"{num_bytes / 1e6:.0f}"
     return (",".join(one.names), one.digest[:12], size, one.files, made, one.source)
 
 
 @image.command
-def rm(*names: str, unused: Flag = False, images: Where = None) -> int:
-    """Remove images; one that a running service uses stays.
+def du(*, images: Where = None) -> int:
+    """What images take on disk: whole, and what `rm` and `gc` would give back."""
+    there = Registry(registry_root(images)).list()
+    users = Counter(digest for each in there for digest in each.layers)
+    own, sizes = {each.digest: each.bytes for each in there}, _sizes(there)
+    found = []
+    for each in (each for each in there if not each.is_layer):
+        alone = each.bytes + sum(own[digest] for digest in each.layers if users[digest] == 1)
+        found.append(
+            (",".join(each.names), f"{sizes[each.digest] / 1e6:.1f}", f"{alone / 1e6:.1f}")
+        )
+    table(("name", "MB", "MB alone"), found)
+    say(f"{sum(own.values()) / 1e6:.1f} MB on disk in {len(found)} images")
+    return 0
 
-    Parameters
-    ----------
-    names
-        Their names.
-    unused
-        Also remove every image without a name.
-    """
-    if not names and not unused:
-        raise UserError("prorl image rm without a name", "NAME... or --unused")
+
+@image.command
+def rm(*names: str, images: Where = None) -> int:
+    """Remove images; one that a running service uses stays. `gc` removes layers left over."""
+    if not names:
+        raise UserError("prorl image rm without a name", "NAME...")
     registry = Registry(registry_root(images))
     registry.open()
     for name in names:
         say(f"removed {name} ({registry.forget(name).digest[:12]})")
-    for each in registry.list() if unused else []:
-        if not each.names:
-            registry.remove(each.digest)
-            say(f"removed {each.digest[:12]} ({each.source})")
+    return 0
+
+
+@image.command
+def gc(*, images: Where = None) -> int:
+    """Remove every image without a name, layers that no image needs, and halves of blobs."""
+    registry = Registry(registry_root(images))
+    registry.open()
+    for each in registry.collect():
+        say(f"removed {each.digest[:12]} ({each.source})")
     return 0
 
 
@@ -134,7 +281,3 @@ def registry_root(given: Path | None) -> Path:
     section = service_environment().get("sandbox")
     configured = section.get("images") if isinstance(section, dict) else None
     return (given or (Path(str(configured)) if configured else default_root())).absolute()
-
-
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -8,11 +8,9 @@ on disk afterwards.
 from __future__ import annotations
 
 import io
-import json
 import os
 import pwd
 import re
-import shlex
 import shutil
 import subprocess
 from contextlib import redirect_stdout
@@ -23,10 +21,6 @@ from prorl.errors import StorageError, UserError
 from prorl.sandbox.images.layers import ToolFailed
 
 MIRROR = re.compile(r"https?://\S+/debian/?(?=\s|$)")
-WORKDIR_FILE = ".prorl-workdir"
-"""Of an image: the working directory that its Dockerfile says; env `harbor` reads it."""
-ENVIRONMENT_FILE = ".singularity.d/env/90-environment.sh"
-"""Of an image: its variables, where Apptainer keeps them."""
 
 
 # ---- .sif and definition files
@@ -79,8 +73,8 @@ def failed(source: str) -> ToolFailed:
 # ---- a Dockerfile
 
 
-def build_dockerfile(recipe: Path, tree: Path, work: Path) -> None:
-    """Make what a Dockerfile says, by buildah or podman, whichever is installed.
+def build_dockerfile(recipe: Path, layout: Path) -> None:
+    """Make what a Dockerfile says, by buildah or podman, as an OCI layout with one image.
 
     Its base comes from where that program looks. Raises UserError where there is neither.
     """
@@ -89,37 +83,16 @@ def build_dockerfile(recipe: Path, tree: Path, work: Path) -> None:
         raise UserError(
             f"{recipe} needs buildah or podman",
             "one that is installed",
-            "apt-get install buildah, or give --from what another machine has built: its root"
-            " file system as a folder, or a .sif",
+            "apt-get install buildah, or `prorl image pull` what another machine has built",
         )
     # its storage is the user's own: base images are pulled once
     os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
-    number = work / "image-id"
+    number = layout.with_name("image-id")
     words = [program, "build", "--isolation", "chroot", "--iidfile", str(number)]
-    words += ["--output", f"type=local,dest={tree}", "--file", str(recipe), str(recipe.parent)]
-    _run(str(recipe), words, mistake=True)
+    _run(str(recipe), [*words, "--file", str(recipe), str(recipe.parent)], mistake=True)
     image = number.read_text()
-    look = subprocess.run(
-        [program, "inspect", "--type", "image", image], capture_output=True, text=True, check=True
-    )
-    about = json.loads(look.stdout)
-    config = about[0]["Config"] if isinstance(about, list) else about["OCIv1"]["config"]
+    _run(str(recipe), [program, "push", "--quiet", image, f"oci:{layout}"])
     _run(str(recipe), [program, "rmi", image])
-    _write_inside(tree, WORKDIR_FILE, f"{config.get('WorkingDir') or '/'}\n")
-    pairs = (pair.partition("=") for pair in config.get("Env") or ())
-    lines = (f"export {name}={shlex.quote(value)}\n" for name, _, value in pairs)
-    _write_inside(tree, ENVIRONMENT_FILE, "".join(lines))
-
-
-def _write_inside(tree: Path, name: str, text: str) -> None:
-    """Write a file of a foreign tree, none of whose links is followed."""
-    place = tree
-    for part in name.split("/"):
-        place /= part
-        if place.is_symlink():
-            place.unlink()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
 
 
 # ---- a Debian suite

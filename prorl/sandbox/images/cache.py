@@ -11,8 +11,10 @@ impossible (spython, space, time), kinds that can run the .sif itself do; each s
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -21,8 +23,9 @@ from prorl.errors import NotFoundError, ProrlError, SandboxError, StorageError, 
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.layers import LayerRecipe
 from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
+from prorl.sandbox.images.remote import plain
 from prorl.sandbox.images.tree import has_shell
-from prorl.types import FailureCode
+from prorl.types import DOCKER, FailureCode, image_name
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +45,19 @@ class Sif(NamedTuple):
 class ImageCache:
     """One node's images as one sandboxd uses them.
 
-    `runs_sif`: whether its kind can run a .sif without unpacking it.
+    `runs_sif`: whether its kind can run a .sif without unpacking it. `mirrors`: of hosts of
+    container registries; None: nothing is pulled.
 
     Not bounded: an open lock for each image that was used.
     """
 
-    def __init__(self, root: Path, runs_sif: bool) -> None:
+    def __init__(
+        self, root: Path, runs_sif: bool, mirrors: Mapping[str, str] | None = None
+    ) -> None:
+        self._mirrors = mirrors
         self._registry, self._runs_sif = Registry(root), runs_sif
-        self._unpacking: dict[Sif | str, asyncio.Task[Image]] = {}
-        self._held: set[str] = set()
+        self._making: dict[Sif | str, asyncio.Task[Image]] = {}
+        self._held: dict[str, tuple[str, ...]] = {}
         self._locks = ExitStack()
 
     async def locate(self, image: str) -> str:
@@ -59,10 +66,12 @@ class ImageCache:
         Raises SandboxError: `bad_task` when the task's image is at fault, else `sandbox_start`.
         """
         try:
+            if image.startswith(DOCKER):
+                return await self._pulled(image)
             if is_name(image):
                 return self._hold(self._registry.digest_of_name(image))
             if not os.path.isabs(image):
-                expected = "a name of this node's registry or an absolute path"
+                expected = "a name of this node's registry, an absolute path or docker://REFERENCE"
                 raise UserError(f"image {image!r}", expected)
             if os.path.isdir(image):
                 return _with_shell(image)
@@ -71,6 +80,32 @@ class ImageCache:
             raise SandboxError(FailureCode.BAD_TASK, str(error)) from None
         except (ProrlError, OSError) as error:
             raise SandboxError(FailureCode.SANDBOX_START, f"image {image!r}: {error}") from error
+
+    async def _pulled(self, reference: str) -> str:
+        """The folder of an image in a container registry, pulled by the first who asks."""
+        name = image_name(reference)
+        try:
+            found = self._registry.find(name)
+        except NotFoundError:
+            if self._mirrors is None:
+                mend = "`prorl image pull --rows TASKS`, or `sandbox.pull: true`"
+                raise UserError(f"image {reference} is not on this node", mend) from None
+            words = {"source": reference, "name": name, "mirrors": json.dumps(self._mirrors)}
+            try:
+                found = await self._made(reference, {"do": "pull", **words})
+            except StorageError:  # a registry that is away may come back
+                self._making.pop(reference, None)
+                raise
+        if found.source.startswith(DOCKER) and plain(found.source) != plain(reference):
+            hint = f"`prorl image rm {name}`, or another tag for one of them"
+            raise UserError(
+                f"image {reference}: {name} is {found.source} here", "one of both", hint
+            )
+        try:
+            return self._hold(found.digest)
+        except NotFoundError:  # removed since it was pulled
+            self._making.pop(reference, None)
+            raise
 
     async def layer(self, recipe: LayerRecipe) -> str:
         """The folder of a layer of packages. Raises SandboxError as `locate`."""
@@ -82,7 +117,7 @@ class ImageCache:
             try:
                 made = await self._made(job["digest"], job)
             except StorageError:  # no mistake of the recipe's: who asks next has it tried again
-                self._unpacking.pop(job["digest"], None)
+                self._making.pop(job["digest"], None)
                 raise
             return self._hold(made.digest)
         except UserError as error:
@@ -95,9 +130,9 @@ class ImageCache:
 
         One who gives up does not stop it for the others.
         """
-        task = self._unpacking.get(key)
+        task = self._making.get(key)
         if task is None:
-            task = self._unpacking[key] = asyncio.create_task(
+            task = self._making[key] = asyncio.create_task(
                 make_image(self._registry.root, job, UNPACK_S)
             )
         return await asyncio.shield(task)
@@ -130,7 +165,7 @@ class ImageCache:
             )
             return sif.path
         except NotFoundError:  # removed since it was unpacked
-            self._unpacking.pop(sif, None)
+            self._making.pop(sif, None)
             return await self._folder_of(sif)
 
     def _hold(self, digest: str) -> str:
@@ -144,15 +179,19 @@ class ImageCache:
                 if not self._registry.has(digest):
                     raise NotFoundError(f"image {digest[:12]} was removed")
                 self._locks.push(stack.pop_all())
-            self._held.add(digest)
+            self._held[digest] = tuple(self._registry.stack(digest)[1:])
         return str(self._registry.folder(digest))
+
+    def under(self, image: str) -> tuple[str, ...]:
+        """What lies below a located image's folder, topmost first."""
+        return self._held.get(os.path.basename(image), ())
 
     async def close(self) -> None:
         """Stop what is being unpacked, let the images go; idempotent."""
-        for task in self._unpacking.values():
+        for task in self._making.values():
             task.cancel()
-        await asyncio.gather(*self._unpacking.values(), return_exceptions=True)
-        self._unpacking.clear()
+        await asyncio.gather(*self._making.values(), return_exceptions=True)
+        self._making.clear()
         self._locks.close()
         self._held.clear()
 

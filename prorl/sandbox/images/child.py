@@ -41,11 +41,17 @@ PASSED_ON = (
     "HTTPS_PROXY",
     "NO_PROXY",
     "SSL_CERT_FILE",
+    "REGISTRY_AUTH_FILE",
+    "DOCKER_CONFIG",
+    "XDG_RUNTIME_DIR",
     "PIP_CONFIG_FILE",
     "PIP_INDEX_URL",
     "PIP_EXTRA_INDEX_URL",
     "PIP_FIND_LINKS",
     "PIP_CERT",
+    "NPM_CONFIG_REGISTRY",
+    "NPM_CONFIG_USERCONFIG",
+    "NODE_EXTRA_CA_CERTS",
 )
 """All that a tool learns of the caller's environment: how to reach a mirror of packages."""
 
@@ -167,7 +173,8 @@ def _answer(reply: bytes, tail: str, source: str) -> Image:
         raise StorageError(f"{source}: the process that made it was killed: {reason_in(tail)}")
     fields = json.loads(reply)
     if "image" in fields:
-        return Image(**{**fields["image"], "names": tuple(fields["image"]["names"])})
+        listed = {name: tuple(fields["image"][name]) for name in ("names", "layers")}
+        return Image(**{**fields["image"], **listed})
     message = fields["error"] if not fields["tool"] else f"{fields['error']}: {reason_in(tail)}"
     mistake = fields["mistake"] and not (fields["tool"] and FULL.search(tail))
     raise (

@@ -7,7 +7,9 @@ this machine's. It is kept in the registry of images under a digest of what it i
 requirements, wheels, interpreter. An index is named and not looked into, so a requirement that is
 not pinned is what it was when the layer was made; `prorl image rm` lets it be made again.
 
-Only wheels are installed, since an sdist would run its own code here.
+Only wheels are installed, since an sdist would run its own code here. `npm:NAME@VERSION` is a
+package of npm, whose scripts do not run either; its programs stand in `bin` beside the others, and
+need the Node of the host's /usr unless they are native.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """Changes when layers are made in another way."""
+NPM = "npm:"
 SHEBANG = b"#!/usr/bin/env python3\n"
 
 
@@ -60,7 +63,7 @@ class LayerRecipe(NamedTuple):
     """What a layer is made from."""
 
     requirements: tuple[str, ...]
-    """As pip reads them, e.g. `pytest==8.4.2`."""
+    """As pip reads them, e.g. `pytest==8.4.2`, or `npm:NAME@VERSION`."""
     wheels: str
     """A folder of wheels, an index's URL, HOST_WHEELS, or empty for pip's own configuration."""
 
@@ -85,7 +88,7 @@ class LayerRecipe(NamedTuple):
     def _offers(self) -> list[list[str | int]]:
         """What a folder, or this Python, offers now."""
         if self.wheels == HOST_WHEELS:
-            found = closure(self.requirements)
+            found = closure(split(self.requirements)[0])
             return sorted([one.metadata["Name"], one.version] for one in found)
         if not self.wheels or "://" in self.wheels:
             return []
@@ -132,12 +135,51 @@ def _fill(tree: Path, work: Path, job: dict[str, str]) -> None:
     argv = [interpreter(), "-m", "venv", "--without-pip", "--symlinks", str(tree)]
     if not _ends_well(argv):
         raise ToolFailed(f"{job['source']}: no environment could be made", mistake=False)
-    requirements = json.loads(job["requirements"])
+    requirements, of_npm = split(json.loads(job["requirements"]))
     if job["wheels"] == HOST_WHEELS:
         _copy(closure(requirements), _packages(tree))
-    else:
+    elif requirements:
         _install(requirements, tree, work, job)
     _free_scripts(tree)
+    if of_npm:
+        _install_npm(of_npm, tree, work, job)
+
+
+def split(requirements: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those that pip reads, and those of npm without their mark."""
+    of_npm = [one.removeprefix(NPM) for one in requirements if one.startswith(NPM)]
+    return [one for one in requirements if not one.startswith(NPM)], of_npm
+
+
+def _install_npm(packages: Sequence[str], tree: Path, work: Path, job: dict[str, str]) -> None:
+    if shutil.which("npm") is None:
+        raise ToolFailed(f"{job['source']}: this node has no npm", mistake=True)
+    os.environ.pop("HOME", None)  # the account's own: its .npmrc names the registry, as pip's does
+    where = tree / "npm"
+    argv = [
+        "npm",
+        "install",
+        "--cache",
+        str(work / "npm"),
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        "--loglevel=error",
+    ]
+    if not _ends_well([*argv, "--prefix", str(where), "--", *packages]):
+        raise ToolFailed(f"{job['source']} could not be installed", mistake=True)
+    for link in (where / "node_modules" / ".bin").iterdir():
+        # where a script would have put a binary in the place of the package's own program
+        native = sorted(filter(_is_elf, where.glob(f"node_modules/**/*linux*/**/{link.name}")))
+        target = native[-1] if native else link
+        (tree / "bin" / link.name).symlink_to(os.path.relpath(target, tree / "bin"))
+
+
+def _is_elf(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def _install(requirements: Sequence[str], tree: Path, work: Path, job: dict[str, str]) -> None:

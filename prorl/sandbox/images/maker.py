@@ -10,6 +10,7 @@ namespace only (Apptainer's fakeroot).
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
@@ -27,7 +28,9 @@ from prorl.sandbox.images.builder import (
     make_debian,
 )
 from prorl.sandbox.images.layers import ToolFailed, make_layer
+from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
+from prorl.sandbox.images.stack import merge
 from prorl.sandbox.images.tree import add_mount_points, copy_tree, digest_of, has_shell, tidy
 
 DEBIAN = re.compile(r"debian:([a-z][a-z0-9-]*)")
@@ -51,7 +54,8 @@ FROM = re.compile(r"(?im)^(\s*from:\s*)(\S+)\s*$")
 def make(registry: Registry, job: dict[str, str]) -> Image:
     """The image or layer that a job asks for.
 
-    A job is `{"do": "unpack", "source": SIF}`, `{"do": "build", "source", "name", "include",
+    A job is `{"do": "unpack", "source": SIF}`, `{"do": "pull", "source", "name", "mirrors"}`,
+    `{"do": "build", "source", "name", "include",
     "mirror", "replace"}`, or a layer's (`layers.py`).
 
     Raises UserError, ToolFailed, OSError.
@@ -59,6 +63,8 @@ def make(registry: Registry, job: dict[str, str]) -> Image:
     registry.open()
     if job["do"] == "layer":
         return make_layer(registry, job)
+    if job["do"] == "pull":
+        return Pull(registry, json.loads(job["mirrors"])).pull(job["name"], job["source"])
     if job["do"] == "unpack":
         return _unpacked(registry, job["source"])
     name = job["name"]
@@ -78,6 +84,9 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
     if os.path.isfile(source) and is_sif(source):
         return _unpacked(registry, source)
     with registry.workplace() as work:
+        if recipe := next((p for name in DOCKERFILES if (p := Path(source, name)).is_file()), None):
+            build_dockerfile(recipe, work / "layout")
+            return Pull(registry, {}).image(f"oci:{work / 'layout'}", str(recipe))
         tree = work / "tree"
         _fill(registry, job, work)
         _check(tree, source)
@@ -93,10 +102,6 @@ def _fill(registry: Registry, job: dict[str, str], work: Path) -> None:
     source, tree = job["source"], work / "tree"
     if match := DEBIAN.fullmatch(source):
         make_debian(match[1], tree, work, job)
-    elif recipe := next(
-        (path for name in DOCKERFILES if (path := Path(source, name)).is_file()), None
-    ):
-        build_dockerfile(recipe, tree, work)
     elif os.path.isdir(source):
         copy_tree(source, str(tree), str(registry.root))
     elif source.endswith(".def") and os.path.isfile(source):
@@ -174,7 +179,7 @@ def _definition(registry: Registry, source: str, work: Path) -> None:
     """
     text = Path(source).read_text()
     if re.search(r"(?im)^\s*bootstrap:\s*localimage\s*$", text):
-        text = FROM.sub(lambda match: match[1] + _base(registry, match[2]), text)
+        text = FROM.sub(lambda match: match[1] + _base(registry, match[2], work), text)
     copy = work / "image.def"
     copy.write_text(text)
     if os.getuid() == 0:
@@ -186,13 +191,17 @@ def _definition(registry: Registry, source: str, work: Path) -> None:
     build(source, str(copy), work)
 
 
-def _base(registry: Registry, base: str) -> str:
+def _base(registry: Registry, base: str, work: Path) -> str:
     """A name of the registry or a .sif becomes its folder; other words stay as they are."""
     if is_name(base) and not os.path.exists(base):
         try:
-            return registry.find(base).path
+            found = registry.find(base)
         except NotFoundError:
             return base
+        if not found.layers:
+            return found.path
+        merge(registry.stack(found.digest)[::-1], work / "base")
+        return str(work / "base")
     return (
         _unpacked(registry, os.path.abspath(base)).path
         if os.path.isfile(base) and is_sif(base)

@@ -5,13 +5,15 @@ Every sandbox shares it read-only.
     ROOT/names/NAME          the digest that a name stands for now
     ROOT/images/DIGEST/      the folder; complete, because it came by rename
     ROOT/images/DIGEST.json  what it was made from, its size
+    ROOT/blobs/DIGEST        a layer that is coming from a container registry, or what came of it
     ROOT/hashes/KEY          digest of a .sif by path, size, mtime and inode: it is read once
     ROOT/locks/DIGEST        shared: in use by a sandboxd; exclusive: being unpacked or removed
     ROOT/work/TOKEN/         in the making; its maker holds TOKEN.lock: without, it is a dead one's
 
 Locks are flock(2): they end with their holder, however it dies. A digest is the sha256 of a .sif,
-or of a tree's names, modes, links and contents. Owned by one user. Not promised: a registry shared
-over a network file system.
+of a tree's names, modes, links and contents, of a pulled image's configuration, or of a layer's
+archive (`-plain`: of a form that no overlay reads). Owned by one user. Nodes may share it where
+flock(2) holds across them.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,7 +38,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """A registry name; whatever has a slash is a path."""
 SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
 """Sylabs' SIF format: a launch line of 32 bytes, then the magic."""
-FOLDERS = ("names", "images", "hashes", "locks", "work")
+PULLING = "pulling"
+"""The lock that pulls share."""
+FOLDERS = ("names", "images", "blobs", "hashes", "locks", "work")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,9 @@ class Image:
     """Seconds since the epoch."""
     bytes: int = 0
     files: int = 0
+    layers: tuple[str, ...] = ()
+    """Digests of what lies below its own folder, lowest first; others share them."""
+    is_layer: bool = False
     path: str = field(default="", compare=False)
     names: tuple[str, ...] = field(default=(), compare=False)
 
@@ -99,13 +106,23 @@ class Registry:
         """The image that a name stands for. Raises NotFoundError."""
         return self.image(self.digest_of_name(name))
 
-    def image(self, digest: str) -> Image:
+    def image(self, digest: str, names: tuple[str, ...] | None = None) -> Image:
         """What is known of a digest. Raises NotFoundError when its folder is not complete."""
         try:
             about = Image(**json.loads((self.root / "images" / f"{digest}.json").read_text()))
         except OSError:
             raise NotFoundError(f"no image {digest} in {self.root}") from None
-        return replace(about, path=str(self.folder(digest)), names=tuple(self.names(digest)))
+        return replace(
+            about,
+            layers=tuple(about.layers),
+            path=str(self.folder(digest)),
+            names=tuple(self.names(digest)) if names is None else names,
+        )
+
+    def stack(self, digest: str) -> list[str]:
+        """The folders of an image, topmost first."""
+        below = json.loads(self.folder(digest).with_suffix(".json").read_text()).get("layers", ())
+        return [str(self.folder(one)) for one in (digest, *reversed(below))]
 
     def folder(self, digest: str) -> Path:
         """The path where the tree of a digest is, or will be once it is made."""
@@ -125,8 +142,11 @@ class Registry:
         """Every image, named ones first."""
         folder = self.root / "images"
         digests = [path.stem for path in folder.glob("*.json")] if folder.is_dir() else []
+        names: dict[str, list[str]] = {}
+        for name in self.names():
+            names.setdefault((self.root / "names" / name).read_text(), []).append(name)
         return sorted(
-            (self.image(digest) for digest in digests),
+            (self.image(digest, tuple(names.get(digest, ()))) for digest in digests),
             key=lambda image: (not image.names, image.names, image.digest),
         )
 
@@ -169,7 +189,15 @@ class Registry:
         """Whether the image is there, complete."""
         return self.folder(digest).with_suffix(".json").exists()
 
-    def keep(self, tree: Path, digest: str, source: str) -> Image:
+    def keep(
+        self,
+        tree: Path,
+        digest: str,
+        source: str,
+        *,
+        layers: Sequence[str] = (),
+        is_layer: bool = False,
+    ) -> Image:
         """Take a finished tree under its digest: on disk first, then visible.
 
         Hold its lock; a tree that is there already stays.
@@ -182,6 +210,8 @@ class Registry:
                 "made_at": time.time(),
                 "bytes": num_bytes,
                 "files": num_files,
+                "layers": layers,
+                "is_layer": is_layer,
             }
             target = self.folder(digest)
             if target.exists():  # the maker died between the two renames
@@ -225,6 +255,31 @@ class Registry:
                 "one that no service uses",
                 "stop the service that runs it first",
             ) from None
+
+    def collect(self) -> tuple[Image, ...]:
+        """Remove what no name stands for, and layers of no image; what is used stays.
+
+        Raises ConflictError while images are pulled: a layer may be there before its image.
+        """
+        try:
+            with self.lock(PULLING, wait=False):
+                return tuple(self._collect())
+        except BlockingIOError:
+            raise ConflictError(
+                f"images are being pulled into {self.root}", "a time when none is", "try later"
+            ) from None
+
+    def _collect(self) -> Iterator[Image]:
+        for layers in (False, True):
+            there = self.list()
+            used = {digest for each in there for digest in each.layers}
+            for each in there:
+                if each.is_layer == layers and not each.names and each.digest not in used:
+                    with suppress(ConflictError):
+                        self.remove(each.digest)
+                        yield each
+        for blob in (self.root / "blobs").iterdir():
+            blob.unlink()
 
     def lock(
         self, digest: str, *, shared: bool = False, wait: bool = True

@@ -56,6 +56,7 @@ from prorl.sandbox.kinds.common import (
     limits_of,
     open_cgroups,
     show_interpreter,
+    show_stack,
 )
 from prorl.sandbox.kinds.rootfs import SHM_BYTES
 from prorl.sandbox.launch import seccomp
@@ -99,7 +100,7 @@ NO_WRAPPER = "--ignore-fakeroot-command"
 """Apptainer would put the program `fakeroot` around the tool server, which then were not pid 1 and
 could be killed.
 """
-FOLDERS = ("workspace", "scratch", "shm", "overlay", "state")
+FOLDERS = ("workspace", "scratch", "shm", "overlay", "state", "stack")
 
 
 class Mount(NamedTuple):
@@ -117,7 +118,8 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     groups = open_cgroups(launch)
     parent = os.getppid()
     uid, gid = os.getuid(), os.getgid()
-    shown = [(launch.image, clone(launch))] if root and launch.image else []
+    clones = clone(launch) if root and launch.image else []
+    shown = [(launch.image, clones[0])] if clones and not launch.under else []
     shown += [(launch.layer, calls.clone_tree(launch.layer))] if root and launch.layer else []
     calls.unshare(calls.CLONE_NEWNS | calls.CLONE_NEWPID | (0 if root else calls.CLONE_NEWUSER))
     if not root:
@@ -134,6 +136,8 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
             calls.mount("tmpfs", mount.target, "tmpfs", flags, mount.options)
         else:
             calls.mount(mount.source, mount.target, None, calls.MS_BIND)
+    if launch.under:
+        show_stack(launch, clones, f"{launch.folder}/stack")
     calls.die_with_parent(signal.SIGKILL, parent)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
@@ -241,7 +245,7 @@ def _command(launch: Launch, listener_fd: int, status_fd: int) -> list[str]:
         "seccomp": seccomp.bytecode().hex(),
         "with_image": bool(launch.image),
     }
-    return [*argv, launch.image or f"{support}/skeleton", *server, json.dumps(config)]
+    return [*argv, _image(launch) or f"{support}/skeleton", *server, json.dumps(config)]
 
 
 def _binds(launch: Launch, support: str) -> list[str]:
@@ -257,18 +261,21 @@ def _binds(launch: Launch, support: str) -> list[str]:
     return [*binds, *(f"{root}:{root}:ro" for root in roots)]
 
 
+def _image(launch: Launch) -> str:
+    return f"{launch.folder}/stack/image" if launch.under else launch.image
+
+
 def _config(launch: Launch, support: str) -> list[str]:
     """The configuration for a sandbox's image, if there is one of ours.
 
     A folder that has all mount points needs no layer for them; a .sif needs the FUSE programs that
     ours does not look for.
     """
-    if launch.image and not os.path.isdir(launch.image):
+    image = _image(launch)
+    if image and not os.path.isdir(image):
         return []
     flat = (
-        not launch.overlay_bytes
-        and not launch.fakeroot
-        and (not launch.image or has_mount_points(launch.image))
+        not launch.overlay_bytes and not launch.fakeroot and (not image or has_mount_points(image))
     )
     path = f"{support}/{FLAT_CONFIG if flat else CONFIG}"
     return ["--config", path] if os.path.exists(path) else []

@@ -67,19 +67,20 @@ FLAT = {**LEAN, "enable overlay": "no", "enable underlay": "no"}
 # ---- the image
 
 
-def clone(launch: Launch) -> int:
-    """As root, before any namespace: a detached mount of the image.
+def clone(launch: Launch) -> list[int]:
+    """As root, before any namespace: detached mounts of the image's folders, topmost first.
 
     Raises OSError where an overlay needs what the kernel refuses.
     """
-    tree = calls.clone_tree(launch.image)
     flags = calls.MOUNT_ATTR_RDONLY | calls.MOUNT_ATTR_NOSUID | calls.MOUNT_ATTR_NODEV
+    trees = [calls.clone_tree(path) for path in (launch.image, *launch.under)]
     if os.path.isdir(launch.image):
         about = os.stat(launch.image)
         owners = _user_namespace((about.st_uid, about.st_gid), launch.uid)
         try:
-            calls.change_tree(tree, flags | calls.MOUNT_ATTR_IDMAP, owners)
-            return tree
+            for tree in trees:
+                calls.change_tree(tree, flags | calls.MOUNT_ATTR_IDMAP, owners)
+            return trees
         # an old kernel, or a file system without it: what its modes let others read is all there is
         except OSError as error:
             if launch.overlay_bytes:
@@ -89,8 +90,9 @@ def clone(launch: Launch) -> int:
                 ) from error
         finally:
             os.close(owners)
-    calls.change_tree(tree, flags)
-    return tree
+    for tree in trees:
+        calls.change_tree(tree, flags)
+    return trees
 
 
 def _user_namespace(owner: tuple[int, int], uid: int) -> int:

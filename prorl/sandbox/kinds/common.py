@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from prorl.linux import calls
+from prorl.sandbox.images.stack import mount_stack
 from prorl.sandbox.launch.spec import Launch, interpreter_roots
 
 MAX_OPEN_FILES = 1024
@@ -62,7 +63,7 @@ def limits_of(launch: Launch, *, shares_uid: bool = False) -> dict[str, int]:
     """
     return {
         "RLIMIT_NPROC": launch.processes + (OTHER_PROCESSES if shares_uid else 0),
-        "RLIMIT_AS": launch.memory_bytes,
+        "RLIMIT_AS": launch.address_bytes,
         "RLIMIT_FSIZE": launch.file_bytes,
         "RLIMIT_NOFILE": MAX_OPEN_FILES,
         "RLIMIT_CORE": 0,
@@ -128,6 +129,26 @@ def show_interpreter(others: Sequence[tuple[str, int]] = ()) -> None:
         calls.mount("tmpfs", closed, "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "size=64k,mode=755")
         for path, fd in trees:
             _attach(path, fd)
+
+
+def show_stack(launch: Launch, clones: Sequence[int], folder: str) -> None:
+    """In the caller's private mount namespace: mount a stack of folders at `folder`/image.
+
+    `clones`: as root, a detached mount of each; else they are bound.
+    """
+    calls.mount("tmpfs", folder, "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "size=1m,mode=755")
+    paths = (launch.image, *launch.under)
+    for number, path in enumerate(paths):
+        os.mkdir(f"{folder}/{number}")
+        if clones:
+            calls.attach_tree(clones[number], f"{folder}/{number}")
+            os.close(clones[number])
+        else:
+            calls.mount(path, f"{folder}/{number}", None, calls.MS_BIND)
+    os.mkdir(f"{folder}/image")
+    os.chdir(folder)  # short names: all of them must fit on one page
+    mount_stack([str(number) for number in range(len(paths))], "image")
+    os.chdir("/")
 
 
 def _attach(path: str, fd: int) -> None:

@@ -48,8 +48,9 @@ class Launch:
     """The ordinary uid that it gets for itself, or -1 where we are not root and have only our own.
     """
     image: str
+    """Folder or .sif on the host; of a stack, its topmost folder."""
     tools: tuple[str, ...]
-    memory_bytes: int
+    address_bytes: int
     processes: int
     file_bytes: int
     tmp_bytes: int
@@ -60,6 +61,8 @@ class Launch:
     """The tool server's zipapp on the host, for kinds that do not fork it."""
     cgroups: tuple[str, ...]
     """Control groups to join before privileges are dropped."""
+    under: tuple[str, ...] = ()
+    """Folders below `image`, topmost first, where it is a stack."""
     overlay_bytes: int = 0
     fakeroot: bool = False
     layer: str = ""
@@ -76,9 +79,8 @@ class Launch:
     @staticmethod
     def from_json(data: bytes) -> Launch:
         fields = json.loads(data)
-        return Launch(
-            **{**fields, "tools": tuple(fields["tools"]), "cgroups": tuple(fields["cgroups"])}
-        )
+        listed = {name: tuple(fields[name]) for name in ("tools", "cgroups", "under")}
+        return Launch(**{**fields, **listed})
 
 
 @cache

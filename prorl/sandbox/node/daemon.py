@@ -54,6 +54,7 @@ HELP = {
     "root": "folder for notes and workspaces, one per daemon",
     "parent-pid": "die with this process",
     "images": "folder of the image registry; default: in the user's cache folder",
+    "pull": "pull images that tasks name; JSON of mirrors by host",
     "image": "image of sandboxes whose task names none",
     "snapshot-bytes": "of prepared workspaces kept for siblings",
 }
@@ -225,7 +226,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in NUMBERS:
         default: int = getattr(DEFAULTS, name.replace("-", "_"))
         parser.add_argument(f"--{name}", type=int, default=default, help=HELP.get(name))
-    for name in ("images", "image"):
+    for name in ("images", "image", "pull"):
         parser.add_argument(f"--{name}", default=getattr(DEFAULTS, name), help=HELP[name])
     return parser.parse_args(argv)
 
@@ -238,6 +239,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         warm=options.warm,
         images=options.images,
         image=options.image,
+        pull=options.pull,
     )
 
 

@@ -26,5 +26,9 @@ class Settings:
     """Use control groups where they can be used."""
     images: str = ""
     """Folder of this node's image registry; empty = the user's cache folder."""
+    pull: str = ""
+    """JSON: mirrors by host of the container registries that images are pulled from on demand;
+    empty = nothing is pulled.
+    """
     image: str = ""
     """Image of specs that name none; empty = the host's /usr, read-only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,7 +24,8 @@ class Images:
         self._name, self._kind = name, kinds.load(name)
         self._default = settings.image
         root = Path(settings.images) if settings.images else default_root()
-        self._cache = ImageCache(root, self._kind.sif)
+        mirrors = json.loads(settings.pull) if settings.pull else None
+        self._cache = ImageCache(root, self._kind.sif, mirrors)
 
     async def image(self, spec: SandboxSpec) -> str:
         """The folder or .sif to run; empty for none. Raises SandboxError for what cannot run."""
@@ -43,6 +45,10 @@ class Images:
                 FailureCode.BAD_TASK, f"{given}; expected kind {capable} and an image"
             )
         return await self._cache.locate(image) if image else ""
+
+    def under(self, image: str) -> tuple[str, ...]:
+        """What lies below an image's folder, topmost first."""
+        return self._cache.under(image)
 
     async def layer(self, spec: SandboxSpec, image: str) -> str:
         """The folder of the packages that a spec requires; empty for none. Raises SandboxError."""

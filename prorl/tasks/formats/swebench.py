@@ -3,10 +3,10 @@
 The source is Jimenez et al. 2024, github.com/SWE-bench/SWE-bench; SWE-rebench has `install_config`.
 A row that brings no repository of its own (`files`, `archive`, `image`, as `prorl/envs/swe` reads
 them) is run in its producer's image: `docker_image`, `image_name` or, as SWE-bench names them,
-`sweb.eval.x86_64.<instance>`. Such a name becomes one of the node's registry by `image_of`; a
-cluster's admin puts the images there (`prorl image build NAME --from FOLDER | some.sif`). In
-SWE-bench's images the repository lies in /testbed and its Python in the conda environment
-`testbed`: the repository is copied into the workspace, and imported from there.
+`swebench/sweb.eval.x86_64.<instance>`. `prorl image pull --rows FILE` puts them on a node, or the
+first task that needs one does. In SWE-bench's images the repository lies in /testbed and its Python
+in the conda environment `testbed`: the repository is copied into the workspace, and imported from
+there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from prorl.errors import TaskError
 from prorl.tasks.formats import Format, Row, text
-from prorl.types import Json, Task
+from prorl.types import DOCKER, Json, Task
 
 WORKSPACE = "/workspace"
 IMAGES = ("docker_image", "image_name", "image_url")
@@ -116,8 +116,10 @@ def _rename(data: dict[str, Json], row: Row, config: Mapping[str, Json]) -> None
 def _image(row: Row) -> str:
     """The image that a row's producer has for it: named by the row, or after the instance."""
     named = next((row[key] for key in IMAGES if row.get(key)), None)
-    between = "_s_" if row.get("repo") in SWE_GYM else "_1776_"
-    image = named or f"sweb.eval.x86_64.{text(row, 'instance_id').lower().replace('__', between)}"
+    gym = row.get("repo") in SWE_GYM
+    owner, between = ("xingyaoww", "_s_") if gym else ("swebench", "_1776_")
+    instance = text(row, "instance_id").lower().replace("__", between)
+    image = named or f"{owner}/sweb.eval.x86_64.{instance}"
     if not isinstance(image, str):
         raise TaskError(f"its image is {image!r}"[:200], "a name")
     return image
@@ -139,15 +141,12 @@ def in_image(row: Row, data: Mapping[str, Json], image: str) -> dict[str, Json]:
 
 
 def image_of(name: str) -> str:
-    """The name in a node's registry of an image in a container registry.
+    """What a task says of an image that a row names as container engines do; a path stays.
 
-    >>> image_of("docker.io/swebench/sweb.eval.x86_64.psf_1776_requests-1142:latest")
-    'sweb.eval.x86_64.psf_1776_requests-1142'
+    >>> image_of("swebench/sweb.eval.x86_64.psf_1776_requests-1142:latest"), image_of("/img/a.sif")
+    ('docker://swebench/sweb.eval.x86_64.psf_1776_requests-1142:latest', '/img/a.sif')
     """
-    if name.startswith("/"):
-        return name
-    last = name.removeprefix("docker://").rpartition("/")[2].partition("@")[0]
-    return re.sub(r"[^A-Za-z0-9._-]", "_", last.removesuffix(":latest"))[:128]
+    return name if name.startswith("/") else DOCKER + name.removeprefix(DOCKER)
 
 
 def parser_of(name: str) -> str:

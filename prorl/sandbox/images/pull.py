@@ -1,0 +1,105 @@
+"""Pulls one image into the registry: what is there already is not fetched, nor unpacked, again.
+
+    all     shared lock, which `prorl image gc` wants for itself: layers that no image has yet stay
+    layer   `.new` alone: one makes it, others wait
+    image   `.new` alone, when all its layers are there
+
+So images and nodes that share a registry fetch a layer once; whoever dies leaves its part of a
+blob, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from prorl.errors import StorageError, UserError
+from prorl.sandbox.images.registry import PULLING, Image, Registry
+from prorl.sandbox.images.remote import Layer, Manifest, Source, Tell, source_of
+from prorl.sandbox.images.stack import can_stack, make_top, merge, stack_has_shell
+from prorl.sandbox.images.tree import digest_of, has_shell
+from prorl.sandbox.images.unpack import free_bytes, unpack
+
+
+class Pull:
+    """Pulls of one process: whether its images are stacked is found out once."""
+
+    def __init__(self, registry: Registry, mirrors: Mapping[str, str]) -> None:
+        self._registry, self._mirrors = registry, mirrors
+        registry.open()
+        with registry.workplace() as work:
+            self.stacks = can_stack(work)
+
+    def look(self, source: str) -> tuple[Source, Manifest, list[Layer]]:
+        """An image's source, what it says, and the layers that are missing here."""
+        given = source_of(source, self._mirrors)
+        manifest = given.manifest()
+        has = self._registry.has
+        return given, manifest, [one for one in manifest.layers if not has(self._key(one.diff_id))]
+
+    def pull(self, name: str, source: str, tell: Tell = lambda _: None) -> Image:
+        """As `image`, and let a name stand for it."""
+        with self._registry.lock(PULLING, shared=True):  # until it has its name
+            return self._registry.name(name, self.image(source, source, tell).digest)
+
+    def image(self, source: str, about: str, tell: Tell = lambda _: None) -> Image:
+        """Pull an image; `about` tells people, and tasks that name it, what it is.
+
+        `tell` gets bytes as they come. Raises UserError where the image is at fault, StorageError.
+        """
+        registry = self._registry
+        given, manifest, missing = self.look(source)
+        room = free_bytes(registry.root)
+        if sum(layer.size for layer in missing) > room:
+            raise StorageError(f"{source}: not enough room on the disk of {registry.root}")
+        made_from = f"{manifest.digest} {about}".encode()
+        key = self._key(hashlib.sha256(made_from).hexdigest())
+        with registry.lock(PULLING, shared=True):
+            for layer in dict.fromkeys(manifest.layers):
+                mine = self._key(layer.diff_id)
+                with registry.lock(f"{mine}.new"):
+                    self._layer(given, layer, mine, about, tell)
+            with registry.lock(f"{key}.new"):
+                if not registry.has(key):
+                    self._image(manifest, key, about)
+            return registry.image(key)
+
+    def _key(self, digest: str) -> str:
+        return digest.removeprefix("sha256:") + ("" if self.stacks else "-plain")
+
+    def _layer(self, given: Source, layer: Layer, key: str, source: str, tell: Tell) -> None:
+        registry = self._registry
+        if registry.has(key):
+            return
+        blob = registry.root / "blobs" / f"{key}.new"
+        given.blob(layer, blob, tell)
+        try:
+            with registry.workplace() as work:
+                room = free_bytes(registry.root)
+                unpack(blob, work / "tree", layer.diff_id, room, marks=self.stacks)
+                registry.keep(work / "tree", key, source, is_layer=True)
+        finally:
+            blob.unlink(missing_ok=True)
+
+    def _image(self, manifest: Manifest, key: str, source: str) -> None:
+        registry = self._registry
+        keys = [self._key(layer.diff_id) for layer in manifest.layers]
+        below = [str(registry.folder(one)) for one in keys]
+        with registry.workplace() as work:
+            top = work / "top"
+            if not self.stacks:
+                merge(below, work / "merged")
+                below = [str(work / "merged")]
+            if not (stack_has_shell(below) if self.stacks else has_shell(below[0])):
+                raise UserError(f"{source} has no bash", "bin/bash or usr/bin/bash in it")
+            make_top(top, below, manifest.config)
+            if self.stacks:  # images of one family have equal tops
+                shared = digest_of(str(top))
+                with registry.lock(f"{shared}.new"):
+                    registry.keep(top, shared, "mount points, environment", is_layer=True)
+                (work / "own").mkdir()
+                registry.keep(work / "own", key, source, layers=[*keys, shared])
+            else:
+                merge([str(top)], Path(below[0]))
+                registry.keep(Path(below[0]), key, source)

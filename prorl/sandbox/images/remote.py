@@ -1,0 +1,393 @@
+"""Where pulled images come from: a container registry, an OCI layout, an archive of `docker save`.
+
+Formats: OCI image and distribution specifications 1.1, Docker's registry protocol version 2.
+
+A source says which layers an image has, and gives one at a time as a file whose digest was
+checked. What a registry cut off goes on where it was (`Range`), also in a later process. No
+helper of credentials is run: only what stands in the files of docker and podman counts.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import platform
+import re
+import tarfile
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+import urllib3
+from urllib3.exceptions import HTTPError, MaxRetryError
+
+from prorl.errors import StorageError, UserError
+
+HUB, HUB_HOST, HUB_KEY = "docker.io", "registry-1.docker.io", "https://index.docker.io/v1/"
+_NAME = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
+REFERENCE = re.compile(
+    r"(?:(?P<host>localhost(?::\d+)?|[\w-]+(?:\.[\w.-]+|:\d+)(?::\d+)?|\[[\da-f:]+\](?::\d+)?)/)?"
+    rf"(?P<path>{_NAME}(?:/{_NAME})*)(?::(?P<tag>\w[\w.-]{{0,127}}))?"
+    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|\[::1\])(:\d+)?")
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+MANIFEST_BYTES = 4 << 20
+"""Of a manifest or a configuration, as registries bound them."""
+TRIES = 6
+"""Of one blob that brings nothing; each byte that came begins the count anew."""
+RETRIES = urllib3.Retry(
+    total=TRIES, redirect=5, backoff_factor=0.25, status_forcelist=(429, 500, 502, 503, 504)
+)
+"""`Retry-After` counts for as long as it says; who pulls bounds the whole."""
+TIMEOUT = urllib3.Timeout(connect=20, read=60)
+
+Tell = Callable[[int], None]
+"""Gets the number of bytes that came."""
+
+
+class Layer(NamedTuple):
+    """One layer of an image, lowest first."""
+
+    digest: str
+    """Of the blob as it lies at its source."""
+    size: int
+    diff_id: str
+    """Of the unpacked archive: what a store knows it by."""
+
+
+class Manifest(NamedTuple):
+    """What a source says of an image."""
+
+    digest: str
+    """Of its configuration: what everybody calls the image's id."""
+    config: Mapping[str, Any]
+    """Environment, user, working directory."""
+    layers: tuple[Layer, ...]
+
+
+class Source(Protocol):
+    """Gives the parts of one image."""
+
+    def manifest(self) -> Manifest:
+        """Raises UserError for what is no image for this machine, StorageError."""
+
+    def blob(self, layer: Layer, path: Path, tell: Tell) -> None:
+        """Write a layer's checked blob to a path, or go on with what is there."""
+
+
+def source_of(text: str, mirrors: Mapping[str, str] | None = None) -> Source:
+    """The source that `--from` names. Raises UserError."""
+    scheme, _, rest = text.partition(":")
+    if scheme == "docker" and rest.startswith("//"):
+        return Remote(rest[2:], mirrors or {})
+    if scheme == "oci" and rest:
+        return Layout(*_tagged(rest))
+    if scheme == "docker-archive" and rest:
+        return Archive(*_tagged(rest))
+    raise UserError(
+        f"image source {text!r}",
+        "docker://REFERENCE, oci:FOLDER[:TAG] or docker-archive:FILE[:TAG]",
+    )
+
+
+def plain(reference: str) -> str:
+    """A reference without what container engines add by themselves.
+
+    >>> plain("docker://docker.io/library/debian:latest")
+    'docker://debian'
+    """
+    return reference.replace(f"//{HUB}/", "//").replace("//library/", "//").removesuffix(":latest")
+
+
+def _tagged(text: str) -> tuple[Path, str]:
+    path, _, tag = text.partition(":")
+    return Path(path), tag
+
+
+def described(config: bytes, digest: str, blobs: list[tuple[str, int]]) -> Manifest:
+    """A manifest from an image's configuration. Raises UserError where the two disagree."""
+    try:
+        said = json.loads(config)
+        diff_ids = said["rootfs"]["diff_ids"]
+        pairs = [Layer(*blob, diff) for blob, diff in zip(blobs, diff_ids, strict=True)]
+        if not pairs or not all(map(DIGEST.fullmatch, (digest, *(p.diff_id for p in pairs)))):
+            raise ValueError("it has no layers, or digests that are no sha256")
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"image configuration {digest}: {error!r}", "one digest a layer") from None
+    return Manifest(digest, said.get("config") or {}, tuple(pairs))
+
+
+def choose(index: Mapping[str, Any], tag: str, what: str) -> Mapping[str, Any]:
+    """The manifest of an index for this machine, or the one of a tag. Raises UserError."""
+    named = "org.opencontainers.image.ref.name"
+    found = [m for m in index["manifests"] if not tag or m.get("annotations", {}).get(named) == tag]
+    ours = MACHINES.get(platform.machine(), platform.machine())
+    for one in found:
+        place = one.get("platform") or {"os": "linux", "architecture": ours}
+        if (place.get("os"), place.get("architecture")) == ("linux", ours):
+            return dict(one)
+    there = [m.get("platform") or m.get("annotations") for m in index["manifests"]]
+    raise UserError(f"{what}: it has {there}"[:500], f"linux/{ours} {tag}".strip())
+
+
+class Layout:
+    """A folder of the OCI image layout."""
+
+    def __init__(self, folder: Path, tag: str) -> None:
+        self._folder, self._tag = folder, tag
+
+    def manifest(self) -> Manifest:
+        what = f"oci:{self._folder}"
+        try:
+            index, tag = json.loads((self._folder / "index.json").read_bytes()), self._tag
+            while "manifests" in index:
+                chosen = choose(index, tag, what)
+                index, tag = json.loads(self._read(chosen["digest"])), ""
+            blobs = [(blob["digest"], blob["size"]) for blob in index["layers"]]
+            return described(
+                self._read(index["config"]["digest"]), index["config"]["digest"], blobs
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{what}: {error!r}", "an OCI image layout") from None
+
+    def _read(self, digest: str) -> bytes:
+        data = self._path(digest).read_bytes()
+        if f"sha256:{hashlib.sha256(data).hexdigest()}" != digest:
+            raise ValueError(f"{digest} holds something else")
+        return data
+
+    def _path(self, digest: str) -> Path:
+        if not DIGEST.fullmatch(digest):
+            raise ValueError(f"{digest!r} is no digest")
+        return self._folder / "blobs" / "sha256" / digest[7:]
+
+    def blob(self, layer: Layer, path: Path, tell: Tell) -> None:
+        try:
+            with open(self._path(layer.digest), "rb") as file:
+                _take(file, layer, path, tell)
+        except (FileNotFoundError, ValueError) as error:
+            raise UserError(f"oci:{self._folder}: {error}", "a layout with all its blobs") from None
+
+
+class Archive:
+    """What `docker save` or `podman save` wrote."""
+
+    def __init__(self, path: Path, tag: str) -> None:
+        self._path, self._tag = path, tag
+
+    def manifest(self) -> Manifest:
+        what = f"docker-archive:{self._path}"
+        try:
+            with tarfile.open(self._path) as archive:
+                images = json.load(_member(archive, "manifest.json"))
+                tags = [tag for image in images for tag in image.get("RepoTags") or ()]
+                found = [i for i in images if not self._tag or self._tag in (i["RepoTags"] or ())]
+                if len(found) != 1:
+                    raise UserError(f"{what}: {len(images)} images, {tags}", f"{what}:TAG of one")
+                config = _member(archive, found[0]["Config"]).read(MANIFEST_BYTES)
+                sizes = [(name, archive.getmember(name).size) for name in found[0]["Layers"]]
+        except (OSError, ValueError, KeyError, TypeError, tarfile.TarError) as error:
+            raise UserError(f"{what}: {error!r}", "what `docker save` wrote") from None
+        return described(config, f"sha256:{hashlib.sha256(config).hexdigest()}", sizes)
+
+    def blob(self, layer: Layer, path: Path, tell: Tell) -> None:
+        """Its digest is a name here; `diff_id` tells whether it is what it should be."""
+        with tarfile.open(self._path) as archive:
+            _take(_member(archive, layer.digest), layer, path, tell, check=False)
+
+
+def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    file = archive.extractfile(name)
+    if file is None:
+        raise ValueError(f"{name} is no file")
+    return file
+
+
+def _take(file: IO[bytes], layer: Layer, path: Path, tell: Tell, check: bool = True) -> None:
+    digest = hashlib.sha256()
+    with open(path, "wb") as target:
+        while piece := file.read(1 << 20):
+            target.write(piece)
+            digest.update(piece)
+            tell(len(piece))
+    if check and f"sha256:{digest.hexdigest()}" != layer.digest:
+        path.unlink()
+        raise UserError(f"{layer.digest} holds something else", "blobs as their digests say")
+
+
+class Remote:
+    """One image of a container registry; one thread's."""
+
+    def __init__(self, reference: str, mirrors: Mapping[str, str]) -> None:
+        match = REFERENCE.fullmatch(reference)
+        if match is None:
+            raise UserError(
+                f"docker://{reference}", "docker://[HOST[:PORT]/]NAME[:TAG][@sha256:...]"
+            )
+        host, path = match["host"] or HUB, match["path"]
+        self._what = f"docker://{reference}"
+        self._repository = f"library/{path}" if host == HUB and "/" not in path else path
+        self._tag = match["digest"] or match["tag"] or "latest"
+        plain = "http" if LOOPBACK.fullmatch(host) else "https"
+        own = f"{plain}://{HUB_HOST if host == HUB else host}"
+        self._bases = [*([mirrors[host].rstrip("/")] if host in mirrors else []), own]
+        self._authorization: dict[str, str] = {}
+        proxy = urllib.request.getproxies().get("https")
+        settings: dict[str, Any] = {"retries": RETRIES, "timeout": TIMEOUT}
+        self._pool = (
+            urllib3.ProxyManager(proxy, **settings)
+            if proxy and not urllib.request.proxy_bypass(host)
+            else urllib3.PoolManager(**settings)
+        )
+
+    def manifest(self) -> Manifest:
+        reference, tag = self._tag, self._tag
+        while True:
+            body = self._small(f"manifests/{reference}")
+            if tag.startswith("sha256:") and f"sha256:{hashlib.sha256(body).hexdigest()}" != tag:
+                raise StorageError(f"{self._what}: the registry sent something else than {tag}")
+            try:
+                said = json.loads(body)
+                if "manifests" in said:
+                    reference = tag = choose(said, "", self._what)["digest"]
+                    continue
+                blobs = [(blob["digest"], blob["size"]) for blob in said["layers"]]
+                digest = said["config"]["digest"]
+                if not all(DIGEST.fullmatch(name) for name, _ in (*blobs, (digest, 0))):
+                    raise ValueError("a digest that is none")
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(
+                    f"{self._what}: {error!r}", "an image of schema version 2"
+                ) from None
+            config = self._small(f"blobs/{digest}")
+            if f"sha256:{hashlib.sha256(config).hexdigest()}" != digest:
+                raise StorageError(f"{self._what}: the registry sent something else than {digest}")
+            return described(config, digest, blobs)
+
+    def blob(self, layer: Layer, path: Path, tell: Tell) -> None:
+        failures = 0
+        path.touch()
+        while (have := path.stat().st_size) < layer.size or layer.size == 0:
+            try:
+                headers = {"Range": f"bytes={have}-"} if have else {}
+                reply = self._ask(f"blobs/{layer.digest}", headers)
+                with open(path, "ab" if reply.status == 206 else "wb") as file:
+                    for piece in reply.stream(1 << 20, decode_content=False):
+                        if file.tell() + len(piece) > layer.size:
+                            raise StorageError(f"{layer.digest} is longer than {layer.size} bytes")
+                        file.write(piece)
+                        tell(len(piece))
+                if layer.size == 0:
+                    break
+                problem = "it is shorter than the image says"
+            except HTTPError as error:
+                problem = str(error)
+            failures = 0 if path.stat().st_size > have else failures + 1
+            if failures >= TRIES:
+                raise StorageError(f"{self._what}: {layer.digest} was cut: {problem}")
+        with open(path, "rb") as file:
+            if f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == layer.digest:
+                return
+        path.unlink()
+        raise StorageError(f"{self._what}: the registry sent something else than {layer.digest}")
+
+    def _small(self, rest: str) -> bytes:
+        try:
+            body = self._ask(rest, {"Accept": ", ".join(MANIFESTS)}).read(MANIFEST_BYTES + 1)
+        except HTTPError as error:
+            raise StorageError(f"{self._what}: {error}") from error
+        if len(body) > MANIFEST_BYTES:
+            raise UserError(f"{self._what}: {rest}", f"at most {MANIFEST_BYTES} bytes")
+        return bytes(body)
+
+    def _ask(self, rest: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        """A reply that is well, from the first base that has it; asks for a token where needed."""
+        problem: Exception | None = None
+        for base in tuple(self._bases):
+            url = f"{base}/v2/{self._repository}/{rest}"
+            try:
+                reply = self._get(url, {**headers, **self._header(base)})
+                if reply.status == 401:
+                    reply.drain_conn()
+                    self._authorize(base, reply.headers.get("WWW-Authenticate", ""))
+                    reply = self._get(url, {**headers, **self._header(base)})
+            except MaxRetryError as error:
+                problem = StorageError(f"{self._what}: {base} does not answer: {error.reason}")
+                continue
+            if reply.status in (200, 206):
+                return reply
+            said = reply.read(200).decode("utf-8", "replace")
+            reply.drain_conn()
+            if reply.status == 416:
+                raise HTTPError(f"nothing at {headers.get('Range')}")
+            if reply.status not in (401, 403, 404):
+                problem = StorageError(f"{self._what}: {base} answered {reply.status} {said}")
+            elif problem is None:
+                problem = UserError(
+                    f"{self._what}: {base} answered {reply.status} {said}",
+                    "an image that this user may read",
+                    "`docker login` and `podman login` write the credentials that are read here",
+                )
+        assert problem is not None
+        raise problem
+
+    def _get(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        return self._pool.request("GET", url, headers=headers, preload_content=False)
+
+    def _header(self, base: str) -> dict[str, str]:
+        return {"Authorization": known} if (known := self._authorization.get(base)) else {}
+
+    def _authorize(self, base: str, challenge: str) -> None:
+        """Answer `WWW-Authenticate`: basic credentials, or a token of the realm that it names."""
+        kind, _, rest = challenge.partition(" ")
+        basic = _credentials(base.partition("://")[2])
+        if kind.lower() == "basic" and basic:
+            self._authorization[base] = f"Basic {basic}"
+        if kind.lower() != "bearer":
+            return
+        words = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        realm = words.get("realm", "")
+        fields = {"scope": f"repository:{self._repository}:pull"}
+        fields |= {"service": words["service"]} if "service" in words else {}
+        # a secret never goes over a plain line that its registry does not use itself
+        safe = realm.startswith("https://") or base.startswith("http://")
+        headers = {"Authorization": f"Basic {basic}"} if basic and safe else {}
+        try:
+            reply = self._pool.request("GET", realm, fields=fields, headers=headers)
+            said = json.loads(reply.data) if reply.status == 200 else {}
+        except (MaxRetryError, HTTPError, ValueError) as error:
+            raise StorageError(f"{self._what}: token server {realm!r}: {error}") from error
+        if token := said.get("token") or said.get("access_token"):
+            self._authorization[base] = f"Bearer {token}"
+
+
+def _credentials(host: str) -> str:
+    """`user:password` in base64 of the first file of docker's or podman's that knows the host."""
+    home, env = Path.home(), os.environ
+    places = [Path(env["REGISTRY_AUTH_FILE"])] if env.get("REGISTRY_AUTH_FILE") else []
+    if env.get("XDG_RUNTIME_DIR"):
+        places.append(Path(env["XDG_RUNTIME_DIR"], "containers/auth.json"))
+    places.append(home / ".config/containers/auth.json")
+    places.append(Path(env.get("DOCKER_CONFIG") or home / ".docker", "config.json"))
+    keys = (host, f"https://{host}", *((HUB, HUB_KEY) if host == HUB_HOST else ()))
+    for place in places:
+        try:
+            known = json.loads(place.read_bytes()).get("auths") or {}
+        except (OSError, ValueError):
+            continue
+        for key in keys:
+            if auth := (known.get(key) or {}).get("auth"):
+                base64.b64decode(auth, validate=True)
+                return str(auth)
+    return ""

@@ -1,0 +1,180 @@
+"""Images made by hand, and a container registry of our own that can be told to misbehave."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+OCI = "application/vnd.oci.image"
+TOKEN = "let-me-in"
+
+
+class Entry(NamedTuple):
+    """One entry of a layer; a file unless `kind` says otherwise."""
+
+    name: str
+    content: bytes = b""
+    mode: int = 0o644
+    kind: bytes = tarfile.REGTYPE
+    link: str = ""
+
+
+def folder(name: str, mode: int = 0o755) -> Entry:
+    return Entry(name, mode=mode, kind=tarfile.DIRTYPE)
+
+
+BASE = (folder("bin"), Entry("bin/bash", b"#!", 0o755), folder("etc"), Entry("etc/hosts", b"h"))
+"""The least that counts as an image."""
+
+
+def archive(*entries: Entry) -> bytes:
+    """A layer's tar archive."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as target:
+        for entry in entries:
+            info = tarfile.TarInfo(entry.name)
+            info.mode, info.type, info.linkname = entry.mode, entry.kind, entry.link
+            info.size, info.mtime = len(entry.content), 1_000_000_000
+            target.addfile(info, io.BytesIO(entry.content))
+    return buffer.getvalue()
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+class Blobs(dict[str, bytes]):
+    """Blobs by digest, and manifests by digest or tag, as a registry or a layout has them."""
+
+    def put(self, data: bytes) -> dict[str, Any]:
+        self[digest_of(data)] = data
+        return {"digest": digest_of(data), "size": len(data)}
+
+    def image(self, tag: str, *layers: bytes, **config: Any) -> bytes:
+        """Add an image of these archives; its manifest."""
+        about = {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": config,
+            "rootfs": {"type": "layers", "diff_ids": [digest_of(layer) for layer in layers]},
+        }
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": f"{OCI}.manifest.v1+json",
+            "config": {
+                "mediaType": f"{OCI}.config.v1+json",
+                **self.put(json.dumps(about).encode()),
+            },
+            "layers": [
+                {"mediaType": f"{OCI}.layer.v1.tar+gzip", **self.put(gzip.compress(layer, mtime=0))}
+                for layer in layers
+            ],
+        }
+        self[tag] = data = json.dumps(manifest).encode()
+        self.put(data)
+        return data
+
+    def layout(self, place: Path) -> Path:
+        """Write all of it as an OCI layout."""
+        (place / "blobs" / "sha256").mkdir(parents=True)
+        index = []
+        for name, data in self.items():
+            if name.startswith("sha256:"):
+                (place / "blobs" / "sha256" / name[7:]).write_bytes(data)
+            else:
+                named = {"org.opencontainers.image.ref.name": name}
+                index.append(
+                    {
+                        "mediaType": f"{OCI}.manifest.v1+json",
+                        "digest": digest_of(data),
+                        "size": len(data),
+                        "annotations": named,
+                    }
+                )
+        (place / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": index}))
+        (place / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+        return place
+
+
+class RegistryServer(ThreadingHTTPServer):
+    """Serves blobs by registry protocol 2; says what it was asked."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.blobs = blobs
+        self.asked: list[tuple[str, str]] = []
+        """Path and `Range` of each request for a blob or a manifest that was let in."""
+        self.sent = 0
+        self.tokens = False
+        """Ask for a token, as the public registries do."""
+        self.busy = 0
+        """So many requests get 429 first."""
+        self.cut_at = 0
+        """The next blob longer than this ends there."""
+        self.secrets: list[str] = []
+        """`Authorization` of each request for a token."""
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: RegistryServer
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        server = self.server
+        if self.path.startswith("/token?"):
+            server.secrets.append(self.headers.get("Authorization", ""))
+            self._send(200, json.dumps({"token": TOKEN}).encode())
+        elif server.tokens and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            realm = f'Bearer realm="http://{server.host}/token",service="test",scope="x"'
+            self._send(401, b"{}", {"WWW-Authenticate": realm})
+        elif server.busy:
+            server.busy -= 1
+            self._send(429, b"{}", {"Retry-After": "0"})
+        elif (data := server.blobs.get(self.path.rpartition("/")[2])) is None:
+            self._send(404, b'{"errors": []}')
+        else:
+            asked = self.headers.get("Range", "")
+            server.asked.append((self.path, asked))
+            begin = int(asked.removeprefix("bytes=").rstrip("-") or 0)
+            self._send(206 if begin else 200, data[begin:], cut="/blobs/" in self.path)
+
+    def _send(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, *, cut: bool = False
+    ) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if cut and self.server.cut_at and len(body) > self.server.cut_at:
+            body, self.server.cut_at, self.close_connection = body[: self.server.cut_at], 0, True
+        self.server.sent += len(body)
+        self.wfile.write(body)
+
+
+@contextmanager
+def serving(blobs: Blobs) -> Iterator[RegistryServer]:
+    """A registry on this host's loopback for as long as the block."""
+    with RegistryServer(blobs) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

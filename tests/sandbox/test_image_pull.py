@@ -1,0 +1,519 @@
+"""Images from container registries, layouts and archives: right or refused, each layer once.
+
+The registry is ours (`image_sources.py`) where it must misbehave; Debian's docker-registry, umoci
+and Apptainer are referees where they are installed.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
+from prorl.sandbox.images.pull import Pull
+from prorl.sandbox.images.registry import Image, Registry
+from prorl.sandbox.images.remote import source_of
+from prorl.sandbox.images.stack import lookup, merge
+from prorl.sandbox.images.tree import entries
+from prorl.sandbox.images.unpack import OPAQUE, unpack
+from prorl.sandbox.trees import remove_tree
+from tests.sandbox.image_sources import (
+    BASE,
+    Blobs,
+    Entry,
+    RegistryServer,
+    archive,
+    digest_of,
+    folder,
+    serving,
+)
+
+WIDE = 1 << 40
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "store")
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with serving(Blobs()) as found:
+        yield found
+
+
+def seen(registry: Registry, image: Image, tmp_path: Path) -> Path:
+    """What a sandbox sees of an image, as a folder."""
+    target = tmp_path / f"seen-{image.digest[:8]}"
+    merge(registry.stack(image.digest)[::-1], target)
+    return target
+
+
+def listing(tree: Path) -> dict[str, tuple[object, ...]]:
+    """Kind, mode, content or aim of everything in a folder; which names are one file."""
+    found: dict[str, tuple[object, ...]] = {}
+    first: dict[int, str] = {}
+    for path, about in sorted(entries(str(tree))):
+        name, kind = os.path.relpath(path, tree), stat.S_IFMT(about.st_mode)
+        content: object = ""
+        if stat.S_ISREG(about.st_mode):
+            content = (Path(path).read_bytes(), first.setdefault(about.st_ino, name))
+        elif stat.S_ISLNK(about.st_mode):
+            content = os.readlink(path)
+        mode = 0 if stat.S_ISLNK(about.st_mode) else stat.S_IMODE(about.st_mode) & 0o1777
+        found[name] = (kind, mode, content)
+    return found
+
+
+# ---- what an image says
+
+
+LAYERS = (
+    archive(
+        *BASE,
+        folder("lib"),
+        folder("lib/deep"),
+        Entry("lib/deep/a", b"lower"),
+        Entry("lib/gone", b"x"),
+        folder("old"),
+        Entry("old/hidden", b"x"),
+        folder("etc/dir"),
+        Entry("etc/dir/x", b"x"),
+        Entry("link", kind=tarfile.SYMTYPE, link="/etc/hosts"),
+        folder("tmp", 0o1777),
+    ),
+    archive(
+        Entry("lib/.wh.gone"),
+        folder("old"),
+        Entry(f"old/{OPAQUE}"),
+        Entry("old/fresh", b"y", 0o600),
+        Entry(".wh.etc"),
+        folder("opt"),
+        Entry("opt/one", b"same", 0o755),
+        Entry("opt/two", kind=tarfile.LNKTYPE, link="opt/one"),
+        Entry("suid", b"s", 0o4755),
+        Entry("dev/sda", kind=tarfile.BLKTYPE),
+        Entry("pipe", kind=tarfile.FIFOTYPE),
+    ),
+    archive(folder("etc"), Entry("etc/group", b"g"), Entry("lib/deep/a", b"upper", 0o640)),
+    *(archive(folder("n"), Entry(f"n/{number}", str(number).encode())) for number in range(9)),
+)
+"""Twelve: whiteouts, an opaque folder, links of both kinds, a device, a pipe, a setuid file."""
+
+
+def test_twelve_layers_are_one_image(
+    server: RegistryServer, registry: Registry, tmp_path: Path
+) -> None:
+    server.blobs.image("v1", *LAYERS, Env=["PATH=/opt:/bin", "A=it's"], WorkingDir="/opt")
+    image = Pull(registry, {}).pull("twelve", f"docker://{server.host}/team/twelve:v1")
+    tree = seen(registry, image, tmp_path)
+    found = listing(tree)
+    assert not found.keys() & {"lib/gone", "old/hidden", "etc/dir", "etc/dir/x", "dev/sda", "pipe"}
+    assert found["old/fresh"][1:] == (0o600, (b"y", "old/fresh"))
+    assert found["opt/two"] == found["opt/one"]
+    assert found["suid"][1] == 0o755
+    assert os.readlink(tree / "link") == "/etc/hosts"
+    assert found["lib/deep/a"][1:] == (0o640, (b"upper", "lib/deep/a"))
+    assert found["tmp"][1] == 0o1777
+    assert (tree / "etc/hosts").read_bytes() == b""  # taken away below: it is a mount point only
+    assert (tree / ".prorl-workdir").read_text() == "/opt\n"
+    told = (tree / ".singularity.d/env/90-environment.sh").read_text()
+    said = ["bash", "-c", f'{told}\necho "$PATH $A"']
+    out = subprocess.run(said, capture_output=True, text=True, check=True)
+    assert out.stdout == "/opt:/bin it's\n"
+
+
+def test_lookup_sees_what_the_merged_tree_has(registry: Registry, tmp_path: Path) -> None:
+    layout = Blobs()
+    layout.image("v1", *LAYERS)
+    image = Pull(registry, {}).pull("twelve", f"oci:{layout.layout(tmp_path / 'oci')}:v1")
+    if not image.layers:
+        pytest.skip("this machine merges: nothing is looked up")
+    tree = seen(registry, image, tmp_path)
+    stack = registry.stack(image.digest)[::-1]
+    for name in (*listing(tree), "lib/gone", "old/hidden", "etc/dir", "etc/dir/x", "bin/x/y"):
+        about = lookup(stack, name)
+        assert (about is not None) == os.path.lexists(tree / name), name
+
+
+def test_a_merged_image_is_the_same_without_marks(registry: Registry, tmp_path: Path) -> None:
+    layout = Blobs()
+    layout.image("v1", *LAYERS)
+    source = f"oci:{layout.layout(tmp_path / 'oci')}:v1"
+    pulls = Pull(registry, {})
+    stacked = listing(seen(registry, pulls.pull("one", source), tmp_path))
+    pulls.stacks = False
+    merged = pulls.pull("two", source)
+    assert merged.layers == ()
+    assert listing(Path(merged.path)) == stacked
+
+
+@pytest.mark.skipif(not shutil.which("umoci"), reason="umoci is the referee")
+@pytest.mark.skipif(os.getuid() != 0, reason="umoci makes the device as root only")
+def test_umoci_unpacks_the_same(registry: Registry, tmp_path: Path) -> None:
+    layout = Blobs()
+    layout.image("v1", *LAYERS)
+    place = layout.layout(tmp_path / "oci")
+    bundle = tmp_path / "bundle"
+    words = ["umoci", "unpack", "--image", f"{place}:v1", str(bundle)]
+    subprocess.run(words, check=True)
+    theirs = listing(bundle / "rootfs")
+    for left_out in ("dev/sda", "pipe"):
+        assert theirs.pop(left_out, None)
+    image = Pull(registry, {}).pull("twelve", f"oci:{place}:v1")
+    tree = tmp_path / "ours"
+    merge(registry.stack(image.digest)[:1:-1], tree)  # without what we add on top
+    assert listing(tree) == theirs
+
+
+@pytest.mark.apptainer
+@pytest.mark.skipif(not shutil.which("apptainer"), reason="Apptainer is the referee")
+def test_apptainer_unpacks_the_same(registry: Registry, tmp_path: Path) -> None:
+    layout = Blobs()
+    plain = (LAYERS[0], *LAYERS[2:])  # it cannot make the device
+    layout.image("v1", *plain)
+    place, theirs = layout.layout(tmp_path / "oci"), tmp_path / "theirs"
+    words = ["apptainer", "-s", "build", "--sandbox", str(theirs), f"oci:{place}"]
+    where = {"APPTAINER_CACHEDIR": str(tmp_path / "cache"), "APPTAINER_NO_PRIVS": "1"}
+    subprocess.run(words, check=True, env={**os.environ, **where})
+    image = Pull(registry, {}).pull("twelve", f"oci:{place}:v1")
+    tree = tmp_path / "ours"
+    merge(registry.stack(image.digest)[:1:-1], tree)
+    ours, found = listing(tree), listing(theirs)
+    del ours["etc/hosts"]  # which Apptainer empties; beside the rest is what it adds
+    assert {name: found.get(name) for name in ours} == ours
+
+
+def test_an_archive_of_docker_save(registry: Registry, tmp_path: Path) -> None:
+    layer = archive(*BASE)
+    config = json.dumps({"rootfs": {"diff_ids": [digest_of(layer)]}, "config": {}}).encode()
+    listed = [{"Config": "c.json", "RepoTags": ["a:1"], "Layers": ["l/layer.tar"]}]
+    path = tmp_path / "saved.tar"
+    path.write_bytes(
+        archive(
+            Entry("manifest.json", json.dumps(listed).encode()),
+            Entry("c.json", config),
+            Entry("l/layer.tar", layer),
+        )
+    )
+    image = Pull(registry, {}).pull("saved", f"docker-archive:{path}")
+    assert "bin/bash" in listing(seen(registry, image, tmp_path))
+    with pytest.raises(UserError, match=r"\['a:1'\]"):
+        source_of(f"docker-archive:{path}:b:2").manifest()
+
+
+def test_an_index_gives_this_machines_image(server: RegistryServer, registry: Registry) -> None:
+    ours, other = (server.blobs.image(tag, archive(*BASE)) for tag in ("a", "b"))
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+
+    def index(*places: tuple[bytes, str, str]) -> bytes:
+        return json.dumps(
+            {
+                "manifests": [
+                    {"digest": digest_of(m), "platform": {"os": o, "architecture": a}}
+                    for m, o, a in places
+                ]
+            }
+        ).encode()
+
+    server.blobs["v1"] = index((other, "windows", arch), (ours, "linux", arch))
+    assert Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1").names == ("one",)
+    server.blobs["v2"] = index((other, "linux", "s390x"))
+    with pytest.raises(UserError, match="s390x"):
+        Pull(registry, {}).pull("two", f"docker://{server.host}/x:v2")
+
+
+# ---- what is shared
+
+
+def test_layers_are_shared_and_a_second_pull_brings_nothing(
+    server: RegistryServer, registry: Registry
+) -> None:
+    """Fifty images over eight layers: 1.05 of their union on disk."""
+    rng = random.Random(0)
+    shared = [archive(*BASE), *(archive(Entry(f"s{n}", rng.randbytes(300_000))) for n in range(7))]
+    for number in range(50):
+        own = archive(Entry("own", rng.randbytes(900_000)))
+        server.blobs.image(f"v{number}", *shared, own)
+    pulls = Pull(registry, {})
+    for number in range(50):
+        pulls.pull(f"i{number}", f"docker://{server.host}/x:v{number}")
+    blobs = [path for path, _ in server.asked if "/blobs/" in path]
+    assert len(blobs) == len(set(blobs)) == 50 + 8 + 50  # configurations and layers, each once
+    there = registry.list()
+    union = sum(each.bytes for each in there if each.is_layer)
+    disk = sum(about.st_blocks * 512 for _, about in entries(str(registry.root)))
+    assert disk < 1.05 * union, disk / union
+    layers = {path for path, _ in server.asked if "/blobs/" in path}
+    server.asked.clear()
+    got: list[int] = []
+    pulls.pull("i7", f"docker://{server.host}/x:v7", got.append)
+    assert got == []
+    assert len({path for path, _ in server.asked if path in layers}) == 1  # its configuration
+
+
+def test_layers_go_with_the_last_image_that_needs_them(
+    server: RegistryServer, registry: Registry
+) -> None:
+    server.blobs.image("a", archive(*BASE), archive(Entry("a")))
+    server.blobs.image("b", archive(*BASE), archive(Entry("b")))
+    pulls = Pull(registry, {})
+    one, two = (pulls.pull(tag, f"docker://{server.host}/x:{tag}") for tag in "ab")
+    if not one.layers:
+        pytest.skip("this machine merges: layers are needed by nothing")
+    registry.forget("a")
+    (registry.root / "blobs" / "half.new").touch()
+    assert [each.digest for each in registry.collect()] == [one.layers[1]]
+    assert not list((registry.root / "blobs").iterdir())
+    assert registry.find("b") == two
+    registry.forget("b")
+
+    def collect(_: int) -> None:
+        with pytest.raises(ConflictError, match="being pulled"):
+            registry.collect()
+
+    server.blobs.image("c", archive(*BASE), archive(Entry("c")))
+    three = pulls.pull("c", f"docker://{server.host}/x:c", collect)
+    assert three.layers[0] == two.layers[0]
+    assert {each.digest for each in registry.collect()} == {two.layers[1]}
+
+
+def test_two_nodes_with_one_store_fetch_each_layer_once(
+    server: RegistryServer, registry: Registry
+) -> None:
+    server.blobs.image("v1", *LAYERS)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from prorl.sandbox.images.pull import Pull\n"
+        "from prorl.sandbox.images.registry import Registry\n"
+        "sys.stdin.read(1)\n"
+        "Pull(Registry(Path(sys.argv[1])), {}).pull('one', sys.argv[2])"
+    )
+    words = [sys.executable, "-c", code, str(registry.root), f"docker://{server.host}/x:v1"]
+    nodes = [subprocess.Popen(words, stdin=subprocess.PIPE) for _ in range(3)]
+    for node in nodes:
+        node.communicate(b"x", timeout=60)
+    assert [node.returncode for node in nodes] == [0, 0, 0]
+    asked = [path for path, _ in server.asked]
+    layers = json.loads(server.blobs["v1"])["layers"]
+    assert [asked.count(f"/v2/x/blobs/{layer['digest']}") for layer in layers] == [1] * 12
+
+
+@pytest.mark.skipif(not shutil.which("docker-registry"), reason="Debian's registry is the referee")
+@pytest.mark.skipif(not shutil.which("skopeo"), reason="skopeo fills it")
+def test_debians_registry(registry: Registry, tmp_path: Path) -> None:
+    layout = Blobs()
+    layout.image("v1", *LAYERS)
+    place = layout.layout(tmp_path / "oci")
+    with serving(Blobs()) as free:
+        host = free.host
+    (tmp_path / "c.yml").write_text(
+        "version: 0.1\nlog: {level: error}\n"
+        f"storage: {{filesystem: {{rootdirectory: {tmp_path}/reg}}}}\nhttp: {{addr: '{host}'}}\n"
+    )
+    served = ["docker-registry", "serve", str(tmp_path / "c.yml")]
+    with subprocess.Popen(served, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as debian:
+        try:
+            copy = ["skopeo", "copy", "-q", "--retry-times", "5", "--dest-tls-verify=false"]
+            words = [*copy, f"oci:{place}:v1", f"docker://{host}/x:v1"]
+            subprocess.run(words, check=True, timeout=60)
+            image = Pull(registry, {}).pull("one", f"docker://{host}/x:v1")
+        finally:
+            debian.terminate()
+    assert "opt/two" in listing(seen(registry, image, tmp_path))
+
+
+# ---- registries that misbehave
+
+
+def test_a_token_is_asked_for_with_the_users_secret(
+    server: RegistryServer,
+    registry: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.blobs.image("v1", archive(*BASE))
+    server.tokens = True
+    secret = base64.b64encode(b"me:word").decode()
+    (tmp_path / "auth.json").write_text(json.dumps({"auths": {server.host: {"auth": secret}}}))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+    assert server.secrets == [f"Basic {secret}"]
+
+
+def test_one_who_is_busy_is_asked_again(server: RegistryServer, registry: Registry) -> None:
+    server.blobs.image("v1", archive(*BASE))
+    server.busy = 2
+    assert Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+
+
+def test_a_cut_blob_goes_on_where_it_was(server: RegistryServer, registry: Registry) -> None:
+    big = archive(*BASE, Entry("big", random.Random(0).randbytes(3 << 20)))
+    server.blobs.image("v1", big)
+    server.cut_at = 2 << 20
+    Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+    ranges = [asked for _, asked in server.asked if asked]
+    assert ranges == [f"bytes={2 << 20}-"]
+    assert server.sent < len(gzip.compress(big)) + (64 << 10)
+
+
+def test_a_killed_pull_goes_on_where_it_was(server: RegistryServer, registry: Registry) -> None:
+    server.blobs.image("v1", archive(*BASE, Entry("big", random.Random(0).randbytes(3 << 20))))
+
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1", stop)
+    with pytest.raises(NotFoundError):
+        registry.find("one")
+    Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+    assert [asked for _, asked in server.asked if asked] == [f"bytes={1 << 20}-"]
+
+
+@pytest.mark.parametrize("harm", ["other", "longer", "shorter"])
+def test_a_blob_that_is_another_is_refused(
+    server: RegistryServer, registry: Registry, harm: str
+) -> None:
+    manifest = json.loads(server.blobs.image("v1", archive(*BASE)))
+    digest = manifest["layers"][0]["digest"]
+    good = server.blobs[digest]
+    server.blobs[digest] = {
+        "other": good[:-1] + b"?",
+        "longer": good + bytes(1 << 20),
+        "shorter": good[:-9],
+    }[harm]
+    with pytest.raises(StorageError, match=r"something else|longer than|was cut"):
+        Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+    assert registry.list() == []
+    server.blobs[digest] = good
+    Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+
+
+def test_a_manifest_that_is_another_is_refused(server: RegistryServer, registry: Registry) -> None:
+    server.blobs.image("v1", archive(*BASE))
+    digest = "sha256:" + "0" * 64
+    server.blobs[digest] = server.blobs["v1"]
+    with pytest.raises(StorageError, match="something else"):
+        Pull(registry, {}).pull("one", f"docker://{server.host}/x@{digest}")
+
+
+def test_a_mirror_is_asked_first_and_the_registry_itself_then(
+    server: RegistryServer, registry: Registry
+) -> None:
+    server.blobs.image("v1", archive(*BASE))
+    Pull(registry, {"docker.io": f"http://{server.host}"}).pull("one", "docker://debian:v1")
+    assert {path.split("/")[3] for path, _ in server.asked} == {"debian"}
+    with serving(Blobs()) as empty:
+        mirrors = {server.host: f"http://{empty.host}"}
+        assert Pull(registry, mirrors).pull("two", f"docker://{server.host}/x:v1")
+
+
+# ---- archives that are hostile
+
+
+def harmless(root: Path) -> None:
+    """Nothing beside the layer's own folder."""
+    assert sorted(os.listdir(root)) == ["blob", "tree"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [Entry("../out", b"x")],
+        [Entry("a/../../out", b"x")],
+        [Entry("..", kind=tarfile.DIRTYPE)],
+        [Entry("out", kind=tarfile.LNKTYPE, link="../blob")],
+        [Entry("out", kind=tarfile.LNKTYPE, link="/etc/hostname")],
+        [Entry("l", kind=tarfile.SYMTYPE, link="l"), Entry("l/x", b"x")],
+        [Entry("ok", b"x"), Entry("f", kind=tarfile.LNKTYPE, link="")],
+    ],
+    ids=["climbs", "climbs inside", "parent", "link up", "link out", "circle", "link to the top"],
+)
+def test_what_leads_out_is_refused(tmp_path: Path, entries: list[Entry]) -> None:
+    data = archive(*entries)
+    (tmp_path / "blob").write_bytes(data)
+    with pytest.raises(UserError):
+        unpack(tmp_path / "blob", tmp_path / "tree", digest_of(data), WIDE, marks=True)
+    harmless(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "where"),
+    [
+        ([Entry("/abs", b"x")], "abs"),
+        ([Entry("l", kind=tarfile.SYMTYPE, link="/"), Entry("l/x", b"x")], "x"),
+        ([Entry("l", kind=tarfile.SYMTYPE, link="../../.."), Entry("l/x", b"x")], "x"),
+        ([folder("d"), Entry("d/l", kind=tarfile.SYMTYPE, link="../e"), Entry("d/l/x")], "e/x"),
+        ([Entry("l", kind=tarfile.SYMTYPE, link="/d"), Entry("l", b"x")], "l"),
+        ([Entry("f", b"1"), Entry("f/x", b"x")], "f/x"),
+        ([folder("d", 0), Entry("d/x", b"x")], "d/x"),
+    ],
+    ids=["absolute", "link to /", "climbing link", "link", "over a link", "over a file", "closed"],
+)
+def test_what_leads_in_is_followed_inside(tmp_path: Path, entries: list[Entry], where: str) -> None:
+    data = archive(*entries)
+    (tmp_path / "blob").write_bytes(gzip.compress(data))
+    unpack(tmp_path / "blob", tmp_path / "tree", digest_of(data), WIDE, marks=True)
+    assert stat.S_ISREG(os.lstat(tmp_path / "tree" / where).st_mode)
+    harmless(tmp_path)
+
+
+def test_a_folder_of_another_mode_is_cleared(tmp_path: Path) -> None:
+    data = archive(folder("d"), Entry("d/x"), Entry("d/.wh.x"), Entry("e/.wh..wh.plnk"))
+    (tmp_path / "blob").write_bytes(data)
+    unpack(tmp_path / "blob", tmp_path / "tree", digest_of(data), WIDE, marks=True)
+    assert sorted(os.listdir(tmp_path / "tree" / "d")) == ["x"]  # marks are for lower layers
+    remove_tree(str(tmp_path / "tree"))
+
+
+@pytest.mark.parametrize("harm", ["bytes", "headers", "cut", "gzip", "digest", "no tar"])
+def test_broken_archives_are_refused(tmp_path: Path, harm: str) -> None:
+    data = archive(*BASE, Entry("big", bytes(2 << 20)))
+    limit, diff_id = WIDE, digest_of(data)
+    if harm == "bytes":
+        limit = 1 << 20
+    elif harm == "headers":
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as target:
+            info = tarfile.TarInfo("x")
+            info.pax_headers = {"comment": "x" * (9 << 20)}
+            target.addfile(info)
+        data = buffer.getvalue()
+    elif harm == "cut":
+        data = data[: 1 << 20]
+    elif harm == "digest":
+        diff_id = digest_of(b"")
+    elif harm == "no tar":
+        data = bytes([255]) * 4096
+    blob = gzip.compress(data)
+    (tmp_path / "blob").write_bytes(blob[:-2000] if harm == "gzip" else blob)
+    with pytest.raises(UserError):
+        unpack(tmp_path / "blob", tmp_path / "tree", diff_id, limit, marks=True)
+    harmless(tmp_path)
+
+
+def test_what_has_no_shell_is_no_image(server: RegistryServer, registry: Registry) -> None:
+    server.blobs.image("v1", archive(*BASE), archive(Entry("bin/.wh.bash")))
+    with pytest.raises(UserError, match="no bash"):
+        Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+    assert registry.names() == []
+
+
+@pytest.mark.parametrize("bad", ["docker://", "docker://a b", "oci:", "debian", "docker://x/../y"])
+def test_bad_references(registry: Registry, bad: str) -> None:
+    with pytest.raises(UserError):
+        source_of(bad).manifest()
