@@ -131,7 +131,7 @@ class Routed:
 
     async def _call(self, request: GenerateRequest) -> Completion:
         """A completion, or the tokens that came before trouble did."""
-        known, asked = self._asked(request)
+        asked = self._asked(request)
         self._part, self._heard_at = None, self._clock()
         self._prompt_tokens = len(request.prompt_ids_L)
         try:
@@ -147,22 +147,21 @@ class Routed:
             completion = check_completion(self._part, self._renderer.vocab_size, limit)
         except asyncio.CancelledError:
             if self._part is not None and request.on_part is not None:
-                request.on_part(self._by_word(self._part, known))
+                request.on_part(self._part)
             raise
         else:
             self._backends.note(self.name, None)
             self._backends.answered(self.name, self._began_at)
-        completion = self._by_word(completion, known)
         if len(completion.token_ids_C):
             self._num_lost = 0
         self._note(request, completion)
         self._count(completion)
         return completion
 
-    def _asked(self, request: GenerateRequest) -> tuple[PolicyVersion, GenerateRequest]:
-        """The newest version that is known, and what the server is asked; parts come to `_hear`."""
+    def _asked(self, request: GenerateRequest) -> GenerateRequest:
+        """What the server is asked; parts come to `_hear`."""
         known, weights = self._known()
-        return known, replace(
+        return replace(
             request,
             known_version=max(known, request.known_version),
             weights=weights,
@@ -328,16 +327,6 @@ class Routed:
                 f"{self.name} serves version {min(known)}, older than {request.min_version}",
                 Trouble.BEHIND,
             )
-
-    def _by_word(self, completion: Completion, known: PolicyVersion) -> Completion:
-        """Where the trainer brings weights itself, its word holds for calls it did not cross."""
-        newest, weights = self._known()
-        by_word = is_server(self.name) and not (weights is not None and weights.published)
-        if by_word and newest != known:
-            count = len(completion.token_ids_C)
-            ends, versions = ((count,), (UNKNOWN_VERSION,)) if count else ((), ())
-            return replace(completion, version_ends=ends, versions=versions)
-        return completion
 
     # ---- another server
 

@@ -41,12 +41,16 @@ def version_of(label: str | None, request: GenerateRequest) -> PolicyVersion:
     [7, 3, -1, 3, -1, 3]
     >>> [read(label, None) for label in labels]
     [-1, -1, -1, 3, 7, 3]
+    >>> [read(label, published._replace(announced=True)) for label in labels]
+    [7, 0, -1, -1, -1, -1]
     """
     weights = request.weights
     believed = weights is None or not weights.published
     if label is None:
         return request.known_version if believed else UNKNOWN_VERSION
     named, _, _ = label.rpartition(":")
+    if label in START_LABELS and weights is not None and weights.announced:
+        return UNKNOWN_VERSION  # a trainer's engines may start with weights of no version at all
     if label in START_LABELS or (weights is not None and named in weights.start):
         return request.known_version if believed else PolicyVersion(0)
     if weights is None:

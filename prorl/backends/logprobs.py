@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import uuid
 from typing import TYPE_CHECKING
@@ -35,8 +36,9 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
     than that. Raw logprobs are the model's own at both: not near 0 where it is unsure, and equal
     where it is sure. At temperature 2, where the distribution is as flat as it gets, a `top_k` of 0
     must mean what one beyond every vocabulary means: a server that puts its model's own in the
-    place of 0 samples the likeliest tokens alone. Raises ConfigError, or BackendError when the
-    server cannot be asked.
+    place of 0 samples the likeliest tokens alone. With a `top_k` of 2 the two that come have
+    probabilities that make 1, whatever they are: logprobs that are shifted or scaled do not. Raises
+    ConfigError, or BackendError when the server cannot be asked.
     """
     cold = await _first_tokens(backend, vocab_size, _COLD, seed=0)
     hot = [await _first_tokens(backend, vocab_size, _HOT, seed) for seed in range(_ROUNDS)]
@@ -62,6 +64,18 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
             f" those of the same tokens {[round(one, 3) for one in falls]}",
             "the whole distribution for both",
             "start vLLM with --generation-config vllm",
+        )
+
+    two = [await _first_tokens(backend, vocab_size, _HOT, seed, top_k=2) for seed in range(_ROUNDS)]
+    seen = [dict(tokens) for tokens in zip(*two, strict=True)]
+    takes_it = all(len(tokens) <= 2 for tokens in seen)
+    sums = [sum(map(math.exp, tokens.values())) for tokens in seen if len(tokens) == 2]
+    if takes_it and sums and abs(statistics.median(sums) - 1) > _SAME:
+        raise ConfigError(
+            f"{backend.name}: with top_k 2 the two tokens that come have together the probabilities"
+            f" {[round(one, 3) for one in sums]}",
+            "1: logprobs of the distribution sampled from, neither shifted nor scaled",
+            "start vLLM with --logprobs-mode processed_logprobs",
         )
 
 

@@ -74,6 +74,8 @@ class VllmBackend:
         self._names: frozenset[str] = frozenset()
         """What the model may be called in replies; empty = not asked yet."""
         self.max_model_len = 0
+        self.served: Mapping[str, Json] = {}
+        """What it says of its model besides the name, once it was asked."""
         self._limits = limits or HttpLimits()
         self._connections = Connections(self.name, api_key, self._limits)
         self._labels = Labels(self._label)
@@ -199,6 +201,7 @@ class VllmBackend:
             raise BackendError(
                 FailureCode.BACKEND_PROTOCOL, f"{self.name} serves {list(cards)}, not {name!r}"
             )
+        self.served = {key: cards[name].get(key) for key in ("root", "max_model_len")}
         root = cards[name].get("root")
         self._names = frozenset(
             other

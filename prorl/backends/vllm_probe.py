@@ -15,7 +15,7 @@ import numpy as np
 
 from prorl.backends.logprobs import check_logprobs, first_token
 from prorl.errors import BackendError, ConfigError
-from prorl.types import Trouble
+from prorl.types import Json, Trouble
 
 if TYPE_CHECKING:
     from prorl.backends.vllm import VllmBackend
@@ -52,14 +52,16 @@ class Vocabulary(NamedTuple):
     """Of a sequence, where the run says it; 0 = as many as the server takes."""
 
 
-async def check_vocabulary(backend: VllmBackend, wanted: Vocabulary) -> None:
+async def check_vocabulary(backend: VllmBackend, wanted: Vocabulary) -> dict[str, Json]:
     """Refuse a server of another model: by its last id, its context, and the ids of a text.
+
+    What it says of its model.
 
     Text is compared where the server says which ids it gets. Raises ConfigError; BackendError when
     the server cannot be asked.
     """
     await _check_last_id(backend, wanted.size)
-    await backend.discover()
+    model = await backend.discover()
     if wanted.max_tokens > backend.max_model_len > 0:
         raise ConfigError(
             f"{backend.name} has a context of {backend.max_model_len}",
@@ -70,6 +72,7 @@ async def check_vocabulary(backend: VllmBackend, wanted: Vocabulary) -> None:
     if theirs is not None and wanted.ids and theirs != list(wanted.ids):
         given = f"{backend.name} encodes {wanted.text!r} as {theirs}"
         raise ConfigError(given, f"the run's {list(wanted.ids)}", _HINT)
+    return {"model": model, **backend.served}
 
 
 _HINT = "set `run.renderer.model` to the directory of the model that it serves"

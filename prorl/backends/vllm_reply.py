@@ -119,6 +119,8 @@ class Reply:
                 f"an end by a stop token, and {last} is none of {stops}: is the model's"
                 " generation_config.json beside the run's tokenizer?"
             )
+        if self.finish is FinishReason.ABORT and last in stops:
+            raise ValueError(f"cut behind {last}, which ends it")
         if stop_reason is not None and stop_reason != last:  # no texts were asked for
             raise ValueError(f"an end by {str(stop_reason)[:80]!r} behind {last}")
         if self.finish is FinishReason.LENGTH and (

@@ -144,6 +144,10 @@ class WeightTarget:
         for call in dialect.update(path, version, label, self._model):
             await self._call("POST", call.path, call.body)
 
+    async def rename(self, label: str) -> None:
+        """Have the server call the weights that it serves something else. Raises BackendError."""
+        await self._call("POST", "/update_weight_version", {"new_version": label}, ASK_S)
+
     async def label(self) -> str:
         """What the server calls the weights that it serves. Raises BackendError."""
         reply = await self._call("GET", "/weight_info", limit_s=ASK_S)

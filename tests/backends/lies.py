@@ -85,6 +85,13 @@ def _first_logprob(value: Json) -> Lie:
     return lie
 
 
+def _usage(name: str, value: Json) -> Lie:
+    return lambda events: [
+        *events[:-1],
+        events[-1] | {"usage": events[-1]["usage"] | {name: value}},
+    ]
+
+
 LIES: Mapping[str, Lie] = {
     "another request's id": _all(_text_of("id", "cmpl-r/1/1/0x")),
     "one event of another request": lambda events: [events[0] | {"id": "cmpl-x"}, *events[1:]],
@@ -135,12 +142,34 @@ LIES: Mapping[str, Lie] = {
         _replaced(events[0], "token_ids", 1 << 20),
         *events[1:],
     ],
+    "an id below 0": lambda events: [_replaced(events[0], "token_ids", -1), *events[1:]],
+    "an id that is a fraction": lambda events: [
+        _replaced(events[0], "token_ids", 65.5),
+        *events[1:],
+    ],
+    "a logprob that is text": _first_logprob("-0.5"),
+    "a logprob too few": lambda events: [_fewer(events[0], "token_logprobs"), *events[1:]],
+    "ended by an abort": _last(_text_of("finish_reason", "abort")),
+    "ended as no engine ends": _last(_text_of("finish_reason", "tool_calls")),
+    "a count that is text": _usage("completion_tokens", "9"),
+    "a count that is true": _usage("completion_tokens", True),
+    "a prompt of a fraction": _usage("prompt_tokens", 3.5),
+    "fewer cached than none": lambda events: [
+        *events[:-1],
+        events[-1]
+        | {"usage": events[-1]["usage"] | {"prompt_tokens_details": {"cached_tokens": -1}}},
+    ],
     "a piece without a choice": lambda events: [
         events[0] | {"choices": [], "usage": None},
         *events[1:],
     ],
     "an error between": lambda events: [events[0], events[1] | {"error": {"code": 500}}],
 }
+
+
+def _fewer(event: Json, name: str) -> Json:
+    event["choices"][0]["logprobs"][name].pop()
+    return event
 
 
 def _replaced(event: Json, name: str, first: Json) -> Json:

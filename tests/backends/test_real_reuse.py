@@ -66,7 +66,7 @@ async def test_rollouts_find_what_they_said_before(tmp_path: Path, sandbox_kind:
             ]
             await in_thread(lambda: client.submit("r", tasks, 1, key="w", last=True))
             await asyncio.wait_for(follow(client, running, "r", ROLLOUTS, quiet=True), 400)
-            status = await in_thread(client.status)
+            run = await in_thread(client.run, "r")
         stored = check_complete(root / "r", ROLLOUTS)
         check_nothing_charged(stored, ROLLOUTS)
         ours = _tally(rows(stored, "from turns order by rollout_id, turn"))
@@ -74,12 +74,11 @@ async def test_rollouts_find_what_they_said_before(tmp_path: Path, sandbox_kind:
         prompts = _prompts(rows(stored, "from sequences"), rows(stored, "from turns order by turn"))
         sticky = await _replay(pool, prompts, at_random=False)
         scattered = await _replay(pool, prompts, at_random=True)
-    (run,) = status["runs"]
     print(
         f"of what blocks of {BLOCK} can hold: {_share(ours):.3f} through the service,"
         f" {_share(sticky):.3f} when its prompts are sent again, {_share(scattered):.3f} with a"
         f" server at random for each call; of all that repeats {ours.cached / ours.repeated:.3f};"
-        f" status says {run['reused_share']:.3f}, SQL {listed}"
+        f" the run says {run['reused_share']:.3f}, SQL {listed}"
     )
     assert _share(ours) >= BAR
     assert run["reused_share"] == pytest.approx(ours.cached / ours.repeated, abs=0.02)

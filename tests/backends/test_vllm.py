@@ -6,9 +6,10 @@ Real sockets, scripted replies.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import aiohttp
 import numpy as np
@@ -39,6 +40,9 @@ from prorl.types import (
 )
 from tests.backends.lies import LIES
 from tests.backends.misbehaving import Misbehaving, Mode
+
+if TYPE_CHECKING:
+    from prorl.types import Float32
 
 TOKENIZER = ByteTokenizer()
 RENDERER = ChatMLRenderer(TOKENIZER)
@@ -350,6 +354,40 @@ async def test_probe_refuses_a_server_that_samples_the_likeliest_alone() -> None
                     await backend.probe()
             await backend.close()
         await engine.close()
+
+
+class _Liar(EmbeddedBackend):
+    """Says other logprobs than it samples by."""
+
+    change: Callable[[Float32], Float32]
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        said = await super().generate(request)
+        changed = np.minimum(type(self).change(said.logprobs_C), 0.0).astype(np.float32)
+        return replace(said, logprobs_C=changed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda logprobs: logprobs - 0.1,
+        lambda logprobs: logprobs + 0.1,
+        lambda logprobs: 0.8 * logprobs,
+        lambda logprobs: 1.25 * logprobs,
+    ],
+    ids=["less by a tenth", "more by a tenth", "four fifths", "five fourths"],
+)
+async def test_probe_refuses_logprobs_that_are_shifted_or_scaled(
+    change: Callable[[Float32], Float32],
+) -> None:
+    tokenizer = HFTokenizer(TOY)
+    engine = type("Liar", (_Liar,), {"change": staticmethod(change)})(TOY)
+    async with TokenServer(engine, tokenizer, model="toy") as server:
+        backend = VllmBackend(server.url, tokenizer.vocab_size)
+        with pytest.raises(ConfigError, match="neither shifted nor scaled"):
+            await backend.probe()
+        await backend.close()
+    await engine.close()
 
 
 async def test_what_is_off_is_said_too() -> None:

@@ -233,11 +233,10 @@ async def test_a_label_that_changed_during_a_call_proves_nothing() -> None:
         assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.SAMPLED]
 
 
-@pytest.mark.parametrize(("published", "versions"), [(True, [-1, 0]), (False, [-1, -1])])
-async def test_a_first_publication_during_a_call_spoils_it_only_where_nobody_states_labels(
-    published: bool, versions: list[int]
+@pytest.mark.parametrize("announced", [False, True])
+async def test_a_first_publication_during_a_call_leaves_it_the_version_that_the_run_began_with(
+    announced: bool,
 ) -> None:
-    """Published through the service: labels tell. Brought by the trainer: its word is too late."""
     async with scene(Mode.WELL) as s:
         s.labels = ("default",)
         s.known = (PolicyVersion(0), RunWeights("tag"))
@@ -245,9 +244,10 @@ async def test_a_first_publication_during_a_call_spoils_it_only_where_nobody_sta
         running = asyncio.ensure_future(s.run())
         while not s.servers[0].calls:
             await asyncio.sleep(0.01)
-        s.known = (PolicyVersion(1), RunWeights("tag", published=published))
+        weights = RunWeights("tag", published=True, announced=announced)
+        s.known = (PolicyVersion(1), weights)
         (sequence,) = (await running).sequences
-        assert sequence.span_version_S.tolist() == versions
+        assert sequence.span_version_S.tolist() == [-1, 0]
 
 
 async def test_a_cancelled_attempt_leaves_no_task_behind() -> None:

@@ -142,6 +142,11 @@ class EmbeddedBackend:
         self.engine.load(Path(directory), known)
         self._labels[known] = label
 
+    def rename(self, label: str) -> None:
+        """Call the weights something else from the next token on; earlier ones keep their label."""
+        self.engine.version = PolicyVersion(_OTHERS + len(self._labels))
+        self._labels[self.engine.version] = label
+
     def label(self, version: PolicyVersion) -> str:
         """What replies call the weights of a version."""
         return self._labels.get(version) or str(version)

@@ -4,6 +4,7 @@ vLLM's own routes for pausing, and one for weights on disk.
 
     POST /pause?mode=abort|wait|keep    POST /resume    GET /is_paused    GET /weight_info
     POST /update_weights {"path": "/dir", "version": 7, "label": "what replies call them"}
+    POST /update_weight_version {"new_version": "what replies call them from now on"}
 
 Invariants: weights are taken over whole or not at all (400 says why, the old ones go on serving);
 the reply comes after they serve.
@@ -33,6 +34,7 @@ def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
         web.get("/is_paused", routes.is_paused),
         web.get("/weight_info", routes.weight_info),
         web.post("/update_weights", routes.update_weights),
+        web.post("/update_weight_version", routes.rename),
     ]
 
 
@@ -80,6 +82,16 @@ class _Routes:
         except ConfigError as error:
             return _refuse(str(error))
         return web.json_response({"weight_version": self._backend.label(version)})
+
+    async def rename(self, request: web.Request) -> web.Response:
+        try:
+            label = orjson.loads(await request.read())["new_version"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            label = None
+        if not isinstance(label, str) or not label:
+            return _refuse('{"new_version": "label"} is expected')
+        self._backend.rename(label)
+        return web.json_response({"success": True})
 
 
 def _is_version(version: Json) -> bool:

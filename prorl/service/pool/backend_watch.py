@@ -19,7 +19,8 @@ from prorl.service.core.state import State
 from prorl.service.pool.balancer import Balancer
 from prorl.service.pool.health import Health, HealthVerdict
 from prorl.service.pool.pace import Paces
-from prorl.types import Json, Trouble
+from prorl.service.shapes import BackendView
+from prorl.types import Trouble
 
 BUSY_S = 30.0
 """A server that put a call off is called busy for so long."""
@@ -131,7 +132,7 @@ class BackendWatch:
             return health.reason
         return f"busy, waited for: {health.busy_reason}"
 
-    def view(self) -> list[dict[str, Json]]:
+    def view(self) -> list[BackendView]:
         """What `status` shows of each backend."""
         names = {**dict.fromkeys(self._balancer.states), **dict.fromkeys(sorted(self.names()))}
         pool, unknown = self._balancer.states, Health()

@@ -10,8 +10,11 @@ published only when a backend serves it (a run whose backends are scripts needs 
 that has not the newest weights, because it did not take them, joined late or was started anew, is
 fenced: no new rollout until it has them. Every load has a label that is never used again, which is
 how tokens are told apart (`prorl/backends/labels.py`). Runs that share a backend share its weights:
-what one run publishes serves the others too, whose tokens of it do not train. A backend that no
-open run uses is let go: the next run begins with what it serves then, recorded as its version 0.
+what one run publishes serves the others too, whose tokens of it do not train. A trainer that sends
+weights itself announces them: a server is believed that stood paused (`held.py`) or states the
+label that the trainer gave it, and gets ours; the others are fenced until they are announced too.
+A backend that no open run uses is let go: the next run begins with what it serves then, recorded as
+its version 0.
 """
 
 from __future__ import annotations
@@ -20,17 +23,26 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from prorl.backends.adapter import is_adapter
 from prorl.backends.catalogue import is_server
-from prorl.backends.labels import label_of
-from prorl.errors import BackendError, ConflictError, RolloutError, UnavailableError, boundary
+from prorl.backends.labels import START_LABELS, label_of
+from prorl.errors import (
+    BackendError,
+    ConflictError,
+    RolloutError,
+    UnavailableError,
+    UserError,
+    boundary,
+)
 from prorl.service.core.core import Core
 from prorl.service.core.state import RunRecord
+from prorl.service.log.log_schema import ANNOUNCED
+from prorl.service.pool.held import MARK, SETTLE_S, HeldServers
 from prorl.service.pool.weights import Expected, Published, Record, ServedWeights
 from prorl.types import FailureCode, Trouble
 
@@ -43,8 +55,8 @@ WATCH_S = 2.0
 """How often backends are asked which weights they serve."""
 FENCED_S = 0.3
 """The same while one is fenced."""
-SETTLE_S = 0.1
-"""After a pause, for RUN to ask a server that states no versions what sampled the cut tokens."""
+CLAIM_S = 1.0
+"""No server is started anew in less: what it stated this long ago it serves."""
 LOOK_S = 0.25
 """How often a load looks whether its server has gone out."""
 
@@ -96,6 +108,7 @@ class Publisher:
         self._maybe_paused: set[str] = set()
         """Servers that may hear a `/pause` which nothing has ended."""
         self._wanted = core.state.should_serve
+        self.held = HeldServers(core.state.balancer, self._target, self._lock, tell_paused)
 
     async def close(self) -> None:
         tasks = [*self._running.values(), *self._tending.values()]
@@ -108,7 +121,7 @@ class Publisher:
             await session.close()
 
     def is_loading(self, name: str) -> bool:
-        return name in self._loading
+        return name in self._loading or name in self.held
 
     async def publish(
         self,
@@ -124,9 +137,15 @@ class Publisher:
 
         Said again, it sees to it that the backends serve them. Waits for `wait_s`, then it goes on
         by itself. With `expected` a server has taken them when it says the like after that prompt.
-        Raises ConflictError, and UnavailableError when no backend took them: say it
-        again, with the id that the error names.
+        Raises UserError without a path for a run with servers, ConflictError, and UnavailableError
+        when no backend took them: say it again, with the id that the error names.
         """
+        if not path and (names := self._servers(run)):
+            raise UserError(
+                f"version {version} of run {run.run_id!r} without weights for {', '.join(names)}",
+                "the `path` of a directory that they can read",
+                "a trainer that sends weights itself announces them (`announce`)",
+            )
         version = self._core.groups.give_version(run, version, path)
         await self._durable()
         key = (run.run_id, version)
@@ -138,6 +157,112 @@ class Publisher:
         work = self._running[key]
         await asyncio.wait({work}, timeout=wait_s)
         return work.result() if work.done() else Published(version, pending=True)
+
+    async def announce(self, run: RunRecord, version: int, servers: Mapping[str, str]) -> Published:
+        """Publish weights that these servers have from their trainer (0 = the next id).
+
+        `servers` says for each the label that it states with them, or nothing where it stands
+        paused since before they came. Raises UserError for what is none of the run's servers,
+        ConflictError for an id that is not the next or the newest, or when none is believed.
+        """
+        names = self._servers(run)
+        if others := sorted(servers.keys() - set(names)):
+            raise UserError(
+                f"announced: {', '.join(others)}",
+                f"servers of run {run.run_id}: {', '.join(names)}",
+            )
+        async with self._turn:
+            if 0 < version < run.version:
+                raise ConflictError(
+                    f"version {version} of run {run.run_id!r}", f"{run.version} or the next one"
+                )
+            version = self._core.groups.give_version(run, version, ANNOUNCED)
+            await self._durable()
+            weights = ServedWeights(run.run_id, run.tag, version, "", ANNOUNCED)
+            began = time.monotonic()
+            reasons = await asyncio.gather(
+                *(self._claim(name, weights, label) for name, label in servers.items())
+            )
+            failed = {name: why for name, why in zip(servers, reasons, strict=True) if why}
+            if len(failed) == len(servers):
+                raise ConflictError(
+                    f"version {version} of run {run.run_id!r} announced of servers that do not"
+                    f" serve it: {'; '.join(failed.values())}",
+                    "servers paused before their weights came, or the label that they state",
+                )
+            run.announced = True
+            if not run.config.backends:
+                self._newest = weights
+            for name in names:
+                if self._wanted.get(name) != weights:
+                    self._wanted[name] = weights
+                    self._core.state.balancer.fence(name)
+            took = tuple(name for name in servers if name not in failed)
+            for name in took:
+                self._serves(name, weights)
+            fresh = self._core.publish(run, version, by_service=True)
+            await self._durable()
+            load_s = time.monotonic() - began
+            await self._keep(
+                Record(
+                    run.run_id,
+                    version,
+                    weights.label,
+                    pause=ANNOUNCED,
+                    took=took,
+                    failed=failed,
+                    load_s=load_s,
+                )
+            )
+            return Published(version, fresh, failed)
+
+    async def _claim(self, name: str, weights: ServedWeights, stated: str) -> str:
+        """Give a server that has a trainer's weights their label; empty, or why it has them not."""
+        expected = stated or self.held.mark(name)
+        if not expected or expected in START_LABELS:
+            return (
+                f"{name} is not known to have them: pause it before they come"
+                " (`POST /v1/backends/pause`), or give a label that it states only since then"
+            )
+        async with self._lock(name):
+            try:
+                with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
+                    target = self._target(name)
+                    began = time.monotonic()
+                    label = await target.label()
+                    if not weights.is_named(label):
+                        if label != expected:
+                            return f"{name} states {label!r} instead of {expected!r}"
+                        await target.rename(
+                            label_of(weights.tag, weights.version, secrets.token_hex(4))
+                        )
+                        if time.monotonic() - began > CLAIM_S:
+                            await target.rename(expected)
+                            return f"{name} took longer than {CLAIM_S:g} s to answer: say it again"
+            except RolloutError as error:
+                return str(error)
+            return ""
+
+    def _serves(self, name: str, weights: ServedWeights) -> None:
+        self._core.state.serves[name] = (weights.run_id, weights.version)
+        if self._wanted.get(name) == weights and name not in self.held:
+            self._core.state.balancer.unfence(name)
+            self._core.watched.on_change()
+
+    async def resume(self, name: str) -> str:
+        """Let a server that a trainer held sample again; empty, or what is wrong with it.
+
+        Without an announcement since its pause nobody knows its weights: it stays fenced.
+        """
+        if why := await self.held.resume(name):
+            return why
+        label = (await self._stated([name])).get(name, "")
+        weights = self._wanted.get(name)
+        if label.startswith(MARK) or (weights is not None and not weights.is_named(label)):
+            return f"{name} gets no rollout: no version was announced of it since its pause"
+        self._core.state.balancer.unfence(name)
+        self._core.watched.on_change()
+        return ""
 
     def _ended(self, key: tuple[str, int], work: asyncio.Task[Published]) -> None:
         self._running.pop(key, None)
@@ -239,10 +364,12 @@ class Publisher:
 
     async def _give(self, name: str) -> str:
         """Have one backend serve what it should; empty, or why it does not. It is fenced then."""
-        async with self._locks.setdefault(name, asyncio.Lock()):
+        async with self._lock(name):
             weights = self._wanted.get(name)
             if weights is None:
                 return f"{name} was removed"
+            if name in self.held:
+                return f"{name} is paused by its trainer"
             try:
                 # Whatever a name leads to is that server's trouble.
                 with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
@@ -251,11 +378,11 @@ class Publisher:
             except RolloutError as error:
                 self._fence(name, weights, error)
                 return str(error)
-            self._core.state.serves[name] = (weights.run_id, weights.version)
-            if self._wanted.get(name) == weights:
-                self._core.state.balancer.unfence(name)
-                self._core.watched.on_change()
+            self._serves(name, weights)
             return ""
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
 
     async def _compare(self, name: str, weights: ServedWeights) -> None:
         """Refuse a server whose tokens are not those of the weights. Raises BackendError."""
@@ -278,7 +405,12 @@ class Publisher:
 
     def _fence(self, name: str, weights: ServedWeights, error: RolloutError) -> None:
         """Give a server without its weights nothing more; tell of one that cannot be reached."""
-        log.warning("backend %s has not version %d and is fenced: %s", name, weights.version, error)
+        known = weights.is_announced and name in self._core.state.balancer.fenced
+        log.log(
+            logging.DEBUG if known else logging.WARNING,
+            "backend %s has not version %d and is fenced: %s",
+            *(name, weights.version, error),
+        )
         if name in self._wanted:
             self._core.state.balancer.fence(name)
         trouble = error.trouble if isinstance(error, BackendError) else None
@@ -306,6 +438,10 @@ class Publisher:
             if name in self._maybe_paused:  # by us, in this life or an earlier one
                 await self._resume(name, target)
             return
+        if weights.is_announced:
+            raise BackendError(
+                FailureCode.BACKEND_PROTOCOL, "it waits for its trainer to announce them"
+            )
         dialect = await target.dialect()
         self._loading.add(name)
         self._tell_paused(name, True)
@@ -351,19 +487,20 @@ class Publisher:
         """It is not ours to give weights to any more."""
         self._wanted.pop(name, None)
         self._targets.pop(name, None)
+        self.held.forget(name)
         self._core.state.balancer.unfence(name)
 
     async def begin(self, run: RunRecord) -> None:
         """Note what serves when a run begins: its version 0, whoever published it."""
-        told = await self._labels(run)
+        told = await self._stated(self._servers(run))
         self._core.start_with(run, told.values())
         await self._durable()
         if told:
             label = " ".join(sorted({*told.values()}))
             await self._keep(Record(run.run_id, 0, label, took=tuple(sorted(told))))
 
-    async def _labels(self, run: RunRecord, limit_s: float = 2.0) -> dict[str, str]:
-        """What the run's servers call the weights that they serve now.
+    async def _stated(self, names: Sequence[str], limit_s: float = 2.0) -> dict[str, str]:
+        """What servers call the weights that they serve now.
 
         Those that do not say it in time are left out.
         """
@@ -376,7 +513,6 @@ class Publisher:
             except RolloutError:
                 return ""
 
-        names = self._servers(run)
         told = await asyncio.gather(*(ask(name) for name in names))
         return {name: label for name, label in zip(names, told, strict=True) if label}
 
@@ -388,11 +524,16 @@ class Publisher:
             self._newest = None
         for name in self._wanted.keys() - used:
             self._wanted.pop(name)
-            self._core.state.balancer.unfence(name)
+            if name not in self.held:
+                self._core.state.balancer.unfence(name)
 
     async def watch(self) -> None:
         """Give the newest weights again to a backend that serves others. Never returns."""
         self._recall()
+        runs = self._core.state.open.values()
+        names = sorted({name for run in runs for name in self._servers(run)})
+        for name, label in (await self._stated(names)).items():
+            self.held.recall(name, label)
         while True:
             self._give_back()
             for name in list(self._wanted):
@@ -403,7 +544,11 @@ class Publisher:
 
     async def _tend(self, name: str) -> None:
         try:
-            if self.is_loading(name) or time.monotonic() < self._mistaken.get(name, 0.0):
+            if (
+                name in self._loading
+                or name in self.held
+                or time.monotonic() < self._mistaken.get(name, 0.0)
+            ):
                 return
             if name in self._core.state.balancer.fenced or await self._is_behind(name):
                 await self._give(name)
@@ -427,7 +572,14 @@ class Publisher:
             statement = "SELECT note FROM versions WHERE run_id = ? AND version = ?"
             ((path,),) = self._core.log.read(statement, (run.run_id, run.version))
             if path:
-                weights = ServedWeights(run.run_id, run.tag, run.version, path)
+                announced = path == ANNOUNCED
+                weights = ServedWeights(
+                    run.run_id,
+                    run.tag,
+                    run.version,
+                    "" if announced else path,
+                    ANNOUNCED if announced else "abort",
+                )
                 self._wanted |= dict.fromkeys(self._servers(run), weights)
                 if not run.config.backends:
                     self._newest = weights

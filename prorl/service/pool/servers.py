@@ -29,6 +29,7 @@ from prorl.envs.users import env_by_name
 from prorl.errors import BackendError, ConfigError
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import load_tokenizer
+from prorl.types import Json
 
 if TYPE_CHECKING:
     from prorl.backends.vllm import VllmBackend
@@ -105,17 +106,23 @@ class Servers:
                 f"{name} did not answer within {CHECK_S:g} s", "a model server", "is it frozen?"
             ) from None
 
-    async def check_vocabulary(self, name: str, wanted: Vocabulary, *, ours: bool = False) -> None:
-        """A run's vocabulary is the server's. Raises ConfigError; one that is away is not asked."""
+    async def check_vocabulary(
+        self, name: str, wanted: Vocabulary, *, ours: bool = False
+    ) -> dict[str, Json]:
+        """A run's vocabulary is the server's; what that says of its model.
+
+        Raises ConfigError; one that is away is not asked.
+        """
         key = self._config.backend_key if ours else self.key_of(name)
         try:
             async with (
                 asyncio.timeout(VOCABULARY_S),
                 self._open(name, key) as backend,
             ):
-                await check_vocabulary(backend, wanted)
+                return await check_vocabulary(backend, wanted)
         except (TimeoutError, BackendError) as error:
             log.warning("%s was not asked for its vocabulary: %s", name, error)
+            return {}
 
     @asynccontextmanager
     async def _open(self, name: str, key: str) -> AsyncGenerator[VllmBackend]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from prorl.backends.labels import label_of
 from prorl.schema import APPENDED
+from prorl.service.log.log_schema import ANNOUNCED
 from prorl.storage.files.layout import RunDir
 
 
@@ -60,6 +61,11 @@ class ServedWeights(NamedTuple):
     def label(self) -> str:
         """What all loads of them are called; each has a nonce behind it."""
         return label_of(self.tag, self.version, "").rstrip(":")
+
+    @property
+    def is_announced(self) -> bool:
+        """They come from the trainer: a server that has them not cannot be given them."""
+        return self.pause == ANNOUNCED
 
     def is_named(self, label: str) -> bool:
         return label.startswith(f"{self.label}:")

@@ -1,0 +1,115 @@
+"""Weights that a trainer sends itself, under fire: three servers are updated out of band, one is
+started anew between its weights and their announcement, one is late, one is not even paused. Each
+stored logprob that trains is that of a forward pass with the version that its span names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from prorl.backends.embedded import TOY
+from prorl.cli.progress import follow
+from prorl.client.client import Client
+from prorl.config import ServiceConfig
+from prorl.deploy.running import client_of, in_thread, service, signals
+from tests.faults.test_weights import (
+    BOUND,
+    VERSIONS,
+    Embedded,
+    checkpoint,
+    embedded,
+    feed,
+    worst_gap,
+)
+from tests.integration.checks import check_complete, rows
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+
+
+async def send(server: Embedded, path: Path, version: int, label: str) -> None:
+    """What a trainer's own channel does: the service hears nothing of it."""
+    body = {"path": str(path), "version": version, "label": label}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{server.url}/update_weights", json=body) as reply,
+    ):
+        assert reply.status == 200, await reply.text()
+
+
+async def under_fire(client: Client, folder: Path, pool: list[Embedded]) -> dict[str, int]:
+    """Versions announced in turn; how often a server was believed, and how often not."""
+    seen = {"believed": 0, "refused": 0}
+    for version in range(1, VERSIONS + 1):
+        path = await asyncio.to_thread(checkpoint, folder, version)
+        restarted, late, unpaused = (pool[(version + i) % 3] for i in range(3))
+        label = f"own-{version}"
+        held = [restarted.url, late.url]
+        assert (await in_thread(lambda held=held: client.pause_backends(held)))["failed"] == {}
+        for server in (restarted, unpaused):
+            await send(server, path, version, label)
+        if version % 2:
+            await restarted.kill()
+            await restarted.start()
+        said = await in_thread(
+            lambda version=version, label=label, a=restarted.url, b=unpaused.url: client.announce(
+                "r", version, {a: label, b: label}
+            )
+        )
+        assert list(said["failed"]) == ([restarted.url] if version % 2 else [])
+        seen["refused"] += len(said["failed"])
+        seen["believed"] += 2 - len(said["failed"])
+        await in_thread(lambda url=restarted.url: client.resume_backends([url]))
+        await asyncio.sleep(0.2)
+        await send(late, path, version, label)
+        again = await in_thread(
+            lambda version=version, url=late.url, label=label: client.announce(
+                "r", version, {url: label}
+            )
+        )
+        assert again["failed"] == {}
+        seen["believed"] += 1
+        assert (await in_thread(lambda url=late.url: client.resume_backends([url])))["failed"] == {}
+        await asyncio.sleep(0.1)
+    return seen
+
+
+async def test_no_token_is_labelled_with_weights_that_its_server_had_not(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    root = tmp_path / "root"
+    async with embedded(3) as pool:
+        config = ServiceConfig.model_validate(
+            {
+                "root": root,
+                "backends": tuple(one.url for one in pool),
+                "sandbox": {"kind": sandbox_kind},
+                "tokenizer": str(TOY),
+                "run": {"slots": 16},
+            }
+        )
+        async with signals() as stop, service(config, stop) as running:
+            client = client_of(running)
+            await in_thread(
+                lambda: client.create_run(run_id="r", sampling={"max_tokens": 96}, limits={})
+            )
+            async with asyncio.TaskGroup() as group:
+                finished = group.create_task(follow(client, running, "r", 0, quiet=True))
+                firing = group.create_task(under_fire(client, tmp_path, pool))
+                expected = await feed(client, firing)
+                await asyncio.wait_for(asyncio.shield(finished), 120)
+    stored = check_complete(root / "r", expected)
+    found = rows(stored, "select status, count(*) as n from rollouts group by 1")
+    assert [row["status"] for row in found] == ["completed"]
+    worst, trained, unknown = await asyncio.to_thread(worst_gap, stored, tmp_path)
+    (versions,) = rows(stored, "select count(distinct max_version) as n from rollouts")
+    print(
+        f"{expected} rollouts, {firing.result()}, {trained} spans of {versions['n']} versions,"
+        f" {unknown} unknown, worst {worst:.1e}"
+    )
+    assert worst < BOUND
+    assert (await asyncio.to_thread(worst_gap, stored, tmp_path, 1))[0] > BOUND, "it would show"
+    assert trained > expected / 2
