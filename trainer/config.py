@@ -51,7 +51,7 @@ class TrainerConfig(BaseModel):
 
     advantages: str = Field(
         default="group",
-        description="group, centred, or module:attr of a function: whole groups in, [B] out",
+        description="group, centred, rloo, or module:attr of a function: whole groups in, [B] out",
     )
     clip_low: float = Field(default=0.2, ge=0, lt=1)
     clip_high: float = Field(default=0.28, ge=0)
@@ -62,6 +62,25 @@ class TrainerConfig(BaseModel):
         ),
     )
     correction_cap: float = Field(default=2.0, ge=1)
+    dual_clip: float = Field(default=3.0, gt=1, description="bound of a negative advantage's ratio")
+    ratio: Literal["token", "sequence"] = Field(
+        default="token",
+        description="sequence: GSPO, with clip_low and clip_high of 3e-4 and 4e-4, say",
+    )
+    kl: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the distance to the model that training started from, which is"
+        " loaded beside it; 0 = none",
+    )
+    overlong_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="rollouts of more sampled tokens lose 1 of their reward; 0 = none do",
+    )
+    overlong_buffer: int = Field(
+        default=512, ge=1, description="tokens below it over which the loss of reward grows"
+    )
 
     publish: bool = Field(
         default=True, description="give each step's weights to the service; off for a replay"

@@ -89,7 +89,11 @@ class Learner:
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             correction_cap=config.correction_cap,
+            dual_clip=config.dual_clip,
+            ratio=config.ratio,
+            kl=config.kl,
         )
+        self._reference: Any = load_model(config.model, device=config.device) if config.kl else None
         self.model: Any = load_model(model_dir, device=config.device)
         if config.gradient_checkpointing:
             self.model.activation_checkpointing_enable()
@@ -148,12 +152,15 @@ class Learner:
         step: int,
         account: Account | None,
     ) -> None:
-        num_trained = int(tokens.rows(batch, rows).trained_C.sum())
+        trained_C = tokens.rows(batch, rows).trained_C
+        num_trained = int(trained_C.sum())
+        row_C = _row_C(batch.rows(rows.start, rows.stop))
+        num_rows = len(np.unique(row_C[trained_C > 0].numpy()))
         self.optimizer.zero_grad(set_to_none=True)
         for part in _passes(batch, rows, self._config.tokens_per_pass):
             here = tokens.rows(batch, part)
             logprobs_C, loss = self._accumulate(
-                batch.rows(part.start, part.stop), here, num_trained, sums
+                batch.rows(part.start, part.stop), here, num_trained, num_rows, sums
             )
             if account is not None:
                 account.add(part, here.trained_C, loss.token_loss_C, logprobs_C)
@@ -181,7 +188,7 @@ class Learner:
         return float(norm)
 
     def _accumulate(
-        self, part: PackedBatch, tokens: Tokens, num_trained: int, sums: Sums
+        self, part: PackedBatch, tokens: Tokens, num_trained: int, num_rows: int, sums: Sums
     ) -> tuple[torch.Tensor, Loss]:
         assert part.advantages is not None, "stream with advantages"
         tokens = tokens.to(self._config.device)
@@ -189,9 +196,12 @@ class Learner:
         advantages_C = torch.from_numpy(
             np.repeat(part.advantages, np.diff(part.logprob_offsets))
         ).to(self._config.device)
-        logprobs_C, entropy_C = token_logprobs(
-            self.model, pack(part, self._config.device), dtype=self._dtype
-        )
+        packed = pack(part, self._config.device)
+        logprobs_C, entropy_C = token_logprobs(self.model, packed, dtype=self._dtype)
+        reference_C: torch.Tensor | None = None
+        if self._reference is not None:
+            with torch.no_grad():
+                reference_C = token_logprobs(self._reference, packed, dtype=self._dtype).logprobs_C
         loss = dapo_loss(
             logprobs_C,
             recorded_C,
@@ -200,6 +210,9 @@ class Learner:
             num_trained=num_trained,
             config=self._loss,
             proximal_C=tokens.proximal_C,
+            reference_C=reference_C,
+            row_C=_row_C(part).to(self._config.device),
+            num_rows=num_rows,
         )
         loss.value.backward()  # type: ignore[no-untyped-call]
         for name in _OF_LOSS:
@@ -235,6 +248,12 @@ def _shares(batch: PackedBatch, num: int) -> Iterator[range]:
     borders = np.linspace(0, batch.num_groups, min(num, batch.num_groups) + 1).round().astype(int)
     for start, stop in pairwise(borders.tolist()):
         yield range(int(batch.group_starts[start]), int(batch.group_starts[stop]))
+
+
+def _row_C(batch: PackedBatch) -> torch.Tensor:
+    """[C] the sequence of each sampled token."""
+    counts = np.diff(batch.logprob_offsets)
+    return torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
 
 
 def _passes(batch: PackedBatch, rows: range, tokens_per_pass: int) -> Iterator[range]:

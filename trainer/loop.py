@@ -23,6 +23,7 @@ import torch
 
 from prorl import plugins
 from prorl.client import Client, PackedBatch
+from prorl.client.advantages import add_advantages, overlong
 from prorl.config import WHOLE_DISTRIBUTION
 from prorl.errors import ConfigError
 from prorl.flight.ticket import Cursor
@@ -114,6 +115,8 @@ def groups(
     how: Any = config.advantages
     if plugins.is_place(how):
         how = plugins.load("prorl.advantages", how, ConfigError)
+    if config.overlong_tokens:
+        how = partial(_overlong, config, how)
     return client.stream(
         config.run,
         config.consumer,
@@ -123,6 +126,11 @@ def groups(
         advantages=how,
         on_idle=feed,
     )
+
+
+def _overlong(config: TrainerConfig, how: Any, batch: PackedBatch) -> Any:
+    shaped = overlong(batch, config.overlong_tokens, config.overlong_buffer)
+    return add_advantages(shaped, how).advantages
 
 
 def announce(

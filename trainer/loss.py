@@ -8,6 +8,7 @@ trained tokens, so that parts add up exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -25,6 +26,10 @@ class LossConfig:
     """Of the truncated importance correction; used only with a proximal policy."""
     dual_clip: float = 3.0
     """With a negative advantage no ratio counts for more (arXiv 1912.09729 equation 5)."""
+    ratio: Literal["token", "sequence"] = "token"
+    """`sequence`: GSPO (arXiv 2507.18071), whose clip range is a thousand times smaller."""
+    kl: float = 0.0
+    """Of the penalty for leaving the reference, used only with its logprobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,6 +54,9 @@ def dapo_loss(
     num_trained: int,
     config: LossConfig,
     proximal_C: torch.Tensor | None = None,
+    reference_C: torch.Tensor | None = None,
+    row_C: torch.Tensor | None = None,
+    num_rows: int = 0,
 ) -> Loss:
     """The policy loss of DAPO: clip-higher, averaged over tokens.
 
@@ -56,7 +64,15 @@ def dapo_loss(
 
     PPO's clipped objective (arXiv 1707.06347 equation 7) with decoupled clip range and one mean
     over all N trained tokens of the minibatch instead of one per sequence (DAPO, arXiv 2503.14476
-    equations 8, 10 and 12). With A < 0 the objective is at least c A (`dual_clip`). No KL penalty.
+    equations 8, 10 and 12). With A < 0 the objective is at least c A (`dual_clip`).
+
+    With `ratio` "sequence" (GSPO, arXiv 2507.18071 equations 5 to 7): r_t is that of the whole
+    sequence i, s_i = exp(mean over its trained tokens of log pi - log mu), and the mean is over
+    sequences: each token stands for 1 / (its sequence's trained tokens x `num_rows`), where
+    `num_rows` are the minibatch's sequences that train and `row_C` says a token's sequence.
+
+    With `kl` > 0: loss + kl/N sum_t (rho - 1 - log rho), rho = pi_ref / pi (GRPO, arXiv 2402.03300
+    equation 4), under the same mean.
 
     Without `proximal_C`: r = pi / mu, where mu is what was recorded while sampling, and w = 1: the
     ratio itself corrects for stale weights and for the sampler's numerics. With it (logprobs under
@@ -65,7 +81,17 @@ def dapo_loss(
     2505.24298 equation 5).
     """
     old_C = recorded_C if proximal_C is None else proximal_C
-    ratio_C = torch.exp((logprobs_C - old_C).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+    # a token that does not train may hold anything: infinity times 0 is not 0
+    trains_C = trained_C > 0
+    log_ratio_C = torch.where(trains_C, logprobs_C - old_C, 0.0)
+    share_C = trains_C.to(logprobs_C.dtype) / max(num_trained, 1)
+    if config.ratio == "sequence":
+        assert row_C is not None, "sequences of the tokens"
+        zeros_B = logprobs_C.new_zeros(int(row_C.max()) + 1 if len(row_C) else 0)
+        count_B = zeros_B.index_add(0, row_C, trains_C.to(logprobs_C.dtype)).clamp(min=1)
+        log_ratio_C = (zeros_B.index_add(0, row_C, log_ratio_C) / count_B)[row_C]
+        share_C = trains_C / (count_B[row_C] * max(num_rows, 1))
+    ratio_C = torch.exp(log_ratio_C.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     clipped_C = ratio_C.clamp(1 - config.clip_low, 1 + config.clip_high)
     objective_C = torch.minimum(ratio_C * advantages_C, clipped_C * advantages_C)
     bounded_C = torch.maximum(objective_C, config.dual_clip * advantages_C)
@@ -73,9 +99,10 @@ def dapo_loss(
     correction_C = torch.ones_like(objective_C)
     if proximal_C is not None:
         correction_C = truncated_correction(proximal_C, recorded_C, config.correction_cap)
-    # a token that does not train may hold anything: infinity times 0 is not 0
-    trains_C = trained_C > 0
-    each_C = torch.where(trains_C, -objective_C * correction_C, 0.0) / max(num_trained, 1)
+    each_C = torch.where(trains_C, -objective_C * correction_C, 0.0) * share_C
+    if reference_C is not None:
+        gap_C = torch.where(trains_C, reference_C - logprobs_C, 0.0)
+        each_C = each_C + config.kl * kl_estimate(gap_C, torch.zeros_like(gap_C)) * share_C
     value = each_C.sum()
     with torch.no_grad():
         active_C = (ratio_C * advantages_C > clipped_C * advantages_C) & trains_C
@@ -104,7 +131,7 @@ def truncated_correction(
 
 
 def kl_estimate(logprobs_C: torch.Tensor, recorded_C: torch.Tensor) -> torch.Tensor:
-    """KL(mu || pi) per token: r - 1 - log r with r = pi / mu.
+    """KL(mu || pi) per token: r - 1 - log r with r = pi / mu, sampled from mu.
 
     Unbiased, never negative (k3 of joschu.net/blog/kl-approx.html).
     """

@@ -157,14 +157,22 @@ def prove(model: Any) -> None:
             logits_LV = model(ids[None].to(model.device), use_cache=False).logits[0]
             logprobs_LV = functional.log_softmax(logits_LV[:-1].float(), -1)
             alone.append(logprobs_LV.gather(1, ids[1:, None].to(model.device))[:, 0])
+    except UserError:
+        raise
+    except (RuntimeError, ValueError, ImportError) as error:  # its own code says that it cannot
+        raise UserError(
+            f"{type(model).__name__}, which cannot be packed: {str(error).splitlines()[0]}",
+            "a model that can",
+            "train it by another trainer's door",
+        ) from None
     finally:
         model.set_attn_implementation(ATTENTION)
     alone_C = torch.cat(alone)
     model.prorl_chunks = float((chunked_C - alone_C).abs().max()) <= PROOF_MAX_ERROR
-    error = float((whole_C - alone_C).abs().max())
-    if not error <= PROOF_MAX_ERROR:
+    worst = float((whole_C - alone_C).abs().max())
+    if not worst <= PROOF_MAX_ERROR:
         raise UserError(
-            f"{type(model).__name__} gives other logprobs when it is packed, by up to {error:.2g}",
+            f"{type(model).__name__} gives other logprobs when it is packed, by up to {worst:.2g}",
             f"at most {PROOF_MAX_ERROR:g}",
             "train it by another trainer's door",
         )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AdvantageFn = Callable[["PackedBatch"], "Float32"]
 """Whole groups in, [B] float32 out."""
 
-Advantages = Literal["group", "centred"] | AdvantageFn | None
+Advantages = Literal["group", "centred", "rloo"] | AdvantageFn | None
 
 
 def mean_centred(batch: PackedBatch) -> Float32:
@@ -51,10 +51,35 @@ def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
     return _broadcast(rollouts, centred / (np.sqrt(variance)[rollouts.group] + epsilon))
 
 
+def leave_one_out(batch: PackedBatch) -> Float32:
+    """A_i = R_i - mean of the other rewards of its group: RLOO (arXiv 2402.14740 section 2.2).
+
+    n / (n - 1) times `mean_centred`. A group of one rollout has nothing to compare with: 0.
+    """
+    rollouts = _rollouts(batch)
+    sizes = rollouts.sizes[rollouts.group]
+    return _broadcast(
+        rollouts, (rollouts.rewards - rollouts.mean) * sizes / np.maximum(sizes - 1, 1)
+    )
+
+
+def overlong(batch: PackedBatch, max_tokens: int, buffer: int) -> PackedBatch:
+    """The batch with soft punishment of long rollouts in its rewards (DAPO, arXiv 2503.14476
+    equation 13): 0 up to `max_tokens` - `buffer` sampled tokens, then linear down to -1.
+
+    A rollout's tokens are those of all its sequences. For advantages; nothing else sees it.
+    """
+    _, rollout = np.unique(batch.rollout_ids, return_inverse=True)
+    sampled = np.bincount(rollout, np.diff(batch.logprob_offsets))[rollout]
+    punished = np.clip((max_tokens - buffer - sampled) / buffer, -1.0, 0.0)
+    return batch.with_rewards((batch.rewards + punished).astype(np.float32))
+
+
 def add_advantages(batch: PackedBatch, how: Advantages) -> PackedBatch:
     """The batch with advantages of a kind.
 
-    "group" is `mean_std`, "centred" is `mean_centred`, None leaves it as it is.
+    "group" is `mean_std`, "centred" is `mean_centred`, "rloo" is `leave_one_out`, None leaves it as
+    it is.
     """
     if how is None:
         return batch
@@ -68,7 +93,11 @@ def add_advantages(batch: PackedBatch, how: Advantages) -> PackedBatch:
     return batch.with_advantages(how(batch))
 
 
-_BY_NAME: dict[str, AdvantageFn] = {"group": mean_std, "centred": mean_centred}
+_BY_NAME: dict[str, AdvantageFn] = {
+    "group": mean_std,
+    "centred": mean_centred,
+    "rloo": leave_one_out,
+}
 
 
 class _Rollouts(NamedTuple):

@@ -190,6 +190,10 @@ class Client:
         """Cancel what is open in a run; what is stored stays."""
         return dict(self._http.request("DELETE", "v1", "runs", run) or {})
 
+    def delete(self, run: str) -> None:
+        """Remove an ended run with all that is stored of it; raises ConflictError while needed."""
+        self._http.request("DELETE", "v1", "runs", run, "data")
+
     def publish(
         self,
         run: str,
@@ -218,6 +222,36 @@ class Client:
             if not said.pop("pending", False):
                 return said
             body["version"] = said["version"]
+
+    def announce(
+        self, run: str, version: int, servers: Iterable[str] | Mapping[str, str]
+    ) -> dict[str, Json]:
+        """Say that these model servers have `version` from the trainer itself; nothing is loaded.
+
+        A server is believed that stood paused (`pause_backends`) since before the weights came, or
+        that states the label that `servers` gives for it; `failed` in the answer says who is not,
+        and gets no rollouts until it is announced again, as does who is not named. Tokens have the
+        version that their server states around the call, else they do not train. Raises
+        ConflictError when no server is believed.
+        """
+        labels = dict(servers) if isinstance(servers, Mapping) else dict.fromkeys(servers, "")
+        named = [{"backend": name, "label": label} for name, label in labels.items()]
+        body: dict[str, Json] = {"version": version, "announce": named}
+        return dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
+
+    def pause_backends(self, names: Iterable[str], *, mode: str = "abort") -> dict[str, Json]:
+        """Stop model servers while the trainer gives them weights itself, or lets them sleep.
+
+        They get no rollouts and nobody's budget runs until `resume_backends`. `mode`: what becomes
+        of calls that run (`abort`, `wait` or `keep`). The answer's `failed` says who did not stop.
+        """
+        body = {"names": list(names), "mode": mode}
+        return dict(self._http.request("POST", "v1", "backends", "pause", body=body))
+
+    def resume_backends(self, names: Iterable[str]) -> dict[str, Json]:
+        """Let them sample again; `failed` says who cannot, or serves what nobody announced."""
+        body = {"names": list(names)}
+        return dict(self._http.request("POST", "v1", "backends", "resume", body=body))
 
     def backends(self) -> list[dict[str, Json]]:
         """The pool of model servers, and those that open runs name: state, work, what is wrong."""

@@ -252,6 +252,13 @@ class PackedBatch:
         assert advantages.shape == (self.num_sequences,), (advantages.shape, self.num_sequences)
         return replace(self, advantages=advantages.astype(np.float32, copy=False))
 
+    def with_rewards(self, rewards: Float32) -> PackedBatch:
+        """The same batch with these rewards, [B]; other columns are shared."""
+        at = self.arrow.schema.get_field_index("reward")
+        column = pa.array(rewards, STREAM.field("reward").type)
+        arrow = self.arrow.set_column(at, STREAM.field("reward"), column)
+        return PackedBatch(arrow, self.run, self.advantages)
+
     @classmethod
     def concat(cls, batches: Sequence[PackedBatch]) -> PackedBatch:
         """One batch of these, in order: one copy, none for a single one."""

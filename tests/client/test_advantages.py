@@ -11,7 +11,13 @@ import pytest
 
 from prorl.bench.synthetic import Shape, delivered, group
 from prorl.client import PackedBatch
-from prorl.client.advantages import add_advantages, mean_centred, mean_std
+from prorl.client.advantages import (
+    add_advantages,
+    leave_one_out,
+    mean_centred,
+    mean_std,
+    overlong,
+)
 from prorl.errors import UserError
 
 
@@ -44,12 +50,37 @@ def normalised(rewards: list[float]) -> Callable[[float], float]:
     return lambda reward: (reward - statistics.fmean(rewards)) / (statistics.stdev(rewards) + 1e-6)
 
 
+def against_others(rewards: list[float]) -> Callable[[float], float]:
+    return lambda reward: reward - (sum(rewards) - reward) / (len(rewards) - 1)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_to_the_formulas_over_distinct_rollouts(seed: int) -> None:
     batch = batch_of(6, Shape(n=5, rewritten_share=0.5), seed)
     assert batch.num_sequences > 30, "some rollouts must have two sequences"
     np.testing.assert_allclose(mean_centred(batch), reference(batch, centred), atol=1e-7)
     np.testing.assert_allclose(mean_std(batch), reference(batch, normalised), atol=1e-6)
+    np.testing.assert_allclose(leave_one_out(batch), reference(batch, against_others), atol=1e-6)
+
+
+def test_long_rollouts_lose_reward_softly() -> None:
+    batch = batch_of(2, Shape(n=5, rewritten_share=0.5))
+    sampled: dict[int, int] = defaultdict(int)
+    counts = np.diff(batch.logprob_offsets).tolist()
+    for rollout, count in zip(batch.rollout_ids.tolist(), counts, strict=True):
+        sampled[rollout] += count
+    shortest, longest = min(sampled.values()), max(sampled.values())
+    limit, buffer = longest, longest - shortest
+    assert buffer > 1
+    expected = [
+        reward + min(0.0, max(-1.0, (limit - buffer - sampled[rollout]) / buffer))
+        for rollout, reward in zip(batch.rollout_ids.tolist(), batch.rewards.tolist(), strict=True)
+    ]
+    shaped = overlong(batch, limit, buffer)
+    np.testing.assert_allclose(shaped.rewards, expected, atol=1e-6)
+    lost = batch.rewards - shaped.rewards
+    assert (lost.min(), lost.max()) == (0, 1)
+    np.testing.assert_array_equal(shaped.token_ids, batch.token_ids)
 
 
 def test_a_rewritten_rollout_counts_once() -> None:

@@ -48,6 +48,17 @@ def test_tokens_beyond_the_staleness_bound_do_not_train(model_dir: Path) -> None
     assert one.update(batch_of(2), step=9, version=1)["trained_tokens"] == len(batch_of(2).logprobs)
 
 
+def test_whole_sequences_and_a_reference_train_in_passes_too(model_dir: Path) -> None:
+    how = {"ratio": "sequence", "kl": 0.1, "clip_low": 3e-4, "clip_high": 4e-4, "warmup_steps": 0}
+    batch = batch_of(3)
+    whole = learner(model_dir, tokens_per_pass=10**6, **how)
+    cut = learner(model_dir, tokens_per_pass=1, **how)
+    for step in range(2):  # at the first the reference is the policy itself
+        one, other = (each.update(batch, step=step, version=0) for each in (whole, cut))
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+
+
 def test_the_learning_rate_warms_up(model_dir: Path) -> None:
     one = learner(model_dir, learning_rate=1e-3, warmup_steps=4)
     rates = []

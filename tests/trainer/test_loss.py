@@ -85,6 +85,64 @@ def test_passes_of_a_minibatch_add_up(
     )
 
 
+@given(sequences=st.lists(tokens, min_size=1, max_size=4), cut=st.integers(1, 3))
+def test_the_ratio_of_whole_sequences_is_gspos_formula(
+    sequences: list[list[tuple[float, float, float, float, bool]]], cut: int
+) -> None:
+    rows = [
+        [(now, mu, old, sequence[0][3], trained) for now, mu, old, _, trained in sequence]
+        for sequence in sequences
+    ]
+    total, num_rows = 0.0, 0
+    for row in rows:
+        trained = [(now, mu) for now, mu, *_, trains in row if trains]
+        if trained:
+            advantage = row[0][3]
+            ratio = math.exp(sum(now - mu for now, mu in trained) / len(trained))
+            objective = min(ratio * advantage, min(max(ratio, 0.9), 1.1) * advantage)
+            total += max(objective, 3.0 * advantage) if advantage < 0 else objective
+            num_rows += 1
+    config = LossConfig(ratio="sequence", clip_low=0.1, clip_high=0.1)
+
+    def value(part: list[list[tuple[float, float, float, float, bool]]]) -> float:
+        if not part:
+            return 0.0
+        now, mu, _, advantages, trained = columns([token for row in part for token in row])
+        row_C = torch.cat([torch.full((len(row),), i) for i, row in enumerate(part)])
+        loss = dapo_loss(
+            *(now, mu, advantages, trained),
+            num_trained=int(trained.sum()),
+            config=config,
+            row_C=row_C,
+            num_rows=num_rows,
+        )
+        return float(loss.value)
+
+    expected = -total / max(num_rows, 1)
+    assert value(rows) == pytest.approx(expected, abs=1e-12)
+    assert value(rows[:cut]) + value(rows[cut:]) == pytest.approx(expected, abs=1e-12), "in passes"
+
+
+@given(rows=tokens)
+def test_the_distance_to_the_reference_is_added_over_trained_tokens(
+    rows: list[tuple[float, float, float, float, bool]],
+) -> None:
+    now, mu, reference_C, advantages, trained = columns(rows)
+    num = int(trained.sum())
+    penalty = sum(
+        math.exp(ref - pi) - 1 - (ref - pi) for pi, _, ref, _, trains in rows if trains
+    ) / max(num, 1)
+    loss = dapo_loss(
+        *(now, mu, advantages, trained),
+        num_trained=num,
+        config=LossConfig(kl=0.3),
+        reference_C=reference_C,
+    )
+    assert float(loss.value) == pytest.approx(
+        reference(rows, num, proximal=False) + 0.3 * penalty, abs=1e-12
+    )
+
+
 def gradient(
     now: float, mu: float, advantage: float, trained: float = 1.0, proximal: float | None = None
 ) -> float:

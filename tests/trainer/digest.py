@@ -1,0 +1,64 @@
+"""What trains, as a hash a sequence: ids up to the last trained token, mask, logprobs where it is
+set. Equal for a door's rows and for what `prorl sql` says of the stored run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prorl.client.records import Feed
+from prorl.storage.read.catalog import query
+
+
+def digest(ids: Any, mask: Any, logprobs: Any) -> str:
+    """Of one whole sequence; "" where nothing trains."""
+    mask = np.asarray(mask).astype(bool)
+    if not mask.any():
+        return ""
+    stop = int(mask.nonzero()[0][-1]) + 1
+    found = hashlib.blake2b(np.asarray(ids)[:stop].astype(np.int64).tobytes(), digest_size=12)
+    found.update(np.packbits(mask[:stop]).tobytes())
+    found.update(np.asarray(logprobs, np.float32)[:stop][mask[:stop]].tobytes())
+    return found.hexdigest()
+
+
+def of_response(prompt: Any, response: Any, mask: Any, logprobs: Any) -> str:
+    """The same where mask and logprobs are those of the response alone."""
+    none = np.zeros(len(prompt))
+    return digest(
+        np.concatenate([np.asarray(prompt), np.asarray(response)]),
+        np.concatenate([none, np.asarray(mask)]),
+        np.concatenate([none, np.asarray(logprobs)]),
+    )
+
+
+def stored(run_dir: Path, groups: range | None = None) -> Counter[str]:
+    """Of a stored run, or of its groups with these ids."""
+    asked = "SELECT group_id, token_ids, logprobs, span_end, span_kind FROM sequences"
+    found: Counter[str] = Counter()
+    for row in query(run_dir, asked).to_pylist():
+        if groups is not None and row["group_id"] not in groups:
+            continue
+        widths = np.diff([0, *row["span_end"]])
+        kinds = np.repeat(row["span_kind"], widths)
+        logprobs = np.zeros(len(kinds), np.float32)
+        logprobs[kinds > 0] = row["logprobs"]
+        found[digest(row["token_ids"], kinds == 1, logprobs)] += 1
+    found.pop("", None)
+    return found
+
+
+def counted(digests: Any) -> Counter[str]:
+    found = Counter(digests)
+    found.pop("", None)
+    return found
+
+
+def delivered(feed: Feed) -> list[int]:
+    """Ids of the groups in delivery order."""
+    return [group[0].group for group in feed]

@@ -1,0 +1,263 @@
+"""Other trainers' own code over a stored run: what trains is by hash what `prorl sql` says, and a
+training that is killed and started again takes each group once. A trainer that is not installed is
+a skip with its reason (`make test-doors` installs what a registry has).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prorl.bench.stored import write_run
+from prorl.bench.synthetic import Shape, group
+from prorl.client.records import Feed, records
+from prorl.errors import UserError
+from tests.client.served import served
+from tests.trainer.digest import counted, digest, of_response, stored
+from tests.trainer.tiny import SHAPE
+
+GROUPS = 6
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "demo"
+    return write_run(folder, [group(i, SHAPE) for i in range(GROUPS)], "demo")
+
+
+@pytest.fixture(scope="module")
+def location(run_dir: Path) -> Iterator[str]:
+    with served(run_dir) as where:
+        yield where
+
+
+def test_records_are_what_sql_says(location: str, run_dir: Path) -> None:
+    fed = [one for group in Feed(location, "demo", consumer="all") for one in group]
+    assert counted(digest(one.ids, one.mask, one.logprobs) for one in fed) == stored(run_dir)
+
+
+def test_plain_flight_as_the_docs_have_it(location: str, run_dir: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "trainer.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    (code,) = (block for block in blocks if "class Plain" in block)
+    assert "prorl" not in code.replace("prorl.cursor", "").replace("prorl.end", "")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    plain, found = names["Plain"](location), []
+    for table, cursor in plain.groups("demo", "plain"):
+        found += [digest(*row[:3]) for row in names["rows"](table)]
+        plain.commit("demo", "plain", cursor)
+    assert counted(found) == stored(run_dir)
+    assert not list(names["Plain"](location).groups("demo", "plain")), "it was committed"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_with_a_worker(location: str, run_dir: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    from prorl.trainer.dataset import RolloutDataset, Source
+
+    source = Source(
+        url=location,
+        run="demo",
+        rank=0,
+        world=1,
+        groups_per_step=2,
+        max_tokens=64,
+        consumer="torch",
+    )
+    loader: Any = DataLoader(
+        RolloutDataset(source),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context="spawn",
+    )
+    found = []
+    for share in loader:
+        for batch in share.passes:
+            found += [digest(one.ids, one.mask, one.logprobs) for one in records(batch)]
+    assert counted(found) == stored(run_dir)
+
+
+def test_tinker(location: str, run_dir: Path) -> None:
+    pytest.importorskip("tinker", reason="Tinker is not installed (pip install tinker)")
+    from prorl.trainer.doors.tinker import datum_of
+
+    found = []
+    for siblings in Feed(location, "demo", consumer="tinker"):
+        for record in siblings:
+            datum = datum_of(record)
+            inputs = {name: data.to_numpy() for name, data in datum.loss_fn_inputs.items()}
+            first = datum.model_input.to_ints()[:1]
+            found.append(
+                of_response(first, inputs["target_tokens"], inputs["mask"], inputs["logprobs"])
+            )
+            trained = inputs["mask"].astype(bool)
+            assert not inputs["advantages"][~trained].any()
+    assert counted(found) == stored(run_dir)
+
+
+def test_slime(location: str, run_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("slime", reason="slime is not installed (git only: PYTHONPATH=slime)")
+    from slime.observability.rollout_data_utils import validate_rollout_id_annotated
+    from slime.rollout.base_types import call_rollout_fn
+
+    from prorl.trainer.doors.slime import Groups, rewards, rollout
+
+    args = SimpleNamespace(
+        prorl_url=location,
+        prorl_run="demo",
+        prorl_consumer="slime",
+        rollout_batch_size=2,
+        save=str(tmp_path),
+        load=str(tmp_path),
+    )
+    source, steps = Groups(args), []
+    for step in (0, 1):
+        output = call_rollout_fn(rollout, args, step, source, evaluation=False)
+        validate_rollout_id_annotated(output.samples)
+        steps.append(output.samples)
+        if step == 0:
+            source.save(step)
+    again = Groups(args)  # killed in step 1, whose checkpoint is not there
+    again.load(0)
+    steps[1:] = [
+        call_rollout_fn(rollout, args, step, again, evaluation=False).samples for step in (1, 2)
+    ]
+    samples = [sample for step in steps for group in step for sample in group]
+    assert counted(
+        of_response(
+            sample.tokens[: -sample.response_length],
+            sample.tokens[-sample.response_length :],
+            sample.loss_mask,
+            sample.rollout_log_probs,
+        )
+        for sample in samples
+    ) == stored(run_dir)
+    given, advantages = rewards(args, samples)
+    for start in {sample.group_index for sample in samples}:
+        here = [i for i, sample in enumerate(samples) if sample.group_index == start]
+        by_rollout = {samples[i].rollout_id: (given[i], advantages[i]) for i in here}
+        values = np.array(list(by_rollout.values()))
+        assert abs(values[:, 1].mean()) < 1e-5, "normalised in its own group"
+    with pytest.raises(UserError, match="has ended with 0 of 2 groups"):
+        rollout(args, 3, again)
+
+
+def test_prime_rl(location: str, run_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("prime_rl", reason="prime-rl is not installed (git only: PYTHONPATH=src)")
+    from prime_rl.transports.rollouts.filesystem import FileSystemMicroBatchReceiver
+
+    from prorl.trainer.doors.prime_rl import STATE, Steps
+
+    def steps() -> Steps:
+        feed = Feed(location, "demo", consumer="prime")
+        return Steps(feed, tmp_path, ranks=2, seq_len=64, groups_per_step=2)
+
+    writing = iter(steps())
+    assert [next(writing), next(writing)] == [0, 1]
+    torn = tmp_path / "rollouts" / "step_1"
+    before = (torn / "rank_1.bin").read_bytes()
+    (torn / STATE).unlink()  # killed before the step was whole
+    (torn / "rank_1.bin").unlink()
+    assert list(steps()) == [1, 2]
+    assert (torn / "rank_1.bin").read_bytes() == before
+    steps().commit(2)
+    found = []
+    for rank in range(2):
+        receiver = FileSystemMicroBatchReceiver(tmp_path, rank)
+        for _ in range(3):
+            for batch in receiver.receive():
+                borders = np.cumsum([0, *batch.sequence_lengths])
+                for start, stop in pairwise(borders):
+                    here = slice(int(start), int(stop))
+                    found.append(
+                        digest(
+                            batch.input_ids[here],
+                            batch.loss_mask[here],
+                            batch.inference_logprobs[here],
+                        )
+                    )
+    assert counted(found) == stored(run_dir)
+
+
+def test_skyrl_by_its_shapes(location: str, run_dir: Path) -> None:
+    """SkyRL 0.4 asks for Python 3.12: its lists as shared/data/trainers/rows.py has them."""
+    from prorl.trainer.doors.skyrl import Generator
+
+    whole = Shape(n=4, num_tokens=24, num_turns=2, vocab_size=64)
+    ids = [SimpleNamespace(instance_id=f"t{i // 4}", repetition_id=i % 4) for i in range(8)]
+    asked = {"prompts": [[]] * 8, "trajectory_ids": ids}
+    refused = Generator(Feed(location, "demo", consumer="ragged"))
+    with pytest.raises(UserError, match="sequences for 1 rows"):
+        asyncio.run(refused.generate({"prompts": [[]], "trajectory_ids": ids[:1]}))
+    folder = run_dir.parent / "whole"
+    write_run(folder, [group(i, whole) for i in range(4)], "whole")
+    with served(folder) as where:
+        generator = Generator(Feed(where, "whole", consumer="skyrl"))
+        first = asyncio.run(generator.generate(asked))
+        saved = generator.feed.state_dict()
+        asyncio.run(generator.generate(asked))  # killed before its checkpoint
+        again = Generator(Feed(where, "whole", consumer="skyrl"))
+        again.feed.load_state_dict(saved)
+        second = asyncio.run(again.generate(asked))
+    found = [
+        of_response(*row)
+        for said in (first, second)
+        for row in zip(
+            said["prompt_token_ids"],
+            said["response_ids"],
+            said["loss_masks"],
+            said["rollout_logprobs"],
+            strict=True,
+        )
+    ]
+    assert counted(found) == stored(folder)
+    assert {len(value) for value in first.values() if isinstance(value, list)} == {8}
+
+
+def test_verl_through_its_own_transfer_queue(
+    location: str, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verl", reason="verl is not installed (pip install --no-deps verl==0.9.0)")
+    from tests.trainer.verl_script import trained
+
+    monkeypatch.setenv("PRORL_URL", location)
+    monkeypatch.setenv("PRORL_RUN", "demo")
+    monkeypatch.setenv("PRORL_CONSUMER", "verl")
+    rows = trained(tmp_path, kill_after=2, steps=3, prompts=2)
+    assert counted(of_response(*row) for row in rows) == stored(run_dir)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trl_async(
+    location: str, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl", reason="TRL is not installed (pip install trl==1.16.0)")
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from tests.trainer.tiny import save_model
+    from tests.trainer.trl_async_script import make
+
+    folder = run_dir.parent / "async"
+    shape = Shape(n=4, num_tokens=24, num_turns=2, vocab_size=64)
+    write_run(folder, [group(i, shape) for i in range(GROUPS)], "async")
+    model = save_model(tmp_path / "model")
+    with served(folder) as where:
+        feed = Feed(where, "async", consumer="trl")
+        seen: list[Any] = []
+        make(feed, model, tmp_path / "out", 1, 1, seen).train()
+        assert feed.state_dict()["cursor"] is not None
+        feed = Feed(where, "async", consumer="trl")
+        make(feed, model, tmp_path / "out", 3, 2, seen).train(resume_from_checkpoint=True)
+    found = counted(
+        digest(one["input_ids"], one["completion_mask"], one["old_log_probs"]) for one in seen
+    )
+    assert found == stored(folder)

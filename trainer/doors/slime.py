@@ -1,0 +1,105 @@
+"""slime and miles learn from a run: their rollout function asks the feed instead of engines.
+
+    --rollout-function-path prorl.trainer.doors.slime.rollout
+    --data-source-path prorl.trainer.doors.slime.Groups
+    --custom-reward-post-process-path prorl.trainer.doors.slime.rewards
+    --custom-config-path prorl.yaml      # prorl_url: ROOT or http://..., prorl_run: mine
+    --use-tis                            # the sampler's logprobs are then heeded
+
+A call of theirs takes `rollout_batch_size` groups. The cursor is saved and loaded where slime saves
+its data source, beside its checkpoint. `rewards` hands our advantages over: slime's own would be
+normalised over the whole batch as soon as one group has a member less. The sequences of one rollout
+share its `rollout_id`, so that it counts once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from prorl.client.records import Feed, Record
+from prorl.errors import UserError
+
+
+def sample_of(record: Record) -> Any:
+    """slime's `Sample`: mask and logprobs are those of the response, from its first token on."""
+    from slime.utils.types import Sample
+
+    return Sample(
+        group_index=record.group,
+        index=record.rollout,
+        rollout_id=record.rollout,
+        tokens=record.ids.tolist(),
+        response_length=len(record.ids) - record.first,
+        loss_mask=record.mask[record.first :].astype(int).tolist(),
+        rollout_log_probs=record.logprobs[record.first :].tolist(),
+        reward=record.reward,
+        weight_versions=[str(one) for one in sorted({*record.versions.tolist()} - {-1})],
+        status=Sample.Status.COMPLETED,
+        metadata={"prorl_advantage": record.advantage},
+    )
+
+
+class Groups:
+    """slime's data source: the feed, and its place in slime's checkpoints."""
+
+    def __init__(self, args: Any) -> None:
+        consumer = getattr(args, "prorl_consumer", "primary")
+        self._args, self._feed = args, Feed(args.prorl_url, args.prorl_run, consumer=consumer)
+        self._groups = iter(self._feed)
+
+    def get_samples(self, num_samples: int) -> list[list[Any]]:
+        """The next groups. Raises UserError when the run ends before they came."""
+        found = []
+        for group in self._groups:
+            found.append([sample_of(record) for record in group])
+            if len(found) == num_samples:
+                return found
+        raise UserError(
+            f"run {self._feed.run} has ended with {len(found)} of {num_samples} groups",
+            "more groups, or fewer rollouts",
+        )
+
+    def add_samples(self, samples: list[list[Any]]) -> None:
+        raise UserError("groups given back to a run", "none: the service decides what is repeated")
+
+    def save(self, rollout_id: int) -> None:
+        """Beside slime's own state of this step; what it says is then committed."""
+        path = self._path(self._args.save, rollout_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temp = path.with_suffix(".writing")
+        temp.write_bytes(orjson.dumps(self._feed.state_dict()))
+        temp.rename(path)
+        self._feed.commit()
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Go on behind a checkpoint; from the consumer's own place where there is none."""
+        path = self._path(self._args.load, rollout_id)
+        if rollout_id is not None and path.exists():
+            self._feed.load_state_dict(orjson.loads(path.read_bytes()))
+            self._groups = iter(self._feed)
+
+    def _path(self, folder: str, rollout_id: int | None) -> Path:
+        return Path(folder or ".") / "rollout" / f"prorl_{rollout_id}.json"
+
+    def __len__(self) -> int:
+        raise UserError("the length of a run's stream", "`--num-rollout`, which ends the training")
+
+
+def rollout(args: Any, rollout_id: int, data_source: Groups, evaluation: bool = False) -> Any:
+    """slime's rollout function."""
+    from slime.rollout.base_types import RolloutFnTrainOutput
+
+    if evaluation:
+        raise UserError("an evaluation by slime", "a run of its own: docs/trainer.md")
+    return RolloutFnTrainOutput(samples=data_source.get_samples(args.rollout_batch_size))
+
+
+def rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
+    """slime's hook after rollouts: rewards, and what it takes as advantages."""
+    return (
+        [sample.reward for sample in samples],
+        [sample.metadata["prorl_advantage"] for sample in samples],
+    )

@@ -1,0 +1,150 @@
+"""verl (V1) learns from a run: groups go into its TransferQueue in the place of its agent loops.
+
+    actor_rollout_ref.rollout.agent.agent_loop_manager_class=prorl.trainer.doors.verl.Manager
+    actor_rollout_ref.rollout.calculate_log_probs=True
+    algorithm.rollout_correction.bypass_mode=True
+    trainer.v1.trainer_mode=sync trainer.val_before_train=False trainer.test_freq=-1
+    PRORL_URL=ROOT PRORL_RUN=mine python -m verl.trainer.main_ppo ...
+
+verl draws prompts of its own dataset; each is answered with the next group of the run, whatever its
+text. The place of each step's first group is written beside verl's checkpoints, so that a training
+that is resumed takes each group once, and is committed when verl's checkpoint of the step before is
+on disk. Advantages are verl's own, by group; a rollout of several sequences counts once a sequence.
+Ray needs more than two logical CPUs, or `tq.init` waits for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from prorl.client.records import Feed, Record
+from prorl.errors import ProrlError, UserError
+
+STATE = "prorl.json"
+LATEST = "latest_checkpointed_iteration.txt"
+"""verl's own: the step of its newest whole checkpoint."""
+
+
+def fields_of(records: Sequence[Record], uid: str) -> Any:
+    """A `TensorDict` of jagged int64 and float32 rows, as verl's agent loops put them."""
+    import torch
+    from tensordict import NonTensorStack, TensorDict
+
+    def jagged(rows: list[Any]) -> Any:
+        tensors = [torch.from_numpy(np.ascontiguousarray(row)) for row in rows]
+        return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
+
+    masks = [record.mask[record.first :].astype(np.int64) for record in records]
+    rewards = [np.zeros(len(mask), np.float32) for mask in masks]
+    for row, record in zip(rewards, records, strict=True):
+        row[-1] = record.reward
+    fields = {
+        "prompts": jagged([record.ids[: record.first].astype(np.int64) for record in records]),
+        "responses": jagged([record.ids[record.first :].astype(np.int64) for record in records]),
+        "input_ids": jagged([record.ids.astype(np.int64) for record in records]),
+        "position_ids": jagged([np.arange(len(record.ids)) for record in records]),
+        "response_mask": jagged(masks),
+        "loss_mask": jagged(masks),
+        "rollout_log_probs": jagged([record.logprobs[record.first :] for record in records]),
+        "rm_scores": jagged(rewards),
+        "uid": NonTensorStack(*[uid] * len(records)),
+        "extra_fields": NonTensorStack(*[{"reward_extra_info": {}} for _ in records]),
+        "multi_modal_inputs": NonTensorStack(*[{} for _ in records]),
+        "num_turns": NonTensorStack(*[2 for _ in records]),
+    }
+    return TensorDict(fields, batch_size=[len(records)])
+
+
+def put(records: Sequence[Record], uid: str, step: int, partition: str = "train") -> list[str]:
+    """Put a whole group under a prompt's uid; its end is told after all its rows. Returns keys."""
+    import transfer_queue as tq
+
+    whole = [record for record in records if len(record.ids) > record.first]
+    keys = [f"{uid}_{record.sample}_{record.segment}" for record in whole]
+    tags = [
+        {
+            "status": "success",
+            "prompt_len": record.first,
+            "response_len": len(record.ids) - record.first,
+            "seq_len": len(record.ids),
+            "global_steps": step,
+            "min_global_steps": int(record.versions[record.versions >= 0].min(initial=2**31 - 1)),
+            "max_global_steps": int(record.versions.max(initial=0)),
+        }
+        for record in whole
+    ]
+    tq.kv_batch_put(keys=keys, partition_id=partition, fields=fields_of(whole, uid), tags=tags)
+    tq.kv_batch_put(keys=[uid], partition_id=partition, tags=[{"status": "finished"}])
+    return keys
+
+
+class Manager:
+    """What verl makes of `agent_loop_manager_class`."""
+
+    def __init__(self, config: Any, feed: Feed) -> None:
+        self._feed, self._folder = feed, Path(config.trainer.default_local_dir)
+        self._groups: Iterator[list[Record]] | None = None
+        self._starts: dict[str, str | None] = {}
+        """By step, the cursor before its first group."""
+        self._asked = threading.Lock()  # protects the order of groups: one step after the other
+        self.error: ProrlError | None = None
+
+    @classmethod
+    def create(cls, config: Any, **_: object) -> Manager:
+        consumer = os.environ.get("PRORL_CONSUMER", "primary")
+        feed = Feed(os.environ["PRORL_URL"], os.environ["PRORL_RUN"], consumer=consumer)
+        return cls(config, feed)
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Answer each prompt with a group, in a thread. Raises UserError for a validation, and the
+        stream's error of an earlier call.
+        """
+        if self.error is not None:
+            raise self.error
+        if prompts.get("validate", False):
+            raise UserError("a validation by verl", "a run of its own: docs/trainer.md")
+        uids = [str(uid) for uid in prompts["uid"]]
+        steps = prompts["global_steps"]
+        step = int(steps if isinstance(steps, int) else next(iter(steps)))
+        threading.Thread(
+            target=self._answer, args=(uids, step), name="prorl-feed", daemon=True
+        ).start()
+
+    def _answer(self, uids: list[str], step: int) -> None:
+        try:
+            with self._asked:
+                self._begin(step)
+                assert self._groups is not None
+                for uid in uids:
+                    group = next(self._groups, None)
+                    if group is None:
+                        raise UserError(
+                            f"run {self._feed.run} has ended", "more groups or fewer steps"
+                        )
+                    put(group, uid, step)
+        except ProrlError as error:
+            self.error = error
+
+    def _begin(self, step: int) -> None:
+        """Find or note where a step begins; commit what verl's newest checkpoint has seen."""
+        path = self._folder / STATE
+        if self._groups is None:
+            self._starts = orjson.loads(path.read_bytes()) if path.exists() else {}
+            self._feed.cursor = self._starts.get(str(step), self._feed.cursor)
+            self._groups = iter(self._feed)
+        if str(step) not in self._starts:
+            self._starts[str(step)] = self._feed.cursor
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temp = path.with_suffix(".writing")
+            temp.write_bytes(orjson.dumps(self._starts))
+            temp.rename(path)
+        latest = self._folder / LATEST
+        if latest.exists() and (cursor := self._starts.get(str(int(latest.read_text()) + 1))):
+            self._feed.commit(cursor)
