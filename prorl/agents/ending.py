@@ -85,6 +85,7 @@ async def concluded(
         failure=end.failure,
         llm_s=record.llm_s,
         tool_s=record.tool_s,
+        door=record.door,
     )
 
 

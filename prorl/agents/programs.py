@@ -2,13 +2,15 @@
 
 | name | speaks | comes from |
 |---|---|---|
-| mini-swe-agent | Chat | Python packages, which INIT installs where the task has no image |
-| aider | Chat | the same |
-| openhands | Chat | an image that has it (pip, Python 3.12) |
-| codex | Responses | an image that has it (npm) |
-| claude-code | Messages | an image that has it (npm) |
-| opencode | Chat | an image that has it (npm) |
-| qwen-code | Chat | an image that has it (npm) |
+| mini-swe-agent 2.4.6 | Chat | pip |
+| aider 0.86.2 | Chat | pip |
+| codex 0.169.0 | Responses | npm |
+| claude-code 2.1.197 | Messages | npm |
+| opencode 1.18.33 | Chat | npm |
+| qwen-code 0.15.10 | Chat | npm |
+
+INIT installs them once a node where the task has no image; an image must have its program. Each was
+started in these versions (tests/agents/test_real_programs.py).
 
 `command: WORDS` is any other program that obeys OPENAI_BASE_URL or ANTHROPIC_BASE_URL. What stands
 in braces is filled in: {prompt}, {system}, {base_url}, {model}, {context} (tokens).
@@ -37,17 +39,27 @@ class Program:
     files: Mapping[str, str] = field(default_factory=dict)
     """Below its home, which is not the workspace."""
     requirements: tuple[str, ...] = ()
-    """Python packages that it is made of; where there is no image they are installed once a node.
+    """Packages of pip, or of npm, that it is made of: where there is no image they are installed
+    once a node.
     """
+    address_bytes: int = 0
+    """`SandboxSpec.address_bytes` at least."""
 
     def sandbox(self, spec: SandboxSpec | None) -> SandboxSpec:
         """The sandbox that a task gets for this program, from the one it asks for."""
         spec = spec or SandboxSpec()
+        if self.address_bytes:
+            room = max(spec.address_bytes, self.address_bytes)
+            spec = replace(spec, address_bytes=room)
         if spec.image or not self.requirements:
             return spec
-        wheels = "" if spec.wheels == HOST_WHEELS else spec.wheels
+        of_pip = any(not one.startswith("npm:") for one in self.requirements)
+        wheels = "" if spec.wheels == HOST_WHEELS and of_pip else spec.wheels
         return replace(spec, requirements=(*spec.requirements, *self.requirements), wheels=wheels)
 
+
+_ADDRESSES = 1 << 40
+"""Programs of Node and Bun die early with less than 64 GiB."""
 
 _LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
@@ -78,16 +90,6 @@ _OPENCODE = """\
   "models": {"{model}": {"name": "{model}", "limit": {"context": {context}, "output": 8192}}}}}}
 """
 
-_OPENHANDS = """\
-import os, sys
-from openhands.sdk import LLM, Conversation
-from openhands.tools.preset.default import get_default_agent
-llm = LLM(model="openai/{model}", base_url="{base_url}", api_key="prorl", usage_id="agent")
-chat = Conversation(agent=get_default_agent(llm=llm, cli_mode=True), workspace=os.getcwd())
-chat.send_message(sys.argv[1])
-chat.run()
-"""
-
 PROGRAMS: Mapping[str, Program] = {
     "mini-swe-agent": Program(
         argv=(
@@ -102,10 +104,6 @@ PROGRAMS: Mapping[str, Program] = {
         },
         requirements=("mini-swe-agent==2.4.6", "mcp"),  # litellm needs mcp and does not say so
     ),
-    "openhands": Program(
-        argv=("python3", "-c", _OPENHANDS, "{prompt}"),
-        env=_LITELLM,
-    ),
     "aider": Program(
         argv=(
             *("aider", "--model", "openai/{model}", "--yes-always", "--no-auto-commits"),
@@ -118,6 +116,7 @@ PROGRAMS: Mapping[str, Program] = {
     "codex": Program(
         argv=("codex", "exec", "--skip-git-repo-check", "--json", "{prompt}"),
         files={".codex/config.toml": _CODEX},
+        requirements=("npm:@openai/codex@0.169.0",),
     ),
     "claude-code": Program(
         argv=(
@@ -129,13 +128,21 @@ PROGRAMS: Mapping[str, Program] = {
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
         },
+        requirements=("npm:@anthropic-ai/claude-code@2.1.197",),
+        address_bytes=_ADDRESSES,
     ),
     "opencode": Program(
         argv=("opencode", "run", "{prompt}"),
         env={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
         files={".config/opencode/opencode.json": _OPENCODE},
+        requirements=("npm:opencode-ai@1.18.33",),
+        address_bytes=_ADDRESSES,
     ),
-    "qwen-code": Program(argv=("qwen", "--auth-type", "openai", "--yolo", "-p", "{prompt}")),
+    "qwen-code": Program(
+        argv=("qwen", "--auth-type", "openai", "--yolo", "-p", "{prompt}"),
+        address_bytes=_ADDRESSES,
+        requirements=("npm:@qwen-code/qwen-code@0.15.10",),
+    ),
 }
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from prorl.types import (
     UNKNOWN_VERSION,
     Completion,
+    DoorCounts,
     FinishReason,
     Lineage,
     Message,
@@ -148,6 +149,7 @@ class AttemptRecord:
         """What the policy said last, for the artefact."""
         self.llm_s = 0.0
         self.tool_s = 0.0
+        self.door = DoorCounts()
 
     @property
     def sequence(self) -> SequenceRecord:

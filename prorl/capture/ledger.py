@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ from prorl.capture.canonical import (
 from prorl.errors import BudgetError, RolloutError, TaskError, boundary
 from prorl.protocols import AgentContext
 from prorl.schema import MAX_SEGMENTS
-from prorl.types import FailureCode, Lineage, Message, ToolCall
+from prorl.types import DoorCounts, FailureCode, Lineage, Message, ToolCall
 
 if TYPE_CHECKING:
     from prorl.agents.record import SequenceRecord
@@ -188,6 +188,7 @@ class Ledger:
         place = len(parent.asked.messages)
         self.counts["bridged"] += 1
         self.counts["echo_edited"] += is_edited(parent.reply.message, asked.messages[place])
+        self.counts["retold"] += self._is_retold(parent.sequence.ids_L[: parent.end], asked)
         parent.continued = parent.delivered = True
         self._wrote(asked.messages[place + 1 :], turn)
         return sequence
@@ -200,7 +201,7 @@ class Ledger:
             self._record.messages.clear()  # the agent's own first prompt stands for the env's
         sequence = self._record.begin(lineage, parent)
         sequence.context(ids, turn)
-        self.counts["roots"] += 1
+        self.counts["rendered"] += 1
         self._wrote(asked.messages, turn)
         return sequence
 
@@ -263,6 +264,16 @@ class Ledger:
             except TaskError:
                 continue
         return None
+
+    def _is_retold(self, recorded: Int32, asked: Asked) -> bool:
+        """Whether rendering a request whole would change the ids that its past was sampled as.
+
+        It is what a server's own chat endpoint would do, and the only reason why it is done here.
+        """
+        try:
+            return not np.array_equal(self._prompt(asked)[: len(recorded)], recorded)
+        except TaskError:
+            return True
 
     def _prompt(self, asked: Asked) -> Int32:
         messages = [self._as_written(message) for message in asked.messages]
@@ -329,6 +340,8 @@ class Ledger:
         for sequence in {id(call.sequence): call.sequence for call in self._calls}.values():
             if sequence.lineage not in self._trains:
                 sequence.untrain()
+        counted = {field.name: self.counts[field.name] for field in fields(DoorCounts)}
+        self._record.door = DoorCounts(**counted)
 
     def _unheard(self) -> Iterator[Call]:
         """Of the replies to one prompt, those that the agent did not go on with."""

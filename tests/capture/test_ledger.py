@@ -221,6 +221,17 @@ async def test_of_repeated_prompts_the_one_that_goes_on_trains() -> None:
     assert agent.ledger.counts["discarded"] == 3
 
 
+async def test_what_rendering_again_would_have_changed_is_counted() -> None:
+    agent = Agent()
+    await agent.begin("fix it")
+    await agent.ask(agent.next(0))
+    await agent.ask(agent.next(1))  # what was sampled, word for word
+    await agent.ask(agent.next(2, how=2))  # its arguments are gone
+    await agent.ledger.close()
+    door = agent.sampler.record.door
+    assert (door.bridged, door.rendered, door.echo_edited, door.retold) == (3, 1, 1, 1)
+
+
 async def test_results_come_in_the_order_of_their_calls() -> None:
     agent = Agent()
     await agent.begin("one")

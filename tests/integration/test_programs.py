@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
+from prorl.cli.summary import lines, summarise
 from tests.agents.test_guest import ASK, GRADE
 from tests.agents.test_program import LOOP
 from tests.integration.checks import check_complete, rows
@@ -31,8 +32,9 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, top
     stored = check_complete(plan.directory, 4)
     assert rows(
         stored,
-        "select task_id, status, attempt, reward from rollouts group by all order by 1",
+        "select task_id, status, attempt, reward, rendered from rollouts group by all order by 1",
     ) == [
-        {"task_id": "guest/1", "status": "completed", "attempt": 1, "reward": 0.0},
-        {"task_id": "noop/1", "status": "completed", "attempt": 1, "reward": 1.0},
+        {"task_id": "guest/1", "status": "completed", "attempt": 1, "reward": 0.0, "rendered": 1},
+        {"task_id": "noop/1", "status": "completed", "attempt": 1, "reward": 1.0, "rendered": 1},
     ]
+    assert any(line.startswith("  door      0 of 4") for line in lines(summarise(plan.directory)))

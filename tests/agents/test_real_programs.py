@@ -1,0 +1,303 @@
+"""Programs of the real packages, unmodified, in sandboxes without network: `make test-doors`.
+
+Each mends a repository by what a scripted policy tells it to do.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+import pytest
+
+from prorl.agents import get_agent
+from prorl.agents.context import AttemptContext
+from prorl.agents.programs import program_of
+from prorl.backends.embedded import TOY
+from prorl.backends.vllm import VllmBackend
+from prorl.envs import get_env
+from prorl.limits import Deadline
+from prorl.tasks import load_tasks
+from prorl.testing import RENDERER, isolated, play, sampled
+from prorl.types import (
+    AttemptKey,
+    Completion,
+    GenerateRequest,
+    Json,
+    Message,
+    RolloutLimits,
+    SamplingParams,
+    Sequence,
+    SpanKind,
+    Stage,
+    Task,
+    ToolCall,
+)
+from tests.backends.embedded.helpers import RENDERER as TOYS
+from tests.backends.real import VLLM_PYTHON, Server, embedded, serving, vllm
+
+LAYERS = os.environ.get("PRORL_PROGRAMS", "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),  # packages are installed by the first who asks
+    pytest.mark.skipif(not LAYERS, reason="no programs (PRORL_PROGRAMS): make test-doors"),
+]
+MEND = """sed -i 's/text.strip()/text.strip().replace(",", "")/' calc/parse.py; git diff"""
+WHOLE = '''calc/parse.py
+```
+"""Numbers as people write them."""
+
+
+def parse(text: str) -> int:
+    """The integer that a text is. Raises ValueError."""
+    return int(text.strip().replace(",", ""))
+```
+'''
+PYDANTIC = """
+import os, subprocess
+from pydantic_ai import Agent
+agent = Agent("anthropic:policy")
+@agent.tool_plain
+def bash(command: str) -> str:
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    return done.stdout + done.stderr
+said = agent.run_sync(os.environ["PRORL_PROMPT"])
+for _ in range(int(os.environ.get("MORE", 0))):
+    said = agent.run_sync("Go on.", message_history=said.all_messages())
+print(said.output)
+"""
+"""Speaks Messages."""
+AGENTS = """
+import os, subprocess
+from agents import Agent, Runner, function_tool, set_tracing_disabled
+set_tracing_disabled(True)
+@function_tool
+def bash(command: str) -> str:
+    "Run a command."
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    return done.stdout + done.stderr
+agent = Agent(name="mender", model="policy", tools=[bash])
+said = Runner.run_sync(agent, os.environ["PRORL_PROMPT"])
+for _ in range(int(os.environ.get("MORE", 0))):
+    said = Runner.run_sync(agent, [*said.to_input_list(), {"role": "user", "content": "Go on."}])
+print(said.final_output)
+"""
+"""Speaks Responses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A program, and what the policy says to make it run a command."""
+
+    agent: str
+    tool: str = "bash"
+    argument: str = "command"
+    more: Mapping[str, Json] | None = None
+    last: str = "It is mended."
+    requirements: tuple[str, ...] = ()
+    calls: int = 3
+    sequences: int = 1
+
+    def call(self, line: str) -> Message:
+        arguments = {self.argument: line, **(self.more or {})}
+        call = ToolCall(self.tool, arguments)
+        return Message(role="assistant", content="I look.", tool_calls=(call,))
+
+
+CASES = {
+    "mini-swe-agent": Case(agent="mini-swe-agent"),
+    "codex": Case(agent="codex", tool="exec_command", argument="cmd"),
+    # its first call asks for a title
+    "opencode": Case(agent="opencode", more={"description": "x"}, calls=4, sequences=2),
+    "claude-code": Case(agent="claude-code", tool="Bash", more={"description": "x"}),
+    "qwen-code": Case(
+        agent="qwen-code",
+        tool="run_shell_command",
+        more={"description": "x", "is_background": False},
+    ),
+    # it tells its past anew in each call
+    "aider": Case(agent="aider", tool="", calls=2, sequences=2),
+    "pydantic-ai": Case(
+        agent=f"command: python3 -c {shlex.quote(PYDANTIC)}",
+        requirements=("pydantic-ai-slim[anthropic]==2.68.0",),
+    ),
+    "openai-agents": Case(
+        agent=f"command: python3 -c {shlex.quote(AGENTS)}",
+        requirements=("openai-agents==0.24.0",),
+    ),
+}
+
+
+class Scripted:
+    """Implements `prorl.protocols.Backend`: a conversation with tools gets its case's replies."""
+
+    name = "scripted"
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        done = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+        last = case.call(done) if case.agent == "mini-swe-agent" else None
+        ending = last or Message(role="assistant", content=case.last)
+        self._replies = [case.call("ls"), case.call(MEND), ending]
+        self.asked = list[str]()
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        prompt = RENDERER.tokenizer.decode(request.prompt_ids_L)
+        self.asked.append(prompt)
+        if not self._case.tool:
+            said = Message(role="assistant", content=WHOLE)
+        elif "# Tools" in prompt:
+            said = self._replies.pop(0)
+        else:
+            said = Message(role="assistant", content="A title.")
+        return sampled(RENDERER.completion(said)[: request.sampling.max_tokens])
+
+    async def close(self) -> None:
+        pass
+
+
+def task(case: Case) -> Task:
+    calc = next(iter(load_tasks(str(Path(__file__).parents[1] / "envs" / "swe_tasks.jsonl"))))
+    if not case.requirements:
+        return calc
+    return replace(
+        calc,
+        data={**calc.data, "requirements": ["pytest", *case.requirements], "wheels": ""},
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_it_mends_a_repository(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", LAYERS)
+    case = CASES[name]
+    said = Scripted(case)
+    limits = RolloutLimits(run_s=300.0, max_turns=30, max_tokens=1 << 20)
+    played = await play(
+        get_env("swe"), task(case), said, boxes=isolated(), limits=limits, agent=case.agent
+    )
+    trajectory, last = played.trajectory, played.trajectory.messages[-1].content
+    print(name, trajectory.door, last[-100:])
+    assert played.reward == 1.0, last
+    assert len(said.asked) == len(trajectory.turns) == case.calls
+    assert len(trajectory.sequences) == case.sequences
+    assert trajectory.door.bridged == case.calls - case.sequences
+    assert trajectory.door.retold == 0
+
+
+# ---- ids on real engines
+
+CONTEXT = 24576
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def long_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with room for what coding agents say first, and less eager to be silent."""
+    safetensors = pytest.importorskip("safetensors.numpy", reason="no extra `torch`")
+    folder = tmp_path_factory.mktemp("toy")
+    for file in TOY.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = orjson.loads((TOY / "config.json").read_bytes())
+    config["max_position_embeddings"] = CONTEXT
+    (folder / "config.json").write_bytes(orjson.dumps(config))
+    weights = safetensors.load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][list(TOYS.stop_token_ids)] = 0.0
+    safetensors.save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@asynccontextmanager
+async def engine(kind: str, model: Path, folder: Path) -> AsyncIterator[Server]:
+    if kind == "vllm":
+        length = {"max_model_len": str(CONTEXT), "max_num_batched_tokens": str(CONTEXT)}
+        made = vllm(folder, model=model, **length)
+    else:
+        made = embedded(folder, model=model)
+        made.argv += ["--max-model-len", str(CONTEXT), "--max-num-seqs", "4"]
+    async with serving(made):
+        yield made
+
+
+async def fed_back(kind: str, url: str, model: Path, sequence: Sequence) -> np.ndarray:
+    """What the engine says of each id of a stored sequence but the first, given those before."""
+    ids = sequence.token_ids_L
+    if kind == "vllm":
+        body = {"model": "toy", "prompt": ids.tolist(), "max_tokens": 1, "prompt_logprobs": 0}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{url}/v1/completions", json=body | {"temperature": 1.0}) as answer,
+        ):
+            said = (await answer.json())["choices"][0]["prompt_logprobs"]
+        return np.array([said[i][str(ids[i])]["logprob"] for i in range(1, len(ids))])
+    torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
+    from transformers import AutoModelForCausalLM
+
+    weights: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        logits = weights(torch.from_numpy(ids).long()[None]).logits[0, :-1]
+    found = logits.log_softmax(-1).gather(1, torch.from_numpy(ids).long()[1:, None])[:, 0]
+    return np.asarray(found.numpy())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "embedded",
+        pytest.param(
+            "vllm", marks=pytest.mark.skipif(not VLLM_PYTHON, reason="no PRORL_VLLM_PYTHON")
+        ),
+    ],
+)
+async def test_stored_ids_fed_back_to_the_engine_give_their_logprobs(
+    kind: str, long_toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", LAYERS)
+    async with engine(kind, long_toy, tmp_path) as server:
+        backend = VllmBackend(server.url, TOYS.vocab_size)
+        for name in ("mini-swe-agent", "codex", "pydantic-ai", "openai-agents"):
+            case, env = CASES[name], get_env("swe")
+            asked = task(case)
+            agent = case.agent.replace("command: ", "command: env MORE=2 ", 1)
+            spec = env.sandbox(asked, Stage.RUN)
+            if (program := program_of(agent)) is not None:
+                spec = program.sandbox(spec)
+            assert spec is not None
+            async with isolated()(spec) as sandbox:
+                await env.prepare(asked, sandbox)
+                context = AttemptContext(
+                    task=asked,
+                    env=env,
+                    messages=env.messages(asked),
+                    tools=(),
+                    renderer=TOYS,
+                    backend=backend,
+                    sandbox=sandbox,
+                    deadline=Deadline(300.0),
+                    key=AttemptKey("r", len(name), 1),
+                    session=name,
+                    sampling=SamplingParams(max_tokens=48),
+                    limits=RolloutLimits(run_s=300.0, max_turns=6, max_tokens=CONTEXT),
+                )
+                trajectory = await get_agent(agent).run(context)
+            assert trajectory.turns, trajectory.failure.message
+            gap, tokens = 0.0, 0
+            for sequence in trajectory.sequences:
+                said = await fed_back(kind, server.url, long_toy, sequence)
+                widths = np.diff([0, *sequence.span_end_S])
+                sampled_L = np.repeat(sequence.span_kind_S, widths) != SpanKind.CONTEXT
+                found = said[np.flatnonzero(sampled_L) - 1]
+                gap = max(gap, float(np.abs(found - sequence.logprobs_C).max(initial=0.0)))
+                tokens += len(found)
+            calls = len(trajectory.turns)
+            print(kind, name, calls, len(trajectory.sequences), tokens, gap, trajectory.door)
+            assert tokens > 0
+            assert gap < TOLERANCE
+        await backend.close()
