@@ -17,7 +17,6 @@ ones of `prorl run` do. Tools are registered: sandboxd packs them before a run i
 | prorl.backends | opens the backends of a URL scheme | `prorl/backends/catalogue.py` |
 | prorl.sandbox_kinds | a `prorl.sandbox.kind.Kind` | `prorl/sandbox/kinds/__init__.py` |
 | prorl.renderers | makes a renderer of a `RendererSpec` | `prorl.protocols.Renderer` |
-| prorl.rewards | what `prorl.rubric.reward` makes | `prorl.protocols.RewardFn` |
 | prorl.formats | a `prorl.tasks.formats.Format` | `prorl/tasks/formats/__init__.py` |
 | prorl.tools | class without arguments, called inside sandboxes | `prorl/tools/__init__.py` |
 
@@ -35,6 +34,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ TOOLS = "prorl.tools"
 NO_PARTS: Mapping[str, str] = {}
 MEND_FILE = "mend it there"
 MEND_PACKAGE = "mend the package that registers it, or uninstall it"
+_IMPORTING = RLock()  # a file's module, from its first line to its last: siblings import it at once
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
@@ -151,21 +152,22 @@ def _import_file(path: Path) -> ModuleType:
 
     path = path.absolute()
     module_name = f"prorl_user_{path.stem}_{blake2b(str(path).encode(), digest_size=6).hexdigest()}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise
-    return module
+    with _IMPORTING:
+        if module_name in sys.modules:
+            return sys.modules[module_name]
+        spec = spec_from_file_location(module_name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
+        return module
 
 
 def import_user(group: str, point: EntryPoint, error: type[UserError]) -> Any:

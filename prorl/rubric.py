@@ -1,6 +1,6 @@
 """A rubric: a weighted sum of named judgements of an artefact.
 
-Envs score by one; a task may add parts of its own (`prorl/rewards.py`).
+Envs score by one.
 
 Invariants: functions run one after the other in the given order, since they share a sandbox and a
 deadline; a function that raises, or gives what is not a finite number (`bad_task`: it will again),

@@ -4,8 +4,12 @@ they are broken.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from types import ModuleType
 
 import pytest
 
@@ -140,3 +144,29 @@ def test_a_row_names_a_file_beside_it(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     assert [task.env for task in load_tasks(tasks, env="mine.py:Mine")] == [f"{path}:Mine"]
     assert [task.env for task in load_tasks(tasks, env="math")] == ["math"]
+
+
+def test_siblings_that_import_a_file_at_once_all_get_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RUN loads a run's agent in threads, one a rollout."""
+    meeting = ModuleType("meeting")
+    begun, second = Event(), Event()
+    monkeypatch.setitem(sys.modules, "meeting", meeting)
+    meeting.__dict__.update(begun=begun, second=second)
+    file = tmp_path / "slow.py"
+    file.write_text(
+        "import meeting\nfrom prorl.envs.noop import NoopEnv\n"
+        "meeting.begun.set()\nmeeting.second.wait(0.3)\nclass Slow(NoopEnv): name = 'slow'\n"
+    )
+
+    def load() -> str:
+        try:
+            return get_env(f"{file}:Slow").name
+        finally:
+            second.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(load)
+        assert begun.wait(20)
+        assert [pool.submit(load).result(20), first.result(20)] == ["slow", "slow"]

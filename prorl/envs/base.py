@@ -19,7 +19,6 @@ each method of `prorl.protocols.Env` may be replaced. README, "An env of your ow
 | mcp | servers of the Model Context Protocol, which run inside (`mcp.py`) |
 | user | what a user says to each answer, in order; the answer to the last of it is the final one |
 | image | a name (`prorl image ls`), or the absolute path of a folder or .sif |
-| rewards | further parts of the reward, name -> weight (`prorl/rewards.py`) |
 | requirements | Python packages, installed once a node; the host's own are hidden then |
 | wheels | where they come from: a folder of wheels, an index's URL, `host` |
 | sandbox | resources: the other fields of `SandboxSpec` |
@@ -46,7 +45,6 @@ from prorl.envs.tools import (
 from prorl.envs.user_tools import task_tools
 from prorl.errors import ConfigError, RolloutError, TaskError, boundary
 from prorl.limits import Deadline
-from prorl.rewards import rubric_of
 from prorl.rubric import Rubric
 from prorl.states import FailureCode
 from prorl.types import Message, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
@@ -108,7 +106,6 @@ class BaseEnv:
                 f"the rubric of env {task.env!r} is a {type(self.rubric).__name__}",
                 "Rubric((function, weight), ...)",
             )
-        rubric_of(task, self.rubric)
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
         """The tools that the policy is offered.
@@ -175,7 +172,7 @@ class BaseEnv:
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         """What the rubric says, with the task's further parts. Raises GraderError."""
-        return await rubric_of(task, self.rubric).score(task, artefact, sandbox, deadline)
+        return await self.rubric.score(task, artefact, sandbox, deadline)
 
     def reference(self, task: Task) -> Reference:
         """Raises TaskError: there is none."""

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 MAX_CHARS = 200
 MAX_POWER = 12
 
-_UNITS = frozenset(
-    re.findall(
-        r"[\w-]+",
-        """meter gram second ampere kelvin mole candela hertz newton pascal joule watt coulomb volt
+
+def words_of(text: str) -> frozenset[str]:
+    """The words of a list."""
+    return frozenset(text.split())
+
+
+_UNITS = words_of(
+    """meter gram second ampere kelvin mole candela hertz newton pascal joule watt coulomb volt
     farad ohm siemens weber tesla henry becquerel liter molar electron_volt calorie bar
     metric_ton minute hour day week month year century standard_atmosphere torr millimeter_Hg
     meter_Hg radian degree degree_Celsius degree_Fahrenheit unified_atomic_mass_unit dalton
@@ -35,17 +39,13 @@ _UNITS = frozenset(
     kilometer_per_hour gallon quart pint cup tablespoon teaspoon fluid_ounce acre hectare
     watt_hour lumen lux gray sievert pound_force_per_square_inch horsepower
     revolutions_per_minute knot byte bit cubic_centimeter number_meter erg dyne decibel dollar
-    cent euro sterling yen rupee percent""",
-    )
+    cent euro sterling yen rupee percent"""
 )
 """Of pint's names, those that an answer may use."""
 _SCALES = frozenset(("degree_Celsius", "degree_Fahrenheit", "decibel"))
 """Values of a scale: nothing is converted to them or from them."""
-_PREFIXES = frozenset(
-    re.findall(
-        r"[\w-]+",
-        """yotta zetta exa peta tera giga mega kilo hecto deci centi milli micro nano pico femto""",
-    )
+_PREFIXES = words_of(
+    """yotta zetta exa peta tera giga mega kilo hecto deci centi milli micro nano pico femto"""
 )
 _CURRENCIES = (
     "dollar = [dollar] = USD", "cent = dollar / 100", "euro = [euro] = EUR",
@@ -63,13 +63,14 @@ _OURS = {
 """Where pint means something else than an answer does, or knows nothing; "" is no unit."""
 _SYMBOLS = ("mol", "cal", "bar", "ohm", "torr", "mHg", "gal")
 """Symbols so long that a prefix before them makes what looks like a word."""
-_LETTERS = frozenset("mgsAKNJWCVFSTHLlMthuΩ")
+_LETTERS = frozenset("mgsAKNJWCVFSTHLlMthuΩÅ")
 """Units of one letter; any other is a name."""
 
 _SPELLINGS = tuple(
     (re.compile(pattern), ours)
     for pattern, ours in (
         (r"\^\{([^{}]*)\}", r"^\1"),
+        ("Å", "Å"),
         (r"℃", "degC"),
         (r"℉", "degF"),
         (r"[µμ]|\\mu(?![a-zA-Z])\s?", "u"),
@@ -125,7 +126,7 @@ def quantity(text: str) -> Quantity | None:
     found = _NUMBER.match(plain)
     if found is None or not any(char.isdigit() for char in found[1]):
         return None
-    unit = _product(plain[found.end() :].strip(" ."))
+    unit = _product(re.sub("^1(?= ?/)", "", plain[found.end() :].strip(" .")))
     divisor = float(found[4] or 1)
     if unit is None or not divisor:
         return None
@@ -185,7 +186,7 @@ def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
     """
     from pint import PintError
 
-    values, near = [given.value], 1e-300
+    values, near = [given.value], 0.0
     if given.has_unit and given.unit != wanted.unit:
         if not same_kind(given.unit, wanted.unit):
             return False
@@ -193,7 +194,9 @@ def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
             there = _registry().Quantity(given.value, given.unit).to(wanted.unit)
         except PintError:  # temperatures in degrees have no products
             return False
-        values, near = [float(there.magnitude)], 1e-9 * abs(given.value)
+        # 32 °F are 0 °C by a sum, which is exact to the numbers that were added only
+        is_sum = any(name in _SCALES for unit in (given.unit, wanted.unit) for name in unit._units)
+        values, near = [float(there.magnitude)], 1e-9 * abs(given.value) if is_sum else 0.0
     elif not given.has_unit and str(wanted.unit) == "percent":
         values.append(100 * given.value)
     return any(

@@ -29,7 +29,7 @@ protocol does not know. What wants another try raises GraderError.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -43,7 +43,6 @@ from prorl.errors import RolloutError, TaskError, UserError
 from prorl.helper import Died, HelperError, Late, Program, Raised, pool
 from prorl.limits import Deadline
 from prorl.protocols import Env, Reference, Sandbox
-from prorl.rewards import BUILT_IN as REWARDS
 from prorl.timing import now
 from prorl.tools.catalogue import CATALOGUE
 from prorl.types import (
@@ -96,15 +95,12 @@ class Plan:
 
 def users_code(task: Task) -> tuple[str, ...]:
     """What of a task is code of users, as the helper is told of it; empty: all of it is ours."""
-    parts = []
-    rewards, tools = task.data.get("rewards"), task.data.get("tools")
-    if isinstance(rewards, Mapping):
-        parts += [f"reward={name}" for name in rewards if name not in REWARDS]
-    if isinstance(tools, list):
-        parts += [f"tool={name}" for name in tools if str(name) not in CATALOGUE]
-    if not parts and task.env in BUILT_IN:
+    tools = task.data.get("tools")
+    names = [] if not isinstance(tools, list) else [str(name) for name in tools]
+    theirs = sorted(name for name in names if name not in CATALOGUE)
+    if not theirs and task.env in BUILT_IN:
         return ()
-    return (task.env, *sorted(parts))
+    return (task.env, *theirs)
 
 
 def env_by_name(name: str) -> Env:

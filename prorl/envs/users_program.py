@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prorl import plugins
 from prorl.envs import get_env
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.user_tools import user_spec
@@ -18,23 +17,17 @@ from prorl.errors import ProrlError, RolloutError, TaskError, UserError
 from prorl.helper.child import Answer, Channel, place_of, serve
 from prorl.limits import Deadline
 from prorl.protocols import CachedWorkspace, Env, Sandbox, TalksBack, Verifies
-from prorl.rewards import BUILT_IN, GROUP
 from prorl.types import Json, Message, SandboxRef, Score, Stage, Task, ToolCall, ToolResult
 
 HOOKS = ("prepare", "call", "user_turn", "repeats", "artefact", "verify")
 
 
-def prepare(channel: Channel, name: str, *parts: str) -> Answer:
+def prepare(channel: Channel, name: str, *tools: str) -> Answer:
     """Import what a task needs. Raises TaskError."""
     env = get_env(name)
     code = [_code_of(type(env))]
-    for part in parts:
-        kind, _, part_name = part.partition("=")
-        if kind == "reward":
-            function = plugins.load(GROUP, part_name, TaskError, BUILT_IN)
-            code.append(_code_of(inspect.unwrap(getattr(function, "_function", function))))
-        else:
-            user_spec(part_name)
+    for tool in tools:
+        user_spec(tool)
     hooks, runner = _Hooks(env), asyncio.Runner()
     mine = tuple(filter(None, code))
 

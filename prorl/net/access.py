@@ -40,6 +40,7 @@ HTTP: Mapping[str, frozenset[str]] = MappingProxyType(
         "POST /v1/runs": _WORK,
         "GET /v1/runs/{run_id}": _READ,
         "DELETE /v1/runs/{run_id}": _WORK,
+        "DELETE /v1/runs/{run_id}/data": _OPERATE,
         "POST /v1/runs/{run_id}/groups": _WORK,
         "GET /v1/runs/{run_id}/groups/{group_id}": _READ,
         "DELETE /v1/runs/{run_id}/groups/{group_id}": _WORK,
@@ -51,6 +52,8 @@ HTTP: Mapping[str, frozenset[str]] = MappingProxyType(
         "POST /v1/nodes/{node}/drain": _OPERATE,
         "GET /v1/backends": _READ,
         "POST /v1/backends": _OPERATE,
+        "POST /v1/backends/pause": _TRAIN,
+        "POST /v1/backends/resume": _TRAIN,
         "PUT /v1/backends": _OPERATE,
         "DELETE /v1/backends": _OPERATE,
     }

@@ -1,20 +1,19 @@
 """Bearer tokens: the owner's own, and signed ones (JWT) that may do less.
 
-    keys = Keys(owner_token, signing_key(root), root / REVOKED)
+    keys = Keys(owner_token, signing_key(root))
     grant, token = keys.issue("trainer", runs=("exp1",), tenant="lab", expires_at=...)
     keys.check(f"Bearer {token}".encode())                      # -> grant
 
 The owner's token, ROOT/token, is random text that opens everything and never leaves the service's
 host. A signed token carries what it grants: a role, the runs that it is for, a tenant with the
 largest weight, and its end; every process of a service can check it without asking. The key that
-signs, ROOT/signing.key, is in no other file and crosses no connection; a new one takes all tokens
-back. One token is taken back by its id in ROOT/revoked, a line each, read again when it changes.
+signs, ROOT/signing.key, is in no other file and crosses no connection. A token counts
+until its end; to take all of them back before, remove the file and start the service anew.
 """
 
 from __future__ import annotations
 
 import hmac
-import json
 import logging
 import os
 import secrets
@@ -25,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from prorl.config import RunConfig, ServiceConfig
-from prorl.errors import ConfigError, ForbiddenError, UnauthorizedError
+from prorl.errors import ForbiddenError, UnauthorizedError
 from prorl.linux.files import write_private
 from prorl.net.access import may_be_granted
 
-ISSUED, REVOKED, SIGNING_KEY = "tokens.jsonl", "revoked", "signing.key"
-"""Files of a root: what was granted (never the tokens), ids that were taken back, the key."""
+SIGNING_KEY = "signing.key"
+"""File of a root."""
 
 MAX_TOKEN = 8000
 """Characters; a longer one is not looked at."""
@@ -91,7 +90,7 @@ class TokenGrant:
 
     @classmethod
     def of(cls, claims: dict[str, Any]) -> TokenGrant:
-        """The grant in a token's claims, or in a line of ISSUED. Raises KeyError, TypeError."""
+        """The grant in a token's claims. Raises KeyError, TypeError."""
         return cls(**{**claims, "runs": tuple(claims["runs"])})
 
 
@@ -100,14 +99,11 @@ EVERYTHING = TokenGrant(token_id="", role="")
 
 
 class Keys:
-    def __init__(self, owner: str, signing_key: str = "", revoked: Path | None = None) -> None:
+    def __init__(self, owner: str, signing_key: str = "") -> None:
         """`owner`: the owner's token; empty lets everybody in. `signing_key`: empty = no signed
-        token is made or believed. `revoked`: file of ids.
+        token is made or believed.
         """
-        self._owner, self._key, self._revoked = owner.encode(), signing_key, revoked
-        self._ids: frozenset[str] = frozenset()
-        self._seen: tuple[int, int] = (0, 0)
-        """Change time and size of the file that `_ids` are from."""
+        self._owner, self._key = owner.encode(), signing_key
         self._num_refused, self._told_at = 0, -TELL_S
 
     def issue(
@@ -169,34 +165,14 @@ class Keys:
             raise UnauthorizedError("a bearer token that has ended", "one that is valid") from None
         except (jwt.InvalidTokenError, KeyError, TypeError):
             raise wrong from None
-        if grant.token_id in self._taken_back():
-            raise UnauthorizedError(f"token {grant.token_id} was revoked", "another one")
         return grant
-
-    def _taken_back(self) -> frozenset[str]:
-        if self._revoked is None:
-            return self._ids
-        try:
-            found = self._revoked.stat()
-            if (found.st_mtime_ns, found.st_size) != self._seen:
-                self._ids = frozenset(self._revoked.read_text().split())
-                self._seen = found.st_mtime_ns, found.st_size
-        except FileNotFoundError:
-            pass  # who takes the file away gives nobody a token back
-        except (OSError, UnicodeDecodeError) as error:
-            raise UnauthorizedError(
-                f"the file of revoked tokens cannot be read: {error}",
-                "a text file with an id a line",
-                f"mend {self._revoked}, or use the owner's token",
-            ) from None
-        return self._ids
 
 
 def keys_of(config: ServiceConfig) -> Keys:
     """What a process believes: a service's every token of its root, a node's its own alone."""
     key = config.root / SIGNING_KEY
     signing = key.read_text().strip() if key.exists() else ""
-    return Keys(config.token, signing, config.root / REVOKED)
+    return Keys(config.token, signing)
 
 
 def signing_key(root: Path) -> str:
@@ -209,26 +185,6 @@ def signing_key(root: Path) -> str:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, key + "\n")
         return key
-
-
-def issued(root: Path) -> list[TokenGrant]:
-    """What was granted at a root, the oldest first. Raises ConfigError."""
-    path = root / ISSUED
-    lines = path.read_text().splitlines() if path.exists() else []
-    try:
-        return [TokenGrant.of(json.loads(line)) for line in lines]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{path}: {error}",
-            "what `prorl token new` wrote",
-            "mend or remove it: tokens stay valid",
-        ) from None
-
-
-def note_issued(root: Path, grant: TokenGrant) -> None:
-    """Remember a grant, so that it can be listed and taken back."""
-    lines = [json.dumps(asdict(one)) + "\n" for one in [*issued(root), grant]]
-    write_private(root / ISSUED, "".join(lines))
 
 
 def named(runs: tuple[str, ...]) -> str:

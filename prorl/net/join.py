@@ -18,7 +18,7 @@ from typing import Self
 
 from prorl.errors import ConfigError, UnauthorizedError
 from prorl.linux.files import write_private
-from prorl.net.bearer import Keys, note_issued
+from prorl.net.bearer import Keys
 from prorl.net.tls import LEAF_DAYS, ROLES, Authority, Credentials
 
 JOIN_HINT = "prorl.connect(JOIN_FILE), which `prorl serve --listen` wrote below ROOT/join"
@@ -89,8 +89,7 @@ def prepare(root: Path, url: str, keys: Keys, own_days: float = LEAF_DAYS) -> Cr
     for role in ROLES[1:]:
         path = root / "join" / f"{role}.json"
         if not _still_good(path, authority, url, keys):
-            grant, token = keys.issue(role)
-            note_issued(root, grant)
+            _, token = keys.issue(role)
             new_join(root, role, url, token).write(path)
     return Credentials.read(own)
 

@@ -111,7 +111,7 @@ HELPED = Repository(
     "helped",
     "unique",
     "len(args[0]) > 1",
-    "def unique(items):\n    return list(set(items))\n",
+    "def unique(items):\n    return sorted(set(items))\n",
     "def unique(items):\n    return list(dict.fromkeys(items))\n",
     "from pkg.core import unique\nfrom pkg.testing import assert_same\n\n\n"
     "def test_one():\n    assert_same(unique([1]), [1])\n",

@@ -281,10 +281,11 @@ TOKENS = (
 )  # fmt: skip
 
 
-_AIMED_LATER = tuple(
-    tuple(json.loads(line).values())
+_LATER = [
+    json.loads(line)
     for line in (Path(__file__).parent / "math_aimed.jsonl").read_text().splitlines()
-)
+]
+_AIMED_LATER = tuple((row["question"], row["reference"], row["answers"]) for row in _LATER)
 
 
 @pytest.mark.parametrize(("question", "reference", "answers"), [*AIMED, *_AIMED_LATER])
@@ -300,8 +301,24 @@ def test_answers_that_were_aimed_at_the_rules_are_wrong(
 
 
 @pytest.mark.parametrize(
+    ("question", "reference", "answers"),
+    [(row["question"], row["reference"], row["right"]) for row in _LATER if "right" in row],
+)
+def test_right_answers_beside_those_that_were_aimed(
+    question: str, reference: str, answers: tuple[str, ...]
+) -> None:
+    refused = [
+        answer
+        for answer in answers
+        if not judge(reference, final_answer(f"#### {answer}").text, question)[0]
+    ]
+    assert not refused
+
+
+@pytest.mark.parametrize(
     ("question", "reference", "answer"),
     [
+        ("Janet has 3 hens. How many eggs does she have?", "18", "Janet has 18 eggs"),
         (EGGS, "18", "18 eggs"),
         (EGGS, "18", "18 eggs per day"),
         ("What is the total cost of the pens?", "12", "total cost = $12"),

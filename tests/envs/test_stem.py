@@ -59,6 +59,14 @@ def test_choices(final: str, right: bool) -> None:
     assert verdict is right, said
 
 
+@pytest.mark.parametrize(
+    ("final", "right"), [("20 newtons", True), ("B) 20 newtons", True), ("20 kg", False)]
+)
+def test_a_choice_that_is_a_quantity_may_be_said_in_other_units(final: str, right: bool) -> None:
+    task = make_task("stem", "Which force?", choices=["10 N", "20 N", "20 kN", "2 N"], answer="B")
+    assert _judge(task, f"#### {final}")[0] is right
+
+
 @pytest.mark.parametrize("answer", ["B", 1, "nitrogen"])
 def test_the_reference_may_be_letter_index_or_text(answer: Json) -> None:
     assert _judge(_choice(answer), "#### B")[0]
@@ -140,6 +148,20 @@ def test_the_reference_may_be_letter_index_or_text(answer: Json) -> None:
         ("mitochondrion", "The mitochondrion.", True),
         ("mitochondrion", "ribosome", False),
         ("H2O", "h2o", True),
+        ("3.2e-19 J", "2.0 eV", True),
+        ("3.2e-19 J", "2.0 keV", False),
+        ("0 °C", "32 °F", True),
+        ("0 °C", "32.1 °F", False),
+        ("100 °C", "100 C", True),
+        ("100 °C", "100 F", False),
+        ("100 C", "100 °C", False),
+        ("H2SO4", "$\\mathrm{H_2SO_4}$", True),
+        ("H2SO4", "H_2SO_3", False),
+        ("SO4^2-", "$SO_4^{2-}$", True),
+        ("500 nm", "5000 \u212b", True),
+        ("50 Hz", "50 1/s", True),
+        ("50 Hz", "50 s", False),
+        ("pH 3.5", "The pH is 3.5", True),
     ],
 )
 def test_short_answers(wanted: str, final: str, right: bool) -> None:

@@ -251,10 +251,12 @@ async def test_text_that_is_no_utf8_chooses_no_failure(tmp_path: Path) -> None:
 
 async def test_rollouts_that_wait_do_not_wait_for_each_other(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
-        "import time\nfrom prorl.rubric import reward\n"
+        "import time\nfrom prorl.envs.noop import NoopEnv\n"
+        "from prorl.rubric import Rubric, reward\n"
         "@reward('slow')\ndef slow(task, artefact):\n    time.sleep(1.0)\n    return 1.0\n"
+        "class Slow(NoopEnv):\n    rubric = Rubric((slow, 1.0))\n"
     )
-    task = make_task("noop", "?", rewards={f"{tmp_path}/slow.py:slow": 1.0})
+    task = make_task(f"{tmp_path}/slow.py:Slow", "?")
     env = await open_env(env_by_name, task)
     await asyncio.gather(*(env.score(task, b"", None, Deadline(60.0)) for _ in range(6)))
     began = time.monotonic()
@@ -276,15 +278,8 @@ async def test_an_import_takes_its_time_and_its_error_is_one_line(tmp_path: Path
 
 
 def test_what_is_ours_runs_here() -> None:
-    assert users_code(make_task("math", answer="1", rewards={"format": 0.1})) == ()
-    assert users_code(make_task("math", answer="1", rewards={"a.py:b": 0.1})) == (
-        "math",
-        "reward=a.py:b",
-    )
-    assert users_code(make_task("math", answer="1", tools=["bash", "mine"])) == (
-        "math",
-        "tool=mine",
-    )
+    assert users_code(make_task("math", answer="1", tools=["bash"])) == ()
+    assert users_code(make_task("math", answer="1", tools=["bash", "mine"])) == ("math", "mine")
     assert users_code(make_task("mine")) == ("mine",)
 
 

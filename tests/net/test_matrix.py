@@ -22,15 +22,14 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from prorl.client import connect
 from prorl.control import ControlRow, Hello, to_batch
-from prorl.errors import ForbiddenError, ProrlError, UnauthorizedError
+from prorl.errors import ForbiddenError, ProrlError
 from prorl.flight import FlightNetwork, FlightReads, control_client
 from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.rpc import NOT_SERVED, RpcServer
 from prorl.flight.wire import Opening, call_options, open_client, with_version
 from prorl.net.access import FLIGHT, GRANTED, HTTP, OPEN
-from prorl.net.bearer import REVOKED, Keys, keys_of, signing_key
+from prorl.net.bearer import Keys, keys_of, signing_key
 from prorl.net.tls import Authority, Credentials
 from prorl.protocols import Channel
 from prorl.schema import CONTROL
@@ -76,10 +75,8 @@ class Cert:
 
 def tokens(root: Path) -> list[Shown]:
     """Every kind there is."""
-    keys = Keys(TOKEN, signing_key(root), root / REVOKED)
-    gone, revoked = keys.issue("operator")
+    keys = Keys(TOKEN, signing_key(root))
     by_owners = Keys("", TOKEN.ljust(32, "\0"))  # to HMAC the same key, and long enough for PyJWT
-    (root / REVOKED).write_text(gone.token_id)
     made = [
         Shown("owner", TOKEN),
         Shown("none", "", valid=False),
@@ -91,7 +88,6 @@ def tokens(root: Path) -> list[Shown]:
             valid=False,
         ),
         Shown("ended", keys.issue("operator", expires_at=time.time() - 1)[1], valid=False),
-        Shown("revoked", revoked, valid=False),
     ]
     for role in GRANTED:
         made.append(Shown(role, keys.issue(role)[1], role=role))
@@ -248,7 +244,7 @@ async def test_over_flight(tmp_path: Path) -> None:
     actions = {what.split()[1]: act for what in FLIGHT if what.startswith("action ")}
     routes = dict.fromkeys(paths, (accept, EMPTY, EMPTY))
     reads = FlightReads(get=get, info=info, actions=actions)
-    keys = Keys(TOKEN, signing_key(root), root / REVOKED)
+    keys = Keys(TOKEN, signing_key(root))
 
     def ask(cert: Cert, location: str) -> list[str]:
         wrong = []
@@ -278,26 +274,6 @@ async def test_over_flight(tmp_path: Path) -> None:
         for cert in certificates(authority):
             wrong = await asyncio.to_thread(ask, cert, far if cert.credentials else near)
             assert not wrong, wrong
-
-
-async def test_a_trainer_whose_token_was_revoked_hears_it_over_flight(tmp_path: Path) -> None:
-    async def act(body: bytes) -> bytes:
-        return b"{}"
-
-    keys = Keys(TOKEN, signing_key(tmp_path), tmp_path / REVOKED)
-    grant, token = keys.issue("trainer")
-    async with FlightNetwork(TOKEN, None, keys) as network:
-
-        async def get(body: bytes) -> pa.Table:
-            return pa.table({"x": [1]})
-
-        reads = FlightReads(get=get, actions={"status": act})
-        at = await network.listen(f"grpc+unix://{tmp_path}/s", {}, reads)
-        with connect(at, token, retry_s=0.2) as client:
-            await asyncio.to_thread(client.status)
-            (tmp_path / REVOKED).write_text(grant.token_id)
-            with pytest.raises(UnauthorizedError, match=f"token {grant.token_id} was revoked"):
-                await asyncio.to_thread(client.status)
 
 
 async def test_at_a_node_the_service_alone_by_its_certificate(tmp_path: Path) -> None:
@@ -360,16 +336,16 @@ async def test_a_node_speaks_for_itself_alone(
 async def test_a_worker_that_is_refused_for_good_ends_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once its token was revoked; a node ends with that line instead of dialling for ever."""
+    """Once its token has ended; a node ends with that line instead of dialling for ever."""
     monkeypatch.setattr(control_client, "REFUSED_S", 0.5)
     async with gateway(tmp_path) as (served, shown, known):
         at = served.gateway.config.listener.gateway
         node = next(cert for cert in shown if cert.name == "node:n1").credentials
-        gone = next(token for token in known if token.name == "revoked").text
+        gone = next(token for token in known if token.name == "ended").text
         identity = Identity(role="run", worker="n1/run-0", node="n1", remote=True)
         async with FlightNetwork(gone, node) as network:
             client = ControlClient(network, at, identity, on={})
             client.start()
-            with pytest.raises(control_client.REFUSALS, match=r"token \w+ was revoked"):
+            with pytest.raises(control_client.REFUSALS, match="token that has ended"):
                 await asyncio.wait_for(client.wait(), 30)
             await client.close()

@@ -13,15 +13,16 @@ from prorl.cli.output import say, say_json, table
 from prorl.cli.runs import DEFAULT_ROOT
 from prorl.config import DEFAULT_TENANT
 from prorl.errors import ConfigError, UserError
-from prorl.linux.files import write_private
-from prorl.net.bearer import REVOKED, Keys, TokenGrant, issued, note_issued, signing_key
+from prorl.net.bearer import Keys, signing_key
 from prorl.net.join import Join, new_join, renew, url_of
 from prorl.net.tls import LEAF_DAYS, ROLES
 
-Action = Literal["new", "ls", "revoke", "renew"]
+Action = Literal["new", "ls", "renew"]
 JOINING = ROLES[1:]
 
 DAY_S = 86400.0
+TOKEN_DAYS = 90.0
+"""What nobody can take back alone must end."""
 
 
 def token(
@@ -37,7 +38,7 @@ def token(
     root: ServiceRoot = DEFAULT_ROOT,
     json: JsonOut = False,
 ) -> int:
-    """Tokens and join files of a root: for a role and some runs, until a date; taken back, renewed.
+    """Tokens and join files of a root: for a role and some runs, until a date; renewed.
 
     A running service takes all of it at once. Join files (ROOT/join, of a service with --listen)
     hold certificates; old ones stay valid until their end. The service renews its own certificate
@@ -47,16 +48,14 @@ def token(
 
     Example: prorl token new --role trainer --tenant lab --join lab.json --days 30
 
-    Example: prorl token revoke 4f1a5be0c2d9
-
     Example: prorl token renew trainer --days 30
 
     Parameters
     ----------
     action
-        `new`, `ls`, `revoke` these tokens, `renew` the join files of these roles (default all).
+        `new`, `ls` the join files, `renew` those of these roles (default all).
     names
-        Ids of tokens, or roles: node, trainer, operator, viewer.
+        Roles: node, trainer, operator, viewer.
     role
         `trainer`, `operator`, `viewer`, `node`: what each may do stands in `docs/operating.md`.
     run
@@ -66,28 +65,26 @@ def token(
     weight
         The largest that a run may have that it makes.
     days
-        How long it counts. Default: a token until it is revoked, a join file 365.
+        How long it counts. Default: a token 90, a join file 365.
     join
         Write a join file with the token for another host, whose certificate is of its role and
         ends with it, instead of printing the token.
     node
         For `--role node --join`: the one node that it is for.
     """
-    if (action == "revoke" and not names) or (action in ("new", "ls") and names):
+    if action != "renew" and names:
         given = " ".join(("prorl token", action, *names))
-        raise UserError(given, "ids for `revoke`, roles for `renew`, nothing for the others")
+        raise UserError(given, "roles for `renew`, nothing for the others")
     if days is not None and not 0 < days <= 3650:
         raise UserError(f"--days {days:g}", "more than 0 and at most 3650")
-    known = issued(root)
     if action == "new":
-        keys = Keys(_owner(root), signing_key(root), root / REVOKED)
-        end = time.time() + days * DAY_S if days else 0.0
+        keys = Keys(_owner(root), signing_key(root))
+        end = time.time() + (days or (LEAF_DAYS if join else TOKEN_DAYS)) * DAY_S
         grant, text = keys.issue(
             role, runs=run or (), tenant=tenant, max_weight=weight, expires_at=end
         )
         if join is not None:
             new_join(root, role, url_of(root), text, days or LEAF_DAYS, node).write(join)
-        note_issued(root, grant)
         if json:
             say_json(asdict(grant) | ({"file": str(join)} if join else {"token": text}))
         else:
@@ -95,25 +92,12 @@ def token(
         return 0
     if action == "renew":
         _renew(root, names or JOINING, days or LEAF_DAYS)
-    for token_id in names if action == "revoke" else ():
-        _revoke(root, token_id, known)
-    revoked = _revoked(root)
     joins = [row for role in JOINING if (row := _join_row(root, role))]
     if json:
-        tokens = [asdict(one) | {"state": _state(one, revoked)} for one in known]
         fields = ("role", "file", "url", "days_left")
-        join_files = [dict(zip(fields, row, strict=True)) for row in joins]
-        say_json({"tokens": tokens, "join_files": join_files})
+        say_json({"join_files": [dict(zip(fields, row, strict=True)) for row in joins]})
         return 0
-    rows = [
-        (one.token_id, one.role, ", ".join(one.runs) or "all", one.tenant or "any", state)
-        for one in known
-        for state in [_state(one, revoked)]
-    ]
-    table(("token", "role", "run", "tenant", "state"), rows)
-    if joins:
-        say()
-        table(("role", "join file", "for", "valid"), [(*row[:3], _words(row[3])) for row in joins])
+    table(("role", "join file", "for", "valid"), [(*row[:3], _words(row[3])) for row in joins])
     return 0
 
 
@@ -138,21 +122,6 @@ def _words(days: float) -> str:
     return f"{days:.0f} days" if days >= 0 else f"ended {-days:.0f} days ago"
 
 
-def _revoke(root: Path, token_id: str, known: list[TokenGrant]) -> None:
-    if token_id not in {one.token_id for one in known}:
-        raise UserError(f"token {token_id!r}", "an id that `prorl token ls` shows")
-    write_private(root / REVOKED, "\n".join(sorted({*_revoked(root), token_id})) + "\n")
-
-
-def _state(grant: TokenGrant, revoked: set[str]) -> str:
-    if grant.token_id in revoked:
-        return "revoked"
-    if not grant.expires_at:
-        return "valid"
-    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(grant.expires_at))
-    return f"until {end}" if grant.expires_at > time.time() else f"ended {end}"
-
-
 def _owner(root: Path) -> str:
     try:
         return (root / "token").read_text().strip()
@@ -162,8 +131,3 @@ def _owner(root: Path) -> str:
             "the root of a service",
             "start one with `prorl serve`",
         ) from None
-
-
-def _revoked(root: Path) -> set[str]:
-    path = root / REVOKED
-    return set(path.read_text().split()) if path.exists() else set()

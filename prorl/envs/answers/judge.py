@@ -42,6 +42,7 @@ from prorl.envs.answers.words import (
     undress,
 )
 
+_MAX_SIDES = 4
 Rule = Callable[[str, str, Speech], bool | None]
 
 
@@ -55,6 +56,9 @@ def judge(reference: str, answer: str, question: str = "") -> tuple[bool | None,
         verdict = rule(reference, answer, speech)
         if verdict is not None:
             return verdict, name
+    sides = re.split(r"(?<![<>!\\\\])=", answer)
+    if 1 < len(sides) <= _MAX_SIDES and all(judge(reference, one, question)[0] for one in sides):
+        return True, "each side"
     right = _same_mathematics(_meaning(reference), _meaning(answer), speech)
     # what reads more than these rules do takes less notice of capitals and primes
     folded = [re.sub(r"['’\"]", "", exact_text(text)).casefold() for text in (reference, answer)]
@@ -144,6 +148,9 @@ def _text(reference: str, answer: str, speech: Speech) -> bool | None:
         return True
     if wanted.casefold() in _MEANT:
         return None
+    if first := re.fullmatch(r"(yes|no|true|false), ?(.+)", plain_text(answer), re.IGNORECASE):
+        is_told = not doubtful(first[2]) and speech.speaks(first[2])
+        return is_told and same_case(wanted, first[1])
     return False if _tree(plain) is None or len(max(words, key=len)) > 3 else None
 
 
@@ -200,8 +207,8 @@ def _value(digits: str, base: int) -> int | None:
 
 # ---- times of the day: `2:30 p.m.`
 
-_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))? ?([ap])\.? ?m\b\.?", re.IGNORECASE)
-_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
+_TIME = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))? ?([ap])\.? ?m\b\.?", re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")
 
 
 def _time(reference: str, answer: str, speech: Speech) -> bool | None:
@@ -209,12 +216,15 @@ def _time(reference: str, answer: str, speech: Speech) -> bool | None:
     wanted = _seconds(reference)
     if wanted is None:
         return None
-    answer = re.sub(r"^(?:at|by) ", "", bare(answer))
+    answer = re.sub(r"^(?:at|by) ", "", bare(speech.told(answer)))
+    for said, half in ((" in the morning", " am"), (" in the (?:afternoon|evening)", " pm")):
+        answer = re.sub(f"(?<=\\d){said}$", half, answer)
     given = _seconds(bare(answer))
     if given is None and (found := _CLOCK.fullmatch(bare(plain_of(answer)))):
         hour = int(found[1])
         given = (hour * 60 + int(found[2])) * 60 + int(found[3] or 0)
-        return given in (wanted, wanted - 12 * 3600 if 1 <= hour < 12 else wanted)
+        is_half = 1 <= hour < 12 and not found[1].startswith("0")
+        return given in (wanted, wanted - 12 * 3600 if is_half else wanted)
     return given == wanted
 
 
@@ -238,7 +248,8 @@ _RULES: tuple[tuple[str, Rule], ...] = (
 # ---- mathematics
 
 _MEANT = {
-    "all real numbers": "\\mathbb{R}", "all reals": "\\mathbb{R}", "any real number": "\\mathbb{R}",
+    "all real numbers": "\\mathbb{R}", "every real number": "\\mathbb{R}", "inf": "\\infty",
+    "infinite": "\\infty", "all reals": "\\mathbb{R}", "any real number": "\\mathbb{R}",
     "no solution": "\\emptyset", "no solutions": "\\emptyset", "empty set": "\\emptyset",
     "no real solution": "\\emptyset", "no real solutions": "\\emptyset", "none": "\\emptyset",
     "there are no solutions": "\\emptyset", "there is no solution": "\\emptyset",
@@ -255,10 +266,12 @@ _ARC = re.compile(
     r"(\d+) ?(?:°|\^ ?\{? ?\\circ ?\}?) ?(\d+(?:\.\d+)?) ?(?:'|’|′|\^ ?\{?\\prime\}?)"
 )
 _NAMED = re.compile(
-    r"^(?:([A-Za-z](?:'{1,3}|\^ ?\{-1\})? ?(?:\([^()=]{1,12}\))?)|(?:m ?)?\\angle ?([A-Z]{1,3})"
+    r"^(?:of )?(?:([A-Za-z](?:'{1,3}|\^ ?\{-1\})? ?(?:\([^()=]{1,12}\))?)"
+    r"|(?:m ?)?\\angle ?([A-Z]{1,3})"
     r"|\|?(?:\\(?:overline|vec|overrightarrow) ?\{)?([A-Z]{2,3})\}?\|?)"
-    r" ?(?:[=:]|\\in(?= ?\\\{)) ?(?=[^ ])"
+    r"(?: ?(?:[=:]|\\in(?= ?\\\{)) ?| (?:is|equals) )(?=[^ ])"
 )
+_SLOPE = re.compile(r"^\\[dt]?frac ?\{d[a-z]?\} ?\{d[a-z]\} ?= ?")
 _LABEL = re.compile(
     r"^(A(?=: )"
     r"|(?:\\text\{[^{}]*\} ?|[A-Za-z][A-Za-z']* ){0,6}?(?:\\text\{[^{}]*\}|[A-Za-z][A-Za-z']{2,}))"
@@ -317,6 +330,8 @@ def _as_asked(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node
     """Both as what the question asks for: a list that has an order, a point or an interval."""
     if speech.asks_order and reference.op in ("list", "sequence"):
         return _in_order(reference), _in_order(answer)
+    if reference.op == "sequence" and reference.name == "()" and speech.asks_point is not False:
+        answer = _point(answer, speech)
     if reference.op == "sequence" and reference.name == "()" and len(reference.args) == 2:
         if speech.asks_point is False and answer.op in ("list", "matrix"):
             return reference, _NOTHING
@@ -324,6 +339,24 @@ def _as_asked(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node
         if speech.asks_point and is_set:
             return reference, _NOTHING
     return reference, answer
+
+
+def _point(node: Node, speech: Speech) -> Node:
+    """A point that is said by its coordinates (`x = 4, y = 3`) or with its name (`V(3, 5)`)."""
+    if node.op == "*" and node.args[0].name.isupper() and node.args[-1].op == "sequence":
+        return node.args[-1] if len(node.args) == 2 else node
+    if (
+        node.op == "sequence"
+        and node.name == "⦃⦄"
+        and [one.op for one in node.args] == ["sequence"]
+    ):
+        return node.args[0]
+    if node.op != "list" or node.name == "or" or {one.name for one in node.args} != {"="}:
+        return node
+    named = {_name(one.args[0]): one.args[1] for one in node.args if len(one.args) == 2}
+    if len(named) < len(node.args) or not all(len(name) == 1 for name in named):
+        return node
+    return Node("sequence", tuple(named[name] for name in speech.sorted(named)), name="()")
 
 
 def _in_order(node: Node) -> Node:
@@ -352,9 +385,10 @@ def _candidates(text: str, is_list: bool, speech: Speech) -> Iterator[Node]:
     counted = _COUNTED.match(bare(text))
     if counted and speech.counts(counted[2]):  # `3 times`, where it is asked how many times
         text = f"{counted[1]} {bare(text)[counted.end() :]}".strip()
+    text = _unlabelled(_unrepeated(bare(text)), speech)
     if doubtful(text):
         return
-    for part in _sides(_unlabelled(_unrepeated(bare(text)), speech)):
+    for part in _sides(text):
         for node in _trees(part, is_list=is_list):
             if (allowed := _allowed(node, speech)) is not None:
                 yield allowed
@@ -376,10 +410,12 @@ def _unlabelled(text: str, speech: Speech) -> str:
         if re.search(rf"(?<![A-Za-z\\]){name[0]}(?![A-Za-z])|[=<>≤≥]", rest):
             return text  # no definition but an equation, or several
         return rest if speech.is_asked(name) else ""
+    if (slope := _SLOPE.match(text)) and speech.asks_slope:
+        return text[slope.end() :]
     label = _LABEL.match(text)
-    if label is None or set(re.findall(r"[a-z]+", label[1])) & FUNCTIONS:
-        return text
-    return text[label.end() :] if speech.labels(label[1]) else text
+    if label and not set(re.findall(r"[a-z]+", label[1])) & FUNCTIONS and speech.labels(label[1]):
+        return text[label.end() :]
+    return speech.told(text)
 
 
 def _sides(text: str) -> tuple[str, ...]:
@@ -428,7 +464,7 @@ def _amount(text: str) -> float | None:
     return None
 
 
-def _allowed(node: Node, speech: Speech) -> Node | None:
+def _allowed(node: Node, speech: Speech, *, is_alone: bool = True) -> Node | None:
     """A tree whose units the question or the reference knows, else None."""
     if node.op == "unit":
         unit = unit_text(node.name)
@@ -442,9 +478,10 @@ def _allowed(node: Node, speech: Speech) -> Node | None:
         return None
     relations = [one for one in (node, *node.args) if one.op == "relation"]
     names = {name for one in relations for name in map(_name, one.args) if name}
-    if not all(speech.is_asked(name, is_alone=len(names) == 1) for name in names):
+    is_alone = is_alone and len(names) < 2
+    if not all(speech.is_asked(name, is_alone=is_alone) for name in names):
         return None
-    args = tuple(_allowed(arg, speech) for arg in node.args)
+    args = tuple(_allowed(arg, speech, is_alone=is_alone) for arg in node.args)
     if any(arg is None for arg in args):
         return None
     return node._replace(args=tuple(arg for arg in args if arg is not None))

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from prorl.envs.answers.words import doubtful
 from prorl.envs.units import (
     dimensions,
     factor,
@@ -30,6 +31,7 @@ from prorl.envs.units import (
     raised,
     same_kind,
     simple_units,
+    words_of,
 )
 
 if TYPE_CHECKING:
@@ -38,38 +40,40 @@ if TYPE_CHECKING:
 PERCENT = "%"
 _MIN_WORDS = 4
 """Of a question that says enough to tell what it asks for."""
-_ARTICLES = frozenset(re.findall(r"\w+", "the a an his her its their my our"))
-_CLOSING = frozenset(
-    re.findall(
-        r"\w+",
-        "left remaining more old long tall wide high deep away far total altogether overall in all",
-    )
+_ARTICLES = words_of("the a an his her its their my our")
+_CLOSING = words_of(
+    "left remaining now more old long tall wide high deep away far total altogether overall in all"
 )
 """Words behind a counted thing that say no more than that it is counted."""
 _OWN_WORDS = _CLOSING - {"total", "altogether", "overall", "in", "all"}
 """Those of them that must be the question's."""
-_TITLES = frozenset(re.findall(r"\w+", "answer result value final total amount number of"))
+_SPOKEN = words_of(
+    """he she it they there we you i this that his her their its has have had is are was were will
+    would be do does did can could in on at of to for from by with"""
+)
+"""Words of any sentence."""
+_ASKING = words_of("""how what which when where who find solve if and or suppose given let each""")
+_BE = ("is", "are", "was", "were")
+_TITLES = words_of("answer result value final total amount number of")
 """Words of any label."""
-_THINGS = frozenset(
-    re.findall(
-        r"[\w-]+",
-        """animals apples bags balloons balls bananas bars birds blocks boats books bottles boxes
-    boys bricks buses cakes calories candies cans cards cars cats chairs chickens children
-    choices coins combinations cookies cows cupcakes customers digits dogs edges eggs elements
-    employees faces fish floors flowers friends games girls goats guests houses integers items
-    kids legs letters marbles members men minutes miles movies necklaces numbers oranges
-    outcomes packages packs pages  paintings pencils pens people permutations persons
-    photos pieces pies pizzas plants players points pounds questions rabbits regions ropes
-    roses rows sandwiches seashells seats sets sheep shells shirts shoes sides slices socks
-    solutions songs stamps steps stickers stones students subsets teachers tickets tiles toys
-    trees triangles trips units values vertices votes ways wheels windows women words workers""",
-    )
+_THINGS = words_of(
+    """animals apples bags balloons balls bananas bars birds blocks boats books bottles boxes boys
+    bricks buses cakes calories candies cans cards cars cats chairs chickens children choices
+    coins combinations cookies cows cupcakes customers digits dogs edges eggs elements employees
+    faces fish floors flowers friends games girls goats guests houses integers items kids legs
+    letters marbles members men minutes miles movies necklaces numbers oranges outcomes packages
+    packs pages paintings pencils pens people permutations persons photos pieces pies pizzas
+    plants players points pounds questions rabbits regions ropes roses rows sandwiches seashells
+    seats sets sheep shells shirts shoes sides slices socks solutions songs stamps steps
+    stickers stones students subsets teachers tickets tiles toys trees triangles trips units
+    values vertices votes ways wheels windows women words workers"""
 )
 """What is counted where no question says it."""
 _IRREGULAR = {
     "children": "child", "people": "person", "men": "man", "women": "woman", "feet": "foot",
     "mice": "mouse", "geese": "goose", "teeth": "tooth", "knives": "knife", "loaves": "loaf",
     "leaves": "leaf", "shelves": "shelf", "halves": "half", "pence": "penny", "bucks": "dollar",
+    "remaining": "left", "remain": "left", "remains": "left", "still": "left",
 }  # fmt: skip
 _PERIODS = {
     "daily": "day", "weekly": "week", "monthly": "month", "yearly": "year", "annual": "year",
@@ -97,8 +101,8 @@ _REST = (
 )
 _COUNTED = re.compile(r"\b(?:how many|number of)" + _REST, re.IGNORECASE)
 _ASKED = re.compile(
-    r"\b(?:how much|what (?:is|was|are|were)|which|find|determine|calculate|compute|evaluate)"
-    + _REST,
+    r"\b(?:how much|(?:what|how \w+) (?:is|was|are|were)|which|find|determine|calculate|compute"
+    r"|evaluate)" + _REST,
     re.IGNORECASE,
 )
 """What is asked for, by its words."""
@@ -129,6 +133,11 @@ _NAMES = re.compile(
     r"\w(?:(?:\^\{-1\})?\(\w\)|(?:\)?(?: ?, ?(?:and )?| and )\(?[A-Za-z](?![A-Za-z]))*)"
 )
 """A function of a letter, or letters in a row."""
+_AGGREGATE = re.compile(
+    r"\b(?:sum|product|number|difference|mean|average|slope|area|degree|coefficient|discriminant"
+    r"|remainder|distance)\b[^.?]* (?:of|between|when|from|through|in)\b|\\(?:int|sum|lim)(?![a-z])"
+)
+"""What is asked of an expression, whose letters are then no names of the answer."""
 _VERB = re.compile(
     r"\b(?:find|solve|determine|compute|calculate|evaluate|express|what|which)\b", re.IGNORECASE
 )
@@ -155,6 +164,28 @@ _ASKS_PERCENT = re.compile(
 )
 
 
+_TOLD = re.compile(
+    r"((?:[A-Za-z][A-Za-z'’-]* ){1,10})(?<! of )(?<! by )(?<! than )"
+    r"([-+]?\d[\d.,:/]*(?: ?\\?%)?|[-+]?\\[dt]?frac ?\{\d+\} ?\{\d+\})((?: ?[A-Za-z'’.-]+)*)"
+)
+"""A sentence of words and one number."""
+_WHERE_OF = re.compile(
+    r" (?:in|on|at) (?:the|his|her|their|an?) [A-Za-z ]+$|(?:^| )(?:is|are|was|were|can|will) .*$"
+)
+"""Where it is so, or what is said of it."""
+_CHANCE = re.compile(r"probab|chance|likel|fraction|odds", re.IGNORECASE)
+
+
+_MONEY = tuple({f"[{name}]"} for name in ("dollar", "euro", "sterling", "yen", "rupee"))
+_KINDS = {
+    r"\bhow far\b|\bdistance\b": ({"[length]"},),
+    r"\bhow much (?:money )?(?:\w+ ){1,4}?(?:earn|pay|spend|cost|save|charge)": _MONEY,
+    r"\bhow (?:old|long (?:does|did|will) (?:\w+ ){0,3}?take)\b": ({"[time]"},),
+    r"\bhow (?:heavy|much (?:\w+ ){1,4}?weigh)": ({"[mass]"},),
+}
+"""What a question asks for -> the dimensions of its answer."""
+
+
 class Speech:
     """What a question and its reference speak of."""
 
@@ -176,7 +207,7 @@ class Speech:
     @cached_property
     def _asking(self) -> str:
         """The sentences that ask; the whole question where none does."""
-        sentences = re.split(r"(?<=[.?!]) ", self._question)
+        sentences = re.split(r"(?<=[.?!])(?<![ap]\.m\.) ", self._question)
         return " ".join(filter(_ASKS.search, sentences)) or self._question
 
     @cached_property
@@ -223,9 +254,73 @@ class Speech:
         asked = rf"\bhow (?:many|much) (?:\w+ ){{0,2}}?{re.escape(word)}\b"
         return re.search(asked, self._question, re.IGNORECASE) is not None
 
+    def speaks(self, text: str) -> bool:
+        """Whether all its words are the asking sentence's, or those of any sentence.
+
+        The one name of a question stands for the pronoun of the sentence that asks.
+        """
+        names = {
+            word
+            for word in re.findall(r"\b[A-Z][a-z]+\b", self._question)
+            if word.lower() not in _SPOKEN | _ARTICLES | _ASKING
+        }
+        has_pronoun = re.search(r"\b(?:s?he|they|it|his|her|their)\b", self._asking)
+        known = names if len(names) == 1 and has_pronoun else set[str]()
+        return self.is_known and all(
+            word.lower() in _SPOKEN | _ARTICLES or stem(word) in self._stems or word in known
+            for word in _WORD.findall(text)
+        )
+
+    def told(self, text: str) -> str:
+        """What a short sentence in the question's words says: `18 eggs` of `Janet has 18 eggs`."""
+        chance = re.fullmatch(r"(\d+) (?:in|out of) (\d+)", text)
+        if chance and _CHANCE.search(self._asking):
+            return f"{chance[1]}/{chance[2]}"
+        whole, _, rest = text.partition(" is " if " is " in text else "=")
+        whole = re.escape(whole.strip().removeprefix("of "))
+        if rest and re.search(
+            rf"\b(?:what is|there in|value of|compute|evaluate|calculate) {whole} ?[.?]?$",
+            self._asking,
+            re.I,
+        ):
+            return rest.strip()
+        found = _TOLD.fullmatch(text)
+        if found is None or doubtful(text) or re.search(r"\bthan\b", self._asking):
+            return text
+        if ":" in found[2] and not re.match(r" ?[ap]\.?m\b", found[3], re.IGNORECASE):
+            return text
+        *subject, last = found[1].split()
+        is_told = self.speaks(found[1]) and any(map(self._is_verb, (*subject, last)))
+        if last in _BE and re.search(r"\bwhat\b", self._asking, re.IGNORECASE):
+            is_told = is_told and (
+                subject in (["It"], ["it"], ["There"], ["there"]) or self.labels(" ".join(subject))
+            )
+        return f"{found[2]}{found[3]}" if is_told else text
+
+    def _is_verb(self, word: str) -> bool:
+        asked = re.search(r"\b(?:do|does|did|will|can|must|would|should)\b.*", self._asking)
+        said = set(re.findall(r"\w+", asked[0])) if asked else set[str]()
+        return word in (*_BE, "has", "have", "had") or (
+            word.endswith("s") and not said.isdisjoint((word[:-1], word[:-2]))
+        )
+
+    @property
+    def asks_slope(self) -> bool:
+        """Whether it asks for a derivative."""
+        return re.search(r"deriv|differentiat", self._question) is not None
+
+    def sorted(self, names: Iterable[str]) -> list[str]:
+        """Coordinates in the order of the question's own tuple, else of the alphabet."""
+        said = re.search(r"\(([a-z](?: ?, ?[a-z])+)\)", self._question)
+        order = said[1] if said else ""
+        return sorted(names, key=lambda name: (order.find(name), name))
+
     def allows(self, unit: str) -> bool:
         """Whether a number may stand before this: a unit or the thing that is asked for."""
-        unit = self._closed(unit)
+        unit = re.sub(r"^(?:different|distinct|possible) ", "", self._closed(unit))
+        where = _WHERE_OF.search(unit)
+        if where and self.speaks(where[0]) and (" a" not in where[0] or where[0] in self._asking):
+            unit = unit[: where.start()]
         if not unit:
             return True
         known, rate = parse_unit(unit), _PER.search(unit)
@@ -314,18 +409,30 @@ class Speech:
         """The first letters behind the verb that asks: of `find x and y if x + z = 3` x and y."""
         for asked in _VERB.finditer(self._asking):
             rest = re.split(r"\bterms of\b", self._asking[asked.end() :])[0]
-            if first := _LETTER.search(rest):
+            first = _LETTER.search(rest)
+            if _AGGREGATE.search(rest[: first.start()] if first else rest):
+                return frozenset("?")
+            if first:
                 named = _NAMES.match(rest, first.start())
                 return frozenset(_LETTER.findall(named[0] if named else "")) | {first[0]}
         return frozenset()
 
     def is_asked(self, name: str, *, is_alone: bool = True) -> bool:
         """Whether a name (`x`, `f(5)`, `AB`) may be that of the answer, or of one of several."""
-        if re.search(rf"(?<!\w){re.escape(name)} ?(?:= ?-?[\d.\\]|\\to|→)", self._question):
+        name = re.sub(r"_\d$", "", name)  # x_1 and x_2 are values of x
+        if re.search(
+            rf"(?<![\w+*/-])(?<![+*/-] ){re.escape(name)} ?(?:= ?-?[\d.\\]|\\to|→)", self._question
+        ):
             return False  # it has a value already
         if len(name) == 1 and self._letters and not is_alone:
             return name in self._letters
         if not self.is_known:
+            return True
+        initials = "".join(word[0] for word in _WORD.findall(self._asking)).upper()
+        primes = "'" * (1 + len(re.findall(r"\bsecond derivative", self._question)))
+        if (name.strip("xyft()") == primes and self.asks_slope) or (
+            len(name) > 2 and name in initials
+        ):
             return True
         if len(name) > 1:
             spelled = " ?".join(map(re.escape, name))
@@ -335,8 +442,17 @@ class Speech:
                     " ".join(re.findall("[a-z]+", name))
                 )
             is_inverse = name.endswith("^{-1}") and "inverse" in self._question
-            is_function = re.fullmatch(r"[A-Za-z]\([a-z]\)", name) and name[0] not in self._letters
+            is_function = (
+                not self.asks_slope
+                and re.fullmatch(r"[A-Za-z]\([a-z]\)", name)
+                and name[0] not in self._letters
+            )
             return bool(said or is_inverse or is_function)
+        if "?" in self._asked_letters:  # the sum of the roots of x^2 - 3x: no x, y or z is asked
+            return name not in self._letters and name not in "xyz"
+        heads = {word[0] for one in self._asked_for for word in one[: (*one, "of").index("of")]}
+        if name.isupper() and heads and not self._letters:  # the P of `the perimeter of a square`
+            return name.lower() in heads
         # capitals that are not asked for are things: `jar A`
         lower = {one for one in self._letters if one.islower()}
         return name in (self._asked_letters or lower or (() if self._letters else name))
@@ -356,6 +472,12 @@ class Speech:
             shaped = parse_unit(f"m^{power}")
             if shaped is not None and not same_kind(unit, shaped):
                 return False
+        for pattern, kinds in _KINDS.items():
+            if re.search(pattern, self._asking, re.IGNORECASE):
+                periods = tuple(map(parse_unit, _WORD.findall(self._asking)))
+                asked = [one for one in simple_units(unit) if one in periods]
+                if dimensions(unit).difference(*map(dimensions, asked)) not in kinds:
+                    return False
         if not dimensions(unit) and not _ANGLE.search(f"{self._question} {self._reference}"):
             return False
         for one in simple_units(unit):
@@ -407,7 +529,8 @@ def _stems(text: str) -> tuple[str, ...]:
 def _unit_of(reference: str) -> str:
     """What stands behind the reference's number, roughly."""
     found = re.match(r"[-+\d.,/ ]*\d", reference)
-    return reference[found.end() :].strip() if found else ""
+    behind = reference[found.end() :].strip() if found else ""
+    return "" if re.match(r"\\(?!text|mathrm|[,;:! ])", behind) else behind
 
 
 def unit_text(text: str) -> str:

@@ -40,8 +40,8 @@ _MARKS = re.compile(r"[,;:!?\"'()\[\]{}\\*~…‘’“”«»]")
 """What may stand around words; signs that mean something (`<`, `/`, `#`, `%`) are none of them."""
 _ARTICLES = re.compile(r"(?:^(?:[Tt]he|[Aa]n?)|\b(?:the|an?)) (?=\w)")
 """`A` in the middle is a name, as in `vitamin A`."""
-_RAISED = re.compile(r"[_^]\{?([\w+-]+)\}?")
-_ACIDITY = re.compile(r"(?:the )?pH ?(?:=|of|is|:|≈)? ?(?=-?\d)")
+_RAISED = re.compile(r"[_^]\{?([+-]?[^\W_]+[+-]?|[+-])\}?")
+_ACIDITY = re.compile(r"(?:[Tt]he )?pH ?(?:=|of|is|:|≈)? ?(?=-?\d)")
 _COUNT = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+")
 
 
@@ -100,6 +100,8 @@ def _given(answer: str, wanted: Quantity, speech: Speech) -> Quantity | None:
     Where the reference has no unit, one that the question speaks of is left out.
     """
     answer = numerals(_ACIDITY.sub("", answer))
+    if str(wanted.unit) in ("degree_Celsius", "degree_Fahrenheit"):  # `C` is no coulomb there
+        answer = re.sub(r"(?<=\d) ?([CF])$", r" deg\1", answer)
     found = quantity(answer)
     if wanted.has_unit or not speech.is_known or (found is not None and not found.has_unit):
         return found
@@ -117,7 +119,7 @@ def choice_of(answer: str, choices: Sequence[str]) -> str:
     ['B', 'B', 'B', 'B', '', '', '']
     """
     by_text = [
-        letter for letter, text in zip(LETTERS, choices, strict=False) if is_same_text(text, answer)
+        letter for letter, text in zip(LETTERS, choices, strict=False) if _is_choice(text, answer)
     ]
     if len(by_text) == 1:
         return by_text[0]
@@ -126,9 +128,18 @@ def choice_of(answer: str, choices: Sequence[str]) -> str:
         return ""
     letter, rest = found[1].upper(), found[2] or ""
     index = LETTERS.index(letter)
-    if index >= len(choices) or (words(rest) and not is_same_text(choices[index], rest)):
+    if index >= len(choices) or (words(rest) and not _is_choice(choices[index], rest)):
         return ""
     return letter
+
+
+def _is_choice(choice: str, answer: str) -> bool:
+    if is_same_text(choice, answer):
+        return True
+    wanted, given = quantity(choice), quantity(answer)
+    if wanted is None or given is None or wanted.has_unit is not given.has_unit:
+        return False
+    return equal(given, wanted, 1e-9)
 
 
 def is_same_text(reference: str, answer: str) -> bool:

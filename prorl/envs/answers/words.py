@@ -29,24 +29,7 @@ _DOUBT = re.compile(
     r"|inverse|instead|versus|vs|unless|if|possibly|probably|could|might|unlike|but|error|infinite)\b|n't\b",
     re.IGNORECASE,
 )  # fmt: skip
-_SAME = (
-    frozenset(("undefined", "not defined", "does not exist", "doesnt exist", "dne")),
-    frozenset(
-        (
-            "no solution",
-            "no solutions",
-            "no real solution",
-            "no real solutions",
-            "none",
-            "empty set",
-            "∅",
-            "there is no solution",
-            "there are no solutions",
-        )
-    ),
-    frozenset(("infinity", "∞", "positive infinity", "infinite", "+∞", "inf")),
-    frozenset(("all real numbers", "all reals", "ℝ", "any real number", "every real number")),
-)
+_UNDEFINED = frozenset(("undefined", "not defined", "does not exist", "doesnt exist", "dne"))
 
 _DELIMITERS = re.compile(r"\\[()\[\]]|__|`|(?<!\\)\$\$")
 _BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?![\w(])")
@@ -57,15 +40,17 @@ _SIGNS = {
 _SIGN = r"\\?[$€£¥₹¢]|\b(?:USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z])"
 _BEFORE = re.compile(rf"({_SIGN}) ?(?=[-+]?[\d.])")
 _BEHIND = re.compile(r"(?<=\d) ?([€£¥₹¢])")
+_SCALED = (
+    r"\d[\d.,]*(?<![.,])(?: ?(?:\\text ?\{ ?)?(?:hundred|thousand|million|billion|trillion)\b"
+    r" ?\}?)?"
+)
+_PRICE = re.compile(rf"(?:{_SIGN}) ?([-+]?{_SCALED}|[-+]?\.\d+)|({_SCALED}) ?[€£¥₹¢]")
 _REPEATED = re.compile(r"([_*$~#,;:])\1{3,}")
 _SCALE_WORD = re.compile(
     r"\\(?:text|mathrm|mbox) ?\{ ?(hundred|thousand|million|billion|trillion|dozen)\b ?([^{}]*)\}"
 )
 _TWO_LETTERS = frozenset(
-    re.findall(
-        r"[\w-]+",
-        """no up on in to of it is at by or so we an as do go if""",
-    )
+    re.findall(r"\w+", "no up on in to of it is at by or so we an as do go if")
 )
 
 
@@ -113,14 +98,7 @@ def _priced(text: str) -> str:
     bare_text = _BEHIND.sub("", _BEFORE.sub("", text))
     if len(signs) > 1 or re.search(rf"\b{name.rstrip('s')}", bare_text, re.IGNORECASE):
         return bare_text
-    at = re.search(
-        r"\d[\d.,]*(?: ?(?:\\text ?\{ ?)?(?:hundred|thousand|million|billion|trillion)\b ?\}?)?",
-        bare_text,
-    )
-    if at is None:
-        return text
-    number = at[0].rstrip(".,")
-    return f"{bare_text[: at.start()]}{number} {name}{bare_text[at.start() + len(number) :]}"
+    return _PRICE.sub(lambda price: f"{price[1] or price[2]} {name}", text, count=1)
 
 
 def plain_of(text: str) -> str:
@@ -216,7 +194,7 @@ def same_words(reference: str, answer: str) -> bool:
     if same_case(reference, answer):
         return True
     reference, answer = reference.casefold(), answer.casefold()
-    if any(reference in group and answer in group for group in _SAME):
+    if {reference, answer} <= _UNDEFINED:
         return True
     parts = [sorted(re.split(r",and |, and |,| and |;", text)) for text in (reference, answer)]
     if not len(parts[0]) == len(parts[1]) > 1:

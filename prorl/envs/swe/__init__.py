@@ -46,8 +46,6 @@ from prorl.envs.swe.verdict import NOTHING, check_reference, check_untouched, sc
 from prorl.envs.tools import BASH, FILES, text_field
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
-from prorl.rewards import rubric_of
-from prorl.rubric import Rubric
 from prorl.types import HOST_WHEELS, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult
 
 GOLD_PATCH = ".git/reference.patch"
@@ -123,16 +121,14 @@ class SweEnv(BaseEnv):
     async def score(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        """Apply tests and diff, run the tests; then the task's further parts.
+        """Apply tests and diff, run the tests.
 
         Raises GraderError, SandboxError, RolloutError for a task whose tests do not apply.
         """
         assert sandbox is not None
-        resolved = score_of(task, NOTHING, "no change")
-        if artefact.strip():
-            resolved = await Judge(task, sandbox, deadline, artefact).score()
-        more = await rubric_of(task, Rubric()).score(task, artefact, sandbox, deadline)
-        return Score(parts=(*resolved.parts, *more.parts), log=resolved.log)
+        if not artefact.strip():
+            return score_of(task, NOTHING, "no change")
+        return await Judge(task, sandbox, deadline, artefact).score()
 
     def reference(self, task: Task) -> Solution:
         self.check(task)
