@@ -67,7 +67,15 @@ def __getattr__(name: str) -> Any:
         return version("prorl")
     if name not in _HOMES:
         raise AttributeError(f"module 'prorl' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), _RENAMED.get(name, name))
+    try:
+        home = import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        if (error.name or "prorl").partition(".")[0] == "prorl":
+            raise
+        raise ModuleNotFoundError(
+            f"prorl.{name} needs {error.name}: pip install 'prorl[serve]'", name=error.name
+        ) from None
+    return getattr(home, _RENAMED.get(name, name))
 
 
 def __dir__() -> list[str]:

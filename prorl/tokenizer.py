@@ -41,6 +41,10 @@ SPECIALS = (
 """What ChatML with Hermes tool calls needs; ids 256.. of `ByteTokenizer` in this order."""
 
 _NUM_BYTES = 256
+_REMEMBERED_BYTES = 16 << 20
+"""Of texts and their ids, then all are forgotten: siblings begin alike, and of a conversation that
+is rendered again most was seen.
+"""
 
 
 class ByteTokenizer:
@@ -130,6 +134,8 @@ class HFTokenizer:
         self._encoder = tokenizers.Tokenizer.from_str(orjson.dumps(data | _PLAIN).decode())
         self.num_ids = 1 + max(self._decoder.get_vocab(with_added_tokens=True).values())
         self.vocab_size = max(_model_size(where), self.num_ids)
+        self._remembered: dict[str, Int32] = {}
+        self._remembered_bytes = 0
         settings = where / "tokenizer_config.json"
         self.compact_tools = _setting(settings, "prorl_compact_tools") is True
 
@@ -145,7 +151,19 @@ class HFTokenizer:
                 )
 
     def encode(self, text: str) -> Int32:
-        """Ids of plain text, without any begin or end token."""
+        """Ids of plain text, without any begin or end token; read-only."""
+        ids = self._remembered.get(text)
+        if ids is None:
+            ids = self._plain(text)
+            ids.flags.writeable = False
+            if self._remembered_bytes > _REMEMBERED_BYTES:
+                self._remembered.clear()
+                self._remembered_bytes = 0
+            self._remembered[text] = ids
+            self._remembered_bytes += ids.nbytes + 2 * len(text)
+        return ids
+
+    def _plain(self, text: str) -> Int32:
         ids = self._encode(text)
         if not np.isin(ids, self._special_ids).any():
             return ids

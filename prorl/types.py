@@ -15,6 +15,7 @@ imported.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -68,6 +69,8 @@ class RunWeights(NamedTuple):
     """Whether the run published any through the service: then a server that states none is not
     believed.
     """
+    announced: bool = False
+    """Whether its trainer sends them itself: what a server was started with is no version then."""
 
 
 class SpanKind(IntEnum):
@@ -322,6 +325,21 @@ NO_FAILURE = Failure(code=FailureCode.NONE)
 """All went well."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorCounts:
+    """What became of a program's calls (`prorl.capture`); zeros where no program drove the policy.
+
+    `prorl.schema.fields.DOOR` says what each one counts.
+    """
+
+    bridged: int = 0
+    rendered: int = 0
+    forks: int = 0
+    echo_edited: int = 0
+    discarded: int = 0
+    retold: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
     """What RUN leaves of an attempt."""
@@ -335,6 +353,7 @@ class Trajectory:
     failure: Failure
     llm_s: float
     tool_s: float
+    door: DoorCounts = DoorCounts()
 
 
 class Judgement(NamedTuple):
@@ -377,8 +396,20 @@ class SandboxRef(NamedTuple):
     """Of the tool server, under 100 bytes."""
 
 
+DOCKER = "docker://"
+"""How an image in a container registry begins."""
 HOST_WHEELS = "host"
 """As `SandboxSpec.wheels`: copied from the Python that prorl itself runs in."""
+
+
+def image_name(reference: str) -> str:
+    """The name in a node's registry of an image in a container registry.
+
+    >>> image_name("docker://docker.io/swebench/sweb.eval.x86_64.psf_1776_requests-1142:latest")
+    'sweb.eval.x86_64.psf_1776_requests-1142'
+    """
+    last = reference.removeprefix(DOCKER).rpartition("/")[2].partition("@")[0]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", last.removesuffix(":latest"))[:128]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +417,8 @@ class SandboxSpec:
     """What an env asks of a sandbox for one stage."""
 
     image: str = ""
-    """Absolute path of a folder or .sif, or a name of the node's registry (`prorl image`); empty =
+    """Absolute path of a folder or .sif, a name of the node's registry (`prorl image`), or
+    `docker://REFERENCE`, which is that name (`image_name`) and is pulled where it lacks; empty =
     the host's /usr, read-only.
     """
     overlay_bytes: int = 0
@@ -397,8 +429,8 @@ class SandboxSpec:
     for `apt-get` and its like.
     """
     requirements: tuple[str, ...] = ()
-    """Python packages beside the host's /usr, installed once a node; then nothing of the host's own
-    packages is seen. For sandboxes without an image.
+    """Python packages beside the host's /usr, or npm's (`npm:NAME@VERSION`), installed once a node;
+    then nothing of the host's own Python packages is seen. For sandboxes without an image.
     """
     wheels: str = ""
     """Where they come from: a folder of wheels, an index's URL, HOST_WHEELS, or empty for pip's own
@@ -406,6 +438,9 @@ class SandboxSpec:
     """
     tools: tuple[str, ...] = ("bash", "python", "files")
     memory_bytes: int = 2 << 30
+    address_bytes: int = 0
+    """What one process may map; 0 = memory_bytes. V8 and JavaScriptCore map far more than they use.
+    """
     processes: int = 128
     file_bytes: int = 256 << 20
     """Largest single file."""

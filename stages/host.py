@@ -240,6 +240,7 @@ class StageHost:
             failed=self._num_failed,
             busy_s=round(self._busy_s, 3),
             tokens=self._tokens(),
+            stalled_s=round(self.outlet.stalled_s, 3),
         )
 
     # ---- one row

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prorl.errors import UserError
-from prorl.schema import MAX_SEGMENTS, SEQUENCES
+from prorl.schema import ARROW_ERRORS, MAX_SEGMENTS, SEQUENCES
 from prorl.schema.fields import SPANS
 from prorl.types import Json, Lineage
 
@@ -59,7 +59,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     if path.suffix == ".parquet":
         try:
             table = pq.read_table(path)
-        except (pa.ArrowException, OSError) as error:
+        except ARROW_ERRORS as error:
             raise UserError(f"{path}: {error}", "a Parquet file") from None
         yield from (Line(f"{path}:{i}", row) for i, row in enumerate(table.to_pylist(), 1))
         return

@@ -8,8 +8,7 @@ greedily; and a control with shuffled rewards, which must not learn. About an ho
 interrupted bench goes on where it was when it is started again in the same folder.
 
 Everything lies in prorl-runs/learning: the runs, `curves.parquet` (reward of what each policy
-version sampled), `heldout.parquet` (shares with Wilson's 95 % interval) and `curves.png` drawn from
-these two.
+version sampled) and `heldout.parquet` (shares with Wilson's 95 % interval).
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ async def run(quick: bool) -> Report:
     curves = [{**study._asdict(), **point} for study, demo in found for point in demo["curve"]]
     pq.write_table(pa.Table.from_pylist(heldout), root / "heldout.parquet")
     pq.write_table(pa.Table.from_pylist(curves), root / "curves.parquet")
-    draw(heldout, curves, root / "curves.png")
     return Report(bench="learning", rows=tuple(_rows(found)))
 
 
@@ -159,46 +157,3 @@ def _rows(found: list[tuple[Study, Json]]) -> Iterator[Figure]:
     diffs = tuple(demo["times"]["logprob_diff_max"] for _, demo in found)
     note = "sampler against trainer, whole runs; bar: 1e-4"
     yield Figure(what="logprob_diff_max", value=max(diffs), unit="nats", repeats=diffs, note=note)
-
-
-LEGEND = (
-    "lines: training · dots: held-out tasks, 95 % Wilson · blue, orange: two checkpoints ·"
-    " grey: shuffled rewards"
-)
-
-
-def draw(heldout: list[Json], curves: list[Json], path: Path) -> None:
-    """One panel a set: every study's reward per version, its held-out shares at both ends.
-
-    The control is dashed and grey.
-    """
-    from matplotlib.figure import Figure as Plot
-
-    figure = Plot(figsize=(9, 3.6), dpi=100, layout="constrained")
-    last = max(point["version"] for point in curves)
-    studies = dict.fromkeys(Study(*(row[key] for key in Study._fields)) for row in heldout)
-    for axes, name in zip(figure.subplots(1, len(SETS), sharey=True), SETS, strict=True):
-        for study in studies:
-            color = "grey" if study.control else ("tab:blue", "tab:orange")[study.checkpoint]
-            own = {**study._asdict(), "set": name}.items()
-            points = [point for point in curves if own <= point.items()]
-            axes.plot(
-                [point["version"] for point in points],
-                [point["reward"] for point in points],
-                color=color,
-                linestyle=":" if study.control else "-",
-                linewidth=1,
-                alpha=0.8,
-            )
-            for row in heldout:
-                if own <= row.items() and row["mode"] == "sampled":
-                    x = -1 if row["when"] == "before" else last + 1
-                    error = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
-                    style = {"fmt": "o", "markersize": 3, "capsize": 2, "color": color}
-                    axes.errorbar([x], [row["value"]], yerr=error, **style)
-        axes.set(title=name, xlabel="policy version", ylim=(0, 1))
-        axes.axhline(GOAL, color="black", linewidth=0.5)
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("mean reward, temperature 1")
-    figure.suptitle(LEGEND, fontsize=10)
-    figure.savefig(path)

@@ -123,7 +123,9 @@ def _warm_up(client: Client, count: int) -> float:
 def _burst(client: Client, name: str, count: int, look: Callable[[], None] = lambda: None) -> None:
     _create(client, name)
     client.submit(name, _tasks(name, count), 1, key=name, last=True)
-    wait_finished(client, name, POLL_S, look)
+    while not has_finished(client, name):
+        look()
+        time.sleep(POLL_S)
 
 
 async def _measured_burst(client: Client, name: str, count: int) -> Burst:
@@ -168,7 +170,8 @@ def _paced(client: Client, name: str, rate: float, length_s: float) -> None:
     for i, task in enumerate(_tasks(name, count)):
         time.sleep(max(0.0, start + i / rate - time.monotonic()))
         client.submit(name, [task], 1, key=f"{name}-{i}", last=i == count - 1)
-    wait_finished(client, name, POLL_S)
+    while not has_finished(client, name):
+        time.sleep(POLL_S)
 
 
 def first_lease(starts: int) -> Figure:
@@ -225,13 +228,12 @@ def cpu_s() -> float:
     return sum(procfs.cpu_s(pid) for pid in tree(os.getpid()))
 
 
-def wait_finished(
-    client: Client, run_id: str, look_s: float, look: Callable[[], None] = lambda: None
-) -> None:
-    """Wait until a run is finished; `look` is called each time when it is not."""
-    while client.run(run_id)["state"] != "finished":
-        look()
-        time.sleep(look_s)
+def has_finished(client: Client, run_id: str) -> bool:
+    """Whether a run is finished. Raises UnavailableError for one that ended otherwise."""
+    view = client.run(run_id)
+    if view["state"] not in ("proving", "open", "finished"):
+        raise UnavailableError(f"run {run_id} is {view['state']}: {view['stuck']}")
+    return bool(view["state"] == "finished")
 
 
 async def _accepted(length_s: float) -> Figure:

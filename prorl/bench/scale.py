@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from prorl.bench.pipeline import has_finished
 from prorl.bench.report import Figure, Report
 from prorl.bench.scale_model import Costs, Point, Times, saturation, simulate, worked_share
 from prorl.client.client import Client, connect
@@ -168,7 +169,7 @@ def _work(client: Client, name: str, num: int, waits: tuple[float, ...]) -> floa
     client.create_run(run_id=name, max_open_groups=max(256, 2 * num), backends=servers)
     tasks = (Task(task_id=f"{name}/{i}", env="noop", prompt="wait") for i in range(num))
     client.submit(name, tasks, 1, key=name, last=True)
-    _until(lambda: client.run(name)["state"] == "finished", f"run {name}", look_s=1.0)
+    _until(lambda: has_finished(client, name), f"run {name}", look_s=1.0)
     view = client.run(name)
     return float(view["finished_at"] - view["started_at"])
 

@@ -27,6 +27,15 @@ def main() -> None:
         from prorl.cli.app import dispatch
 
         code = dispatch(sys.argv[1:])
+    except ModuleNotFoundError as error:
+        if (error.name or "prorl").partition(".")[0] == "prorl":
+            raise
+        print(
+            f"error: {error.name} is not installed: this is the client alone; the command line"
+            " and the service are pip install 'prorl[serve]'",
+            file=sys.stderr,
+        )
+        code = 2
     except KeyboardInterrupt:  # among imports, or while the last words were said
         print("error: interrupted", file=sys.stderr)
         code = 130

@@ -25,7 +25,7 @@ COMMANDS = {
     "node": "Work for a service elsewhere; or have a node leave.",
     "status": "What a service is doing, once or again and again.",
     "backends": "Its model servers: ls, add, rm, drain, set.",
-    "token": "Tokens and join files of others: new, ls, revoke, renew.",
+    "token": "Tokens and join files of others: new, ls, renew.",
     "show": "The runs of a root, a run, or one rollout as a transcript.",
     "view": "Stored runs in the browser: charts, rollouts, tokens.",
     "sql": "One SELECT over what runs stored.",
@@ -37,7 +37,7 @@ COMMANDS = {
     "export": "A stored run as chat, verl, TRL, ATIF, HF datasets.",
     "import": "Token-carrying rows of others as a run.",
     "schema": "The columns of every edge and table; keys of configs.",
-    "image": "Images for sandboxes, without a registry: build, ls, rm.",
+    "image": "Images for sandboxes: pull, build, ls, du, rm, gc.",
     "doctor": "Probe this machine, or a model's directory, with fixes.",
     "bench": "Measure, with rivals in the same run.",
 }

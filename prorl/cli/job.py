@@ -23,15 +23,13 @@ from prorl.agents.programs import program_of
 from prorl.backends.catalogue import is_server
 from prorl.cli.runs import latest_run
 from prorl.cli.settings import Job, job_settings, run_settings, service_settings
-from prorl.config import RunConfig, ServiceConfig
+from prorl.config import JOB_FILE, RunConfig, ServiceConfig
 from prorl.envs.users import env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
 from prorl.filters import FILTERS
 from prorl.tasks import TaskSet, read_tasks
 from prorl.tasks.generated import is_generated
 from prorl.types import Json, Task
-
-JOB_FILE = "job.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,12 @@ import orjson
 
 from prorl import plugins
 from prorl.backends.catalogue import is_server
-from prorl.cli.job import JOB_FILE, JobPlan
+from prorl.cli.job import JobPlan
 from prorl.cli.output import note
 from prorl.cli.progress import follow
 from prorl.cli.runs import root_option
 from prorl.cli.summary import present
-from prorl.config import ServiceConfig
+from prorl.config import JOB_FILE, ServiceConfig
 from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.linux.files import make_folder
 from prorl.storage.files.durable import replace_local

@@ -18,6 +18,10 @@ select count(*) as rollouts, count(distinct rollout_id) as distinct_rollouts,
     coalesce(sum(num_tool_calls), 0)::bigint as tool_calls,
     coalesce(sum(num_tokens), 0)::bigint as tokens,
     coalesce(sum(num_sampled), 0)::bigint as sampled_tokens,
+    coalesce(sum(bridged), 0)::bigint as bridged, coalesce(sum(rendered), 0)::bigint as rendered,
+    coalesce(sum(forks), 0)::bigint as forks, coalesce(sum(retold), 0)::bigint as retold,
+    coalesce(sum(echo_edited), 0)::bigint as echo_edited,
+    coalesce(sum(discarded), 0)::bigint as discarded,
     max(attempt) as max_attempt,
     count(*) filter (stop_reason in ('max_tokens', 'context')) as cut_by_tokens,
     count(*) filter (stop_reason = 'deadline') as cut_by_time
@@ -90,6 +94,8 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
             yield f"  CUT OFF   {many:,} of {summary['rollouts']:,} rollouts: raise {settings}"
     yield f"  groups    {' · '.join(map(_decided, summary['groups_decided'])) or 'none decided'}"
     yield f"  tokens    {_tokens(summary, elapsed_s)}"
+    if summary["bridged"] + summary["rendered"]:
+        yield f"  door      {_door(summary)}"
     timings = (
         f"{what} {row['p50_s'] or 0:.2f}/{row['p95_s'] or 0:.2f}"
         for what, row in summary["timings"].items()
@@ -103,6 +109,18 @@ def _reward(summary: dict[str, Json]) -> str:
     words = ["-" if mean is None else f"mean {mean:.3f}"]
     words.append(f"rewarded {summary['rewarded']:,}/{summary['rollouts']:,}")
     return " · ".join([*words, f"masked {masked:,}"] if masked else words)
+
+
+def _door(summary: dict[str, Json]) -> str:
+    """What became of the calls of programs."""
+    bridged, calls = summary["bridged"], summary["model_calls"]
+    share, retold = bridged / max(calls, 1), summary["retold"] / max(bridged, 1)
+    words = [f"{bridged:,} of {calls:,} calls ({share:.0%}) went on from recorded ids"]
+    words.append(
+        f"rendering again would have changed those of {summary['retold']:,} ({retold:.0%})"
+    )
+    named = {name: summary[name] for name in ("rendered", "forks", "echo_edited", "discarded")}
+    return " · ".join([*words, *(f"{name} {n:,}" for name, n in named.items() if n)])
 
 
 def _decided(row: dict[str, Json]) -> str:

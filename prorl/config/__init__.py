@@ -29,12 +29,15 @@ DEFAULT_TENANT = "default"
 
 RESERVED_NAMES = frozenset(
     {
-        *("logs", "lock", "token", "tokens.jsonl", "revoked", "signing.key"),
+        *("logs", "lock", "token", "signing.key"),
         *("tls", "join", "placers", "trace", "journal", "poison"),
         *("service.json", "control.lock", "control.db", "control.db-wal", "control.db-shm"),
     }
 )
 """What a root holds besides run directories: whoever puts something there names it here."""
+
+JOB_FILE = "job.json"
+"""Of `prorl run`: what it was asked, with the hashes of its files."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -68,6 +71,13 @@ class SandboxConfig(StrictModel):
     images: Path | None = Field(
         default=None,
         description="folder of this node's images (`prorl image`); default ~/.cache/prorl/images",
+    )
+    pull: bool = Field(
+        default=True,
+        description="pull a task's docker://REFERENCE on demand; else `prorl image pull` must have",
+    )
+    mirrors: dict[str, str] = Field(
+        default_factory=dict, description="URL that is asked first, by host of a container registry"
     )
     image: str = Field(
         default="",
@@ -283,16 +293,23 @@ class ServiceConfig(StrictModel):
 MAX_CALL_TOKENS = 131_072
 
 
+_SAMPLING, _LIMITS = SamplingParams(), RolloutLimits()
+"""They own the defaults; here are the bounds of what a user may say."""
+
+
 class Sampling(StrictModel):
     """How tokens are sampled; see `prorl.types.SamplingParams`."""
 
     temperature: float = Field(
-        default=1.0, ge=0.0, le=10.0, description="of the sampled answers; default 1"
+        default=_SAMPLING.temperature,
+        ge=0.0,
+        le=10.0,
+        description="of the sampled answers; default 1",
     )
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=_SAMPLING.top_p, gt=0.0, le=1.0)
+    top_k: int = Field(default=_SAMPLING.top_k, ge=0)
     max_tokens: int = Field(
-        default=4096,
+        default=_SAMPLING.max_tokens,
         ge=1,
         le=MAX_CALL_TOKENS,
         description="per model call; a model that thinks has limits.max_tokens where none is said",
@@ -316,17 +333,25 @@ WHOLE_DISTRIBUTION = (
 class Limits(StrictModel):
     """Budgets of a rollout; see `prorl.types.RolloutLimits`."""
 
-    init_s: float = Field(default=60.0, gt=0, le=86400)
+    init_s: float = Field(default=_LIMITS.init_s, gt=0, le=86400)
     run_s: float = Field(
-        default=300.0, gt=0, le=86400, description="a model that thinks has 1800 where none is said"
+        default=_LIMITS.run_s,
+        gt=0,
+        le=86400,
+        description="a model that thinks, or a program, has 1800 where none is said",
     )
-    eval_s: float = Field(default=120.0, gt=0, le=86400)
-    queue_s: float = Field(default=3600.0, gt=0, le=7 * 86400)
-    tool_s: float = Field(default=30.0, gt=0, le=86400)
-    max_turns: int = Field(default=16, ge=1, le=1000)
-    max_tokens: int = Field(default=16384, ge=16, le=1 << 20)
-    max_attempts: int = Field(default=3, ge=1, le=100)
-    max_worker_losses: int = Field(default=10, ge=0, le=1000)
+    eval_s: float = Field(default=_LIMITS.eval_s, gt=0, le=86400)
+    queue_s: float = Field(default=_LIMITS.queue_s, gt=0, le=7 * 86400)
+    tool_s: float = Field(default=_LIMITS.tool_s, gt=0, le=86400)
+    max_turns: int = Field(
+        default=_LIMITS.max_turns,
+        ge=1,
+        le=1000,
+        description="model calls; a program has 200 where none is said",
+    )
+    max_tokens: int = Field(default=_LIMITS.max_tokens, ge=16, le=1 << 20)
+    max_attempts: int = Field(default=_LIMITS.max_attempts, ge=1, le=100)
+    max_worker_losses: int = Field(default=_LIMITS.max_worker_losses, ge=0, le=1000)
 
     def limits(self) -> RolloutLimits:
         """The same values as the record that the service works with."""

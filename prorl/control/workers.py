@@ -144,6 +144,8 @@ class Stats(Payload, frozen=True, kw_only=True):
     """Seconds of all slots together."""
     tokens: Count = 0
     """Sampled so far."""
+    stalled_s: float = 0.0
+    """For how long finished rows have waited since a stream to downstream broke."""
     backends: Mapping[str, Served] = {}
     """RUN: model calls so far by backend."""
     runs: Mapping[str, Served] = {}

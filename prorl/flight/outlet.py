@@ -41,6 +41,7 @@ from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, EDGES
 from prorl.schema.columns import keys
 from prorl.schema.rows import Row, rows, stack
+from prorl.timing import now
 from prorl.types import AttemptKey, Json
 
 Keys = Callable[[list[AttemptKey]], None]
@@ -97,6 +98,7 @@ class Outlet:
         self._on_sent = on_sent
         self._rows: dict[AttemptKey, Sized] = {}
         self._held_bytes = 0
+        self._cut_at: float | None = None
         self._putting: deque[asyncio.Future[None]] = deque()
         self._channels: dict[int, Channel] = {}
         self._names = count()
@@ -123,6 +125,13 @@ class Outlet:
     @property
     def num_waiting(self) -> int:
         return self._ledger.num_waiting
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long rows have been here since a consumer left, or while none came; 0 from the
+        next ack on.
+        """
+        return 0.0 if self._cut_at is None else now() - self._cut_at
 
     def __contains__(self, key: AttemptKey) -> bool:
         return key in self._ledger
@@ -178,6 +187,7 @@ class Outlet:
             lost = self._ledger.leave(name)
             for key in lost:
                 self._release(key)
+            self._cut()
             if lost:
                 self._on_lost(lost, channel.peer)
             self._paced.ask()
@@ -193,6 +203,7 @@ class Outlet:
                 acked.append(back.key)
         known = self._forget(acked)
         if known:
+            self._cut_at = None
             self._on_acked(known)
         if granted:
             self._paced.ask()
@@ -205,7 +216,14 @@ class Outlet:
         self._rows[key] = Sized(row, num_bytes)
         self._held_bytes += num_bytes
         self._ledger.put(key, num_bytes, needs)
+        if not self._channels:
+            self._cut()
         self._paced.ask()
+
+    def _cut(self) -> None:
+        """A stream is not there that rows need; the first time counts."""
+        if self._rows and self._cut_at is None:
+            self._cut_at = now()
 
     def _pump(self) -> None:
         """Send what credit allows; what goes to one consumer goes together."""
@@ -231,6 +249,8 @@ class Outlet:
         """Let go of a row's memory and of a `put` that waits for it."""
         _, num_bytes = self._rows.pop(key, (None, 0))
         self._held_bytes -= num_bytes
+        if not self._rows:
+            self._cut_at = None
         room = self._limit_bytes - self._held_bytes
         while self._putting and room > 0:
             waiting = self._putting.popleft()

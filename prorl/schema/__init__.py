@@ -39,6 +39,7 @@ import pyarrow as pa
 
 from prorl.errors import SchemaError
 from prorl.schema.fields import (
+    DOOR,
     HISTORY,
     IDENTITY,
     LIMITS,
@@ -131,6 +132,7 @@ RAN = versioned(
         required("llm_s", pa.float64(), "seconds in model calls"),
         required("tool_s", pa.float64(), "seconds in tools"),
         *HISTORY,
+        *DOOR,
     ],
     "edge/ran",
 )
@@ -287,7 +289,7 @@ ROLLOUTS = versioned(
         required("artefact_digest", pa.utf8()),
         required("committed_at", pa.timestamp("us", tz="UTC"), "when the store committed the row"),
         required("extra", pa.utf8()),
-        *(field.with_nullable(True) for field in HISTORY),
+        *(field.with_nullable(True) for field in (*HISTORY, *DOOR)),
         optional(
             "logprob_sum", pa.float64(), "of all sampled tokens; null in files from before it was"
         ),
@@ -471,11 +473,17 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
 )
 
 
+ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What pyarrow raises for bytes of others: it decodes the words of its own error as UTF-8, and what
+they quote of a damaged file need not be any.
+"""
+
+
 def check_version(found: int | str | None, where: str) -> None:
     """Raise SchemaError unless `found` is a version that this code reads."""
-    if found is not None and int(found) == SCHEMA_VERSION:
+    if str(found) == str(SCHEMA_VERSION):
         return
-    newer = found is not None and int(found) > SCHEMA_VERSION
+    newer = str(found).isdecimal() and int(str(found)) > SCHEMA_VERSION
     hint = "upgrade prorl to read it" if newer else "write it again with this prorl"
     raise SchemaError(f"{where} has schema version {found}", f"version {SCHEMA_VERSION}", hint)
 

@@ -116,6 +116,12 @@ class RanColumns(Added):
     resumes: int
     forked_from: str
     diverged: int
+    bridged: int
+    rendered: int
+    forks: int
+    echo_edited: int
+    discarded: int
+    retold: int
 
     @property
     def failure(self) -> Failure:
@@ -304,6 +310,7 @@ def ran_columns(
         resumes=history.resumes,
         forked_from=history.forked_from,
         diverged=history.diverged,
+        **asdict(trajectory.door),
     )
 
 

@@ -173,3 +173,19 @@ HISTORY = tuple(
 )
 """How often another worker went on with the attempt; `RUN/ROLLOUT/TURN` that a fork continues, and
 how many of its recorded tool calls said something else this time. Null in files from before."""
+
+DOOR = tuple(
+    _struct(
+        required("bridged", pa.int32(), "calls of a program that went on from recorded ids"),
+        required("rendered", pa.int32(), "calls of a program whose prompt was rendered whole"),
+        required("forks", pa.int32(), "calls that went on from, or repeated, an earlier prompt"),
+        required("echo_edited", pa.int32(), "replies that the program sent back as something else"),
+        required("discarded", pa.int32(), "replies that nothing went on from, beside one that did"),
+        required(
+            "retold",
+            pa.int32(),
+            "bridged calls whose prompt, rendered again, would not begin with the ids recorded",
+        ),
+    )
+)
+"""`prorl.types.DoorCounts`: null in files from before."""

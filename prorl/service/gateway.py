@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from prorl.backends.catalogue import is_server
 from prorl.config import ServiceConfig
@@ -31,7 +32,7 @@ from prorl.control import (
     from_batch,
     to_batch,
 )
-from prorl.errors import DiskRefusedError, FencedError, StorageError, UserError
+from prorl.errors import ConflictError, DiskRefusedError, FencedError, StorageError, UserError
 from prorl.limits import Clock, steady
 from prorl.linux.disk import disk_full
 from prorl.net.access import check_node
@@ -42,6 +43,7 @@ from prorl.service.core.leases import Leases
 from prorl.service.core.proofs import Proofs
 from prorl.service.core.state import RunRecord, WorkerRecord
 from prorl.service.core.watchdog import ProgressWatchdog
+from prorl.service.log import log_schema as sql
 from prorl.service.log.journal import LogBatch
 from prorl.service.log.log import ControlLog
 from prorl.service.log.outbox import read_page, run_news
@@ -50,6 +52,7 @@ from prorl.service.pool.publish import Publisher
 from prorl.service.pool.servers import Servers
 from prorl.service.pool.weights import keep_version
 from prorl.storage.files.layout import RunDir
+from prorl.storage.keep.retention import drop_run
 from prorl.timing import CLAIM_GRACE_S, REMOTE_GRACE_S, now
 
 LAZY_S = 0.1
@@ -59,6 +62,9 @@ SWEEP_TICKS = 3
 """`sweep` runs each so many lazy ticks."""
 
 WATCH_TICKS = 10
+
+FORGOTTEN = 5_000
+"""Rollouts or groups of a run that one transaction removes."""
 
 DISK_AGAIN_S = 1.0
 """Until a disk that said no is asked again."""
@@ -182,6 +188,35 @@ class Gateway:
         self._waiters.append(waiter)
         self.wake()
         await waiter
+
+    async def delete_run(self, run: RunRecord) -> None:
+        """Remove a run with all that is stored of it. Raises ConflictError for one that is needed.
+
+        Bit by bit, since commits wait for each transaction; the log's line of it goes last, so that
+        what was interrupted can be said again.
+        """
+        if self.config.store.url:
+            raise UserError(
+                f"data of run {run.run_id!r} in {self.config.store.url}", "a local disk"
+            )
+        if run.wanted:
+            raise ConflictError(
+                f"run {run.run_id!r} is {run.state}, and its store is at work on it",
+                "one that has ended, stored and read to its end",
+                "cancel it, or commit its stream",
+            )
+        directory = Path(self.config.run_directory(run.run_id))
+        if run.state != "failed" and directory.exists():  # that of a failed run is another's
+            await asyncio.to_thread(drop_run, directory)
+        for name, end in (("rollout", run.next_rollout), ("group", run.next_group)):
+            for start in range(0, end, FORGOTTEN):
+                row = (run.run_id, start + FORGOTTEN)
+                self.core.journal.insert(sql.FORGET_BEFORE[name], row)
+                await self.durable()
+        for statement in sql.FORGET.values():
+            self.core.journal.insert(statement, (run.run_id,))
+        await self.durable()
+        self.core.state.runs.pop(run.run_id, None)
 
     # ---- the journal
 
@@ -334,7 +369,8 @@ class Gateway:
             self._cut(earlier)
         self._channels[worker] = channel
         if worker.role == "run":
-            self._send(worker, [self._backends_told()])
+            paused = [Paused(backend=name, paused=True) for name in self.publisher.held.names()]
+            self._send(worker, [self._backends_told(), *map(ControlRow.of, paused)])
         about = {"role": worker.role, "worker_pid": worker.pid}
         log.info("worker %s came", worker.name, extra=about)
         return worker

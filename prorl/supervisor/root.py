@@ -26,7 +26,7 @@ from prorl.errors import ConfigError, ConflictError
 from prorl.linux import locks
 from prorl.linux.files import make_folder, write_private
 from prorl.linux.procfs import start_ticks
-from prorl.net.bearer import REVOKED, Keys, signing_key
+from prorl.net.bearer import Keys, signing_key
 from prorl.net.join import prepare
 
 MAX_SOCKET_PATH = 100
@@ -95,7 +95,7 @@ class Root:
         """Make certificates and join files, and those anew that end soon, when the service is to be
         reached from other hosts; after how many seconds to look again.
         """
-        keys = Keys(config.token, signing_key(self.path), self.path / REVOKED)
+        keys = Keys(config.token, signing_key(self.path))
         if config.listener is None:
             return math.inf
         return prepare(self.path, config.listener.url, keys, config.certificate_days).look_s

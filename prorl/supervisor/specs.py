@@ -7,6 +7,7 @@ gateway gives it the newest); it listens on loopback and asks for the service's 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
@@ -57,6 +58,7 @@ def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
         "--max-sandboxes": config.sandbox.max_sandboxes,
         "--warm": config.sandbox.warm,
         "--snapshot-bytes": config.sandbox.snapshot_bytes,
+        "--pull": json.dumps(config.sandbox.mirrors) if config.sandbox.pull else "",
         "--image": config.sandbox.image,
         "--images": config.sandbox.images.absolute() if config.sandbox.images else "",
     }

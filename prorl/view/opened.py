@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from prorl.analysis.analyses import ANALYSES
+from prorl.analysis.made_by import made_by
 from prorl.errors import NotFoundError, ProrlError, StorageError, UserError
 from prorl.schema import APPENDED, TABLES
 from prorl.storage.files.layout import PartFile
@@ -55,6 +56,9 @@ select count(*) as rollouts, count(distinct group_id) as groups,
     coalesce(sum(num_tokens), 0)::bigint as tokens,
     coalesce(sum(num_sampled), 0)::bigint as sampled,
     coalesce(sum(num_trained), 0)::bigint as trained,
+    coalesce(sum(bridged), 0)::bigint as bridged, coalesce(sum(rendered), 0)::bigint as rendered,
+    coalesce(sum(forks), 0)::bigint as forks, coalesce(sum(retold), 0)::bigint as retold,
+    coalesce(sum(num_turns), 0)::bigint as calls,
     min(min_version) filter (min_version >= 0) as first_version, max(max_version) as last_version,
     avg(max_version - min_version) filter (min_version >= 0) as staleness,
     date_diff('millisecond', min(committed_at), max(committed_at)) / 1000 as seconds,
@@ -164,6 +168,7 @@ class Opened:
                 "commits": len(commits),
                 "bytes": sum(file.bytes for commit in commits for file in commit.files),
                 "policy": sorted({str(backend.get("policy", "")) for backend in backends}),
+                "made_by": made_by(self.stored, self.ask),
                 "totals": self.totals(),
                 "spark": [row["reward"] for row in self.ask(SPARK)],
                 "columns": [{"name": f.name, "type": str(f.type)} for f in NARROW],

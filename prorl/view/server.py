@@ -64,8 +64,12 @@ HEADERS = (
 class Library:
     """The runs below a root, or one of them; the last few that were looked at are open."""
 
-    def __init__(self, root: str, only: str = "", tokenizer: str = "") -> None:
+    def __init__(
+        self, root: str, only: str = "", tokenizer: str = "", *, service: str = ""
+    ) -> None:
+        """`service`: root of the service that writes there. Default: `root`."""
         self._root, self._only, self._tokenizer = root, only, tokenizer
+        self._service = service or root
         self._open: OrderedDict[str, Opened] = OrderedDict()
         self._pieces: dict[str, Pieces] = {}
         self._lock = threading.Lock()
@@ -101,7 +105,7 @@ class Library:
 
     def service(self) -> Json:
         """Status of the service that works on this root. Raises ProrlError where none answers."""
-        with connect(self._root, retry_s=0.1) as client:
+        with connect(self._service, retry_s=0.1) as client:
             return client.status()
 
     def pieces(self, opened: Opened) -> Pieces:

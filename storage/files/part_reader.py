@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from prorl.errors import StorageError
-from prorl.schema import SEQUENCES, TABLES, check_version
+from prorl.schema import ARROW_ERRORS, SEQUENCES, TABLES, check_version
 from prorl.storage.files.layout import PartFile, RunDir
 from prorl.storage.files.objects import open_object
 
@@ -39,7 +39,7 @@ class PartReader:
             )
             about = self._parquet.schema_arrow.metadata or {}
             check_version(about.get(b"prorl.schema_version", b"").decode() or None, self._where)
-        except (pa.ArrowException, OSError) as error:
+        except ARROW_ERRORS as error:
             self._file.close()
             raise StorageError(f"{self._where}: {error}") from None
 
@@ -92,7 +92,7 @@ class PartReader:
         wanted = list(range(self.num_row_groups)) if row_groups is None else row_groups
         try:
             rows = self._parquet.read_row_groups(wanted, columns=columns, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
+        except ARROW_ERRORS as error:
             raise StorageError(f"{self._where}: {error}") from None
         return rows.replace_schema_metadata(TABLES[self._table].metadata)
 

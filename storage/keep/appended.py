@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prorl.errors import SchemaError, StorageError
-from prorl.schema import APPENDED, check_schema, check_version
+from prorl.schema import APPENDED, ARROW_ERRORS, check_schema, check_version
 from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.objects import NameTakenError, remove
@@ -121,7 +121,7 @@ class AppendedTable:
         try:
             with self.run.open(self.table, str(piece)) as source:
                 return self._about(piece, pq.read_schema(source)).keys
-        except (pa.ArrowException, OSError) as error:
+        except ARROW_ERRORS as error:
             raise StorageError(f"{self.path(piece)}: {error}") from None
 
     def _about(self, piece: Piece, schema: pa.Schema) -> _Footer:
@@ -138,7 +138,7 @@ class AppendedTable:
     def _read(self, piece: Piece, columns: list[str] | None = None) -> pa.Table:
         try:
             rows = read_file(self.run, f"{self.table}/{piece}", columns)
-        except (pa.ArrowException, OSError) as error:
+        except ARROW_ERRORS as error:
             raise StorageError(f"{self.path(piece)}: {error}") from None
         if columns is None:
             check_schema(rows.schema, self.schema, self.path(piece))

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from prorl.errors import NotFoundError, StorageError
-from prorl.schema import APPENDED, SCORED, TABLES
+from prorl.schema import APPENDED, ARROW_ERRORS, SCORED, TABLES
 from prorl.storage.files.commit_files import Commit, CommitName
 from prorl.storage.files.layout import PARTIAL, PartFile, RunDir
 from prorl.storage.files.part_reader import PartReader
@@ -142,7 +142,7 @@ class StoredRun:
         """All rows of a table, in memory; `columns` limits what is read."""
         try:
             return self.dataset(table).to_table(columns=columns)
-        except (pa.ArrowException, OSError) as error:
+        except ARROW_ERRORS as error:
             if not self._moved():
                 raise self.blame(error, [table]) from None
             return self.dataset(table).to_table(columns=columns)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.errors import ConflictError, UserError
-from prorl.schema import TRAINED, check_schema
+from prorl.schema import ARROW_ERRORS, TRAINED, check_schema
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.appended import AppendedTable
 
@@ -67,7 +67,7 @@ def read_recorded(body: bytes) -> Recorded:
     try:
         rows = pa.ipc.open_stream(body).read_all()
         rows.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
+    except ARROW_ERRORS as error:
         raise UserError(
             f"lineage that is no Arrow stream: {error}", "what `record` sends"
         ) from None
@@ -86,7 +86,7 @@ def recorded_run(body: bytes) -> str:
     """The run that a `record` body is about, as `read_recorded` finds it; else empty."""
     try:
         return _run_of(pa.ipc.open_stream(body).schema)
-    except (pa.ArrowException, OSError):
+    except ARROW_ERRORS:
         return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -9,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from prorl.bench.pipeline import has_finished
+from prorl.client.client import connect
+from prorl.errors import UnavailableError
 from prorl.flight.trace import OFFERED, TAKEN, Mark, handoffs, mark, read
 from prorl.types import AttemptKey
+from tests.service.world import TOKEN, world
 
 WRITER = """
 from pathlib import Path
@@ -46,6 +51,17 @@ def test_a_handoff_is_the_time_between_the_two_ends_of_one_edge() -> None:
     ]
     assert handoffs(marks, "ran") == pytest.approx([0.25])
     assert handoffs(marks, "ready") == pytest.approx([0.5])
+
+
+async def test_a_run_that_ended_otherwise_is_not_waited_for(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        client = connect(w.served.http, TOKEN)
+        await w.run()
+        assert not await asyncio.to_thread(has_finished, client, "r")
+        w.core.fail_run(w.core.run("r"), "its directory is another's")
+        await w.served.gateway.durable()
+        with pytest.raises(UnavailableError, match="run r is failed: its directory"):
+            await asyncio.to_thread(has_finished, client, "r")
 
 
 def test_without_start_nothing_is_written(tmp_path: Path) -> None:

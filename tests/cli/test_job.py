@@ -11,9 +11,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.job import JOB_FILE, JobPlan, filter_text, free_name
+from prorl.cli.job import JobPlan, filter_text, free_name
 from prorl.cli.run_job import code_of, hashes
 from prorl.cli.settings import Job
+from prorl.config import JOB_FILE
 from prorl.errors import ConfigError, ConflictError, TaskError
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.types import Json

@@ -81,9 +81,6 @@ def test_the_host_of_gateway_and_store_is_cut_off(tmp_path: Path) -> None:
         assert w.charges()[1:] == (0, 0)
 
 
-@pytest.mark.xfail(
-    reason="heartbeats pass, so what waits behind the line for the store is held for ever"
-)
 def test_a_line_that_swallows_large_packets_costs_nobody_and_its_node_is_let_go(
     tmp_path: Path,
 ) -> None:

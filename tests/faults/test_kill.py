@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -33,7 +34,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
-KILLS = 10
+KILLS = int(os.environ.get("PRORL_DOOR_KILLS", "10"))
 FREEZES = 2
 WAVE = 12
 POLICY = "scripted:oracle?delay_s=0.15"
@@ -163,6 +164,69 @@ async def test_struck_again_and_again_while_it_holds_work(
         {"status": "completed", "n": expected}
     ]
     assert rows(stored, "select count(*) as n from rollouts where reward = 1") == [{"n": expected}]
+
+
+def _programs(sandboxd: int) -> list[tuple[int, int]]:
+    """Programs that wait for a reply, each with its sandbox: what its launcher began below it."""
+    found = []
+    for pid in descendants(sandboxd):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if words.startswith(b"python3\0-c\0") and state == "S":
+                found.append((pid, int(Path(f"/proc/{pid}/stat").read_text().split()[3])))
+    return found
+
+
+@pytest.mark.parametrize("what", ["program", "sandbox"])
+async def test_programs_and_their_sandboxes_killed_in_the_middle_of_a_call(
+    tmp_path: Path, what: str, sandbox_kind: str
+) -> None:
+    """A sandbox that dies is ours; a program's end is the rollout's, whoever ended it."""
+    before = set(descendants(os.getpid()))
+    root, struck = tmp_path / "root", set[int]()
+    async with signals() as stop, service(_config(root, sandbox_kind), stop) as running:
+        assert isinstance(running, Supervisor)
+        client = client_of(running, PATIENCE_S)
+        await in_thread(lambda: client.create_run(run_id="r", agent=PROGRAM, limits=LIMITS))
+
+        async def strike() -> None:
+            for _ in range(KILLS):
+                there: list[tuple[int, int]] = []
+
+                async def asks(there: list[tuple[int, int]] = there) -> bool:
+                    process = running.children["sandboxd"].pid
+                    there[:] = [one for one in _programs(process) if one[0] not in struck]
+                    return bool(there)
+
+                await until(asks, "a program waits for its reply")
+                program, server = there[0]
+                struck.add(program)
+                with suppress(ProcessLookupError):
+                    os.kill(program if what == "program" else server, signal.SIGKILL)
+
+        async with asyncio.TaskGroup() as group:
+            finished = group.create_task(follow(client, running, "r", 0, quiet=True))
+            kills = group.create_task(strike())
+            expected = await _feed(client, kills)
+            await asyncio.wait_for(asyncio.shield(finished), 90)
+        assert running.restarts == 0
+    check_nothing_left(root, before)
+    stored = check_complete(root / "r", expected)
+    assert rows(stored, "select status, count(*) as n from rollouts group by 1") == [
+        {"status": "completed", "n": expected}
+    ]
+    (told,) = rows(
+        stored,
+        "select sum(attempt - 1)::int as again, count(*) filter (reward < 1) as less from rollouts",
+    )
+    print(what, len(struck), "killed of", expected, told)
+    assert told["again"] <= KILLS
+    if what == "sandbox":
+        assert told["again"] > 0
+        assert told["less"] == 0
+    else:
+        assert told["less"] <= KILLS
 
 
 def _start(root: Path, tasks: Path, sandbox_kind: str, *more: str) -> subprocess.Popen[bytes]:

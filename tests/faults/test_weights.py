@@ -105,7 +105,7 @@ async def under_fire(client: Client, folder: Path, pool: list[Embedded]) -> None
         await asyncio.sleep(0.3)
 
 
-async def feed(client: Client, firing: asyncio.Task[None]) -> int:
+async def feed(client: Client, firing: asyncio.Task[Any]) -> int:
     """Waves of rollouts until the last publication."""
     wave = 0
     while True:

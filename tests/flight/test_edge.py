@@ -111,6 +111,28 @@ async def test_a_lost_consumer_gives_unacked_rows_to_another_on_redelivered_edge
     await second.close()
 
 
+async def test_rows_that_a_stream_left_behind_are_stalled_until_an_ack(net: Net) -> None:
+    """Consumers that come and go again without an ack change nothing."""
+    outlet = Outlet("ran")
+    location = await serve(net, outlet)
+    await put(outlet, ran(0))
+    await until(lambda: outlet.stalled_s > 0, "no stream is there")
+    for _ in range(2):
+        before_s = outlet.stalled_s
+        inlet = inlet_of(net, "ran", location)
+        await take(inlet, 1)
+        await inlet.close()
+        assert outlet.stalled_s > before_s
+    inlet = inlet_of(net, "ran", location)
+    await take(inlet, 1)
+    await put(outlet, ran(1))
+    await take(inlet, 1)
+    inlet.ack([key(0)])
+    await until(lambda: outlet.stalled_s == 0.0, "the line works")
+    inlet.ack([key(1)])
+    await inlet.close()
+
+
 async def test_a_lost_consumer_loses_nothing_that_it_received_without_redelivery(net: Net) -> None:
     acked: list[AttemptKey] = []
     lost: list[AttemptKey] = []

@@ -216,6 +216,11 @@ async def test_nobody_but_its_nodes_speaks_with_a_placers_dask(
         async with clusters.local(made, leavers) as cluster:
             cluster.scale(1)
             await workers(service, 1)
+            own = security(made.folder)
+            async with DaskClient(
+                cluster.scheduler_address, security=own, asynchronous=True, timeout=20
+            ) as ours:
+                await ours.wait_for_workers(1, timeout=60)
             (node,) = cluster.workers.values()
             assert {address for address, _ in listening(os.getpid()) - before} == {LOOPBACK}
             assert len(listening(os.getpid()) - before) == 1, "no port for HTTP"
@@ -235,11 +240,6 @@ async def test_nobody_but_its_nodes_speaks_with_a_placers_dask(
                     with pytest.raises((OSError, TimeoutError)):
                         async with DaskClient(where, security=known, asynchronous=True, timeout=3):
                             pass
-            own = security(made.folder)
-            async with DaskClient(
-                cluster.scheduler_address, security=own, asynchronous=True, timeout=20
-            ) as ours:
-                assert len((await ours.scheduler.identity())["workers"]) == 1
         await leavers.gone()
     assert not made.folder.exists()
 

@@ -84,7 +84,6 @@ def check_trained(root: Path, found: Json, steps: int) -> None:
     assert rows(after, "select distinct min_version as v from rollouts") == [{"v": 1}], (
         "evaluated with what was published for it"
     )
-    assert (root / found["run"] / "reward.png").stat().st_size > 1000
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import aiohttp
+import jsonschema
 import orjson
 import pytest
 
@@ -121,6 +122,10 @@ def test_a_model_that_thinks_has_budgets_to_think_in_where_none_are_said() -> No
     values: Json = {"sampling": {"max_tokens": 99}, "limits": {"run_s": 7, "max_tokens": 5000}}
     said = RunConfig.model_validate({"run_id": "r", **values})
     assert by_model(said, thinks) == said
+    codex = by_model(RunConfig(run_id="r", agent="codex"), {"thinks": False})
+    assert (codex.limits.max_turns, codex.limits.run_s, codex.journal) == (200, 1800.0, "off")
+    few = RunConfig.model_validate({"run_id": "r", "agent": "codex", "limits": {"max_turns": 3}})
+    assert by_model(few, thinks).limits.max_turns == 3
     assert by_model(RunConfig(run_id="r"), {"thinks": False}).sampling.max_tokens == 4096
     assert "max_tokens" not in unsaid.limits.model_fields_set, "no claim on a server's context"
 
@@ -295,8 +300,56 @@ async def test_openapi_names_every_route_and_resolves(tmp_path: Path) -> None:
                 assert shape == {"$ref": "#/components/schemas/ErrorBody"}
         for path in ("/v1/runs", "/v1/runs/{run_id}/groups", "/v1/runs/{run_id}/versions"):
             assert {"200", "202"} <= set(document["paths"][path]["post"]["responses"]), path
+        answers = {
+            (method, path): [
+                answer["content"]["application/json"]["schema"]
+                for status, answer in route["responses"].items()
+                if status[0] == "2"
+            ]
+            for path, methods in document["paths"].items()
+            for method, route in methods.items()
+        }
+        free = {("get", "/v1/openapi.json"), ("get", "/metrics")}
+        assert all("$ref" in shape for key in answers.keys() - free for shape in answers[key])
         _, answer = await w.http("GET", "/v1/runs/nobody")
         assert set(answer) == set(error["properties"]) == set(error["required"])
+
+
+async def test_what_is_sent_has_the_shape_that_openapi_shows(tmp_path: Path) -> None:
+    asked = [
+        ("POST", "/v1/runs", "/v1/runs", {"run_id": "r"}),
+        (
+            "POST",
+            "/v1/runs/{run_id}/groups",
+            "/v1/runs/r/groups",
+            {"groups": [group("t", n=2).model_dump(mode="json")]},
+        ),
+        ("POST", "/v1/runs/{run_id}/versions", "/v1/runs/r/versions", {"version": 1}),
+        *(("GET", path, path, None) for path in ("/v1/runs", "/v1/status", "/v1/node", "/healthz")),
+        ("GET", "/v1/runs/{run_id}", "/v1/runs/r", None),
+        *(
+            (method, f"/v1/runs/{{run_id}}/{what}s/{{{what}_id}}", f"/v1/runs/r/{what}s/0", None)
+            for method in ("GET", "DELETE")
+            for what in ("group", "rollout")
+        ),
+        ("GET", "/v1/backends", "/v1/backends", None),
+        ("PUT", "/v1/backends", "/v1/backends", {"backends": ["scripted:oracle"]}),
+        ("POST", "/v1/backends", "/v1/backends", {"name": "scripted:noop"}),
+        ("DELETE", "/v1/backends", "/v1/backends?name=scripted:noop", None),
+        ("POST", "/v1/nodes/{node}/drain", "/v1/nodes/local/drain", {}),
+        ("DELETE", "/v1/runs/{run_id}", "/v1/runs/r", None),
+    ]
+    async with world(tmp_path) as w, w.worker("store"), w.worker("run"):
+        _, document = await w.http("GET", "/v1/openapi.json")
+        shapes = document["components"]["schemas"]
+        for shape in shapes.values():
+            shape.setdefault("additionalProperties", False)
+        for method, route, path, body in asked:
+            status, answer = await w.http(method, path, body)
+            assert 200 <= status < 300, (method, path, answer)
+            told = document["paths"][route][method.lower()]["responses"][str(status)]
+            schema = told["content"]["application/json"]["schema"]
+            jsonschema.validate(answer, {**schema, "components": {"schemas": shapes}})
 
 
 async def test_no_answer_sends_to_the_host_that_the_request_named(tmp_path: Path) -> None:
@@ -361,7 +414,7 @@ async def test_what_the_border_cannot_keep_is_refused_in_one_line(tmp_path: Path
             for number in (2**63, 2**64, -1):
                 assert (await w.http("GET", f"/v1/runs/r/{path}/{number}"))[0] in (404, 422)
                 assert (await w.http("DELETE", f"/v1/runs/r/{path}/{number}"))[0] in (404, 422)
-        for name in ("token", "control.db", "control.lock", "revoked", "tls"):
+        for name in ("token", "control.db", "control.lock", "tls"):
             status, answer = await w.http("POST", "/v1/runs", {"run_id": name})
             assert (status, "expected none of" in answer["message"]) == (422, True), answer
         (w.config.root / "notes").write_text("somebody's file")

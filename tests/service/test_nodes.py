@@ -336,6 +336,50 @@ def test_a_node_whose_line_breaks_again_and_again_is_let_go_with_its_reason(
     assert not worker.held_back, "a row of it in the store is a line that works"
 
 
+def test_what_a_node_has_finished_and_cannot_deliver_is_given_to_others(
+    core: Core, clock: Clock
+) -> None:
+    """Heartbeats pass where its rows do not, so that no stream of control ever ends."""
+    node = {role: hello(core, f"n1/{role}-0") for role in ("init", "run", "eval")}
+    hello(core, "store-0")
+    record = leased(core, node["init"])
+    for role in ("run", "eval"):
+        core.rollouts.started(node[role], record, record.life.attempt, role)
+
+    def stalled(for_s: float) -> None:
+        said = ControlRow.of(Stats(stalled_s=for_s), seq=2)
+        core.control(node["eval"], said)
+        core.sweep()
+
+    stalled(10 * GONE_S)
+    assert record.life.state is RolloutState.RUNNING, "both ends have just come"
+    clock.now += GONE_S + 1
+    stalled(GONE_S - 1)
+    assert (record.life.state, node["init"].held_back) == (RolloutState.RUNNING, "")
+    core.journal.take()
+    stalled(GONE_S + 1)
+    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
+    outbox = core.journal.take().outbox
+    assert all(outbox[node[role]][-1].kind is Kind.CANCEL for role in ("run", "eval"))
+    assert "its line broke" in node["init"].held_back
+    assert list(core.workers.cut_off()) == []
+    core.workers.gone(node["init"])
+    assert [node for node, _ in core.workers.cut_off()] == ["n1"], "its streams may all be cut"
+    stalled(0.0)
+    assert list(core.workers.cut_off()) == []
+
+
+def test_a_store_that_is_away_is_no_line_that_broke(core: Core, clock: Clock) -> None:
+    node = {role: hello(core, f"n1/{role}-0") for role in ("init", "run", "eval")}
+    record = leased(core, node["init"])
+    for role in ("run", "eval"):
+        core.rollouts.started(node[role], record, record.life.attempt, role)
+    clock.now += 10 * GONE_S
+    core.control(node["eval"], ControlRow.of(Stats(stalled_s=10 * GONE_S), seq=2))
+    core.sweep()
+    assert (record.life.state, node["init"].held_back) == (RolloutState.RUNNING, "")
+
+
 def test_an_init_without_a_run_gives_its_leases_back(core: Core, clock: Clock) -> None:
     init, run = hello(core, "n1/init-0"), hello(core, "n1/run-0")
     record = leased(core, init)

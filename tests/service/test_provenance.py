@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from prorl.analysis.made_by import made_by
 from prorl.service.core.manifest import write_manifest
 from prorl.service.core.provenance import code_sha256, fingerprint, provenance
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.write.convert import task_rows
+from tests.service.test_directories import TASK, written_run
 from tests.service.world import run_config, settings
+from tests.storage.directory import add_commit
 
 CHECKPOINT = {"config.json": "{}", "tokenizer.json": "{}", "tokenizer_config.json": "{}"}
 
@@ -38,6 +45,14 @@ def test_the_manifest_names_policy_tokenizer_sandbox_and_code(tmp_path: Path) ->
     assert found["code_sha256"] == code_sha256()
 
 
+def test_a_server_whose_model_is_a_folder_of_this_host_is_hashed(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "model", weights="w1")
+    url, said = "http://127.0.0.1:4711", {"model": "m", "root": str(model), "max_model_len": 9}
+    service = settings(tmp_path, backends=(url,))
+    found = provenance(service, run_config(), {url: said})["backends"]
+    assert found == {url: {"policy": url, "sha256": fingerprint(model), "served": said}}
+
+
 def test_other_weights_are_another_policy(tmp_path: Path) -> None:
     first = fingerprint(checkpoint(tmp_path / "a", weights="w1"))
     assert fingerprint(checkpoint(tmp_path / "b", weights="w1")) == first
@@ -48,3 +63,22 @@ def test_other_weights_are_another_policy(tmp_path: Path) -> None:
 def test_a_run_with_backends_of_its_own_names_those(tmp_path: Path) -> None:
     run = run_config(backends=("scripted:flaky",))
     assert list(provenance(settings(tmp_path), run)["backends"]) == ["scripted:flaky"]
+
+
+def test_other_tasks_are_another_digest(tmp_path: Path) -> None:
+    """Whatever file they came from, or none."""
+    (tmp_path / "a").mkdir()
+    run = written_run(tmp_path / "a" / "root")
+
+    def digest() -> str:
+        stored = StoredRun(run.root)
+        return made_by(stored, lambda sql: stored.sql(sql).to_pylist())["tasks"]
+
+    before = digest()
+    again = [msgspec.structs.replace(TASK, group_id=g) for g in (2, 3)]
+    add_commit(run, {"tasks": task_rows(again)})
+    assert digest() == before, "asked again, under other groups"
+    add_commit(
+        run, {"tasks": task_rows([msgspec.structs.replace(TASK, group_id=4, task='{"x":1}')])}
+    )
+    assert digest() != before

@@ -127,6 +127,28 @@ def test_a_report_of_two_equal_runs_says_so(root: Path, capsys: pytest.CaptureFi
     found = json.loads(capsys.readouterr().out)
     assert found["figures"]["rollouts"] == [25, 25]
     assert (found["shared_tasks"], found["moved"]) == (6, [])
+    assert all(one == other for one, other in found["made_by"].values())
+
+
+def test_a_report_of_two_runs_says_what_made_them_differ(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The env's own code, the task file, the served model."""
+    for name, code, weights in (("a", "1" * 64, "x"), ("b", "2" * 64, "y")):
+        (root / name / "job.json").write_text(json.dumps({"sha256": {f"/{name}/env.py": code}}))
+        path = root / name / "manifest.json"
+        manifest = json.loads(path.read_text())
+        served = {"model": "m", "root": f"/models/{weights}"}
+        manifest["backends"] = {"http://h:1": {"policy": "http://h:1", "served": served}}
+        path.write_text(json.dumps(manifest))
+    assert dispatch(["report", "a", "b", "--json", "--root", str(root)]) == 0
+    made = json.loads(capsys.readouterr().out)["made_by"]
+    assert made["file env.py"] == ["1" * 12, "2" * 12]
+    assert made["policy"] == ["http://h:1 m /models/x", "http://h:1 m /models/y"]
+    assert dispatch(["report", "a", "b", "--root", str(root)]) == 0
+    said = capsys.readouterr().out
+    assert "1" * 12 in said
+    assert "envs" not in said, "only what differs"
 
 
 def test_sql_over_several_runs_and_what_is_made_of_their_tables(

@@ -12,6 +12,7 @@ import pytest
 
 from prorl.cli.app import dispatch
 from prorl.errors import ConflictError
+from prorl.service import gateway
 from prorl.storage.keep.collect import collect
 from prorl.storage.keep.compact import compact
 from prorl.storage.keep.retention import TRASH, drop_run, drop_trash, leftovers, why_kept
@@ -51,6 +52,40 @@ async def test_a_run_is_kept_as_long_as_its_trainer_needs_it(tmp_path: Path) -> 
         assert reason() == ""
     drop_run(directory(w))
     assert list_runs(root) == []
+
+
+async def test_a_service_deletes_an_ended_run_and_its_name_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "FORGOTTEN", 2)
+    async with world(tmp_path) as w, store(w), pipeline(w):
+        await w.run(filter="none", delivery="store")
+        await w.submit(*(group(f"t{i}", n=2) for i in range(3)))
+        status, answer = await w.http("DELETE", "/v1/runs/r/data")
+        assert (status, "is open" in answer["message"]) == (409, True), answer
+        await w.submit(group("t3", n=2), last=True)
+        await w.until(lambda view: view["state"] == "finished" and not view["served"])
+        assert await w.http("DELETE", "/v1/runs/r/data") == (200, {"run_id": "r", "deleted": True})
+        assert list_runs(w.config.root) == []
+        assert (await w.http("GET", "/v1/runs"))[1]["runs"] == []
+        for path in ("r", "r/rollouts/0"):
+            assert (await w.http("GET", f"/v1/runs/{path}"))[0] == 404
+        tables = ("runs", "groups", "rollouts", "parts", "outbox", "cursors", "versions")
+        left = {name: w.core.log.read(f"SELECT count(*) FROM {name}")[0][0] for name in tables}
+        assert left == dict.fromkeys(tables, 0)
+        await w.run(seed=7)
+        assert (await w.view())["config"]["seed"] == 7
+
+
+async def test_a_failed_run_is_forgotten_and_the_directory_that_is_anothers_stays(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        w.core.fail_run(w.core.run("r"), "its directory is another's")
+        assert (await w.http("DELETE", "/v1/runs/r/data"))[0] == 200
+        assert list_runs(w.config.root) == ["r"]
+        assert (await w.http("GET", "/v1/runs/r"))[0] == 404
 
 
 def test_the_name_of_a_killed_drop_is_dropped_again(tmp_path: Path) -> None:

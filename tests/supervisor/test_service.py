@@ -64,7 +64,7 @@ async def test_a_node_whose_name_another_took_ends_and_does_not_take_it_back(
 async def test_a_node_that_is_refused_for_good_ends_with_the_reason(tmp_path: Path) -> None:
     config = ServiceConfig(root=tmp_path / "root", node_id="n1", gateway="grpc+tls://far:1")
     async with Supervisor(config, family(tmp_path, "a", "refused")) as supervisor:
-        with pytest.raises(UnavailableError, match=r"the service refuses us.*token was revoked"):
+        with pytest.raises(UnavailableError, match=r"the service refuses us.*token has ended"):
             await supervisor.failed()
         assert supervisor.restarts == 0
 

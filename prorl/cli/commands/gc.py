@@ -88,7 +88,8 @@ def _dropped(directory: str) -> dict[str, Json]:
         try:
             forget_run(log, name)
         except ConflictError:
-            note(f"run {name!r} keeps its name while the service runs; `prorl show` lists it")
+            again = f"DELETE /v1/runs/{name}/data"
+            note(f"run {name!r} keeps its name while the service runs; to free it: {again}")
     return {"run": name, "dropped": True, "files": []}
 
 

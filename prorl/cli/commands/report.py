@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from prorl.analysis.analyses import ANALYSES
+from prorl.analysis.made_by import made_by
 from prorl.analysis.opened import open_runs
 from prorl.cli.options import JsonObject, RunsRoot, StoredName
 from prorl.cli.output import open_to_write, say, say_json, table
 from prorl.cli.runs import run_directory
 from prorl.cli.summary import summarise
 from prorl.errors import UserError
+from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 from prorl.view.frozen import freeze
 
@@ -88,6 +90,8 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     places = [run_directory(name, root) for name in names]
     first, second = (summarise(place) for place in places)
     figures = {name: [first[name], second[name]] for name in FIGURES}
+    makers = [_made_by(StoredRun(place)) for place in places]
+    made = {what: [one.get(what, "") for one in makers] for what in {**makers[0], **makers[1]}}
     before, after = (
         {row["task_id"]: row["reward"] for row in open_runs(place).sql(TASKS).rows()}
         for place in places
@@ -95,13 +99,29 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     moved = moved_tasks(before, after)
     num_shared = len(before.keys() & after.keys())
     if json:
-        say_json({"figures": figures, "shared_tasks": num_shared, "moved": moved[:limit]})
+        say_json(
+            {
+                "figures": figures,
+                "made_by": made,
+                "shared_tasks": num_shared,
+                "moved": moved[:limit],
+            }
+        )
         return 0
     table(("", *names), [(name, *pair) for name, pair in figures.items()])
+    other = {what: pair for what, pair in made.items() if pair[0] != pair[1]}
+    if other:
+        table(("made by", *names), [(what, *pair) for what, pair in other.items()])
+    else:
+        say(f"both made by the same: {', '.join(made)}")
     say(f"{num_shared:,} tasks in both, {len(moved):,} with another mean reward")
     if moved:
         table(("task", *names), [tuple(row.values()) for row in moved[:limit]])
     return 0
+
+
+def _made_by(stored: StoredRun) -> dict[str, str]:
+    return made_by(stored, lambda sql: stored.sql(sql).to_pylist())
 
 
 def moved_tasks(a: Mapping[str, float], b: Mapping[str, float]) -> list[dict[str, Json]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from prorl.backends.catalogue import is_server
@@ -39,23 +41,29 @@ def serve(
     port: Port = None,
     listen: Listen = None,
     advertise: Advertise = None,
+    view: int | None = None,
     root: JobRoot = None,
     config: ConfigFile = None,
     set_: ServiceSettings = None,
 ) -> int:
     """A service that stays: submit over HTTP, stream over Flight. --policy serves runs without one.
 
-    Example: prorl serve --root prorl-runs --policy http://127.0.0.1:8000 --port 7700
+    Example: prorl serve --root prorl-runs --policy http://127.0.0.1:8000 --port 7700 --view 7788
+
+    Parameters
+    ----------
+    view
+        Port of the pages of `prorl view` over its runs; 0 for any free one. Default: no pages.
     """
     job = job_settings(config, {"policy": policy}, set_ or [])
     keys = {"http_port": port, "listen": listen, "advertise": advertise}
     values = {**job.service, **{key: value for key, value in keys.items() if value is not None}}
     chosen = policy or ("policy" in job.model_fields_set and job.policy) or ""
-    return asyncio.run(_serve(service_settings(values, root, chosen)))
+    return asyncio.run(_serve(service_settings(values, root, chosen), view))
 
 
-async def _serve(config: ServiceConfig) -> int:
-    async with signals() as stop, service(config, stop) as running:
+async def _serve(config: ServiceConfig, view: int | None) -> int:
+    async with signals() as stop, service(config, stop) as running, _pages(running.config, view):
         for line in _lines(running):
             say(line)
         for line in await asyncio.gather(*map(dead_server, config.backends)):
@@ -80,6 +88,26 @@ def _lines(running: Running) -> Iterator[str]:
         "stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the next"
         " `prorl serve`"
     )
+
+
+@contextlib.asynccontextmanager
+async def _pages(config: ServiceConfig, port: int | None) -> AsyncIterator[None]:
+    """`prorl view` beside the service; it says itself where, or why not."""
+    if port is None:
+        yield
+        return
+    where = {"--service": config.root, "--port": port, "--parent": os.getpid()}
+    words = [str(word) for option in where.items() for word in option]
+    runs = config.store.url or str(config.root)
+    viewer = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "prorl.view", runs, *words, process_group=0
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            viewer.terminate()
+        await viewer.wait()
 
 
 async def dead_server(backend: str) -> str:

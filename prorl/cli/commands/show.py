@@ -198,6 +198,9 @@ def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
     )
     if cut_by := CUT_BY.get(rollout["stop_reason"]):
         yield f"CUT OFF: its policy was not done; raise {cut_by}"
+    if rollout.get("bridged") or rollout.get("rendered"):
+        names = ("bridged", "rendered", "forks", "echo_edited", "discarded", "retold")
+        yield "door " + " · ".join(f"{name} {rollout[name]}" for name in names)
     if rollout["failure_code"]:
         yield (
             f"failure {rollout['failure_class']}/{rollout['failure_code']}:"

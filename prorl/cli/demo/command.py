@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from prorl.backends.embedded import TOY
 from prorl.cli.demo.learning import Learning
 from prorl.cli.demo.recipe import DEMO_FILE, Recipe, service_config
-from prorl.cli.demo.report import draw, present, report
+from prorl.cli.demo.report import present, report
 from prorl.cli.options import Flag, JsonObject, of
 from prorl.cli.output import note, say_json
 from prorl.cli.progress import Progress
@@ -129,12 +129,10 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
         return 130
     tidy(root / name)
     found = report(root, name, config.run.slots)
-    curve = root / name / "reward.png"
     found |= {
         "recipe": recipe.model_dump(),
         "elapsed_s": time.monotonic() - started,
         "cpu_s": spent_s,
-        "curve_png": str(curve) if draw(found, curve) else "",
     }
     if json:
         say_json(found)

@@ -5,6 +5,8 @@ and falls silent. What it held is charged to nobody, so that nothing else would 
 
     gives up what it held, `BREAKS` times without a row of it in the store -> no leases for a rest,
     twice as long each time; a row of it in the store -> as if nothing had been
+    keeps its control stream, and what it finished does not reach the store -> no leases until it
+    does, or for `LAST_REST_S` when it is not here any more
 
 Pure but for the clock. Bounded by the names of nodes.
 """
@@ -18,6 +20,7 @@ from prorl.service.core.state import WorkerRecord
 
 BREAKS = 3
 FIRST_REST_S, LAST_REST_S = 60.0, 960.0
+HINT = "do large packets pass? compare the MTU of both ends"
 
 
 class Lines:
@@ -29,6 +32,8 @@ class Lines:
         """By node and worker: those that ended and lost what they held."""
         self._rests: dict[str, tuple[int, float]] = {}
         """By node: breaks when its last rest began, and when that ends."""
+        self._stalled: dict[str, float] = {}
+        """By node: until when nothing is sent to it."""
 
     def lost(self, worker: WorkerRecord) -> None:
         """Something that a session of the worker held was given up."""
@@ -39,20 +44,35 @@ class Lines:
             rest_s = min(LAST_REST_S, FIRST_REST_S * 2.0 ** (num_breaks - BREAKS))
             self._rests[worker.node] = num_breaks, self._clock() + rest_s
 
+    def stalls(self, node: str) -> None:
+        """What it has finished does not come through, now."""
+        self._stalled[node] = self._clock() + LAST_REST_S
+
+    def works(self, node: str) -> None:
+        """What it has finished comes through."""
+        self._stalled.pop(node, None)
+
     def delivered(self, worker: WorkerRecord) -> None:
         """A row that the worker had is in the store."""
         self._sessions.pop(worker.node, None)
         self._rests.pop(worker.node, None)
+        self.works(worker.node)
+
+    def troubles(self) -> list[tuple[str, str]]:
+        """Nodes that get no leases now, and why."""
+        return [(n, why) for n in {*self._rests, *self._stalled} if (why := self.trouble(n))]
 
     def trouble(self, node: str) -> str:
         """Why a node gets no leases now; empty when it does."""
+        if self._stalled.get(node, 0.0) > self._clock():
+            return f"its line broke and what it finished does not reach the store ({HINT})"
         _, until = self._rests.get(node, (0, 0.0))
         left_s = until - self._clock()
         if left_s <= 0:
             return ""
         return (
             f"its line broke {self._num_breaks(node)} times and nothing came through; tried again"
-            f" in {left_s:.0f} s (do large packets pass? compare the MTU of both ends)"
+            f" in {left_s:.0f} s ({HINT})"
         )
 
     def _num_breaks(self, node: str) -> int:

@@ -6,9 +6,10 @@ Written once, when the run is made, before it is accepted.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 import orjson
 
@@ -42,11 +43,13 @@ def write_manifest(
     created_at: float,
     renderer: Json = None,
     owner: str = "",
+    served: Mapping[str, Json] = MappingProxyType({}),
 ) -> RunDir:
     """Make the directory and the manifest of a run that the log does not know.
 
     One that is there with the same config and owner and nothing stored (we died before the log had
-    the run) stays. `owner`: of the root, `ControlLog.owner`.
+    the run) stays. `owner`: of the root, `ControlLog.owner`. `served`: by name, what model servers
+    say of their models.
 
     Raises ConflictError when the directory belongs to another run or holds trajectories,
     SchemaError when it is of another version, StorageError.
@@ -55,7 +58,7 @@ def write_manifest(
     config = run.model_dump(mode="json")
     try:
         if not _is_there(directory, config, owner):
-            content = _content(service, run, config, created_at, renderer)
+            content = _content(service, run, config, created_at, renderer, served)
             _make(directory, {**content, "owner": owner})
             failpoint("manifest.written")
     except NameTakenError:
@@ -150,14 +153,19 @@ def read_renderer(service: ServiceConfig, run_id: str) -> Json:
 
 
 def _content(
-    service: ServiceConfig, run: RunConfig, config: Json, created_at: float, renderer: Json
+    service: ServiceConfig,
+    run: RunConfig,
+    config: Json,
+    created_at: float,
+    renderer: Json,
+    served: Mapping[str, Json],
 ) -> dict[str, Json]:
     return {
         "run_id": run.run_id,
         "schema_version": SCHEMA_VERSION,
         "code_version": code_version(),
         "created_at": created_at,
-        **provenance(service, run),
+        **provenance(service, run, served),
         "renderer": renderer,
         "config": config,
     }

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import prorl
 from prorl.backends.catalogue import checkpoint
@@ -21,14 +23,18 @@ EDGE_BYTES = 32 << 20
 """Of a file the first and the last so many are hashed."""
 
 
-def provenance(service: ServiceConfig, run: RunConfig) -> dict[str, Json]:
+def provenance(
+    service: ServiceConfig, run: RunConfig, served: Mapping[str, Json] = MappingProxyType({})
+) -> dict[str, Json]:
     """JSON values; `turns.backend` is a key of `backends`; no hash of what is not here.
+
+    `served`: what model servers say of their models; a `root` that is a folder here is hashed.
 
     Tokenizer and template are hashed where they were proved: `renderer` of the manifest.
     """
     backends = run.backends or service.backends
     return {
-        "backends": {name: _backend(service, name) for name in backends},
+        "backends": {name: _backend(service, name, served.get(name) or {}) for name in backends},
         "model": service.model,
         "tokenizer": run.renderer.model or service.tokenizer,
         "sandbox": {
@@ -43,10 +49,14 @@ def provenance(service: ServiceConfig, run: RunConfig) -> dict[str, Json]:
     }
 
 
-def _backend(service: ServiceConfig, name: str) -> dict[str, Json]:
+def _backend(service: ServiceConfig, name: str, served: Mapping[str, Json]) -> dict[str, Json]:
     policy = service.models.get(name, name)
-    folder = checkpoint(policy) if ":" in policy else policy
-    return {"policy": policy, "sha256": fingerprint(Path(folder)) if folder else ""}
+    folder = (checkpoint(policy) if ":" in policy else policy) or str(served.get("root") or "")
+    found: dict[str, Json] = {
+        "policy": policy,
+        "sha256": fingerprint(Path(folder)) if folder else "",
+    }
+    return {**found, "served": dict(served)} if served else found
 
 
 def fingerprint(folder: Path) -> str:

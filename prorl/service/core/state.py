@@ -79,6 +79,7 @@ class WorkerRecord:
     held: Ordered[RolloutRecord] = field(default_factory=Ordered)
     stats: Stats | None = None
     """What it said last; None until it says something."""
+    came_at: float = 0.0
     seen_at: float = 0.0
     remote: bool = False
     """On another host than the gateway."""
@@ -245,6 +246,8 @@ class RunRecord:
     """Highest id given to weights, published or not: never given again."""
     published: bool = False
     """Whether servers were given weights of this run."""
+    announced: bool = False
+    """Whether its trainer gave them weights itself."""
     start: tuple[str, ...] = ()
     """Labels of the weights that served when the run began, without their nonce."""
     cursors: dict[str, int] = field(default_factory=dict)

@@ -48,10 +48,6 @@ def known_env(load_code: bool) -> CheckTask:
     find = cache(env_by_name)
 
     def check(task: Task) -> Awaitable[None] | None:
-        rewards = task.data.get("rewards")
-        if not load_code and isinstance(rewards, dict):
-            for name in rewards:
-                plugins.refuse_places(name, TaskError, "reward")
         if not load_code:
             plugins.refuse_places(task.env, TaskError, "env")
         env = find(task.env)
@@ -104,26 +100,31 @@ async def create(gateway: Gateway, config: RunConfig, *, new_servers: bool = Tru
     return created
 
 
-THINKING_RUN_S = 1800.0
+LONG_RUN_S = 1800.0
+PROGRAM_CALLS = 200
+"""A program ends by itself; this only ends one that does not."""
 
 
 def by_model(config: RunConfig, renderer: Mapping[str, Json]) -> RunConfig:
-    """The config, with the budgets that a model needs which thinks, where the user says none.
+    """The config, with budgets for a program or a model that thinks, where the user says none.
 
     A thought may fill the context: half an hour at 10 tokens a second. `renderer` is what was
     proved of it.
     """
-    if program_of(config.agent) is not None:  # no other worker can go on with one
-        config = config.model_copy(update={"journal": "off"})
     sampling, limits = config.sampling, config.limits
+    is_program = program_of(config.agent) is not None
+    own: dict[str, float] = {"max_turns": PROGRAM_CALLS} if is_program else {}
+    own |= {"run_s": LONG_RUN_S} if is_program or renderer.get("thinks") else {}
+    unsaid = {name: most for name, most in own.items() if name not in limits.model_fields_set}
+    config = config.model_copy(update={"limits": limits.model_copy(update=unsaid)})
+    if is_program:  # no other worker can go on with one
+        config = config.model_copy(update={"journal": "off"})
     if not renderer.get("thinks"):
         return config
     if "max_tokens" not in sampling.model_fields_set:
         most = min(limits.max_tokens, MAX_CALL_TOKENS)
         sampling = sampling.model_copy(update={"max_tokens": most})
-    if "run_s" not in limits.model_fields_set:
-        limits = limits.model_copy(update={"run_s": THINKING_RUN_S})
-    return config.model_copy(update={"sampling": sampling, "limits": limits})
+    return config.model_copy(update={"sampling": sampling})
 
 
 async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
@@ -140,11 +141,11 @@ async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
     await asyncio.to_thread(get_agent, config.agent)  # a user's may take a while to import
     created_at = gateway.wall()
     renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
-    await _check_backends(gateway, config, renderer)
+    served = await _check_backends(gateway, config, renderer)
     config = by_model(config, renderer)
     # A put to an object store may take seconds; everybody would wait.
     await asyncio.to_thread(
-        write_manifest, gateway.config, config, created_at, renderer, gateway.core.log.owner
+        write_manifest, gateway.config, config, created_at, renderer, gateway.core.log.owner, served
     )
     return config
 
@@ -164,8 +165,8 @@ def _check_names(gateway: Gateway, config: RunConfig, new_servers: bool) -> None
 
 async def _check_backends(
     gateway: Gateway, config: RunConfig, renderer: Mapping[str, Json]
-) -> None:
-    """Ask once, here and not by failing rollouts, what backends are and serve.
+) -> dict[str, Json]:
+    """Ask once, here and not by failing rollouts, what backends are and serve; their answers.
 
     Those that only this run names must answer; servers must have the run's vocabulary. Raises
     ConfigError.
@@ -176,7 +177,10 @@ async def _check_backends(
     names = config.backends or tuple(gateway.core.state.balancer.states)
     servers = [name for name in names if is_server(name)]
     wanted = vocabulary_of(config, renderer)
-    await asyncio.gather(*(gateway.servers.check_vocabulary(name, wanted) for name in servers))
+    said = await asyncio.gather(
+        *(gateway.servers.check_vocabulary(name, wanted) for name in servers)
+    )
+    return dict(zip(servers, said, strict=True))
 
 
 def pieces(sizes: Sequence[int]) -> Iterator[slice]:

@@ -126,6 +126,7 @@ class Workers:
             pid=hello.pid,
             location=hello.location,
             slots=hello.slots,
+            came_at=self._clock(),
             seen_at=self._clock(),
             remote=hello.remote,
             leaving=hello.leaving,
@@ -274,6 +275,7 @@ class Workers:
         A RUN may be on its way back; if it is not, the leases of its INIT would wait for ever.
         """
         now = self._clock()
+        self._give_up_stalled(now)
         homes = {(run.node, run.home) for run in self._state.of_role("run")}
         for init in self._state.of_role("init"):
             if (init.node, init.home) in homes:
@@ -282,11 +284,39 @@ class Workers:
                 init.alone_since = now
             is_alone = init.alone_since is not None and now - init.alone_since > NEXT_LIFE_S
             line = self._rollouts.lines.trouble(init.node) if init.remote else ""
-            init.held_back = "no RUN worker is on its node" if is_alone else line
+            init.held_back = line or ("no RUN worker is on its node" if is_alone else "")
             for record in list(init.held) if is_alone else ():
                 if record.life.state is RolloutState.LEASED:
                     self._rollouts.stop(init, record.key)
                     self._rollouts.leave(record, init, returned=True)
+
+    def cut_off(self) -> Iterable[tuple[str, str]]:
+        """Nodes with a line in trouble of which no INIT is here to show it, and what it is."""
+        here = {init.node for init in self._state.of_role("init")}
+        return [(n, why) for n, why in self._rollouts.lines.troubles() if n not in here]
+
+    def _give_up_stalled(self, now: float) -> None:
+        """Give to others what a node has finished and cannot deliver, though its EVAL and the store
+        have both been here.
+
+        EVAL keeps its rows and tries on, which shows when the line works again; late ones are
+        refused.
+        """
+        stores = [now - store.came_at for store in self._state.of_role("store")]
+        for worker in self._state.of_role(GRAPH.names[-1]):
+            if not worker.stats or not worker.remote or not stores:
+                continue
+            if not worker.stats.stalled_s:
+                self._rollouts.lines.works(worker.node)
+            if min(worker.stats.stalled_s, now - worker.came_at, *stores) <= GONE_S:
+                continue
+            self._rollouts.lines.stalls(worker.node)
+            for record in list(worker.held):
+                if record.life.state is not RolloutState.RUNNING:
+                    continue
+                for holder in list(record.holders):
+                    self._rollouts.stop(holder, record.key)
+                    self._rollouts.leave(record, holder, returned=True)
 
     def _tell_endpoints(self) -> None:
         """Tell each worker whose upstreams have changed.

@@ -72,9 +72,11 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 """Any route may answer so."""
 
 
-def also(**answers: str) -> dict[int | str, dict[str, Any]]:
-    """Other answers than its own that a route gives when all is well: `_202="why"`."""
-    return {int(status[1:]): {"description": what} for status, what in answers.items()}
+def also(shape: object, **answers: str) -> dict[int | str, dict[str, Any]]:
+    """Other answers of its shape that a route gives when all is well: `_202="why"`."""
+    return {
+        int(status[1:]): {"model": shape, "description": what} for status, what in answers.items()
+    }
 
 
 def reply(content: Json, status: int = 200) -> Response:

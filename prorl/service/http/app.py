@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from prorl.net.access import OPEN
 from prorl.net.bearer import keys_of
 from prorl.net.join import ends_soon
+from prorl.service import shapes
 from prorl.service.core.candidates import CheckTask
 from prorl.service.core.manifest import code_version
 from prorl.service.core.submissions import known_env
@@ -40,17 +41,17 @@ def create_app(gateway: Gateway, check: CheckTask | None = None) -> GuardMiddlew
     node_routes(app, gateway)
     core = gateway.core
 
-    @app.get("/v1/status")
+    @app.get("/v1/status", response_model=shapes.Status)
     async def status() -> Response:
         """Workers, stages, the bottleneck, backends, runs."""
         listener = gateway.config.listener
         soon = await asyncio.to_thread(ends_soon, gateway.config.root) if listener else {}
         warnings = [f"the certificate in {file} ends in {d:.0f} days" for file, d in soon.items()]
+        warnings += [f"{n} gets no leases: {why}" for n, why in core.workers.cut_off()]
         if gateway.trouble:
             warnings.insert(0, f"nothing is accepted: {gateway.trouble}")
-        said = views.status(core, gateway.leases.waiting, listener)
-        said["runs"] += [views.run_summary(run) for run in gateway.proofs.all()]
-        return reply(said | {"warnings": warnings})
+        now, proving = asyncio.get_running_loop().time(), gateway.proofs.all()
+        return reply(views.status(core, gateway.leases.waiting, now, proving, warnings, listener))
 
     @app.get("/metrics")
     async def scrape() -> Response:
@@ -58,10 +59,10 @@ def create_app(gateway: Gateway, check: CheckTask | None = None) -> GuardMiddlew
         text = metrics.exposition(core, gateway.leases.waiting, code_version())
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
-    @app.get(OPEN)
+    @app.get(OPEN, response_model=shapes.Health)
     async def healthz() -> Response:
         """Whether the gateway serves; needs no token."""
-        return reply({"ok": True})
+        return reply(shapes.Health(ok=True))
 
     answer_errors(app)
     app.openapi = _openapi(app)  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Literal
 
 from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +19,7 @@ from prorl.backends.vllm_probe import Vocabulary
 from prorl.config import RunConfig
 from prorl.errors import NotFoundError
 from prorl.renderer.load import SAMPLE
+from prorl.service import shapes
 from prorl.service.core.manifest import read_renderer
 from prorl.service.gateway import Gateway
 from prorl.service.http.answers import reply
@@ -34,6 +36,16 @@ class BackendBody(BaseModel):
     )
 
 
+class HoldBody(BaseModel):
+    """Body of `POST /v1/backends/pause` and `/resume`."""
+
+    model_config = ConfigDict(extra="forbid")
+    names: list[str] = Field(min_length=1, max_length=1000, description="model servers")
+    mode: Literal["abort", "wait", "keep"] = Field(
+        default="abort", description="what becomes of calls that run: cut, ended first, or frozen"
+    )
+
+
 class PoolBody(BaseModel):
     """Body of `PUT /v1/backends`: the whole pool."""
 
@@ -45,12 +57,12 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
     core = gateway.core
     replacing = asyncio.Lock()  # protects the pool between what is read of it and what is made
 
-    @app.get("/v1/backends")
+    @app.get("/v1/backends", response_model=shapes.Backends)
     async def list_backends() -> Response:
         """The pool, and servers that open runs name: state, work in flight, what is wrong."""
-        return reply({"backends": core.watched.view()})
+        return reply(shapes.Backends(backends=core.watched.view()))
 
-    @app.post("/v1/backends", status_code=201)
+    @app.post("/v1/backends", status_code=201, response_model=shapes.BackendState)
     async def add_backend(body: BackendBody) -> Response:
         """Ask a backend what it is and put it into the pool, or end its drain. 422 says why not."""
         name = valid_url(body.name)
@@ -58,9 +70,42 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
             await _check(gateway, name)
         _set(gateway, name, "ready")
         await gateway.durable()
-        return reply({"name": name, "state": core.state.balancer.state(name).value}, 201)
+        return reply(
+            shapes.BackendState(name=name, state=core.state.balancer.state(name).value), 201
+        )
 
-    @app.put("/v1/backends")
+    def servers_of(body: HoldBody) -> list[str]:
+        names = list(dict.fromkeys(map(valid_url, body.names)))
+        known = {view["name"] for view in core.watched.view()}
+        if others := [name for name in names if not is_server(name) or name not in known]:
+            given = f"backends {', '.join(others)}"
+            raise NotFoundError(f"{given}: no server of the pool or of an open run")
+        return names
+
+    @app.post("/v1/backends/pause", response_model=shapes.Held)
+    async def pause(body: HoldBody) -> Response:
+        """Stop servers, for a trainer that gives them weights itself or lets them sleep.
+
+        They get no rollouts, and who waits for them spends no budget, until `resume`; what they
+        sample after it trains once a version is announced. Idempotent; `failed` says who did not
+        stop and why.
+        """
+        names = servers_of(body)
+        held = gateway.publisher.held
+        said = await asyncio.gather(*(held.pause(name, body.mode) for name in names))
+        return _held(names, said)
+
+    @app.post("/v1/backends/resume", response_model=shapes.Held)
+    async def resume(body: HoldBody) -> Response:
+        """Let servers sample again.
+
+        `failed` says who cannot, or gets no rollouts since nobody announced what it serves.
+        """
+        names = servers_of(body)
+        said = await asyncio.gather(*map(gateway.publisher.resume, names))
+        return _held(names, said)
+
+    @app.put("/v1/backends", response_model=shapes.Backends)
     async def replace_pool(body: PoolBody) -> Response:
         """Make this the whole pool, at once or not at all."""
         names = list(dict.fromkeys(map(valid_url, body.backends)))
@@ -72,9 +117,9 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
             for name in set(core.state.balancer.states).difference(names):
                 _set(gateway, name, "removed")
             await gateway.durable()
-        return reply({"backends": core.watched.view()})
+        return reply(shapes.Backends(backends=core.watched.view()))
 
-    @app.delete("/v1/backends")
+    @app.delete("/v1/backends", response_model=shapes.BackendState)
     async def remove_backend(name: str, drain: bool = False) -> Response:
         """Take a backend out of the pool, or only drain it; what it serves stays with it."""
         if name not in core.state.balancer.states:
@@ -82,7 +127,12 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
             raise NotFoundError(f"backend {name!r} is not in the pool, which has {pool}")
         _set(gateway, name, "draining" if drain else "removed")
         await gateway.durable()
-        return reply({"name": name, "state": "draining" if drain else "removed"})
+        return reply(shapes.BackendState(name=name, state="draining" if drain else "removed"))
+
+
+def _held(names: list[str], said: list[str]) -> Response:
+    failed = {name: why for name, why in zip(names, said, strict=True) if why}
+    return reply(shapes.Held(failed=failed))
 
 
 async def _check(gateway: Gateway, name: str) -> None:

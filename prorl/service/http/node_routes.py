@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from prorl.config import NAME
 from prorl.errors import ForbiddenError, UserError
 from prorl.net.tls import MAX_NODE_NAME, Authority, Caller
+from prorl.service import shapes
 from prorl.service.gateway import Gateway
 from prorl.service.http import views
 from prorl.service.http.answers import reply
@@ -34,12 +35,12 @@ class DrainBody(BaseModel):
 
 
 def node_routes(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/v1/node")
+    @app.get("/v1/node", response_model=shapes.NodeSettings)
     async def node() -> Response:
         """The settings that a node on another host shares with the service."""
         return reply(views.node_settings(gateway.config))
 
-    @app.post("/v1/nodes/{node}/certificate", status_code=201)
+    @app.post("/v1/nodes/{node}/certificate", status_code=201, response_model=shapes.Certificate)
     async def certificate(node: str, body: CertificateBody, request: Request) -> Response:
         """Sign a node's own key: with what comes back it speaks as this node, and as no other.
 
@@ -58,9 +59,9 @@ def node_routes(app: FastAPI, gateway: Gateway) -> None:
             )
         authority = Authority.of(gateway.config.tls_dir)
         signed = authority.sign(body.request, node, gateway.config.certificate_days)
-        return reply({"certificate": signed, "authority": authority.certificate}, 201)
+        return reply(shapes.Certificate(certificate=signed, authority=authority.certificate), 201)
 
-    @app.post("/v1/nodes/{node}/drain", status_code=202)
+    @app.post("/v1/nodes/{node}/drain", status_code=202, response_model=shapes.Drained)
     async def drain(node: str, body: DrainBody) -> Response:
         """Have a node take nothing new, end or give back what it has, and leave.
 
@@ -71,4 +72,4 @@ def node_routes(app: FastAPI, gateway: Gateway) -> None:
         gateway.wake()
         held = {record for worker in asked for record in worker.held}
         workers = sorted(worker.name for worker in asked)
-        return reply({"node": node, "workers": workers, "held": len(held)}, 202)
+        return reply(shapes.Drained(node=node, workers=workers, held=len(held)), 202)

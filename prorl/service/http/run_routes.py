@@ -17,6 +17,7 @@ from prorl.config.validation import explain
 from prorl.errors import UnavailableError, UserError
 from prorl.net.bearer import TokenGrant
 from prorl.net.tls import Caller
+from prorl.service import shapes
 from prorl.service.core.candidates import CheckTask, GroupsBody
 from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.core.submissions import accept, create
@@ -24,8 +25,7 @@ from prorl.service.gateway import Gateway
 from prorl.service.http import views
 from prorl.service.http.answers import also, reply
 from prorl.service.log.recover import closed_runs
-from prorl.service.pool.weights import Expected
-from prorl.types import Json
+from prorl.service.pool.weights import Expected, Published
 
 
 class ExpectedBody(BaseModel):
@@ -46,6 +46,19 @@ class ExpectedBody(BaseModel):
         return self
 
 
+class AnnouncedBody(BaseModel):
+    """A server that has a version from its trainer."""
+
+    model_config = ConfigDict(extra="forbid")
+    backend: str = Field(min_length=1, max_length=500)
+    label: str = Field(
+        default="",
+        max_length=500,
+        description="what its `/weight_info` states only since it has these weights; may be left"
+        " out where `POST /v1/backends/pause` stopped it before they came",
+    )
+
+
 class VersionBody(BaseModel):
     """Body of `POST /v1/runs/{run}/versions`."""
 
@@ -54,12 +67,24 @@ class VersionBody(BaseModel):
     path: str = Field(
         default="",
         max_length=4096,
-        description="Hugging Face directory that the backends can read; empty = only an id",
+        description="Hugging Face directory that the backends can read; empty = only an id, for"
+        " backends that are scripts",
+    )
+    announce: list[AnnouncedBody] = Field(
+        default=[],
+        max_length=1000,
+        description="instead of a path: servers that have the weights from the trainer itself",
     )
     pause: Literal["abort", "wait", "keep"] = Field(
         default="abort", description="what becomes of calls that run: cut, ended first, or frozen"
     )
     expected: ExpectedBody | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.announce and (self.path or self.expected):
+            raise ValueError("`announce` beside `path` or `expected`: either loads weights or not")
+        return self
 
 
 def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
@@ -76,7 +101,10 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
     @app.post(
         "/v1/runs",
         status_code=201,
-        responses=also(_200="it was there", _202="its chat template is being proved: ask again"),
+        response_model=shapes.RunView,
+        responses=also(
+            shapes.RunView, _200="it was there", _202="its chat template is being proved: ask again"
+        ),
     )
     async def create_run(config: RunConfig, request: Request) -> Response:
         """Make a run from the request's body.
@@ -98,8 +126,9 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
     @app.post(
         "/v1/runs/{run_id}/groups",
         status_code=202,
+        response_model=shapes.Accepted,
         openapi_extra=_body(GroupsBody),
-        responses=also(_200="all of it was there"),
+        responses=also(shapes.Accepted, _200="all of it was there"),
     )
     async def submit(run_id: str, request: Request) -> Response:
         """Submit groups. 202 when something new was accepted, 200 when all of it was there."""
@@ -111,11 +140,11 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         await gateway.durable()
         groups = [_accepted(group, created) for group, created in accepted]
         return reply(
-            {"run_id": run_id, "groups": groups},
+            shapes.Accepted(run_id=run_id, groups=groups),
             202 if any(created for _, created in accepted) else 200,
         )
 
-    @app.get("/v1/runs")
+    @app.get("/v1/runs", response_model=shapes.Runs)
     async def list_runs() -> Response:
         """All runs of this root."""
         closed = await asyncio.to_thread(closed_runs, core.log)
@@ -123,9 +152,9 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         open_ids = {run.run_id for run in open_runs}
         ended = [run for run in closed if run.run_id not in open_ids]
         shown = (*ended, *open_runs, *gateway.proofs.all())
-        return reply({"runs": [views.run_summary(run) for run in shown]})
+        return reply(shapes.Runs(runs=[views.run_summary(run) for run in shown]))
 
-    @app.get("/v1/runs/{run_id}")
+    @app.get("/v1/runs/{run_id}", response_model=shapes.RunView)
     async def get_run(run_id: str, request: Request) -> Response:
         """A run: its config, counts, rewards, stages, and where its trainer reads."""
         is_far = request.scope["state"].get("caller") is not None
@@ -133,12 +162,12 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         run = gateway.proofs.find(run_id) or known(run_id)
         return reply(views.run_view(core, run, outside))
 
-    @app.get("/v1/runs/{run_id}/groups/{group_id}")
+    @app.get("/v1/runs/{run_id}/groups/{group_id}", response_model=shapes.GroupView)
     async def get_group(run_id: str, group_id: int) -> Response:
         """A group with its members."""
         return reply(views.group_view(core.group(known(run_id).run_id, group_id)))
 
-    @app.get("/v1/runs/{run_id}/rollouts/{rollout_id}")
+    @app.get("/v1/runs/{run_id}/rollouts/{rollout_id}", response_model=shapes.RolloutView)
     async def get_rollout(run_id: str, rollout_id: int) -> Response:
         """A rollout's fate so far."""
         return reply(views.rollout_view(core.rollout(known(run_id).run_id, rollout_id)))
@@ -146,15 +175,26 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
     @app.post(
         "/v1/runs/{run_id}/versions",
         status_code=201,
-        responses=also(_200="it was published", _202="backends still load them: say it again"),
+        response_model=shapes.VersionPublished,
+        responses=also(
+            shapes.VersionPublished,
+            _200="it was published",
+            _202="backends still load them: say it again",
+        ),
     )
     async def publish(run_id: str, body: VersionBody) -> Response:
         """Have the run's backends load weights and publish them as a version, one above the last.
 
+        With `announce` nothing is loaded: servers that the trainer gave them are believed when they
+        stood paused meanwhile or state the label given; what the others sample keeps its version.
         The same version and path again answer 200; 202 while backends still load them: say it
-        again; a used id or one that is not the next 409; 503 when no backend took them.
+        again; a used id or one that is not the next 409, as is an announcement that no server
+        bears out; 503 when no backend took them.
         """
         run = known(run_id)
+        if body.announce:
+            labels = {one.backend: one.label for one in body.announce}
+            return published(run_id, await gateway.publisher.announce(run, body.version, labels))
         expected: Expected | None = None
         if (told := body.expected) is not None:
             expected = Expected(
@@ -163,18 +203,9 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         done = await gateway.publisher.publish(
             run, body.version, body.path, pause=body.pause, expected=expected
         )
-        status = 202 if done.pending else 201 if done.fresh else 200
-        return reply(
-            {
-                "run_id": run_id,
-                "version": done.version,
-                "failed": dict(done.failed),
-                "pending": done.pending,
-            },
-            status,
-        )
+        return published(run_id, done)
 
-    @app.delete("/v1/runs/{run_id}")
+    @app.delete("/v1/runs/{run_id}", response_model=shapes.RunView)
     async def cancel_run(run_id: str) -> Response:
         """Cancel everything of a run that has not ended. Idempotent."""
         if (proving := gateway.proofs.find(run_id)) is not None:
@@ -185,7 +216,16 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         await gateway.durable()
         return reply(views.run_view(core, run))
 
-    @app.delete("/v1/runs/{run_id}/groups/{group_id}")
+    @app.delete("/v1/runs/{run_id}/data", response_model=shapes.Deleted)
+    async def delete_run(run_id: str) -> Response:
+        """Remove an ended run and all that is stored of it: its name is free again.
+
+        409 while it is open, or its trainer has not committed all that it was given.
+        """
+        await gateway.delete_run(known(run_id))
+        return reply(shapes.Deleted(run_id=run_id, deleted=True))
+
+    @app.delete("/v1/runs/{run_id}/groups/{group_id}", response_model=shapes.GroupView)
     async def cancel_group(run_id: str, group_id: int) -> Response:
         """Cancel a group's members that have not ended. Idempotent."""
         group = core.group(known(run_id).run_id, group_id)
@@ -193,7 +233,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         await gateway.durable()
         return reply(views.group_view(group))
 
-    @app.delete("/v1/runs/{run_id}/rollouts/{rollout_id}")
+    @app.delete("/v1/runs/{run_id}/rollouts/{rollout_id}", response_model=shapes.RolloutView)
     async def cancel_rollout(run_id: str, rollout_id: int) -> Response:
         """Cancel a rollout; one whose commit is in flight may still complete. Idempotent."""
         record = core.rollout(known(run_id).run_id, rollout_id)
@@ -202,7 +242,14 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         return reply(views.rollout_view(record))
 
 
-def _accepted(group: GroupRecord, created: bool) -> dict[str, Json]:
+def published(run_id: str, done: Published) -> Response:
+    said = shapes.VersionPublished(
+        run_id=run_id, version=done.version, failed=dict(done.failed), pending=done.pending
+    )
+    return reply(said, 202 if done.pending else 201 if done.fresh else 200)
+
+
+def _accepted(group: GroupRecord, created: bool) -> shapes.AcceptedGroup:
     return {
         "group_id": group.group_id,
         "key": group.key,

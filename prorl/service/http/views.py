@@ -5,20 +5,24 @@ Counts are the log's; gauges (busy, queued) are what workers said last.
 
 from __future__ import annotations
 
-import msgspec
+import heapq
+from collections.abc import Iterable
 
 from prorl.config import Listener, ServiceConfig
 from prorl.control import Stats
 from prorl.graph import GRAPH
+from prorl.service import shapes
 from prorl.service.core.core import Core
-from prorl.service.core.lifecycle import RolloutLife
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
-from prorl.types import GroupState, Json, RolloutState
+from prorl.types import GroupState, RolloutState
+
+LONGEST = 10
+"""Attempts that status names: who looks for a straggler needs the first few."""
 
 _GAUGES = tuple(name for name in Stats.__struct_fields__ if name not in ("backends", "runs"))
 
 
-def run_summary(run: RunRecord) -> dict[str, Json]:
+def run_summary(run: RunRecord) -> shapes.RunSummary:
     """A line of `GET /v1/runs`."""
     return {
         "run_id": run.run_id,
@@ -37,11 +41,12 @@ def run_summary(run: RunRecord) -> dict[str, Json]:
     }
 
 
-def run_view(core: Core, run: RunRecord, outside: Listener | None = None) -> dict[str, Json]:
+def run_view(core: Core, run: RunRecord, outside: Listener | None = None) -> shapes.RunView:
     """The answer to `GET /v1/runs/{run}`. `outside`: what is shown to a caller of another host."""
     store = core.state.store
     location = outside.store if outside is not None else store.location if store else ""
-    return run_summary(run) | {
+    return {
+        **run_summary(run),
         "config": run.config.model_dump(mode="json"),
         "last": run.last,
         "cancelled": run.cancelled,
@@ -57,7 +62,7 @@ def run_view(core: Core, run: RunRecord, outside: Listener | None = None) -> dic
     }
 
 
-def group_view(group: GroupRecord) -> dict[str, Json]:
+def group_view(group: GroupRecord) -> shapes.GroupView:
     """The answer to `GET /v1/runs/{run}/groups/{group}`."""
     return {
         "run_id": group.run.run_id,
@@ -77,7 +82,7 @@ def group_view(group: GroupRecord) -> dict[str, Json]:
     }
 
 
-def rollout_view(record: RolloutRecord) -> dict[str, Json]:
+def rollout_view(record: RolloutRecord) -> shapes.RolloutView:
     """The answer to `GET /v1/runs/{run}/rollouts/{rollout}`."""
     return {
         "rollout_id": record.rollout_id,
@@ -85,13 +90,23 @@ def rollout_view(record: RolloutRecord) -> dict[str, Json]:
         "sample_index": record.sample_index,
         "rollout_key": record.rollout_key,
         "task_id": record.group.task_id,
-        **_life(record.life),
+        "state": record.life.state.value,
+        "attempt": record.life.attempt,
+        "infra_failures": record.life.infra_failures,
+        "worker_losses": record.life.worker_losses,
+        "failure_class": record.life.failure_class.value,
+        "failure_code": record.life.code.value,
         "failure_message": record.message,
         "reward": record.reward,
         "backend": record.backend,
         "holders": sorted(worker.name for worker in record.holders),
         "part": record.part,
-        **msgspec.structs.asdict(record.summary),
+        "min_version": record.summary.min_version,
+        "max_version": record.summary.max_version,
+        "num_turns": record.summary.num_turns,
+        "num_tokens": record.summary.num_tokens,
+        "num_sampled": record.summary.num_sampled,
+        "num_trained": record.summary.num_trained,
     }
 
 
@@ -122,8 +137,17 @@ def bottleneck(state: State) -> str:
     return name if load[name] > 0 else ""
 
 
-def status(core: Core, leases_waiting: int, listener: Listener | None = None) -> dict[str, Json]:
-    """`GET /v1/status`. `listener`: what the service shows to other hosts."""
+def status(
+    core: Core,
+    leases_waiting: int,
+    now: float,
+    runs: Iterable[RunRecord],
+    warnings: list[str],
+    listener: Listener | None = None,
+) -> shapes.Status:
+    """`GET /v1/status`. `now` on the loop's clock; `runs`: besides the open ones; `listener`: what
+    other hosts are shown.
+    """
     state = core.state
     return {
         "workers": [_worker(worker) for worker in state.workers.values()],
@@ -133,24 +157,30 @@ def status(core: Core, leases_waiting: int, listener: Listener | None = None) ->
         "bottleneck": bottleneck(state),
         "backends": core.watched.view(),
         "waiting_for_backend": core.failovers.num_waiting,
-        "runs": [run_summary(run) for run in state.open.values()],
+        "runs": [run_summary(run) for run in (*state.open.values(), *runs)],
         "leases_waiting": leases_waiting,
+        "longest_held": _longest_held(state, now),
         "commits": state.num_commits,
         "log_transactions": core.log.transactions,
+        "warnings": warnings,
     }
 
 
-NODE_SETTINGS = ("model", "models", "tokenizer", "backend_key")
-"""What every RUN of a service must agree on, wherever it is."""
+def node_settings(config: ServiceConfig) -> shapes.NodeSettings:
+    """`GET /v1/node`: what every RUN of a service must agree on, wherever it is.
+
+    JSON values of `ServiceConfig`; the model servers' key goes to nodes only.
+    """
+    return {
+        "model": config.model,
+        "models": config.models,
+        "tokenizer": config.tokenizer,
+        "backend_key": config.backend_key,
+        "gateway": config.listener.gateway if config.listener else "",
+    }
 
 
-def node_settings(config: ServiceConfig) -> dict[str, Json]:
-    """`GET /v1/node`: JSON values of `ServiceConfig`; the model servers' key goes to nodes only."""
-    values = config.model_dump(mode="json", include=set(NODE_SETTINGS))
-    return {**values, "gateway": config.listener.gateway if config.listener else ""}
-
-
-def _worker(w: WorkerRecord) -> dict[str, Json]:
+def _worker(w: WorkerRecord) -> shapes.WorkerView:
     return {
         "worker": w.name,
         "role": w.role,
@@ -165,12 +195,17 @@ def _worker(w: WorkerRecord) -> dict[str, Json]:
     }
 
 
-def _life(life: RolloutLife) -> dict[str, Json]:
-    return {
-        "state": life.state.value,
-        "attempt": life.attempt,
-        "infra_failures": life.infra_failures,
-        "worker_losses": life.worker_losses,
-        "failure_class": life.failure_class.value,
-        "failure_code": life.code.value,
-    }
+def _longest_held(state: State, now: float) -> list[shapes.Holding]:
+    held = {record for worker in state.workers.values() for record in worker.held}
+    return [
+        {
+            "run_id": record.run.run_id,
+            "rollout_id": record.rollout_id,
+            "task_id": record.group.task_id,
+            "attempt": record.life.attempt,
+            "held_s": now - record.since,
+            "holders": sorted(worker.name for worker in record.holders),
+            "backend": record.backend,
+        }
+        for record in heapq.nsmallest(LONGEST, held, key=lambda record: record.since)
+    ]

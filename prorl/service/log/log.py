@@ -31,7 +31,7 @@ from prorl.errors import ConflictError, DiskRefusedError, SchemaError, StorageEr
 from prorl.linux import locks
 from prorl.linux.failpoints import failpoint
 from prorl.linux.files import make_folder
-from prorl.service.log.log_schema import LOG_VERSION, STEPS, TABLES_SQL
+from prorl.service.log.log_schema import LOG_VERSION, RUN_TABLES, STEPS, TABLES_SQL
 
 Write = tuple[str, Sequence[Sequence[Any]]]
 """A statement and the parameters of each time it runs."""
@@ -139,7 +139,7 @@ def forget_run(path: Path, run_id: str) -> None:
     try:
         with closing(connect(path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
-            for table in ("runs", "groups", "rollouts", "parts", "outbox", "cursors", "versions"):
+            for table in ("groups", "rollouts", *RUN_TABLES):
                 connection.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
             connection.execute("COMMIT")
     except sqlite3.Error as error:

@@ -134,7 +134,15 @@ STORED = "DELETE FROM outbox WHERE run_id = ? AND seq <= ? AND kind <> 'group_co
 INSERT_PART = insert_sql("parts", ("run_id", "commit_seq", "part", "files", "published"))
 PUBLISH_PART = update_sql("parts", ("published",), ("run_id", "commit_seq"))
 UPSERT_CURSOR = "INSERT OR REPLACE INTO cursors (run_id, consumer, seq, at) VALUES (?, ?, ?, ?)"
+ANNOUNCED = "announced"
+"""The note of a version whose weights the trainer sent itself: others have their path."""
 INSERT_VERSION = insert_sql("versions", ("run_id", "version", "note", "at"))
+RUN_TABLES = ("parts", "outbox", "cursors", "versions", "runs")
+"""Besides groups and rollouts; `runs` last."""
+FORGET = {table: f"DELETE FROM {table} WHERE run_id = ?" for table in RUN_TABLES}
+FORGET_BEFORE = {
+    name: f"DELETE FROM {name}s WHERE run_id = ? AND {name}_id < ?" for name in ("group", "rollout")
+}
 PUBLISH_VERSION = update_sql("versions", ("published",), ("run_id", "version"))
 UPSERT_BACKEND = "INSERT OR REPLACE INTO backends (name, state, added_at) VALUES (?, ?, ?)"
 ACK_GROUPS = (

@@ -60,5 +60,5 @@ def group_complete(group: GroupRecord) -> GroupComplete:
 
 def version_row(run: RunRecord) -> ControlRow:
     """The run's newest version, for every worker."""
-    weights = RunWeights(run.tag, run.start, run.published)
+    weights = RunWeights(run.tag, run.start, run.published, run.announced)
     return ControlRow.of(VersionPublished(version=run.version, weights=weights), run_id=run.run_id)

@@ -100,18 +100,21 @@ def read_page(log: ControlLog, after: int) -> Page:
 
 def _tasks(log: ControlLog, run_id: str, stretch: Sequence[Any]) -> Iterator[ControlRow]:
     """New rows of `tasks` in messages of bounded size."""
-    (first_seq, _, _, first, _), (last_seq, _, _, last, _) = stretch[0], stretch[-1]
-    assert last - first == last_seq - first_seq, "groups are accepted one after the other"
+    # Not every number between two of them is a group's: other rows were dropped from between.
+    seqs = {group: seq for seq, _, _, group, _ in stretch}
     chunk: list[TaskRow] = []
     size = 0
-    for values in log.read(_TASKS, (run_id, first, last)):
+    for values in log.read(_TASKS, (run_id, min(seqs), max(seqs))):
         row = TaskRow(**dict(zip(_TASK_COLUMNS, values, strict=True)))
+        if row.group_id not in seqs:
+            continue
         size += len(row.task) + 256
         if size > MAX_ROWS_BYTES and chunk:
-            yield _rows_of(run_id, first_seq + chunk[-1].group_id - first, chunk)
+            yield _rows_of(run_id, seqs[chunk[-1].group_id], chunk)
             chunk, size = [], len(row.task) + 256
         chunk.append(row)
-    yield _rows_of(run_id, last_seq, chunk)
+    if chunk:
+        yield _rows_of(run_id, seqs[chunk[-1].group_id], chunk)
 
 
 def _rows_of(run_id: str, seq: int, tasks: Sequence[TaskRow]) -> ControlRow:

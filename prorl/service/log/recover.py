@@ -116,6 +116,7 @@ def _add_run(log: ControlLog, state: State, values: tuple[Any, ...], now: float)
     run.parts = dict(log.read(_UNPUBLISHED, (run.run_id,)))
     versions = log.read(_SERVED, (run.run_id,))
     run.published = any(version and note for version, note in versions)
+    run.announced = any(note == sql.ANNOUNCED for _, note in versions)
     run.start = next((tuple(note.split()) for version, note in versions if version == 0), ())
     if run.state == "open":
         _live(log, run, now)

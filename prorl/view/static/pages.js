@@ -93,6 +93,7 @@ async function comparison(place, runs, signal) {
   const figures = [["Reward", (t) => num(t.reward)], ["Rollouts", (t) => num(t.rollouts)],
     ["Valid", (t) => percent(t.valid / t.rollouts)], ["Tokens", (t) => big(t.tokens)],
     ["Tokens a rollout", (t) => num(t.tokens / t.rollouts)], ["Tasks", (t) => num(t.tasks)]];
+  const makers = [...new Set(found.flatMap((run) => Object.keys(run.made_by)))];
   const [reward, drift] = [await drawn("reward"), await drawn("drift")];
   place.replaceChildren(h("div", { class: "grid" },
     card("Reward by policy version", lines(reward)),
@@ -100,7 +101,9 @@ async function comparison(place, runs, signal) {
     card("Side by side", h("div", { class: "scroll" }, h("table", { class: "list" },
       h("thead", {}, h("tr", {}, h("th", {}, ""), runs.map((r) => h("th", { class: "n" }, r)))),
       h("tbody", {}, figures.map(([name, show]) => h("tr", {}, h("td", {}, name),
-        found.map((run) => h("td", { class: "n" }, show(run.totals)))))))))));
+        found.map((run) => h("td", { class: "n" }, show(run.totals))))),
+        makers.map((what) => h("tr", {}, h("td", {}, what),
+          found.map((run) => h("td", { class: "n" }, run.made_by[what] || "–"))))))))));
 }
 
 function card(title, content, more = null, wide = false) {
@@ -133,6 +136,8 @@ export async function runPage({ run, signal }) {
       tile(num(t.failed), "infra or task failures", "failure_class in ('infra', 'task')"),
       tile(num(t.groups), `groups of ${num(t.tasks)} tasks`),
       tile(big(t.tokens), `tokens, ${big(t.sampled)} sampled`),
+      t.bridged + t.rendered ? tile(percent(t.bridged / t.calls), `calls on recorded ids; ${percent(
+        t.bridged ? t.retold / t.bridged : 0)} if rendered again`) : null,
       tile(t.seconds > 0 ? big(t.sampled / t.seconds) : "–", "sampled tokens/s"),
       tile(versions, "policy versions")),
     h("p", {}), grid);
@@ -419,6 +424,9 @@ function liveNow(run, now, past) {
         stages),
       table("Model servers", ["server", "state", "in flight", "prompt cached"], s.backends.map(
         (b) => [b.name, b.reason || b.state, num(b.in_flight), percent(b.cached_share)])),
+      table("Longest in hand", ["rollout", "for", "attempt", "held by", "model server"],
+        s.longest_held.map((r) => [`${r.run_id}/${r.rollout_id} ${short(r.task_id, 40)}`,
+          seconds(r.held_s), num(r.attempt), r.holders.join(", "), r.backend])),
       table("Workers", ["worker", "role", "node", "slots", "held"], s.workers.map((w) =>
         [w.worker, w.role, w.node, num(w.slots), num(w.held)])))].filter(Boolean);
 }

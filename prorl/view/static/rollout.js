@@ -79,6 +79,8 @@ function side(found, path, run) {
     ...(row.reward_parts || []).map((p) => [`  ${p.name}`, `${num(p.value)} × ${num(p.weight)}`]),
     ["Stopped", row.stop_reason || "–"], ["Turns", num(row.num_turns)],
     ["Tool calls", num(row.num_tool_calls)],
+    ...(row.bridged || row.rendered ? [["At the door", ["bridged", "rendered", "forks", "echo_edited",
+      "discarded", "retold"].map((name) => `${name} ${num(row[name])}`).join(", ")]] : []),
     ["Tokens", `${num(row.num_sampled)} of ${num(row.num_tokens)} sampled`],
     ["Versions", row.min_version === row.max_version ? num(row.min_version)
       : `${row.min_version} to ${row.max_version}`],

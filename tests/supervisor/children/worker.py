@@ -38,7 +38,7 @@ def main() -> None:
     if mode == "replaced":
         os._exit(4)
     if mode == "refused":
-        print('{"event": "the token was revoked"}', file=sys.stderr, flush=True)
+        print('{"event": "the token has ended"}', file=sys.stderr, flush=True)
         os._exit(5)
     while True:
         if mode == "beats":

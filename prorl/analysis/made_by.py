@@ -1,0 +1,57 @@
+"""What made a run, in words and hashes, for whoever compares two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
+
+import orjson
+
+from prorl.config import JOB_FILE
+from prorl.storage.read.catalog import StoredRun
+from prorl.types import Json
+
+DIGITS = 12
+"""Of a hash that people compare."""
+
+_TASKS = """
+select count(*) as n, format('{:x}', bit_xor(md5_number(task))) as digest
+from (select distinct env, task from tasks)
+"""
+_ENVS = "select distinct env from tasks order by env"
+
+
+def made_by(stored: StoredRun, ask: Callable[[str], list[dict[str, Json]]]) -> dict[str, str]:
+    """By what it is; a thing that the run does not know is not there. `ask`: SQL of its tables.
+
+    Tasks are those that the run was given, whatever file they came from; files are those of
+    `prorl run`, which are the task file and users' envs.
+    """
+    manifest = stored.manifest
+    renderer = manifest.get("renderer") or {}
+    (tasks,) = ask(_TASKS)
+    found = {
+        "policy": ", ".join(sorted(map(_policy, dict(manifest.get("backends") or {}).values()))),
+        "tokenizer": str(renderer.get("tokenizer_sha256", ""))[:DIGITS],
+        "chat template": str(renderer.get("template_sha256", ""))[:DIGITS],
+        "tasks": f"{tasks['n']:,} {tasks['digest']}"[: DIGITS + 8] if tasks["n"] else "",
+        "envs": ", ".join(row["env"] for row in ask(_ENVS)),
+        **dict(_files(stored)),
+        "prorl": f"{manifest.get('code_version', '')} {str(manifest.get('code_sha256'))[:DIGITS]}",
+    }
+    return {what: said for what, said in found.items() if said.strip()}
+
+
+def _policy(backend: Json) -> str:
+    served = backend.get("served") or {}
+    said = (backend.get("policy"), served.get("model"), served.get("root"))
+    words = list(dict.fromkeys(str(word) for word in said if word))
+    return " ".join([*words, str(backend.get("sha256") or "")[:DIGITS]]).strip()
+
+
+def _files(stored: StoredRun) -> Iterator[tuple[str, str]]:
+    if stored.directory.has(JOB_FILE):
+        for path, digest in (
+            orjson.loads(stored.directory.read(JOB_FILE)).get("sha256") or {}
+        ).items():
+            yield f"file {PurePath(path).name}", digest[:DIGITS]
