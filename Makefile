@@ -10,7 +10,7 @@ VLLM ?= .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 VLLM_PYTHON := PRORL_VLLM_PYTHON=$(abspath $(VLLM))/bin/python
 TORCH ?= torch==2.13.0
-EXTRAS ?= torch,render,math,jupyter,apptainer,s3,tls,dask
+EXTRAS ?= serve,torch,render,math,jupyter,apptainer,s3,tls,dask
 PYTEST ?= $(BIN)/python -m pytest -q
 # Of the fast suite: two files of tests at a time take half as long, and more cores than that disturb its kills and waits.
 JOBS ?= 2
@@ -86,7 +86,8 @@ DOORS ?= .venv-doors
 $(DOORS)/.installed: $(STAMP)
 	$(PYTHON) -m venv $(DOORS)
 	echo "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(DOORS)/lib/python*/site-packages)/borrowed.pth
-	$(DOORS)/bin/python -m pip install -qq trl==1.16.0 tinker
+	$(DOORS)/bin/python -m pip install -qq trl==1.16.0 tinker TransferQueue==0.1.11 tensordict==0.10.0 cachetools codetiming hydra-core peft pylatexenc torchdata
+	$(DOORS)/bin/python -m pip install -qq --no-deps verl==0.9.0 # what it asks for besides is for GPUs
 	touch $@
 
 # Other people's envs, each in an environment of its own: none of them is imported here.
@@ -100,9 +101,12 @@ $(GUESTS)/%/.installed:
 	$(GUESTS)/$*/bin/python -m pip install -qq '$(GUEST_$*)' openai
 	touch $@
 
-test-doors: setup $(DOORS)/.installed $(foreach name,gymnasium skyrl gem verifiers,$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream (TRL), their envs as guests
-	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs tests/trainer/test_trl_door.py
+# Where unmodified programs are installed once by the sandboxes that run them.
+PROGRAMS ?= .venv-programs
+test-doors: setup $(DOORS)/.installed $(foreach name,gymnasium skyrl gem verifiers,$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream, their envs as guests, unmodified agents in sandboxes; DOORS_GIT=SLIME:PRIME_RL/src for what no registry has
+	PYTHONPATH=$(CURDIR):$(DOORS_GIT) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore tests/trainer/test_trl_door.py tests/trainer/test_doors.py
 	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py
+	PRORL_PROGRAMS=$(abspath $(PROGRAMS)) $(if $(wildcard $(VLLM)/bin/python),$(VLLM_PYTHON)) $(PYTEST) -m slow -rs -s tests/agents/test_real_programs.py
 
 # Playwright in an environment of its own, over this one's packages; the browser is Debian's: apt-get install chromium.
 UI ?= .venv-ui
