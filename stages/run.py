@@ -38,7 +38,6 @@ from prorl.envs.users import GetEnv
 from prorl.errors import RolloutError, UserError
 from prorl.flight.inlet import Taken
 from prorl.journal import Journals
-from prorl.journal.fork import plain_task, read_fork
 from prorl.limits import Clock, Deadline
 from prorl.linux import at_work
 from prorl.protocols import Backend, BringsAgent, Env, Renderer, SandboxHost
@@ -143,8 +142,7 @@ class RunOperator(StageOperator):
         lease = ready.lease
         env = await self._env(lease.task, lease.limits.init_s)
         trajectory: Trajectory | None = None
-        task, forked = plain_task(lease.task), read_fork(lease.task)
-        journal = self._journals.attempt(lease.key, on_unknown=lease.on_unknown, forked=forked)
+        journal = self._journals.attempt(lease.key, on_unknown=lease.on_unknown)
         spent_s, ended = journal.spent_s, journal.ended is not None
         try:
             renderer = await self._renderer(lease.renderer)
@@ -157,7 +155,7 @@ class RunOperator(StageOperator):
                 )
                 deadline = Deadline(lease.limits.run_s - spent_s, clock=self._clock)
                 context = AttemptContext(
-                    task=task,
+                    task=lease.task,
                     env=env,
                     messages=ready.prompt,
                     tools=ready.tools,
@@ -181,7 +179,7 @@ class RunOperator(StageOperator):
             if ready.sandbox.sandbox_id or needs_sandbox(env, lease.task):
                 await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
         run_s = spent_s + self._clock() - began
-        return ran_columns(trajectory, run_s=run_s, history=journal.history)
+        return ran_columns(trajectory, run_s=run_s, resumes=journal.epoch)
 
     # ---- the journal
 

@@ -1,1 +1,1 @@
-"""Notebook tools over run directories: reports, exports, imports, forks, selections."""
+"""Notebook tools over run directories: reports, exports, imports, selections."""

@@ -8,7 +8,7 @@ survives the node or a stop in order, since sandboxes end with them: what a node
 not end within its time begins anew elsewhere.
 """
 
-from prorl.journal.attempt import UNKNOWN, AttemptJournal, CallId, ForkOrigin, Marks
+from prorl.journal.attempt import UNKNOWN, AttemptJournal, CallId, Marks
 from prorl.journal.folder import Journals
 from prorl.journal.records import Answer, Ended, Said
 from prorl.journal.recovered import Recovered
@@ -19,7 +19,6 @@ __all__ = [
     "AttemptJournal",
     "CallId",
     "Ended",
-    "ForkOrigin",
     "Journals",
     "Marks",
     "Recovered",

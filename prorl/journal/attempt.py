@@ -8,16 +8,11 @@ recorded is given again; what happens now is on the node before the next thing h
     end, artefact           -> END     before the sandbox is stopped
 
 Without a sink nothing is kept and nothing is known: an agent works the same.
-
-A **fork** has a past that another rollout recorded. Its model calls are given again; its tool calls
-run again, since they make the workspace, but the policy is told the recorded text, so that the ids
-of the past stay what they were. Where a call says something else this time, it is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from prorl.errors import RolloutError
@@ -31,7 +26,6 @@ from prorl.journal.records import (
     ended_body,
     said_body,
 )
-from prorl.schema.columns import History
 from prorl.types import FailureCode, FinishReason
 
 if TYPE_CHECKING:
@@ -64,14 +58,6 @@ class Marks(Protocol):
         """What it is asked next belongs to this tool call; None: to none."""
 
 
-class ForkOrigin(NamedTuple):
-    source: str
-    """`RUN/ROLLOUT/TURN`."""
-    turns: Mapping[int, Said]
-    texts: Mapping[tuple[int, int], str]
-    """Of tool calls, by turn and index."""
-
-
 def nothing() -> None:
     """Keep nothing: the default of `keep`."""
 
@@ -89,12 +75,10 @@ class AttemptJournal:
         keep: Callable[[], None] = nothing,
         on_unknown: str = "tell",
         epoch: int = 0,
-        forked: ForkOrigin | None = None,
     ) -> None:
         self._sink, self.on_unknown, self.epoch = sink, on_unknown, epoch
         self._keep = keep
-        self._forked = forked
-        self._turns: dict[int, Said] = dict(forked.turns) if forked else {}
+        self._turns: dict[int, Said] = {}
         self._answers: dict[tuple[int, int], Answer] = {}
         self.ended: Ended | None = None
         self.spent_s = 0.0
@@ -113,15 +97,6 @@ class AttemptJournal:
                 self.ended = record
         self.spent_s = record.spent_s
 
-    @property
-    def history(self) -> History:
-        """What happened to the attempt, for its row."""
-        return History(
-            resumes=self.epoch,
-            forked_from=self._forked.source if self._forked else "",
-            diverged=sum(answer.diverged for answer in self._answers.values()),
-        )
-
     # ---- model calls
 
     def context(self, turn: int, segment: int) -> Int32 | None:
@@ -137,7 +112,7 @@ class AttemptJournal:
         more may be sampled.
         """
         said = self._turns.get(turn)
-        if said is not None and said.prompt not in (b"", prompt):
+        if said is not None and said.prompt != prompt:
             self._forget(turn)
             said = None
         cut = said is not None and said.completion.finish_reason is FinishReason.ABORT
@@ -150,9 +125,6 @@ class AttemptJournal:
         """From this turn on."""
         self._turns = {n: said for n, said in self._turns.items() if n < turn}
         self._answers = {key: told for key, told in self._answers.items() if key[0] < turn}
-        if self._forked is not None:
-            texts = {key: text for key, text in self._forked.texts.items() if key[0] < turn}
-            self._forked = self._forked._replace(texts=texts)
 
     def say(self, said: Said) -> None:
         self._lived = True
@@ -176,9 +148,6 @@ class AttemptJournal:
 
     def tell(self, answer: Answer) -> str:
         """Write an answer down; the text that the policy is told."""
-        expected = self._forked.texts.get((answer.turn, answer.index)) if self._forked else None
-        if expected is not None:
-            answer = replace(answer, text=expected, diverged=answer.text != expected)
         self._answers[answer.turn, answer.index] = answer
         self._write(FrameKind.ANSWER, answer_body, answer)
         return answer.text

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from prorl.errors import SchemaError
 from prorl.journal import frames
-from prorl.journal.attempt import AttemptJournal, ForkOrigin, nothing
+from prorl.journal.attempt import AttemptJournal, nothing
 from prorl.journal.records import (
     FrameKind,
     life_body,
@@ -155,9 +155,7 @@ class Journals:
         path = self._folder / f"{next(self._numbers)}{SUFFIX}"
         return path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
 
-    def attempt(
-        self, key: AttemptKey, *, on_unknown: str, forked: ForkOrigin | None = None
-    ) -> AttemptJournal:
+    def attempt(self, key: AttemptKey, *, on_unknown: str) -> AttemptJournal:
         recovered, epoch = self._pasts.pop(key, (None, 0))
         kept = self._open.get(key)
         journal = AttemptJournal(
@@ -165,7 +163,6 @@ class Journals:
             keep=partial(self._begin, kept) if kept is not None else nothing,
             on_unknown=on_unknown,
             epoch=epoch,
-            forked=forked,
         )
         for record in recovered.records if recovered else ():
             journal.remember(record)

@@ -53,7 +53,7 @@ class Said:
     spent_s: float = 0.0
     """Of the attempt's budget until then, in all its lives."""
     prompt: bytes = b""
-    """Digest of all ids before the sampled ones; empty = of a fork, whose prompts are its own."""
+    """Digest of all ids before the sampled ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,6 @@ class Answer:
     """Of the call in its turn."""
     text: str
     tool_s: float
-    diverged: bool = False
-    """A fork's call said something else than the recorded text, which is `text`."""
     spent_s: float = 0.0
 
 
@@ -110,7 +108,7 @@ class _Said(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=Tru
     prompt: bytes
 
 
-_ANSWER = msgspec.msgpack.Decoder(tuple[int, int, bytes, float, bool, float])
+_ANSWER = msgspec.msgpack.Decoder(tuple[int, int, bytes, float, float])
 _ENDED = msgspec.msgpack.Decoder(tuple[StopReason, FailureCode, bytes, bytes, float])
 """The fields of an Answer and of an Ended, in their order."""
 
@@ -143,9 +141,7 @@ def said_body(said: Said) -> bytes:
 def answer_body(answer: Answer) -> bytes:
     """The body of an ANSWER frame; text may hold half a surrogate pair."""
     text = answer.text.encode("utf-8", "surrogatepass")
-    return _encode(
-        (answer.turn, answer.index, text, answer.tool_s, answer.diverged, answer.spent_s)
-    )
+    return _encode((answer.turn, answer.index, text, answer.tool_s, answer.spent_s))
 
 
 def ended_body(ended: Ended) -> bytes:
@@ -174,23 +170,17 @@ def read(kind: FrameKind, body: memoryview) -> Past | Life:
 
 def read_row(body: memoryview) -> pa.RecordBatch:
     """The batch of one row in a frame's body. Raises SchemaError."""
-    return one_row("ROW", body, READY)
-
-
-def one_row(name: str, body: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """The record batch in these bytes, which must hold one row. Raises SchemaError."""
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(bytes(body)), schema)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(bytes(body)), READY)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        text = f"a {name} record cannot be read: {error}"
-        raise SchemaError(text, "a record batch") from None
+        raise SchemaError(f"a ROW record cannot be read: {error}", "a record batch") from None
     if batch.num_rows != 1:
-        raise SchemaError(f"a {name} record of {batch.num_rows} rows", "one row")
+        raise SchemaError(f"a ROW record of {batch.num_rows} rows", "one row")
     return batch
 
 
-def check_said(said: Said) -> Said:
+def _check_said(said: Said) -> Said:
     """The record. Raises SchemaError for one that no model call can have left."""
     completion = said.completion
     ids, logprobs = len(completion.token_ids_C), len(completion.logprobs_C)
@@ -215,7 +205,7 @@ def _read_said(body: memoryview) -> Said:
         llm_s=value.llm_s,
         backend=value.backend,
     )
-    return check_said(
+    return _check_said(
         Said(
             turn=value.turn,
             segment=value.segment,
@@ -230,13 +220,12 @@ def _read_said(body: memoryview) -> Said:
 
 
 def _read_answer(body: memoryview) -> Answer:
-    turn, index, text, tool_s, diverged, spent_s = _ANSWER.decode(body)
+    turn, index, text, tool_s, spent_s = _ANSWER.decode(body)
     return Answer(
         turn=turn,
         index=index,
         text=text.decode("utf-8", "surrogatepass"),
         tool_s=tool_s,
-        diverged=diverged,
         spent_s=spent_s,
     )
 

@@ -72,15 +72,6 @@ class Ready:
     tools: tuple[ToolSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """What happened to an attempt besides its turns: `prorl.schema.HISTORY`."""
-
-    resumes: int = 0
-    forked_from: str = ""
-    diverged: int = 0
-
-
 Values = tuple[Json, ...]
 """Of one struct, in the order of its fields."""
 
@@ -114,8 +105,6 @@ class RanColumns(Added):
     llm_s: float
     tool_s: float
     resumes: int
-    forked_from: str
-    diverged: int
     bridged: int
     rendered: int
     forks: int
@@ -286,12 +275,7 @@ def read_message(value: dict[str, Json]) -> Message:
     )
 
 
-NO_HISTORY = History()
-
-
-def ran_columns(
-    trajectory: Trajectory, *, run_s: float, history: History = NO_HISTORY
-) -> RanColumns:
+def ran_columns(trajectory: Trajectory, *, run_s: float, resumes: int = 0) -> RanColumns:
     """What RUN adds to a READY row: the trajectory, and what has happened to it."""
     failure = trajectory.failure
     return RanColumns(
@@ -307,9 +291,7 @@ def ran_columns(
         run_s=run_s,
         llm_s=trajectory.llm_s,
         tool_s=trajectory.tool_s,
-        resumes=history.resumes,
-        forked_from=history.forked_from,
-        diverged=history.diverged,
+        resumes=resumes,
         **asdict(trajectory.door),
     )
 

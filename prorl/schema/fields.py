@@ -159,20 +159,9 @@ IDENTITY = (
 )
 
 HISTORY = tuple(
-    _struct(
-        required("resumes", pa.int32(), "how often another worker went on with the attempt"),
-        required(
-            "forked_from", pa.utf8(), "RUN/ROLLOUT/TURN that a fork continues; empty for others"
-        ),
-        required(
-            "diverged",
-            pa.int32(),
-            "recorded tool calls of a fork that said something else this time",
-        ),
-    )
+    _struct(required("resumes", pa.int32(), "how often another worker went on with the attempt"))
 )
-"""How often another worker went on with the attempt; `RUN/ROLLOUT/TURN` that a fork continues, and
-how many of its recorded tool calls said something else this time. Null in files from before."""
+"""Null in files from before."""
 
 DOOR = tuple(
     _struct(

@@ -11,7 +11,6 @@ import pytest
 from prorl.agents.native import NativeAgent, native_drop, native_summary
 from prorl.errors import SandboxError
 from prorl.journal import UNKNOWN, Answer, AttemptJournal, CallId, Ended, Said
-from prorl.journal.attempt import ForkOrigin
 from prorl.journal.records import FrameKind, read
 from prorl.limits import Deadline
 from prorl.testing import Replies
@@ -234,21 +233,3 @@ def test_the_budget_goes_on_from_what_was_spent() -> None:
     resumed = asyncio.run(NativeAgent().run(given))
     assert resumed.stop_reason is StopReason.DEADLINE
     assert len(resumed.turns) == 1
-
-
-def test_a_fork_keeps_the_ids_of_its_past_and_runs_its_calls_again() -> None:
-    log = Log()
-    whole = drive(AttemptJournal(log), Replies(*REPLIES), Repeatable())
-    said = {record.turn: record for record in log.records if isinstance(record, Said)}
-    texts = {(r.turn, r.index): r.text for r in log.records if isinstance(r, Answer)}
-    past = ForkOrigin("r/1/2", {turn: said[turn] for turn in (0, 1)}, texts)
-    env = Repeatable(lambda call: "other")
-    journal = AttemptJournal(Log(), forked=past)
-    fork = drive(journal, Replies(Message(role="assistant", content="#### 7")), env)
-    assert env.codes == ["0", "1", "2"]
-    cut = whole.turns[2].prompt_tokens
-    np.testing.assert_array_equal(
-        fork.sequences[0].token_ids_L[:cut], whole.sequences[0].token_ids_L[:cut]
-    )
-    assert (journal.history.forked_from, journal.history.diverged) == ("r/1/2", 3)
-    assert fork.messages[-1].content == "#### 7"

@@ -14,8 +14,6 @@ from prorl.agents.sampler import Sampler, prompt_digest
 from prorl.backends.vllm import VllmBackend
 from prorl.control import Assigned, Failover
 from prorl.journal import AttemptJournal, Said
-from prorl.journal.attempt import ForkOrigin
-from prorl.journal.fork import forked_task, read_fork
 from prorl.limits import Deadline
 from prorl.protocols import Backend, Renderer
 from prorl.stages.backends import Backends
@@ -23,7 +21,6 @@ from prorl.stages.failover import Routed
 from prorl.testing import RENDERER, Replies
 from prorl.tokenizer import ByteTokenizer
 from prorl.types import (
-    UNKNOWN_VERSION,
     Completion,
     FailureCode,
     FinishReason,
@@ -35,7 +32,7 @@ from prorl.types import (
     StopReason,
 )
 from tests.agents.plain import Plain
-from tests.agents.test_native import MATH, context
+from tests.agents.test_native import context
 from tests.agents.test_resume import Log
 from tests.backends.misbehaving import Misbehaving, Mode
 
@@ -189,28 +186,6 @@ async def test_a_turn_that_was_cut_behind_its_stop_token_does_not_go_on() -> Non
     backend = Replies(cut)
     trajectory = await NativeAgent().run(context(backend))
     assert (trajectory.stop_reason, len(backend.prompts)) == (StopReason.DONE, 1)
-
-
-async def test_the_past_of_a_fork_is_sampled_and_of_no_version_of_this_run() -> None:
-    """It was rejected by every server of a new run, or trained as the new run's own."""
-    log = Log()
-    older = replace(
-        context(Replies(*SAID), journal=AttemptJournal(log)), min_version=PolicyVersion(7)
-    )
-    backend = Replies(*SAID)
-    backend.replies = [_of_version(7), *SAID]
-    await _turns(replace(older, backend=backend), ["a"])
-    task = forked_task(MATH, "r/1/1", [r for r in log.records if isinstance(r, Said)], [])
-    forked = read_fork(task)
-    assert isinstance(forked, ForkOrigin)
-    fresh = Replies(*SAID)
-    sampler = await _turns(context(fresh, journal=AttemptJournal(forked=forked)), ["a", "b"])
-    (sequence,) = sampler.record.sequences
-    assert sequence.span_kind_S.tolist() == [
-        *(SpanKind.CONTEXT, SpanKind.SAMPLED, SpanKind.CONTEXT, SpanKind.TRAINED)
-    ]
-    assert sequence.span_version_S.tolist() == [-1, UNKNOWN_VERSION, -1, 0]
-    assert [request.min_version for request in fresh.requests] == [0]
 
 
 def _of_version(version: int) -> Completion:

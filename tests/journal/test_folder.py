@@ -176,7 +176,7 @@ def test_the_next_life_goes_on_where_the_last_one_was_cut(tmp_path: Path) -> Non
     assert _prefix(found) == len(RECORDS) - 1
     journals.adopt(found, epoch=4)
     journal = journals.attempt(found.key, on_unknown="tell")
-    assert journal.history.resumes == 4
+    assert journal.epoch == 4
     assert same(journal.said(0, b"") or said(9), said(0))
     journal.tell(answer(1))
     journals.close()
@@ -193,7 +193,7 @@ def test_a_past_that_cannot_be_written_on_is_still_the_past(tmp_path: Path) -> N
     journals.adopt(found, epoch=4)
     assert (journals.num_given_up, journals.num_bytes) == (1, 0)
     journal = journals.attempt(found.key, on_unknown="tell")
-    assert journal.history.resumes == 4
+    assert journal.epoch == 4
     assert same(journal.said(0, b"") or said(9), said(0))
 
 
@@ -204,7 +204,7 @@ def test_a_journal_that_cannot_be_opened_again_is_still_the_past(tmp_path: Path)
     found.path.unlink()
     journals.adopt(found, epoch=4)
     assert (journals.num_given_up, journals.num_bytes) == (1, 0)
-    assert journals.attempt(found.key, on_unknown="tell").history.resumes == 4
+    assert journals.attempt(found.key, on_unknown="tell").epoch == 4
 
 
 def test_who_is_refused_leaves_nothing(tmp_path: Path) -> None:

@@ -16,20 +16,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.analysis.fork import SELECT, fork_tasks
 from prorl.analysis.twist import Twist, open_twisted
 from prorl.cli.job import filter_text
 from prorl.cli.options import Flag, JsonObject, RunsRoot, StoredName
-from prorl.cli.output import answer, open_to_write, say
+from prorl.cli.output import answer
 from prorl.cli.runs import run_directory
 from prorl.deploy.running import signals
 from prorl.errors import UserError
 from prorl.flight import FlightNetwork
 from prorl.storage.files.layout import RunDir
-from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.replay import ReplayOrder
 from prorl.storage.serve.endpoint import Endpoint
-from prorl.task_json import task_to_json
 
 HOT_BYTES = 1 << 30
 MAX_PORT = (1 << 16) - 1
@@ -44,8 +41,6 @@ def replay(
     score: str = "",
     shuffle: int | None = None,
     record: Flag = False,
-    fork: Path | None = None,
-    turn: int = 0,
     port: int = 0,
     root: RunsRoot = "prorl-runs",
     json: JsonObject = False,
@@ -58,8 +53,6 @@ def replay(
     Example: prorl replay my-run --port 7701
 
     Example: prorl replay my-run --score harder-tests --filter dapo --shuffle 7
-
-    Example: prorl replay my-run --fork forks.jsonl --turn 3
 
     Parameters
     ----------
@@ -75,32 +68,15 @@ def replay(
     record
         Let trainers append the lineage of their checkpoints to the run's table `trained`, under the
         name of the replay. Without it a replay changes nothing on disk.
-    fork
-        Serve nothing, but write tasks that go on where the stored rollouts were after --turn model
-        calls, for `prorl run --tasks` with another policy, seed or temperature. --select then
-        names rollout_id. Default: all that were completed. Forks of siblings are TASK~ROLLOUT.
-    turn
-        Of a fork: how many recorded turns it begins with.
     port
         Flight port on 127.0.0.1; default: any free one.
     """
     if not 0 <= port <= MAX_PORT:
         raise UserError(f"--port {port}", f"1 to {MAX_PORT}", "leave it out for any free port")
-    if fork is not None:
-        return _fork(run_directory(run, root), fork, turn, select)
     token = os.environ.get("PRORL_TOKEN") or secrets.token_urlsafe(32)
     sql = filter_text(filter_) if filter_ else ""
     twist = Twist(select=select, filter=sql, score=score, seed=shuffle)
     return asyncio.run(_serve(run_directory(run, root), twist, record, port, token, json))
-
-
-def _fork(directory: str, path: Path, turn: int, select: str) -> int:
-    tasks = list(fork_tasks(StoredRun(directory), turn, select or SELECT))
-    with open_to_write(path) as file:
-        file.writelines(task_to_json(task) + "\n" for task in tasks)
-    say(f"wrote {len(tasks):,} forks to {path}")
-    say(f"next  prorl run --tasks {path} --policy POLICY")
-    return 0
 
 
 async def _serve(

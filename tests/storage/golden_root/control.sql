@@ -17,12 +17,12 @@ CREATE TABLE groups (
     min_version INTEGER NOT NULL, delivery_seq INTEGER NOT NULL,
     PRIMARY KEY (run_id, group_id)
 ) WITHOUT ROWID;
-INSERT INTO "groups" VALUES('r',0,'1a583a32301e5dcc1c5c92fd810b61a6','154d216b97add65e4a872aa1fbc80373',2,0,'t0','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t0","task_id":"t0"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79547877784075403211e+09,'kept',1,'informative',2,0.5,0,-1);
-INSERT INTO "groups" VALUES('r',1,'e203d2d59420f56e967bc94e4b904a76','ced829e5411f5e940728f639364a0334',2,2,'t1','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t1","task_id":"t1"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79547877784099531176e+09,'dropped',1,'all_equal',2,1.0,0,-1);
-INSERT INTO "groups" VALUES('r',2,'2d6958887493f7c8c0e5bcea48ca4986','54a0cc5b6e4ca300e3584f0d9867700a',2,4,'t2','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t2","task_id":"t2"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79547877784108018874e+09,'kept',1,'informative',2,0.5,0,-1);
-INSERT INTO "groups" VALUES('r',3,'95016d300dcd59253d61cbfda78b605d','4f4aa62b970369838f42e56d62726e92',2,6,'t3','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t3","task_id":"t3"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79547877784112071991e+09,'dropped',1,'all_equal',2,1.0,0,-1);
+INSERT INTO "groups" VALUES('r',0,'1a583a32301e5dcc1c5c92fd810b61a6','154d216b97add65e4a872aa1fbc80373',2,0,'t0','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t0","task_id":"t0"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79553471364704465861e+09,'kept',1,'informative',2,0.5,0,-1);
+INSERT INTO "groups" VALUES('r',1,'e203d2d59420f56e967bc94e4b904a76','ced829e5411f5e940728f639364a0334',2,2,'t1','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t1","task_id":"t1"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79553471364718365667e+09,'dropped',1,'all_equal',2,1.0,0,-1);
+INSERT INTO "groups" VALUES('r',2,'2d6958887493f7c8c0e5bcea48ca4986','54a0cc5b6e4ca300e3584f0d9867700a',2,4,'t2','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t2","task_id":"t2"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79553471364722228055e+09,'kept',1,'informative',2,0.5,0,-1);
+INSERT INTO "groups" VALUES('r',3,'95016d300dcd59253d61cbfda78b605d','4f4aa62b970369838f42e56d62726e92',2,6,'t3','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t3","task_id":"t3"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79553471364725780482e+09,'dropped',1,'all_equal',2,1.0,0,-1);
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-INSERT INTO "meta" VALUES('owner','4834b60de6d54709ac1f417b6e7e4495');
+INSERT INTO "meta" VALUES('owner','2c504da9f5534c8b9bfd45463827f989');
 INSERT INTO "meta" VALUES('version','1');
 CREATE TABLE outbox (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, kind TEXT NOT NULL,
@@ -33,8 +33,8 @@ CREATE TABLE parts (
     published INTEGER NOT NULL,
     PRIMARY KEY (run_id, commit_seq)
 ) WITHOUT ROWID;
-INSERT INTO "parts" VALUES('r',1,'part-38bcfd632f0c4653','[{"table":"sequences","path":"sequences/part-38bcfd632f0c4653.parquet","rows":8,"bytes":6125,"sha256":"c907c84f3252fc4211f9c8424f46b0a096814f021a046e6e8c2a0722f1daf546","first":0,"last":7},{"table":"rollouts","path":"rollouts/part-38bcfd632f0c4653.parquet","rows":8,"bytes":11888,"sha256":"7acf859a2f07b9ea6428e8532de82f7c4cbf3e1ad98a1a6cbc8d52c895375c89","first":0,"last":7},{"table":"turns","path":"turns/part-38bcfd632f0c4653.parquet","rows":16,"bytes":4508,"sha256":"00913d17f989a572f22d54c7ec1f9ca76f4b1d13c3465d02b4c831e5db0a8515","first":0,"last":7},{"table":"tasks","path":"tasks/part-38bcfd632f0c4653.parquet","rows":4,"bytes":3486,"sha256":"b67ffeaa833ae91d49e38bee1f6a5a33f07be4bb988f8a2e8cd5e2411d51d88d","first":-1,"last":-1}]',1);
-INSERT INTO "parts" VALUES('r',2,'part-b2c5c44cc6134c5f','[{"table":"groups","path":"groups/part-b2c5c44cc6134c5f.parquet","rows":4,"bytes":3816,"sha256":"b1f1404c1c963d79b0ad6691f5d5139d36b07462f33180cc266757b24aa9027f","first":-1,"last":-1}]',1);
+INSERT INTO "parts" VALUES('r',1,'part-0d6b05e8eb1e450c','[{"table":"sequences","path":"sequences/part-0d6b05e8eb1e450c.parquet","rows":8,"bytes":6125,"sha256":"5718f88f981402a2749383e68bc7e64dfa2ff2422453c339fe5e48b5c34d5d5d","first":0,"last":7},{"table":"rollouts","path":"rollouts/part-0d6b05e8eb1e450c.parquet","rows":8,"bytes":12869,"sha256":"c8c99e33afa0f9f21c094675de9d7d18d44a9d4d5c319de83666172bb229da61","first":0,"last":7},{"table":"turns","path":"turns/part-0d6b05e8eb1e450c.parquet","rows":16,"bytes":4508,"sha256":"9c868d205bda9f9194b2c667c74ecdb564f54e65624a7bc1820e8569d65d3723","first":0,"last":7},{"table":"tasks","path":"tasks/part-0d6b05e8eb1e450c.parquet","rows":4,"bytes":3486,"sha256":"d8a2ed279927a7063140b7e694cd21e02387efd2b85cdcff498bdb238e4580cc","first":-1,"last":-1}]',1);
+INSERT INTO "parts" VALUES('r',2,'part-28ff3790c82b451c','[{"table":"groups","path":"groups/part-28ff3790c82b451c.parquet","rows":4,"bytes":3815,"sha256":"f7919485458d70e370d042adea9e7a2c0be2b232fe093d1b94005192e0c9b2ef","first":-1,"last":-1}]',1);
 CREATE TABLE rollouts (
     run_id TEXT NOT NULL, rollout_id INTEGER NOT NULL, group_id INTEGER NOT NULL,
     sample_index INTEGER NOT NULL,
@@ -45,14 +45,14 @@ CREATE TABLE rollouts (
     min_version INTEGER NOT NULL, max_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_tokens INTEGER NOT NULL, num_sampled INTEGER NOT NULL, num_trained INTEGER NOT NULL,
     PRIMARY KEY (run_id, rollout_id)
 ) WITHOUT ROWID;
-INSERT INTO "rollouts" VALUES('r',0,0,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',1,0,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',2,1,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',3,1,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',4,2,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',5,2,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',6,3,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',7,3,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-38bcfd632f0c4653',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',0,0,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',1,0,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',2,1,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',3,1,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',4,2,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',5,2,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',6,3,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',7,3,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
 CREATE TABLE runs (
     run_id TEXT PRIMARY KEY, config TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL,
     last INTEGER NOT NULL,
@@ -60,7 +60,7 @@ CREATE TABLE runs (
     created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL,
     counters TEXT NOT NULL, wanted INTEGER NOT NULL
 ) WITHOUT ROWID;
-INSERT INTO "runs" VALUES('r','{"run_id":"r","filter":"dapo","delivery":"stream","agent":"native","renderer":{"model":"","name":"","family":"","variables":{},"date":"","on_rewrite":"append","unshown_tools":false},"seed":0,"sampling":{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096},"limits":{"init_s":60.0,"run_s":300.0,"eval_s":120.0,"queue_s":3600.0,"tool_s":30.0,"max_turns":16,"max_tokens":16384,"max_attempts":3,"max_worker_losses":10},"backends":[],"target_groups":0,"tenant":"default","weight":1.0,"max_open_groups":256,"max_unacked_groups":256,"max_staleness":-1,"journal":"node","on_unknown":"tell"}','6690e1ced47a81615c66aa197bc16b20','finished',1,0,1.79547877774126768109e+09,1.79547877784154987336e+09,1.79547877906432962417e+09,'{"next_group":4,"next_rollout":8,"next_commit":3,"next_event":4,"outbox_end":12,"outbox_stored":12,"next_delivery":0,"acked":0,"version":0,"given_version":0,"unstored":0,"stored_bytes":29823,"open_groups":0,"undecided":0,"kept":2,"waiting":2,"group_size":2,"num_rewards":8,"reward_sum":6.0,"group_states":{"kept":2,"dropped":2},"rollout_states":{"completed":8}}',1);
+INSERT INTO "runs" VALUES('r','{"run_id":"r","filter":"dapo","delivery":"stream","agent":"native","renderer":{"model":"","name":"","family":"","variables":{},"date":"","on_rewrite":"append","unshown_tools":false},"seed":0,"sampling":{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096},"limits":{"init_s":60.0,"run_s":300.0,"eval_s":120.0,"queue_s":3600.0,"tool_s":30.0,"max_turns":16,"max_tokens":16384,"max_attempts":3,"max_worker_losses":10},"backends":[],"target_groups":0,"tenant":"default","weight":1.0,"max_open_groups":256,"max_unacked_groups":256,"max_staleness":-1,"journal":"node","on_unknown":"tell"}','6690e1ced47a81615c66aa197bc16b20','finished',1,0,1.79553471359231948847e+09,1.79553471364755296707e+09,1.79553471459714221957e+09,'{"next_group":4,"next_rollout":8,"next_commit":3,"next_event":4,"outbox_end":12,"outbox_stored":12,"next_delivery":0,"acked":0,"version":0,"given_version":0,"unstored":0,"stored_bytes":30803,"open_groups":0,"undecided":0,"kept":2,"waiting":2,"group_size":2,"num_rewards":8,"reward_sum":6.0,"group_states":{"kept":2,"dropped":2},"rollout_states":{"completed":8}}',1);
 CREATE TABLE versions (
     run_id TEXT NOT NULL, version INTEGER NOT NULL, note TEXT NOT NULL, at REAL NOT NULL,
     published INTEGER NOT NULL DEFAULT 0,
