@@ -31,7 +31,6 @@ COMMANDS = {
     "sql": "One SELECT over what runs stored.",
     "verify": "Check a run directory: hashes, invariants, one row each.",
     "report": "Analyses of a run in one HTML file; or two side by side.",
-    "annotate": "Say something of stored rollouts; append-only.",
     "gc": "Merge small parts, remove what that replaced, drop runs.",
     "replay": "Serve a stored run to trainers, in its order.",
     "export": "A stored run as chat, verl, TRL, ATIF, HF datasets.",

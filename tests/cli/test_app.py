@@ -47,7 +47,6 @@ def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[st
         (["show", "nothing"], "no run 'nothing' in prorl-runs"),
         (["run", "--resume"], "nothing to resume in"),
         (["run", "tasks.jsonl"], "--tasks FILE to run a task file"),
-        (["annotate", "r", "--rows", "nowhere"], "expected a file of JSON lines"),
         (["eval", "--tasks", "arith:heldout", "--policy", "toy", "--n", "0"], "expected 1 or more"),
         (["gc", "--grace-s", "-1"], "--grace-s -1; expected 0 or more"),
         (["gc", "--root", "nowhere"], "no folder nowhere: expected the root of runs"),

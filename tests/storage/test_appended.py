@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -122,17 +120,3 @@ def test_annotations_in_sql_and_from_a_notebook(run: RunDir) -> None:
     with pytest.raises(UserError, match="labl"):
         prorl.open(run.root).annotate([{"rollout_id": 1, "labl": "x"}], author="ann")
     assert ANNOTATIONS.names[0] == "run_id"
-
-
-def test_the_command_annotates(run: RunDir, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"rollout_id": 1, "label": "good"}\n{"rollout_id": 2, "label": "bad"}\n')
-    command = [sys.executable, "-m", "prorl.cli", "annotate", run.root]
-    subprocess.run([*command, "--rows", str(rows), "--author", "script"], check=True)
-    subprocess.run([*command, "3", "--label", "odd", "--comment", "why?"], check=True)
-    found = query(run.root, "select rollout_id, label, comment from annotations order by 1")
-    assert [tuple(row.values()) for row in found.to_pylist()] == [
-        (1, "good", ""),
-        (2, "bad", ""),
-        (3, "odd", "why?"),
-    ]
