@@ -22,7 +22,7 @@ from prorl.types import Json, RolloutState, Stage
 
 if TYPE_CHECKING:
     from prorl.client.client import Client
-    from prorl.deploy.running import Running
+    from prorl.supervisor.service import Supervisor
 
 LINE_EVERY_S = 10.0
 
@@ -209,7 +209,7 @@ class Progress:
 
 
 async def follow(
-    client: Client, running: Running, run: str, total: int, *, quiet: bool = False
+    client: Client, running: Supervisor, run: str, total: int, *, quiet: bool = False
 ) -> Snapshot:
     """Watch a run until it is finished; a gateway that is being restarted is waited for."""
     shown, told, stuck = Progress(quiet=quiet), False, ""

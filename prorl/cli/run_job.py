@@ -32,7 +32,7 @@ from prorl.types import Json
 
 if TYPE_CHECKING:
     from prorl.client.client import Client
-    from prorl.deploy.running import Running
+    from prorl.supervisor.service import Supervisor
 
 
 SAID_AFTER_S = 3.0
@@ -87,7 +87,7 @@ async def ask_servers(config: ServiceConfig) -> None:
         await asyncio.gather(*(servers.check(url, ours=True) for url in urls))
 
 
-async def _follow(plan: JobPlan, running: Running, quiet: bool) -> float:
+async def _follow(plan: JobPlan, running: Supervisor, quiet: bool) -> float:
     """Submit and wait for the end; seconds that it took."""
     start = time.monotonic()
     client = client_of(running)

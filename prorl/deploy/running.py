@@ -11,7 +11,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prorl.config import ServiceConfig
 from prorl.supervisor.service import Supervisor
@@ -25,30 +25,6 @@ POLL_S = 0.3
 
 PATIENCE_S = 20.0
 """How long a request looks for a gateway that is being restarted."""
-
-
-class Running(Protocol):
-    """What a running service of either topology offers."""
-
-    config: ServiceConfig
-    trouble: str
-    """What the service waits for outside of itself, in words."""
-
-    @property
-    def url(self) -> str:
-        """The address for HTTP clients."""
-
-    def note_commits(self, total: int) -> None:
-        """Tell the commits so far: deaths between commits are no crash loop."""
-
-    async def failed(self) -> None:
-        """Wait until the service cannot go on; raises why."""
-
-    async def drain(self, deadline_s: float) -> None:
-        """Before a stop: take nothing new, end what is in hand, within so long for RUN."""
-
-    def kill(self) -> None:
-        """End every process of the service now."""
 
 
 class Stop:
@@ -83,26 +59,22 @@ async def signals() -> AsyncIterator[Stop]:
 
 
 @asynccontextmanager
-async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Running]:
+async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Supervisor]:
     """Start a service and give it once it listens.
 
     Raises UserError for what it cannot work with, UnavailableError when a process does not start.
     """
-    if config.topology == "inline":
-        from prorl.deploy.inline import inline_service
-
-        async with inline_service(config) as inline:
-            stop.arm(inline.kill)
-            yield inline
-        return
-
     supervisor = Supervisor(config)
+    if config.topology == "inline":
+        from prorl.deploy.inline import Inline
+
+        supervisor = Inline(config)
     stop.arm(supervisor.kill)
     async with supervisor:
         yield supervisor
 
 
-def client_of(running: Running, patience_s: float = PATIENCE_S) -> Client:
+def client_of(running: Supervisor, patience_s: float = PATIENCE_S) -> Client:
     """A client of it; call it from threads (`in_thread`).
 
     It looks for a restarted gateway in silence: the terminal is for progress.
@@ -120,7 +92,7 @@ async def in_thread(call: Callable[..., ResultT], *args: object) -> ResultT:
     return await asyncio.to_thread(call, *args)
 
 
-async def first(stop: Stop, running: Running, work: Awaitable[ResultT]) -> ResultT | None:
+async def first(stop: Stop, running: Supervisor, work: Awaitable[ResultT]) -> ResultT | None:
     """Await `work`; None when a stop was asked for first.
 
     Raises what `work` or the service's failure raises.

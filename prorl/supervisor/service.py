@@ -333,11 +333,14 @@ class Supervisor:
         for child in self.children.values():
             child.signal(signal.SIGKILL)
 
-    async def _end(self) -> None:
+    async def _end_watchers(self) -> None:
         self._stopping = True
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
+
+    async def _end(self) -> None:
+        await self._end_watchers()
         for rank in sorted({child.spec.stop_rank for child in self.children.values()}):
             members = [child for child in self.children.values() if child.spec.stop_rank == rank]
             await asyncio.gather(*(child.stop(self._grace_s) for child in members))

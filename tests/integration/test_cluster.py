@@ -15,9 +15,10 @@ import pytest
 
 import prorl
 from prorl.config import ServiceConfig
-from prorl.deploy.running import Running, in_thread
+from prorl.deploy.running import in_thread
 from prorl.net.bearer import Keys
 from prorl.net.join import Join, prepare
+from prorl.supervisor.service import Supervisor
 from prorl.types import Json
 from tests.integration.test_drain import charges
 from tests.integration.test_nodes import POOL, TASKS, finished, nodes
@@ -36,7 +37,7 @@ from prorl.deploy.leavers import Leavers
 from prorl.deploy.leaving import Asks, stay
 from prorl.deploy.placer import Placer, placer, security
 
-Placing = tuple[prorl.Client, Path, Running]
+Placing = tuple[prorl.Client, Path, Supervisor]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
@@ -72,7 +73,7 @@ async def test_dask_places_nodes_and_takes_them_away_again(
 
 
 async def _grow_and_shrink(
-    service: prorl.Client, running: Running, made: Placer, leavers: Leavers
+    service: prorl.Client, running: Supervisor, made: Placer, leavers: Leavers
 ) -> None:
     async with clusters.local(made, leavers) as cluster:
         cluster.scale(2)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import prorl
-from prorl.deploy.running import Running, in_thread
+from prorl.deploy.running import in_thread
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json
 from tests.integration.test_nodes import TASKS as MANY
@@ -29,7 +29,7 @@ SLOW = "scripted:oracle?delay_s=2"
 LIMIT_S = 100
 
 
-def charges(running: Running) -> tuple[int, int, int]:
+def charges(running: Supervisor) -> tuple[int, int, int]:
     """Attempts beyond the first, infrastructure failures and worker losses, as the log has them."""
     with sqlite3.connect(running.config.root / "control.db") as log:
         sums = "SUM(attempt - 1), SUM(infra_failures), SUM(worker_losses)"
@@ -37,7 +37,7 @@ def charges(running: Running) -> tuple[int, int, int]:
     return int(row[0]), int(row[1]), int(row[2])
 
 
-async def submitted(running: Running, backend: str) -> prorl.Client:
+async def submitted(running: Supervisor, backend: str) -> prorl.Client:
     client = prorl.connect(running.config.root)
     client.create_run(run_id="far", backends=[backend])
     await in_thread(lambda: client.submit("far", TASKS, n=1, key="k", last=True))
@@ -54,7 +54,7 @@ async def busy(client: prorl.Client, node: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def there(running: Running, node: str) -> None:
+async def there(running: Supervisor, node: str) -> None:
     """Wait until RUN of a node has come: others would have done everything before it."""
     with prorl.connect(running.config.root) as client:
         async with asyncio.timeout(LIMIT_S):
@@ -67,7 +67,7 @@ async def of_node(client: prorl.Client, node: str) -> list[Json]:
     return [worker for worker in workers if worker["node"] == node]
 
 
-async def completed(running: Running, client: prorl.Client) -> None:
+async def completed(running: Supervisor, client: prorl.Client) -> None:
     view = await finished(client)
     assert view["counts"]["completed"] == len(TASKS)
     assert charges(running)[1:] == (0, 0)
@@ -126,7 +126,7 @@ async def test_the_last_node_may_leave_and_another_goes_on(
 
 @asynccontextmanager
 async def process(
-    tmp_path: Path, running: Running, kind: str, *words: str
+    tmp_path: Path, running: Supervisor, kind: str, *words: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """`prorl node` named n1, as people start it."""
     pools = [f"service.{stage}.slots=4" for stage in ("init", "run", "eval")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prorl.config import ServiceConfig
-from prorl.deploy.inline import inline_service
+from prorl.deploy.inline import Inline
 from prorl.deploy.running import client_of, in_thread
 from prorl.graph import GRAPH, StageRow
 from prorl.supervisor.specs import child_specs
@@ -29,7 +29,7 @@ async def test_a_fourth_operator_is_one_file_and_one_row(
     config = ServiceConfig.model_validate({**given, "backends": ("scripted:oracle",)})
     assert [s.name for s in child_specs(config, "") if s.name == "critic-0"], "its own process"
     tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"say {i}") for i in range(COUNT)]
-    async with inline_service(config) as running:
+    async with Inline(config) as running:
         client = client_of(running)
         await in_thread(lambda: client.create_run(run_id="r"))
         await in_thread(lambda: client.submit("r", tasks, 1, key="k", last=True))

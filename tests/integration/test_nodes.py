@@ -13,7 +13,7 @@ import pytest
 import prorl
 from prorl.config import ServiceConfig
 from prorl.deploy.node import keep_certificate, node
-from prorl.deploy.running import Running, Stop, in_thread, service
+from prorl.deploy.running import Stop, in_thread, service
 from prorl.errors import ForbiddenError
 from prorl.net.join import Join
 from prorl.net.tls import Credentials
@@ -37,7 +37,7 @@ async def nodes(
     slots: int = 4,
     load_code: bool = False,
     certificate_days: float = 90,
-) -> AsyncIterator[tuple[Running, list[Supervisor]]]:
+) -> AsyncIterator[tuple[Supervisor, list[Supervisor]]]:
     """A service without workers of its own, and nodes that work for it."""
     stages = ("init", "run", "eval")
     common = {
@@ -69,7 +69,7 @@ async def nodes(
 SHARERS = {"n1/run-0", "n2/run-0", "n1/eval-0", "n2/eval-0"}
 
 
-def submitted(running: Running) -> prorl.Client:
+def submitted(running: Supervisor) -> prorl.Client:
     client = prorl.connect(running.config.root)
     client.create_run(run_id="far")
     client.submit("far", TASKS, n=2, key="k", last=True)

@@ -12,10 +12,11 @@ import pytest
 import prorl
 from prorl.cli.app import dispatch
 from prorl.config import RESERVED_NAMES, ServiceConfig
-from prorl.deploy.running import Running, Stop, in_thread, service
+from prorl.deploy.running import Stop, in_thread, service
 from prorl.errors import ForbiddenError, ProrlError, UnavailableError, UserError
 from prorl.net.join import Join, new_join
 from prorl.net.tls import Authority
+from prorl.supervisor.service import Supervisor
 from prorl.types import Task
 
 pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
@@ -35,7 +36,7 @@ def three_ports() -> int:
 
 
 @pytest.fixture
-async def running(tmp_path: Path, sandbox_kind: str) -> AsyncIterator[Running]:
+async def running(tmp_path: Path, sandbox_kind: str) -> AsyncIterator[Supervisor]:
     values = {
         "root": tmp_path / "root",
         "listen": f"127.0.0.1:{three_ports()}",
@@ -46,7 +47,7 @@ async def running(tmp_path: Path, sandbox_kind: str) -> AsyncIterator[Running]:
         yield made
 
 
-def join_file(running: Running, role: str) -> Path:
+def join_file(running: Supervisor, role: str) -> Path:
     return running.config.root / "join" / f"{role}.json"
 
 
@@ -72,7 +73,7 @@ async def refused(call: Callable[[], object], kind: type[ProrlError]) -> str:
     return line
 
 
-async def test_roles_and_refusals(running: Running, tmp_path: Path) -> None:
+async def test_roles_and_refusals(running: Supervisor, tmp_path: Path) -> None:
     sizes = await in_thread(train, join_file(running, "trainer"))
     viewer = prorl.connect(join_file(running, "viewer"))
     assert sizes == [2, 2], await in_thread(viewer.run, "far")
@@ -109,7 +110,7 @@ async def test_roles_and_refusals(running: Running, tmp_path: Path) -> None:
         assert words in await refused(client.status, kind)
 
 
-async def test_no_run_may_have_a_name_that_its_root_needs(running: Running) -> None:
+async def test_no_run_may_have_a_name_that_its_root_needs(running: Supervisor) -> None:
     """Whatever stands in a root beside runs is known; else a run of that name ends the service."""
     root = running.config.root
     await in_thread(train, join_file(running, "trainer"))
@@ -123,7 +124,9 @@ async def test_no_run_may_have_a_name_that_its_root_needs(running: Running) -> N
             )
 
 
-async def test_a_token_for_one_run_streams_and_commits_it(running: Running, tmp_path: Path) -> None:
+async def test_a_token_for_one_run_streams_and_commits_it(
+    running: Supervisor, tmp_path: Path
+) -> None:
     """Over TLS, and on the service's own host."""
     root = running.config.root
     own = ["token", "new", "--run", "far", "--root", str(root)]
@@ -136,7 +139,7 @@ async def test_a_token_for_one_run_streams_and_commits_it(running: Running, tmp_
         assert "is for run 'far' alone" in await refused(near.status, ForbiddenError)
 
 
-async def test_an_address_without_a_join_file_is_refused(running: Running) -> None:
+async def test_an_address_without_a_join_file_is_refused(running: Supervisor) -> None:
     listener = running.config.listener
     assert listener is not None
     for url in (listener.url, listener.store):

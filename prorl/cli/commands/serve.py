@@ -27,7 +27,7 @@ from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from prorl.deploy.running import Running
+    from prorl.supervisor.service import Supervisor
 
 WATCH_S = 2.0
 
@@ -77,7 +77,7 @@ async def _serve(config: ServiceConfig, view: int | None) -> int:
     return 0
 
 
-def _lines(running: Running) -> Iterator[str]:
+def _lines(running: Supervisor) -> Iterator[str]:
     """Where the service is, and how it is reached and stopped."""
     root, listener = running.config.root, running.config.listener
     yield f"serving  {running.url}   root {root}"
@@ -119,7 +119,7 @@ async def dead_server(backend: str) -> str:
     return f"waiting  {asked}; it is probed on, and rollouts wait until it answers"
 
 
-async def _watch(running: Running) -> None:
+async def _watch(running: Supervisor) -> None:
     """Tell the supervisor of progress, so that a child which dies now and then is no crash loop."""
     client, said = client_of(running), ""
     while True:
