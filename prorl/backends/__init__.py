@@ -12,6 +12,7 @@ table of URL schemes, and says how a backend of your own joins it.
 | `scripted:faulty?error=0.1&delay_s=0.05` | any of them with failures (`scripted.py`) |
 | `embedded:DIR` | a checkpoint that the supervisor serves: arrives here as an address |
 | `http://host:port` | vLLM, or anything that speaks its token subset |
+| `sglang+http://host:port` | SGLang |
 """
 
 from __future__ import annotations

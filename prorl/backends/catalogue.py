@@ -7,15 +7,15 @@ gateway and RUN all read. Yours is an entry point, whose name is the scheme:
     grpc = "mypkg.grpc:open_grpc"                      # opens grpc://host:port
 
 A backend that has a coroutine `probe()` (`prorl.protocols.ProbedBackend`) is asked once, before it
-serves its first rollout. What is not an HTTP server of ours or vLLM's (`is_server`) is not asked
-for its health and not given weights: its failures show in the rollouts that it serves.
+serves its first rollout. What is not an HTTP server of ours, vLLM's or SGLang's (`is_server`) is
+not asked for its health and not given weights: its failures show in the rollouts that it serves.
 
 Imports nothing heavy, and no backend before one is opened.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from prorl import plugins
 from prorl.errors import ConfigError
@@ -23,6 +23,7 @@ from prorl.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from prorl.backends.weight_target import WeightDialect
     from prorl.protocols import Backend, Env, Renderer
 
 ENTRY_POINTS = "prorl.backends"
@@ -53,7 +54,11 @@ class Scheme(NamedTuple):
     opener: str = ""
     """`module:attribute` of an `Opener`."""
     is_server: bool = False
-    """Speaks HTTP at its URL: `/health`, and the calls of `prorl/backends/weight_target.py`."""
+    """Speaks HTTP at its URL: `health`, and the calls of `prorl/backends/weight_target.py`."""
+    health: str = "/health"
+    """What it answers at once, also while it is paused, as long as it is well."""
+    weights: str = ""
+    """`module:attribute` of its `WeightDialect`; empty = the server is asked."""
     child_module: str = ""
     """Run by the supervisor with `--model DIR --port N --parent PID`, for URLs that name a
     checkpoint's directory; stages and gateway get that server's address instead.
@@ -64,6 +69,12 @@ class Scheme(NamedTuple):
     """
 
 
+_SGLANG: Any = {
+    "opener": "prorl.backends.sglang:open_sglang",
+    "is_server": True,
+    "health": "/ping",  # its /health samples a token, which takes a second, and a pause stops it
+    "weights": "prorl.backends.sglang:WEIGHTS",
+}
 CATALOGUE: Mapping[str, Scheme] = {
     "scripted": Scheme(
         example="scripted:oracle|flaky|noop|random|faulty",
@@ -77,6 +88,8 @@ CATALOGUE: Mapping[str, Scheme] = {
     "https": Scheme(
         example="https://HOST:PORT", opener="prorl.backends.vllm:open_vllm", is_server=True
     ),
+    "sglang+http": Scheme(example="sglang+http://HOST:PORT", **_SGLANG),
+    "sglang+https": Scheme(example="sglang+https://HOST:PORT", **_SGLANG),
 }
 
 _OPENERS = {name: scheme.opener for name, scheme in CATALOGUE.items() if scheme.opener}
@@ -106,6 +119,31 @@ def is_server(url: str) -> bool:
     """
     scheme = CATALOGUE.get(scheme_of(url))
     return scheme is not None and scheme.is_server
+
+
+def address(url: str) -> str:
+    """Where a model server listens.
+
+    >>> address("sglang+http://localhost:30000/"), address("http://localhost:8000")
+    ('http://localhost:30000', 'http://localhost:8000')
+    """
+    scheme, _, rest = url.rstrip("/").partition(":")
+    return f"{scheme.rpartition('+')[2]}:{rest}"
+
+
+def health_url(url: str) -> str:
+    """What a model server is asked for to know whether it is well."""
+    return address(url) + CATALOGUE[scheme_of(url)].health
+
+
+def weights_of(url: str) -> WeightDialect | None:
+    """How a model server is given weights, where its URL says it; None: it is to be asked."""
+    scheme = scheme_of(url)
+    said = CATALOGUE[scheme].weights
+    dialect: WeightDialect | None = (
+        plugins.load(ENTRY_POINTS, scheme, ConfigError, {scheme: said}) if said else None
+    )
+    return dialect
 
 
 def child_module(url: str) -> str:

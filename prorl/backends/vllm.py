@@ -24,6 +24,7 @@ from urllib.parse import quote
 import numpy as np
 import orjson
 
+from prorl.backends.catalogue import address
 from prorl.backends.labels import Labels
 from prorl.backends.logprobs import check_logprobs
 from prorl.backends.vllm_http import Connections, HttpLimits
@@ -57,8 +58,12 @@ def open_vllm(url: str, context: BackendContext) -> VllmBackend:
 class VllmBackend:
     """Implements `prorl.protocols.ProbedBackend`.
 
-    The connection pool opens with the first call and belongs to that call's event loop.
+    The connection pool opens with the first call and belongs to that call's event loop. A server
+    that speaks another protocol by the same rules is a subclass (`sglang.py`): its paths, `_body`,
+    and `_object`, which puts what it sends into vLLM's shape.
     """
+
+    path, label_path, health_path = "/v1/completions", "/weight_info", "/health"
 
     def __init__(
         self,
@@ -77,7 +82,7 @@ class VllmBackend:
         self.served: Mapping[str, Json] = {}
         """What it says of its model besides the name, once it was asked."""
         self._limits = limits or HttpLimits()
-        self._connections = Connections(self.name, api_key, self._limits)
+        self._connections = Connections(address(url), api_key, self._limits)
         self._labels = Labels(self._label)
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -130,19 +135,16 @@ class VllmBackend:
         """Fill `reply`, and tell what comes. Raises BackendError."""
         told, told_at = 0, 0.0
         events = Events()
-        async with self._connections.stream("POST", "/v1/completions", body, headers) as (
-            kind,
-            parts,
-        ):
+        async with self._connections.stream("POST", self.path, body, headers) as (kind, parts):
             if kind != "text/event-stream":
                 whole = b"".join([part async for part in parts])
                 with self._malformed():
-                    reply.take(orjson.loads(whole))
+                    reply.take(self._object(orjson.loads(whole), request, reply.num_tokens))
                 return
             async for part in parts:
                 with self._malformed():
                     for value in events.feed(part):
-                        reply.take(value)
+                        reply.take(self._object(value, request, reply.num_tokens))
                 now = time.monotonic()
                 if request.on_part and reply.num_tokens > told and now - told_at >= PART_S:
                     told, told_at = reply.num_tokens, now
@@ -188,7 +190,7 @@ class VllmBackend:
 
     async def health(self) -> None:
         """Return when the server says that it is well. Raises BackendError."""
-        await self._connections.exchange("GET", "/health")
+        await self._connections.exchange("GET", self.health_path)
 
     async def close(self) -> None:
         await self._connections.close()
@@ -234,7 +236,7 @@ class VllmBackend:
 
     async def _label(self) -> str | None:
         try:
-            reply = await self._connections.exchange("GET", "/weight_info", limit_s=LABEL_S)
+            reply = await self._connections.exchange("GET", self.label_path, limit_s=LABEL_S)
         except BackendError as error:
             if error.trouble in (Trouble.MALFORMED, Trouble.DECLINED):
                 return None  # vLLM outside of its developer mode
@@ -243,6 +245,10 @@ class VllmBackend:
             return str(orjson.loads(reply)["weight_version"])
         except (ValueError, TypeError, KeyError):
             return None
+
+    def _object(self, value: Json, request: GenerateRequest, num_tokens: int) -> Json:
+        """What was sent, in vLLM's shape; `num_tokens` came before. May raise as `Reply` does."""
+        return value
 
     def _body(self, request: GenerateRequest, model: str, wire_id: str) -> dict[str, Json]:
         sampling = request.sampling

@@ -8,13 +8,15 @@ Pause, update, resume.
 | `VLLM_TRANSFER` | vLLM with weight transfer by disk | `/{start,finish}_weight_update` around it |
 | `VLLM_RELOAD` | any vLLM in developer mode | `/collective_rpc`, `/update_weight_version` |
 | `VLLM_ADAPTER` | vLLM with LoRA, for a directory that holds an adapter | `/v1/load_lora_adapter` |
+| `sglang.WEIGHTS` | SGLang | `/update_weights_from_disk` |
 
 `VLLM_RELOAD` is wrong for tied embeddings. An adapter takes the place of the one that the service's
 `model` names.
 
-Invariants: a dialect is found by asking the server, once; every call is answered before the next is
-sent; whatever goes wrong is a BackendError. Not promised: that a server which failed in the middle
-still serves what it served before: ask `version`. Protocol as measured with vLLM 0.27 - 0.32.
+Invariants: a dialect is that of the URL's scheme, or found by asking the server, once; every call
+is answered before the next is sent; whatever goes wrong is a BackendError. Not promised: that a
+server which failed in the middle still serves what it served before: ask `version`. Protocol as
+measured with vLLM 0.27 - 0.32.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import aiohttp
 import orjson
 
 from prorl.backends.adapter import is_adapter
+from prorl.backends.catalogue import address, weights_of
 from prorl.errors import BackendError, boundary
 from prorl.types import FailureCode, Json, Trouble
 
@@ -44,6 +47,13 @@ class WeightCall(NamedTuple):
     body: Json = None
 
 
+_RESUME = WeightCall("/resume")
+
+
+def _rename(label: str) -> WeightCall:
+    return WeightCall("/update_weight_version", {"new_version": label})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightDialect:
     """What a kind of server wants to hear."""
@@ -53,10 +63,17 @@ class WeightDialect:
     """(path, version, label, model) -> the calls between pause and resume."""
     states_labels: bool = False
     """Each reply says which weights sampled it; else RUN asks after the call."""
+    takes_adapters: bool = True
+    pause: Callable[[str], WeightCall] = lambda mode: WeightCall(f"/pause?mode={mode}")
+    """Raises BackendError for a mode that the server does not know."""
+    resume: WeightCall = _RESUME
+    label_path: str = "/weight_info"
+    rename: Callable[[str], WeightCall] = _rename
 
 
 # A load that fails in the middle must not leave new weights under the old label.
-_NEITHER = WeightCall("/update_weight_version", {"new_version": "loading"})
+LOADING = "loading"
+_NEITHER = _rename(LOADING)
 
 PRORL = WeightDialect(
     name="prorl",
@@ -64,6 +81,7 @@ PRORL = WeightDialect(
         WeightCall("/update_weights", {"path": path, "version": version, "label": label}),
     ),
     states_labels=True,
+    takes_adapters=False,
 )
 VLLM_TRANSFER = WeightDialect(
     name="vllm-transfer",
@@ -106,14 +124,15 @@ class WeightTarget:
     def __init__(
         self, session: aiohttp.ClientSession, url: str, key: str = "", model: str = ""
     ) -> None:
-        self.url, self._model = url.rstrip("/"), model
+        self.url, self._model = address(url), model
         self._session = session
         # After an error vLLM closes a connection that it has just said to keep, and the next call
         # would be lost with it.
         self._headers = {"Connection": "close"} | (
             {"Authorization": f"Bearer {key}"} if key else {}
         )
-        self._dialect: WeightDialect | None = None
+        self._own = weights_of(url)
+        self._dialect = self._own
 
     async def pause(self, mode: str = "abort") -> None:
         """Stop sampling; what comes waits. Raises BackendError.
@@ -121,11 +140,12 @@ class WeightTarget:
         What runs is answered with its tokens so far (`abort`), ends first (`wait`), or goes on
         after `resume` (`keep`).
         """
-        await self._call("POST", f"/pause?mode={mode}")
+        call = self._words.pause(mode)
+        await self._call("POST", call.path, call.body)
 
     async def resume(self) -> None:
         """Let the server sample again. Raises BackendError."""
-        await self._call("POST", "/resume", limit_s=ASK_S)
+        await self._call("POST", self._words.resume.path, self._words.resume.body, ASK_S)
 
     async def update(self, path: str, version: int, label: str) -> None:
         """Load the weights of a directory that the server can read, while it is paused.
@@ -134,7 +154,7 @@ class WeightTarget:
         """
         dialect = await self.dialect()
         if is_adapter(path):
-            if dialect is PRORL or not self._model:
+            if not (dialect.takes_adapters and self._model):
                 raise BackendError(
                     FailureCode.BACKEND_PROTOCOL,
                     f"{self.url} takes no adapter: start vLLM with --enable-lora --lora-modules"
@@ -146,13 +166,19 @@ class WeightTarget:
 
     async def rename(self, label: str) -> None:
         """Have the server call the weights that it serves something else. Raises BackendError."""
-        await self._call("POST", "/update_weight_version", {"new_version": label}, ASK_S)
+        call = self._words.rename(label)
+        await self._call("POST", call.path, call.body, ASK_S)
 
     async def label(self) -> str:
         """What the server calls the weights that it serves. Raises BackendError."""
-        reply = await self._call("GET", "/weight_info", limit_s=ASK_S)
-        with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.url}/weight_info"):
+        path = self._words.label_path
+        reply = await self._call("GET", path, limit_s=ASK_S)
+        with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, self.url + path):
             return str(orjson.loads(reply)["weight_version"])
+
+    @property
+    def _words(self) -> WeightDialect:
+        return self._dialect or PRORL  # which has vLLM's for all but the update
 
     async def dialect(self) -> WeightDialect:
         """Ask the server which dialect it speaks. Raises BackendError."""
@@ -188,7 +214,7 @@ class WeightTarget:
             ) as response:
                 reply = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError, UnicodeError) as cause:
-            self._dialect = None  # it may come back as another server
+            self._dialect = self._own  # it may come back as another server
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
                 f"{where}: {type(cause).__name__}: {cause}",

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from prorl.backends.catalogue import health_url
 from prorl.sandbox.images.registry import default_root
 
 ASK_S = 2.0
@@ -51,10 +52,10 @@ def image_words(making_s: float) -> str:
 
 
 def server_trouble(url: str) -> str:
-    """What became of `GET /health` at a model server, in words; empty when it is well."""
+    """What became of asking a model server for its health, in words; empty when it is well."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(f"{url.rstrip('/')}/health", timeout=ASK_S):
+        with direct.open(health_url(url), timeout=ASK_S):
             return ""
     except urllib.error.HTTPError as error:
         return f"it answered {error.code}" if error.code >= 500 else ""

@@ -1,5 +1,5 @@
 """What every backend promises: the same body over scripted backends and the embedded one,
-in-process and over HTTP.
+in-process, over HTTP as vLLM speaks it, and as SGLang does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from prorl.backends import open_backend
 from prorl.backends.embedded import TOY
 from prorl.backends.embedded.backend import EmbeddedBackend
 from prorl.backends.server import TokenServer
+from prorl.backends.sglang import SglangBackend
 from prorl.backends.vllm import VllmBackend
 from prorl.completion import check_completion
 from prorl.envs import get_env
@@ -33,6 +34,7 @@ from prorl.types import (
     RunWeights,
     SamplingParams,
 )
+from tests.backends.sglang_server import SglangServer
 
 TOKENIZER = ByteTokenizer()
 RENDERER = ChatMLRenderer(TOKENIZER)
@@ -44,7 +46,7 @@ SAMPLERS = pytest.mark.parametrize("sampler", ["scripted:random", "embedded"])
 VOCAB_SIZES = {"scripted:random": TOKENIZER.vocab_size, "embedded": HFTokenizer(TOY).vocab_size}
 
 
-@pytest.fixture(params=["in-process", "http"])
+@pytest.fixture(params=["in-process", "http", "sglang", "sglang-incremental"])
 async def open_(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
     """Opens a scripted backend by URL, or the embedded one on the toy checkpoint, directly or
     behind a server.
@@ -63,6 +65,13 @@ async def open_(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
                 )
                 stack.push_async_callback(backend.close)
                 backend = VllmBackend(server.url, tokenizer.vocab_size)
+            elif request.param != "in-process":
+                tokenizer = HFTokenizer(TOY) if embedded else TOKENIZER
+                stack.push_async_callback(backend.close)
+                stand_in = await stack.enter_async_context(
+                    SglangServer(backend, tokenizer, incremental="incremental" in request.param)
+                )
+                backend = SglangBackend(stand_in.url, tokenizer.vocab_size)
             stack.push_async_callback(backend.close)
             return backend
 

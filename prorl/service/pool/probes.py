@@ -2,7 +2,7 @@
 
 So one server's silence delays nobody.
 
-One that is in is asked for `/health` every `PROBE_S`; one that is out for a token, since a server
+One that is in is asked for its health every `PROBE_S`; one that is out for a token, since a server
 that fails each model call says that it is well all the same. Whatever a name leads to, also in the
 resolver, is its own trouble and never the gateway's.
 """
@@ -14,6 +14,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from prorl.backends.catalogue import health_url
 from prorl.errors import BackendError, RolloutError, boundary
 from prorl.limits import Clock
 from prorl.service.pool.backend_watch import BackendWatch
@@ -128,7 +129,7 @@ async def _ask(session: aiohttp.ClientSession, name: str) -> Trouble | None:
     try:
         with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
             try:
-                async with session.get(f"{name.rstrip('/')}/health") as answer:
+                async with session.get(health_url(name)) as answer:
                     return Trouble.ERROR if answer.status >= 500 else None
             except TimeoutError:
                 return Trouble.SILENT

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -38,6 +38,8 @@ CHECK_S = 30.0
 """For everything that a new server is asked."""
 VOCABULARY_S = 10.0
 ANY_VOCABULARY = 2**31 - 1
+_RENDERER = ChatMLRenderer(load_tokenizer("bytes"))
+"""Where a backend is opened that has no run yet."""
 
 log = logging.getLogger("prorl.service")
 
@@ -92,8 +94,7 @@ class Servers:
         Raises ConfigError with what it is not.
         """
         if not is_server(name):
-            renderer = ChatMLRenderer(load_tokenizer("bytes"))
-            await open_url(name, BackendContext(renderer, env_by_name)).close()
+            await open_url(name, BackendContext(_RENDERER, env_by_name)).close()
             return
         try:
             async with (
@@ -127,9 +128,9 @@ class Servers:
     @asynccontextmanager
     async def _open(self, name: str, key: str) -> AsyncGenerator[VllmBackend]:
         """Open a backend for a few calls; ids are checked by runs, which know their vocabulary."""
-        from prorl.backends.vllm import VllmBackend  # its HTTP client: see `Publisher._target`
-
-        backend = VllmBackend(name, ANY_VOCABULARY, model=self._config.model, api_key=key)
+        context = BackendContext(_RENDERER, env_by_name, self._config.model, key)
+        backend = cast("VllmBackend", open_url(name, context))
+        backend.vocab_size = ANY_VOCABULARY
         try:
             yield backend
         finally:
