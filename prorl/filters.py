@@ -1,12 +1,15 @@
 """A complete group as its filter sees it, and the named filters: one row each.
 
-Any other filter is SQL (`prorl/storage/serve/filter.py` says what it sees and gives).
+`pass_rate:LO-HI` is one too, with its own bounds. Any other filter is SQL
+(`prorl/storage/serve/filter.py` says what it sees and gives).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from prorl.states import FailureClass, RolloutState
@@ -21,6 +24,22 @@ class Filter:
     """A group with fewer valid members is dropped as `incomplete` without asking the SQL."""
     drops: bool = True
     """Whether it may drop a group that has enough valid members."""
+    rates: tuple[float, float] = (0.0, 1.0)
+    """It keeps no group whose mean reward, cut to 0 ... 1, is outside of them."""
+
+    def hopeless(self, rewards: Sequence[float], living: int) -> bool:
+        """Whether a group is dropped whatever `living` members do; `rewards`: of valid ones so far.
+
+        >>> find_filter("dapo").hopeless([1.0], 1), find_filter("dapo").hopeless([], 1)
+        (False, True)
+        >>> find_filter("pass_rate:0.2-0.8").hopeless([1.0] * 7, 1)
+        True
+        """
+        most = len(rewards) + living
+        if most < self.min_valid:
+            return True
+        sure = sum(min(1.0, max(0.0, reward)) for reward in rewards)
+        return (sure + living) / most < self.rates[0] or sure / most > self.rates[1]
 
 
 FILTERS: Mapping[str, Filter] = {
@@ -46,14 +65,37 @@ group by group_id
     ),
 }
 
+PASS_RATE = "pass_rate:LO-HI"
 
+_PASS_RATE = """
+select group_id,
+       avg(least(greatest(reward, 0), 1)) as rate,
+       rate between {0} and {1} as kept,
+       case when kept then 'informative' when rate < {0} then 'too_hard' else 'too_easy' end
+         as reason
+from rollouts
+group by group_id
+"""
+
+
+@cache
 def find_filter(text: str) -> Filter:
     """The filter of this name, or else the one whose SQL this is.
 
     >>> find_filter("none").drops, find_filter("select ...").drops
     (False, True)
+    >>> find_filter("pass_rate:0.1-0.9").rates
+    (0.1, 0.9)
     """
+    if (given := re.fullmatch(r"pass_rate:(\d\.?\d*)-(\d\.?\d*)", text)) is not None:
+        low, high = map(float, given.groups())
+        return Filter(sql=_PASS_RATE.format(low, high), rates=(low, high))
     return FILTERS.get(text) or Filter(sql=text)
+
+
+def is_named(text: str) -> bool:
+    """Whether it is the name of a filter of ours."""
+    return text in FILTERS or find_filter(text).sql != text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +111,19 @@ class GroupMember:
     """None unless COMPLETED."""
     num_trained: int = 0
     """Sampled tokens that may train: without one there is nothing to learn from it."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether its reward counts: it completed, and not by a fault of ours.
+
+        It must have a token that trains: one whose weights are known.
+        """
+        return (
+            self.state is RolloutState.COMPLETED
+            and self.num_trained > 0
+            and self.failure_class.trains
+            and self.reward is not None
+        )
 
 
 class GroupDecision(NamedTuple):

@@ -148,7 +148,9 @@ class FailureCode(StrEnum):
     UNKNOWN_ENV = "unknown_env"
     CANCELLED = "cancelled"
     REDUNDANT = "redundant"
-    """The run had enough informative groups."""
+    """The run had enough informative groups, or it could not change what becomes of its own."""
+    LATE = "late"
+    """Enough of its siblings had ended, and the time that the others were given was over."""
 
 
 class Trouble(StrEnum):
@@ -192,4 +194,5 @@ FAILURE_CLASS: Mapping[FailureCode, FailureClass] = {
     FailureCode.UNKNOWN_ENV: FailureClass.TASK,
     FailureCode.CANCELLED: FailureClass.CANCELLED,
     FailureCode.REDUNDANT: FailureClass.CANCELLED,
+    FailureCode.LATE: FailureClass.CANCELLED,
 }

@@ -26,7 +26,7 @@ from prorl.cli.settings import Job, job_settings, run_settings, service_settings
 from prorl.config import JOB_FILE, RunConfig, ServiceConfig
 from prorl.envs.users import env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
-from prorl.filters import FILTERS
+from prorl.filters import FILTERS, PASS_RATE, is_named
 from prorl.tasks import TaskSet, read_tasks
 from prorl.tasks.generated import is_generated
 from prorl.types import Json, Task
@@ -229,12 +229,13 @@ def free_name(root: Path, job: Job) -> str:
 
 def filter_text(value: str) -> str:
     """A filter's name, SQL itself, or the content of a file of SQL. Raises ConfigError."""
-    if value in FILTERS or " " in value.strip():
+    if is_named(value) or " " in value.strip():
         return value
     try:
         return Path(value).read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(
-            f"filter {value!r}: {reason}", f"{', '.join(FILTERS)}, or a readable file of SQL"
+            f"filter {value!r}: {reason}",
+            f"{', '.join(FILTERS)}, {PASS_RATE}, or a readable file of SQL",
         ) from None

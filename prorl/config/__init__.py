@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from prorl.config.renderer import RendererConfig
 from prorl.config.validation import explain
 from prorl.errors import ConfigError
-from prorl.filters import FILTERS
+from prorl.filters import FILTERS, PASS_RATE
 from prorl.linux import failpoints
 from prorl.types import RolloutLimits, SamplingParams
 
@@ -364,7 +364,7 @@ class RunConfig(StrictModel):
     run_id: str = Field(description="name of the run and of its directory")
     filter: str = Field(
         default="none",
-        description=f"{', '.join(FILTERS)}, or SQL; on a command line also a file of SQL",
+        description=f"{', '.join(FILTERS)}, {PASS_RATE}, or SQL; on a command line also a file",
     )
     delivery: Literal["store", "stream"] = "store"
     agent: str = Field(
@@ -394,6 +394,19 @@ class RunConfig(StrictModel):
         ge=1,
         description="delivery=stream: open plus kept groups that no commit covers",
     )
+    groups_per_step: int = Field(
+        default=0,
+        ge=0,
+        description="that the trainer takes at a time: no more are sampled ahead than it takes"
+        " while a group is sampled, or than stay fresh; 0 = not known",
+    )
+    enough: int = Field(
+        default=0,
+        ge=0,
+        description="of a group: when so many members are valid, the others have `grace_s` left;"
+        " 0 = all are waited for",
+    )
+    grace_s: float = Field(default=60.0, ge=0, le=86400)
     max_staleness: int = Field(
         default=-1, ge=-1, description="published minus oldest span version at hand-out; -1 = any"
     )

@@ -29,10 +29,17 @@ import pyarrow as pa
 
 from prorl.control import GroupComplete
 from prorl.errors import ConfigError
-from prorl.filters import FILTERS, Filter, GroupDecision, GroupMember, find_filter
+from prorl.filters import (
+    FILTERS,
+    PASS_RATE,
+    Filter,
+    GroupDecision,
+    GroupMember,
+    find_filter,
+    is_named,
+)
 from prorl.storage.read.sql import LockedDuckDB
 from prorl.storage.serve.filter_process import FilterLostError, FilterProcess
-from prorl.types import RolloutState
 
 TIMEOUT_S = 5.0
 """Of one query: a filter that never ends must not keep its groups undecided."""
@@ -58,26 +65,13 @@ _OUTPUT = {"group_id": ("BIGINT", "INTEGER"), "kept": ("BOOLEAN",), "reason": ("
 
 def valid_members(group: GroupComplete) -> tuple[GroupMember, ...]:
     """Members that may train; the others are masked."""
-    return tuple(member for member in group.members if is_valid(member))
-
-
-def is_valid(member: GroupMember) -> bool:
-    """Whether a member's reward counts: it completed, and not by a fault of ours.
-
-    It must have a token that trains: one whose weights are known.
-    """
-    return (
-        member.state is RolloutState.COMPLETED
-        and member.num_trained > 0
-        and member.failure_class.trains
-        and member.reward is not None
-    )
+    return tuple(member for member in group.members if member.valid)
 
 
 def named_filter(name: str) -> Filter:
     """The filter of a name or of SQL. Raises ConfigError for a word that is no filter's name."""
-    if name not in FILTERS and len(name.split()) == 1:
-        raise ConfigError(f"filter {name!r}", f"{', '.join(FILTERS)}, or one SELECT")
+    if not is_named(name) and len(name.split()) == 1:
+        raise ConfigError(f"filter {name!r}", f"{', '.join(FILTERS)}, {PASS_RATE}, or one SELECT")
     return find_filter(name)
 
 
@@ -94,7 +88,7 @@ class GroupFilter:
         """
         chosen = named_filter(name)
         self._min_valid = chosen.min_valid
-        runs = _OurSQL if name in FILTERS else FilterProcess
+        runs = _OurSQL if is_named(name) else FilterProcess
         self._query: _Query = runs(chosen.sql, timeout_s)
         try:
             _check_output(self._query.columns(MEMBERS.empty_table()))
@@ -219,7 +213,7 @@ def check_filter(name: str) -> None:
 
     Sound is SQL that binds and gives the right columns.
     """
-    if name not in FILTERS:
+    if not is_named(name):
         GroupFilter(name).close()
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.service.core.sampler import Demand, may_open, reached
+from prorl.service.core.sampler import (
+    MEMORY,
+    Demand,
+    Rate,
+    full,
+    may_open,
+    reached,
+    step_reached,
+)
 
 COUNTS = st.integers(0, 50)
 
@@ -46,15 +57,112 @@ def test_bounds_hold(
     assert room >= 0
     if room:
         assert open_groups + room <= max_open
-        assert not streaming or open_groups + unacked + room <= max_unacked
+        assert filtered or not streaming or open_groups + unacked + room <= max_unacked
         assert not reached(demand)
         assert filtered or not target or kept + open_groups + room <= target
 
 
+SOME = Demand(open_groups=4, unacked=0, kept=0, max_open=4, max_unacked=9, target=4, filtered=True)
+STREAM = replace(SOME, target=0, open_groups=0, streaming=True, max_open=99, max_unacked=64)
+HALF = Rate(500.0, 1000.0)
+
+
 def test_a_dropped_group_is_replenished_and_a_kept_one_is_not() -> None:
-    full = Demand(
-        open_groups=4, unacked=0, kept=0, max_open=4, max_unacked=9, target=4, filtered=True
-    )
-    assert may_open(full) == 0
-    assert may_open(replace(full, open_groups=3)) == 1
-    assert may_open(replace(full, open_groups=3, kept=1, filtered=False)) == 0
+    assert may_open(SOME) == 0
+    assert may_open(replace(SOME, open_groups=3)) == 1
+    assert may_open(replace(SOME, open_groups=3, kept=1, filtered=False)) == 0
+
+
+def test_enough_is_kept_and_for_good_only_what_was_handed_out() -> None:
+    kept = replace(SOME, kept=4)
+    assert full(kept)
+    assert not full(replace(kept, kept=3))
+    assert not full(replace(kept, target=0))
+    assert reached(kept)
+    assert not reached(replace(kept, kept=3))
+    assert not reached(replace(kept, target=0))
+    fleeting = replace(kept, perishable=True)
+    assert not reached(replace(fleeting, delivered=3))
+    assert reached(replace(fleeting, delivered=4))
+
+
+def test_a_paused_run_starts_nothing() -> None:
+    few = replace(SOME, open_groups=0)
+    assert may_open(few) == 4
+    assert may_open(replace(few, paused=True)) == 0
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("missing", [1, 8, 64])
+def test_the_forecast_commits_to_what_its_interval_says(rate: float, missing: int) -> None:
+    """The groups that it starts yield what is missing, give or take one standard deviation."""
+    seen = Rate(256 * rate, 256.0)
+    demand = replace(STREAM, max_open=10_000, max_unacked=missing, rate=seen)
+    target = replace(demand, streaming=False, target=missing)
+    below, above = may_open(demand), may_open(target)
+    draw = np.random.default_rng(0)
+    rates = draw.beta(256 * rate + 8, 256 * (1 - rate) + 8, 4000)
+    assert missing <= below <= above
+    surplus = np.mean(draw.binomial(below, rates) > missing)
+    lacking = np.mean(draw.binomial(above, rates) < missing)
+    assert surplus <= 0.25
+    assert lacking <= 0.25
+    if missing > 1:  # and not much less than that either
+        assert np.mean(draw.binomial(above, rates) > missing) < 1.0
+        assert above * seen.mean <= missing + 2 * math.sqrt(above)
+
+
+def test_a_filter_that_keeps_nearly_nothing_is_bounded_by_what_may_be_open() -> None:
+    never = Rate(0.0, 1e9)
+    assert may_open(replace(SOME, open_groups=0, max_open=50, rate=never)) == 50
+    assert may_open(replace(STREAM, max_unacked=3, rate=never)) == 99
+
+
+def test_the_rate_follows_what_is_decided() -> None:
+    rate = Rate()
+    assert rate.mean == 0.5
+    for _ in range(2000):
+        rate = rate.after(True)
+    assert rate.decided == pytest.approx(MEMORY, rel=0.01)
+    assert rate.mean > 0.95
+    for _ in range(2000):
+        rate = rate.after(False)
+    assert rate.mean < 0.05
+
+
+def test_late_groups_are_not_counted_on_within_what_may_be_open() -> None:
+    demand = replace(STREAM, max_unacked=8, rate=HALF)
+    wanted = may_open(demand)
+    late = replace(demand, open_groups=wanted, late=3)
+    assert may_open(late) == 3
+    assert may_open(replace(late, max_open=wanted + 1)) == 1
+    assert may_open(replace(late, filtered=False)) == 0
+
+
+def test_no_more_waits_than_a_trainer_takes_while_a_group_is_sampled() -> None:
+    known = replace(STREAM, step=8, group_s=60.0, taken_s=5.0, filtered=False)
+    assert may_open(known) == known.lead == 24
+    assert may_open(replace(known, kept=20, delivered=0)) == 4
+    assert may_open(replace(known, kept=20, delivered=16)) == 20
+    slower, faster = replace(known, taken_s=50.0), replace(known, taken_s=0.5)
+    assert (slower.lead, faster.lead) == (16, 64)
+    for unknown in ({"step": 0}, {"group_s": 0.0}, {"taken_s": 0.0}):
+        assert replace(known, **unknown).lead == 64  # type: ignore[arg-type]
+
+
+def test_no_more_waits_than_stays_fresh() -> None:
+    fresh = replace(STREAM, step=8, max_staleness=1, filtered=False)
+    assert may_open(fresh) == 16
+    assert may_open(replace(fresh, unacked=10)) == 6
+    assert may_open(replace(fresh, unacked=17)) == 0
+    assert may_open(replace(fresh, max_staleness=-1)) == 64
+    assert may_open(replace(fresh, step=0)) == 64
+
+
+def test_where_nothing_may_be_older_than_its_step_the_rest_of_a_step_is_redundant() -> None:
+    strict = replace(STREAM, step=8, max_staleness=0, rate=HALF)
+    assert not step_reached(replace(strict, unacked=7))
+    assert step_reached(replace(strict, unacked=8))
+    for other in ({"max_staleness": 1}, {"step": 0}, {"streaming": False}):
+        assert not step_reached(replace(strict, unacked=8, **other))  # type: ignore[arg-type]
+    assert may_open(strict) > may_open(replace(strict, max_staleness=-1, max_unacked=8))

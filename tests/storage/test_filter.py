@@ -142,7 +142,7 @@ def test_users_sql_decides_and_what_it_leaves_out_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("sql", "text"),
     [
-        ("dapoo", "expected none, dapo, or one SELECT"),
+        ("dapoo", "expected none, dapo, pass_rate:LO-HI, or one SELECT"),
         ("select * from nowhere", "nowhere"),
         ("select group_id, 1 as kept, '' as reason from rollouts", "kept BOOLEAN"),
         ("select group_id from rollouts", "kept BOOLEAN"),

@@ -84,7 +84,7 @@ class Core:
                 self.state.balancer.drain(name)
         self.rollouts = Rollouts(self.state, self.journal, clock, wall)
         self.grants = LeaseGrants(self.state, log, self.journal, self.rollouts, clock, wall, quotas)
-        self.groups = Groups(log, self.journal, self.rollouts, wall)
+        self.groups = Groups(log, self.journal, self.rollouts, clock, wall)
         self.commits = Commits(log, self.state, self.journal, self.rollouts, wall)
         self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
         self.watched = BackendWatch(self.state, clock, on_backends)
@@ -342,6 +342,7 @@ class Core:
         self.workers.hold_back()
         now, load = self._clock(), self.grants.load()
         for run in list(self.state.open.values()):
+            self.rollouts.look(run)
             self.grants.expire(run, now, load)
             self.commits.finish(run)
 

@@ -9,6 +9,7 @@ from collections import Counter
 
 import orjson
 
+from prorl.service.core.sampler import Rate
 from prorl.service.core.state import RunRecord
 
 COUNTS = (
@@ -30,6 +31,9 @@ COUNTS = (
     "waiting",
     "group_size",
     "num_rewards",
+    "paused",
+    "group_s",
+    "taken_s",
     "reward_sum",
 )
 STATES = ("group_states", "rollout_states")
@@ -37,6 +41,7 @@ STATES = ("group_states", "rollout_states")
 
 def dump(run: RunRecord) -> str:
     counts = {name: getattr(run, name) for name in COUNTS}
+    counts["rate"] = list(run.rate)
     counts |= {
         name: {str(state): count for state, count in getattr(run, name).items() if count}
         for name in STATES
@@ -46,4 +51,10 @@ def dump(run: RunRecord) -> str:
 
 def restore(run: RunRecord, text: str) -> None:
     for name, value in orjson.loads(text).items():
-        setattr(run, name, Counter(value) if name in STATES else value)
+        match name:
+            case "rate":
+                run.rate = Rate(*value)
+            case "group_states" | "rollout_states":
+                setattr(run, name, Counter(value))
+            case _:
+                setattr(run, name, value)

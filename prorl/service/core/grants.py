@@ -216,7 +216,7 @@ class LeaseGrants:
                 return None
             group = self._load(run, run.pool.popleft())
             if group.pending:
-                group.opened = True
+                group.opened, group.opened_at = True, self._clock()
                 run.open_groups += 1
                 run.ready.extend(group.rollouts)
                 self._journal.mark_group(group)

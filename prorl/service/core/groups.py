@@ -25,7 +25,7 @@ from prorl.errors import ConflictError
 from prorl.limits import Clock
 from prorl.service.core.lifecycle import GroupEvent, group_step
 from prorl.service.core.rollouts import Rollouts
-from prorl.service.core.sampler import full, reached
+from prorl.service.core.sampler import full, reached, step_reached
 from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.log import log_schema as sql
 from prorl.service.log.journal import Journal
@@ -33,10 +33,16 @@ from prorl.service.log.log import ControlLog
 from prorl.service.log.recover import load_group
 from prorl.types import FailureCode, GroupState, RolloutState
 
+FOLLOWS = 0.1
+"""What one more group counts in how long groups take, and are waited for."""
+
 
 class Groups:
-    def __init__(self, log: ControlLog, journal: Journal, rollouts: Rollouts, wall: Clock) -> None:
-        self._log, self._journal, self._rollouts, self._wall = log, journal, rollouts, wall
+    def __init__(
+        self, log: ControlLog, journal: Journal, rollouts: Rollouts, clock: Clock, wall: Clock
+    ) -> None:
+        self._log, self._journal, self._rollouts = log, journal, rollouts
+        self._clock, self._wall = clock, wall
 
     def find(self, run: RunRecord, group_id: int) -> GroupRecord | None:
         return run.groups.get(group_id) or load_group(self._log, run, group_id)
@@ -48,12 +54,12 @@ class Groups:
             if group is not None and group.state is GroupState.OPEN and group.pending == 0:
                 self._decide(group, decision)
         self._journal.urgent = True
-        if reached(run.demand):
-            self.cancel_redundant(run)
+        self._end_redundant(run)
         return Done()
 
     def _decide(self, group: GroupRecord, decision: Decision) -> None:
         run = group.run
+        self._note(group, decision.kept)
         kept, group.reason = decision.kept, decision.reason
         if kept and not any(r.life.state is RolloutState.COMPLETED for r in group.rollouts):
             kept, group.reason = False, "incomplete"
@@ -70,12 +76,23 @@ class Groups:
         self._journal.insert(sql.DECIDED, (run.run_id, group.group_id))
         self._event(group, "decided", kept)
 
+    def _note(self, group: GroupRecord, kept: bool) -> None:
+        """What a decision tells the forecast; nothing, where we ended the group ourselves."""
+        run, now = group.run, self._clock()
+        ended = any(r.life.state is RolloutState.CANCELLED for r in group.rollouts)
+        if ended and not group.cut:
+            return
+        run.rate = run.rate.after(kept)
+        if group.opened_at:
+            run.group_s = _mean(run.group_s, now - group.opened_at)
+
     def handout(self, run: RunRecord, wanted: Iterable[KeptGroup]) -> HandedOut:
         """Give kept groups their place in the delivery order, as asked.
 
         Those that are too old go stale instead.
         """
         delivered: list[Delivered] = []
+        before = run.next_delivery
         stale: list[int] = []
         for asked in wanted:
             group = self.find(run, asked.group_id)
@@ -87,9 +104,13 @@ class Groups:
                 stale.append(group.group_id)
             elif group.delivery_seq >= 0:
                 delivered.append(Delivered(group.group_id, group.delivery_seq))
+        if taken := run.next_delivery - before:
+            now = self._clock()
+            if run.taken_at:
+                run.taken_s = _mean(run.taken_s, (now - run.taken_at) / taken)
+            run.taken_at = now
         self._journal.urgent = True
-        if reached(run.demand):
-            self.cancel_redundant(run)
+        self._end_redundant(run)
         return HandedOut(delivered=tuple(delivered), stale=tuple(stale))
 
     def _hand(self, group: GroupRecord, min_version: int) -> None:
@@ -177,12 +198,16 @@ class Groups:
         self._journal.insert(sql.PUBLISH_VERSION, (1, run.run_id, version))
         return True
 
-    def cancel_redundant(self, run: RunRecord) -> None:
-        """The run has enough: end what was started and is not decided.
+    def _end_redundant(self, run: RunRecord) -> None:
+        """End what was started and is not decided, if the run, or its step, has enough.
 
-        The pool ends bit by bit (`Core.prune`).
+        The run's pool ends bit by bit (`Core.prune`).
         """
-        self._rollouts.end_groups(run, FailureCode.REDUNDANT)
+        demand = run.demand
+        if reached(demand):
+            self._rollouts.end_groups(run, FailureCode.REDUNDANT)
+        elif step_reached(demand):
+            self._rollouts.end_groups(run, FailureCode.REDUNDANT, waiting=False)
 
     def _step(self, group: GroupRecord, event: GroupEvent) -> None:
         states = group.run.group_states
@@ -212,3 +237,8 @@ class Groups:
         )
         run.next_event += 1
         self._journal.tell_store(run, Kind.ROWS, group.group_id, Rows(events=(row,)))
+
+
+def _mean(before: float, found: float) -> float:
+    """A running mean of seconds; 0 before the first, and never after it."""
+    return max(1e-3, before + FOLLOWS * (found - before) if before else found)

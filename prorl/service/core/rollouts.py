@@ -17,10 +17,12 @@ from typing import NamedTuple
 from zlib import crc32
 
 from prorl.control import Cancel, ControlRow, Kind
+from prorl.filters import find_filter
 from prorl.limits import Clock
 from prorl.service.core.lifecycle import Action, Event, EventKind, step
 from prorl.service.core.lines import Lines
 from prorl.service.core.observed import Observed, Phase
+from prorl.service.core.sampler import LATE
 from prorl.service.core.state import (
     IN_HAND,
     GroupRecord,
@@ -148,17 +150,41 @@ class Rollouts:
                     messages.terminal(record, self._wall()),
                 )
             case Action.CHECK_GROUP:
-                if record.group.pending == 0:
-                    self._started(record.group)
-                    group = record.group
-                    self._journal.tell_store(
-                        group.run,
-                        Kind.GROUP_COMPLETE,
-                        group.group_id,
-                        messages.group_complete(group),
-                    )
+                self._check(record.group)
             case Action.FENCE:
                 pass
+
+    def _check(self, group: GroupRecord) -> None:
+        """A member has ended: the group is complete, or the others cannot change its verdict."""
+        if group.pending == 0:
+            self._started(group)
+            row = messages.group_complete(group)
+            self._journal.tell_store(group.run, Kind.GROUP_COMPLETE, group.group_id, row)
+        elif not group.cut:
+            valid = [m.reward for m in map(messages.member, group.rollouts) if m.valid]
+            rewards = [reward for reward in valid if reward is not None]
+            if find_filter(group.run.config.filter).hopeless(rewards, group.pending):
+                self._cut(group, FailureCode.REDUNDANT)
+
+    def _cut(self, group: GroupRecord, code: FailureCode) -> None:
+        group.cut = True
+        self.cancel_group(group, code)
+        self._journal.urgent = True
+
+    def look(self, run: RunRecord) -> None:
+        """Count the groups that are late, and end what is left of those that have enough."""
+        now, enough = self._clock(), run.config.enough
+        began, before = now - LATE * run.group_s, now - run.config.grace_s
+        started = [g for g in run.groups.values() if g.opened and g.state is GroupState.OPEN]
+        run.late_groups = sum(group.opened_at < began for group in started) if run.group_s else 0
+        for group in started if enough else ():
+            if group.pending == 0 or group.cut or group.n - group.pending < enough:
+                continue
+            ended = sorted(
+                max(r.entered, r.since) for r in group.rollouts if messages.member(r).valid
+            )
+            if len(ended) >= enough and ended[enough - 1] <= before:
+                self._cut(group, FailureCode.LATE)
 
     def _started(self, group: GroupRecord) -> None:
         """A group that ended before it was started counts as started.
@@ -177,13 +203,14 @@ class Rollouts:
 
     # ---- the end of what was started, bit by bit
 
-    def end_groups(self, run: RunRecord, code: FailureCode) -> None:
-        """End every group of the run that is in memory and open.
+    def end_groups(self, run: RunRecord, code: FailureCode, *, waiting: bool = True) -> None:
+        """End every group of the run that is in memory and open; of the `waiting` only if asked.
 
         A piece now, the rest by `end_more`; until then the run is given no lease.
         """
         if not run.ending:
-            groups = [group for group in run.groups.values() if group.state is GroupState.OPEN]
+            open_groups = [g for g in run.groups.values() if g.state is GroupState.OPEN]
+            groups = [group for group in open_groups if waiting or group.opened]
             run.ending.extend((group, code) for group in groups)
             self.end_more(run, PIECE)
 

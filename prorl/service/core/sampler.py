@@ -2,15 +2,79 @@
 
 Pure: numbers in, numbers out.
 
-Submitted groups are a pool that is started in order. A dropped or stale group is replenished by the
-next of the pool, because only kept groups count towards the target; where a kept group can still go
-stale, the rest of the pool stays until the target was handed out. Backpressure acts here and
-nowhere else: a started group always finishes.
+A run has a pool of groups that are started in order. Only kept groups count, and what is open
+becomes kept with the rate at which the filter has kept others (`Rate`): as many are started as
+yield what is missing by that forecast. Towards a target the forecast's lower end must reach it, so
+that it is not missed by a few at the end, as it must a step's where nothing may be older than the
+step's weights; a stock that waits for the trainer is filled up to the forecast's upper end. Both
+ends are one standard deviation away. A group that is dropped, failed or hopeless is replenished as
+soon as it is decided, because the forecast has changed; where a kept group can still go stale, the
+rest of the pool stays until the target was handed out.
+
+What a trainer takes while a group is sampled is the stock that keeps it fed: with the groups of its
+step, and the times that both take, no more waits than that (`Demand.lead`), else `max_unacked`.
+Backpressure acts here and nowhere else: a started group ends unless it is redundant.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
+
+PRIOR = 8.0
+"""Groups kept and groups dropped that every run is taken to begin with: about half teach nothing,
+by all who have measured it.
+"""
+
+LATE = 1.0
+"""Times of the mean that a group may take before it is late: what is open longest is more often
+what nobody solves, and the slots that its last member leaves free begin another.
+"""
+
+MEMORY = 256.0
+"""Decisions that the rate is a mean of, about: it changes while the policy learns."""
+
+
+class Rate(NamedTuple):
+    """What the filter made of the last groups; older ones fade."""
+
+    kept: float = 0.0
+    decided: float = 0.0
+
+    def after(self, kept: bool) -> Rate:
+        """The rate with one more decision.
+
+        >>> Rate().after(True).after(False)
+        Rate(kept=0.99609375, decided=1.99609375)
+        """
+        fade = 1 - 1 / MEMORY
+        return Rate(self.kept * fade + kept, self.decided * fade + 1)
+
+    @property
+    def mean(self) -> float:
+        return (self.kept + PRIOR) / (self.decided + 2 * PRIOR)
+
+    def groups_for(self, kept: int, side: int) -> float:
+        """How many groups have `kept` at the forecast's lower (1) or upper (-1) end.
+
+        `k` open groups give a beta-binomial number of kept ones: mean `k p`, variance
+        `k p q (seen + k) / (seen + 1)`; this is `k p - side * sd = kept`, solved for `k`.
+
+        >>> half = Rate(500.0, 1000.0)
+        >>> [round(half.groups_for(16, side), 1) for side in (-1, 1)]
+        [26.8, 38.3]
+        """
+        p, seen = self.mean, self.decided + 2 * PRIOR
+        linear = p * (1 - p) * seen / (seen + 1)
+        square = p * (1 - p) / (seen + 1)
+        a, half_b = p * p - square, kept * p + linear / 2
+        if a <= 0:
+            return math.inf if side > 0 else float(kept)
+        return (half_b + side * math.sqrt(max(0.0, half_b * half_b - a * kept * kept))) / a
+
+
+UNKNOWN = Rate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +99,46 @@ class Demand:
     """Handed out."""
     perishable: bool = False
     """Whether a kept group may still go stale before it is handed out."""
+    paused: bool = False
+    rate: Rate = UNKNOWN
+    step: int = 0
+    """Groups that the trainer takes at a time; 0 = not known."""
+    max_staleness: int = -1
+    group_s: float = 0.0
+    """How long a group takes; 0 = not known."""
+    late: int = 0
+    """Of the open groups, those that take longer than most: nobody counts on them."""
+    taken_s: float = 0.0
+    """Seconds between two groups that the trainer takes; 0 = not known."""
+
+    @property
+    def lead(self) -> int:
+        """Kept groups that may wait for the trainer: its next step, and what it takes meanwhile.
+
+        >>> known = Demand(open_groups=0, unacked=0, kept=0, max_open=8, max_unacked=64, step=8,
+        ...                group_s=60.0, taken_s=5.0)
+        >>> known.lead
+        24
+        """
+        if not self.step or not self.taken_s or not self.group_s:
+            return self.max_unacked
+        steps = 1 + math.ceil(self.group_s / (self.step * self.taken_s))
+        return min(self.max_unacked, self.step * steps)
+
+    @property
+    def strict(self) -> bool:
+        """Whether nothing may be older than its step's weights: what a step leaves is lost."""
+        return self.streaming and self.step > 0 and self.max_staleness == 0
+
+    @property
+    def stock(self) -> int:
+        """How many more kept groups the trainer has a use for."""
+        waiting = self.kept - self.delivered
+        missing = min(self.max_unacked - self.unacked, self.lead - waiting)
+        if self.step and self.max_staleness >= 0:
+            # Those of a later step would have gone stale when their turn comes.
+            missing = min(missing, self.step * (1 + self.max_staleness) - self.unacked)
+        return max(0, missing)
 
 
 def full(demand: Demand) -> bool:
@@ -54,6 +158,11 @@ def reached(demand: Demand) -> bool:
     return bool(demand.target) and have >= demand.target
 
 
+def step_reached(demand: Demand) -> bool:
+    """Whether the step has its groups and no later one could use what is open: it is redundant."""
+    return demand.strict and demand.unacked >= demand.step
+
+
 def may_open(demand: Demand) -> int:
     """How many more groups may be started now.
 
@@ -63,14 +172,20 @@ def may_open(demand: Demand) -> int:
     >>> may_open(Demand(open_groups=3, unacked=4, kept=5, max_open=8, max_unacked=8, target=10))
     2
     """
-    room = demand.max_open - demand.open_groups
+    if demand.paused:
+        return 0
+    wanted = demand.max_open
     if demand.streaming:
-        room = min(room, demand.max_unacked - demand.open_groups - demand.unacked)
+        wanted = min(wanted, _open_for(demand, demand.stock, side=1 if demand.strict else -1))
     if demand.target:
-        # Without a filter every started group will be kept, so more than the target would be thrown
-        # away for sure.
-        missing = demand.target - demand.kept
-        room = min(
-            room, 0 if missing <= 0 else room if demand.filtered else missing - demand.open_groups
-        )
-    return max(0, room)
+        wanted = min(wanted, _open_for(demand, demand.target - demand.kept, side=1))
+    late = demand.late if demand.filtered else 0
+    return max(0, min(wanted + late, demand.max_open) - demand.open_groups)
+
+
+def _open_for(demand: Demand, missing: int, side: int) -> int:
+    """How many open groups are wanted for so many kept ones."""
+    if missing <= 0 or not demand.filtered:
+        return max(0, missing)  # every started group will be kept: one more is one too many
+    groups = demand.rate.groups_for(missing, side)
+    return max(missing, math.floor(groups) if side < 0 else math.ceil(min(groups, demand.max_open)))

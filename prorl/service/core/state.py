@@ -19,7 +19,7 @@ from prorl.filters import find_filter
 from prorl.graph import GRAPH
 from prorl.service.core.group_pool import GroupPool
 from prorl.service.core.lifecycle import Event, EventKind, RolloutLife
-from prorl.service.core.sampler import Demand, reached
+from prorl.service.core.sampler import UNKNOWN, Demand, Rate, reached
 from prorl.service.pool.balancer import Balancer, Suits
 from prorl.service.pool.weights import ServedWeights
 from prorl.timing import REMOTE_GRACE_S
@@ -179,6 +179,10 @@ class GroupRecord:
     rollouts: list[RolloutRecord] = field(default_factory=list)
     pending: int = 0
     """Members that are not terminal."""
+    opened_at: float = 0.0
+    """On the loop's clock; 0 = before the gateway started."""
+    cut: bool = False
+    """Its other members were ended early: they could not change what becomes of it."""
 
     @property
     def at_rest(self) -> bool:
@@ -240,6 +244,18 @@ class RunRecord:
     """Kept and not gone stale."""
     waiting: int = 0
     """Kept and not handed out."""
+    rate: Rate = UNKNOWN
+    """Of kept groups among those that were decided."""
+    group_s: float = 0.0
+    """How long a group takes from its start to its decision, about; 0 = not known."""
+    late_groups: int = 0
+    """Open groups that take longer than that, when we last looked."""
+    taken_s: float = 0.0
+    """Seconds between two groups that trainers take, about; 0 = not known."""
+    taken_at: float = 0.0
+    """When one was taken last, on the loop's clock; 0 = not since the gateway started."""
+    paused: bool = False
+    """No group is started until it is resumed; what is started ends."""
     version: int = 0
     """Newest published policy version."""
     given_version: int = 0
@@ -333,6 +349,13 @@ class RunRecord:
             streaming=config.delivery == "stream",
             delivered=self.next_delivery,
             perishable=config.delivery == "stream" and config.max_staleness >= 0,
+            paused=self.paused,
+            rate=self.rate,
+            step=config.groups_per_step,
+            max_staleness=config.max_staleness,
+            group_s=self.group_s,
+            late=self.late_groups,
+            taken_s=self.taken_s,
         )
 
     def queue_again(self, record: RolloutRecord, now: float, rest_s: float) -> None:

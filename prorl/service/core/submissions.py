@@ -24,7 +24,7 @@ from prorl.errors import (
     UnavailableError,
     UserError,
 )
-from prorl.filters import FILTERS
+from prorl.filters import is_named
 from prorl.protocols import BringsAgent
 from prorl.renderer.check import check as check_renderer
 from prorl.service.core.candidates import Candidate, CheckTask, GroupsBody, check_envs
@@ -84,7 +84,7 @@ async def create(gateway: Gateway, config: RunConfig, *, new_servers: bool = Tru
     `new_servers`: whether it may name model servers that are not in the pool; whoever may has this
     host ask any URL. Raises ConfigError, ConflictError, ForbiddenError.
     """
-    if config.filter not in FILTERS:
+    if not is_named(config.filter):
         await asyncio.to_thread(lambda: storage.check_filter(config.filter))
     if gateway.core.find_run(config.run_id) is None:
         _check_names(gateway, config, new_servers)

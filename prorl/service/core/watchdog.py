@@ -58,6 +58,8 @@ def reason(run: RunRecord, around: Surroundings) -> str:
         if not around.workers.get(role):
             return f"no {role} worker is there"
     states, demand = run.rollout_states, run.demand
+    if run.paused and not run.in_hand:
+        return "it is paused"
     queued = states[RolloutState.QUEUED]
     if states[RolloutState.RESERVED]:
         return f"the store has {states[RolloutState.RESERVED]:,} rollouts and does not commit"

@@ -1,0 +1,54 @@
+"""The policies behind `prorl bench dapo`, where the answer is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prorl.bench.dapo_model import (
+    Outcome,
+    Setup,
+    Workload,
+    batch_then_filter,
+    prime_rl,
+    refill_within_step,
+    serve,
+)
+
+EASY = Setup(slots=8, step=2, steps=2, train_s=5.0)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Workload:
+    """Every second group teaches nothing; each member takes 10 s."""
+    rows = [{"rewards": [1.0, kind], "seconds": [10.0, 10.0]} for kind in (0.0, 1.0)]
+    (tmp_path / "work").write_text("\n".join(map(json.dumps, rows)))
+    return Workload(n=2, file=tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds", "wasted"),
+    [
+        (batch_then_filter, 2 * (10 + 10 + 5), 0),
+        (lambda w, s: batch_then_filter(w, s, 3), 2 * (20 + 5), 4),
+        (refill_within_step, 2 * (10 + 5), 0),
+        (prime_rl, 10 + 10 + 10 + 10 + 5, 0),
+        (serve, 10 + 10 + 5, 0),
+    ],
+)
+def test_a_policy_takes_what_can_be_counted_by_hand(
+    policy: object, seconds: float, wasted: int, work: Workload
+) -> None:
+    found = policy(work, EASY)  # type: ignore[operator]
+    assert isinstance(found, Outcome)
+    assert (found.seconds, found.trained) == (seconds, 8)
+
+
+def test_ours_wastes_less_and_is_faster_where_rollouts_have_tails() -> None:
+    work, setup = Workload(n=4), Setup(slots=32, step=8, steps=3)
+    ours, refill = serve(work, setup), refill_within_step(work, setup)
+    assert refill.seconds > 1.3 * ours.seconds
+    assert batch_then_filter(work, setup).seconds > 2 * ours.seconds
+    assert ours.wasted < 0.5 * refill.wasted
