@@ -92,6 +92,10 @@ LAYERS = (
         Entry("old/hidden", b"x"),
         folder("etc/dir"),
         Entry("etc/dir/x", b"x"),
+        folder("again"),
+        Entry("again/below", b"x"),
+        folder("twice"),
+        Entry("twice/below", b"x"),
         Entry("link", kind=tarfile.SYMTYPE, link="/etc/hosts"),
         folder("tmp", 0o1777),
     ),
@@ -101,6 +105,12 @@ LAYERS = (
         Entry(f"old/{OPAQUE}"),
         Entry("old/fresh", b"y", 0o600),
         Entry(".wh.etc"),
+        Entry(".wh.again"),
+        folder("again"),
+        Entry("again/above", b"z"),
+        folder("twice"),
+        Entry("twice/above", b"z"),
+        Entry(".wh.twice"),
         folder("opt"),
         Entry("opt/one", b"same", 0o755),
         Entry("opt/two", kind=tarfile.LNKTYPE, link="opt/one"),
@@ -122,6 +132,8 @@ def test_twelve_layers_are_one_image(
     tree = seen(registry, image, tmp_path)
     found = listing(tree)
     assert not found.keys() & {"lib/gone", "old/hidden", "etc/dir", "etc/dir/x", "dev/sda", "pipe"}
+    for name in ("again", "twice"):  # taken away and made anew by one layer
+        assert (f"{name}/above" in found, f"{name}/below" in found) == (True, False)
     assert found["old/fresh"][1:] == (0o600, (b"y", "old/fresh"))
     assert found["opt/two"] == found["opt/one"]
     assert found["suid"][1] == 0o755

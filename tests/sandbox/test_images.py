@@ -212,6 +212,18 @@ def helpers(sif: Path) -> list[str]:
     return [line for line in found if "squashfuse" in line]
 
 
+async def test_other_images_do_not_slow_a_start(folder: Path, base: Path) -> None:
+    """However many there are: none of their names is read."""
+    await made(folder, base)
+    registry = Registry(folder / "images")
+    registry.name("team_x", registry.digest_of_name("mine"))
+    (registry.root / "names" / "another").mkdir()  # whoever reads it fails
+    for name in ("mine", "docker://team/team_x"):
+        cache = ImageCache(registry.root, runs_sif=False)
+        assert await cache.locate(name) == registry.find("mine").path
+        await cache.close()
+
+
 # ---- bad ones
 
 

@@ -103,11 +103,14 @@ class Registry:
             raise NotFoundError(f"no image {name!r} in {self.root}; there are: {known}") from None
 
     def find(self, name: str) -> Image:
-        """The image that a name stands for. Raises NotFoundError."""
-        return self.image(self.digest_of_name(name))
+        """The image that a name stands for, whatever others do, too. Raises NotFoundError."""
+        return self.image(self.digest_of_name(name), (name,))
 
-    def image(self, digest: str, names: tuple[str, ...] | None = None) -> Image:
-        """What is known of a digest. Raises NotFoundError when its folder is not complete."""
+    def image(self, digest: str, names: tuple[str, ...] = ()) -> Image:
+        """What is known of a digest, whose names the caller knows.
+
+        Raises NotFoundError when its folder is not complete.
+        """
         try:
             about = Image(**json.loads((self.root / "images" / f"{digest}.json").read_text()))
         except OSError:
@@ -116,7 +119,7 @@ class Registry:
             about,
             layers=tuple(about.layers),
             path=str(self.folder(digest)),
-            names=tuple(self.names(digest)) if names is None else names,
+            names=names,
         )
 
     def stack(self, digest: str) -> list[str]:
@@ -222,14 +225,14 @@ class Registry:
         return self.image(digest)
 
     def name(self, name: str, digest: str) -> Image:
-        """Let a name stand for a digest from now on; returns the image."""
+        """Let a name stand for a digest from now on; returns the image under it."""
         if not is_name(name):
             raise UserError(
                 f"image name {name!r}",
                 "letters, digits, `.`, `_`, `-`, at most 128, starting with a letter or digit",
             )
         _write(self.root / "names" / name, digest)
-        return self.image(digest)
+        return self.image(digest, (name,))
 
     def forget(self, name: str) -> Image:
         """Take a name away, and its folder when no other name stands for it.
@@ -237,7 +240,7 @@ class Registry:
         Raises NotFoundError; ConflictError while it is used.
         """
         image = self.find(name)
-        if image.names == (name,):
+        if self.names(image.digest) == [name]:
             self.remove(image.digest)
         (self.root / "names" / name).unlink()
         return image

@@ -21,7 +21,7 @@ from typing import Any
 from prorl.linux import calls
 from prorl.linux.forked import Forked
 from prorl.sandbox.images.tree import FILES, MOUNT_POINTS, SHELLS, entries
-from prorl.sandbox.images.unpack import OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT
+from prorl.sandbox.images.unpack import OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT, is_mark
 from prorl.sandbox.trees import remove_tree
 
 WORKDIR_FILE = ".prorl-workdir"
@@ -52,11 +52,6 @@ def lookup(layers: Sequence[str], path: str) -> os.stat_result | None:
             continue
         found = None if is_mark(about) else about
     return found
-
-
-def is_mark(about: os.stat_result) -> bool:
-    """Whether this takes away what lower layers have here."""
-    return stat.S_ISCHR(about.st_mode) and about.st_rdev == 0
 
 
 def _is_opaque(folder: str) -> bool:

@@ -61,6 +61,11 @@ def _plain(file: IO[bytes]) -> IO[bytes]:
     return file
 
 
+def is_mark(about: os.stat_result) -> bool:
+    """Whether this takes away what lower layers have here."""
+    return stat.S_ISCHR(about.st_mode) and about.st_rdev == 0
+
+
 class _Counted:
     """Counts and digests what is read, and reads no further than `allowed`."""
 
@@ -120,8 +125,8 @@ class _Unpacking:
         mode = member.mode & 0o1777
         if member.isdir():
             if not os.path.isdir(path) or os.path.islink(path):
-                self._clear(path, names)
-                os.mkdir(path, 0o755)
+                self._forget(names)
+                self._make_folder(path)
             self._modes.append((path, mode, max(0, member.mtime)))
         elif member.issym():
             self._clear(path, names)
@@ -164,14 +169,26 @@ class _Unpacking:
             open(path, "wb").close()
         elif name == OPAQUE:
             os.setxattr(parent, OPAQUE_ATTRIBUTE, b"y")
-        elif not os.path.lexists(os.path.join(parent, gone)):
-            os.mknod(os.path.join(parent, gone), stat.S_IFCHR, 0)
+        elif not os.path.lexists(aim := os.path.join(parent, gone)):
+            os.mknod(aim, stat.S_IFCHR, 0)
+        elif os.path.isdir(aim) and not os.path.islink(aim):
+            os.setxattr(aim, OPAQUE_ATTRIBUTE, b"y")
+
+    def _make_folder(self, path: str) -> None:
+        """Make a folder; one that stands where lower layers' was taken away hides what it had."""
+        replaces = os.path.lexists(path) and is_mark(os.lstat(path))
+        remove_tree(path)
+        os.mkdir(path, 0o755)
+        if replaces:
+            os.setxattr(path, OPAQUE_ATTRIBUTE, b"y")
 
     def _clear(self, path: str, names: tuple[str, ...]) -> None:
-        if os.path.lexists(path):
-            remove_tree(path)
-            if names in self._known:
-                self._known = {(): self._root}
+        remove_tree(path)
+        self._forget(names)
+
+    def _forget(self, names: tuple[str, ...]) -> None:
+        if names in self._known:
+            self._known = {(): self._root}
 
     @staticmethod
     def _names(name: str) -> tuple[str, ...]:
@@ -200,8 +217,7 @@ class _Unpacking:
                 pending += [part for part in reversed(aim.split("/")) if part not in ("", ".")]
                 continue
             if not os.path.isdir(path):
-                remove_tree(path)  # a file, or a mark, that a later entry makes a folder
-                os.mkdir(path, 0o755)
+                self._make_folder(path)
             found.append(path)
         self._known[names] = found[-1]
         return found[-1]
