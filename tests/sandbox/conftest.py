@@ -18,12 +18,17 @@ import pytest
 import pytest_asyncio
 
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.kinds.apptainer_support import program
+from prorl.sandbox.kinds.engine_support import program
 from prorl.sandbox.node.probe import probe_one
 from prorl.types import SandboxRef
 from tests.sandbox import small_image
 
-KINDS = ("pyns", "local", pytest.param("apptainer", marks=pytest.mark.apptainer))
+KINDS = (
+    "pyns",
+    "local",
+    pytest.param("apptainer", marks=pytest.mark.apptainer),
+    pytest.param("podman", marks=pytest.mark.podman),
+)
 
 
 @cache

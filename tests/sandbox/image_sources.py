@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -45,6 +46,14 @@ def archive(*entries: Entry) -> bytes:
             info.mode, info.type, info.linkname = entry.mode, entry.kind, entry.link
             info.size, info.mtime = len(entry.content), 1_000_000_000
             target.addfile(info, io.BytesIO(entry.content))
+    return buffer.getvalue()
+
+
+def packed(folder: Path) -> bytes:
+    """A layer's tar archive of all that is in a folder."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as target:
+        target.add(folder, arcname=".")
     return buffer.getvalue()
 
 
@@ -178,3 +187,21 @@ def serving(blobs: Blobs) -> Iterator[RegistryServer]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def debians_registry(place: Path) -> Iterator[str]:
+    """Debian's docker-registry over a folder of its own, soon: its host and port."""
+    with serving(Blobs()) as free:
+        host = free.host
+    (place / "registry.yml").write_text(
+        "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
+        f"storage: {{filesystem: {{rootdirectory: {place}/registry}}}}\nhttp: {{addr: '{host}'}}\n"
+    )
+    served = ["docker-registry", "serve", str(place / "registry.yml")]
+    silent = subprocess.DEVNULL
+    with subprocess.Popen(served, stdout=silent, stderr=silent) as process:
+        try:
+            yield host
+        finally:
+            process.terminate()

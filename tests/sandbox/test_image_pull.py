@@ -36,6 +36,7 @@ from tests.sandbox.image_sources import (
     Entry,
     RegistryServer,
     archive,
+    debians_registry,
     digest_of,
     folder,
     serving,
@@ -330,21 +331,11 @@ def test_debians_registry(registry: Registry, tmp_path: Path) -> None:
     layout = Blobs()
     layout.image("v1", *LAYERS)
     place = layout.layout(tmp_path / "oci")
-    with serving(Blobs()) as free:
-        host = free.host
-    (tmp_path / "c.yml").write_text(
-        "version: 0.1\nlog: {level: error}\n"
-        f"storage: {{filesystem: {{rootdirectory: {tmp_path}/reg}}}}\nhttp: {{addr: '{host}'}}\n"
-    )
-    served = ["docker-registry", "serve", str(tmp_path / "c.yml")]
-    with subprocess.Popen(served, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as debian:
-        try:
-            copy = ["skopeo", "copy", "-q", "--retry-times", "5", "--dest-tls-verify=false"]
-            words = [*copy, f"oci:{place}:v1", f"docker://{host}/x:v1"]
-            subprocess.run(words, check=True, timeout=60)
-            image = Pull(registry, {}).pull("one", f"docker://{host}/x:v1")
-        finally:
-            debian.terminate()
+    with debians_registry(tmp_path) as host:
+        copy = ["skopeo", "copy", "-q", "--retry-times", "5", "--dest-tls-verify=false"]
+        words = [*copy, f"oci:{place}:v1", f"docker://{host}/x:v1"]
+        subprocess.run(words, check=True, timeout=60)
+        image = Pull(registry, {}).pull("one", f"docker://{host}/x:v1")
     assert "opt/two" in listing(seen(registry, image, tmp_path))
 
 

@@ -5,26 +5,25 @@ without any registry.
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import shutil
 import signal
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from prorl.errors import ConflictError, SandboxError
+from prorl.sandbox import kinds
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.registry import Registry
-from prorl.sandbox.kinds.apptainer_support import program
+from prorl.sandbox.kinds.engine_support import program
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
-from tests.sandbox.image_sources import Blobs, Entry, archive, serving
+from tests.sandbox.image_sources import Blobs, Entry, archive, packed, serving
 
-KINDS = (pytest.param("apptainer", marks=pytest.mark.apptainer),)
+KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("apptainer", "podman")]
 
 
 async def ask(
@@ -68,30 +67,29 @@ async def test_a_name_of_the_registry(folder: Path, base: Path, kind: str) -> No
     registry.forget("mine")
 
 
-@pytest.mark.apptainer
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_it(
-    folder: Path, base: Path
+    folder: Path, base: Path, kind: str
 ) -> None:
-    if why_not("apptainer"):
-        pytest.skip(why_not("apptainer"))
-    buffer, blobs = io.BytesIO(), Blobs()
-    with tarfile.open(fileobj=buffer, mode="w") as target:
-        target.add(base, arcname=".")
+    if why_not(kind):
+        pytest.skip(why_not(kind))
+    blobs = Blobs()
     gone = archive(Entry("etc/.wh.image-name"), Entry("etc/own", b"own\n"))
-    blobs.image("v1", buffer.getvalue(), gone, Env=["MINE=yes"])
+    blobs.image("v1", packed(base), gone, Env=["MINE=yes"])
     with serving(blobs) as server:
         mirrors = json.dumps({"docker.io": f"http://{server.host}"})
         where = ("--images", str(folder / "images"), "--pull", mirrors)
-        daemon = await start_daemon("apptainer", folder, *where)
+        daemon = await start_daemon(kind, folder, *where)
         spec = SandboxSpec(image="docker://team/x:v1")
         command = "cat /etc/own /etc/image-name 2>&1; touch /etc/x 2>/dev/null || echo $MINE"
         for owner in ("run/1/1", "run/1/2"):
             _, said = await ask(daemon, spec, command, owner)
             assert said.splitlines()[0::2] == ["own", "yes"]
             assert "No such file" in said
-        written = SandboxSpec(image=spec.image, overlay_bytes=1 << 20, fakeroot=True)
-        change = "echo new > /etc/own; cat /etc/own; id -u"
-        assert await ask(daemon, written, change, "run/1/3") == (0, "new\n0\n")
+        if kinds.load(kind).overlays:
+            written = SandboxSpec(image=spec.image, overlay_bytes=1 << 20, fakeroot=True)
+            change = "echo new > /etc/own; cat /etc/own; id -u"
+            assert await ask(daemon, written, change, "run/1/3") == (0, "new\n0\n")
         nowhere = f"docker://{server.host}/team/none"
         for image, why in ((nowhere, "404"), ("docker://other/x:v1", "is docker://")):
             with pytest.raises(SandboxError, match=why) as caught:
@@ -214,8 +212,8 @@ def helpers(sif: Path) -> list[str]:
 
 async def test_other_images_do_not_slow_a_start(folder: Path, base: Path) -> None:
     """However many there are: none of their names is read."""
-    await made(folder, base)
     registry = Registry(folder / "images")
+    await make_image(registry.root, {"do": "build", "name": "mine", "source": str(base)}, 60.0)
     registry.name("team_x", registry.digest_of_name("mine"))
     (registry.root / "names" / "another").mkdir()  # whoever reads it fails
     for name in ("mine", "docker://team/team_x"):
@@ -284,7 +282,9 @@ async def test_a_kind_without_images_says_which_has_them(folder: Path) -> None:
     if why_not("pyns"):
         pytest.skip(why_not("pyns"))
     daemon = await start_daemon("pyns", folder)
-    with pytest.raises(SandboxError, match="kind pyns runs none; use apptainer") as caught:
+    with pytest.raises(
+        SandboxError, match="kind pyns runs none; use apptainer or podman"
+    ) as caught:
         await daemon.host.start("run/1/1", "run", SandboxSpec(image="/tmp"))
     assert caught.value.code is FailureCode.BAD_TASK
     await end(daemon)

@@ -137,8 +137,12 @@ def can_stack(work: Path) -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def mount_stack(folders: Sequence[str], target: str) -> None:
-    """Mount folders, topmost first and short: all of their names fit on one page."""
+def mount_stack(folders: Sequence[str], target: str, above: str = "") -> None:
+    """Mount folders, topmost first and short: all of their names fit on one page.
+
+    `above`: a folder with `upper` and `work`, where changes go; without it there are none.
+    """
     options = f"lowerdir={':'.join(folders)},userxattr"
-    flags = calls.MS_RDONLY | calls.MS_NOSUID | calls.MS_NODEV
+    options += f",upperdir={above}/upper,workdir={above}/work" if above else ""
+    flags = (0 if above else calls.MS_RDONLY) | calls.MS_NOSUID | calls.MS_NODEV
     calls.mount("overlay", target, "overlay", flags, options)

@@ -42,6 +42,7 @@ CATALOGUE: Mapping[str, Entry] = {
     "apptainer": Entry(
         "prorl.sandbox.kinds.apptainer:KIND", "Apptainer or Singularity, rootless; runs images"
     ),
+    "podman": Entry("prorl.sandbox.kinds.podman:KIND", "Podman, rootless; runs images"),
     "pyns": Entry(
         "prorl.sandbox.kinds.pyns:KIND", "namespaces from Python alone: no package, least work"
     ),

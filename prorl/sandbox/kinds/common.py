@@ -131,10 +131,11 @@ def show_interpreter(others: Sequence[tuple[str, int]] = ()) -> None:
             _attach(path, fd)
 
 
-def show_stack(launch: Launch, clones: Sequence[int], folder: str) -> None:
+def show_stack(launch: Launch, clones: Sequence[int], folder: str, above: str = "") -> None:
     """In the caller's private mount namespace: mount a stack of folders at `folder`/image.
 
-    `clones`: as root, a detached mount of each; else they are bound.
+    `clones`: as root, a detached mount of each; else they are bound. `above`: a folder of the
+    sandbox's that takes what is written.
     """
     calls.mount("tmpfs", folder, "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "size=1m,mode=755")
     paths = (launch.image, *launch.under)
@@ -147,7 +148,7 @@ def show_stack(launch: Launch, clones: Sequence[int], folder: str) -> None:
             calls.mount(path, f"{folder}/{number}", None, calls.MS_BIND)
     os.mkdir(f"{folder}/image")
     os.chdir(folder)  # short names: all of them must fit on one page
-    mount_stack([str(number) for number in range(len(paths))], "image")
+    mount_stack([str(number) for number in range(len(paths))], "image", above)
     os.chdir("/")
 
 

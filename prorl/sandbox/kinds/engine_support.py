@@ -1,4 +1,4 @@
-"""What a sandbox of the kind `apptainer` finds inside, beside its workspace.
+"""What a sandbox of a container engine finds inside, beside its workspace.
 
 An image's files belong to the sandbox's uid. As root each sandbox has a uid of its own, so the
 image is shown by an idmapped mount in which its owner is that uid: it can read what its owner can,

@@ -1,0 +1,221 @@
+"""The launcher of kinds whose container is made by an engine: a program, rootless, in our walls.
+
+    guard (launcher)  new mount and pid namespace -> fork
+    `- pid 1          ordinary uid -> fork -> exec of the engine; ends when it does
+
+Killing pid 1 kills the engine, its helpers and every daemon inside, and the guard's `waitpid`
+returns after the last of them. As root the namespaces need no user namespace; otherwise one with
+our own uid mapped to itself, which needs nesting. An engine enters a user namespace, and so loses
+the death signal that ties it to its parent (the kernel clears it with every change of credentials):
+so pid 1 is a process of ours that keeps it.
+
+Workspace, /tmp, /dev/shm and what is written over an image are tmpfs of our own, sized; the engine
+only binds them. It gets the tool server's descriptors as `LISTENER`, `STATUS` and `USER_TOOLS`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import select
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
+
+from prorl.linux import calls
+from prorl.linux.forked import EXIT_CRASHED, Forked
+from prorl.sandbox.kinds.common import (
+    exit_like,
+    guard,
+    join_cgroups,
+    limits_of,
+    open_cgroups,
+    show_interpreter,
+    show_stack,
+)
+from prorl.sandbox.kinds.engine_support import IMAGE_SUPPORT, SUPPORT, clone, inside, loader, parts
+from prorl.sandbox.kinds.rootfs import SHM_BYTES
+from prorl.sandbox.launch import seccomp
+from prorl.sandbox.launch.spec import (
+    BASE_PATH,
+    BIN,
+    LAYER,
+    WORKSPACE,
+    Launch,
+    interpreter_roots,
+    search_path,
+    server_command,
+    server_config,
+)
+
+LISTENER, STATUS, USER_TOOLS = 3, 4, 5
+"""Descriptors of what an engine runs."""
+FOLDERS = ("workspace", "scratch", "shm", "overlay", "state", "stack")
+Start = Callable[[Launch], NoReturn]
+"""Becomes the engine of one sandbox, by exec."""
+
+
+class Mount(NamedTuple):
+    """To be mounted in the sandbox's own mount namespace: a tmpfs, or a file over another."""
+
+    target: str
+    source: str = "tmpfs"
+    options: str = ""
+
+
+def contain(
+    launch: Launch, listener_fd: int, status_fd: int, start: Start, *, writable: bool = False
+) -> NoReturn:
+    """Become the guard of one sandbox: the parent of its pid 1, which it outlives by a wait.
+
+    `writable`: the engine gets an image that it may write to, and so a stack even of one folder.
+    """
+    root, stacked = launch.uid >= 0, bool(launch.under) or writable
+    mounts = _mounts(launch)
+    groups = open_cgroups(launch)
+    parent = os.getppid()
+    uid, gid = os.getuid(), os.getgid()
+    clones = clone(launch) if root and launch.image else []
+    shown = [(launch.image, clones[0])] if clones and not stacked else []
+    shown += [(launch.layer, calls.clone_tree(launch.layer))] if root and launch.layer else []
+    calls.unshare(calls.CLONE_NEWNS | calls.CLONE_NEWPID | (0 if root else calls.CLONE_NEWUSER))
+    if not root:
+        map_ids(uid, uid, gid)
+    calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
+    if root:
+        show_interpreter(shown)
+    for mount in mounts:
+        if mount.options:
+            flags = calls.MS_NOSUID | calls.MS_NODEV
+            calls.mount("tmpfs", mount.target, "tmpfs", flags, mount.options)
+        else:
+            calls.mount(mount.source, mount.target, None, calls.MS_BIND)
+    if stacked:
+        for name in ("upper", "work") if writable else ():
+            os.mkdir(f"{launch.folder}/overlay/{name}", 0o755)
+            os.chown(f"{launch.folder}/overlay/{name}", launch.uid, launch.uid)
+        above = f"{launch.folder}/overlay" if writable else ""
+        show_stack(launch, clones, f"{launch.folder}/stack", above)
+    calls.die_with_parent(signal.SIGKILL, parent)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid:
+        for fd in (alive_read, *groups, listener_fd, status_fd):
+            os.close(fd)
+        guard(pid)
+    os.close(alive_write)
+    join_cgroups(groups)
+    calls.mount("proc", "/proc", "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
+    calls.drop_to(launch.uid)
+    calls.die_with_parent(signal.SIGKILL)
+    if select.select([alive_read], [], [], 0)[0]:
+        os._exit(1)
+    os.close(alive_read)
+    _pid_one(launch, listener_fd, status_fd, start)
+
+
+def _pid_one(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> NoReturn:
+    """Run the engine with all descriptors open, reap all orphans, and end with it.
+
+    The tool server sets its own limits: an engine's threads and address space do not fit in an
+    agent's.
+    """
+    main = os.fork()
+    if main:
+        os.close(listener_fd)
+        os.close(status_fd)
+        while True:
+            pid, status = os.wait()
+            if pid == main:
+                exit_like(status)
+    given = [fd for fd in (listener_fd, status_fd, launch.user_tools_fd) if fd >= 0]
+    given = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, USER_TOOLS + 1) for fd in given]
+    with Forked(given[1]):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+        os.setsid()
+        for number, fd in enumerate(given, LISTENER):
+            os.dup2(fd, number)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.dup2(STATUS, 2)  # its complaints become the error of the start
+        os.chdir("/")
+        start(replace(launch, user_tools_fd=USER_TOOLS) if len(given) > 2 else launch)
+    os._exit(EXIT_CRASHED)
+
+
+def map_ids(inside: int, uid: int, gid: int) -> None:
+    """In a new user namespace: one uid and one gid, and no other."""
+    maps = {"setgroups": "deny", "uid_map": f"{inside} {uid} 1", "gid_map": f"{inside} {gid} 1"}
+    for name, text in maps.items():
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _mounts(launch: Launch) -> list[Mount]:
+    """Make the sandbox's folders; what is to be mounted over them, and over files of the host."""
+    home, uid = launch.folder, launch.uid if launch.uid >= 0 else os.getuid()
+    for name in FOLDERS:
+        os.mkdir(f"{home}/{name}", 0o755)
+    if launch.uid >= 0:
+        os.chown(f"{home}/state", uid, uid)
+
+    def sized(name: str, num_bytes: int, num_files: str = "256k", mode: str = "755") -> Mount:
+        options = f"size={num_bytes},nr_inodes={num_files},uid={uid},gid={uid},mode={mode}"
+        return Mount(f"{home}/{name}", options=options)
+
+    mounts = [
+        sized("workspace", launch.workspace_bytes),
+        sized("scratch", launch.tmp_bytes, "64k", "1777"),
+        sized("shm", SHM_BYTES, "4k", "1777"),
+    ]
+    if launch.overlay_bytes:
+        mounts.append(sized("overlay", launch.overlay_bytes))
+    # one uid only: a range of them would need newuidmap, which does nothing in a nested namespace
+    if launch.fakeroot:
+        known = (path for path in ("/etc/subuid", "/etc/subgid") if os.path.exists(path))
+        mounts += [Mount(path, os.devnull) for path in known]
+    # an engine wants its user to have an account; a uid from our block has one in here only
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        path = f"{home}.passwd"
+        with open("/etc/passwd") as accounts, open(path, "w") as file:
+            file.write(f"{accounts.read().rstrip()}\nprorl{uid}:x:{uid}:{uid}::{home}:/bin/sh\n")
+        mounts.append(Mount("/etc/passwd", path))
+    return mounts
+
+
+def binds(launch: Launch, image: str) -> list[str]:
+    """What is shown inside beside the image, or beside the skeleton where that is empty."""
+    support = os.path.dirname(launch.server)
+    found = [f"{launch.folder}/workspace:{WORKSPACE}", f"{launch.folder}/shm:/dev/shm"]
+    if image:
+        ours = (f"{host}:{shown}:ro" for host, shown in parts())
+        return [*found, f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro", *ours]
+    found += [f"{support}:{SUPPORT}:ro", "/usr:/usr:ro"]
+    found += [f"{launch.layer}:{LAYER}:ro"] if launch.layer else []
+    # its own /tmp takes no binds
+    roots = (root for root in interpreter_roots() if not root.startswith("/tmp/"))
+    return [*found, *(f"{root}:{root}:ro" for root in roots)]
+
+
+def server(launch: Launch, image: str) -> tuple[list[str], dict[str, Any]]:
+    """How the tool server is run inside, and what it is told."""
+    own = f"{BASE_PATH}:{BIN}" if image else f"{BIN}:{BASE_PATH}"
+    config = server_config(launch, WORKSPACE, search_path(launch, own), refuse_uid=-1, alone=True)
+    command = server_command(f"{SUPPORT}/server.pyz")
+    if image:  # it starts by the host's own loader
+        command = [*loader(), inside(command[0]), *command[1:]]
+        config["python"] = f"{BIN}/python3"
+        config["packages"] = [inside(path) for path in config["packages"]]
+    return command, config | {
+        "listener": LISTENER,
+        "status": STATUS,
+        "limits": limits_of(launch),
+        "seccomp": seccomp.bytecode().hex(),
+        "with_image": bool(image),
+    }
