@@ -66,7 +66,8 @@ def _same_value(reference: Node, answer: Node) -> bool:
     if answer.op == "relation" and answer.name == "=" and answer.args[1].op == "sequence":
         names = answer.args[0].args or answer.args[:1]
         # (x, y) = (1, 2)
-        answer = answer.args[1] if all(map(is_name, names)) else answer
+        is_named = answer.args[0].op not in ("∪", "∩", "∖") and all(map(is_name, names))
+        answer = answer.args[1] if is_named else answer
     if reference.op == "matrix" or answer.op == "matrix":
         return _same_matrix(reference, answer)
     if reference.op == "relation":
@@ -209,7 +210,8 @@ def _same_tuple(reference: Node, answer: Node) -> bool:
 
 def _names_of(node: Node) -> frozenset[str]:
     """The names of values in a list of equations."""
-    return frozenset(item.args[0].name for item in node.args if item.op == "relation")
+    equations = (item for item in node.args if item.op == "relation" and set(item.name) <= {"="})
+    return frozenset(item.args[0].name for item in equations)
 
 
 def _items(node: Node) -> tuple[Node, ...]:
@@ -275,6 +277,8 @@ def _same_conditions(reference: Node, answer: Node) -> bool:
         return _same_set(reference, answer)
     names = [item.args[0].name for item in reference.args]
     distinct = len(set(names)) == len(names)
+    if distinct and answer.name == "or":
+        return False
     if answer.op == "list" and all(item.op == "relation" for item in answer.args):
         return _unordered(reference.args, answer.args)
     items = _items(reference)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from prorl.envs.answers.compare import assigned, is_name, same
-from prorl.envs.answers.evaluate import UndefinedError, number
+from prorl.envs.answers.evaluate import UndefinedError, number, symbols
 from prorl.envs.answers.find import MAX_ANSWER_CHARS
 from prorl.envs.answers.measures import PERCENT, Speech, fits, ratio, unit_text
 from prorl.envs.answers.notation import (
@@ -41,8 +41,13 @@ from prorl.envs.answers.words import (
     same_words,
     undress,
 )
+from prorl.envs.units import parse_unit
 
 _MAX_SIDES = 4
+_CALCULATES = re.compile(
+    r"^(?!.*(?:[,;]|\bor\b|\band\b|\\quad)).*(?:[-+*/^×·÷]|\\frac|\\cdot|\\times)"
+)
+_MEASURED = re.compile(r"(?<=\d) ?([A-Za-z]+)(?![\w^])")
 Rule = Callable[[str, str, Speech], bool | None]
 
 
@@ -56,15 +61,42 @@ def judge(reference: str, answer: str, question: str = "") -> tuple[bool | None,
         verdict = rule(reference, answer, speech)
         if verdict is not None:
             return verdict, name
-    sides = re.split(r"(?<![<>!\\\\])=", answer)
-    if 1 < len(sides) <= _MAX_SIDES and all(judge(reference, one, question)[0] for one in sides):
-        return True, "each side"
+    sides = _shortened(re.split(r"(?<![<>!\\\\])=", answer))
+    answer = "=".join(sides)
+    if 1 < len(sides) <= _MAX_SIDES:
+        if speech.asks_percent and not speech.is_share and "%" in sides[-1]:
+            return judge(f"{reference}\\%", answer, question)
+        if all(judge(reference, one, question)[0] for one in sides):
+            return True, "each side"
     right = _same_mathematics(_meaning(reference), _meaning(answer), speech)
     # what reads more than these rules do takes less notice of capitals and primes
     folded = [re.sub(r"['’\"]", "", exact_text(text)).casefold() for text in (reference, answer)]
     if right is None and folded[0] == folded[1]:
         right = False
     return right, "mathematics"
+
+
+def _shortened(sides: list[str]) -> list[str]:
+    """`V = pi r^2 h = 90 pi` without its formula; `12 m * 7 m = 84 m^2` without its first units."""
+    sides = [*(_unmeasured(side) for side in sides[:-1]), sides[-1]]
+    if len(sides) < 3 or not all(map(_CALCULATES.search, sides[1:-1])):
+        return sides
+    *formulas, last = (_tree(side) for side in sides[1:])
+    if last is None or symbols(last) or not all(tree and symbols(tree) for tree in formulas):
+        return sides
+    return [sides[0], sides[-1]]
+
+
+def _unmeasured(side: str) -> str:
+    """Arithmetic of two measured numbers or more, without what they are measured in."""
+    found = _MEASURED.findall(side)
+    if (
+        not _CALCULATES.search(side)
+        or len(found) < 2
+        or not all(len(unit) > 1 or unit in "mgsLh" for unit in found)
+    ):
+        return side
+    return _MEASURED.sub("", side) if all(map(parse_unit, found)) else side
 
 
 # ---- choices
@@ -90,7 +122,10 @@ def _choice(reference: str, answer: str, speech: Speech) -> bool | None:
             return True
         return _choice_with_text(reference, answer, speech)
     found = _CHOSEN.fullmatch(bare(plain_of(answer)))
-    if found is None or found[1].upper() != letter[1]:
+    if found is None:  # the choice's text alone
+        listed = speech.choice(letter[1])
+        return bool(listed and judge(listed, answer)[0])
+    if found[1].upper() != letter[1]:
         return False
     return not found[2] or _is_text_of(letter[1], found[2], speech)
 
@@ -157,7 +192,7 @@ def _text(reference: str, answer: str, speech: Speech) -> bool | None:
 def _said(answer: str, speech: Speech) -> tuple[str, ...]:
     short = bare(answer)
     stated = re.match(r"^([A-Za-z ]+) (?:is|are|was|be) (.+)$", short)
-    if stated and speech.is_known and speech.labels(stated[1]):
+    if stated and speech.is_known and (speech.labels(stated[1]) or speech.speaks(stated[1])):
         short = stated[2]
     return answer, short, _PREPOSITION.sub("", short)
 
@@ -266,12 +301,13 @@ _ARC = re.compile(
     r"(\d+) ?(?:°|\^ ?\{? ?\\circ ?\}?) ?(\d+(?:\.\d+)?) ?(?:'|’|′|\^ ?\{?\\prime\}?)"
 )
 _NAMED = re.compile(
-    r"^(?:of )?(?:([A-Za-z](?:'{1,3}|\^ ?\{-1\})? ?(?:\([^()=]{1,12}\))?)"
+    r"^(?:of )?(?:([A-Za-z](?:'{1,3}|\^ ?\{-1\}|_\\infty|_\{\\infty\})? ?(?:\([^()=]{1,24}\))?)"
     r"|(?:m ?)?\\angle ?([A-Z]{1,3})"
-    r"|\|?(?:\\(?:overline|vec|overrightarrow) ?\{)?([A-Z]{2,3})\}?\|?)"
+    r"|\|?(?:\\(?:overline|vec|overrightarrow) ?\{)?([A-Z]{2,3}|gcd|lcm)\}?\|?)"
     r"(?: ?(?:[=:]|\\in(?= ?\\\{)) ?| (?:is|equals) )(?=[^ ])"
 )
-_SLOPE = re.compile(r"^\\[dt]?frac ?\{d[a-z]?\} ?\{d[a-z]\} ?= ?")
+_SLOPE = re.compile(r"^\\[dt]?frac ?\{d[a-z]?\} ?\{d[a-z]\} ?(?:[a-z]\([a-z]\) ?)?= ?")
+_INVERSE = re.compile(r"^[a-z] ?\^ ?\{ ?-1 ?\} ?\([a-z]\) ?= ?")
 _LABEL = re.compile(
     r"^(A(?=: )"
     r"|(?:\\text\{[^{}]*\} ?|[A-Za-z][A-Za-z']* ){0,6}?(?:\\text\{[^{}]*\}|[A-Za-z][A-Za-z']{2,}))"
@@ -308,7 +344,7 @@ def _meaning(text: str) -> str:
 
 def _same_mathematics(reference: str, answer: str, speech: Speech) -> bool | None:
     """Whether both are equal mathematics; None where the reference has no value."""
-    wanted = list(_trees(reference, is_reference=True))
+    wanted = list(_trees(_INVERSE.sub("", reference), is_reference=True))
     if not wanted:
         return None
     lists = any(node.op in ("list", "sequence") for node in wanted)
@@ -328,14 +364,30 @@ def _is_same(reference: Node, answer: Node) -> bool:
 
 def _as_asked(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node]:
     """Both as what the question asks for: a list that has an order, a point or an interval."""
+    if (
+        reference.op == "list"
+        and all(one.op == "relation" for one in reference.args)
+        and answer.name == "⦃⦄"
+        and [one.op for one in answer.args] == ["sequence"]
+    ):
+        answer = answer.args[0]
+    is_tuple = answer.op == "sequence" and answer.name == "()"
+    if reference.op == "list" and is_tuple and speech.asks_point is False:
+        return reference, _NOTHING
     if speech.asks_order and reference.op in ("list", "sequence"):
         return _in_order(reference), _in_order(answer)
     if reference.op == "sequence" and reference.name == "()" and speech.asks_point is not False:
         answer = _point(answer, speech)
     if reference.op == "sequence" and reference.name == "()" and len(reference.args) == 2:
-        if speech.asks_point is False and answer.op in ("list", "matrix"):
+        is_bounded = answer.op == "list" and all(set(one.name) & set("<>≤≥") for one in answer.args)
+        if speech.asks_point is False and answer.op in ("list", "matrix") and not is_bounded:
             return reference, _NOTHING
-        is_set = answer.name == "][" or answer.op == "builder" or set(answer.name) & set("<>≤≥∈")
+        is_set = (
+            is_bounded
+            or answer.name == "]["
+            or answer.op == "builder"
+            or set(answer.name) & set("<>≤≥∈")
+        )
         if speech.asks_point and is_set:
             return reference, _NOTHING
     return reference, answer
@@ -362,10 +414,19 @@ def _point(node: Node, speech: Speech) -> Node:
 def _in_order(node: Node) -> Node:
     """Values whose order counts as a tuple; what offers one or the other as nothing."""
     if node.op == "relation" and set(node.name) in ({"<"}, {">"}):
-        return Node("sequence", node.args, name="()")
+        return Node("sequence", node.args, name="()") if _may_hold(node) else _NOTHING
     if node.op not in ("list", "sequence"):
         return node
     return _NOTHING if node.name == "or" else Node("sequence", node.args, name="()")
+
+
+def _may_hold(node: Node) -> bool:
+    """Whether nothing is known against a chain of `<` or `>`."""
+    try:
+        values = [complex(number(one)).real for one in node.args]
+    except (UnreadableError, UndefinedError, ArithmeticError):
+        return True
+    return values == sorted(values, reverse=node.name[0] == ">")
 
 
 def _turned(reference: str, answer: str, speech: Speech) -> tuple[str, ...]:
@@ -406,8 +467,10 @@ def _unlabelled(text: str, speech: Speech) -> str:
     """An answer without its label (`Area = `, `x = `); nothing where that names another thing."""
     named = _NAMED.match(text)
     if named and (speech.is_known or not named[1] or named[1][:2] in ("P(", "E(")):
-        name, rest = "".join(filter(None, named.groups())).replace(" ", ""), text[named.end() :]
-        if re.search(rf"(?<![A-Za-z\\]){name[0]}(?![A-Za-z])|[=<>≤≥]", rest):
+        name, rest = "".join(filter(None, named.groups())), text[named.end() :]
+        name = re.sub(r"\\text ?\{([^{}]*)\}", r"\1", name).replace(" ", "")
+        is_sum = name.endswith(")") and not re.search(r"(?<![\\a-z])[a-z]", rest)
+        if re.search(rf"(?<![A-Za-z\\]){name[0]}(?![A-Za-z])|[{'=' * (not is_sum)}<>≤≥]", rest):
             return text  # no definition but an equation, or several
         return rest if speech.is_asked(name) else ""
     if (slope := _SLOPE.match(text)) and speech.asks_slope:

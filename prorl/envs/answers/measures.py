@@ -49,7 +49,7 @@ _OWN_WORDS = _CLOSING - {"total", "altogether", "overall", "in", "all"}
 """Those of them that must be the question's."""
 _SPOKEN = words_of(
     """he she it they there we you i this that his her their its has have had is are was were will
-    would be do does did can could in on at of to for from by with"""
+    would be do does did can could now in on at of to for from by with"""
 )
 """Words of any sentence."""
 _ASKING = words_of("""how what which when where who find solve if and or suppose given let each""")
@@ -79,8 +79,8 @@ _PERIODS = {
     "daily": "day", "weekly": "week", "monthly": "month", "yearly": "year", "annual": "year",
     "annually": "year", "hourly": "hour", "old": "year", "age": "year", "ages": "year",
     "older": "year", "younger": "year", "$": "dollar", "¢": "cent", "€": "euro", "£": "GBP",
-    "¥": "yen", "₹": "rupee", "°": "degree", "in": "", "us": "", "as": "", "am": "", "pm": "",
-    "has": "", "second": "",
+    "¥": "yen", "₹": "rupee", "°": "degree", "°c": "celsius", "°f": "fahrenheit",
+    "in": "", "us": "", "as": "", "am": "", "pm": "", "has": "", "second": "",
 }  # fmt: skip
 """Words and signs of a question that tell of a unit."""
 _PAID = re.compile(r"\b(?:money|cost|price|pay|paid|earn|spen[dt]|profit|sell|sold|charge)")
@@ -91,21 +91,38 @@ _HOW_MANY = re.compile(
     re.IGNORECASE,
 )
 _IN_UNIT = re.compile(
-    r"\b(?:in|into|to) (?=((?:square |cubic )?[^\W\d]\w*))((?:square |cubic )?\w+ per \w+)?",
+    r"\b(?:in|into|to) (?=((?:square |cubic )?[^\W\d]\w*))((?:square |cubic )?\w+(?: per |/)\w+)?",
     re.IGNORECASE,
 )
 _REST = (
     r"((?: (?!(?:do|does|did|is|are|was|were|will|would|can|could|has|have|had|should|must|may|in"
-    r"|on|at|for|if|to|from|with|left|who|that|which|and|or|when|after|each|per)\b)"
+    r"|on|at|for|if|to|from|with|left|who|that|which|and|or|when|after|each|per|than|between"
+    r"|such|whose)\b)"
     r"[\w'-]+){1,8})"
 )
 _COUNTED = re.compile(r"\b(?:how many|number of)" + _REST, re.IGNORECASE)
 _ASKED = re.compile(
-    r"\b(?:how much|(?:what|how \w+) (?:is|was|are|were)|which|find|determine|calculate|compute"
-    r"|evaluate)" + _REST,
+    r"\b(?:how much|(?:what|how \w+) (?:is|was|are|were)|what(?= (?!is|was|are|were))|which"
+    r"|find|determine|calculate|compute|evaluate)" + _REST,
     re.IGNORECASE,
 )
 """What is asked for, by its words."""
+_PLURAL = re.compile(r".*?(?:[a-z]{2}(?<![isu])s|\b(?:people|children|men|women))\b")
+"""Of `trees remain` what is counted."""
+_HOW_IS = re.compile(
+    r"\bhow (?:old|tall|heavy|long|wide|deep|high|fast) (?:is|was|will) ([A-Z][a-z]+)",
+    re.IGNORECASE,
+)
+_WAYS = re.compile(r"\bways?\b[^.?!]*? to \w+ an? (\w+)", re.IGNORECASE)
+_OF_WAYS = [("combination",), ("arrangement",), ("possibility",)]
+_A_VALUE = r"(?:\d+(?:\.\d+)?(?!\.?\w|[\\(^*/]| ?[-+*/^(]| [xyz]\b)|\\)"
+_CUSTOM = {"slop": "m", "speed": "v"}
+"""Letters of what has another one than its first."""
+_MODALS = (["will"], ["must"], ["can"], ["should"])
+_PART = re.compile(r"\bfraction of (?:an?|the|his|her|their) (\w+)", re.IGNORECASE)
+_FUNCTION_OF = re.compile(r"\b(?:sin|cos|tan|cot|sec|csc)\b[ {(]*\d+ ?\^? ?\{? ?(?:\\circ|°)")
+_SIGNED = (("\\lim", "limit"), ("\\int", "integral"), ("\\sum", "sum"))
+"""Signs of a question, and what they ask for."""
 _SPEED = re.compile(
     r"\bhow fast\b|\b(?:what|find|determine|calculate|compute) (?:\w+ ){0,5}?"
     r"(?:speed|velocity)\b",
@@ -121,14 +138,15 @@ _SHAPE = re.compile(
     re.IGNORECASE,
 )
 _ANGLE = re.compile(
-    r"angle|degree|°|\\circ|radian|rotat|\bturns?\b|\barc|latitude|slope", re.IGNORECASE
+    r"(?<![a-z])angle|degree|°|\\circ|radian|rotat|\bturns?\b|\barc|latitude|slope", re.IGNORECASE
 )
-_WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?|[$¢€£¥₹°]")
+_WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?|°[CF]\b|[$¢€£¥₹°]")
 _LETTER = re.compile(
-    r"(?<![^\W_])(?<!['’])(?:[B-HJ-Zb-z]|[aA](?=[,)=+*^_<>}$])|(?<=[(,+*=$])a|(?<=[a-z,] )A)"
+    r"(?<![^\W_])(?<!['’])(?!(?<=\d )[mgsLh](?:[,.?]| [a-z]{2}))"
+    r"(?:[B-HJ-Zb-z]|[aA](?=[,)=+*^_<>}$])|(?<=[(,+*=$])a|(?<=[a-z,] )A)"
     r"(?![^\W_])(?!['’])"
 )
-"""A letter alone that is neither the article nor the pronoun."""
+"""A letter alone that is neither the article, the pronoun nor a number's unit."""
 _NAMES = re.compile(
     r"\w(?:(?:\^\{-1\})?\(\w\)|(?:\)?(?: ?, ?(?:and )?| and )\(?[A-Za-z](?![A-Za-z]))*)"
 )
@@ -142,9 +160,9 @@ _VERB = re.compile(
     r"\b(?:find|solve|determine|compute|calculate|evaluate|express|what|which)\b", re.IGNORECASE
 )
 _ORDER = re.compile(
-    r"\b(?:in|by) (?:\w+ ){0,2}order\b|\b(?:arrange|rank|sort|ascending|descending)\b"
+    r"\b(?:in|by) (?:\w+ ){0,2}order\b|\b(?:arrange|rank|sort|ascending|descending)\b|^order "
     r"|\b(?:in|de)creasing order|\border(?:ed)? (?:from|by|of)\b"
-    r"|\bfrom (?:the )?\w+est to (?:the )?\w+est\b",
+    r"|\bfrom (?:the )?(?:\w+est|least|most) to (?:the )?(?:\w+est|most|least)\b",
     re.IGNORECASE,
 )
 _INTERVAL = re.compile(
@@ -170,9 +188,10 @@ _TOLD = re.compile(
 )
 """A sentence of words and one number."""
 _WHERE_OF = re.compile(
-    r" (?:in|on|at) (?:the|his|her|their|an?) [A-Za-z ]+$|(?:^| )(?:is|are|was|were|can|will) .*$"
+    r" (?:in|on|at) (?:the|his|her|their|an?) [A-Za-z ]+$| to [A-Za-z ]+$"
+    r"|(?:^| )(?:is|are|was|were|can|will) .*$"
 )
-"""Where it is so, or what is said of it."""
+"""Where it is so, what for, or what is said of it."""
 _CHANCE = re.compile(r"probab|chance|likel|fraction|odds", re.IGNORECASE)
 
 
@@ -217,13 +236,18 @@ class Speech:
     @cached_property
     def _things(self) -> tuple[tuple[str, ...], ...]:
         """What is counted: `red marble` of `How many red marbles does`; the reference's thing."""
-        found = map(_stems, _COUNTED.findall(self._asking))
+        asked = _COUNTED.findall(self._asking)
+        found = [_stems(words) for one in asked for words in (one, *_PLURAL.findall(one))]
+        if any("way" in words for words in found):
+            found += [(stem(word),) for word in _WAYS.findall(self._asking)] + _OF_WAYS
         return tuple(filter(None, (*found, _counted(_unit_of(self._reference)))))
 
     @cached_property
     def _asked_for(self) -> tuple[tuple[str, ...], ...]:
         """The same, and what is asked for otherwise: `total cost` of `What is the total cost`."""
-        return (*self._things, *filter(None, map(_stems, _ASKED.findall(self._asking))))
+        signed = [(word,) for sign, word in _SIGNED if sign in self._question]
+        asked = (*_ASKED.findall(self._asking), *_HOW_IS.findall(self._asking))
+        return (*self._things, *signed, *filter(None, map(_stems, asked)))
 
     @cached_property
     def _units(self) -> tuple[Unit, ...]:
@@ -251,7 +275,7 @@ class Speech:
 
     def counts(self, word: str) -> bool:
         """Whether the question asks how many of it."""
-        asked = rf"\bhow (?:many|much) (?:\w+ ){{0,2}}?{re.escape(word)}\b"
+        asked = rf"\b(?:how (?:many|much)|number of) (?:\w+ ){{0,2}}?{re.escape(word)}\b"
         return re.search(asked, self._question, re.IGNORECASE) is not None
 
     def speaks(self, text: str) -> bool:
@@ -265,7 +289,10 @@ class Speech:
             if word.lower() not in _SPOKEN | _ARTICLES | _ASKING
         }
         has_pronoun = re.search(r"\b(?:s?he|they|it|his|her|their)\b", self._asking)
-        known = names if len(names) == 1 and has_pronoun else set[str]()
+        # the one that a question is about
+        subject = re.match(r"An? ([a-z]+) ", self._question)
+        known = names if names or not subject else {subject[1]}
+        known = known if len(known) == 1 and has_pronoun else set[str]()
         return self.is_known and all(
             word.lower() in _SPOKEN | _ARTICLES or stem(word) in self._stems or word in known
             for word in _WORD.findall(text)
@@ -273,16 +300,30 @@ class Speech:
 
     def told(self, text: str) -> str:
         """What a short sentence in the question's words says: `18 eggs` of `Janet has 18 eggs`."""
+        if (has := re.match(r"(\d+) has (?=\d)", text)) and self._speaks_of(has[1]):
+            text = text[has.end() :]
+        said = re.search(r"(?: who)?( (?:than|do not|does not|did not) [A-Za-z ]+)$", text)
+        if said and said[1] in self._asking:
+            text = text[: said.start()]
+        said = re.match(r"(?:[A-Z][A-Za-z ]* )?(\w+) by (?=\d)", text)
+        if (
+            said
+            and stem(said[1]) in self._stems
+            and re.search(r"\bby (?:what|how)", self._asking, re.I)
+        ):
+            text = text[said.end() :]
         chance = re.fullmatch(r"(\d+) (?:in|out of) (\d+)", text)
         if chance and _CHANCE.search(self._asking):
             return f"{chance[1]}/{chance[2]}"
         whole, _, rest = text.partition(" is " if " is " in text else "=")
         whole = re.escape(whole.strip().removeprefix("of "))
-        if rest and re.search(
-            rf"\b(?:what is|there in|value of|compute|evaluate|calculate) {whole} ?[.?]?$",
-            self._asking,
-            re.I,
-        ):
+        behind = (
+            r"(?: in| of| when| if| from| [a-z])\b| ?[.?]?$"
+            if re.search("[a-z]{4}", whole)
+            else " ?[.?]?$"
+        )
+        asks = "what is|there in|value of|compute|evaluate|calculate|find"
+        if rest and re.search(rf"\b(?:{asks}) (?:the )?{whole}(?:{behind})", self._asking, re.I):
             return rest.strip()
         found = _TOLD.fullmatch(text)
         if found is None or doubtful(text) or re.search(r"\bthan\b", self._asking):
@@ -290,12 +331,18 @@ class Speech:
         if ":" in found[2] and not re.match(r" ?[ap]\.?m\b", found[3], re.IGNORECASE):
             return text
         *subject, last = found[1].split()
-        is_told = self.speaks(found[1]) and any(map(self._is_verb, (*subject, last)))
+        is_verb = any(map(self._is_verb, (*subject, last))) or (
+            subject[-1:] in _MODALS and subject[-1] in self._asking
+        )
+        is_told = self.speaks(found[1]) and is_verb
         if last in _BE and re.search(r"\bwhat\b", self._asking, re.IGNORECASE):
             is_told = is_told and (
                 subject in (["It"], ["it"], ["There"], ["there"]) or self.labels(" ".join(subject))
             )
         return f"{found[2]}{found[3]}" if is_told else text
+
+    def _speaks_of(self, number: str) -> bool:
+        return re.search(rf"(?<![\d.]){number}(?![\d.])", self._asking) is not None
 
     def _is_verb(self, word: str) -> bool:
         asked = re.search(r"\b(?:do|does|did|will|can|must|would|should)\b.*", self._asking)
@@ -317,12 +364,20 @@ class Speech:
 
     def allows(self, unit: str) -> bool:
         """Whether a number may stand before this: a unit or the thing that is asked for."""
-        unit = re.sub(r"^(?:different|distinct|possible) ", "", self._closed(unit))
+        unit = re.sub(r"^(?:different|distinct|possible|such) ", "", self._closed(unit))
         where = _WHERE_OF.search(unit)
         if where and self.speaks(where[0]) and (" a" not in where[0] or where[0] in self._asking):
             unit = unit[: where.start()]
         if not unit:
             return True
+        if part := _PART.search(self._asking):
+            return _stems(unit) == (stem(part[1]),)
+        thing, _, what = unit.partition(" of ")
+        if what and self.counts(thing) and re.search(rf"\b{re.escape(unit)}\b", self._question):
+            unit = thing
+        if (plain := re.fullmatch(r"(?:(square|cubic) )?units?", unit)) and self.is_known:
+            power = {None: 1, "square": 2, "cubic": 3}[plain[1]]
+            return not self._units and self._power == power
         known, rate = parse_unit(unit), _PER.search(unit)
         if "%" in unit or (rate and self.is_known and not _RATE.search(self._asking)):
             return False
@@ -419,9 +474,15 @@ class Speech:
 
     def is_asked(self, name: str, *, is_alone: bool = True) -> bool:
         """Whether a name (`x`, `f(5)`, `AB`) may be that of the answer, or of one of several."""
-        name = re.sub(r"_\d$", "", name)  # x_1 and x_2 are values of x
+        terms = re.findall(r"(\d+)(?:st|nd|rd|th) term\b", self._asking)
+        term = re.fullmatch(r"[a-z]_\{?(\d+)\}?", name)
+        if term and (terms or "sequence" in self._question):
+            return not terms or term[1] in terms
+        # x_1 and x_2 are values of x
+        name = re.sub(r"_(?:\d|\\infty|\{\\infty\})$", "", name)
         if re.search(
-            rf"(?<![\w+*/-])(?<![+*/-] ){re.escape(name)} ?(?:= ?-?[\d.\\]|\\to|→)", self._question
+            rf"(?<![\w+*/-])(?<![+*/-] ){re.escape(name)} ?(?:= ?-?{_A_VALUE}|\\to|→)",
+            self._question,
         ):
             return False  # it has a value already
         if len(name) == 1 and self._letters and not is_alone:
@@ -431,7 +492,7 @@ class Speech:
         initials = "".join(word[0] for word in _WORD.findall(self._asking)).upper()
         primes = "'" * (1 + len(re.findall(r"\bsecond derivative", self._question)))
         if (name.strip("xyft()") == primes and self.asks_slope) or (
-            len(name) > 2 and name in initials
+            len(name) > 2 and name.upper() in initials
         ):
             return True
         if len(name) > 1:
@@ -441,21 +502,31 @@ class Speech:
                 return "robab" in self._question and self._names(
                     " ".join(re.findall("[a-z]+", name))
                 )
-            is_inverse = name.endswith("^{-1}") and "inverse" in self._question
+            is_inverse = "^{-1}" in name and "inverse" in self._question
             is_function = (
                 not self.asks_slope
                 and re.fullmatch(r"[A-Za-z]\([a-z]\)", name)
                 and name[0] not in self._letters
             )
             return bool(said or is_inverse or is_function)
-        if "?" in self._asked_letters:  # the sum of the roots of x^2 - 3x: no x, y or z is asked
-            return name not in self._letters and name not in "xyz"
-        heads = {word[0] for one in self._asked_for for word in one[: (*one, "of").index("of")]}
-        if name.isupper() and heads and not self._letters:  # the P of `the perimeter of a square`
+        if name == "y" and re.search(r"\binverse of\b", self._question):
+            return True
+        # the P of `the perimeter of a square`
+        words = [word for one in self._asked_for for word in one[: (*one, "of").index("of")]]
+        heads = {_CUSTOM.get(word, word[0]) for word in words}
+        if name.isupper() and heads and not any(map(str.isupper, self._letters)):
             return name.lower() in heads
+        if "?" in self._asked_letters:  # the sum of the roots of x^2 - 3x: no x, y or z is asked
+            return name not in self._letters and name in heads
         # capitals that are not asked for are things: `jar A`
         lower = {one for one in self._letters if one.islower()}
         return name in (self._asked_letters or lower or (() if self._letters else name))
+
+    @cached_property
+    def _power(self) -> int:
+        """Of the length in what is asked for: 2 of an area; 0 where it is no size of a shape."""
+        shape = _SHAPE.search(self._asking)
+        return {"volume": 3, "area": 2}.get(shape[1].lower(), 1) if shape else 0
 
     def _measures(self, unit: Unit) -> bool:
         """Whether they measure in it, or in the units that it is made of."""
@@ -467,9 +538,8 @@ class Speech:
             return False
         if _SPEED.search(self._asking) and dimensions(unit) != {"[length]", "[time]"}:
             return False
-        if dimensions(unit) == {"[length]"} and (shape := _SHAPE.search(self._asking)):
-            power = {"volume": 3, "area": 2}.get(shape[1].lower(), 1)
-            shaped = parse_unit(f"m^{power}")
+        if dimensions(unit) == {"[length]"} and self._power:
+            shaped = parse_unit(f"m^{self._power}")
             if shaped is not None and not same_kind(unit, shaped):
                 return False
         for pattern, kinds in _KINDS.items():
@@ -478,7 +548,9 @@ class Speech:
                 asked = [one for one in simple_units(unit) if one in periods]
                 if dimensions(unit).difference(*map(dimensions, asked)) not in kinds:
                     return False
-        if not dimensions(unit) and not _ANGLE.search(f"{self._question} {self._reference}"):
+        if not dimensions(unit) and not _ANGLE.search(
+            f"{_FUNCTION_OF.sub(' ', self._question)} {self._reference}"
+        ):
             return False
         for one in simple_units(unit):
             powers = [raised(other, power) for other in self._units for power in (1, 2, 3)]
@@ -535,6 +607,7 @@ def _unit_of(reference: str) -> str:
 
 def unit_text(text: str) -> str:
     """A unit without brackets, LaTeX and full stops; `%` for every way to write percent."""
+    text = re.sub(r"°\W*C\b", " celsius ", re.sub(r"°\W*F\b", " fahrenheit ", text))
     plain = re.sub(r"[{}()]", "", text.replace("°", " deg ")).strip(" .!,")
     plain = " ".join(re.sub(r"\\(?!mu|Omega)", "", plain).split())
     if re.fullmatch(r"(?:%|(?:percent|per cent|pct)\b)(?: of [a-z ]+)?", plain, re.IGNORECASE):

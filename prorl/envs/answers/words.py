@@ -17,6 +17,7 @@ _LEAD = re.compile(
     r"|solutions?|total|us|is|are|be|equals?|would be|will be|must be|it|this|there|there are"
     r"|a total of|exactly|approximately|about|around|roughly|approx\.?|simply|just|only|given by"
     r"|equal to|option|choice)(?=[ :,*=$\\(]|$)[ :,*]*"
+    r"|(?:at |(?:at )?(?:the )?point )(?=\()"
     r"|(?:[:=≈]|\\approx|\\therefore|\\implies|\\Rightarrow|=>|->|→|∴) ?)+",
     re.IGNORECASE,
 )  # fmt: skip
@@ -49,6 +50,11 @@ _REPEATED = re.compile(r"([_*$~#,;:])\1{3,}")
 _SCALE_WORD = re.compile(
     r"\\(?:text|mathrm|mbox) ?\{ ?(hundred|thousand|million|billion|trillion|dozen)\b ?([^{}]*)\}"
 )
+_PRIMES = re.compile(r"(?<=[a-zA-Z])\^ ?(?:\{ ?(?:\\prime ?){1,3}\}|\\prime(?![a-zA-Z]))")
+_CHOOSE = re.compile(
+    r"\bC ?\( ?(\d{1,4}) ?, ?(\d{1,4}) ?\)|(?<![\w.^}])(\d{1,4}) ?C ?(\d{1,4})(?!\w)"
+    r"|\{ ?(\d{1,4}) ?\\choose ?(\d{1,4}) ?\}"
+)
 _TWO_LETTERS = frozenset(
     re.findall(r"\w+", "no up on in to of it is at by or so we an as do go if")
 )
@@ -64,6 +70,9 @@ def undress(text: str) -> str:
     """
     text = " ".join("".join(filter(_is_kept, text)).split())
     text = _REPEATED.sub(r"\1\1\1", text)
+    text = _PRIMES.sub(lambda found: "'" * found[0].count("prime"), text.replace("⁻¹(", "^{-1}("))
+    text = re.sub(r"\b(?:GCD|LCM)(?= ?\()", lambda found: found[0].lower(), text)
+    text = _CHOOSE.sub(r"\\binom{\1\3\5}{\2\4\6}", text)
     text = _BOLD.sub(r"\1", _DELIMITERS.sub(" ", text).strip()).strip()
     text = re.sub(r"^\\text ?\{(\d[^{}]*)\}$", r"\1", text)
     text = _SCALE_WORD.sub(lambda found: f" {found[1]} {found[2]} ", text)
