@@ -16,12 +16,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prorl.analysis.opened import open_runs as open
     from prorl.client import Client, PackedBatch, connect
     from prorl.config import RunConfig, ServiceConfig
     from prorl.errors import ProrlError
     from prorl.tasks import load_tasks
     from prorl.types import Message, RolloutLimits, SamplingParams, Task
+    from prorl.view.notebook import open_runs as open
 
     __version__: str
 
@@ -37,7 +37,7 @@ _HOMES = {
     "Task": "prorl.types",
     "connect": "prorl.client",
     "load_tasks": "prorl.tasks",
-    "open": "prorl.analysis.opened",
+    "open": "prorl.view.notebook",
 }
 
 _RENAMED = {"open": "open_runs"}

@@ -15,6 +15,8 @@ class Analysis:
     """One ready question to the tables of a run."""
 
     title: str
+    part: str
+    """The question that it belongs to; those of one part stand together."""
     sql: str
     picture: Literal["line", "bars", "stack"] = "bars"
     where: str = ""
@@ -22,10 +24,12 @@ class Analysis:
 
 
 _MEMBER = "status = 'completed' and valid"
+_LEARNING, _GROUPS, _TIME = "Learning", "From tasks to groups", "Where the time went"
 
 ANALYSES: dict[str, Analysis] = {
     "reward": Analysis(
         title="Mean reward by policy version",
+        part=_LEARNING,
         sql=f"""
 select min_version as x, avg(reward) as y, count(*) as rollouts
 from rollouts where {_MEMBER}
@@ -34,14 +38,16 @@ group by 1 order by 1""",
         where="valid and min_version = {x}",
     ),
     "rewards": Analysis(
-        title="Rewards",
+        title="Rewards: how many rollouts got which",
+        part=_LEARNING,
         sql=f"""
 select round(reward, 2) as x, count(*) as y from rollouts where {_MEMBER}
-group by 1 order by 1 limit 40""",
+group by 1 order by 1 limit 200""",
         where="valid and round(reward, 2) = {x}",
     ),
     "sources": Analysis(
         title="Mean reward by source of tasks and policy version",
+        part=_LEARNING,
         sql=f"""
 select min_version as x, avg(reward) as y, coalesce(nullif(data_source, ''), env) as z,
     count(*) as rollouts
@@ -50,18 +56,105 @@ group by all order by 1, 3""",
         picture="line",
         where="valid and min_version = {x}",
     ),
-    "time": Analysis(
-        title="Seconds of a rollout by what it waited for, over the run in twentieths",
-        sql="""
-select part as x, avg(queue_s) as queue, avg(init_s) as init, avg(llm_s) as model,
-    avg(tool_s) as tools, avg(greatest(run_s - llm_s - tool_s, 0)) as "rest of run",
-    avg(eval_s) as grading
-from (select *, ntile(20) over (order by committed_at, rollout_id) as part from rollouts)
+    "pass": Analysis(
+        title="pass@k: share of groups with a reward among k members",
+        part=_LEARNING,
+        sql=f"""
+with g as (
+    select group_id, count(*) as n, count(*) filter (reward > 0) as c
+    from rollouts where {_MEMBER} group by 1),
+k as (select unnest([1, 2, 4, 8, 16]) as k)
+select k as x, avg(if(n - c < k, 1.0, 1.0 - exp(
+        lgamma(n - c + 1) - lgamma(n - c - k + 1) + lgamma(n - k + 1) - lgamma(n + 1)))) as y,
+    count(*) as groups from g, k where n >= k group by 1 order by 1""",
+        picture="line",
+    ),
+    "length": Analysis(
+        title="Sampled tokens, with and without a reward",
+        part=_LEARNING,
+        sql=f"""
+select if(reward > 0, 'rewarded', 'not rewarded') as x, avg(num_sampled) as y,
+    max(num_sampled) as longest, count(*) as rollouts
+from rollouts where {_MEMBER}
 group by 1 order by 1""",
+        where="valid and if(reward > 0, 'rewarded', 'not rewarded') = {x}",
+    ),
+    "drift": Analysis(
+        title="Mean logprob of sampled tokens by policy version",
+        part=_LEARNING,
+        sql=f"""
+select min_version as x, sum(logprob_sum) / sum(num_sampled) as y, sum(num_sampled) as tokens
+from rollouts where {_MEMBER} and logprob_sum is not null and num_sampled > 0
+group by 1 order by 1""",
+        picture="line",
+        where="valid and min_version = {x}",
+    ),
+    "mismatch": Analysis(
+        title="Learner minus sampler: mean absolute difference of logprobs, by trainer's step",
+        part=_LEARNING,
+        sql="""
+select step as x, avg(list_avg(list_transform(
+        list_zip(learner_logprobs, logprobs), lambda pair: abs(pair[1] - pair[2])))) as y,
+    count(*) as sequences
+from trained join sequences using (sequence_id)
+where learner_logprobs is not null group by 1 order by 1""",
+        picture="line",
+        where="rollout_id in (select rollout_id from trained where step = {x})",
+    ),
+    "staleness": Analysis(
+        title="Versions within one rollout (newest minus oldest)",
+        part=_LEARNING,
+        sql=f"""
+select max_version - min_version as x, count(*) as y
+from rollouts where {_MEMBER}
+group by 1 order by 1""",
+        where="valid and max_version - min_version = {x}",
+    ),
+    "suspects": Analysis(
+        title="Reward-hack suspects: a reward from far fewer tokens than the task's other ones",
+        part=_LEARNING,
+        sql=f"""
+select rollout_id::varchar as x, num_sampled / greatest(usual, 1) as y, task_id, reward from (
+    select rollout_id, task_id, reward, num_sampled,
+        median(num_sampled) over (partition by task_id) as usual,
+        count(*) over (partition by task_id) as n from rollouts where {_MEMBER} and reward > 0)
+where n >= 4 and num_sampled < usual / 3 order by y limit 20""",
+        where="rollout_id = {x}",
+    ),
+    "funnel": Analysis(
+        title="From accepted groups to delivered ones",
+        part=_GROUPS,
+        sql="""
+select * from (
+    select 'accepted' as x, count(*) as y from tasks
+    union all select 'decided', count(*) from groups where event = 'decided'
+    union all select 'kept', count(*) from groups where event = 'decided' and kept
+    union all select 'delivered', count(*) from groups where event = 'delivered'
+    union all select 'stale', count(*) from groups where event = 'stale')""",
+    ),
+    "kept": Analysis(
+        title="Groups kept and dropped by policy version",
+        part=_GROUPS,
+        sql="""
+select min_version as x, count(*) filter (kept) as kept, count(*) filter (not kept) as dropped
+from groups where event = 'decided' group by 1 order by 1""",
         picture="stack",
+        where="group_id in (select group_id from groups where event = 'decided'"
+        " and min_version = {x})",
+    ),
+    "dropped": Analysis(
+        title="Why groups were dropped",
+        part=_GROUPS,
+        sql="""
+select reason as x, count(*) as y
+from groups where event = 'decided' and not kept
+group by 1 order by 2 desc limit 20""",
+        where="group_id in (select group_id from groups where event = 'decide"
+        "d' and not kept and reason = {x})",
     ),
     "outcomes": Analysis(
         title="How rollouts ended, over the run in twentieths",
+        part=_GROUPS,
         sql="""
 select part as x, count(*) filter (valid and reward > 0) as rewarded,
     count(*) filter (valid and coalesce(reward, 0) <= 0) as "no reward",
@@ -73,115 +166,9 @@ from (select *, ntile(20) over (order by committed_at, rollout_id) as part from 
 group by 1 order by 1""",
         picture="stack",
     ),
-    "kept": Analysis(
-        title="Groups kept and dropped by policy version",
-        sql="""
-select min_version as x, count(*) filter (kept) as kept, count(*) filter (not kept) as dropped
-from groups where event = 'decided' group by 1 order by 1""",
-        picture="stack",
-        where="group_id in (select group_id from groups where event = 'decided'"
-        " and min_version = {x})",
-    ),
-    "mismatch": Analysis(
-        title="Learner minus sampler: mean absolute difference of logprobs, by trainer's step",
-        sql="""
-select step as x, avg(list_avg(list_transform(
-        list_zip(learner_logprobs, logprobs), lambda pair: abs(pair[1] - pair[2])))) as y,
-    count(*) as sequences
-from trained join sequences using (sequence_id)
-where learner_logprobs is not null group by 1 order by 1""",
-        picture="line",
-        where="rollout_id in (select rollout_id from trained where step = {x})",
-    ),
-    "servers": Analysis(
-        title="Sampled tokens a second of a model call, by server",
-        sql="""
-select backend as x, sum(completion_tokens) / nullif(sum(llm_s), 0) as y, count(*) as calls,
-    quantile_cont(llm_s, 0.95) as p95_s
-from turns group by 1 order by 2 desc""",
-        where="rollout_id in (select rollout_id from turns where backend = {x})",
-    ),
-    "pass": Analysis(
-        title="pass@k: share of groups with a reward among k members",
-        sql=f"""
-with g as (
-    select group_id, count(*) as n, count(*) filter (reward > 0) as c
-    from rollouts where {_MEMBER} group by 1),
-k as (select unnest([1, 2, 4, 8, 16]) as k)
-select k as x, avg(if(n - c < k, 1.0, 1.0 - exp(
-        lgamma(n - c + 1) - lgamma(n - c - k + 1) + lgamma(n - k + 1) - lgamma(n + 1)))) as y,
-    count(*) as groups from g, k where n >= k group by 1 order by 1""",
-        picture="line",
-    ),
-    "funnel": Analysis(
-        title="From accepted groups to delivered ones",
-        sql="""
-select * from (
-    select 'accepted' as x, count(*) as y from tasks
-    union all select 'decided', count(*) from groups where event = 'decided'
-    union all select 'kept', count(*) from groups where event = 'decided' and kept
-    union all select 'delivered', count(*) from groups where event = 'delivered'
-    union all select 'stale', count(*) from groups where event = 'stale')""",
-    ),
-    "dropped": Analysis(
-        title="Why groups were dropped",
-        sql="""
-select reason as x, count(*) as y
-from groups where event = 'decided' and not kept
-group by 1 order by 2 desc limit 20""",
-        where="group_id in (select group_id from groups where event = 'decide"
-        "d' and not kept and reason = {x})",
-    ),
-    "staleness": Analysis(
-        title="Versions within one rollout (newest minus oldest)",
-        sql=f"""
-select max_version - min_version as x, count(*) as y
-from rollouts where {_MEMBER}
-group by 1 order by 1""",
-        where="valid and max_version - min_version = {x}",
-    ),
-    "drift": Analysis(
-        title="Mean logprob of sampled tokens by policy version",
-        sql=f"""
-select min_version as x, sum(logprob_sum) / sum(num_sampled) as y, sum(num_sampled) as tokens
-from rollouts where {_MEMBER} and logprob_sum is not null and num_sampled > 0
-group by 1 order by 1""",
-        picture="line",
-        where="valid and min_version = {x}",
-    ),
-    "tools": Analysis(
-        title="Tool calls by turn",
-        sql="""
-select turn as x, sum(tool_calls) as y, avg(tool_s) as mean_tool_s
-from turns group by 1 order by 1 limit 64""",
-        where="num_turns > {x}",
-    ),
-    "length": Analysis(
-        title="Sampled tokens, with and without a reward",
-        sql=f"""
-select if(reward > 0, 'rewarded', 'not rewarded') as x, avg(num_sampled) as y,
-    max(num_sampled) as longest, count(*) as rollouts
-from rollouts where {_MEMBER}
-group by 1 order by 1""",
-        where="valid and if(reward > 0, 'rewarded', 'not rewarded') = {x}",
-    ),
-    "slow": Analysis(
-        title="Tasks that take longest (mean seconds in RUN)",
-        sql="""
-select task_id as x, avg(run_s) as y, avg(reward) as reward, count(*) as rollouts
-from rollouts group by 1 order by 2 desc limit 15""",
-        where="task_id = {x}",
-    ),
-    "stragglers": Analysis(
-        title="Slowest member against the median of its group",
-        sql="""
-select width_bucket as x, count(*) as y from (
-    select least(floor(max(run_s) / greatest(median(run_s), 1e-9)), 10)::int as width_bucket
-    from rollouts where status = 'completed' group by group_id having count(*) > 1)
-group by 1 order by 1""",
-    ),
     "failures": Analysis(
         title="Failures by class and code",
+        part=_GROUPS,
         sql="""
 select failure_class || '/' || failure_code as x, count(*) as y,
     min(failure_message) as example
@@ -189,18 +176,54 @@ from rollouts where failure_code <> ''
 group by 1 order by 2 desc limit 20""",
         where="failure_class || '/' || failure_code = {x}",
     ),
-    "suspects": Analysis(
-        title="Reward-hack suspects: a reward from far fewer tokens than the task's other ones",
-        sql=f"""
-select rollout_id::varchar as x, num_sampled / greatest(usual, 1) as y, task_id, reward from (
-    select rollout_id, task_id, reward, num_sampled,
-        median(num_sampled) over (partition by task_id) as usual,
-        count(*) over (partition by task_id) as n from rollouts where {_MEMBER} and reward > 0)
-where n >= 4 and num_sampled < usual / 3 order by y limit 20""",
-        where="rollout_id = {x}",
+    "time": Analysis(
+        title="Seconds of a rollout by what it waited for, over the run in twentieths",
+        part=_TIME,
+        sql="""
+select part as x, avg(queue_s) as queue, avg(init_s) as init, avg(llm_s) as model,
+    avg(tool_s) as tools, avg(greatest(run_s - llm_s - tool_s, 0)) as "rest of run",
+    avg(eval_s) as grading
+from (select *, ntile(20) over (order by committed_at, rollout_id) as part from rollouts)
+group by 1 order by 1""",
+        picture="stack",
+    ),
+    "servers": Analysis(
+        title="Sampled tokens a second of a model call, by server",
+        part=_TIME,
+        sql="""
+select backend as x, sum(completion_tokens) / nullif(sum(llm_s), 0) as y, count(*) as calls,
+    quantile_cont(llm_s, 0.95) as p95_s
+from turns group by 1 order by 2 desc""",
+        where="rollout_id in (select rollout_id from turns where backend = {x})",
+    ),
+    "slow": Analysis(
+        title="Tasks that take longest (mean seconds in RUN)",
+        part=_TIME,
+        sql="""
+select task_id as x, avg(run_s) as y, avg(reward) as reward, count(*) as rollouts
+from rollouts group by 1 order by 2 desc limit 15""",
+        where="task_id = {x}",
+    ),
+    "stragglers": Analysis(
+        title="Slowest member against the median of its group",
+        part=_TIME,
+        sql="""
+select width_bucket as x, count(*) as y from (
+    select least(floor(max(run_s) / greatest(median(run_s), 1e-9)), 10)::int as width_bucket
+    from rollouts where status = 'completed' group by group_id having count(*) > 1)
+group by 1 order by 1""",
+    ),
+    "tools": Analysis(
+        title="Tool calls by turn",
+        part=_TIME,
+        sql="""
+select turn as x, sum(tool_calls) as y, avg(tool_s) as mean_tool_s
+from turns group by 1 order by 1 limit 64""",
+        where="num_turns > {x}",
     ),
     "reuse": Analysis(
         title="Share of repeated prompt tokens that prefix caches had, by server",
+        part=_TIME,
         sql="""
 select backend as x, sum(least(cached_tokens, repeated)) / nullif(sum(repeated), 0) as y,
     sum(cached_tokens) as cached, sum(prompt_tokens) as prompt, count(*) as calls
@@ -214,6 +237,7 @@ group by 1 order by 1""",
     ),
     "cost": Analysis(
         title="Seconds of model and tools per unit of reward, by source of tasks",
+        part=_TIME,
         sql=f"""
 select coalesce(nullif(data_source, ''), env) as x,
     sum(llm_s + tool_s) / nullif(sum(reward), 0) as y, sum(num_sampled) as tokens

@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 
 from prorl.analysis.annotations import annotate
@@ -50,6 +51,10 @@ class Answer:
     def pl(self) -> Any:
         """The answer as a polars DataFrame. Raises UserError without polars."""
         return _needed("polars", "pl").from_arrow(self._table)
+
+    def duckdb(self) -> Any:
+        """The answer as a DuckDB relation, to ask further."""
+        return duckdb.from_arrow(self._table)
 
     def __repr__(self) -> str:
         return f"{self._table.num_rows} rows of {', '.join(self._table.column_names)}"

@@ -56,10 +56,10 @@ def freeze(where: str, rollouts: Iterable[int] = ()) -> str:
         answers[f"{run}/rollouts/{rollout_id}/tokens"] = tokens(
             opened, library.pieces(opened), rollout_id
         )
-    return _html(answers)
+    return html(answers)
 
 
-def _html(answers: Any) -> str:
+def html(answers: Any) -> str:
     """The page with its files inlined; `<` in data can end no block."""
     data = orjson.dumps(answers, default=str, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     style = "".join(_text(name) for name in ("vendor/uplot.min.css", "style.css"))

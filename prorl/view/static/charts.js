@@ -10,6 +10,9 @@ export function colour(name) {
 }
 
 export const SERIES = ["s1", "s2", "s3", "s4", "s5", "s6"];
+// What always looks the same, whatever stands beside it.
+const MEANT = { rewarded: "good", kept: "good", "no reward": "strong", dropped: "strong",
+  infra: "bad", task: "s2", masked: "s6", cancelled: "s4" };
 
 function plot(place, options, data) {
   const chart = { place, options, data, drawn: null };
@@ -34,12 +37,15 @@ export function redraw() {
   for (const chart of live) chart.place.isConnected ? chart.draw() : live.delete(chart);
 }
 
-function axes(text) {
+function axes(text, xs) {
   const font = "11px system-ui, sans-serif";
   const line = { stroke: colour("quiet"), font, ticks: { show: false }, gap: 6 };
   const grid = { stroke: colour("line"), width: 1 };
   return [
-    { ...line, grid: { show: false }, size: 26, values: (_, at) => at.map((x) => text(x)) },
+    { ...line, grid: { show: false }, size: 26, values: (_, at) => at.map((x) => text(x)),
+      incrs: xs.every(Number.isInteger) ? [1, 2, 5].flatMap((n) =>
+        [1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7].map((size) => n * size)).sort((a, b) => a - b)
+        : undefined },
     { ...line, grid, size: 46, values: (_, at) => at.map((y) => big(y)) },
   ];
 }
@@ -64,12 +70,12 @@ export function lines(rows, { chosen, dates } = {}) {
   element.append(now);
   return plot(element, () => ({
     scales: { x: { time: false }, y: { range: (_, low, high) => padded(low, high) } },
-    axes: axes(text),
+    axes: axes(text, xs),
     cursor: { y: false, points: { size: 7 } },
     legend: { show: names.length > 1 },
     series: [{ label: "at", value: (_, x) => (x === null ? "" : text(x)) },
       ...names.map((name, i) => ({ label: short(name || "y", 24), stroke: colour(SERIES[i]),
-        width: 1.6, points: points(), spanGaps: true, value: (_, y) => num(y) }))],
+        width: 1.6, points: points(), spanGaps: true, value: (_, y) => (y === null ? "" : num(y)) }))],
     hooks: { ready: [choosing(xs, chosen)], setCursor: names.length > 1 ? [] : [(u) => {
       const at = u.cursor.idx;
       now.textContent = at === null || at === undefined || ys[0][at] === null ? ""
@@ -106,19 +112,24 @@ function padded(low, high) {
 export function stack(rows, names, { chosen } = {}) {
   const xs = rows.map((row) => row.x);
   const sums = new Array(rows.length).fill(0);
+  names = names.filter((name) => rows.some((row) => row[name]));
   const tops = names.map((name) => rows.map((row, i) => (sums[i] += row[name] || 0)));
   const order = names.map((_, i) => names.length - 1 - i);
+  const near = Math.min(...xs.slice(1).map((x, i) => x - xs[i]), 1) / 2;
+  const ends = [xs[0] - near, xs.at(-1) + near];
   const element = h("div", { class: "plot", role: "img",
     "aria-label": `${names.join(", ")} over ${rows.length} points` });
   const bars = uPlot.paths.bars({ size: [0.8, 60], gap: 1 });
   return plot(element, () => ({
-    scales: { x: { time: false, range: (_, a, b) => [a - 0.5, b + 0.5] },
+    scales: { x: { time: false, range: () => ends },
       y: { range: (_, low, high) => [0, high * 1.05 || 1] } },
-    axes: axes(big),
+    axes: axes(big, xs),
     cursor: { y: false, points: { show: false } },
-    series: [{ label: "at" }, ...order.map((n) => ({ label: names[n], stroke: colour(SERIES[n % 6]),
-      fill: colour(SERIES[n % 6]), width: 0, paths: bars, points: { show: false },
-      value: (_, y, s, i) => (i === null ? "–" : num(rows[i][names[n]])) }))],
+    legend: { show: names.length > 1 },
+    series: [{ label: "at" }, ...order.map((n) => ({ label: names[n], width: 0, paths: bars,
+      stroke: colour(MEANT[names[n]] || SERIES[n % 6]), points: { show: false },
+      fill: colour(MEANT[names[n]] || SERIES[n % 6]),
+      value: (_, y, s, i) => (i === null ? "" : num(rows[i][names[n]])) }))],
     hooks: { ready: [choosing(xs, chosen)] },
   }), [xs, ...order.map((n) => tops[n])]);
 }

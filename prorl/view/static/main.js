@@ -2,7 +2,7 @@
 
 import { FROZEN, copy, h, here, keep, kept, link, trouble } from "./dom.js";
 import { redraw } from "./charts.js";
-import { livePage, rolloutsPage, runPage, runsPage, sqlPage, tasksPage } from "./pages.js";
+import { figurePage, livePage, rolloutsPage, runPage, runsPage, sqlPage, tasksPage } from "./pages.js";
 import { rolloutPage } from "./rollout.js";
 
 const PAGES = {
@@ -48,7 +48,7 @@ async function show() {
   const build = !at.run ? runsPage : at.page === "rollout" ? rolloutPage
     : (PAGES[at.page] || PAGES[""])[1];
   try {
-    const made = await build({ ...at, signal, bind: (more) => Object.assign(keys, more) });
+    const made = FROZEN?.figure ? figurePage(FROZEN.figure) : await build({ ...at, signal, bind: (more) => Object.assign(keys, more) });
     if (signal.aborted) return;
     place.className = made.whole ? "whole" : "";
     place.replaceChildren(made.element);

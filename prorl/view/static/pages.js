@@ -30,8 +30,8 @@ export async function runsPage({ signal }) {
     location.replace(link(runs[0]));
     return { element: h("p", {}) };
   }
-  const titles = ["Run", "Reward", "", "Rollouts", "Valid", "Failed", "Tokens", "Tokens/s",
-    "Versions", "Last commit"];
+  const titles = ["Run", "Reward", "", "Rollouts", "Valid", "Failed", "Groups kept", "Tokens",
+    "Tokens/s", "Versions", "Staleness", "Last commit"];
   const chosen = new Set();
   const compare = h("button", { disabled: true, onclick: () => {
     location.hash = "#/?compare=" + [...chosen].map(encodeURIComponent).join("~");
@@ -66,11 +66,14 @@ async function fillRuns(rows, signal) {
     const cells = row.children;
     try {
       const found = await get(runPath(run), {}, signal);
+      const { rows } = await get(`${runPath(run)}/figures/funnel`, {}, signal);
+      const { decided, kept } = Object.fromEntries(rows.map(({ x, y }) => [x, y]));
       const t = found.totals;
       const speed = t.seconds > 0 ? big(t.sampled / t.seconds) : "–";
       const said = [rewardChip(t.reward), found.spark.length > 2 ? spark(found.spark) : "",
         num(t.rollouts), percent(t.valid / t.rollouts), t.failed ? num(t.failed) : "–",
-        big(t.tokens), speed, t.last_version < 0 ? "–" : num(t.last_version), when(t.last_at)];
+        decided ? `${num(kept)} of ${num(decided)}` : "–", big(t.tokens), speed,
+        t.last_version < 0 ? "–" : num(t.last_version + 1), num(t.staleness), when(t.last_at)];
       said.forEach((value, i) => {
         cells[i + 2].replaceChildren(value);
         if (i > 1) cells[i + 2].className = "n";
@@ -79,21 +82,21 @@ async function fillRuns(rows, signal) {
       if (signal.aborted) return;
       cells[2].replaceChildren(h("span", { class: "chip bad", title: error.message }, "unreadable"),
         " ", short(error.message, 90));
-      cells[2].colSpan = 9;
+      cells[2].colSpan = 11;
       [...cells].slice(3).forEach((cell) => cell.remove());
     }
   }
 }
 
 async function comparison(place, runs, signal) {
-  const found = await Promise.all(runs.map((run) => get(runPath(run), {}, signal)));
-  const drawn = async (name) => (await Promise.all(runs.map(async (run) =>
-    (await get(`${runPath(run)}/figures/${name}`, {}, signal)).rows.map((row) =>
-      ({ ...row, z: run }))))).flat();
+  const ask = (path) => Promise.all(runs.map((run) => get(runPath(run) + path, {}, signal)));
+  const [found, made] = [await ask(""), await ask("/made_by")];
+  const drawn = async (name) => (await ask(`/figures/${name}`)).flatMap((asked, i) =>
+    asked.rows.map((row) => ({ ...row, z: runs[i] })));
   const figures = [["Reward", (t) => num(t.reward)], ["Rollouts", (t) => num(t.rollouts)],
     ["Valid", (t) => percent(t.valid / t.rollouts)], ["Tokens", (t) => big(t.tokens)],
     ["Tokens a rollout", (t) => num(t.tokens / t.rollouts)], ["Tasks", (t) => num(t.tasks)]];
-  const makers = [...new Set(found.flatMap((run) => Object.keys(run.made_by)))];
+  const makers = [...new Set(made.flatMap(Object.keys))];
   const [reward, drift] = [await drawn("reward"), await drawn("drift")];
   place.replaceChildren(h("div", { class: "grid" },
     card("Reward by policy version", lines(reward)),
@@ -103,7 +106,7 @@ async function comparison(place, runs, signal) {
       h("tbody", {}, figures.map(([name, show]) => h("tr", {}, h("td", {}, name),
         found.map((run) => h("td", { class: "n" }, show(run.totals))))),
         makers.map((what) => h("tr", {}, h("td", {}, what),
-          found.map((run) => h("td", { class: "n" }, run.made_by[what] || "–"))))))))));
+          made.map((by) => h("td", { class: "n" }, by[what] || "–"))))))))));
 }
 
 function card(title, content, more = null, wide = false) {
@@ -126,7 +129,7 @@ export async function runPage({ run, signal }) {
   const element = h("div", { class: "width" },
     h("div", { class: "top" }, h("h1", {}, found.run),
       h("span", { class: "quiet" }, [when(found.created_at || t.last_at), found.policy.join(", "),
-        `${big(found.bytes)}B in ${num(found.commits)} commits`].filter(Boolean).join(" · "))),
+        `${big(found.bytes)}B`].filter(Boolean).join(" · "))),
     damage(found.damaged),
     h("div", { class: "tiles" },
       tile(num(t.reward), "mean reward", "valid"),
@@ -147,9 +150,10 @@ export async function runPage({ run, signal }) {
 
 async function fillFigures(run, names, grid, signal) {
   const cards = names.map(({ title }) => card(title, h("p", { class: "quiet plot" }, "…")));
-  grid.append(...cards);
+  grid.append(...names.flatMap(({ part }, i) => part === names[i - 1]?.part ? [cards[i]]
+    : [h("h2", { class: "section wide" }, part), cards[i]]));
   const empty = [];
-  for (const [i, { name, title }] of names.entries()) {
+  await Promise.all(names.map(async ({ name, title }, i) => {
     const asked = await get(`${runPath(run)}/figures/${name}`, {}, signal)
       .catch((error) => ({ rows: [], title, error: error.message }));
     if (signal.aborted) return;
@@ -159,7 +163,7 @@ async function fillFigures(run, names, grid, signal) {
       cards[i].remove();
       empty.push(title);
     }
-  }
+  }));
   if (empty.length) grid.append(h("p", { class: "quiet wide" }, "Nothing stored for: ",
     empty.join(" · ")));
 }
@@ -167,14 +171,24 @@ async function fillFigures(run, names, grid, signal) {
 function figure(run, asked) {
   if (asked.error) return trouble(asked.error);
   const { rows } = asked;
+  if (!rows.length) return h("p", { class: "quiet" }, "Nothing is stored for it.");
   const chosen = asked.where && ((x) => {
     location.hash = link(run, "rollouts", { where: asked.where.replaceAll("{x}", quoted(x)) });
   });
-  if (asked.picture === "line" && rows.length > 1) return lines(rows, { chosen });
+  if (asked.picture === "line") {
+    return rows.length > 1 ? lines(rows, { chosen })
+      : h("p", { class: "one" }, h("b", {}, num(rows[0].y)), ` at ${num(rows[0].x)}`);
+  }
+  if (asked.name === "rewards" && rows.length > 12) return stack(rows, ["y"], { chosen });
   if (asked.picture === "stack") {
     return stack(rows, Object.keys(rows[0]).filter((name) => name !== "x"), { chosen });
   }
   return bars(rows, { chosen });
+}
+
+export function figurePage(asked) {
+  document.getElementById("bar").remove();
+  return { element: card(asked.title, figure("", asked)) };
 }
 
 function sqlOf(run, asked) {
@@ -200,7 +214,7 @@ function grid(rows, run = "") {
 // ---- rollouts
 
 const WIDTHS = { rollout_id: 78, task_id: 220, failure_message: 320, rollout_key: 160, extra: 220,
-  committed_at: 140, reward: 76, status: 116 };
+  committed_at: 140, reward: 76, status: 168 };
 const USUAL = ["rollout_id", "reward", "status", "task_id", "stop_reason", "num_turns",
   "num_tool_calls", "num_sampled", "min_version", "run_s", "llm_s", "tool_s"];
 const TITLES = { rollout_id: "rollout", task_id: "task", num_turns: "turns", min_version: "version",
@@ -213,6 +227,7 @@ function column({ name, type }, sort) {
     : name === "status" ? statusChip
     : name === "committed_at" ? (row) => when(row.committed_at)
     : name.endsWith("_s") ? (row) => seconds(row[name])
+    : name.endsWith("_version") ? (row) => (row[name] < 0 ? "–" : num(row[name]))
     : number && !name.endsWith("_id") ? (row) => num(row[name])
     : (row) => (row[name] === null ? "–" : typeof row[name] === "object"
       ? JSON.stringify(row[name]) : String(row[name]));
@@ -281,8 +296,7 @@ function menu(columns, shown, chosen) {
 
 function fillFacets(place, found, chosen, all, choose) {
   const names = [...new Set(found.map((row) => row.name))].filter((name) =>
-    found.filter((row) => row.name === name).length > 1 || found.some((row) => row.name === name
-      && row.n < row.of));
+    found.some((row) => row.name === name && row.n < all && row.value !== ""));
   place.replaceChildren(...names.map((name) => {
     const rows = found.filter((row) => row.name === name);
     return h("section", {}, h("h2", {}, TITLES[name] || name), rows.slice(0, 7).map((row) => {

@@ -11,6 +11,8 @@ const PIECES = 500;
 
 export async function rolloutPage({ run, id, asked, signal, bind }) {
   const path = `${runPath(run)}/rollouts/${encodeURIComponent(id)}`;
+  const early = asked.tab === "tokens" ? get(`${path}/tokens`, {}, signal) : null;
+  early?.catch(() => null); // told below
   const { where, order, down, ...rest } = asked;
   const question = { where, order, down };
   const found = await get(path, question, signal);
@@ -30,7 +32,7 @@ export async function rolloutPage({ run, id, asked, signal, bind }) {
   const build = { messages, tokens, siblings, raw }[tab];
   const fill = async () => {
     try {
-      place.replaceChildren(await build(found, { path, run, asked, go, signal }));
+      place.replaceChildren(await build(found, { path, run, asked, go, signal, early }));
     } catch (error) {
       if (!signal.aborted) place.replaceChildren(trouble(error));
     }
@@ -190,7 +192,8 @@ function text(content, kind) {
 function diff(content) {
   const kinds = { "+": "plus", "-": "minus", "@": "hunk" };
   return h("span", { class: "diff" }, content.split("\n").map((line) =>
-    kinds[line[0]] ? h("span", { class: kinds[line[0]] }, line) : line + "\n"));
+    /^(---|\+\+\+) /.test(line) ? h("b", {}, line + "\n")
+      : kinds[line[0]] ? h("span", { class: kinds[line[0]] }, line) : line + "\n"));
 }
 
 function calls(said) {
@@ -200,13 +203,17 @@ function calls(said) {
   } catch {
     return h("pre", {}, said);
   }
-  return made.map((call) => h("div", { class: "call" },
-    h("header", {}, call.name || "a call that is none"),
+  return made.map((call) => {
+    const given = Object.entries(call.arguments || {}).map(([name, value]) =>
+      [name, typeof value === "string" ? value : JSON.stringify(value, null, 1)]);
+    const brief = ([, value]) => given.length > 1 && value.length < 60 && !value.includes("\n");
+    return h("div", { class: "call" }, h("header", {}, h("b", {}, call.name || "a call that is none"),
+      given.filter(brief).map(([name, value]) => [h("span", { class: "quiet" }, name), value])),
     call.error ? h("p", { class: "trouble" }, call.error) : null,
-    call.name ? Object.entries(call.arguments || {}).map(([name, value]) => [
-      h("div", { class: "key" }, name),
-      h("pre", {}, typeof value === "string" ? value : JSON.stringify(value, null, 1))])
-      : h("pre", {}, call.text || "")));
+    call.name ? given.filter((each) => !brief(each)).map(([name, value]) => [
+      given.length > 1 ? h("div", { class: "key" }, name) : null, text(value, "")])
+      : h("pre", {}, call.text || ""));
+  });
 }
 
 function pretty(value) {
@@ -283,8 +290,8 @@ function legend(signal) {
   return h("p", { class: "legend" }, said[signal]);
 }
 
-async function tokens(found, { path, asked, go, signal }) {
-  const told = await get(`${path}/tokens`, {}, signal);
+async function tokens(found, { asked, go, early }) {
+  const told = await early;
   if (!told.sequences.length) {
     return h("div", {}, damage(told.damaged), h("p", { class: "empty" },
       "No tokens: only completed rollouts have sequences."));

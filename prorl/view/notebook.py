@@ -1,0 +1,109 @@
+"""Stored runs that show themselves in a notebook: `prorl.open("prorl-runs/*")`.
+
+A figure is a page of the viewer in a frame of its own, whose origin is nobody's: what it holds of
+models' text can reach neither the notebook nor the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from prorl.analysis.analyses import ANALYSES
+from prorl.analysis.opened import Answer, Runs
+from prorl.analysis.opened import open_runs as opened
+from prorl.errors import UserError
+from prorl.types import Json
+from prorl.view.frozen import html
+
+_SUMMARY = """
+select run_id as run, count(*) as rollouts, avg(reward) filter (valid) as reward,
+    count(*) filter (valid) / count(*) as valid, sum(num_tokens)::bigint as tokens,
+    count(*) filter (failure_class in ('infra', 'task')) as failed
+from rollouts group by 1 order by 1"""
+
+
+class ShownRuns(Runs):
+    """Stored runs as they were when they were opened, with pictures."""
+
+    @property
+    def plot(self) -> Plots:
+        """`run.plot.reward()` and the other analyses of `prorl report`."""
+        return Plots(self)
+
+    def rollouts(self) -> Answer:
+        """A row for each rollout of all runs, without its artefact."""
+        return self.sql("select * exclude (artefact) from rollouts")
+
+    def _repr_html_(self) -> str:
+        rows = self.sql(_SUMMARY).rows()
+        names = list(rows[0]) if rows else ["no rollout is stored"]
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
+        lines = ("".join(f"<td>{_said(value)}</td>" for value in row.values()) for row in rows)
+        return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+class Plots:
+    """The analyses by name, each a callable that gives a figure."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    def __dir__(self) -> list[str]:
+        return list(ANALYSES)
+
+    def __getattr__(self, name: str) -> Callable[[], Figure]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in ANALYSES:
+            raise UserError(f"no analysis {name!r}", f"one of {', '.join(ANALYSES)}")
+        return partial(self._figure, name)
+
+    def _figure(self, name: str) -> Figure:
+        asked = ANALYSES[name]
+        rows = [
+            row | {"z": run.run_id} if len(self._runs.runs) > 1 else row
+            for run in self._runs.runs
+            for row in Runs([run]).sql(asked.sql).rows()
+        ]
+        return Figure({"name": name, "title": asked.title, "picture": asked.picture, "rows": rows})
+
+
+class Figure:
+    """A picture of an analysis, and the rows that it shows."""
+
+    def __init__(self, asked: dict[str, Json]) -> None:
+        self._asked = asked
+
+    @property
+    def rows(self) -> list[dict[str, Json]]:
+        return list(self._asked["rows"])
+
+    def __repr__(self) -> str:
+        return f"{self._asked['title']}: {len(self.rows)} rows"
+
+    def _repr_html_(self) -> str:
+        page = escape(html({"figure": self._asked}))
+        style = "width:100%;max-width:720px;height:320px;border:0"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+
+
+def _said(value: Any) -> str:
+    return escape(
+        f"{value:,.3f}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
+
+
+def open_runs(*where: str | Path) -> ShownRuns:
+    """Open run directories: paths, globs of paths, roots (all their runs), URLs.
+
+    Raises NotFoundError when nothing is there.
+    """
+    return ShownRuns(opened(*where).runs)
