@@ -18,7 +18,7 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the hundred processes that tests and demo start compiles every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-cluster test-backends test-kills test-as-user test-doors test-ui test-vllm check format bench checkpoint clean
+.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-cluster test-backends test-kills test-as-user test-doors test-ui test-vllm rivals check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -107,6 +107,25 @@ test-doors: setup $(DOORS)/.installed $(foreach name,gymnasium skyrl gem verifie
 	PYTHONPATH=$(CURDIR):$(DOORS_GIT) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore tests/trainer/test_trl_door.py tests/trainer/test_doors.py
 	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py
 	PRORL_PROGRAMS=$(abspath $(PROGRAMS)) $(if $(wildcard $(VLLM)/bin/python),$(VLLM_PYTHON)) $(PYTEST) -m slow -rs -s tests/agents/test_real_programs.py
+
+# The rivals of `prorl bench` as whole systems, each in an environment of its own; SkyRL over this one's torch and transformers.
+RIVALS ?= .venv-rivals
+RIVAL_verifiers = verifiers==0.4.0 uv
+RIVAL_openenv = openenv==0.10.0 openai
+RIVAL_mini = mini-swe-agent==2.4.6 mcp datasets
+RIVAL_skyrl = skyrl-gym==0.4.0 loguru omegaconf tqdm aiohttp jaxtyping
+$(RIVALS)/%/.installed: $(STAMP)
+	$(PYTHON) -m venv $(RIVALS)/$*
+	$(if $(filter skyrl,$*),echo "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(RIVALS)/$*/lib/python*/site-packages)/borrowed.pth)
+	$(RIVALS)/$*/bin/python -m pip install -qq $(RIVAL_$*)
+	$(if $(filter skyrl,$*),$(RIVALS)/$*/bin/python -m pip install -qq --no-deps --ignore-requires-python skyrl==0.4.0 cloudpathlib pybase64 peft==0.18.1 zstandard xxhash)
+	$(RIVALS)/$*/bin/python -m compileall -q $(RIVALS)/$* || true # a first import would be measured else
+	touch $@
+
+rivals: setup $(foreach name,verifiers openenv mini skyrl,$(RIVALS)/$(name)/.installed) ## prorl beside verifiers, SkyRL, OpenEnv and mini-swe-agent: the same tasks, model and cores, then with kills (40 minutes)
+	PRORL_RIVALS=$(abspath $(RIVALS)) $(BIN)/python configs/rivals/run.py clean
+	PRORL_RIVALS=$(abspath $(RIVALS)) $(BIN)/python configs/rivals/run.py faults
+	$(BIN)/python configs/rivals/run.py table
 
 # Playwright in an environment of its own, over this one's packages; the browser is Debian's: apt-get install chromium.
 UI ?= .venv-ui

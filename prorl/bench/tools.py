@@ -38,6 +38,7 @@ IDLE = 31
 FORK_ROUNDS = 5
 TMUX = "the program tmux and the extra `bench`"
 REX = "pip install swe-rex; in no extra of ours, since it brings bashlex, which is GPL"
+DOCKER = "a Docker daemon with the image debian:bookworm-slim"
 FORK = "/bin/true in a loop of a bash of its own, outside any sandbox"
 
 
@@ -64,7 +65,41 @@ async def run(quick: bool) -> Report:
     ]
     rows += await _reliability(able[0], 300 if quick else 10_000)
     ours = next(row for row in rows if row.what == f"bash_true_p50_ms.{able[0]}").value
+    for kind in able:
+        true_ms = next(row for row in rows if row.what == f"bash_true_p50_ms.{kind}").value
+        rows.append(worker_hours(kind, true_ms, await _start_ms(kind, 5 if quick else 20)))
     return Report(bench="tools", rows=(*rows, *await _rivals(quick, ours)))
+
+
+ROLLOUTS, ACTIONS = 1_000_000, 150
+
+
+def worker_hours(what: str, call_ms: float, start_ms: float) -> Figure:
+    """What a million rollouts wait for their substrate: no model, and commands that do nothing.
+
+    >>> worker_hours("half a millisecond", 0.5, 36.0).value
+    30.83
+    """
+    calls_h = ROLLOUTS * ACTIONS * call_ms / 3.6e6
+    starts_h = ROLLOUTS * start_ms / 3.6e6
+    note = (
+        f"{calls_h:.0f} in calls of {call_ms:.3g} ms, {starts_h:.0f} in starts of {start_ms:.3g} ms"
+    )
+    value = round(calls_h + starts_h, 2)
+    return Figure(what=f"worker_hours.{what}", value=value, unit="h/1M x 150", note=note)
+
+
+async def _start_ms(kind: str, repeats: int) -> float:
+    """From the request for a cold sandbox to the answer of its first command."""
+    spec, found = SandboxSpec(tools=("bash",)), []
+    async with spawned(kind) as (host, _):
+        for number in range(repeats + 1):
+            begin = time.perf_counter()
+            async with host.connect(await host.start(f"cold/{number}/1", "run", spec)) as sandbox:
+                await sandbox.call("bash", {"command": "true"}, 30.0)
+                found.append((time.perf_counter() - begin) * 1e3)
+            await host.stop(sandbox.ref)
+    return statistics.median(found[1:])
 
 
 def _absent(what: str, why: str) -> Figure:
@@ -215,12 +250,21 @@ async def _rivals(quick: bool, ours_ms: float) -> list[Figure]:
     from prorl.bench.rivals import tools as rivals
 
     found = [
-        ("tmux_busy_poll_p50_ms", rivals.tmux_busy_poll(30 if quick else 200), 5.0, TMUX),
-        ("tmux_as_agents_p50_ms", rivals.tmux_as_agents(5 if quick else 30), 100.0, TMUX),
-        ("poll_10ms_pty_p50_ms", rivals.poll_10ms_pty(50 if quick else 200), 40.0, ""),
-        ("swe_rex_local_p50_ms", await rivals.swe_rex_local(5 if quick else 30), 100.0, REX),
+        ("tmux_busy_poll", rivals.tmux_busy_poll(30 if quick else 200), 5.0, TMUX),
+        ("tmux_as_agents", rivals.tmux_as_agents(5 if quick else 30), 100.0, TMUX),
+        ("poll_10ms_pty", rivals.poll_10ms_pty(50 if quick else 200), 40.0, ""),
+        ("swe_rex_local", await rivals.swe_rex_local(5 if quick else 30), 100.0, REX),
+        ("docker_exec", rivals.docker_exec(5 if quick else 30), 40.0, DOCKER),
     ]
-    return [rival(what, values, bar, ours_ms, absent) for what, values, bar, absent in found]
+    rows = [
+        rival(f"{what}_p50_ms", took.calls_ms if took else None, bar, ours_ms, absent)
+        for what, took, bar, absent in found
+    ]
+    return rows + [
+        worker_hours(what, statistics.median(took.calls_ms), took.start_ms)
+        for what, took, _, _ in found
+        if took is not None
+    ]
 
 
 def rival(what: str, values: list[float] | None, bar: float, ours_ms: float, absent: str) -> Figure:

@@ -1,7 +1,7 @@
 """The rivals of `bench tools`, each the real program driven as its users drive it.
 
-Each has the tuning that we get. A rival that is not installed gives None and its reason is told in
-the row.
+Each has the tuning that we get, and gives the milliseconds from its start to its first answer with
+those of its calls. A rival that is not installed gives None and its reason is told in the row.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import os
 import pty
 import select
 import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from prorl.bench.tools import times_ms
 
@@ -25,8 +26,19 @@ REX_S = 30.0
 PTY_BASH = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
 
 
-def poll_10ms_pty(repeats: int) -> list[float]:
+class Measured(NamedTuple):
+    start_ms: float
+    calls_ms: list[float]
+
+
+def _measured(began: float, once: Callable[[], object], repeats: int) -> Measured:
+    once()
+    return Measured((time.perf_counter() - began) * 1e3, times_ms(once, repeats))
+
+
+def poll_10ms_pty(repeats: int) -> Measured:
     """A pty shell whose reader selects for 10 ms and sleeps 10 ms, as EfficientBash does."""
+    began = time.perf_counter()
     pid, fd = pty.fork()
     if pid == 0:
         os.execvpe("bash", PTY_BASH, {"PATH": os.environ["PATH"], "PS1": "", "TERM": "dumb"})
@@ -40,15 +52,14 @@ def poll_10ms_pty(repeats: int) -> list[float]:
                     seen += os.read(fd, 65536)
                 time.sleep(PRORL_POLL_S)
 
-        time.sleep(0.2)
-        return times_ms(once, repeats)
+        return _measured(began, once, repeats)
     finally:
         os.close(fd)
         os.kill(pid, 9)
         os.waitpid(pid, 0)
 
 
-async def swe_rex_local(repeats: int) -> list[float] | None:
+async def swe_rex_local(repeats: int) -> Measured | None:
     """SWE-ReX's local runtime: a bash session over pexpect, as SWE-agent's tools use it."""
     try:
         from swerex.exceptions import SwerexException
@@ -56,6 +67,7 @@ async def swe_rex_local(repeats: int) -> list[float] | None:
         from swerex.runtime.local import LocalRuntime
     except ImportError:
         return None
+    began, started = time.perf_counter(), 0.0
     runtime = LocalRuntime()
     await runtime.create_session(CreateBashSessionRequest(startup_timeout=REX_S))
     found = []
@@ -66,9 +78,33 @@ async def swe_rex_local(repeats: int) -> list[float] | None:
             with contextlib.suppress(SwerexException):
                 await runtime.run_in_session(BashAction(command="true", timeout=REX_S))
                 found.append((time.perf_counter() - begin) * 1e3)
+                started = started or time.perf_counter()
     finally:
         await runtime.close()
-    return found[1:] or None
+    return Measured((started - began) * 1e3, found[1:]) if len(found) > 1 else None
+
+
+DOCKER_IMAGE = "debian:bookworm-slim"
+
+
+def docker_exec(repeats: int) -> Measured | None:
+    """`docker exec CONTAINER bash -c true`, a container a rollout, as mini-swe-agent does."""
+    if shutil.which("docker") is None:
+        return None
+    began = time.perf_counter()
+    run = ["docker", "run", "--detach", "--rm", "--network", "none", DOCKER_IMAGE, "sleep", "2h"]
+    started = subprocess.run(run, capture_output=True, text=True, check=False)
+    if started.returncode:
+        return None
+    name = started.stdout.strip()
+
+    def once() -> None:
+        subprocess.run(["docker", "exec", name, "bash", "-c", "true"], check=True)
+
+    try:
+        return _measured(began, once, repeats)
+    finally:
+        subprocess.run(["docker", "kill", name], capture_output=True, check=False)
 
 
 TMUX_AGENT_POLL_S = 0.5
@@ -102,13 +138,14 @@ def _tmux() -> Iterator[Any]:
             server.kill()
 
 
-def tmux_busy_poll(repeats: int) -> list[float] | None:
+def tmux_busy_poll(repeats: int) -> Measured | None:
     """send-keys and capture-pane as fast as the client goes: the floor of tmux."""
+    began = time.perf_counter()
     with _tmux() as pane:
         if pane is None:
             return None
         pane.send_keys("export PS1='<%'", enter=True)
-        time.sleep(0.5)
+        time.sleep(0.1)
         serial = [0]
 
         def once() -> None:
@@ -117,7 +154,7 @@ def tmux_busy_poll(repeats: int) -> list[float] | None:
             while not any(line.startswith(f"done{serial[0]}e") for line in pane.capture_pane()):
                 pass
 
-        return times_ms(once, repeats)
+        return _measured(began, once, repeats)
 
 
 JSON_PROMPT = (
@@ -126,16 +163,17 @@ JSON_PROMPT = (
 )
 
 
-def tmux_as_agents(repeats: int) -> list[float] | None:
+def tmux_as_agents(repeats: int) -> Measured | None:
     """OpenHands' BashSession: clear the screen, sleep, send the command, look for the prompt.
 
     It looks for the prompt's JSON each half second.
     """
+    began = time.perf_counter()
     with _tmux() as pane:
         if pane is None:
             return None
         pane.send_keys(JSON_PROMPT, enter=True)
-        time.sleep(1.0)
+        time.sleep(0.1)
 
         def prompts() -> int:
             return "\n".join(pane.capture_pane()).count("###PS1END###")
@@ -149,4 +187,4 @@ def tmux_as_agents(repeats: int) -> list[float] | None:
             while prompts() <= before:
                 time.sleep(TMUX_AGENT_POLL_S)
 
-        return times_ms(once, repeats)
+        return _measured(began, once, repeats)
