@@ -186,9 +186,10 @@ class Client:
         """State and counters of a run. Raises NotFoundError."""
         return dict(self._http.request("GET", "v1", "runs", run))
 
-    def cancel(self, run: str) -> dict[str, Json]:
-        """Cancel what is open in a run; what is stored stays."""
-        return dict(self._http.request("DELETE", "v1", "runs", run) or {})
+    def cancel(self, run: str, group: int | None = None) -> dict[str, Json]:
+        """Cancel what is open in a run, or in one group of it; what is stored stays."""
+        path = ("v1", "runs", run) if group is None else ("v1", "runs", run, "groups", str(group))
+        return dict(self._http.request("DELETE", *path) or {})
 
     def delete(self, run: str) -> None:
         """Remove an ended run with all that is stored of it; raises ConflictError while needed."""

@@ -166,6 +166,7 @@ def test_sql_that_is_not_one_select(prorl: Prorl, tmp_path: Path) -> None:
         (["sql"], "no RUN; see `prorl sql --help`"),
         (["run", "--tasks"], "`--tasks` stands alone; expected a value after it"),
         (["serve", "--port", "many"], "--port 'many'; expected a whole number"),
+        (["serve", "--as", "slime"], "--as 'slime'; expected polar, nemo-gym, prorl-agent, or one"),
         (["verify", "a", "b", "c"], "is more than this command takes"),
         (["show", "--rot", "x"], "unknown option: --rot; did you mean --root?"),
         (["bench", "nothing"], "unknown benchmark 'nothing'; expected one of"),

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from prorl.backends.catalogue import is_server
 from prorl.cli.options import (
@@ -24,7 +26,8 @@ from prorl.cli.settings import Job, job_settings, service_settings
 from prorl.cli.waits import server_trouble
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, first, in_thread, service, signals
-from prorl.errors import UnavailableError
+from prorl.dropin import SERVERS
+from prorl.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
     from prorl.supervisor.service import Supervisor
@@ -42,6 +45,7 @@ def serve(
     listen: Listen = None,
     advertise: Advertise = None,
     view: int | None = None,
+    as_: Annotated[str, Parameter(name="--as")] = "",
     root: JobRoot = None,
     config: ConfigFile = None,
     set_: ServiceSettings = None,
@@ -54,16 +58,30 @@ def serve(
     ----------
     view
         Port of the pages of `prorl view` over its runs; 0 for any free one. Default: no pages.
+    as_
+        Speak another rollout service's HTTP, too: polar, nemo-gym, prorl-agent; or NAME:PORT.
     """
     job = job_settings(config, {"policy": policy}, set_ or [])
     keys = {"http_port": port, "listen": listen, "advertise": advertise}
     values = {**job.service, **{key: value for key, value in keys.items() if value is not None}}
     chosen = policy or ("policy" in job.model_fields_set and job.policy) or ""
-    return asyncio.run(_serve(service_settings(values, root, chosen), view))
+    name, _, port_of = as_.partition(":")
+    if as_ and (name not in SERVERS or not (port_of or "0").isdecimal()):
+        raise UserError(f"--as {as_!r}", f"{', '.join(SERVERS)}, or one with :PORT")
+    beside: dict[tuple[str, ...], int] = {} if view is None else {("prorl.view",): view}
+    if name:
+        beside["prorl.dropin", name] = int(port_of or 0)
+    return asyncio.run(_serve(service_settings(values, root, chosen), beside))
 
 
-async def _serve(config: ServiceConfig, view: int | None) -> int:
-    async with signals() as stop, service(config, stop) as running, _pages(running.config, view):
+async def _serve(config: ServiceConfig, beside: Mapping[tuple[str, ...], int]) -> int:
+    async with (
+        signals() as stop,
+        service(config, stop) as running,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for words, port in beside.items():
+            await stack.enter_async_context(_beside(running.config, words, port))
         for line in _lines(running):
             say(line)
         for line in await asyncio.gather(*map(dead_server, config.backends)):
@@ -91,23 +109,20 @@ def _lines(running: Supervisor) -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def _pages(config: ServiceConfig, port: int | None) -> AsyncIterator[None]:
-    """`prorl view` beside the service; it says itself where, or why not."""
-    if port is None:
-        yield
-        return
+async def _beside(config: ServiceConfig, module: tuple[str, ...], port: int) -> AsyncIterator[None]:
+    """Another server over this service; it says itself where, or why not."""
     where = {"--service": config.root, "--port": port, "--parent": os.getpid()}
     words = [str(word) for option in where.items() for word in option]
     runs = config.store.url or str(config.root)
-    viewer = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "prorl.view", runs, *words, process_group=0
+    other = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *module, runs, *words, process_group=0
     )
     try:
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
-            viewer.terminate()
-        await viewer.wait()
+            other.terminate()
+        await other.wait()
 
 
 async def dead_server(backend: str) -> str:

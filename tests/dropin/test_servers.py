@@ -1,0 +1,427 @@
+"""Clients written from the three protocols' own descriptions, against a real service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+import pytest
+from aiohttp import ClientSession, ClientTimeout, web
+from aiohttp.test_utils import TestServer
+from pydantic import BaseModel, ConfigDict
+
+from prorl.client import connect
+from prorl.config import ServiceConfig
+from prorl.deploy.running import service, signals
+from prorl.schema.sequences import read_sequences
+from prorl.storage.read.catalog import StoredRun
+from prorl.task_json import task_to_json
+from prorl.tasks import load_tasks
+from prorl.types import Json, Sequence
+from tests.integration.checks import rows
+from tests.waiting import until
+
+WORKERS = 70
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+ORACLE = "scripted:oracle"
+
+
+class Spoken(NamedTuple):
+    """A drop-in server, and a client of it."""
+
+    url: str
+    root: Path
+    http: ClientSession
+
+    async def post(self, path: str, body: Json = None, status: int = 200) -> Json:
+        async with self.http.post(self.url + path, json=body) as answer:
+            assert answer.status == status, await answer.text()
+            return await answer.json()
+
+    async def get(self, path: str, status: int = 200) -> Json:
+        async with self.http.get(self.url + path) as answer:
+            assert answer.status == status, await answer.text()
+            return await answer.json()
+
+    @property
+    def stored(self) -> list[StoredRun]:
+        return [StoredRun(path.parent) for path in self.root.glob("*/manifest.json")]
+
+    async def asked_for(self) -> int:
+        """Rollouts that the service was ever asked for."""
+        with connect(self.root) as client:  # in a thread: the service is on this loop
+            status = await asyncio.to_thread(client.status)
+        return sum(sum(run["counts"].values()) for run in status["runs"])
+
+    def states(self) -> dict[str, int]:
+        if not self.stored:
+            return {}
+        found = rows(self.stored[0], "select status, count(*) as n from rollouts group by 1")
+        return {row["status"]: row["n"] for row in found}
+
+
+@asynccontextmanager
+async def serving(root: Path, kind: str, policy: str = ORACLE) -> AsyncIterator[Path]:
+    """The root of a service, which `spoken` speaks for."""
+    config = ServiceConfig.model_validate(
+        {
+            "root": root,
+            "topology": "inline",
+            "backends": (policy,) if policy else (),
+            "sandbox": {"kind": kind},
+            "run": {"slots": 70},
+            "store": {"flush_s": 0.1},
+        }
+    )
+    async with signals() as stop, service(config, stop):
+        yield root
+
+
+@asynccontextmanager
+async def spoken(name: str, root: Path) -> AsyncIterator[Spoken]:
+    """A drop-in server beside a service."""
+    words = ["-m", "prorl.dropin", name, str(root), "--service", str(root)]
+    more = ["--port", "0", "--parent", str(os.getpid())]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *words, *more), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    url = (await process.stdout.readline()).decode().split()[-1]
+    try:
+        async with ClientSession(timeout=ClientTimeout(120)) as http:
+            yield Spoken(url, root, http)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def shop(n: int) -> list[dict[str, Json]]:
+    return [orjson.loads(task_to_json(task)) for task in load_tasks(f"shop:train?n={n}&seed=3")]
+
+
+def sequences(stored: StoredRun) -> dict[int, Sequence]:
+    """By rollout; each has one."""
+    table = stored.read("sequences").combine_chunks()
+    ids = table.column("rollout_id").to_pylist()
+    found = [one for part in table.to_struct_array().chunks for one in read_sequences(part)]
+    return dict(zip(ids, found, strict=True))
+
+
+def of_ids(found: dict[int, Sequence], ids: list[int]) -> Sequence:
+    """The stored sequence that begins with these ids."""
+    return next(one for one in found.values() if one.token_ids_L[: len(ids)].tolist() == ids)
+
+
+async def test_prorl_agent_at_seventy_workers(tmp_path: Path, sandbox_kind: str) -> None:
+    """As its GRPO trainer: start, many `/process`, stop; messages are joined, masked by role."""
+    async with serving(tmp_path, sandbox_kind), spoken("prorl-agent", tmp_path) as server:
+        await server.post("/clear_llm_server")
+        await server.post("/process", {"instance": {}, "sampling_params": {}}, status=503)
+        await server.post("/start")
+        await server.post("/start", status=400)
+
+        async def process(index: int, instance: Json) -> Json:
+            body = {
+                "instance": {**instance, "trajectory_id": index},
+                "sampling_params": {
+                    "model": "hosted_vllm/x",
+                    "temperature": 0.7,
+                    "max_iterations": 9,
+                    "max_output_tokens": 900,
+                    "max_model_len": 4000,
+                },
+            }
+            return await server.post("/process", body)
+
+        results = await asyncio.gather(*(process(*one) for one in enumerate(shop(WORKERS))))
+        assert (await server.get("/status"))["pending_jobs"] == 0
+        await server.post("/cancel", {"job_id": "of nobody"})
+        await server.post("/stop")
+        await server.get("/status", status=503)
+        (stored,) = server.stored
+        kept = sequences(stored)
+        assert len(kept) == WORKERS
+        for index, result in enumerate(results):
+            assert result["trajectory_id"] == index
+            assert result["success"]
+            assert result["finish"]
+            assert (result["resolved"], result["score"], result["error"]) == (True, 1.0, None)
+            said = result["messages"]
+            assert [one["role"] for one in said][-1] == "assistant"
+            assert {"tool", "user"} <= {one["role"] for one in said}
+            ids = [token for one in said for token in one["token_ids"]]
+            sequence = of_ids(kept, ids)
+            spoke = [one for one in said if one["role"] == "assistant"]
+            told = np.array([x for one in spoke for x in one["logprobs"]], np.float32)
+            assert np.array_equal(told, sequence.logprobs_C)
+            assert sum(len(one["token_ids"]) for one in spoke) == len(sequence.logprobs_C)
+            before = 0
+            for one in said:
+                if one["role"] == "assistant":
+                    assert one["input_ids"] == ids[:before]
+                    assert one["content"] or one["tool_calls"]
+                before += len(one["token_ids"])
+        turns = rows(stored, "select distinct temperature from turns")
+        assert [round(row["temperature"], 3) for row in turns] == [0.7]
+
+
+async def test_prorl_agent_ends_what_nobody_waits_for(tmp_path: Path, sandbox_kind: str) -> None:
+    slow = f"{ORACLE}?delay_s=600"
+    async with serving(tmp_path, sandbox_kind, slow), spoken("prorl-agent", tmp_path) as server:
+        for number, how in enumerate(("closed", "cancelled", "stopped"), 1):
+            await server.post("/start", status=200 if number == 1 else 400)
+            body = {"instance": shop(1)[0], "sampling_params": {}, "job_id": how}
+            asking = asyncio.ensure_future(server.post("/process", body))
+
+            async def is_asked_for(number: int = number) -> bool:
+                return await server.asked_for() == number
+
+            await until(is_asked_for, "it is asked for")
+            if how == "closed":
+                asking.cancel()
+            elif how == "cancelled":
+                await server.post("/cancel", {"job_id": how})
+            else:
+                await server.post("/stop")
+            with suppress(asyncio.CancelledError):
+                assert (await asking).keys() == {"error"}
+            ended = {"cancelled": number}
+            await until(lambda ended=ended: server.states() == ended, how)  # type: ignore[misc]
+
+
+async def test_prorl_agent_knows_only_servers_that_are_there(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    async with serving(tmp_path, sandbox_kind, ""), spoken("prorl-agent", tmp_path) as server:
+        await server.post("/add_llm_server", {"address": "http://127.0.0.1:9/v1"}, status=422)
+        await server.post("/add_llm_server", {"address": ORACLE})
+        await server.post("/start")
+        body = {"instance": shop(1)[0], "sampling_params": {}}
+        assert (await server.post("/process", body))["resolved"]
+        said = await server.post("/clear_llm_server")
+        assert said == {"status": "Cleared all LLM server addresses"}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Timing(Strict):
+    """Those of `SessionTiming` that are sent: it forbids others."""
+
+    init_ms: float
+    run_ms: float
+    eval_ms: float
+    e2e_ms: float
+    ready_queue_ms: float
+
+
+class Trace(Strict):
+    prompt_ids: list[int]
+    response_ids: list[int]
+    loss_mask: list[int]
+    prompt_messages: list[dict[str, Json]]
+    response_messages: list[dict[str, Json]]
+    tools: list[dict[str, Json]] | None
+    finish_reason: str | None
+    response_logprobs: list[float] | None
+    reward: float | None
+    metadata: dict[str, Json]
+
+
+class Trajectory(Strict):
+    status: str
+    metadata: dict[str, Json]
+    traces: list[Trace]
+    error: str | None
+
+
+class Session(Strict):
+    session_id: str
+    task_id: str
+    status: str
+    trajectory: Trajectory
+    timing: Timing
+    node_id: str | None
+    error: str | None
+    metadata: dict[str, Json]
+
+
+class Result(Strict):
+    """`TaskResult`, and with the counts `TaskStatus`."""
+
+    task_id: str
+    status: str
+    results: list[Session]
+    result_paths: list[str]
+    total_sessions: int = 0
+    completed_sessions: int = 0
+
+
+def polar_task(row: dict[str, Json], n: int = 1, **more: Json) -> dict[str, Json]:
+    return {
+        "task_id": row["task_id"],
+        "instruction": row["prompt"],
+        "num_samples": n,
+        "timeout_seconds": 120.0,
+        "agent": {"harness": "native", "settings": {"model_kwargs": {"temperature": 0.5}}},
+        "builder": {"strategy": "prefix_merging"},
+        "metadata": {"task": row, "group_id": 4},
+        **more,
+    }
+
+
+@asynccontextmanager
+async def called_back() -> AsyncIterator[tuple[str, dict[str, Result]]]:
+    """A trainer's callback address, and what came there."""
+    came: dict[str, Result] = {}
+
+    async def take(request: web.Request) -> web.Response:
+        result = Result.model_validate(await request.json())
+        came[result.task_id] = result
+        return web.Response()
+
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_post("/done", take)
+    async with TestServer(app) as server:
+        yield str(server.make_url("/done")), came
+
+
+async def test_polar_at_seventy_workers(tmp_path: Path, sandbox_kind: str) -> None:
+    """As slime's bridge: submit, be called back, or poll; samples are prompt + response."""
+    async with (
+        serving(tmp_path, sandbox_kind),
+        spoken("polar", tmp_path) as server,
+        called_back() as (url, came),
+    ):
+        tasks = [polar_task(row, 2, callback_url=url) for row in shop(WORKERS // 2)]
+        async with server.http.get(f"{server.url}/events") as events:
+            for task in tasks:
+                said = await server.post("/rollout/task/submit", task)
+                assert said == {"task_id": task["task_id"], "status": "running"}
+            first = await events.content.readuntil(b"\n\n")
+            assert first.startswith(b"event: task.created\ndata: {")
+            await until(lambda: len(came) == len(tasks), "all are called back", 240)
+        (stored,) = server.stored
+        kept = sequences(stored)
+        assert len(kept) == len(tasks) * 2
+        for task in tasks:
+            status = Result.model_validate(await server.get(f"/rollout/task/{task['task_id']}"))
+            assert (status.status, status.total_sessions, status.completed_sessions) == (
+                ("completed", 2, 2)
+            )
+            assert came[status.task_id].results == status.results
+            for session in status.results:
+                assert (session.status, session.error) == ("COMPLETED", None)
+                (trace,) = session.trajectory.traces
+                assert trace.reward == 1.0
+                sequence = kept[int(session.session_id.rpartition("/")[2])]
+                ids = trace.prompt_ids + trace.response_ids
+                assert sequence.token_ids_L[: len(ids)].tolist() == ids
+                mask = np.array(trace.loss_mask, bool)
+                assert trace.response_logprobs is not None
+                told = np.array(trace.response_logprobs, np.float32)
+                assert np.array_equal(told[mask], sequence.logprobs_C)
+                assert not told[~mask].any()
+                assert trace.response_messages[0]["role"] == "assistant"
+                assert trace.metadata["weight"] == 1.0
+                assert session.metadata["group_id"] == 4
+        listed = (await server.get("/tasks"))["tasks"]
+        assert {row["status"] for row in listed} == {"completed"}
+
+
+async def test_polar_cancels_and_refuses(tmp_path: Path, sandbox_kind: str) -> None:
+    slow = f"{ORACLE}?delay_s=600"
+    async with serving(tmp_path, sandbox_kind, slow), spoken("polar", tmp_path) as server:
+        task = polar_task(shop(1)[0], 3)
+        name = f"/rollout/task/{task['task_id']}"
+        await server.get(name, status=404)
+        await server.post("/rollout/task/submit", task)
+        await server.post("/rollout/task/submit", task, status=409)
+        async with server.http.delete(server.url + name) as answer:
+            assert Result.model_validate(await answer.json()).status == "cancelled"
+        await until(lambda: server.states() == {"cancelled": 3}, "its members are cancelled")
+        early = f"{server.url}/rollout/task/late?register_if_missing=true"
+        async with server.http.delete(early) as answer:
+            assert answer.status == 200
+        await server.post("/rollout/task/submit", {**task, "task_id": "late"}, status=409)
+        for wrong in (
+            {"agent": {"harness": "gemini_cli"}},
+            {"metadata": {}, "evaluator": {"strategy": "session_completed"}},
+            {"metadata": {"task": {"a": 1}}},
+        ):
+            body = {**task, "task_id": "wrong", **wrong}
+            said = await server.post("/rollout/task/submit", body, status=422)
+            assert "expected" in said["detail"]
+
+
+async def test_nemo_gym_at_seventy_workers(tmp_path: Path, sandbox_kind: str) -> None:
+    """As NeMo RL: each call's prompt goes on with what came before."""
+    async with serving(tmp_path, sandbox_kind), spoken("nemo-gym", tmp_path) as server:
+
+        async def run(index: int, row: dict[str, Json]) -> Json:
+            asked = {"input": [{"role": "user", "content": row["prompt"]}], "temperature": 0.9}
+            return await server.post(
+                "/run", {**row, "responses_create_params": asked, "_ng_task_index": index // 2}
+            )
+
+        done = await asyncio.gather(*(run(*one) for one in enumerate(shop(WORKERS))))
+        (stored,) = server.stored
+        kept = sequences(stored)
+        for index, row in enumerate(done):
+            assert (row["reward"], row["_ng_task_index"]) == (1.0, index // 2)
+            seen: list[int] = []
+            items = row["response"]["output"]
+            for item in items:
+                if "prompt_token_ids" in item:
+                    assert item["prompt_token_ids"][: len(seen)] == seen
+                    assert len(item["generation_token_ids"]) == len(item["generation_log_probs"])
+                    seen = item["prompt_token_ids"] + item["generation_token_ids"]
+            assert len(seen) == len(of_ids(kept, seen).token_ids_L[: len(seen)])
+            calls = {one["call_id"] for one in items if one["type"] == "function_call"}
+            answers = {one["call_id"] for one in items if one["type"] == "function_call_output"}
+            assert calls
+            assert calls == answers
+            assert items[-1]["content"][0]["text"]
+        said = await server.post("/aggregate_metrics", {"verify_responses": done})
+        assert said["agent_metrics"] == {"mean/reward": 1.0}
+        assert len(said["group_level_metrics"]) == WORKERS // 2
+
+
+async def test_what_failed_by_us_is_nobodys_reward(tmp_path: Path, sandbox_kind: str) -> None:
+    """A backend that always fails: an error in each protocol, and no 0."""
+    broken = "scripted:faulty?error=1"
+    row = shop(1)[0]
+    async with serving(tmp_path, sandbox_kind, broken):
+        async with spoken("nemo-gym", tmp_path) as server:
+            asked = {"input": row["prompt"]}
+            said = await server.post("/run", {**row, "responses_create_params": asked}, status=503)
+            assert said["detail"]
+        async with spoken("polar", tmp_path) as server:
+            task = polar_task(row)
+            await server.post("/rollout/task/submit", task)
+            ended: list[Result] = []
+
+            async def is_over() -> bool:
+                found = await server.get(f"/rollout/task/{task['task_id']}")
+                ended[:] = [Result.model_validate(found)]
+                return ended[0].status == "completed"
+
+            await until(is_over)
+            (session,) = ended[0].results
+            assert session.status == session.trajectory.status == "ERROR"
+            assert session.error
+            assert all(trace.reward is None for trace in session.trajectory.traces)
+        async with spoken("prorl-agent", tmp_path) as server:
+            await server.post("/start")
+            result = await server.post("/process", {"instance": row, "sampling_params": {}})
+            assert not result["success"]
+            assert result["messages"] == []
+            assert result["filter"]
