@@ -87,13 +87,10 @@ class TrainerConfig(BaseModel):
     )
     tasks: Path | None = Field(
         default=None,
-        description="JSON lines of tasks to submit as training goes on; none: others submit",
+        description="JSON lines of tasks, all that the run will have, submitted at the start: a run"
+        " with `epochs` feeds itself from them; none: others submit",
     )
     n: int = Field(default=8, ge=1, description="rollouts per submitted task")
-    steps_ahead: Literal[0, 1] = Field(
-        default=0,
-        description="0 synchronous; 1: the next step's groups are sampled while this one trains",
-    )
     max_staleness: int = Field(
         default=-1,
         ge=-1,

@@ -13,7 +13,7 @@ it is fed from a replay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,9 +40,7 @@ from prorl.trainer.lineage import (
     write_rows,
 )
 from prorl.trainer.metrics import Hook, StepTimer, has_row, write_row
-from prorl.types import GroupState, Json, Task
-
-WAITING = (GroupState.OPEN, GroupState.KEPT, GroupState.DELIVERED)
+from prorl.types import Json
 
 
 def train(
@@ -69,11 +67,10 @@ def train(
         if not has_row(config.output / "metrics", progress.step):  # we died between the two
             note(config, progress.step, found, read_figures(found))
 
-    feed = make_feed(config, client)
-    feed()
-    for batch in timed(
-        timer, groups(config, client, progress.cursor, feed), config.steps - progress.step
-    ):
+    if config.tasks is not None:
+        client.submit(config.run, load_tasks(config.tasks), config.n, key="tasks", last=True)
+    batches = groups(config, client, progress.cursor)
+    for batch in timed(timer, batches, config.steps - progress.step):
         account = Account(batch) if config.lineage != "off" else None
         with timer("train"):
             figures = learner.update(
@@ -98,7 +95,6 @@ def train(
             parent = weights_digest(path) if account else ""
         with timer("publish"):
             announce(client, config, progress, path, learner.expected(batch))
-            feed()
         figures |= timer.take()
         note(config, progress.step, path, figures)
         for hook in hooks:
@@ -108,9 +104,7 @@ def train(
     return progress
 
 
-def groups(
-    config: TrainerConfig, client: Client, cursor: str, feed: Callable[[], None]
-) -> Iterator[PackedBatch]:
+def groups(config: TrainerConfig, client: Client, cursor: str) -> Iterator[PackedBatch]:
     """Batches of a step's groups, with advantages, from a cursor on."""
     how: Any = config.advantages
     if plugins.is_place(how):
@@ -124,7 +118,6 @@ def groups(
         groups_per_batch=config.groups_per_step,
         wait_s=config.wait_s,
         advantages=how,
-        on_idle=feed,
     )
 
 
@@ -186,14 +179,6 @@ def note(config: TrainerConfig, step: int, checkpoint: Path, figures: Mapping[st
     write_row(config.output / "metrics", step, figures)
 
 
-def make_feed(config: TrainerConfig, client: Client) -> Callable[[], None]:
-    """What submits the next steps' tasks; nothing when others do."""
-    if config.tasks is None:
-        return lambda: None
-    target = config.groups_per_step * (1 + config.steps_ahead)
-    return Feed(client, config.run, load_tasks(config.tasks), n=config.n, target_groups=target)
-
-
 def timed(
     timer: StepTimer, batches: Iterator[PackedBatch], num_steps: int
 ) -> Iterator[PackedBatch]:
@@ -204,27 +189,3 @@ def timed(
         if batch is None:
             return
         yield batch
-
-
-class Feed:
-    """Tops a run up: as many groups wait (open, kept, handed out) as the next steps take, no more.
-
-    Group i always has the key `feed/i` and the task `tasks[i % len(tasks)]`: a resumed trainer adds
-    exactly what is missing. Not promised: anything when somebody else submits to the same run.
-    """
-
-    def __init__(
-        self, client: Client, run: str, tasks: Sequence[Task], *, n: int, target_groups: int
-    ) -> None:
-        self._client, self._run, self._tasks = client, run, tasks
-        self._n, self._target = n, target_groups
-
-    def __call__(self) -> None:
-        counts = self._client.run(self._run)["groups"]
-        submitted = sum(counts[state] for state in GroupState)
-        missing = self._target - sum(counts[state] for state in WAITING)
-        if missing > 0:
-            tasks = [
-                self._tasks[i % len(self._tasks)] for i in range(submitted, submitted + missing)
-            ]
-            self._client.submit(self._run, tasks, self._n, key="feed", first=submitted)

@@ -317,9 +317,14 @@ class _Service:
             "max_unacked_groups": setup.step * (1 + MAX_ASYNC),
             "max_open_groups": 4 * setup.step,
             "max_staleness": MAX_ASYNC,
+            "epochs": 1_000_000,
             "limits": {"queue_s": 86400},
         }
         self.core.create_run(RunConfig.model_validate({**settings, **more}))
+        task = Task(task_id="t", env="noop", prompt="x")
+        bodies = [GroupBody(task=task, n=self.load.n)]
+        self.core.datasets.add(self.run, self.core.acceptance.check(self.run, bodies, {}))
+        self.core.end_of_groups(self.run)
         self.filter = GroupFilter(self.run.config.filter)
         self.verdicts: dict[tuple[float | None, ...], GroupDecision] = {}
         self.told = 0
@@ -361,26 +366,11 @@ class _Service:
         """Say everything that is to be said at this moment."""
         moved = True
         while moved:
-            self._feed()
             self.core.pump(self.setup.slots - len(self.running))
             self.core.grants.prune()
             self.core.rollouts.look(self.run)
             moved = self._write()
             moved = self._hand_out() or moved
-
-    def _feed(self) -> None:
-        run = self.run
-        if (
-            len(run.pool) >= self.setup.step
-            or run.state != "open"
-            or run.kept >= run.config.target_groups
-        ):
-            return
-        bodies = [
-            GroupBody(task=Task(task_id=f"t{i}", env="noop", prompt="x"), n=self.load.n)
-            for i in range(run.next_group, run.next_group + 4 * self.setup.step)
-        ]
-        self.core.acceptance.groups(run, self.core.acceptance.check(run, bodies, {}))
 
     def _write(self) -> bool:
         """One transaction and what waited for it; whether anything was said."""

@@ -146,7 +146,8 @@ class Client:
         `key` names the submission: group i, counted from `first`, has the idempotency key `KEY/i`,
         so that the same call again, after a crash too, adds nothing. Without one a random key makes
         each call a submission of its own (retries inside a call still add nothing). `last` says
-        that no more will come, so that the run can finish; with no tasks it says that alone.
+        that no more will come, so that the run can finish; with no tasks it says that alone. To a
+        run with `epochs` this is its dataset, sampled once it is whole; the answer has no groups.
         Raises ConflictError for a used key with other content.
         """
         if isinstance(tasks, str | Path | Mapping):
@@ -185,6 +186,14 @@ class Client:
     def run(self, run: str) -> dict[str, Json]:
         """State and counters of a run. Raises NotFoundError."""
         return dict(self._http.request("GET", "v1", "runs", run))
+
+    def pause(self, run: str) -> dict[str, Json]:
+        """Start no more groups of a run until `resume`; those that are started end."""
+        return dict(self._http.request("POST", "v1", "runs", run, "pause", body={}))
+
+    def resume(self, run: str) -> dict[str, Json]:
+        """Go on with a paused run."""
+        return dict(self._http.request("POST", "v1", "runs", run, "resume", body={}))
 
     def cancel(self, run: str, group: int | None = None) -> dict[str, Json]:
         """Cancel what is open in a run, or in one group of it; what is stored stays."""
@@ -310,7 +319,6 @@ class Client:
         max_groups: int | None = None,
         wait_s: float = 10.0,
         advantages: Advantages = "group",
-        on_idle: Callable[[], None] | None = None,
     ) -> Iterator[PackedBatch]:
         """Kept groups in delivery order until the run's end.
 
@@ -318,11 +326,10 @@ class Client:
         batches come as they lie in memory, at least one whole group each; with it each has that
         many groups (one copy where they lay apart), the last one of a run perhaps fewer, and no
         group is handed out before its batch is asked for. `max_bytes` and `max_groups` bound one
-        fetch. `advantages`: "group" (GRPO), "centred" (Dr. GRPO), a function, or None. `on_idle` is
-        called each time that `wait_s` passed without a group. A run that does not move is a warning
-        of the logger `prorl.client`, with what it waits for, within half a minute. Raises
-        ConflictError for a cursor of another run or ahead of the log, UserError for batches that
-        could never fill.
+        fetch. `advantages`: "group" (GRPO), "centred" (Dr. GRPO), a function, or None. A run that
+        does not move is a warning of the logger `prorl.client`, with what it waits for, within half
+        a minute. Raises ConflictError for a cursor of another run or ahead of the log, UserError
+        for batches that could never fill.
         """
         if groups_per_batch is not None:
             self._check_fills(run, groups_per_batch)
@@ -336,7 +343,7 @@ class Client:
         )
         batches = (
             add_advantages(batch, advantages)
-            for batch in self._batches(ticket, on_idle, groups_per_batch or 0)
+            for batch in self._batches(ticket, groups_per_batch or 0)
         )
         return batches if groups_per_batch is None else regroup(batches, groups_per_batch)
 
@@ -397,9 +404,7 @@ class Client:
                 given, "at most that many", "make the run with a larger max_unacked_groups"
             )
 
-    def _batches(
-        self, ticket: Ticket, on_idle: Callable[[], None] | None, step: int
-    ) -> Iterator[PackedBatch]:
+    def _batches(self, ticket: Ticket, step: int) -> Iterator[PackedBatch]:
         bound, num_groups, stuck = ticket.max_groups or step, 0, ""
         while True:
             if step:
@@ -413,8 +418,6 @@ class Client:
             if fetched.stuck != stuck:
                 stuck = fetched.stuck
                 log.warning("run %s %s", ticket.run, f"is stuck: {stuck}" if stuck else "moves")
-            if fetched.num_groups == 0 and on_idle is not None:
-                on_idle()
             ticket = replace(ticket, cursor=fetched.cursor)
 
     def _fetch(self, ticket: Ticket) -> Fetched:

@@ -394,6 +394,13 @@ class RunConfig(StrictModel):
         ge=1,
         description="delivery=stream: open plus kept groups that no commit covers",
     )
+    epochs: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="what is submitted is a dataset, and the run feeds itself: each task so many"
+        " times, in an order by `seed`; 0 = groups, each sampled once",
+    )
     groups_per_step: int = Field(
         default=0,
         ge=0,

@@ -42,6 +42,8 @@ HTTP: Mapping[str, frozenset[str]] = MappingProxyType(
         "DELETE /v1/runs/{run_id}": _WORK,
         "DELETE /v1/runs/{run_id}/data": _OPERATE,
         "POST /v1/runs/{run_id}/groups": _WORK,
+        "POST /v1/runs/{run_id}/pause": _WORK,
+        "POST /v1/runs/{run_id}/resume": _WORK,
         "GET /v1/runs/{run_id}/groups/{group_id}": _READ,
         "DELETE /v1/runs/{run_id}/groups/{group_id}": _WORK,
         "GET /v1/runs/{run_id}/rollouts/{rollout_id}": _READ,

@@ -37,6 +37,11 @@ class RunView(RunSummary):
     last: bool
     """No more groups will come."""
     cancelled: bool
+    paused: bool
+    tasks: int
+    """Of the dataset of a run that feeds itself."""
+    fed: int
+    """Groups that were made of them, over all epochs."""
     unstored: int
     delivered: int
     cursors: Mapping[str, int]
@@ -65,6 +70,8 @@ class AcceptedGroup(TypedDict):
 class Accepted(TypedDict):
     run_id: str
     groups: list[AcceptedGroup]
+    tasks: int
+    """Of the dataset of a run that feeds itself."""
 
 
 class RolloutView(TypedDict):

@@ -37,7 +37,7 @@ from prorl.cli.progress import Progress, snapshot
 from prorl.deploy.running import client_of, in_thread
 from prorl.errors import UnavailableError
 from prorl.supervisor.child import ChildSpec
-from prorl.types import GroupState, Json
+from prorl.types import Json
 
 if TYPE_CHECKING:
     from prorl.client.client import Client
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 BEFORE, AFTER = "-before", "-after"
 LOOK_S = 0.5
-POOL_STEPS = 3
-"""Steps' groups that wait to be started."""
 AFTER_SHARE = 0.12
 """Of the minutes, kept for the second evaluation."""
 
@@ -118,10 +116,12 @@ class Learning:
         await self._follow(name)
 
     async def _train(self, training: asyncio.Future[None] | None, stop_at_s: float) -> None:
-        """Feed the trainer until it has ended.
+        """Give the run its tasks, of which it feeds itself, and wait until the trainer has ended.
 
         It is asked to stop after the step in hand when the time is over.
         """
+        submit = partial(self._client.submit, self._name, key="tasks", last=True)
+        await in_thread(submit, self._tasks, self._recipe.n)
         following = asyncio.ensure_future(self._follow(self._name))
         try:
             if training is not None:
@@ -151,23 +151,7 @@ class Learning:
                 self._progress.update(replace(now, mean_reward=recent.add(answer)), more)
                 if answer["state"] != "open":
                     return
-                if training:
-                    await in_thread(self._fill, answer)
             await asyncio.sleep(LOOK_S)
-
-    def _fill(self, run: Json) -> None:
-        """Submit training tasks that are missing in the gateway's pool; task i has key `tasks/i`.
-
-        The gateway starts one of them for each group that DAPO drops.
-        """
-        groups, step = run["groups"], self._recipe.groups_per_step
-        kept = groups["kept"] + groups["delivered"] + groups["acked"]
-        missing = POOL_STEPS * step - groups["pool"]
-        if run["last"] or kept >= run["config"]["target_groups"] or missing < step:
-            return
-        first = sum(groups[state] for state in GroupState)
-        tasks = [self._tasks[i % len(self._tasks)] for i in range(first, first + missing)]
-        self._client.submit(self._name, tasks, self._recipe.n, key="tasks", first=first)
 
 
 class RecentReward:

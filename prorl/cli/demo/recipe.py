@@ -104,6 +104,8 @@ def train_run(recipe: Recipe, name: str) -> RunConfig:
         sampling=sampling(recipe),
         limits=LIMITS,
         target_groups=recipe.steps * recipe.groups_per_step,
+        epochs=1000,  # the target, or the time, ends it
+        groups_per_step=recipe.groups_per_step,
         max_open_groups=ahead,
         max_unacked_groups=ahead,
         max_staleness=2,
@@ -141,7 +143,6 @@ def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[s
         "minibatches": recipe.minibatches,
         "learning_rate": recipe.learning_rate,
         "seed": recipe.seed,
-        "steps_ahead": recipe.steps_ahead,
         "advantages": "prorl.cli.demo.toy.shuffled:shuffled" if recipe.control else "group",
     }
 

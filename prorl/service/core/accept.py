@@ -118,12 +118,9 @@ class Acceptance:
                     f"key {candidate.key!r} was used for another task, n or sampling",
                     hint="use another key",
                 )
-            if known is None and (run.last or run.state != "open"):
-                told = "was told that no more groups will come"
-                why = told if run.state == "open" else f"is {run.state}"
-                given = f"run {run.run_id!r} {why}"
-                raise ConflictError(given, "an open run", "make another run")
-            accepted.append((known or self._add(run, candidate), known is None))
+            if known is None:
+                check_open(run)
+            accepted.append((known or self.add(run, candidate), known is None))
         self._journal.urgent = True
         return accepted
 
@@ -143,7 +140,8 @@ class Acceptance:
                 " send them when some have ended, or raise `max_queued_rollouts`"
             )
 
-    def _add(self, run: RunRecord, candidate: Candidate) -> GroupRecord:
+    def add(self, run: RunRecord, candidate: Candidate) -> GroupRecord:
+        """One more group, last in the pool."""
         now = self._clock()
         group = _group(run, candidate, self._wall())
         group.rollouts = _rollouts(group, now)
@@ -169,6 +167,14 @@ class Acceptance:
         for rollout in group.rollouts:
             identity = (run_id, rollout.rollout_id, group.group_id, rollout.sample_index)
             self._journal.insert(sql.INSERT_ROLLOUT, identity + rollout_row(rollout))
+
+
+def check_open(run: RunRecord) -> None:
+    """Raises ConflictError for a run that takes nothing new."""
+    if run.last or run.state != "open":
+        told = "was told that no more groups will come"
+        why = told if run.state == "open" else f"is {run.state}"
+        raise ConflictError(f"run {run.run_id!r} {why}", "an open run", "make another run")
 
 
 def check_same(known: RunConfig, config: RunConfig) -> None:

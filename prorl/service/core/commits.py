@@ -180,7 +180,7 @@ class Commits:
 
     def finish(self, run: RunRecord) -> bool:
         """End a run that has nothing left to do; whether it ended just now."""
-        no_more = run.last or run.cancelled or reached(run.demand)
+        no_more = (run.last and not run.feeds) or run.cancelled or reached(run.demand)
         stored = not run.unstored and not run.parts and run.outbox_stored >= run.outbox_end
         if run.state != "open" or not no_more or run.undecided or not stored:
             return False

@@ -36,6 +36,7 @@ from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.limits import Clock
 from prorl.service.core.accept import Acceptance
 from prorl.service.core.commits import Commits
+from prorl.service.core.dataset import Datasets
 from prorl.service.core.grants import LeaseGrants, RoomFor, anywhere
 from prorl.service.core.groups import Groups
 from prorl.service.core.lifecycle import Event, EventKind
@@ -92,6 +93,7 @@ class Core:
             self.state, self.watched, self.journal, self.rollouts, self._reply
         )
         self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued)
+        self.datasets = Datasets(log, self.journal, self.acceptance)
         self._claim_grace_s = claim_grace_s
         self._leases: list[tuple[RolloutRecord, int]] = []
         """Of the life before, with their attempts: whoever has one is about to say so."""
@@ -171,6 +173,12 @@ class Core:
         if not run.last:
             run.last = True
             self.journal.mark_run(run)
+        self.journal.urgent = True
+
+    def pause_run(self, run: RunRecord, paused: bool) -> None:
+        """Start no more groups, or go on; what is started ends."""
+        run.paused = paused
+        self.journal.mark_run(run)
         self.journal.urgent = True
 
     def cancel_run(self, run: RunRecord) -> None:
@@ -329,6 +337,8 @@ class Core:
     def pump(self, room: int, room_for: RoomFor = anywhere) -> None:
         """Give out what there is room for: backends to those that lost theirs, then leases."""
         self.failovers.serve()
+        for run in self.state.open.values():
+            self.datasets.fill(run)
         self.grants.pump(room, room_for)
 
     def sweep(self) -> None:
@@ -350,6 +360,8 @@ class Core:
 
     def durable(self, batch: LogBatch) -> None:
         """Forget groups and runs that need not stay in memory."""
+        for run_id, _, key, *_ in dict(batch.writes).get(sql.INSERT_TASK, ()):
+            self.state.runs[run_id].new_tasks.pop(key)
         for group in batch.settled:
             if not group.at_rest or group.run.is_next(group):
                 continue

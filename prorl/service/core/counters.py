@@ -32,6 +32,8 @@ COUNTS = (
     "group_size",
     "num_rewards",
     "paused",
+    "num_tasks",
+    "fed",
     "group_s",
     "taken_s",
     "reward_sum",

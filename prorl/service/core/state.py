@@ -222,6 +222,12 @@ class RunRecord:
     """A heap of those that infrastructure failed: ready at that time of the loop's clock."""
     ending: deque[tuple[GroupRecord, FailureCode]] = field(default_factory=deque)
     """Started groups that are still to be ended, and why (`Rollouts.end_groups`)."""
+    num_tasks: int = 0
+    """Of its dataset, if it feeds itself."""
+    fed: int = 0
+    """Groups that were made of them, over all epochs."""
+    new_tasks: dict[str, str] = field(default_factory=dict)
+    """Digests by key of those that are not durable yet."""
     next_group: int = 0
     next_rollout: int = 0
     next_commit: int = 1
@@ -299,6 +305,12 @@ class RunRecord:
         behind = streams and (self.waiting > 0 or self.acked < self.next_delivery)
         unstored = bool(self.parts) or self.outbox_stored < self.outbox_end
         return self.state != "failed" and (self.state == "open" or unstored or behind)
+
+    @property
+    def feeds(self) -> bool:
+        """Whether groups will still be made of its dataset."""
+        whole = self.last and not self.cancelled and self.state == "open"
+        return whole and self.fed < self.num_tasks * self.config.epochs
 
     @property
     def in_hand(self) -> int:

@@ -202,7 +202,10 @@ def pieces(sizes: Sequence[int]) -> Iterator[slice]:
 async def accept(
     gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask
 ) -> list[tuple[GroupRecord, bool]]:
-    """Check all, then accept all, in pieces. Raises as `Acceptance.check` and `check_room` do."""
+    """Check all, then accept all, in pieces. Raises as `Acceptance.check` and `check_room` do.
+
+    No groups are made yet of what is a dataset.
+    """
     acceptance = gateway.core.acceptance
     candidates: list[Candidate] = []
     seen: dict[str, str] = {}
@@ -210,6 +213,11 @@ async def accept(
         await check_envs(body.groups[part], check, part.start)
         candidates += acceptance.check(run, body.groups[part], seen, part.start)
         await asyncio.sleep(0)
+    if run.config.epochs:
+        for part in pieces([candidate.n for candidate in candidates]):
+            gateway.core.datasets.add(run, candidates[part])
+            await asyncio.sleep(0)
+        return []
     acceptance.check_room(run, candidates)
     accepted: list[tuple[GroupRecord, bool]] = []
     for part in pieces([candidate.n for candidate in candidates]):

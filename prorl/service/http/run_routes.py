@@ -131,18 +131,39 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         responses=also(shapes.Accepted, _200="all of it was there"),
     )
     async def submit(run_id: str, request: Request) -> Response:
-        """Submit groups. 202 when something new was accepted, 200 when all of it was there."""
+        """Submit groups. 202 when something new was accepted, 200 when all of it was there.
+
+        To a run with `epochs` they are its dataset: `last` says that it is whole, and the run makes
+        groups of it.
+        """
         run = known(run_id)
         body = _parse(GroupsBody, await request.body())
         accepted = await accept(gateway, run, body, check)
         if body.last:
             core.end_of_groups(run)
+        fresh = bool(run.new_tasks) or any(created for _, created in accepted)
         await gateway.durable()
         groups = [_accepted(group, created) for group, created in accepted]
         return reply(
-            shapes.Accepted(run_id=run_id, groups=groups),
-            202 if any(created for _, created in accepted) else 200,
+            shapes.Accepted(run_id=run_id, groups=groups, tasks=run.num_tasks),
+            202 if fresh else 200,
         )
+
+    @app.post("/v1/runs/{run_id}/pause", response_model=shapes.RunView)
+    async def pause_run(run_id: str) -> Response:
+        """Start no more groups; those that are started end. Idempotent."""
+        return await paused(run_id, True)
+
+    @app.post("/v1/runs/{run_id}/resume", response_model=shapes.RunView)
+    async def resume_run(run_id: str) -> Response:
+        """Go on with a paused run. Idempotent."""
+        return await paused(run_id, False)
+
+    async def paused(run_id: str, paused: bool) -> Response:
+        run = known(run_id)
+        core.pause_run(run, paused)
+        await gateway.durable()
+        return reply(views.run_view(core, run))
 
     @app.get("/v1/runs", response_model=shapes.Runs)
     async def list_runs() -> Response:

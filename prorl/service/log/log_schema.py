@@ -50,6 +50,14 @@ CREATE UNIQUE INDEX groups_delivery ON groups (run_id, delivery_seq) WHERE deliv
 CREATE INDEX groups_started ON groups (run_id, group_id) WHERE state = 'open' AND opened = 1;
 CREATE INDEX groups_pooled ON groups (run_id, group_id) WHERE state = 'open' AND opened = 0;
 
+CREATE TABLE dataset (
+    run_id TEXT NOT NULL, place INTEGER NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL,
+    n INTEGER NOT NULL, task_id TEXT NOT NULL, data_source TEXT NOT NULL, env TEXT NOT NULL,
+    task TEXT NOT NULL, sampling TEXT NOT NULL, extra TEXT NOT NULL,
+    PRIMARY KEY (run_id, place)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX dataset_key ON dataset (run_id, key);
+
 CREATE TABLE rollouts (
     run_id TEXT NOT NULL, rollout_id INTEGER NOT NULL, group_id INTEGER NOT NULL,
     sample_index INTEGER NOT NULL,
@@ -122,6 +130,11 @@ ROLLOUT_CHANGES = (
     *("message", "backend", "reward", "part", *SUMMARY_COLUMNS),
 )
 ROLLOUT_COLUMNS = ("run_id", "rollout_id", "group_id", "sample_index", *ROLLOUT_CHANGES)
+DATASET_COLUMNS = (
+    *("run_id", "place", "key", "digest", "n", "task_id", "data_source", "env"),
+    *("task", "sampling", "extra"),
+)
+INSERT_TASK = insert_sql("dataset", DATASET_COLUMNS)
 INSERT_RUN = insert_sql("runs", RUN_COLUMNS)
 UPDATE_RUN = update_sql("runs", RUN_CHANGES, ("run_id",))
 INSERT_GROUP = insert_sql("groups", GROUP_COLUMNS)
@@ -137,7 +150,7 @@ UPSERT_CURSOR = "INSERT OR REPLACE INTO cursors (run_id, consumer, seq, at) VALU
 ANNOUNCED = "announced"
 """The note of a version whose weights the trainer sent itself: others have their path."""
 INSERT_VERSION = insert_sql("versions", ("run_id", "version", "note", "at"))
-RUN_TABLES = ("parts", "outbox", "cursors", "versions", "runs")
+RUN_TABLES = ("dataset", "parts", "outbox", "cursors", "versions", "runs")
 """Besides groups and rollouts; `runs` last."""
 FORGET = {table: f"DELETE FROM {table} WHERE run_id = ?" for table in RUN_TABLES}
 FORGET_BEFORE = {

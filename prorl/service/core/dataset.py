@@ -1,0 +1,124 @@
+"""Runs that feed themselves: what was submitted is a dataset, sampled `epochs` times.
+
+Nothing is sampled until the dataset is said to be whole. Then groups are made of its tasks as the
+sampler wants them, each task once an epoch, in an order that follows from the run's seed and the
+epoch alone. How far that is (`RunRecord.fed`) is in the transaction that makes the group: a gateway
+that was killed neither skips a task nor takes it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prorl.errors import ConflictError
+from prorl.service.core.accept import Acceptance, check_open
+from prorl.service.core.candidates import Candidate
+from prorl.service.core.sampler import may_open
+from prorl.service.core.state import RunRecord
+from prorl.service.log import log_schema as sql
+from prorl.service.log.journal import Journal
+from prorl.service.log.log import ControlLog
+from prorl.types import Task
+
+AT_ONCE = 64
+"""Groups that are made in one go."""
+
+_KEYS = 500
+
+_TASKS = (
+    f"SELECT {', '.join(sql.DATASET_COLUMNS)} FROM dataset WHERE run_id = ? AND place IN ({{}})"
+)
+
+
+@lru_cache(maxsize=16)
+def order(seed: int, epoch: int, size: int) -> NDArray[np.int64]:
+    """The places of a dataset in the order of an epoch.
+
+    >>> sorted(order(7, 0, 4).tolist()), (order(7, 0, 99) != order(7, 1, 99)).any()
+    ([0, 1, 2, 3], True)
+    """
+    return np.random.default_rng((seed, epoch)).permutation(size)
+
+
+class Datasets:
+    def __init__(self, log: ControlLog, journal: Journal, acceptance: Acceptance) -> None:
+        self._log, self._journal, self._acceptance = log, journal, acceptance
+
+    def add(self, run: RunRecord, candidates: Sequence[Candidate]) -> int:
+        """Put tasks at the dataset's end; how many were not there yet, by their keys.
+
+        Raises ConflictError for a key that stands for another task, or a dataset that is whole.
+        """
+        there = run.new_tasks | self._there(run, [candidate.key for candidate in candidates])
+        added = 0
+        for candidate in candidates:
+            place = run.num_tasks
+            key = candidate.key or str(place)
+            known = there.get(key)
+            if known is None:
+                check_open(run)
+                row = (run.run_id, place, key, candidate.digest, candidate.n)
+                task = candidate.task
+                facts = (task.task_id, task.data_source, task.env, candidate.text)
+                more = (candidate.sampling, candidate.extra)
+                self._journal.insert(sql.INSERT_TASK, (*row, *facts, *more))
+                there[key] = run.new_tasks[key] = candidate.digest
+                run.num_tasks += 1
+                run.group_size = max(run.group_size, candidate.n)
+                added += 1
+            elif known != candidate.digest:
+                given = f"key {key!r} was used for another task, n or sampling"
+                raise ConflictError(given, hint="use another key")
+        self._journal.mark_run(run)
+        self._journal.urgent = True
+        return added
+
+    def _there(self, run: RunRecord, keys: Sequence[str]) -> dict[str, str]:
+        """Digests of tasks that the log has, by key."""
+        found: dict[str, str] = {}
+        wanted = [key for key in keys if key]
+        for first in range(0, len(wanted), _KEYS):
+            asked = wanted[first : first + _KEYS]
+            marks = ", ".join("?" * len(asked))
+            statement = f"SELECT key, digest FROM dataset WHERE run_id = ? AND key IN ({marks})"
+            found |= dict(self._log.read(statement, (run.run_id, *asked)))
+        return found
+
+    def fill(self, run: RunRecord) -> None:
+        """Make the groups that the sampler wants and the pool lacks."""
+        if not run.feeds or run.new_tasks:
+            return
+        demand = run.demand
+        wanted = 0 if run.doomed(demand) else may_open(demand) - len(run.pool)
+        left = run.config.epochs * run.num_tasks - run.fed
+        count = min(wanted, left, AT_ONCE)
+        if count <= 0:
+            return
+        places = [self._place(run, run.fed + i) for i in range(count)]
+        for candidate in self._candidates(run, places):
+            epoch = run.fed // run.num_tasks
+            self._acceptance.add(run, candidate._replace(key=f"{epoch}/{candidate.key}"))
+            run.fed += 1
+        self._journal.mark_run(run)
+        self._journal.urgent = True
+
+    def _place(self, run: RunRecord, fed: int) -> int:
+        epoch, index = divmod(fed, run.num_tasks)
+        return int(order(run.config.seed, epoch, run.num_tasks)[index])
+
+    def _candidates(self, run: RunRecord, places: Sequence[int]) -> list[Candidate]:
+        """The tasks at these places, in their order."""
+        marks = ", ".join("?" * len(set(places)))
+        rows = self._log.read(_TASKS.format(marks), (run.run_id, *set(places)))
+        found = {
+            place: Candidate(
+                Task(task_id=task_id, data_source=source, env=env, prompt=""),
+                *(text, n, key, digest, sampling, extra),
+            )
+            for _, place, key, digest, n, task_id, source, env, text, sampling, extra in rows
+        }
+        return [found[place] for place in places]

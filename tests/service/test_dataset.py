@@ -1,0 +1,148 @@
+"""Runs that feed themselves: every task once an epoch, in the seed's order, whatever dies."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from prorl.control import ControlRow, Hello
+from prorl.errors import ConflictError
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core.core import Core
+from prorl.service.core.dataset import order
+from prorl.service.core.state import RunRecord
+from prorl.service.log.log import ControlLog
+from prorl.types import Json
+from tests.service.world import group, run_config, world
+
+TASKS, EPOCHS = 30, 3
+ORDER = [f"t{place}" for epoch in range(EPOCHS) for place in order(5, epoch, TASKS).tolist()]
+
+
+class Life:
+    """A gateway's core over a log that outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = ControlLog(folder / "control.db")
+        self.begin()
+
+    def begin(self) -> None:
+        self.core = Core(self.log, ["scripted:oracle"], lambda: 1.0, lambda: 1.0)
+        hello = Hello(worker="init", role="init", schema_version=SCHEMA_VERSION)
+        self.core.workers.hello(1, ControlRow.of(hello))
+
+    @property
+    def run(self) -> RunRecord:
+        return self.core.run("r")
+
+    def write(self) -> None:
+        batch = self.core.journal.take()
+        self.log.write_now(batch.writes)
+        self.core.durable(batch)
+
+    def feed(self, tasks: int = TASKS, **more: Json) -> None:
+        self.core.create_run(run_config(epochs=EPOCHS, seed=5, max_open_groups=999, **more))
+        self.write()
+        bodies = [group(f"t{place}", n=2, key=f"k{place}") for place in range(tasks)]
+        checked = self.core.acceptance.check(self.run, bodies, {})
+        self.core.datasets.add(self.run, checked)
+        self.write()
+
+    def fed(self) -> list[str]:
+        """Tasks of the groups that the log has, in the order of their ids."""
+        rows = self.log.read("SELECT task_id FROM groups ORDER BY group_id")
+        return [task for (task,) in rows]
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    return Life(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_gateway_that_is_killed_neither_skips_a_task_nor_takes_one_twice(
+    seed: int, life: Life
+) -> None:
+    draw = random.Random(seed)
+    life.feed()
+    life.core.end_of_groups(life.run)
+    life.write()
+    while len(life.fed()) < len(ORDER):
+        life.core.pump(draw.randrange(1, 20))
+        if draw.random() < 0.7:
+            life.write()
+        if draw.random() < 0.3:
+            life.begin()
+    life.core.pump(50)
+    life.write()
+    assert life.fed() == ORDER
+    assert not life.run.feeds
+
+
+def test_nothing_is_sampled_before_the_dataset_is_whole(life: Life) -> None:
+    life.feed()
+    life.core.pump(50)
+    life.write()
+    assert life.fed() == []
+    life.core.end_of_groups(life.run)
+    life.core.pump(50)
+    life.write()
+    assert life.fed() == ORDER[:64]
+
+
+def test_a_paused_run_goes_on_after_a_restart_only_when_it_is_told(life: Life) -> None:
+    life.feed()
+    life.core.end_of_groups(life.run)
+    life.core.pause_run(life.run, True)
+    life.write()
+    life.begin()
+    life.core.pump(50)
+    life.write()
+    assert life.fed() == []
+    life.core.pause_run(life.run, False)
+    life.core.pump(50)
+    life.write()
+    assert life.fed()
+
+
+def test_only_as_many_groups_are_made_as_the_sampler_wants(life: Life) -> None:
+    life.feed(target_groups=7)
+    life.core.end_of_groups(life.run)
+    life.core.pump(50)
+    life.write()
+    assert life.fed() == ORDER[:7]
+
+
+def test_a_dataset_is_known_by_its_keys(life: Life) -> None:
+    life.feed()
+
+    def again(task: str, key: str) -> int:
+        checked = life.core.acceptance.check(life.run, [group(task, n=2, key=key)], {})
+        return life.core.datasets.add(life.run, checked)
+
+    assert again("t3", "k3") == 0
+    assert (again("new", "new"), again("new", "new")) == (1, 0), "before it is durable too"
+    with pytest.raises(ConflictError, match="k3"):
+        again("other", "k3")
+    life.core.end_of_groups(life.run)
+    assert again("t3", "k3") == 0
+    with pytest.raises(ConflictError, match="no more groups"):
+        again("t99", "k99")
+
+
+async def test_over_http(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run(epochs=2, target_groups=3)
+        body: Json = {"groups": [group("a", n=2, key="a").model_dump(mode="json")]}
+        status, answer = await w.http("POST", "/v1/runs/r/groups", body)
+        assert (status, answer["tasks"], answer["groups"]) == (202, 1, [])
+        status, answer = await w.http("POST", "/v1/runs/r/groups", {**body, "last": True})
+        assert (status, answer["tasks"], answer["groups"]) == (200, 1, [])
+        for word, paused in (("pause", True), ("resume", False)):
+            status, answer = await w.http("POST", f"/v1/runs/r/{word}", {})
+            assert (status, answer["paused"]) == (200, paused)
+        async with w.worker("init") as init:
+            await init.take(4)
+        assert (await w.view())["fed"] == 2
