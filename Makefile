@@ -105,6 +105,7 @@ $(GUESTS)/%/.installed:
 PROGRAMS ?= .venv-programs
 test-doors: setup $(DOORS)/.installed $(foreach name,gymnasium skyrl gem verifiers,$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream, their envs as guests, unmodified agents in sandboxes; DOORS_GIT=SLIME:PRIME_RL/src for what no registry has
 	PYTHONPATH=$(CURDIR):$(DOORS_GIT) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore tests/trainer/test_trl_door.py tests/trainer/test_doors.py
+	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m 'slow or not slow' tests/trainer/test_recipes.py
 	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py
 	PRORL_PROGRAMS=$(abspath $(PROGRAMS)) $(if $(wildcard $(VLLM)/bin/python),$(VLLM_PYTHON)) $(PYTEST) -m slow -rs -s tests/agents/test_real_programs.py
 

@@ -30,6 +30,7 @@ def run(
     filter_: Filter = None,
     seed: Seed = None,
     resume: Flag = False,
+    dry_run: Flag = False,
     root: JobRoot = None,
     config: ConfigFile = None,
     set_: Settings = None,
@@ -50,6 +51,8 @@ def run(
         With --resume: the run to go on with.
     resume
         Go on with a run that was interrupted; settings are those it was started with.
+    dry_run
+        Start nothing: look at tasks, filter, template, servers, images and memory, and say it.
     """
     if resume_name and not resume:
         raise UserError(
@@ -62,4 +65,8 @@ def run(
     keys = {"agent": agent, "filter": filter_, "seed": seed}
     flags["run"] = {key: value for key, value in keys.items() if value is not None}
     plan = JobPlan.make(config, flags, set_ or [], root=root, resume=resume)
+    if dry_run:
+        from prorl.cli.dry_run import dry_run as look
+
+        return asyncio.run(look(plan))
     return asyncio.run(run_plan(plan, quiet=quiet, json=json))
