@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -162,11 +163,32 @@ class BudgetError(RolloutError, TimeoutError):
     """A time or token budget is used up."""
 
 
+_THEIRS: set[str] = set()
+"""Modules of users' parts that this process has imported (`prorl.plugins`)."""
+
+
+def is_users(module: str) -> None:
+    """What is raised in this module or below it is its user's doing, and is told with its place."""
+    if not module.startswith("prorl."):
+        _THEIRS.add(module)
+
+
+def _place(cause: BaseException) -> str:
+    """The last line of users' code that an exception has passed; empty where it passed none."""
+    found = ""
+    for frame, line in walk_tb(cause.__traceback__):
+        module = str(frame.f_globals.get("__name__"))
+        if any(module == one or module.startswith(f"{one}.") for one in _THEIRS):
+            found = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
+    return found
+
+
 @contextmanager
 def boundary(error: type[RolloutError], code: FailureCode, what: str) -> Iterator[None]:
     """Turn any foreign exception that crosses this line into `error(code, "what: ...")`.
 
-    Ours pass unchanged.
+    Ours pass unchanged. Where users' code raised it, its place is said, and a `stage_error`, which
+    is a failure of ours, is a `bad_task`.
 
     >>> from prorl.types import FailureCode
     >>> with boundary(ToolError, FailureCode.TOOL_PROTOCOL, "bash"):
@@ -179,4 +201,8 @@ def boundary(error: type[RolloutError], code: FailureCode, what: str) -> Iterato
     except ProrlError:
         raise
     except Exception as cause:
-        raise error(code, f"{what}: {type(cause).__name__}: {cause}") from cause
+        words = f"{what}: {type(cause).__name__}: {cause}"
+        if place := _place(cause):
+            words = f"{words} ({place})"
+            code = code.BAD_TASK if code == "stage_error" else code
+        raise error(code, words) from cause

@@ -38,7 +38,7 @@ from threading import RLock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from prorl.errors import RolloutError, UserError, boundary
+from prorl.errors import RolloutError, UserError, boundary, is_users
 from prorl.states import FailureCode
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def _from_place(group: str, name: str, error: type[UserError]) -> Any:
     place, _, attribute = name.rpartition(":")
     with _blaming(group, name, "imported", error, MEND_FILE):
         found: Any = _import_file(Path(place)) if place.endswith(".py") else import_module(place)
+        is_users(found.__name__)
         for part in attribute.split("."):
             found = getattr(found, part)
         return found
@@ -173,6 +174,7 @@ def _import_file(path: Path) -> ModuleType:
 def import_user(group: str, point: EntryPoint, error: type[UserError]) -> Any:
     """Import a user's part. Whatever its module raises becomes `error`."""
     with _blaming(group, point.name, f"imported from {point.value}", error):
+        is_users(point.module)
         return point.load()
 
 

@@ -16,7 +16,8 @@ import pytest
 from prorl.agents import get_agent
 from prorl.envs import get_env
 from prorl.envs.math import MathEnv
-from prorl.errors import ConfigError, TaskError
+from prorl.errors import ConfigError, RolloutError, TaskError, ToolError, boundary
+from prorl.states import FailureCode
 from prorl.tasks import load_tasks
 from tests.user_package import installed
 
@@ -25,6 +26,9 @@ TRIVIA = """
 
     class Trivia(NoopEnv):
         name = "trivia"
+
+        def fall(self):
+            raise KeyError("x")
 
     class Broken:
         def __init__(self):
@@ -56,6 +60,25 @@ def test_a_users_part_is_found_by_its_name_and_ours_win() -> None:
     assert get_env("trivia").name == "trivia"
     assert type(get_agent("driver")).__name__ == "Trivia"
     assert isinstance(get_env("math"), MathEnv)
+
+
+def test_what_users_code_raises_is_its_own_doing_and_says_where() -> None:
+    """Renderers and agents run on our loop: what they raise is no failure of ours."""
+    trivia = get_env("trivia")
+    with (
+        pytest.raises(
+            RolloutError, match=r"agent loop: KeyError: 'x' \(\S+trivia/\S+py:\d+ in"
+        ) as told,
+        boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"),
+    ):
+        trivia.fall()  # type: ignore[attr-defined]
+    assert told.value.code == FailureCode.BAD_TASK
+    with (
+        pytest.raises(ToolError, match=r"a tool: KeyError: 'y'$") as told,
+        boundary(ToolError, FailureCode.STAGE_ERROR, "a tool"),
+    ):
+        raise KeyError("y")
+    assert told.value.code == FailureCode.STAGE_ERROR
 
 
 def test_an_unknown_name_names_the_nearest_of_all() -> None:
