@@ -5,9 +5,8 @@ environment is read.
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("prorl", "stages", "storage", "trainer")
@@ -19,25 +18,34 @@ FILES = sorted(
 )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_says_what_it_owns(path: Path) -> None:
-    text = path.read_text()
-    assert not text.strip() or ast.get_docstring(ast.parse(text))
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in FILES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_queues_are_bounded(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            bounded_by_bytes = path.name == "queues.py" and path.parent.name == "flight"
-            if not bounded_by_bytes and name in (
-                "Queue",
-                "SimpleQueue",
-                "LifoQueue",
-                "PriorityQueue",
-            ):
-                assert node.args or node.keywords, f"line {node.lineno}: an unbounded {name}"
+BY_BYTES = Path("prorl/flight/queues.py")
+"""Its queues are bounded by bytes."""
+
+QUEUES = ("Queue", "SimpleQueue", "LifoQueue", "PriorityQueue")
+
+
+def test_a_module_says_what_it_owns() -> None:
+    assert not [
+        str(path) for path, tree in trees().items() if tree.body and not ast.get_docstring(tree)
+    ]
+
+
+def test_queues_are_bounded() -> None:
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees().items()
+        if path != ROOT / BY_BYTES
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", getattr(node.func, "attr", "")) in QUEUES
+        and not (node.args or node.keywords)
+    ]
+    assert not found, f"unbounded: {found}"
 
 
 def test_broad_catches_live_in_boundary_only() -> None:
@@ -46,8 +54,8 @@ def test_broad_catches_live_in_boundary_only() -> None:
     """
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.ExceptHandler)
         and isinstance(node.type, ast.Name)
         and node.type.id in ("Exception", "BaseException")
