@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.errors import ConfigError
+from prorl.errors import ConfigError, ProrlError
 from prorl.net.join import ends_soon
 from prorl.sandbox import kinds
 from prorl.supervisor.root import make_socket_dir
@@ -44,7 +44,7 @@ def probes(root: Path) -> Iterator[ProbeOutcome]:
     for package in ("pyarrow", "duckdb"):
         yield _package(package)
     yield _optional("torch", "prorl[torch]", "tensors in trainers")
-    yield _optional("spython", "prorl[apptainer]", "`prorl image build` and unpacking .sif images")
+    yield _optional("spython", "prorl[apptainer]", "unpacking .sif images and building FILE.def")
     yield _cores()
     yield from _disk(root)
     # Of a service that others reach: what ends within a month. It renews them while it runs.
@@ -56,6 +56,7 @@ def probes(root: Path) -> Iterator[ProbeOutcome]:
     yield _sockets()
     yield _descriptors()
     yield from _sandboxes()
+    yield _images()
 
 
 def _package(name: str) -> ProbeOutcome:
@@ -145,6 +146,27 @@ def _sandboxes() -> Iterator[ProbeOutcome]:
         else:
             why, fix = (f"{LONE}: {item.reason}", LONE_FIX) if lone else (item.reason, item.fix)
             yield ProbeOutcome("warn" if best else "fail", f"sandbox {item.kind}", why, fix)
+
+
+def _images() -> ProbeOutcome:
+    """What becomes of pulled layers where images are kept, and what builds a Dockerfile."""
+    from prorl.cli.commands.image import registry_root
+    from prorl.sandbox.images.builder import dockerfile_program
+    from prorl.sandbox.images.pull import Pull
+    from prorl.sandbox.images.registry import Registry
+
+    place = registry_root(None)
+    builder = dockerfile_program()
+    try:
+        stacks = Pull(Registry(place), {}).stacks
+    except ProrlError as error:
+        return ProbeOutcome("warn", "images", str(error), "choose a writable `sandbox.images`")
+    way = (
+        "stacked by overlayfs" if stacks else "merged by hard links: a start is as fast, disk more"
+    )
+    found = f"pulled without a daemon to {place}, layers {way}; Dockerfiles by {builder or 'none'}"
+    fix = "apt-get install buildah, where Dockerfiles are built"
+    return ProbeOutcome.warning("images", found, fix, bad=not builder)
 
 
 def num_uids(uid_map: str) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from prorl.cli.probes import _images
+
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare(1) of util-linux")
 def test_a_user_namespace_with_one_uid_is_named(tmp_path: Path) -> None:
@@ -22,3 +24,13 @@ def test_a_user_namespace_with_one_uid_is_named(tmp_path: Path) -> None:
     assert "a user namespace that has one uid" in line
     assert "run as root" not in line
     assert "range of uids" in line
+
+
+def test_it_says_which_way_images_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_SANDBOX__IMAGES", str(tmp_path / "images"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = _images()
+    assert (found.level, found.what) == ("warn", "images")
+    assert "stacked by overlayfs" in found.found or "merged by hard links" in found.found
+    assert "Dockerfiles by none" in found.found
+    assert "buildah" in found.fix

@@ -6,24 +6,21 @@ resolves each of eight siblings, a policy that does nothing none, and preparatio
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
-from prorl.errors import StorageError
-from prorl.sandbox.images.child import make_image
-from prorl.sandbox.images.registry import Image, Registry
+from prorl.sandbox.images.pull import Pull
+from prorl.sandbox.images.registry import Registry
+from prorl.sandbox.images.stack import merge
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 from tests.envs.real_repositories import FIXES, Fix, row
@@ -88,17 +85,19 @@ def images(archives: Rows, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     if why_not("apptainer") or not shutil.which("mmdebstrap") or os.getuid() != 0:
         pytest.skip("needs apptainer, and mmdebstrap as root")
     root = tmp_path_factory.mktemp("images")
-    job = {"do": "build", "name": "base", "source": "debian:bookworm", "include": PACKAGES}
-    try:
-        _alone(make_image(root, job, 1200.0))
-    except StorageError as cause:
-        pytest.skip(f"no Debian image can be made here: {cause}")
-    base = Registry(root).find("base").path
+    mirrors = [*Path("/etc/apt").glob("sources.list*"), *Path("/etc/apt").glob("*/*.sources")]
+    words = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm"]
+    words += [f"{root}/base.tar", *(str(path) for path in mirrors if path.is_file())]
+    if subprocess.run(words, check=False, timeout=1200).returncode:
+        pytest.skip("no Debian image can be made here")
+    registry, base = Registry(root / "store"), root / "base"
+    pulled = Pull(registry, {}).pull("base", f"tarball:{root}/base.tar")
+    merge(registry.stack(pulled.digest)[::-1], base)
 
     def make(fix: Fix) -> Row:
         one = archives(fix)
         image = root / f"image-{one['instance_id']}"
-        subprocess.run(["cp", "-al", base, str(image)], check=True)  # shared inodes, read-only
+        subprocess.run(["cp", "-al", str(base), str(image)], check=True)  # shared inodes, read-only
         conda, testbed = image / "opt/miniconda3/envs/testbed/bin", image / "testbed"
         for folder in (conda, testbed):
             folder.mkdir(parents=True)
@@ -109,12 +108,6 @@ def images(archives: Rows, tmp_path_factory: pytest.TempPathFactory) -> Rows:
         return {**kept, "PASS_TO_PASS": names, "docker_image": str(image)}
 
     return Rows(make)
-
-
-def _alone(work: Coroutine[Any, Any, Image]) -> None:
-    """Run in a loop of its own: the module's may be running."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, work).result()
 
 
 async def _rewards(make_plan: Make, task: Row, policy: str, *sets: str) -> StoredRun:

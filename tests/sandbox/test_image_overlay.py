@@ -22,14 +22,20 @@ from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox import small_image
 from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
 
-pytestmark = [pytest.mark.apptainer, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.asyncio(loop_scope="module")]
+KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("apptainer", "podman")]
 OVERLAY = 16 << 20
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    if why_not(request.param):
+        pytest.skip(why_not(request.param))
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Path]:
-    if why_not("apptainer"):
-        pytest.skip(why_not("apptainer"))
     with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
         Path(name).chmod(0o755)
         image = small_image.make_image(Path(name))
@@ -48,10 +54,10 @@ def image() -> Iterator[Path]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def daemon(image: Path) -> AsyncIterator[Sandboxd]:
+async def daemon(image: Path, kind: str) -> AsyncIterator[Sandboxd]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
         Path(name).chmod(0o711)
-        daemon = await start_daemon("apptainer", Path(name))
+        daemon = await start_daemon(kind, Path(name))
         yield daemon
         await end(daemon)
 
@@ -188,7 +194,7 @@ async def test_without_an_image_there_is_nothing_to_write_over(
     daemon: Sandboxd, spec: SandboxSpec
 ) -> None:
     with pytest.raises(
-        SandboxError, match="no image; expected kind apptainer and an image"
+        SandboxError, match="no image; expected kind apptainer or podman and an image"
     ) as caught:
         await daemon.host.start("run/1/1", "run", spec)
     assert caught.value.code is FailureCode.BAD_TASK
@@ -203,7 +209,7 @@ async def main():
     found = []
     for more in ({}, {"overlay_bytes": 1 << 24}, {"overlay_bytes": 1 << 24, "fakeroot": True}):
         spec = SandboxSpec(image=sys.argv[1], **more)
-        async with prorl.sandbox.open("apptainer", spec) as sandbox:
+        async with prorl.sandbox.open(sys.argv[2], spec) as sandbox:
             command = "id -u; touch /etc/x && echo wrote; cat /root/private"
             done = await sandbox.exec(["bash", "-c", command], 20.0)
             found.append(done.output)
@@ -213,7 +219,7 @@ asyncio.run(main())
 """
 
 
-async def test_as_an_ordinary_user(image: Path) -> None:
+async def test_as_an_ordinary_user(image: Path, kind: str) -> None:
     """Its own image, as `prorl image build` makes it for a user."""
     prefix = small_image.as_ordinary_user()
     with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
@@ -225,7 +231,7 @@ async def test_as_an_ordinary_user(image: Path) -> None:
         (copy / "root").mkdir(exist_ok=True)
         (copy / "root" / "private").write_text("the owner's\n")
         environment = {"PATH": os.environ["PATH"], "HOME": name, "PYTHONDONTWRITEBYTECODE": "1"}
-        argv = [*prefix, sys.executable, "-c", PROGRAM, str(copy)]
+        argv = [*prefix, sys.executable, "-c", PROGRAM, str(copy), kind]
         done = await asyncio.to_thread(
             subprocess.run,
             argv,

@@ -17,7 +17,7 @@ import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -226,6 +226,21 @@ def test_an_archive_of_docker_save(registry: Registry, tmp_path: Path) -> None:
     assert "bin/bash" in listing(seen(registry, image, tmp_path))
     with pytest.raises(UserError, match=r"\['a:1'\]"):
         source_of(f"docker-archive:{path}:b:2").manifest()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_root_file_system_in_one_archive(
+    registry: Registry, tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "root.tar"
+    path.write_bytes(pack(archive(*BASE, Entry("dev/sda", kind=tarfile.BLKTYPE))))
+    image = Pull(registry, {}).pull("one", f"tarball:{path}")
+    found = listing(seen(registry, image, tmp_path))
+    assert "bin/bash" in found
+    assert "dev/sda" not in found
+    path.write_bytes(b"no archive")
+    with pytest.raises(UserError):
+        Pull(registry, {}).pull("two", f"tarball:{path}")
 
 
 def test_an_index_gives_this_machines_image(server: RegistryServer, registry: Registry) -> None:
@@ -516,7 +531,9 @@ def test_what_has_no_shell_is_no_image(server: RegistryServer, registry: Registr
     assert registry.names() == []
 
 
-@pytest.mark.parametrize("bad", ["docker://", "docker://a b", "oci:", "debian", "docker://x/../y"])
+@pytest.mark.parametrize(
+    "bad", ["docker://", "docker://a b", "oci:", "tarball:/no", "debian", "docker://x/../y"]
+)
 def test_bad_references(registry: Registry, bad: str) -> None:
     with pytest.raises(UserError):
         source_of(bad).manifest()

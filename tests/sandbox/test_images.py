@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import ConflictError, SandboxError
-from prorl.sandbox import kinds
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.registry import Registry
@@ -86,10 +85,9 @@ async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_
             _, said = await ask(daemon, spec, command, owner)
             assert said.splitlines()[0::2] == ["own", "yes"]
             assert "No such file" in said
-        if kinds.load(kind).overlays:
-            written = SandboxSpec(image=spec.image, overlay_bytes=1 << 20, fakeroot=True)
-            change = "echo new > /etc/own; cat /etc/own; id -u"
-            assert await ask(daemon, written, change, "run/1/3") == (0, "new\n0\n")
+        written = SandboxSpec(image=spec.image, overlay_bytes=1 << 20, fakeroot=True)
+        change = "echo new > /etc/own; cat /etc/own; id -u"
+        assert await ask(daemon, written, change, "run/1/3") == (0, "new\n0\n")
         nowhere = f"docker://{server.host}/team/none"
         for image, why in ((nowhere, "404"), ("docker://other/x:v1", "is docker://")):
             with pytest.raises(SandboxError, match=why) as caught:

@@ -42,15 +42,13 @@ def build(
     /,
     *,
     source: Annotated[str, Parameter(name="--from")],
-    include: str = "",
-    mirror: str = "",
     replace: Flag = False,
     timeout_s: float = 3600.0,
     images: Where = None,
 ) -> int:
     """Make an image that tasks can name.
 
-    Example: prorl image build deb12 --from debian:bookworm --include python3,git
+    Example: prorl image build task7 --from task7.def
 
     Parameters
     ----------
@@ -58,11 +56,7 @@ def build(
         What tasks call it.
     source
         A folder (a root file system, or one with a Dockerfile, which buildah or podman builds),
-        FILE.sif, FILE.def (its `From:` may name another image) or debian:SUITE.
-    include
-        Debian packages to add to debian:SUITE, separated by commas.
-    mirror
-        Package mirror of debian:SUITE; default: the one that this machine uses.
+        FILE.sif or FILE.def (its `From:` may name another image).
     replace
         Let an existing name stand for the new image.
     timeout_s
@@ -73,8 +67,6 @@ def build(
         "do": "build",
         "name": name,
         "source": path,
-        "include": include,
-        "mirror": mirror,
         "replace": "1" if replace else "",
     }
     with adopting_orphans():
@@ -110,7 +102,8 @@ def pull(
     name
         What tasks call it; default: the last part of its reference.
     source
-        docker://REFERENCE, oci:FOLDER[:TAG] or docker-archive:FILE[:TAG].
+        docker://REFERENCE, oci:FOLDER[:TAG], docker-archive:FILE[:TAG], or tarball:FILE, a root
+        file system as `mmdebstrap` and `docker export` write it.
     rows
         File of tasks; images that are there already are not asked for again.
     mirror

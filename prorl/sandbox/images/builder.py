@@ -1,4 +1,4 @@
-"""The programs that make images: Apptainer, buildah or podman, mmdebstrap or debootstrap.
+"""The programs that make images: Apptainer, buildah or podman.
 
 Apptainer runs by spython: always a folder (`--sandbox`), never with sudo. spython hides failures
 (its result says nothing, its library code calls `sys.exit`), so what counts is the folder that is
@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import pwd
-import re
 import shutil
 import subprocess
 from contextlib import redirect_stdout
@@ -19,9 +18,6 @@ from typing import Any
 
 from prorl.errors import StorageError, UserError
 from prorl.sandbox.images.layers import ToolFailed
-
-MIRROR = re.compile(r"https?://\S+/debian/?(?=\s|$)")
-
 
 # ---- .sif and definition files
 
@@ -73,12 +69,17 @@ def failed(source: str) -> ToolFailed:
 # ---- a Dockerfile
 
 
+def dockerfile_program() -> str:
+    """The path of what builds a Dockerfile here, or an empty string."""
+    return shutil.which("buildah") or shutil.which("podman") or ""
+
+
 def build_dockerfile(recipe: Path, layout: Path) -> None:
     """Make what a Dockerfile says, by buildah or podman, as an OCI layout with one image.
 
     Its base comes from where that program looks. Raises UserError where there is neither.
     """
-    program = shutil.which("buildah") or shutil.which("podman")
+    program = dockerfile_program()
     if not program:
         raise UserError(
             f"{recipe} needs buildah or podman",
@@ -93,65 +94,6 @@ def build_dockerfile(recipe: Path, layout: Path) -> None:
     image = number.read_text()
     _run(str(recipe), [program, "push", "--quiet", image, f"oci:{layout}"])
     _run(str(recipe), [program, "rmi", image])
-
-
-# ---- a Debian suite
-
-
-def make_debian(suite: str, tree: Path, work: Path, job: dict[str, str]) -> None:
-    """Make the folder of a Debian suite by mmdebstrap or debootstrap.
-
-    Raises UserError, ToolFailed.
-    """
-    given = job.get("mirror") or _host_mirror()
-    mirror = [given] if given else []
-    words = ["--variant=minbase", *([f"--include={job['include']}"] if job.get("include") else [])]
-    if shutil.which("mmdebstrap"):
-        if os.getuid() != 0 and not _has_subuids():  # it makes files of other owners
-            raise UserError(
-                f"{job['source']} without root",
-                "uids of one's own (/etc/subuid, newuidmap)",
-                "add a line for this user to /etc/subuid and /etc/subgid, or build it as root",
-            )
-        archive = str(work / "root.tar")
-        _run(job["source"], ["mmdebstrap", *words, "--format=tar", suite, archive, *mirror])
-        tree.mkdir()
-        unpack = ["tar", "--extract", "--file", archive, "--directory", str(tree)]
-        _run(job["source"], [*unpack, "--no-same-owner", "--exclude=./dev/*"])
-    elif shutil.which("debootstrap") and os.getuid() == 0:
-        _run(job["source"], ["debootstrap", *words, suite, str(tree), *mirror])
-    else:
-        raise UserError(
-            f"{job['source']} needs mmdebstrap, or debootstrap as root",
-            "one that is installed",
-            "apt-get install mmdebstrap",
-        )
-
-
-def _has_subuids() -> bool:
-    """Whether this user may map a range of uids.
-
-    Unpacking a package as `root` of a namespace needs it.
-    """
-    mine = (f"{os.getuid()}:", f"{pwd.getpwuid(os.getuid()).pw_name}:")
-    path = Path("/etc/subuid")
-    return (
-        bool(shutil.which("newuidmap"))
-        and path.is_file()
-        and any(line.startswith(mine) for line in path.read_text().splitlines())
-    )
-
-
-def _host_mirror() -> str:
-    """The Debian mirror that this machine uses itself, or an empty string."""
-    for path in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
-        if path.is_file():
-            lines = [
-                line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")
-            ]
-            if match := MIRROR.search("\n".join(lines)):
-                return match[0]
-    return ""
 
 
 def _run(source: str, argv: list[str], *, mistake: bool = False) -> None:

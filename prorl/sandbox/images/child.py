@@ -1,7 +1,7 @@
 """One image is made in one child process, which ends every tool that makes it when it ends.
 
-spython has no time-out, no way to be stopped and shares its standard streams; mmdebstrap and
-Apptainer start dozens of processes. So the work (`maker.py`) runs in `python -m
+spython has no time-out, no way to be stopped and shares its standard streams; Apptainer
+and buildah start dozens of processes. So the work (`maker.py`) runs in `python -m
 prorl.sandbox.images.child`: all that they start becomes this child's (subreaper), and the child
 kills all of it on SIGTERM, which it gets at the time-out, with cancellation, and when its parent
 dies in whatever way.

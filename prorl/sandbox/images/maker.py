@@ -1,7 +1,6 @@
 """Makes images, in the child process of `child.py`.
 
-Sources: a folder, a .sif, a definition file, a Dockerfile, a Debian suite; `builder.py` has the
-programs that do it.
+Sources: a folder, a .sif, a definition file, a Dockerfile; `builder.py` has the programs for it.
 
 As root a definition's %post runs with the capabilities of an ordinary container engine, and a .sif
 is unpacked as `nobody`: what an image holds is foreign. As an ordinary user %post is root in a user
@@ -25,7 +24,6 @@ from prorl.sandbox.images.builder import (
     build_dockerfile,
     client_class,
     failed,
-    make_debian,
 )
 from prorl.sandbox.images.layers import ToolFailed, make_layer
 from prorl.sandbox.images.pull import Pull
@@ -33,8 +31,7 @@ from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
 from prorl.sandbox.images.stack import merge
 from prorl.sandbox.images.tree import add_mount_points, copy_tree, digest_of, has_shell, tidy
 
-DEBIAN = re.compile(r"debian:([a-z][a-z0-9-]*)")
-SOURCES = "a folder (also a Dockerfile's), FILE.sif, FILE.def or debian:SUITE"
+SOURCES = "a folder (also a Dockerfile's), FILE.sif or FILE.def"
 POST_CAPABILITIES = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -55,8 +52,7 @@ def make(registry: Registry, job: dict[str, str]) -> Image:
     """The image or layer that a job asks for.
 
     A job is `{"do": "unpack", "source": SIF}`, `{"do": "pull", "source", "name", "mirrors"}`,
-    `{"do": "build", "source", "name", "include",
-    "mirror", "replace"}`, or a layer's (`layers.py`).
+    `{"do": "build", "source", "name", "replace"}`, or a layer's (`layers.py`).
 
     Raises UserError, ToolFailed, OSError.
     """
@@ -88,7 +84,7 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
             build_dockerfile(recipe, work / "layout")
             return Pull(registry, {}).image(f"oci:{work / 'layout'}", str(recipe))
         tree = work / "tree"
-        _fill(registry, job, work)
+        _fill(registry, source, work)
         _check(tree, source)
         digest = digest_of(str(tree))
         if registry.has(digest):
@@ -97,13 +93,10 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
             return registry.keep(tree, digest, source)
 
 
-def _fill(registry: Registry, job: dict[str, str], work: Path) -> None:
+def _fill(registry: Registry, source: str, work: Path) -> None:
     """Make the folder `tree` of a workplace from a source that is no .sif. Raises UserError."""
-    source, tree = job["source"], work / "tree"
-    if match := DEBIAN.fullmatch(source):
-        make_debian(match[1], tree, work, job)
-    elif os.path.isdir(source):
-        copy_tree(source, str(tree), str(registry.root))
+    if os.path.isdir(source):
+        copy_tree(source, str(work / "tree"), str(registry.root))
     elif source.endswith(".def") and os.path.isfile(source):
         _definition(registry, source, work)
     else:

@@ -1,4 +1,5 @@
-"""Where pulled images come from: a container registry, an OCI layout, an archive of `docker save`.
+"""Where pulled images come from: a container registry, an OCI layout, an archive of `docker save`,
+a root file system in one archive.
 
 Formats: OCI image and distribution specifications 1.1, Docker's registry protocol version 2.
 
@@ -25,6 +26,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, MaxRetryError
 
 from prorl.errors import StorageError, UserError
+from prorl.sandbox.images.unpack import plain_stream
 
 HUB, HUB_HOST, HUB_KEY = "docker.io", "registry-1.docker.io", "https://index.docker.io/v1/"
 _NAME = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
@@ -95,9 +97,11 @@ def source_of(text: str, mirrors: Mapping[str, str] | None = None) -> Source:
         return Layout(*_tagged(rest))
     if scheme == "docker-archive" and rest:
         return Archive(*_tagged(rest))
+    if scheme == "tarball" and rest:
+        return Tarball(Path(rest))
     raise UserError(
         f"image source {text!r}",
-        "docker://REFERENCE, oci:FOLDER[:TAG] or docker-archive:FILE[:TAG]",
+        "docker://REFERENCE, oci:FOLDER[:TAG], docker-archive:FILE[:TAG] or tarball:FILE",
     )
 
 
@@ -205,6 +209,30 @@ class Archive:
         """Its digest is a name here; `diff_id` tells whether it is what it should be."""
         with tarfile.open(self._path) as archive:
             _take(_member(archive, layer.digest), layer, path, tell, check=False)
+
+
+class Tarball:
+    """One archive that is a whole root file system: an image of one layer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def manifest(self) -> Manifest:
+        """Reads all of it."""
+        digest = hashlib.sha256()
+        try:
+            with open(self._path, "rb") as file:
+                stream = plain_stream(file)
+                while piece := stream.read(1 << 20):
+                    digest.update(piece)
+        except (OSError, EOFError) as error:
+            raise UserError(f"tarball:{self._path}: {error}", "a tar archive") from None
+        name = f"sha256:{digest.hexdigest()}"
+        return Manifest(name, {}, (Layer(name, self._path.stat().st_size, name),))
+
+    def blob(self, layer: Layer, path: Path, tell: Tell) -> None:
+        with open(self._path, "rb") as file:
+            _take(file, layer, path, tell, check=False)
 
 
 def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:

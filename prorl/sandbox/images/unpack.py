@@ -38,7 +38,7 @@ def unpack(blob: Path, target: Path, diff_id: str, limit_bytes: int, *, marks: b
     """Unpack a blob to a new folder. Raises UserError where the archive is at fault, OSError."""
     target.mkdir()
     with open(blob, "rb") as file:
-        stream = _Counted(_plain(file))
+        stream = _Counted(plain_stream(file))
         try:
             _Unpacking(target, limit_bytes, marks).run(stream)
             while stream.read(1 << 20):
@@ -49,7 +49,8 @@ def unpack(blob: Path, target: Path, diff_id: str, limit_bytes: int, *, marks: b
             raise UserError(f"layer {diff_id} holds something else", "what the image says it holds")
 
 
-def _plain(file: IO[bytes]) -> IO[bytes]:
+def plain_stream(file: IO[bytes]) -> IO[bytes]:
+    """What a blob holds: as it is, or compressed by gzip or zstd."""
     magic = file.read(4)
     file.seek(0)
     if magic[:2] == b"\x1f\x8b":

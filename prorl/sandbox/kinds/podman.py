@@ -8,8 +8,9 @@ for ranges and leave a process to hold it; a folder that is a root file system a
 its own, so that sandboxes share no lock and no database. The image is a stack over which lies a
 small tmpfs for mount points that it lacks, and the container sees it read-only.
 
-The container's one uid is its root, almost without capabilities; runc knows no other way. The tool
-server is run by an ordinary uid in a further user namespace. Podman's own seccomp filter would
+The container's one uid is its root, for runc knows no other way; all its power is to map that uid
+into a further user namespace, in which the tool server is run by an ordinary one, unless the task
+asks for `fakeroot`. Podman's own seccomp filter would
 forbid that; ours is installed after.
 """
 
@@ -31,7 +32,7 @@ from prorl.sandbox.launch.spec import SANDBOX_UID, WORKSPACE, Launch, Serve
 RUNTIMES = ("runc", "crun")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MOUNT_POINT_BYTES = 1 << 20
-"""Over an image, for mount points that it lacks: the container may not write there."""
+"""Over an image that is read-only, for mount points that it lacks."""
 STATE = "/dev/shm"
 """A tmpfs of each sandbox's own: Podman wants a path that is short, and keeps its locks there."""
 CONFIG = "containers.conf"
@@ -46,12 +47,13 @@ apparmor_profile = ""
 """In the place of the machine's and the user's own."""
 FLAGS = (
     *("--rm", "--network", "none", "--ipc", "none", "--hostname", "sandbox", "--no-hosts"),
-    *("--read-only", "--read-only-tmpfs=false", "--cap-drop", "all", "--log-driver", "none"),
-    *("--cap-add", "setfcap"),  # whoever maps root's id into another namespace must have it
+    *("--cap-drop", "all", "--log-driver", "none"),
     *("--security-opt", "no-new-privileges", "--security-opt", "seccomp=unconfined"),
     *("--security-opt", "label=disable", "--passwd=false", "--user", "0:0"),
     *("--oom-score-adj", "1000", "--unsetenv", "container"),
 )
+ROOT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID")
+"""Of the root that `fakeroot` asks for: an ordinary engine's over files and ids."""
 BECOME = (
     f"import sys; sys.path.insert(0, {SUPPORT + '/server.pyz'!r});"
     f" from prorl.tools.server.children import become; become({SANDBOX_UID}, sys.argv[1:])"
@@ -65,13 +67,14 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     image = launch.image or f"{os.path.dirname(launch.server)}/skeleton"
 
     def start(within: Launch) -> NoReturn:
-        _start(within, launch.image)
+        _start(within, launch.image, bool(launch.overlay_bytes))
 
-    filled = replace(launch, image=image, overlay_bytes=MOUNT_POINT_BYTES)
+    num_bytes = launch.overlay_bytes or MOUNT_POINT_BYTES
+    filled = replace(launch, image=image, overlay_bytes=num_bytes)
     contain(filled, listener_fd, status_fd, start, writable=True)
 
 
-def _start(launch: Launch, image: str) -> NoReturn:
+def _start(launch: Launch, image: str, writable: bool) -> NoReturn:
     """Run Podman as root of a user namespace that has no uid but ours."""
     uid, gid = os.getuid(), os.getgid()
     calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNS)
@@ -81,13 +84,16 @@ def _start(launch: Launch, image: str) -> NoReturn:
     name = runtime()
     argv = [program(), "--log-level", "fatal", "--storage-driver", "vfs", "--runtime", name]
     argv += ["--root", f"{STATE}/root", "--runroot", f"{STATE}/run", "run", *FLAGS]
+    argv += [] if writable else ["--read-only", "--read-only-tmpfs=false"]
+    for capability in ROOT_CAPABILITIES if launch.fakeroot else ("SETFCAP",):
+        argv += ["--cap-add", capability]
     argv += ["--cgroups", "disabled"] if name.endswith("crun") else []
     argv += ["--preserve-fds", "3" if launch.user_tools_fd >= 0 else "2", "--workdir", WORKSPACE]
     scratch = f"{launch.folder}/scratch"
     for bind in (*binds(launch, image), f"{scratch}:/tmp", f"{scratch}:/var/tmp"):
         argv += ["--volume", bind]
     command, config = server(launch, image)
-    command = [*command[:-1], BECOME, *command]
+    command = command if launch.fakeroot else [*command[:-1], BECOME, *command]
     command = [*SHELL, *command] if image else command
     environment = {
         "PATH": SYSTEM_PATH,
@@ -134,6 +140,7 @@ KIND = Kind(
     folder=True,
     zipapp=True,
     images=True,
+    overlays=True,
     caps_ptys=False,
     server_can_be_killed=False,
     enforces=HELD_BY_NAMESPACES,
