@@ -3,7 +3,7 @@
 Fifty images over eight shared layers, from Debian's docker-registry; then sandboxes of a pulled
 image beside sandboxes of a folder with the same files, also when there are 500 images.
 
-python -m tests.sandbox.measure_images
+python -m tests.sandbox.measure_images [IMAGES]      so many for the others, who take long
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import random
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ IMAGES, SHARED, FILES, STARTS = 50, 8, 200, 12
 OTHERS = 500
 
 
-def main() -> None:
+def main(rivals: int) -> None:
     """Make a registry, pull from it in three ways, start sandboxes."""
     with tempfile.TemporaryDirectory(prefix="prorl-m-", dir="/tmp") as name:
         work = Path(name)
@@ -42,9 +43,9 @@ def main() -> None:
                 _run(*copy, f"oci:{layout}:v{number}", f"docker://{host}/x:v{number}")
             store = Registry(work / "store")
             union = _ours(store, host)
-            _skopeo_and_umoci(work, host, union)
-            _apptainer(work, host, union)
             asyncio.run(_starts(store, work))
+            _skopeo_and_umoci(work, host, union, rivals)
+            _apptainer(work, host, union, rivals)
 
 
 def _layout(work: Path) -> Path:
@@ -69,7 +70,7 @@ def _ours(store: Registry, host: str) -> int:
         pulls.pull(f"v{number}", f"docker://{host}/x:v{number}")
     took = time.perf_counter() - begin
     union = sum(each.bytes for each in store.list() if each.is_layer)
-    _say("prorl", took, _disk(store.root), union)
+    _say("prorl", IMAGES, took, _disk(store.root), union)
     got: list[int] = []
     begin = time.perf_counter()
     for number in range(IMAGES):
@@ -78,25 +79,25 @@ def _ours(store: Registry, host: str) -> int:
     return union
 
 
-def _skopeo_and_umoci(work: Path, host: str, union: int) -> None:
+def _skopeo_and_umoci(work: Path, host: str, union: int, count: int) -> None:
     place, begin = work / "rival", time.perf_counter()
     place.mkdir()
-    for number in range(IMAGES):
+    for number in range(count):
         copy = ["skopeo", "copy", "-q", "--src-tls-verify=false", f"docker://{host}/x:v{number}"]
         _run(*copy, f"oci:{place}/layout:v{number}")
         _run("umoci", "unpack", "--image", f"{place}/layout:v{number}", f"{place}/v{number}")
-    _say("skopeo and umoci", time.perf_counter() - begin, _disk(place), union)
+    _say("skopeo and umoci", count, time.perf_counter() - begin, _disk(place), union)
     _run("rm", "-r", str(place))
 
 
-def _apptainer(work: Path, host: str, union: int) -> None:
+def _apptainer(work: Path, host: str, union: int, count: int) -> None:
     place, begin = work / "apptainer", time.perf_counter()
     place.mkdir()
     os.environ["APPTAINER_CACHEDIR"], os.environ["APPTAINER_NO_PRIVS"] = f"{place}/cache", "1"
-    for number in range(IMAGES):
+    for number in range(count):
         words = ["apptainer", "-s", "build", "--no-https", "--sandbox", f"{place}/v{number}"]
         _run(*words, f"docker://{host}/x:v{number}")
-    _say("apptainer build --sandbox", time.perf_counter() - begin, _disk(place), union)
+    _say("apptainer build --sandbox", count, time.perf_counter() - begin, _disk(place), union)
     _run("rm", "-r", str(place))
 
 
@@ -127,8 +128,12 @@ async def _starts(store: Registry, work: Path) -> None:
         )
 
 
-def _say(who: str, took: float, disk: int, union: int) -> None:
-    print(f"{who}: {took:.1f} s, {disk / 1e6:.0f} MB on disk, {disk / union:.2f} of the union")
+def _say(who: str, count: int, took: float, disk: int, union: int) -> None:
+    print(
+        f"{who}: {count} images in {took:.1f} s, {disk / 1e6:.0f} MB on disk,"
+        f" {disk / union:.2f} of the union of {IMAGES}",
+        flush=True,
+    )
 
 
 def _disk(place: Path) -> int:
@@ -141,4 +146,4 @@ def _run(*words: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if sys.argv[1:] else IMAGES)

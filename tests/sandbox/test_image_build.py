@@ -226,7 +226,7 @@ def running(mark: str) -> int:
 
 async def until(mark: str, runs: bool) -> None:
     """Wait for it, or for its end; checked each 20 ms, since it is nobody's child here."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60.0):
         while bool(running(mark)) is not runs:
             await asyncio.sleep(0.02)
 
@@ -237,7 +237,8 @@ async def test_the_time_out_ends_everything(registry: Registry, base: Path, tmp_
     making = asyncio.create_task(
         build(registry, definition(tmp_path, base, f"sleep {mark}"), timeout_s=4.0)
     )
-    await until(mark, True)
+    while not running(mark) and not making.done():  # a busy machine may not come so far
+        await asyncio.sleep(0.02)
     with pytest.raises(StorageError, match="not made within 4 s"):
         await making
     assert running(mark) == 0
