@@ -137,7 +137,7 @@ select * from (
         part=_GROUPS,
         sql="""
 select min_version as x, count(*) filter (kept) as kept, count(*) filter (not kept) as dropped
-from groups where event = 'decided' group by 1 order by 1""",
+from groups where event = 'decided' and min_version >= 0 group by 1 order by 1""",
         picture="stack",
         where="group_id in (select group_id from groups where event = 'decided'"
         " and min_version = {x})",

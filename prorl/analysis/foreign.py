@@ -55,7 +55,7 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Rows of a `.jsonl` or `.parquet` file. Raises UserError."""
+    """Rows of a `.jsonl` or `.parquet` file, or a `.json` document or a list. Raises UserError."""
     if path.suffix == ".parquet":
         try:
             table = pq.read_table(path)
@@ -63,39 +63,71 @@ def read_lines(path: Path) -> Iterator[Line]:
             raise UserError(f"{path}: {error}", "a Parquet file") from None
         yield from (Line(f"{path}:{i}", row) for i, row in enumerate(table.to_pylist(), 1))
         return
-    for number, text in enumerate(path.read_bytes().splitlines(), 1):
+    content = path.read_bytes()
+    for number, text in enumerate([content] if path.suffix == ".json" else content.splitlines(), 1):
         try:
             row = orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise UserError(f"{path}:{number} is not JSON: {error}", "one object a line") from None
-        if not isinstance(row, dict):
+        rows = row if isinstance(row, list) and path.suffix == ".json" else [row]
+        if not all(isinstance(row, dict) for row in rows):
             raise UserError(f"{path}:{number} is no object", "one object a line")
-        yield Line(f"{path}:{number}", row)
+        yield from (Line(f"{path}:{number}", row) for row in rows)
 
 
-def sequence_rows(given: list[Line]) -> list[dict[str, Json]]:
+def has_ids(row: Row) -> bool:
+    """Whether a row carries the ids of a sequence."""
+    return any(shape.completion in row for shape in SHAPES)
+
+
+def sequence_rows(given: list[Line], keys: list[dict[str, Json]]) -> list[dict[str, Json]]:
     """A row of SEQUENCES for each line. Raises UserError for lists that do not fit together."""
-    groups = _ids(given)
-    rows = [_sequence(line, number, groups) for number, line in enumerate(given)]
-    siblings = Counter(row["rollout_id"] for row in rows)
-    for row in rows:
-        row["weight"] = 1.0 / siblings[row["rollout_id"]]
-    return rows
+    siblings = Counter(key["rollout_id"] for key in keys)
+    return [
+        key
+        # `sequences` has no word for one that nobody graded: its rollout is not valid.
+        | {"weight": 1.0 / siblings[key["rollout_id"]], "reward": np.nan_to_num(key["reward"])}
+        | _sequence(line)
+        for line, key in zip(given, keys, strict=True)
+    ]
 
 
-def _ids(given: list[Line]) -> dict[str, int]:
-    """Dense ids of what rows are grouped by, when they carry no numbers."""
-    found: dict[str, int] = {}
-    for line in given:
-        found.setdefault(_group_name(line.row), len(found))
-    return found
+def keys_of(given: list[Line]) -> list[dict[str, Json]]:
+    """Who each row belongs to; one that does not say is a rollout of its own. Raises UserError."""
+    groups: dict[str, int] = {}
+    rollouts: dict[Json, int] = {}
+    members: dict[int, list[int]] = {}
+    made = []
+    for number, line in enumerate(given):
+        row = line.row
+        name = next((row[n] for n in _GROUPED if row.get(n) is not None), "")
+        group = _integer(line, "group_id", groups.setdefault(str(name), len(groups)))
+        place = rollouts.setdefault(row.get("rollout", f"row {number}"), len(rollouts))
+        rollout, segment = _integer(line, "rollout_id", place), _integer(line, "segment", 0)
+        siblings = members.setdefault(group, [])
+        if rollout not in siblings:
+            siblings.append(rollout)
+        made.append(
+            {
+                "sequence_id": rollout * MAX_SEGMENTS + segment,
+                "rollout_id": rollout,
+                "group_id": group,
+                "sample_index": _integer(line, "sample_index", siblings.index(rollout)),
+                "attempt": _integer(line, "attempt", 1),
+                "segment": segment,
+                "lineage": Lineage.COMPACT if segment else Lineage.MAIN,
+                "parent": segment - 1,
+                "reward": _reward(line),
+            }
+        )
+    return made
 
 
-def _group_name(row: Row) -> str:
-    return str(next((row[n] for n in ("group_id", "uid", "prompt") if row.get(n) is not None), ""))
+_GROUPED = ("group_id", "uid", "prompt", "task_id")
+"""What siblings have in common, the first that a row has."""
 
 
-def _sequence(line: Line, number: int, groups: Mapping[str, int]) -> dict[str, Json]:
+def _sequence(line: Line) -> dict[str, Json]:
     shape = _shape(line)
     prompt = _numbers(line, shape.prompt, np.int32) if shape.prompt else np.zeros(0, np.int32)
     completion = _numbers(line, shape.completion, np.int32)
@@ -107,8 +139,6 @@ def _sequence(line: Line, number: int, groups: Mapping[str, int]) -> dict[str, J
     _check_tiling(line.where, kinds, ends, len(prompt) + len(completion))
     sampled = np.repeat(kinds >= 1, np.diff(ends, prepend=0))[len(prompt) :]
     return {
-        **_keys(line, number, groups),
-        "reward": _reward(line),
         "token_ids": np.concatenate([prompt, completion]),
         "logprobs": logprobs[sampled],
         **spans,
@@ -153,21 +183,6 @@ def _check_tiling(
         raise UserError(given, "spans of all tokens")
 
 
-def _keys(line: Line, number: int, groups: Mapping[str, int]) -> dict[str, Json]:
-    """Who a sequence belongs to; a row that does not say is a rollout of its own."""
-    rollout, segment = _integer(line, "rollout_id", number), _integer(line, "segment", 0)
-    return {
-        "sequence_id": rollout * MAX_SEGMENTS + segment,
-        "rollout_id": rollout,
-        "group_id": _integer(line, "group_id", groups[_group_name(line.row)]),
-        "sample_index": _integer(line, "sample_index", 0),
-        "attempt": _integer(line, "attempt", 1),
-        "segment": segment,
-        "lineage": Lineage.COMPACT if segment else Lineage.MAIN,
-        "parent": segment - 1,
-    }
-
-
 def _numbers(line: Line, name: str, dtype: type[np.generic]) -> np.ndarray[Any, Any]:
     values = line.row.get(name)
     if not isinstance(values, list):
@@ -190,6 +205,8 @@ def _integer(line: Line, name: str, default: int) -> int:
 
 def _reward(line: Line) -> float:
     value = line.row.get("reward", line.row.get("reward_score"))
+    if value is None and "rollout" in line.row:
+        return float("nan")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{line.where}: reward {value!r}", "a number")
     try:

@@ -15,9 +15,10 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from prorl.analysis.foreign import Line, Row, sequence_rows
+from prorl.analysis.foreign import Line, Row, has_ids, keys_of, sequence_rows
+from prorl.analysis.traces import message_rows, rows_of
 from prorl.errors import ConflictError, UserError
-from prorl.schema import GROUPS, ROLLOUTS, SEQUENCES
+from prorl.schema import GROUPS, MESSAGES, ROLLOUTS, SEQUENCES
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.schema.sequences import validate_sequences
 from prorl.storage.files.commit_files import Commit
@@ -28,31 +29,45 @@ from prorl.types import Json, RolloutState
 
 
 def import_rows(lines: Iterable[Line], directory: Path, source: str) -> int:
-    """Make a run directory of these rows; how many there were.
+    """Make a run directory of these rows; how many rollouts there were.
 
     Raises UserError for the first row that is refused, ConflictError when something is there.
     """
     if directory.exists():
         raise ConflictError(f"{directory} exists", "the name of a run that is not there")
-    given = list(lines)
-    rows = sequence_rows(given)
-    if not rows:
+    given = [
+        Line(line.where, row)
+        for number, line in enumerate(lines)
+        for row in rows_of(line.row, number)
+    ]
+    if not given:
         raise UserError(f"{source} holds no row", "one row a sequence")
+    keys = keys_of(given)
+    spoken = [(line, key) for line, key in zip(given, keys, strict=True) if _is_spelled(line.row)]
+    rows = sequence_rows([line for line, _ in spoken], [key for _, key in spoken])
     batch = pa.RecordBatch.from_pylist(rows, schema=SEQUENCES)
-    # Raises UserError for the first row that is no sequence, or that comes twice.
-    problems, keys = validate_sequences(batch), batch.column("sequence_id").to_pylist()
-    seen: set[int] = set()
-    for line, problem, key in zip(given, problems, keys, strict=True):
-        if problem or key in seen:
-            raise UserError(
-                f"{line.where}: {problem or f'sequence {key} comes twice'}", "a sound sequence"
-            )
-        seen.add(key)
-    _write(directory, batch, given, source)
-    return len(rows)
+    problems, seen = validate_sequences(batch) if rows else [], set[int]()
+    for (line, key), problem in zip(spoken, problems, strict=True):
+        if problem or key["sequence_id"] in seen:
+            twice = f"sequence {key['sequence_id']} comes twice"
+            raise UserError(f"{line.where}: {problem or twice}", "a sound sequence")
+        seen.add(key["sequence_id"])
+    _write(directory, batch, given, keys, source)
+    return len({key["rollout_id"] for key in keys})
 
 
-def _write(directory: Path, batch: pa.RecordBatch, given: list[Line], source: str) -> None:
+def _is_spelled(row: Row) -> bool:
+    """Whether it is a sequence: all rows are but those that came as words alone."""
+    return has_ids(row) or "rollout" not in row
+
+
+def _write(
+    directory: Path,
+    batch: pa.RecordBatch,
+    given: list[Line],
+    keys: list[dict[str, Json]],
+    source: str,
+) -> None:
     """Beside its place first: a run directory appears whole."""
     aside = directory.with_name(f".importing-{directory.name}")
     run = RunDir(aside)
@@ -61,8 +76,9 @@ def _write(directory: Path, batch: pa.RecordBatch, given: list[Line], source: st
     write_durably(run.fs, run.path(MANIFEST), orjson.dumps(manifest))
     tables = {
         "sequences": pa.Table.from_batches([batch]),
-        "rollouts": _rollouts(batch, [line.row for line in given]),
-        "groups": _groups(batch),
+        "rollouts": _rollouts(batch, given, keys),
+        "messages": _messages(given, keys),
+        "groups": _groups(keys),
     }
     files: list[PartFile] = []
     for table, rows in tables.items():
@@ -74,40 +90,57 @@ def _write(directory: Path, batch: pa.RecordBatch, given: list[Line], source: st
     aside.rename(directory)
 
 
-def _rollouts(batch: pa.RecordBatch, rows: list[Row]) -> pa.Table:
+def _rollouts(batch: pa.RecordBatch, given: list[Line], keys: list[dict[str, Json]]) -> pa.Table:
     made: dict[int, dict[str, Json]] = {}
     now = datetime.now(UTC)
-    for i, (sequence, row) in enumerate(zip(batch.to_pylist(), rows, strict=True)):
-        versions = [v for v in sequence["span_version"] if v >= 0] or [0]
-        about = made.setdefault(sequence["rollout_id"], _blank(sequence, row, now, i))
+    for number, (line, key) in enumerate(zip(given, keys, strict=True)):
+        made.setdefault(key["rollout_id"], _blank(key, line.row, now, number))
+    for sequence in batch.to_pylist():
+        versions = [v for v in sequence["span_version"] if v >= 0]
+        about = made[sequence["rollout_id"]]
         about["num_sequences"] += 1
         about["num_tokens"] += len(sequence["token_ids"])
         about["num_sampled"] += len(sequence["logprobs"])
         about["num_trained"] += len(sequence["logprobs"])
-        about["logprob_sum"] += float(np.sum(sequence["logprobs"], dtype=np.float64))
-        about["min_version"] = min(about["min_version"], *versions)
-        about["max_version"] = max(about["max_version"], *versions)
+        about["logprob_sum"] = (about["logprob_sum"] or 0.0) + float(
+            np.sum(sequence["logprobs"], dtype=np.float64)
+        )
+        known = [v for v in (about["min_version"],) if v >= 0]
+        about["min_version"] = min([*known, *versions], default=-1)
+        about["max_version"] = max([about["max_version"], *versions])
     return pa.Table.from_pylist(list(made.values()), ROLLOUTS)
 
 
-def _blank(sequence: Mapping[str, Any], row: Row, now: datetime, number: int) -> dict[str, Json]:
-    copied = {
-        n: sequence[n] for n in ("rollout_id", "group_id", "sample_index", "attempt", "reward")
+def _messages(given: list[Line], keys: list[dict[str, Json]]) -> pa.Table:
+    """What was said in each rollout, where a row has it."""
+    said = {
+        key["rollout_id"]: line.row["messages"]
+        for line, key in zip(given, keys, strict=True)
+        if isinstance(line.row.get("messages"), list)
     }
-    said = {n: str(row.get(n) or "") for n in ("task_id", "data_source")}
-    fixed = {
+    rows = [row for rollout_id, told in said.items() for row in message_rows(told, rollout_id)]
+    return pa.Table.from_pylist(rows, MESSAGES)
+
+
+def _blank(key: Mapping[str, Any], row: Row, now: datetime, number: int) -> dict[str, Json]:
+    copied = {n: key[n] for n in ("rollout_id", "group_id", "sample_index", "attempt")}
+    graded = not np.isnan(key["reward"])
+    said = [m for m in row.get("messages") or () if m.get("role") == "assistant"]
+    told = {n: str(row.get(n) or "") for n in ("task_id", "data_source", "agent", "stop_reason")}
+    fixed: dict[str, Json] = {
         "rollout_key": f"imported/{number}",
         "status": RolloutState.COMPLETED.value,
-        "valid": True,
+        "valid": graded,
+        "reward": key["reward"] if graded else None,
+        "num_tool_calls": sum(len(message.get("tool_calls") or ()) for message in said),
         "reward_parts": [],
         "artefact": b"",
         "extra": "{}",
         "committed_at": now,
-        "min_version": 2**31 - 1,
+        "min_version": -1,
         "max_version": -1,
-        "logprob_sum": 0.0,
     }
-    return {**_ZEROS, **copied, **said, **fixed}
+    return {**_ZEROS, **copied, **told, **fixed}
 
 
 _ZEROS: Mapping[str, Json] = {
@@ -117,30 +150,34 @@ _ZEROS: Mapping[str, Json] = {
 """A row of `rollouts` of which nothing is known."""
 
 
-def _groups(batch: pa.RecordBatch) -> pa.Table:
-    """Every group decided and delivered, in the order of the file."""
+def _groups(keys: list[dict[str, Json]]) -> pa.Table:
+    """Every group decided and, if it is graded, delivered, in the order of the file."""
     members: dict[int, dict[int, float]] = {}
-    keys = (batch.column(name).to_pylist() for name in ("group_id", "rollout_id", "reward"))
-    for group, rollout, reward in zip(*keys, strict=True):
-        members.setdefault(group, {})[rollout] = reward
+    for key in keys:
+        members.setdefault(key["group_id"], {})[key["rollout_id"]] = key["reward"]
     rows: list[Json] = []
     now = datetime.now(UTC)
-    for seq, (group, rewards) in enumerate(members.items()):
+    delivered = 0
+    for group, rewards in members.items():
         shared = _decision(group, list(rewards.values()), now)
-        for i, (event, place) in enumerate((("decided", -1), ("delivered", seq))):
-            rows.append({**shared, "event_seq": 2 * seq + i, "event": event, "delivery_seq": place})
+        for event in ("decided", "delivered") if shared["kept"] else ("decided",):
+            place = delivered if event == "delivered" else -1
+            numbered = {"event_seq": len(rows), "event": event, "delivery_seq": place}
+            rows.append({**shared, **numbered})
+        delivered += shared["kept"]
     return pa.Table.from_pylist(rows, GROUPS)
 
 
 def _decision(group: int, rewards: list[float], now: datetime) -> dict[str, Json]:
-    """What both events of an imported group say: kept, with every member valid."""
+    """What each event of an imported group says: kept, when every member was graded."""
+    graded = [reward for reward in rewards if not np.isnan(reward)]
     return {
         "group_id": group,
-        "kept": True,
-        "reason": "imported",
+        "kept": len(graded) == len(rewards),
+        "reason": "imported" if len(graded) == len(rewards) else "not graded",
         "num_members": len(rewards),
-        "num_valid": len(rewards),
+        "num_valid": len(graded),
         "min_version": 0,
-        "mean_reward": float(np.mean(rewards)),
+        "mean_reward": float(np.mean(graded)) if graded else 0.0,
         "at": now,
     }

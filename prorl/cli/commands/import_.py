@@ -1,4 +1,4 @@
-"""`prorl import`: token-carrying rows of others as a run."""
+"""`prorl import`: rollouts of others as a run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prorl.analysis.foreign import read_lines
 from prorl.analysis.importing import import_rows
+from prorl.analysis.traces import read_dump
 from prorl.cli.options import JsonObject
 from prorl.cli.output import answer
 from prorl.config import NAME
@@ -20,18 +21,19 @@ def import_(
     root: str = "prorl-runs",
     json: JsonObject = False,
 ) -> int:
-    """Make a run of token-carrying rows: JSON lines or Parquet.
+    """Make a run of other people's rollouts: JSON lines, Parquet, a JSON document, slime's .pt.
 
-    The rows are as TRL, verl or `prorl export` have them. The run can be replayed, queried and
-    verified like any other. A row that is not sound is named by its line, and then nothing is
-    written.
+    Rows are as TRL, verl or `prorl export` have them, or ATIF, traces and results of verifiers,
+    NeMo Gym's, OpenEnv's, messages. The run can be seen, queried and verified like any other, and
+    replayed where it has ids and logprobs; what the rows lack is absent. A row that is not sound is
+    named by its line, and then nothing is written.
 
     Example: prorl import rollouts.parquet --name theirs && prorl replay theirs
 
     Parameters
     ----------
     file
-        .jsonl or .parquet with token ids, mask, logprobs and reward.
+        .jsonl, .json, .parquet or .pt.
     name
         What the run is called.
     root
@@ -41,9 +43,10 @@ def import_(
     if not NAME.fullmatch(name):
         raise UserError(f"run name {name!r}", "letters, digits, `_`, `.`, `-`")
     if not file.is_file():
-        raise UserError(f"no file {file}", "a .jsonl or .parquet file")
+        raise UserError(f"no file {file}", "a .jsonl, .json, .parquet or .pt file")
     directory = Path(root) / name
-    count = import_rows(read_lines(file), directory, file.name)
-    found = {"run": name, "sequences": count, "directory": str(directory)}
-    answer(found, [f"{name}: {count:,} sequences in {directory}"], json=json)
+    lines = read_dump(file) if file.suffix == ".pt" else read_lines(file)
+    count = import_rows(lines, directory, file.name)
+    found = {"run": name, "rollouts": count, "directory": str(directory)}
+    answer(found, [f"{name}: {count:,} rollouts in {directory}"], json=json)
     return 0

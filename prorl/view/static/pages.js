@@ -135,7 +135,7 @@ export async function runPage({ run, signal }) {
       tile(num(t.reward), "mean reward", "valid"),
       tile(num(t.rollouts), "rollouts", ""),
       tile(percent(t.rollouts ? t.rewarded / t.rollouts : null), "with a reward", "reward > 0"),
-      tile(num(t.rollouts - t.valid), "masked", "not valid"),
+      tile(num(t.rollouts - t.valid), "masked or cancelled", "not valid"),
       tile(num(t.failed), "infra or task failures", "failure_class in ('infra', 'task')"),
       tile(num(t.groups), `groups of ${num(t.tasks)} tasks`),
       tile(big(t.tokens), `tokens, ${big(t.sampled)} sampled`),
@@ -421,9 +421,9 @@ function liveNow(run, now, past) {
     s ? tile(s.bottleneck || "none", "bottleneck") : null,
     s ? tile(num(s.waiting_for_backend), "wait for a model server") : null,
     mine ? tile(num(mine.counts.queued), "rollouts of this run wait") : null);
-  const recent = h("p", {}, h("a", { href: link(run, "rollouts", { order: "committed_at",
+  const recent = t.last_at && h("p", {}, h("a", { href: link(run, "rollouts", { order: "committed_at",
     down: "1" }) }, `Last commit ${when(t.last_at)}: the newest rollouts`));
-  if (!s) return [tiles, recent, h("p", { class: "quiet" }, now.silent)];
+  if (!s) return [tiles, recent || "", h("p", { class: "quiet" }, now.silent)];
   const table = (title, names, rows) => h("section", { class: "card scroll wide" },
     h("header", {}, h("h2", {}, title)), h("table", { class: "list" }, h("thead", {}, h("tr", {},
       names.map((name, i) => h("th", { class: i ? "n" : "" }, name)))), h("tbody", {},
