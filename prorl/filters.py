@@ -63,6 +63,19 @@ from rollouts
 group by group_id
 """
     ),
+    # The same among those that ended by themselves: a difference that is only made by answers that
+    # were cut off teaches to be short.
+    "overlong": Filter(
+        sql="""
+select group_id,
+       count(distinct reward) filter (not cut) > 1 as kept,
+       case when kept then 'informative'
+            when count(distinct reward) > 1 then 'overlong'
+            else 'all_equal' end as reason
+from (select *, stop_reason in ('max_tokens', 'context') as cut from rollouts)
+group by group_id
+"""
+    ),
 }
 
 PASS_RATE = "pass_rate:LO-HI"

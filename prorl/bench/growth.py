@@ -33,6 +33,7 @@ from prorl.storage.files.layout import RunDir
 from prorl.storage.read.groups import GroupIndex
 from prorl.storage.serve.decide import FactBook
 from prorl.storage.serve.delivery import LiveOrder
+from prorl.storage.serve.history import History
 from prorl.storage.serve.liverun import read_back
 
 SIZES = (1_000, 10_000, 100_000)
@@ -211,7 +212,7 @@ def _stores(sizes: Iterable[int]) -> Iterator[Figure]:
                 run = RunDir(str(Path(folder) / str(size)))
                 order = LiveOrder("a", size=abs, handout=no_handout, save_cursor=no_cursor)
                 began = time.process_time()
-                read_back(GroupIndex(run), FactBook(), order)
+                read_back(GroupIndex(run), FactBook(), order, History())
                 cost.append(1000 * (time.process_time() - began) / size)
     first = min(next(iter(costs.values())))
     for size, cost in costs.items():

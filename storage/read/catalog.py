@@ -268,6 +268,12 @@ class StoredRun:
         given = events.filter(pc.equal(events.column("event"), "delivered"))
         return given.select(_DELIVERIES.names).sort_by("delivery_seq")
 
+    def decided(self) -> pa.ChunkedArray:
+        """Ids of the groups that were kept or dropped."""
+        events = self.read("groups", ["group_id", "event"])
+        found = events.filter(pc.equal(events.column("event"), "decided"))
+        return found.column("group_id")
+
     def delivered(self) -> NDArray[np.int64]:
         """Group ids in delivery order. Raises StorageError for an order with a hole."""
         order = self.deliveries()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -23,9 +23,17 @@ from numpy.typing import NDArray
 from prorl.control import Decision, GroupComplete, Propose
 from prorl.filters import GroupDecision
 from prorl.linux.failpoints import failpoint
+from prorl.schema import ROLLOUTS
 from prorl.storage.read.replay import estimate_bytes
-from prorl.storage.serve.filter import GroupFilter, RefusingFilter, compile_filter, valid_members
+from prorl.storage.serve.filter import (
+    SEEN,
+    GroupFilter,
+    RefusingFilter,
+    compile_filter,
+    valid_members,
+)
 from prorl.storage.serve.filter_process import FilterLostError
+from prorl.storage.serve.history import READ, History
 from prorl.storage.write.writer import ControlPort
 from prorl.types import RolloutState
 
@@ -42,14 +50,24 @@ class Decider:
     """Decides the groups of one run; `drain` ends `run` when nothing is undecided, then `close`."""
 
     def __init__(
-        self, run_id: str, filter_name: str, facts: FactBook, control: ControlPort
+        self,
+        run_id: str,
+        filter_name: str,
+        facts: FactBook,
+        control: ControlPort,
+        history: History,
+        find: Callable[[int], pa.Table],
     ) -> None:
+        """`find` reads a rollout's row of an earlier life; blocking."""
         self._run_id, self._filter_name = run_id, filter_name
-        self._facts, self._control = facts, control
+        self._facts, self._control, self._find = facts, control, find
         self._filter: GroupFilter | RefusingFilter | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"filter {run_id}")
         """Its own: a user's slow SQL delays its run and no other."""
         self._complete: dict[int, GroupComplete] = {}
+        self._rows: dict[int, list[pa.Table]] = {}
+        """Stored members of groups that are not decided."""
+        self._history = history
         self._asked = asyncio.Event()
         self._draining = False
 
@@ -58,8 +76,12 @@ class Decider:
         self._complete[group.group_id] = group
         self._asked.set()
 
-    def look(self) -> None:
-        """A part was committed: what waited for it may be decided."""
+    def look(self, rollouts: pa.Table) -> None:
+        """These rows were committed: what waited for them may be decided."""
+        rows = rollouts.filter(pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value))
+        for group_id in rows.column("group_id").unique().to_pylist():
+            own = rows.filter(pc.equal(rows.column("group_id"), group_id))
+            self._rows.setdefault(group_id, []).append(own.select(SEES))
         if self._complete:
             self._asked.set()
 
@@ -84,6 +106,8 @@ class Decider:
             failpoint("decision.asked")
             await self._control.request(Propose(decisions=proposals), run_id=self._run_id)
             failpoint("decision.answered")
+            for group in groups:
+                self._rows.pop(group.group_id, None)
 
     async def _decided(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
         """What the filter says; a process that was lost says nothing, and is asked again."""
@@ -118,7 +142,24 @@ class Decider:
     def _judge(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
         """Decide groups on the filter's thread, which alone owns it: compiling may take a while."""
         self._filter = self._filter or compile_filter(self._filter_name)
-        return self._filter.decide(groups)
+        stored = self._stored(groups)
+        found = self._filter.decide(groups, stored, self._history)
+        self._history.add(stored)
+        return found
+
+    def _stored(self, groups: Sequence[GroupComplete]) -> pa.Table:
+        """The rows of these groups' members; from disk, what an earlier life committed."""
+        found: list[pa.Table] = [ROLLOUTS.empty_table().select(SEES)]
+        for group in groups:
+            rows = list(self._rows.get(group.group_id, ()))
+            have = {i for table in rows for i in table.column("rollout_id").to_pylist()}
+            found += rows
+            found += (
+                self._find(member.rollout_id).select(SEES)
+                for member in group.members
+                if member.state is RolloutState.COMPLETED and member.rollout_id not in have
+            )
+        return pa.concat_tables(found)
 
     def _proposal(self, group: GroupComplete, decision: GroupDecision) -> Decision:
         kept, reason = decision.kept, decision.reason
@@ -140,6 +181,9 @@ class Decider:
         self._thread.submit(lambda: self._filter.close() if self._filter is not None else None)
         self._thread.shutdown(wait=False)
 
+
+SEES = list(dict.fromkeys(["rollout_id", *SEEN, *READ]))
+"""Of `rollouts`: what the filter and the history are made of."""
 
 COLUMNS = ["group_id", "status", "min_version", "num_tokens", "num_sampled", "num_sequences"]
 """Of `rollouts`: what facts are made of."""

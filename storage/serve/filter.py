@@ -6,7 +6,11 @@ What the SQL sees: a table `rollouts` with one row per *valid* member (completed
 `policy`) of the groups to decide:
 
     group_id int64, task_id text, num_members int32 (n, masked ones included), rollout_id int64,
-    sample_index int32, attempt int32, failure_class text ('' or 'policy'), reward float
+    sample_index int32, attempt int32, failure_class text ('' or 'policy'), reward float,
+    and what `rollouts` has of it (`SEEN`): source, stop reason, parts of the reward, turns, tokens,
+    tool calls, versions, seconds, the user's extra columns
+
+and a table `history`, what became of these groups' tasks before (`history.py`).
 
 What it gives: `group_id`, `kept` (boolean) and `reason` (text), at most one row per group. A group
 that it leaves out is dropped as `unselected`. Under a filter other than `none`, a group with fewer
@@ -26,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from prorl.control import GroupComplete
 from prorl.errors import ConfigError
@@ -38,15 +43,25 @@ from prorl.filters import (
     find_filter,
     is_named,
 )
+from prorl.schema import ROLLOUTS
 from prorl.storage.read.sql import LockedDuckDB
 from prorl.storage.serve.filter_process import FilterLostError, FilterProcess
+from prorl.storage.serve.history import HISTORY, History
 
 TIMEOUT_S = 5.0
 """Of one query: a filter that never ends must not keep its groups undecided."""
 
 _ANSWER = "group_id, kept, left(reason, 200) as reason"
 
-MEMBERS = pa.schema(
+SEEN = (
+    *("data_source", "env", "failure_code", "stop_reason", "reward_parts", "num_sequences"),
+    *("num_turns", "num_tokens", "num_sampled", "num_trained", "num_tool_calls", "min_version"),
+    *("max_version", "queue_s", "init_s", "run_s", "llm_s", "tool_s", "eval_s", "extra"),
+    "logprob_sum",
+)
+"""Columns of the stored rows that a filter sees as they are."""
+
+_KNOWN = pa.schema(
     [
         ("group_id", pa.int64()),
         ("task_id", pa.utf8()),
@@ -58,7 +73,17 @@ MEMBERS = pa.schema(
         ("reward", pa.float32()),
     ]
 )
+"""What the log says of a member."""
+
+MEMBERS = pa.schema([*_KNOWN, *(ROLLOUTS.field(name).with_nullable(True) for name in SEEN)])
 """The `rollouts` table that a filter reads."""
+
+Tables = Mapping[str, pa.Table]
+"""What SQL reads, by name."""
+
+EMPTY: Tables = {"rollouts": MEMBERS.empty_table(), "history": HISTORY.empty_table()}
+
+NO_HISTORY = History()
 
 _OUTPUT = {"group_id": ("BIGINT", "INTEGER"), "kept": ("BOOLEAN",), "reason": ("VARCHAR",)}
 
@@ -86,18 +111,26 @@ class GroupFilter:
 
         And FilterLostError, as `decide` does.
         """
+        self._stored, self._history = _NONE, NO_HISTORY
         chosen = named_filter(name)
         self._min_valid = chosen.min_valid
         runs = _OurSQL if is_named(name) else FilterProcess
         self._query: _Query = runs(chosen.sql, timeout_s)
         try:
-            _check_output(self._query.columns(MEMBERS.empty_table()))
+            _check_output(self._query.columns(EMPTY))
         except (ConfigError, FilterLostError):
             self._query.close()
             raise
 
-    def decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
-        """One decision per group, in the order given."""
+    def decide(
+        self,
+        groups: Sequence[GroupComplete],
+        stored: pa.Table | None = None,
+        history: History = NO_HISTORY,
+    ) -> list[GroupDecision]:
+        """One decision per group, in the order given; `stored`: rows of their members."""
+        self._stored = _NONE if stored is None else stored.select(["rollout_id", *SEEN])
+        self._history = history
         asked = [group for group in groups if len(valid_members(group)) >= self._min_valid]
         found = self._ask_all(asked)
         return [found.get(group.group_id) or self._absent(group) for group in groups]
@@ -128,7 +161,11 @@ class GroupFilter:
         }
 
     def _ask(self, groups: Sequence[GroupComplete]) -> dict[int, GroupDecision]:
-        answer = self._query.answer(_table(groups), len(groups) + 1, _ANSWER)
+        tables = {
+            "rollouts": _table(groups, self._stored),
+            "history": self._history.table(group.task_id for group in groups),
+        }
+        answer = self._query.answer(tables, len(groups) + 1, _ANSWER)
         columns = [answer.column(name).to_pylist() for name in _OUTPUT]
         decisions = [
             GroupDecision(group_id, kept, str(reason))
@@ -154,11 +191,11 @@ class GroupFilter:
 class _Query(Protocol):
     """A filter's SQL, wherever it runs."""
 
-    def columns(self, empty: pa.Table) -> Mapping[str, str]:
+    def columns(self, empty: Tables) -> Mapping[str, str]:
         """Names and types of what it gives. Raises ConfigError for SQL that does not bind."""
 
-    def answer(self, rows: pa.Table, limit: int, projection: str) -> pa.Table:
-        """The first `limit` rows that the filter's SQL gives over `rows`. Raises ConfigError."""
+    def answer(self, tables: Tables, limit: int, projection: str) -> pa.Table:
+        """The first `limit` rows that the SQL gives over these. Raises ConfigError."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -169,12 +206,14 @@ class _OurSQL:
         self._sql, self._timeout_s = sql, timeout_s
         self._database = LockedDuckDB(error=ConfigError, what="filter")
 
-    def columns(self, empty: pa.Table) -> Mapping[str, str]:
-        self._database.register("rollouts", empty)
+    def columns(self, empty: Tables) -> Mapping[str, str]:
+        for name, rows in empty.items():
+            self._database.register(name, rows)
         return self._database.bind(self._sql)
 
-    def answer(self, rows: pa.Table, limit: int, projection: str) -> pa.Table:
-        self._database.register("rollouts", rows)
+    def answer(self, tables: Tables, limit: int, projection: str) -> pa.Table:
+        for name, rows in tables.items():
+            self._database.register(name, rows)
         return self._database.query(self._sql, self._timeout_s, rows=limit, columns=projection)
 
     def close(self) -> None:
@@ -190,7 +229,12 @@ class RefusingFilter:
     def __init__(self, error: ConfigError) -> None:
         self._reason = f"filter_error: {error.given}"[:200]
 
-    def decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
+    def decide(
+        self,
+        groups: Sequence[GroupComplete],
+        stored: pa.Table | None = None,
+        history: History | None = None,
+    ) -> list[GroupDecision]:
         return [GroupDecision(group.group_id, kept=False, reason=self._reason) for group in groups]
 
     def close(self) -> None:
@@ -226,7 +270,10 @@ def _check_output(found: Mapping[str, str]) -> None:
             )
 
 
-def _table(groups: Sequence[GroupComplete]) -> pa.Table:
+_NONE = MEMBERS.empty_table().select(["rollout_id", *SEEN])
+
+
+def _table(groups: Sequence[GroupComplete], stored: pa.Table) -> pa.Table:
     rows = [
         (
             g.group_id,
@@ -241,7 +288,7 @@ def _table(groups: Sequence[GroupComplete]) -> pa.Table:
         for g in groups
         for m in valid_members(g)
     ]
-    return pa.Table.from_arrays(
-        [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), MEMBERS, strict=True)],
-        schema=MEMBERS,
-    )
+    known = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), _KNOWN, strict=True)]
+    place = pc.index_in(known[_KNOWN.get_field_index("rollout_id")], stored.column("rollout_id"))
+    seen = [stored.column(name).take(place) for name in SEEN]
+    return pa.Table.from_arrays([*known, *seen], schema=MEMBERS)

@@ -51,20 +51,20 @@ class FilterProcess:
         assert self._helpers is not None
         return self._helpers
 
-    def columns(self, empty: pa.Table) -> Mapping[str, str]:
-        """Names and types that the SQL gives over a table like this one.
+    def columns(self, empty: Mapping[str, pa.Table]) -> Mapping[str, str]:
+        """Names and types that the SQL gives over tables like these.
 
         Raises ConfigError, FilterLostError.
         """
-        found: Mapping[str, str] = self._ask(_stream(empty), 0, "")
+        found: Mapping[str, str] = self._ask(empty, 0, "")
         return found
 
-    def answer(self, rows: pa.Table, limit: int, projection: str) -> pa.Table:
+    def answer(self, tables: Mapping[str, pa.Table], limit: int, projection: str) -> pa.Table:
         """The first `limit` rows of what the SQL gives over these.
 
         Raises ConfigError, FilterLostError.
         """
-        said: bytes = self._ask(_stream(rows), limit, projection)
+        said: bytes = self._ask(tables, limit, projection)
         try:
             with pa.ipc.open_stream(said) as reader:
                 found = reader.read_all()
@@ -73,8 +73,9 @@ class FilterProcess:
             raise ConfigError(f"filter: its answer is damaged: {error}", "one SELECT") from None
         return found
 
-    def _ask(self, rows: bytes, limit: int, projection: str) -> Any:
-        question = (self._sql, rows, self._timeout_s, limit, projection)
+    def _ask(self, tables: Mapping[str, pa.Table], limit: int, projection: str) -> Any:
+        streams = {name: _stream(rows) for name, rows in tables.items()}
+        question = (self._sql, streams, self._timeout_s, limit, projection)
         try:
             verdict, *said = self._runner.run(self._once(question))
         except Late as error:
@@ -121,10 +122,11 @@ def prepare() -> Answer:
     """A database that nothing but a question's rows is in."""
     database = LockedDuckDB(memory=f"{MEMORY_BYTES >> 21}MiB", error=ConfigError, what="filter")
 
-    def answer(question: tuple[str, bytes, float, int, str]) -> Any:
-        sql, rows, timeout_s, limit, projection = question
-        with pa.ipc.open_stream(rows) as reader:
-            database.register("rollouts", reader.read_all())
+    def answer(question: tuple[str, dict[str, bytes], float, int, str]) -> Any:
+        sql, streams, timeout_s, limit, projection = question
+        for name, rows in streams.items():
+            with pa.ipc.open_stream(rows) as reader:
+                database.register(name, reader.read_all())
         if not limit:
             return _checked(lambda: dict(database.bind(sql)))
         return _checked(

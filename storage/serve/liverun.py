@@ -15,6 +15,7 @@ import asyncio
 import math
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from prorl.config import StoreConfig
 from prorl.control import (
@@ -41,6 +42,7 @@ from prorl.storage.read.replay import delivery_order
 from prorl.storage.serve.decide import COLUMNS, Decider, FactBook
 from prorl.storage.serve.delivery import LiveOrder
 from prorl.storage.serve.endpoint import Endpoint, on_own_thread
+from prorl.storage.serve.history import READ, History
 from prorl.storage.write.writer import ControlPort, RunWriter, Written
 
 _LOOK_S = 1.0
@@ -80,7 +82,15 @@ class LiveRun:
             handout=self._handout,
             save_cursor=self._save_cursor,
         )
-        self._decider = Decider(self.run_id, news.filter, self._facts, control)
+        self._history = History()
+        self._decider = Decider(
+            self.run_id,
+            news.filter,
+            self._facts,
+            control,
+            self._history,
+            lambda rollout_id: StoredRun(where).rows_of("rollouts", rollout_id),
+        )
         self.writer = RunWriter(
             self.index.run,
             run_id,
@@ -114,7 +124,8 @@ class LiveRun:
         """Bring disk and memory up to what was told; then it may be asked for groups."""
         await self.writer.open(self._news)
         await on_own_thread(
-            lambda: read_back(self.index, self._facts, self.order), f"open {self.run_id}"
+            lambda: read_back(self.index, self._facts, self.order, self._history),
+            f"open {self.run_id}",
         )
         self.order.told(self._early)
         self._early.clear()
@@ -158,7 +169,7 @@ class LiveRun:
             self._many_commits.set()
         if (rollouts := written.tables.get("rollouts")) is not None:
             self._facts.add(rollouts)
-            self._decider.look()
+            self._decider.look(rollouts)
             self.rows_committed += rollouts.num_rows
         if (rows := written.tables.get("sequences")) is not None:
             file = next(file for file in written.commit.files if file.table == "sequences")
@@ -226,7 +237,7 @@ class LiveRun:
         self.writer.drain()
 
 
-def read_back(index: GroupIndex, facts: FactBook, order: LiveOrder) -> None:
+def read_back(index: GroupIndex, facts: FactBook, order: LiveOrder, history: History) -> None:
     """What earlier lives of the store committed.
 
     Blocking; nobody else has any of them yet. Raises StorageError.
@@ -237,6 +248,8 @@ def read_back(index: GroupIndex, facts: FactBook, order: LiveOrder) -> None:
     index.take_over(index.look(stored.commits))
     for file in stored.files("rollouts"):
         facts.add(read_part(stored.directory, file, COLUMNS))
+    past = stored.read("rollouts", READ)
+    history.add(past.filter(pc.is_in(past.column("group_id"), stored.decided())))
     delivered = stored.delivered()
     order.restore(delivered)
     for group_id in delivery_order(stored)[len(delivered) :]:

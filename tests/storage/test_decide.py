@@ -11,9 +11,11 @@ import pytest
 
 from prorl.control import Decision, GroupComplete, Propose
 from prorl.filters import GroupDecision
+from prorl.schema import ROLLOUTS
 from prorl.storage.serve import decide
 from prorl.storage.serve.decide import FactBook
 from prorl.storage.serve.filter_process import FilterLostError
+from prorl.storage.serve.history import History
 from tests.storage.test_filter import group
 
 
@@ -23,7 +25,7 @@ class _Lost:
     def __init__(self) -> None:
         self.asked = 0
 
-    def decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
+    def decide(self, groups: Sequence[GroupComplete], *_: object) -> list[GroupDecision]:
         self.asked += 1
         if self.asked <= 3:
             raise FilterLostError("its process was killed")
@@ -45,6 +47,11 @@ class _Log:
         return payload
 
 
+def nothing(rollout_id: int) -> pa.Table:
+    """What an earlier life stored of a rollout."""
+    return ROLLOUTS.empty_table()
+
+
 def stored(*groups: int) -> pa.Table:
     """Rows of `rollouts` with a sequence each."""
     row = {"status": "completed", "min_version": 0, "num_tokens": 1, "num_sampled": 1}
@@ -55,13 +62,13 @@ async def test_a_group_waits_until_the_commits_of_its_members_are_known() -> Non
     """A store that comes back may hear of the end before the answer to its own commit."""
     log, facts = _Log(), FactBook()
     control: Any = log
-    decider = decide.Decider("r", "none", facts, control)
+    decider = decide.Decider("r", "none", facts, control, History(), nothing)
     deciding = asyncio.create_task(decider.run())
     decider.complete(group(0, 0, 1))
     await asyncio.sleep(0.1)
     assert log.proposed == []
     facts.add(stored(0, 0))
-    decider.look()
+    decider.look(ROLLOUTS.empty_table())
     decider.drain()
     async with asyncio.timeout(30):
         await deciding
@@ -77,7 +84,7 @@ async def test_a_filter_that_is_lost_is_asked_again_and_drops_nothing(
     monkeypatch.setattr(decide, "AGAIN_S", 0.01)
     control: Any = log
     facts.add(stored(0, 0, 1, 1))
-    decider = decide.Decider("r", "select 1", facts, control)
+    decider = decide.Decider("r", "select 1", facts, control, History(), nothing)
     decider.complete(group(0, 0, 1))
     decider.complete(group(1, 1, 1))
     decider.drain()

@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from prorl.control import GroupComplete
 from prorl.errors import ConfigError
 from prorl.filters import GroupDecision, GroupMember
+from prorl.schema import ROLLOUTS
 from prorl.storage.read import sql as sql_module
-from prorl.storage.serve.filter import MEMBERS, GroupFilter, check_filter, compile_filter
+from prorl.storage.serve.filter import MEMBERS, SEEN, GroupFilter, check_filter, compile_filter
 from prorl.storage.serve.filter_process import FilterLostError, FilterProcess
+from prorl.storage.serve.history import History
 from prorl.types import FailureClass, RolloutState
 from tests.waiting import resident_bytes
 
@@ -142,7 +144,7 @@ def test_users_sql_decides_and_what_it_leaves_out_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("sql", "text"),
     [
-        ("dapoo", "expected none, dapo, pass_rate:LO-HI, or one SELECT"),
+        ("dapoo", "expected none, dapo, overlong, pass_rate:LO-HI, or one SELECT"),
         ("select * from nowhere", "nowhere"),
         ("select group_id, 1 as kept, '' as reason from rollouts", "kept BOOLEAN"),
         ("select group_id from rollouts", "kept BOOLEAN"),
@@ -282,7 +284,7 @@ def test_one_value_that_cannot_be_interrupted_is_late_and_killed() -> None:
     rows = pa.Table.from_pylist([{"group_id": 7}], MEMBERS)
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"filter( was stopped|:|.*ended its process)"):
-        chosen.answer(rows, 1, "group_id, kept, reason")
+        chosen.answer({"rollouts": rows}, 1, "group_id, kept, reason")
     assert time.monotonic() - began < 30
     chosen.close()
 
@@ -290,11 +292,11 @@ def test_one_value_that_cannot_be_interrupted_is_late_and_killed() -> None:
 def test_a_process_that_was_killed_or_frozen_decides_nothing() -> None:
     chosen = FilterProcess(SOUND, timeout_s=1.0)
     rows = MEMBERS.empty_table()
-    assert list(chosen.columns(rows)) == ["group_id", "kept", "reason"]
+    assert list(chosen.columns({"rollouts": rows})) == ["group_id", "kept", "reason"]
     os.kill(_pid(chosen), signal.SIGSTOP)
-    assert chosen.answer(rows, 1, "group_id, kept, reason").num_rows == 0
+    assert chosen.answer({"rollouts": rows}, 1, "group_id, kept, reason").num_rows == 0
     os.kill(_pid(chosen), signal.SIGKILL)
-    assert chosen.answer(rows, 1, "group_id, kept, reason").num_rows == 0
+    assert chosen.answer({"rollouts": rows}, 1, "group_id, kept, reason").num_rows == 0
     assert chosen.helpers.starts == 3
     chosen.close()
 
@@ -314,8 +316,12 @@ def test_a_process_that_is_killed_while_it_starts_decides_nothing(
     monkeypatch.setattr(subprocess, "Popen", doomed)
     chosen = FilterProcess(SOUND, timeout_s=5.0)
     with pytest.raises(FilterLostError, match="SIGKILL"):
-        chosen.columns(MEMBERS.empty_table())
-    assert list(chosen.columns(MEMBERS.empty_table())) == ["group_id", "kept", "reason"]
+        chosen.columns({"rollouts": MEMBERS.empty_table()})
+    assert list(chosen.columns({"rollouts": MEMBERS.empty_table()})) == [
+        "group_id",
+        "kept",
+        "reason",
+    ]
     chosen.close()
 
 
@@ -325,8 +331,94 @@ def test_an_answer_that_is_too_large_is_refused_and_the_next_one_is_its_own() ->
     names = "group_id, kept, reason"
     two = pa.Table.from_pylist([{"group_id": 7}] * 2, MEMBERS)
     with pytest.raises(ConfigError, match=r"filter gave 40,\d+,\d+ bytes; expected at most 33,"):
-        chosen.answer(two, 1, names)
-    assert chosen.answer(two.slice(0, 1), 1, names).to_pylist() == [
+        chosen.answer({"rollouts": two}, 1, names)
+    assert chosen.answer({"rollouts": two.slice(0, 1)}, 1, names).to_pylist() == [
         {"group_id": 7, "kept": True, "reason": "x"}
     ]
     chosen.close()
+
+
+def rows_of(found: GroupComplete, **columns: list[Any]) -> pa.Table:
+    """Stored rows of a group's members; columns that are not given are null."""
+    ids = [member.rollout_id for member in found.members]
+    names = ["rollout_id", *SEEN]
+    schema = pa.schema([ROLLOUTS.field(name).with_nullable(True) for name in names])
+    values = {"rollout_id": ids, **columns}
+    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    return pa.Table.from_pylist(rows, schema)
+
+
+def test_sql_sees_what_is_stored_of_each_member() -> None:
+    sql = """select group_id, sum(num_turns) > 5 as kept,
+        string_agg(stop_reason || ' ' || (extra->>'$.kind'), ', ' order by sample_index) as reason
+        from rollouts group by group_id"""
+    one = group(1, 1.0, 0.0)
+    stored = rows_of(
+        one,
+        num_turns=[4, 2],
+        stop_reason=["done", "max_tokens"],
+        extra=['{"kind": "a"}', '{"kind": "b"}'],
+    )
+    chosen = GroupFilter(sql)
+    found = chosen.decide([one], stored.take([1, 0]))
+    chosen.close()
+    assert found == [GroupDecision(1, True, "done a, max_tokens b")]
+
+
+def test_sql_sees_what_became_of_the_task_before() -> None:
+    history = History()
+    rows = {
+        "task_id": ["t1"] * 4,
+        "group_id": [0, 0, 1, 1],
+        "valid": [True] * 4,
+        "reward": [1.0, 0.0, 1.0, 1.0],
+        "num_tokens": [10] * 4,
+        "run_s": [2.0] * 4,
+        "max_version": [0] * 4,
+    }
+    history.add(pa.table(rows))
+    sql = """select r.group_id, h.streak is null as kept,
+        coalesce(h.informative || ' of ' || h.groups || ', streak ' || h.streak, 'unknown')
+          as reason
+        from (select distinct group_id, task_id from rollouts) r
+        left join history h using (task_id)
+    """
+    chosen = GroupFilter(sql)
+    found = chosen.decide([group(1, 1.0, 0.0), group(2, 1.0, 0.0)], None, history)
+    chosen.close()
+    assert found == [
+        GroupDecision(1, False, "1 of 2, streak 1"),
+        GroupDecision(2, True, "unknown"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "stops", "decision"),
+    [
+        ([1.0, 0.0, 0.0], ["done", "done", "max_tokens"], (True, "informative")),
+        ([1.0, 1.0, 0.0], ["done", "done", "max_tokens"], (False, "overlong")),
+        ([0.0, 0.0, 0.0], ["done", "context", "max_tokens"], (False, "all_equal")),
+    ],
+)
+def test_a_difference_that_only_cut_off_answers_make_is_overlong(
+    rewards: list[float], stops: list[str], decision: tuple[bool, str]
+) -> None:
+    one, chosen = group(1, *rewards), GroupFilter("overlong")
+    found = chosen.decide([one], rows_of(one, stop_reason=stops))
+    chosen.close()
+    assert [each[1:] for each in found] == [decision]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "decision"),
+    [
+        ([1.0] * 7 + [0.0] * 3, (True, "informative")),
+        ([1.0] * 9 + [0.0], (False, "too_easy")),
+        ([1.0] + [0.0] * 9, (False, "too_hard")),
+    ],
+)
+def test_a_pass_rate_is_a_window(rewards: list[float], decision: tuple[bool, str]) -> None:
+    chosen = GroupFilter("pass_rate:0.2-0.8")
+    found = chosen.decide([group(1, *rewards)])
+    chosen.close()
+    assert [each[1:] for each in found] == [decision]
