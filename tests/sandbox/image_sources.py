@@ -11,6 +11,7 @@ import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,6 +62,11 @@ def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+@cache
+def _compressed(layer: bytes) -> bytes:
+    return gzip.compress(layer, 1, mtime=0)
+
+
 class Blobs(dict[str, bytes]):
     """Blobs by digest, and manifests by digest or tag, as a registry or a layout has them."""
 
@@ -84,7 +90,7 @@ class Blobs(dict[str, bytes]):
                 **self.put(json.dumps(about).encode()),
             },
             "layers": [
-                {"mediaType": f"{OCI}.layer.v1.tar+gzip", **self.put(gzip.compress(layer, mtime=0))}
+                {"mediaType": f"{OCI}.layer.v1.tar+gzip", **self.put(_compressed(layer))}
                 for layer in layers
             ],
         }

@@ -75,7 +75,9 @@ def _ours(store: Registry, host: str) -> int:
     begin = time.perf_counter()
     for number in range(IMAGES):
         pulls.pull(f"v{number}", f"docker://{host}/x:v{number}", got.append)
-    print(f"second pull: {sum(got)} bytes of layers, {time.perf_counter() - begin:.1f} s")
+    print(
+        f"second pull: {sum(got)} bytes of layers, {time.perf_counter() - begin:.1f} s", flush=True
+    )
     return union
 
 
