@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -105,14 +106,22 @@ class Life:
             self.write(N * count)
             missing -= count
 
-    def work(self) -> None:
-        """Lease, commit, decide, hand out and ack all that wait, a window at a time."""
+    def work(self, in_hand: int = N * WINDOW) -> None:
+        """Lease all that wait, so many in hand; commit, decide, hand out and ack, in windows."""
         run, workers = self.run, self.core.state.workers
+        credit = N * WINDOW
+
+        def lease() -> None:
+            with self.meter("lease", credit):
+                self.core.pump(credit)
+            self.write(credit)
+
+        for _ in range(in_hand // credit - 1):
+            lease()
         while run.next_delivery < run.next_group:
-            with self.meter("lease", N * WINDOW):
-                self.core.pump(N * WINDOW)
-            given = [r for r in run.rollouts.values() if r.life.state == "leased"]
-            self.write(len(given))
+            lease()
+            leased = (r for r in run.rollouts.values() if r.life.state == "leased")
+            given = list(islice(leased, credit))
             with self.meter("commit", len(given)):
                 for record in given:
                     self.core.rollouts.hold(record, workers["init"])

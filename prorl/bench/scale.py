@@ -7,7 +7,9 @@ N times one node's; `gateway_ms.N`, CPU of the gateway a rollout; `machine.N`, h
 machine's cores were with all that ran on it; `node_share`, what an idle node costs the gateway;
 `simulated.N`, the efficiency with these costs up to 1,024 nodes; `saturates_at_nodes`, as it is,
 with two gateways, and with half the heartbeats. The waiting times are quantiles of a log-normal
-distribution.
+distribution. Rows `day.NAME` are a day of a million rollouts on 64 nodes, 10,000 in hand: the
+gateway's own mind and log live through as many as there is time for, what it does besides costs
+what was measured here.
 
 One machine's cores are shared by all nodes: what is measured is what the service costs, so the
 rollouts must wait for longer than all of that takes.
@@ -27,13 +29,16 @@ from typing import Any
 
 import numpy as np
 
+from prorl.bench.children import disk
+from prorl.bench.growth_log import Life, Meter, N
 from prorl.bench.pipeline import has_finished
 from prorl.bench.report import Figure, Report
 from prorl.bench.scale_model import Costs, Point, Times, saturation, simulate, worked_share
 from prorl.client.client import Client, connect
-from prorl.config import ServiceConfig
+from prorl.config import RunConfig, ServiceConfig
 from prorl.errors import UnavailableError
 from prorl.linux.procfs import cpu_s
+from prorl.process import settle_heap
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
 
@@ -65,6 +70,7 @@ async def run(quick: bool) -> Report:
     model = Model.of(points)
     rows = [row for point in points for row in _rows(point, points[0], model)]
     rows += model.rows()
+    rows += day(model.costs, DAY_IN_HAND * (2 if quick else 20))
     return Report(bench="scale", rows=tuple(rows))
 
 
@@ -261,6 +267,43 @@ class Model:
         for name, (costs, waits) in helped.items():
             value = float(saturation(SLOTS, waits, costs))
             yield Figure(what=f"saturates_at_nodes{name}", value=value, unit="nodes at 95 %")
+
+
+DAY_S, DAY_ROLLOUTS, DAY_NODES, DAY_IN_HAND = 86_400, 1_000_000, 64, 10_000
+
+
+def day(costs: Costs, lived: int) -> list[Figure]:
+    """What a day takes of the gateway, when `lived` of its rollouts went through mind and log."""
+    settle_heap()
+    with tempfile.TemporaryDirectory(prefix="prorl-day-", dir=disk()) as folder:
+        path, meter = Path(folder) / "control.db", Meter()
+        life = Life(path, meter)
+        groups = 2 * DAY_IN_HAND // N
+        bounds = {"max_open_groups": groups, "max_unacked_groups": groups}
+        life.core.create_run(RunConfig(run_id="a", delivery="stream", **bounds))
+        life.accept(lived)
+        life.work(DAY_IN_HAND)
+        life.commit_rest()
+        life.log.close()
+        log_bytes = sum(file.stat().st_size for file in Path(folder).iterdir())
+    mind_s = sum(meter.cpu_s.values()) / lived
+    rate, nodes_share = DAY_ROLLOUTS / DAY_S, costs.base_share + DAY_NODES * costs.node_share
+    busy = rate * costs.gateway_s + nodes_share
+    full = (0.95 - nodes_share) / costs.gateway_s
+    note = f"{rate:.1f} a second; heartbeats of {DAY_NODES} nodes are {nodes_share:.1%} of it"
+    longest = max(meter.longest_ms.items(), key=lambda one: one[1])
+    return [
+        Figure(what="day.gateway", value=busy, unit="of a core", note=note),
+        Figure(what="day.mind_and_log", value=1e3 * mind_s, unit="ms CPU/rollout"),
+        Figure(what="day.longest_step", value=longest[1], unit="ms", note=longest[0]),
+        Figure(what="day.log", value=log_bytes / lived * DAY_ROLLOUTS / 1e9, unit="GB/day"),
+        Figure(
+            what="day.saturates_at",
+            value=full * DAY_S / 1e6,
+            unit="M rollouts/day",
+            note=f"{full:.0f} a second; then several gateways, each with runs of its own",
+        ),
+    ]
 
 
 def _rows(point: Measured, one: Measured, model: Model) -> list[Figure]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from prorl.bench.growth_log import Life, Meter, N
 from prorl.bench.scale import NUM_TIMES, times_s
 from prorl.bench.scale_model import Costs, saturation, simulate, worked_share
+from prorl.config import RunConfig
 
 WAITS = (5.0, 10.0, 15.0)
 CHEAP = Costs(gateway_s=1e-6, store_s=1e-6, node_share=0.0)
@@ -60,3 +63,13 @@ def test_only_work_in_the_middle_of_a_run_counts() -> None:
     share = worked_share(np.array(ends), np.array(waits), slots=2)
     assert share == pytest.approx(1.0)
     assert worked_share(np.array(ends), np.array(waits), slots=4) == 0.5
+
+
+def test_a_gateway_driven_by_hand_ends_what_it_takes_whatever_is_in_hand(tmp_path: Path) -> None:
+    life = Life(tmp_path / "control.db", Meter())
+    life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
+    life.accept(1024)
+    life.work(512)
+    assert life.run.rollout_states["completed"] == 1024
+    assert life.run.next_delivery == life.run.next_group == 1024 // N
+    life.log.close()
