@@ -10,8 +10,10 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from prorl.cli.app import build
 
@@ -75,3 +77,28 @@ def test_the_container_runs_commands_that_exist(kind: str) -> None:
     assert command.__name__ == words[0]
     assert "root" in bound.arguments
     assert not ignored
+
+
+def manifests() -> list[Any]:
+    return list(yaml.safe_load_all((CONFIGS / "kubernetes.yaml").read_text()))
+
+
+def test_the_manifest_fits_the_schemas_of_kubernetes() -> None:
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="pip install kubernetes-validate: the schemas"
+    )
+    for one in manifests():
+        validate.validate(one, "1.31", strict=True)
+
+
+def test_the_manifest_says_command_lines_that_exist() -> None:
+    said = [
+        [str(word) for word in container["args"]]
+        for one in manifests()
+        if "template" in one["spec"]
+        for container in one["spec"]["template"]["spec"]["containers"]
+    ]
+    assert [words[0] for words in said] == ["serve", "node"]
+    for words in said:
+        ignored = build().parse_args(words, exit_on_error=False, print_error=False)[2]
+        assert not ignored

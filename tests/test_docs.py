@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from prorl.cli.app import COMMANDS
+from prorl.cli.app import COMMANDS, build
 from prorl.storage import check_filter
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +43,15 @@ def test_targets_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
     said = re.findall(r"^    make ([a-z-]+)", text, re.M) + re.findall(r"`make ([a-z-]+)", text)
     assert set(said) <= targets
+
+
+def test_the_command_lines_of_the_cluster_page_are_taken() -> None:
+    text = (ROOT / "docs" / "cluster.md").read_text().replace("\\\n", "")
+    lines = re.findall(r"^ {7}prorl (.*)$", text, re.M)
+    assert [line.split()[0] for line in lines] == ["image", "serve", "status"]
+    for line in lines:
+        ignored = build().parse_args(shlex.split(line), exit_on_error=False, print_error=False)[2]
+        assert not ignored
 
 
 def test_the_filter_of_the_docs_is_one() -> None:

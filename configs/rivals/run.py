@@ -9,6 +9,7 @@ set up, and what the columns mean.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -37,7 +38,7 @@ import chain  # noqa: E402
 
 VENVS = Path(os.environ.get("PRORL_RIVALS", ROOT / ".venv-rivals"))
 TASKS = list(range(100, 100 + int(os.environ.get("RIVALS_TASKS", "48"))))
-N, IN_FLIGHT = 4, 32
+N, IN_FLIGHT = 4, int(os.environ.get("RIVALS_IN_FLIGHT", "32"))
 ROLLOUTS = len(TASKS) * N
 CALLS = 4
 """Of the model, a rollout."""
@@ -235,8 +236,9 @@ def watch(
     meter: CpuMeter,
     fault: str,
 ) -> dict:
-    for process in processes.values():
-        meter.watch(process.child.pid)
+    watched = {process.child.pid for process in processes.values()}
+    for pid in watched:
+        meter.watch(pid)
     began, before_s = time.time(), meter.cpu_s()
     peak_mb, struck, thawed, looked = 0.0, 0.0, False, 0.0
     middle: list[tuple[int, float]] = []
@@ -249,8 +251,10 @@ def watch(
             if kind != "trainer":
                 process.tend()
         for process in processes.values():
-            if process.starts > 1 and process.child.poll() is None:
-                meter.watch(process.child.pid)
+            if process.child.pid not in watched:  # a later life
+                watched.add(process.child.pid)
+                with contextlib.suppress(ProcessLookupError):
+                    meter.watch(process.child.pid)
         if ended:
             break
         count = sum(len(line["rollouts"]) for line in chain.read(delivered))
@@ -298,6 +302,8 @@ def summary(lines: list[dict], began: float, struck: float) -> dict:
     after = [at for at in groups if at > struck] if struck else []
     return {
         "rollouts": len(counts),
+        "asked": ROLLOUTS,
+        "in_flight": IN_FLIGHT,
         "lost": ROLLOUTS - len(counts),
         "twice": sum(count - 1 for count in counts.values()),
         "wrong": wrong,
@@ -363,7 +369,7 @@ def table() -> None:
 def medians(rows: list[dict]) -> Iterator[dict]:
     for name in dict.fromkeys(row["player"] for row in rows):
         mine = [row for row in rows if row["player"] == name]
-        keys = ("rate", "cpu_ms", "peak_mb", "idle", "calls", "first_s")
+        keys = ("rate", "cpu_ms", "peak_mb", "idle", "calls", "first_s", "in_flight")
         yield {"player": name} | {key: statistics.median(row[key] for row in mine) for key in keys}
 
 
@@ -374,10 +380,10 @@ def cells(row: dict) -> list[str]:
             f"{row['rate']:.1f}",
             f"{row['cpu_ms']:.0f}",
             f"{row['peak_mb']:.0f}",
-            f"{row['peak_mb'] / IN_FLIGHT:.1f}",
+            f"{row['peak_mb'] / row['in_flight']:.1f}",
             f"{row['idle']:.0%}",
         ]
-    again = row["calls"] - CALLS * ROLLOUTS
+    again = row["calls"] - CALLS * row["rollouts"]
     counts = [str(row[key]) for key in ("lost", "twice", "wrong")]
     return [row["player"], row["fault"], *counts, str(again), f"{row['gap_s']:.1f}"]
 
@@ -386,6 +392,7 @@ def main() -> None:
     what, *names = sys.argv[1:] or ["clean"]
     if what == "table":
         return table()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it started ends with it
     rows = {"clean": clean, "faults": faults}[what](names or list(PLAYERS))
     out = HERE / "results"
     out.mkdir(exist_ok=True)
