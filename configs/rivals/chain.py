@@ -24,8 +24,10 @@ TOOLS = [
         },
     }
 ]
-TRIES, TRY_S = 3, 60.0
-"""Of a rollout by a trainer whose framework has neither retries nor limits of its own."""
+TRY_S, PATIENCE_S = 60.0, 140.0
+"""Of a rollout by a trainer whose framework has neither retries nor limits of its own: the longest
+of one try, and of all; a server that was killed is waited for.
+"""
 
 
 def prompt(task: int) -> str:
@@ -99,12 +101,13 @@ async def play_groups(job: Job, group: Callable[[int, int], Awaitable[list[float
 
 
 async def tried(work: Callable):
-    for left in reversed(range(TRIES)):
+    until = time.monotonic() + PATIENCE_S
+    while True:
         try:
             return await asyncio.wait_for(work(), TRY_S)
         except Exception as error:
             print(f"{type(error).__name__}: {error}"[:300], file=sys.stderr, flush=True)
-            if not left:
+            if time.monotonic() > until:
                 raise
             await asyncio.sleep(1.0)
 
