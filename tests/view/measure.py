@@ -5,20 +5,25 @@ python -m tests.view.measure [FOLDER]      keeps its made-up runs in FOLDER for 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from playwright.sync_api import sync_playwright
 
-from prorl.bench.stored import make_run
-from tests.view.viewer import run_that_says
+from prorl.bench.stored import add_commit, make_run
+from tests.view.viewer import Viewer, run_that_says
 
 ROLLOUTS, TOKENS = 100_000, 64_000
+PER_S, LIVE_S = 200, 30
 
 
 def main(folder: Path) -> None:
@@ -27,14 +32,50 @@ def main(folder: Path) -> None:
         make_run(folder / "big", ROLLOUTS, 50)
     if not (folder / "long").exists():
         run_that_says(folder / "long", ["x"], TOKENS)
+    with _server(folder) as (url, pid):
+        _click(url, pid)
+    with tempfile.TemporaryDirectory(prefix="prorl-live-") as made:
+        _live(Path(made))
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[tuple[str, int]]:
     command = [sys.executable, "-m", "prorl.cli", "view", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        url = re.sub(r"^look at\s+", "", server.stdout.readline().strip())
         try:
-            _click(url, server.pid)
+            yield re.sub(r"^look at\s+", "", server.stdout.readline().strip()), server.pid
         finally:
             server.terminate()
+
+
+def _live(folder: Path) -> None:
+    """What the events of a run cost that grows by a commit a second, and what they tell."""
+    run, rng = make_run(folder / "r", PER_S, 1), np.random.default_rng(0)
+    with _server(folder) as (url, pid), ThreadPoolExecutor(1) as threads:
+        told = threads.submit(asyncio.run, _events(Viewer(url), LIVE_S))
+        time.sleep(5)  # until it is open
+        before, start = _cpu_s(pid), time.monotonic()
+        for second in range(1, LIVE_S + 1):
+            add_commit(run, second + 1, range(PER_S * second, PER_S * (second + 1)), 0, 64, rng)
+            time.sleep(max(0.0, start + second - time.monotonic()))
+        wall = time.monotonic() - start
+        share = (_cpu_s(pid) - before) / wall
+        print(
+            f"{PER_S * LIVE_S / wall:,.0f} rollouts/s for {wall:.0f} s:"
+            f" {share:.1%} of a core, {told.result()} events"
+        )
+
+
+async def _events(viewer: Viewer, count: int) -> int:
+    """How many were heard until the run had grown so often."""
+    heard = 0
+    async with viewer.events("api/runs/r/events") as told:
+        async for now in told:
+            heard += 1
+            if now["totals"]["rollouts"] >= PER_S * (count + 1):
+                break
+    return heard
 
 
 def _click(url: str, pid: int) -> None:

@@ -146,6 +146,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not AXE, reason="PRORL_AXE names no axe.min.js: make test-ui")
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_serious_finding_of_axe(tmp_path: Path, theme: str) -> None:
     make_run(tmp_path / "r", 400, 2)

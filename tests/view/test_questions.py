@@ -1,0 +1,191 @@
+"""Ten questions of a person who debugs, each answered by clicks alone; how many, and how long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from prorl.bench.stored import make_run
+from prorl.schema import TRAINED
+from prorl.storage.keep.appended import AppendedTable
+from prorl.storage.read.catalog import StoredRun
+
+pytest.importorskip("playwright.sync_api", reason="no playwright: make test-ui")
+from tests.view.test_pages import CHROMIUM, Tab, browser
+from tests.view.viewer import viewing
+
+pytestmark = [
+    pytest.mark.ui,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="no /usr/bin/chromium: make test-ui"),
+]
+
+
+class Asker:
+    """Clicks that are counted."""
+
+    def __init__(self, tab: Tab) -> None:
+        self.page, self.tab, self.clicks = tab.page, tab, 0
+
+    def click(self, place: Any) -> None:
+        place.click()
+        self.clicks += 1
+
+    def press(self, key: str) -> None:
+        self.page.keyboard.press(key)
+        self.clicks += 1
+
+    def to(self, tab: str) -> None:
+        """One of the tabs on top."""
+        bar = self.page.get_by_role("navigation", name="Pages of this run")
+        self.click(bar.get_by_role("link", name=tab, exact=True))
+
+    def first(self) -> None:
+        """The rollout of the first row."""
+        self.click(self.page.locator(".row .chip").first)
+        self.tab.ready("#/r/rollout/")
+
+    def card(self, title: str) -> Any:
+        return self.page.locator("section.card").filter(has_text=title)
+
+    def sees(self, text: str) -> None:
+        self.page.get_by_text(text).first.wait_for()
+
+
+def reward_fell(a: Asker) -> None:
+    """Why did reward fall at a version? The rollouts behind the point, and what they share."""
+    a.card("Mean reward by policy version").locator(".u-over").wait_for()
+    a.click(a.card("Mean reward by policy version").locator(".u-over"))
+    a.sees("of 2,000")
+    assert "min_version" in a.page.url
+
+
+def tasks_flipped(a: Asker) -> None:
+    """Which tasks flipped?"""
+    a.to("Tasks")
+    a.click(a.page.get_by_role("link", name="Flipped"))
+    a.tab.ready("#/r/tasks?view=flipped")
+
+
+def sampler_is_off(a: Asker) -> None:
+    """Is the sampler off from the learner, and in which tokens?"""
+    a.card("Learner minus sampler").get_by_text("0.3").first.wait_for()
+    a.to("Rollouts")
+    a.first()
+    a.press("t")
+    a.page.get_by_label("Colour by").select_option("learner")
+    a.clicks += 2
+    a.sees("learner − sampler: mean -0.3")
+
+
+def failures_in_common(a: Asker) -> None:
+    """What do failures have in common?"""
+    a.click(a.card("Failures by class and code").locator("button.bar").first)
+    a.page.locator(".facet .lift").filter(has_text="×").first.wait_for()
+
+
+def waits_for_whom(a: Asker) -> None:
+    """Who waits for whom? Without a service, from the stored seconds."""
+    a.card("Seconds of a rollout by what it waited for").locator("canvas").first.wait_for()
+    a.to("Live")
+    a.sees("Only what is stored")
+
+
+def siblings_part(a: Asker) -> None:
+    """Where does a failed rollout part from its rewarded sibling?"""
+    a.to("Rollouts")
+    a.first()
+    a.press("g")
+    a.sees("tokens are the same; they part in turn")
+
+
+def groups_dropped(a: Asker) -> None:
+    """Why were groups dropped?"""
+    a.click(a.card("Why groups were dropped").locator("button.bar").first)
+    a.sees("of 2,000")
+
+
+def slowest(a: Asker) -> None:
+    """Which rollouts take longest, and in what?"""
+    a.to("Rollouts")
+    a.click(a.page.get_by_role("button", name="run_s"))
+    a.page.locator("[aria-sort=descending]").wait_for()
+    a.first()
+    a.sees("Where the time went")
+
+
+def reward_is_wrong(a: Asker) -> None:
+    """This reward is wrong: say so."""
+    a.to("Rollouts")
+    a.first()
+    a.click(a.page.get_by_role("button", name="Reward is wrong"))
+    a.page.locator(".chip.warn", has_text="wrong-reward").wait_for()
+
+
+def two_runs(a: Asker) -> None:
+    """What is different between two runs?"""
+    a.click(a.page.get_by_role("link", name="prorl"))
+    for box in a.page.get_by_role("checkbox").all():
+        a.click(box)
+    a.click(a.page.get_by_role("button", name="Compare 2"))
+    a.sees("Side by side")
+
+
+QUESTIONS: tuple[Callable[[Asker], None], ...] = (
+    reward_fell,
+    tasks_flipped,
+    sampler_is_off,
+    failures_in_common,
+    waits_for_whom,
+    siblings_part,
+    groups_dropped,
+    slowest,
+    reward_is_wrong,
+    two_runs,
+)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    root = tmp_path_factory.mktemp("runs")
+    make_run(root / "r", 2000, 2)
+    make_run(root / "s", 400, 1, seed=1)
+    _train(StoredRun(root / "r"), 64, apart=-0.3)
+    with viewing(root) as viewer, browser(viewer) as tab:
+        yield tab
+
+
+def _train(stored: StoredRun, count: int, apart: float) -> None:
+    """What a trainer leaves that found each of the first tokens this much less likely."""
+    rows = stored.read("sequences").sort_by("sequence_id").slice(0, count).to_pylist()
+    known = {field.name: None for field in TRAINED if field.nullable}
+    zero = {f.name: "" if pa.types.is_string(f.type) else 0 for f in TRAINED if not f.nullable}
+    made = [
+        known
+        | zero
+        | {
+            name: row[name]
+            for name in ("sequence_id", "rollout_id", "group_id")
+            if name in TRAINED.names
+        }
+        | {"step": 1, "advantage": 0.5}
+        | {"learner_logprobs": [value + apart for value in row["logprobs"]]}
+        for row in rows
+    ]
+    AppendedTable(stored.directory, "trained").append(pa.Table.from_pylist(made, TRAINED), "made")
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.__name__)
+def test_a_question_is_answered_by_clicks(
+    asked: Tab, question: Callable[[Asker], None], record_property: Callable[[str, object], None]
+) -> None:
+    asked.go("#/r")
+    asker, began = Asker(asked), time.monotonic()
+    question(asker)
+    took = time.monotonic() - began
+    print(f"{(question.__doc__ or '').splitlines()[0]} {asker.clicks} clicks, {took:.1f} s")
+    assert asker.clicks <= 5
