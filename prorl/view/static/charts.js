@@ -103,7 +103,10 @@ function choosing(xs, chosen) {
 function padded(low, high) {
   if (low === null) return [0, 1];
   if (low >= 0 && low < high * 0.7) low = 0;
-  if (low === high) return [Math.min(0, low), high || 1];
+  // What differs by rounding alone leaves an axis no step that moves it.
+  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) {
+    return [Math.min(0, low), Math.max(0, high) || 1];
+  }
   const more = (high - low) * 0.06;
   return [low === 0 ? 0 : low - more, high + more];
 }
