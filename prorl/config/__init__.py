@@ -42,10 +42,28 @@ JOB_FILE = "job.json"
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
+def _is_long(value: Any) -> bool:
+    match value:
+        case int():
+            return not -(1 << 63) <= value < 1 << 63
+        case dict():
+            return any(map(_is_long, value.values()))
+        case list() | tuple():
+            return any(map(_is_long, value))
+    return False
+
+
 class StrictModel(BaseModel):
     """Frozen, and refuses what it does not know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_long_number(cls, data: Any) -> Any:
+        if _is_long(data):  # neither the manifest nor a column holds it
+            raise ValueError("a whole number of more than 64 bits")
+        return data
 
 
 class StageConfig(StrictModel):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import SandboxError
+from prorl.sandbox.launch.spec import package_folders
 from prorl.types import FailureCode
 from tests.security.box import SPEC, Box, need_own_uid, need_walls
 
@@ -84,6 +85,18 @@ async def test_no_descriptor_of_ours_is_open_inside(box: Box) -> None:
         "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))"
     )
     assert output == "[0, 1, 2, 3]\n"  # 3 is the listing itself
+
+
+async def test_an_agent_reads_no_package_that_the_host_has_installed(box: Box) -> None:
+    """A copy of what a task is about may lie there. What the tool server runs with stays."""
+    if box.kind != "pyns":
+        pytest.skip("the other kinds show the host's /usr whole where they have no image")
+    show = "find /usr/lib/python3* /usr/local/lib/python3* -path '*-packages/*' -name '*.py'"
+    ours = {os.path.realpath(path) for path in package_folders()}
+    if any(path.startswith("/usr/") for path in ours):
+        pytest.skip("the tool server's own interpreter is the host's")
+    assert list(Path("/usr/lib").glob("python3*/dist-packages/*")), "nothing here to hide"
+    assert (await box.sh(f"{show} 2>/dev/null"))[1] == ""
 
 
 SELF = (

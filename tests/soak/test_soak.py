@@ -2,7 +2,8 @@
 lost, nothing twice, nothing left.
 
 SIGKILL and SIGSTOP of every kind of process while the run works, the consumer too, all of them
-stopped at once, a model server that goes away, a disk that is full. Which fault strikes when
+stopped at once, a model server that goes away, is busy or lies, a disk that is full or takes no new
+file. Which fault strikes when
 follows from the seed, which is printed, and so is the table at the end. `PRORL_SOAK_FAULTS`,
 `PRORL_SOAK_FAULTS`, `PRORL_SOAK_ROLLOUTS`, `PRORL_SOAK_S` make it longer. What clients saw is
 compared with what is stored (`history.py`). When it fails, everything that may say why is in
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -30,21 +32,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from prorl.backends import open_backend
-from prorl.backends.server import TokenServer
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
-from prorl.envs import get_env
-from prorl.errors import ConfigError, UnavailableError
+from prorl.errors import UnavailableError
 from prorl.linux.procfs import descendants
+from prorl.storage.read.catalog import StoredRun
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.service import Supervisor
 from prorl.testing import RENDERER
-from prorl.tokenizer import ByteTokenizer
-from prorl.types import Json, Task
+from prorl.types import Json, Message, Task
+from tests.backends.lies import LIES
+from tests.backends.misbehaving import Misbehaving, Mode
 from tests.integration.checks import check_complete, check_nothing_left, rows
 from tests.soak.history import Stored, lines, problems, write
 
@@ -59,6 +61,9 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(int(4 * SECONDS) + 600)]
 N, WAVE = 2, 12
 DISK_BYTES = (256 << 20) + int(SECONDS * (128 << 10))
 """Room for what so long a run stores, and little more: filling it is one of the faults."""
+SAYS = "I do not know the answer."
+"""What the model server says, when it is well."""
+MANY_FILES = 1 << 20
 PROCESSES = ("gateway", "sandboxd", "init-0", "run-0", "run-1", "eval-0", "eval-1", "store")
 
 
@@ -79,30 +84,39 @@ class Table:
 
 
 class Model:
-    """A model server at one address that can be away, for one cause at a time."""
+    """A model server at one address that can be away, busy or a liar, for one cause at a time."""
 
     def __init__(self) -> None:
-        self.port = 0
-        self.away = asyncio.Lock()
-        self._server: TokenServer | None = None
+        self.url, self.lies = "", 0
+        self.troubled = asyncio.Lock()
+        self._server: Misbehaving | None = None
 
-    async def start(self) -> str:
+    async def start(self) -> None:
         """Listen (again), as soon as nobody else has the port."""
-        backend = open_backend("scripted:random?delay_s=0.1", RENDERER, get_env)
         while self._server is None:
-            server = TokenServer(backend, ByteTokenizer(), model="toy", port=self.port)
+            server = Misbehaving(say=SAYS)
+            server.delay_s, server.retry_after = 0.1, "1"
+            server.port = int(self.url.rpartition(":")[2] or 0)
             try:
                 self._server = await server.__aenter__()
-            except ConfigError:
+            except OSError:
                 await asyncio.sleep(0.5)
-        self.port = int(self._server.url.rpartition(":")[2])
-        return self._server.url
+        self.url = self._server.url
 
     async def stop(self) -> None:
         """Go away."""
         if self._server is not None:
+            self.lies += self._server.lies
             await self._server.__aexit__(None, None, None)
             self._server = None
+
+    def behave(self, what: str) -> None:
+        """Be busy, lie in half of the replies, each time otherwise, or be well."""
+        assert self._server is not None
+        lies = itertools.cycle(LIES.values())
+        self._server.lie_share, self._server.lie = 0.5, lambda events: next(lies)(events)
+        modes = {"busy": Mode.BUSY, "lies": Mode.LIES}
+        self._server.mode = modes.get(what, Mode.WELL)
 
 
 @contextlib.contextmanager
@@ -183,8 +197,9 @@ class Soak:
         """All faults, spread over the time there is."""
         kinds = [f"{what} {name}" for name in PROCESSES for what in ("kill", "stop")]
         kinds += ["kill consumer", "stop consumer"] * 2
-        kinds += ["model away"] * 2 + ["stop everything"]
-        kinds += ["disk full"] if self.own_disk else []
+        kinds += ["model away", "model busy", "model lies"] * 2 + ["stop everything"]
+        kinds += ["disk full", "disk without files"] if self.own_disk else []
+        self.chance.shuffle(kinds)  # a short one strikes with any of them
         left = [kinds[i % len(kinds)] for i in range(FAULTS)]
         self.chance.shuffle(left)
         async with asyncio.TaskGroup() as group:
@@ -196,19 +211,24 @@ class Soak:
         """One fault, until what it hit is back."""
         what, _, name = kind.partition(" ")
         self.evidence.note(fault=kind)
-        if kind == "model away":
-            async with self.model.away:
-                await self.model.stop()
+        if what == "model":
+            async with self.model.troubled:
+                if name == "away":
+                    await self.model.stop()
+                else:
+                    self.model.behave(name)
                 await asyncio.sleep(self.chance.uniform(2, 8))
                 await self.model.start()
+                self.model.behave("well")
         elif name == "everything":
             await self.stop_everything()
         elif name == "consumer":
             await self.strike_consumer(what)
-        elif kind == "disk full":
-            await in_thread(self.fill)
+        elif what == "disk":
+            await in_thread(self.fill if name == "full" else self.close_files)
             await asyncio.sleep(self.chance.uniform(2, 5))
             (self.root.parent / "filler").unlink(missing_ok=True)
+            await in_thread(self.close_files, MANY_FILES)
         else:
             child = self.running.children[name]
             while not child.beats:  # struck by another fault just now
@@ -264,6 +284,14 @@ class Soak:
                 file.write(b"\0" * (1 << 20))
                 file.flush()
 
+    def close_files(self, count: int = 0) -> None:
+        """Take no file more than there are, or as many as this."""
+        if self.own_disk:
+            disk = os.statvfs(self.root.parent)
+            most = f"remount,nr_inodes={count or disk.f_files - disk.f_ffree}"
+            # some may have been made since they were counted
+            subprocess.run(["mount", "-o", most, str(self.root.parent)], check=bool(count))
+
     async def feed(self, strikes: asyncio.Task[None]) -> int:
         """Submit waves as long as faults are to come; how many rollouts."""
         wave = 0
@@ -302,12 +330,12 @@ async def soaking(
 ) -> AsyncIterator[Soak]:
     """A service with two model servers, one of which may go away."""
     model = Model()
-    url = await model.start()
+    await model.start()
     pool = {"slots": 6, "workers": 2}
     config = {
         "root": folder / "root",
-        "backends": ("scripted:oracle?delay_s=0.15", url),
-        "model": "toy",
+        "backends": ("scripted:oracle?delay_s=0.15", model.url),
+        "model": "m",
         "sandbox": {"kind": sandbox_kind},
         "init": {"slots": 6},
         "run": pool,
@@ -332,7 +360,7 @@ async def test_soak(tmp_path: Path, sandbox_kind: str) -> None:
             async with soaking(tmp_path / "disk", sandbox_kind, own_disk, evidence) as soak:
                 expected = await _suffer(soak)
             check_nothing_left(root, before)
-            said = _judge(root / "r", evidence.folder, soak.table, expected)
+            said = _judge(root / "r", evidence.folder, soak, expected)
         except BaseException:
             evidence.keep_all(root)
             raise
@@ -365,7 +393,7 @@ async def _suffer(soak: Soak) -> int:
         await soak.consumer.stop(0.0)
 
 
-def _judge(directory: Path, folder: Path, table: Table, expected: int) -> str:
+def _judge(directory: Path, folder: Path, soak: Soak, expected: int) -> str:
     """Raises AssertionError unless everything held; what there was, in words."""
     stored = check_complete(directory, expected)
     read = lines(folder / "read.jsonl") + lines(folder / "trained.jsonl")
@@ -373,10 +401,27 @@ def _judge(directory: Path, folder: Path, table: Table, expected: int) -> str:
     assert not wrong, "\n".join(wrong[:20])
     done = rows(stored, "select count(*) as n from rollouts where status = 'completed'")[0]["n"]
     assert done >= 0.99 * expected
-    assert sum(table.struck.values()) == FAULTS
+    assert sum(soak.table.struck.values()) == FAULTS
+    honest = _honest(stored, soak.model.url)
     trained = sum(line["what"] == "trained" for line in read)
     return (
         f"{expected} rollouts, {done} completed ({done / expected:.2%}), {FAULTS} faults,"
         f" {trained} groups trained, 0 lost, 0 twice,"
-        f" {len(read) - 2 * trained} read again"
+        f" {len(read) - 2 * trained} read again, {soak.model.lies} lies, 0 in {honest} rollouts"
+        " of the server that told them"
     )
+
+
+def _honest(stored: StoredRun, url: str) -> int:
+    """Of how many rollouts this server said the end: all of them as it does when it is well."""
+    said = RENDERER.completion(Message(role="assistant", content=SAYS)).tolist()
+    found = rows(
+        stored,
+        "select token_ids, span_end, span_kind from sequences join rollouts using (rollout_id)"
+        " where status = 'completed' and rollout_id in (select rollout_id from turns group by all"
+        f" having bool_and(backend = '{url}'))",
+    )
+    for row in found:
+        kinds = np.repeat(row["span_kind"], np.diff([0, *row["span_end"]]))
+        assert np.array(row["token_ids"])[kinds != 0].tolist()[-len(said) :] == said, row
+    return len(found)

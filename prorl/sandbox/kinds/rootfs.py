@@ -179,7 +179,7 @@ def _third_party() -> list[str]:
 
     Not those that the tool server itself runs with.
     """
-    patterns = ("/usr/lib/python3*/dist-packages", "/usr/local/lib/python3*/dist-packages")
+    patterns = [f"/usr/{lib}/python3*/*-packages" for lib in ("lib", "local/lib")]
     found = {os.path.realpath(path) for pattern in patterns for path in glob(pattern)}
     return sorted(found.difference(map(os.path.realpath, package_folders())))
 

@@ -110,6 +110,11 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 400:  # a body that is not even text
+            refused = UserError(
+                f"{request.method} {request.url.path}: {error.detail}", "a JSON body"
+            )
+            return refusal(refused, request.scope["prorl.request_id"])
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid")
         text = f"{request.method} {request.url.path}: {error.detail}"
         answer = _error(error.status_code, code, text, request.scope["prorl.request_id"])
