@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -46,6 +47,8 @@ from prorl.types import Json, SamplingParams, Task
 ResultT = TypeVar("ResultT")
 
 GROUPS_PER_REQUEST = 500
+LOOK_S = 0.5
+"""Between two looks at an evaluation."""
 
 MAX_WAIT_S = 30.0
 """Of one call: a server that is silent for longer takes our pings for an attack.
@@ -170,6 +173,28 @@ class Client:
             for i, task in enumerate(tasks, first)
         )
         return self._send_groups(run, bodies, last)
+
+    def evaluate(
+        self,
+        run: str,
+        tasks: Iterable[Task | Mapping[str, Json]],
+        n: int = 1,
+        *,
+        sampling: SamplingParams | None = None,
+        **config: Json,
+    ) -> dict[str, Json]:
+        """How good the policy is that serves now: tasks as a run of their own, waited for.
+
+        What `client.run` says of it at its end (`state`, `reward_mean`, `counts`). Said again under
+        the same name, after a crash too, it goes on and asks nothing twice. A training run beside
+        it is served meanwhile (`weight=...` is its share); weights that are published meanwhile
+        sample from then on, and each token says which did.
+        """
+        self.create_run(run_id=run, delivery="store", **config)
+        self.submit(run, tasks, n, key="evaluate", sampling=sampling, last=True)
+        while (said := self.run(run))["state"] == "open":
+            time.sleep(LOOK_S)
+        return said
 
     def _send_groups(self, run: str, bodies: Iterator[Json], last: bool) -> list[Json]:
         """Send the groups in pieces, with `last` in the last one, which may be empty."""

@@ -98,3 +98,16 @@ def test_live_training_consumes_each_kept_group_once(
         assert (run["tasks"], run["fed"] >= 8) == (7, True), "the run fed itself"
         again = next(client.stream("live", "check", "live@0", groups_per_batch=8))
     assert np.unique(again.delivery_seq).tolist() == list(range(8))
+
+
+def test_an_evaluation_is_a_run_of_its_own_that_is_waited_for(root: Path) -> None:
+    tasks = [
+        {"task_id": f"t{i}", "env": "math", "prompt": f"{i} + 1?", "data": {"answer": str(i + 1)}}
+        for i in range(12)
+    ]
+    with connect(root) as client:
+        said = client.evaluate("eval-0", tasks, n=4)
+        assert said["state"] == "finished"
+        assert said["counts"]["completed"] == 48
+        assert 0 < said["reward_mean"] < 1
+        assert client.evaluate("eval-0", tasks, n=4) == said, "nothing is asked twice"

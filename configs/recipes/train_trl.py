@@ -1,5 +1,5 @@
 """TRL's GRPOTrainer over a recipe's run, with the recipes' numbers; model servers get each
-checkpoint. `accelerate launch configs/recipes/trl.py Qwen3-4B prorl-runs math trained/math`
+checkpoint. `accelerate launch configs/recipes/train_trl.py Qwen3-4B prorl-runs math trained/math`
 """
 
 from __future__ import annotations
