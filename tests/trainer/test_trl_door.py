@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 from prorl.bench.stored import write_run
 from prorl.bench.synthetic import group
 from prorl.client.records import Feed
+from prorl.trainer.config import TrainerConfig
 from prorl.trainer.doors.trl import Rows, row_of
+from prorl.trainer.learner import Learner
 from tests.client.served import served
-from tests.trainer.tiny import SHAPE, save_model
+from tests.trainer.tiny import SHAPE, batch_of, save_model
 
 GROUPS, ROWS = 6, 8
 
@@ -84,3 +87,42 @@ def test_trl_trains_our_tokens_and_goes_on_behind_its_checkpoint(
     assert int((resumed[0]["tool_mask"] * resumed[0]["completion_mask"]).sum()) == sum(
         sum(row["env_mask"]) for row in restored.take(ROWS)
     )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_loss_of_trl_is_ours_over_the_same_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl", reason="TRL is not installed (pip install trl==1.16.0)")
+    from tests.trainer.trl_script import make
+
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    shape = replace(SHAPE, rewritten_share=0.0)
+    model = save_model(tmp_path / "model")
+    losses: list[float] = []
+    seen: list[dict[str, Any]] = []
+    run = write_run(tmp_path / "same", [group(i, shape) for i in range(2)], "same")
+    with served(run) as where:
+        feed = Feed(where, "same", consumer="trl")
+        trainer = make(feed, model, tmp_path / "out", 1, 2 * shape.n, seen)
+        compute = trainer._compute_loss
+
+        def watched(*arguments: Any) -> Any:
+            loss = compute(*arguments)
+            losses.append(float(loss))
+            return loss
+
+        trainer._compute_loss = watched
+        trainer.train()
+    config = TrainerConfig(
+        service="unused",
+        run="same",
+        model=model,
+        output=tmp_path / "ours",
+        steps=1,
+        clip_high=0.2,  # what TRL has by itself, without dual clip
+        dual_clip=1e30,
+    )
+    ours = Learner(config, model, resume=False).update(batch_of(2, shape), step=0, version=0)
+    assert int((seen[0]["tool_mask"] * seen[0]["completion_mask"]).sum()) == ours["trained_tokens"]
+    assert losses == [pytest.approx(ours["loss"], rel=1e-4)]
