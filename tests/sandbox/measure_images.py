@@ -45,7 +45,7 @@ def main(rivals: int) -> None:
             union = _ours(store, host)
             asyncio.run(_starts(store, work))
             _skopeo_and_umoci(work, host, union, rivals)
-            _apptainer(work, host, union, rivals)
+            _apptainer(work, union, rivals)
 
 
 def _layout(work: Path) -> Path:
@@ -92,13 +92,16 @@ def _skopeo_and_umoci(work: Path, host: str, union: int, count: int) -> None:
     _run("rm", "-r", str(place))
 
 
-def _apptainer(work: Path, host: str, union: int, count: int) -> None:
+def _apptainer(work: Path, union: int, count: int) -> None:
     place, begin = work / "apptainer", time.perf_counter()
     place.mkdir()
     os.environ["APPTAINER_CACHEDIR"], os.environ["APPTAINER_NO_PRIVS"] = f"{place}/cache", "1"
     for number in range(count):
-        words = ["apptainer", "-s", "build", "--no-https", "--sandbox", f"{place}/v{number}"]
-        _run(*words, f"docker://{host}/x:v{number}")
+        words = ["apptainer", "-s", "build", "--sandbox", f"{place}/v{number}"]
+        # it reads neither references with a port nor layouts with tags
+        one = f"oci:{place}/one-{number}"
+        _run("skopeo", "copy", "-q", f"oci:{work}/layout:v{number}", one)
+        _run(*words, one)
     _say("apptainer build --sandbox", count, time.perf_counter() - begin, _disk(place), union)
     _run("rm", "-r", str(place))
 
