@@ -96,6 +96,8 @@ GUEST_gymnasium = gymnasium[toy-text]==1.4.0
 GUEST_skyrl = skyrl-gym==0.4.0
 GUEST_gem = gem-llm==0.1.0
 GUEST_verifiers = verifiers==0.4.0' 'uv
+GUEST_inspect = inspect-ai==0.3.285
+GUEST_langgraph = langgraph==1.2.24' 'langchain-openai
 $(GUESTS)/%/.installed:
 	$(PYTHON) -m venv $(GUESTS)/$*
 	$(GUESTS)/$*/bin/python -m pip install -qq '$(GUEST_$*)' openai
@@ -103,7 +105,7 @@ $(GUESTS)/%/.installed:
 
 # Where unmodified programs are installed once by the sandboxes that run them.
 PROGRAMS ?= .venv-programs
-test-doors: setup $(DOORS)/.installed $(foreach name,gymnasium skyrl gem verifiers,$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream, their envs as guests, unmodified agents in sandboxes; DOORS_GIT=SLIME:PRIME_RL/src for what no registry has
+test-doors: setup $(DOORS)/.installed $(foreach name,gymnasium skyrl gem verifiers inspect langgraph,$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream, their envs as guests, unmodified agents in sandboxes; DOORS_GIT=SLIME:PRIME_RL/src for what no registry has
 	PYTHONPATH=$(CURDIR):$(DOORS_GIT) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore tests/trainer/test_trl_door.py tests/trainer/test_doors.py
 	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m 'slow or not slow' tests/trainer/test_recipes.py
 	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py

@@ -135,7 +135,10 @@ class Door:
             return _failure(dialect, 400, "invalid_request_error", str(error))
         except RolloutError as error:
             return _failure(dialect, 503, "api_error", f"the rollout has ended: {error}")
-        return await self._answer(request, dialect, asked, call)
+        try:
+            return await self._answer(request, dialect, asked, call)
+        except ConnectionResetError:  # it went away while we wrote: its reply is kept
+            return web.Response()
 
     async def _answer(
         self, request: web.BaseRequest, dialect: Dialect, asked: Asked, call: Call

@@ -87,7 +87,9 @@ def _reward(path: Path) -> str | None:
 def main() -> None:
     """See the module."""
     guard.become(int(sys.argv[1]))
-    told = json.load(sys.stdin)
+    if not (text := sys.stdin.read()):
+        return  # it was cancelled before it was told anything
+    told = json.loads(text)
     folder = Path(tempfile.mkdtemp(prefix="prorl-guest-"))
     try:
         said = play(folder, told["argv"], told["env"], told["task"])

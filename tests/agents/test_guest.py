@@ -85,6 +85,36 @@ async def test_the_last_word_counts_and_what_it_started_ends_with_it() -> None:
     assert left() == before
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() -> None:
+    """Each has a door of its own; what one does is nobody else's."""
+    scripts = (
+        (GRADE, "24", 1.0),
+        (GRADE, "42", 0.0),
+        ("ask('x'); os.kill(os.getpid(), 9)", "24", None),
+        (f"leave(reward=0); {GRADE}", "24", 1.0),
+        (
+            "from threading import Thread; ts = [Thread(target=ask, args='x') for _ in '123']\n"
+            "for t in ts: t.start()\nfor t in ts: t.join()\nleave(reward=0.5)",
+            "24",
+            0.5,
+        ),
+    )
+    before = left()
+
+    async def one(number: int) -> float | str | None:
+        script, said, _ = scripts[number % len(scripts)]
+        try:
+            return (await play(get_env("guest"), guest(script), Replies(said, said, said))).reward
+        except RolloutError as error:
+            return None if error.code is FailureCode.GRADER_ERROR else str(error)
+
+    rewards = await asyncio.gather(*map(one, range(200)))
+    assert rewards == [scripts[number % len(scripts)][2] for number in range(200)]
+    assert left() == before
+
+
 def attempt(task: Task, *replies: Reply, run_s: float = 60.0) -> AttemptContext:
     limits = RolloutLimits(run_s=run_s, max_turns=2)
     made = context(Replies(*replies), get_env("guest"), limits)

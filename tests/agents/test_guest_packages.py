@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from prorl.envs import get_env
-from prorl.testing import Replies, make_task, play
-from prorl.types import Json, RolloutLimits
+from prorl.testing import Replies, Reply, make_task, play
+from prorl.types import Json, RolloutLimits, ToolCall
 
 VENVS = Path(os.environ.get("PRORL_GUESTS", ".venv-guests")).absolute()
-CASES: dict[str, tuple[dict[str, Json], list[str], list[str]]] = {
+CASES: dict[str, tuple[dict[str, Json], list[Reply], list[Reply]]] = {
     "gymnasium": (
         {"id": "FrozenLake-v1", "arguments": {"is_slippery": False}},
         ["I go down.\n1", "1", "2", "2", "1", "2"],
@@ -32,6 +32,16 @@ CASES: dict[str, tuple[dict[str, Json], list[str], list[str]]] = {
         {"taskset": "sums", "index": 1},
         ["2"],
         ["nine, or so I think it may be"],
+    ),
+    "inspect": (
+        {"task": "counting.py@counting", "args": {"last": 3}, "sample": 2},
+        [ToolCall("add", {"x": 3, "y": 2}), "ANSWER: 5"],
+        ["ANSWER: 6"],
+    ),
+    "langgraph": (
+        {"app": "half:make", "reward": "half:reward", "answer": "24"},
+        [ToolCall("halve", {"x": 48}), "It is 24"],
+        ["It is 42"],
     ),
     "the one of docs/guests.md": ({"answer": "24"}, ["It is 24"], ["It is 42"]),
 }
@@ -56,6 +66,50 @@ __all__ = ["SumTaskset"]
 """
 """A taskset as its authors write them."""
 
+COUNTING = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.scorer import match
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import tool
+
+@tool
+def add():
+    async def execute(x: int, y: int):
+        \"\"\"Add two numbers.
+
+        Args:
+            x: One.
+            y: Another.
+        \"\"\"
+        return x + y
+    return execute
+
+@task
+def counting(last: int):
+    samples = [Sample(id=i, input=f"{i + 1}+2?", target=str(i + 3)) for i in range(last)]
+    return Task(MemoryDataset(samples), solver=[use_tools(add()), generate()], scorer=match())
+"""
+"""A task of Inspect."""
+
+HALF = """
+from langchain_openai import ChatOpenAI
+from langgraph.prebuilt import create_react_agent
+
+def halve(x: int) -> int:
+    \"\"\"Half of a number.\"\"\"
+    return x // 2
+
+def make():
+    return create_react_agent(ChatOpenAI(model="policy", max_retries=0), [halve])
+
+def reward(state, data):
+    return state["messages"][-1].content.endswith(data["answer"])
+"""
+"""An app of LangGraph, and what judges it."""
+
+WRITTEN = {"sums.py": SUMS, "counting.py": COUNTING, "half.py": HALF}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
@@ -67,9 +121,12 @@ async def test_right_is_one_and_wrong_is_not(name: str, tmp_path: Path) -> None:
     script = f"{{guests}}/{name}_guest.py"
     if name.startswith("the"):
         page = (Path(__file__).parents[2] / "docs" / "guests.md").read_text()
-        script = str(tmp_path / "half.py")
+        script = str(tmp_path / "shown.py")
         Path(script).write_text(page.split("```python\n")[1].split("```")[0])
-    (tmp_path / "sums.py").write_text(SUMS)
+    for file, text in WRITTEN.items():
+        (tmp_path / file).write_text(text)
+    if name == "inspect":
+        data = data | {"task": f"{tmp_path}/{data['task']}"}
     path = f"PATH={at}:{os.environ['PATH']}"
     argv = ["env", path, f"PYTHONPATH={tmp_path}", str(at / "python"), script]
     for said, expected in ((right, True), (wrong, False)):

@@ -1,0 +1,65 @@
+"""`prorl bench door`: CPU of a program's model call besides sampling.
+
+200 rollouts of 20 calls each (quick: 100 of 10) ask at once by Chat Completions, each call with all
+that came before and a tool's answer of 1 KiB more. Counted is the CPU of the process that answers;
+clients are another. Rows: `cpu_ms_per_call` (bar: at most 4) and `bridged_share`, of calls that
+could go on from recorded ids (all but a rollout's first).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+
+from prorl.bench.children import Answering
+from prorl.bench.report import Figure, Report, verdict
+from prorl.types import Json
+
+BAR_MS = 4.0
+TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+SEEN = "-rw-r--r-- 1 root root 4096 Nov 24 16:00 module.py\n" * 20
+
+
+async def run(quick: bool) -> Report:
+    rollouts, calls = (100, 10) if quick else (200, 20)
+    async with Answering("-m", "prorl.bench.door_server", str(rollouts), str(calls)) as server:
+        urls = [f"{url}/v1" for url in server.ready["urls"]]
+        before = await server.ask()
+        await knock(urls, ["none"] * rollouts, calls)
+        after = await server.ask()
+    total_s = after["cpu_s"] - before["cpu_s"]
+    cost_ms = total_s / (rollouts * calls) * 1e3
+    mine = Figure(
+        what="cpu_ms_per_call",
+        value=cost_ms,
+        unit="ms",
+        cpu_s=total_s,
+        note=f"{rollouts} rollouts of {calls} calls at once; {verdict(cost_ms, BAR_MS)}",
+    )
+    share = (after["bridged"] - before["bridged"]) / (rollouts * calls)
+    note = f"best possible: {1 - 1 / calls:.3f}"
+    bridged = Figure(what="bridged_share", value=share, unit="", note=note)
+    return Report(bench="door", rows=(mine, bridged))
+
+
+async def knock(urls: Sequence[str], keys: Sequence[str], calls: int) -> None:
+    """Play a rollout against each URL, all at once. Raises AssertionError for a wrong answer."""
+    timeout, connector = aiohttp.ClientTimeout(600), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+
+        async def play(number: int, url: str, key: str) -> None:
+            messages: list[Json] = [{"role": "user", "content": f"Mend task {number}. {SEEN}"}]
+            heads = {"authorization": f"Bearer {key}"}
+            for turn in range(calls):
+                body = {"model": "policy", "messages": messages, "tools": [TOOL]}
+                async with http.post(f"{url}/chat/completions", json=body, headers=heads) as answer:
+                    assert answer.status == 200, await answer.text()
+                    said = (await answer.json())["choices"][0]["message"]
+                (call,) = said["tool_calls"]
+                result = {"role": "tool", "tool_call_id": call["id"], "content": f"{turn} {SEEN}"}
+                kept = ("role", "content", "tool_calls")
+                messages += [{name: said[name] for name in kept}, result]
+
+        await asyncio.gather(*(play(i, *at) for i, at in enumerate(zip(urls, keys, strict=True))))
