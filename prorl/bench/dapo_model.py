@@ -215,7 +215,8 @@ class _Slots:
         """End everything; the groups that were not complete."""
         self.outcome.worked_s += sum(self.now - one.began for one in self.running)
         groups = list(self.missing)
-        self.running.clear(), self.waiting.clear(), self.missing.clear()
+        for of_step in (self.running, self.waiting, self.missing):
+            of_step.clear()
         return groups
 
     def train(self) -> None:

@@ -279,8 +279,10 @@ def day(costs: Costs, lived: int) -> list[Figure]:
         path, meter = Path(folder) / "control.db", Meter()
         life = Life(path, meter)
         groups = 2 * DAY_IN_HAND // N
-        bounds = {"max_open_groups": groups, "max_unacked_groups": groups}
-        life.core.create_run(RunConfig(run_id="a", delivery="stream", **bounds))
+        bounded = RunConfig(
+            run_id="a", delivery="stream", max_open_groups=groups, max_unacked_groups=groups
+        )
+        life.core.create_run(bounded)
         life.accept(lived)
         life.work(DAY_IN_HAND)
         life.commit_rest()

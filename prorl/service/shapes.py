@@ -179,6 +179,8 @@ class Holding(TypedDict):
 
 
 class Status(TypedDict):
+    pid: int
+    """The gateway's."""
     workers: list[WorkerView]
     endpoints: Mapping[str, tuple[str, ...]]
     outside: Mapping[str, str]

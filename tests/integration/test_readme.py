@@ -8,14 +8,18 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+
+import prorl
 
 README = Path(__file__).parents[2] / "README.md"
 EXTENDING = README.parent / "docs" / "extending.md"
@@ -123,3 +127,55 @@ def _output(folder: Path, *argv: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def _shell(section: str) -> list[list[str]]:
+    """Words of the commands of a section of the README, without what stands behind `#`."""
+    text = README.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    return [shlex.split(line, comments=True) for line in re.findall(r"^    (\S.*)$", text, re.M)]
+
+
+def _kill(service: prorl.Client, role: str) -> int:
+    """SIGKILL of a role by the pid that `prorl status` prints, when work is under way."""
+    while True:
+        found = service.status()
+        workers = {one["role"]: one["pid"] for one in found["workers"]}
+        pid = {**workers, "gateway": found["pid"]}.get(role)
+        if pid and any(run["counts"]["completed"] for run in found["runs"]):
+            os.kill(pid, signal.SIGKILL)
+            return int(pid)
+        time.sleep(0.1)  # of a test's poll: the test has its limit
+
+
+def test_i_kill_it_and_nothing_is_lost_and_i_look(tmp_path: Path, sandbox_kind: str) -> None:
+    run, status, kill, verify = _shell("I kill it, and nothing is lost")
+    view, sql, report, _replay = _shell("I look")
+    assert (status[1:], kill[:2], view[1:]) == (["status"], ["kill", "-9"], ["view"])
+    rows = [
+        {"question": f"What is {i} + 1?", "answer": f"It is {i + 1}.\n#### {i + 1}"}
+        for i in range(1, 401)
+    ]
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "configs").symlink_to(README.parent / "configs")
+    assert run[-3:] == ["--limit", "400", "&"]
+    argv = [sys.executable, "-m", "prorl.cli", *run[1:-2], "150"]
+    argv += ["--set", f"service.sandbox.kind={sandbox_kind}"]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            while not (tmp_path / "prorl-runs" / "token").exists():
+                time.sleep(0.1)
+            with prorl.connect(tmp_path / "prorl-runs", retry_s=60) as service:
+                killed = [_kill(service, role) for role in ("run", "store", "gateway")]
+            said = process.communicate()[0]
+        finally:
+            process.kill()
+    assert len(set(killed)) == 3
+    assert process.returncode == 0, said
+    assert "are right" in _output(tmp_path, "prorl.cli", *verify[1:])
+    count = "select count(*) as n, count(distinct rollout_id) as m from rollouts"
+    counted = _output(tmp_path, "prorl.cli", "sql", verify[2], count)
+    assert re.findall(r"\b600\b", counted) == ["600"] * 2, counted
+    assert len(_output(tmp_path, "prorl.cli", *sql[1:]).splitlines()) >= 5
+    _output(tmp_path, "prorl.cli", *report[1:])
+    assert "<title>" in (tmp_path / f"{report[2]}.html").read_text()

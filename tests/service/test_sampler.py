@@ -147,7 +147,7 @@ def test_no_more_waits_than_a_trainer_takes_while_a_group_is_sampled() -> None:
     slower, faster = replace(known, taken_s=50.0), replace(known, taken_s=0.5)
     assert (slower.lead, faster.lead) == (16, 64)
     for unknown in ({"step": 0}, {"group_s": 0.0}, {"taken_s": 0.0}):
-        assert replace(known, **unknown).lead == 64  # type: ignore[arg-type]
+        assert replace(known, **unknown).lead == 64
 
 
 def test_no_more_waits_than_stays_fresh() -> None:
@@ -164,5 +164,5 @@ def test_where_nothing_may_be_older_than_its_step_the_rest_of_a_step_is_redundan
     assert not step_reached(replace(strict, unacked=7))
     assert step_reached(replace(strict, unacked=8))
     for other in ({"max_staleness": 1}, {"step": 0}, {"streaming": False}):
-        assert not step_reached(replace(strict, unacked=8, **other))  # type: ignore[arg-type]
+        assert not step_reached(replace(strict, unacked=8, **other))
     assert may_open(strict) > may_open(replace(strict, max_staleness=-1, max_unacked=8))

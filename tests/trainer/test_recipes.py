@@ -58,7 +58,7 @@ def test_a_dry_run_looks_at_all_of_it_and_starts_nothing(
     found = run(
         config=RECIPES / f"{domain}.yaml",
         set_=[tasks, "policy=flaky"],
-        root=tmp_path / "root",
+        root=str(tmp_path / "root"),
         dry_run=True,
     )
     said = capsys.readouterr().out
@@ -83,8 +83,10 @@ def verl_overrides() -> list[str]:
 def test_verl_knows_every_override() -> None:
     from hydra import compose, initialize_config_dir
 
-    (place,) = find_spec("verl").submodule_search_locations  # type: ignore[union-attr]
-    folder = str(Path(place) / "trainer" / "config")
+    spec = find_spec("verl")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = str(Path(spec.submodule_search_locations[0]) / "trainer" / "config")
     with initialize_config_dir(config_dir=folder, version_base=None):
         config = compose("ppo_trainer", overrides=verl_overrides())
     assert config.actor_rollout_ref.actor.kl_loss_coef == 1e-4

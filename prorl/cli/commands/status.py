@@ -98,7 +98,10 @@ def _show(found: Mapping[str, Json]) -> None:
         rows = [(one["run"], one["delivered"], one["end"]) for one in found.get("runs", [])]
         table(("run", "delivered", "end"), rows)
         return
-    table(("worker", "role", "pid", "held", *GAUGES), map(_worker_row, found["workers"]))
+    gateway = ("gateway", "gateway", found["pid"], *("-" for _ in ("held", *GAUGES)))
+    table(
+        ("worker", "role", "pid", "held", *GAUGES), [gateway, *map(_worker_row, found["workers"])]
+    )
     if found["runs"]:
         table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, found["runs"]))
     for line in remarks(found):

@@ -6,6 +6,7 @@ Counts are the log's; gauges (busy, queued) are what workers said last.
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Iterable
 
 from prorl.config import Listener, ServiceConfig
@@ -153,6 +154,7 @@ def status(
     """
     state = core.state
     return {
+        "pid": os.getpid(),
         "workers": [_worker(worker) for worker in state.workers.values()],
         "endpoints": state.endpoints(),
         "outside": {"store": listener.store, "gateway": listener.gateway} if listener else {},
