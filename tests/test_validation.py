@@ -23,7 +23,7 @@ from prorl.errors import ConfigError
             "delivery `stream` trains; top_p 1 and top_k 0 are expected",
         ),
         ({"sampling": None}, "`sampling` = None; expected a mapping"),
-        ({"limits": {"max_turns": 1 << 70}}, "a whole number of more than 64 bits"),
+        ({"limits": {"max_turns": 1 << 70}}, "whole numbers of at most 64 bits"),
         ({"limits": {"max_turns": 0}}, "`limits.max_turns` = 0; expected 1 or more"),
         ({"delivery": "quick"}, "`delivery` = 'quick'; expected one of 'store' or 'stream'"),
         ({"backends": "http://x"}, "`backends` = 'http://x'; expected a list"),

@@ -58,13 +58,6 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_long_number(cls, data: Any) -> Any:
-        if _is_long(data):  # neither the manifest nor a column holds it
-            raise ValueError("a whole number of more than 64 bits")
-        return data
-
 
 class StageConfig(StrictModel):
     """One stage's pool on this node."""
@@ -378,6 +371,13 @@ class Limits(StrictModel):
 
 class RunConfig(StrictModel):
     """One run: what `POST /v1/runs` takes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_long_number(cls, data: Any) -> Any:
+        if _is_long(data):  # neither the manifest nor a column holds it
+            raise ValueError("whole numbers of at most 64 bits")
+        return data
 
     run_id: str = Field(description="name of the run and of its directory")
     filter: str = Field(
