@@ -63,6 +63,18 @@ from rollouts
 group by group_id
 """
     ),
+    # The same, and a task that taught nothing twice in a row, or more often, sits out an epoch, two
+    # ... eight: what was easy or hopeless last time most often still is (GRESO, arXiv 2506.02177).
+    "greso": Filter(
+        sql="""
+select r.group_id,
+       min(reward) <> max(reward) as kept,
+       if(kept, 'informative', 'all_equal') as reason,
+       if(kept, 0, least(8, any_value(coalesce(h.streak, 0)))) as rest
+from rollouts r left join history h using (task_id)
+group by r.group_id
+"""
+    ),
     # The same among those that ended by themselves: a difference that is only made by answers that
     # were cut off teaches to be short.
     "overlong": Filter(
@@ -146,3 +158,7 @@ class GroupDecision(NamedTuple):
     kept: bool
     reason: str
     """`informative`, `all_equal`, `incomplete`, `unfiltered`, or the user's own."""
+    rest: int = 0
+    """Epochs that its task sits out."""
+    siblings: int = 0
+    """Rollouts of its task's next groups; 0 = as before."""

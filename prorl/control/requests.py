@@ -152,6 +152,10 @@ class Decision(Record, frozen=True, kw_only=True):
     mean_reward: float | None = None
     """Of the valid members."""
     min_version: Version = -1
+    rest: Count = 0
+    """Epochs that its task sits out, where the run feeds itself."""
+    siblings: Count = 0
+    """Rollouts of its task's next groups; 0 = as before."""
 
 
 class Propose(Request[Done], frozen=True, kw_only=True):

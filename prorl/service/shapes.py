@@ -41,7 +41,9 @@ class RunView(RunSummary):
     tasks: int
     """Of the dataset of a run that feeds itself."""
     fed: int
-    """Groups that were made of them, over all epochs."""
+    """Turns of these, over all epochs: a group each, or none if the task sits out."""
+    skipped: int
+    """Turns without a group."""
     unstored: int
     delivered: int
     cursors: Mapping[str, int]

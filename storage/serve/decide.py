@@ -174,6 +174,8 @@ class Decider:
             num_valid=len(rewards),
             mean_reward=statistics.fmean(rewards) if rewards else None,
             min_version=self._facts.min_version(group.group_id),
+            rest=decision.rest,
+            siblings=decision.siblings,
         )
 
     def close(self) -> None:

@@ -13,7 +13,9 @@ What the SQL sees: a table `rollouts` with one row per *valid* member (completed
 and a table `history`, what became of these groups' tasks before (`history.py`).
 
 What it gives: `group_id`, `kept` (boolean) and `reason` (text), at most one row per group. A group
-that it leaves out is dropped as `unselected`. Under a filter other than `none`, a group with fewer
+that it leaves out is dropped as `unselected`. It may be a curator as well, of a run that feeds
+itself: `rest` is for how many epochs the task sits out, `siblings` how many rollouts its later
+groups have (0: as before). Under a filter other than `none`, a group with fewer
 than 2 valid members never reaches the SQL: dropped as `incomplete`. (Under `none`, a group without
 a valid member is `incomplete` too: there is nothing to serve.)
 
@@ -52,6 +54,10 @@ TIMEOUT_S = 5.0
 """Of one query: a filter that never ends must not keep its groups undecided."""
 
 _ANSWER = "group_id, kept, left(reason, 200) as reason"
+_CURATES = ("rest", "siblings")
+_INTEGERS = ("INTEGER", "BIGINT", "HUGEINT")
+MOST = 1024
+"""Epochs and siblings that may be said."""
 
 SEEN = (
     *("data_source", "env", "failure_code", "stop_reason", "reward_parts", "num_sequences"),
@@ -117,7 +123,12 @@ class GroupFilter:
         runs = _OurSQL if is_named(name) else FilterProcess
         self._query: _Query = runs(chosen.sql, timeout_s)
         try:
-            _check_output(self._query.columns(EMPTY))
+            columns = self._query.columns(EMPTY)
+            _check_output(columns)
+            more = (
+                f"{name}::INT as {name}" if name in columns else f"0 as {name}" for name in _CURATES
+            )
+            self._answer = ", ".join((_ANSWER, *more))
         except (ConfigError, FilterLostError):
             self._query.close()
             raise
@@ -165,12 +176,16 @@ class GroupFilter:
             "rollouts": _table(groups, self._stored),
             "history": self._history.table(group.task_id for group in groups),
         }
-        answer = self._query.answer(tables, len(groups) + 1, _ANSWER)
-        columns = [answer.column(name).to_pylist() for name in _OUTPUT]
+        answer = self._query.answer(tables, len(groups) + 1, self._answer)
+        columns = [answer.column(name).to_pylist() for name in (*_OUTPUT, *_CURATES)]
         decisions = [
-            GroupDecision(group_id, kept, str(reason))
-            for group_id, kept, reason in zip(*columns, strict=True)
+            GroupDecision(group_id, kept, str(reason), rest, siblings)
+            for group_id, kept, reason, rest, siblings in zip(*columns, strict=True)
         ]
+        for decision in decisions:
+            if not all(0 <= (one if one is not None else -1) <= MOST for one in decision[3:]):
+                given = f"filter gave rest {decision.rest}, siblings {decision.siblings}"
+                raise ConfigError(given, f"0 to {MOST} each")
         wanted = {group.group_id for group in groups}
         found = {decision.group_id: decision for decision in decisions}
         if (
@@ -268,6 +283,9 @@ def _check_output(found: Mapping[str, str]) -> None:
                 f"filter gives {', '.join(f'{name} {dtype}' for name, dtype in found.items())}",
                 "group_id BIGINT, kept BOOLEAN, reason VARCHAR",
             )
+    for name in _CURATES:
+        if found.get(name, "INTEGER") not in _INTEGERS:
+            raise ConfigError(f"filter gives {name} {found[name]}", f"{name} INTEGER")
 
 
 _NONE = MEMBERS.empty_table().select(["rollout_id", *SEEN])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.control import ControlRow, Hello
+from prorl.control import ControlRow, Decision, Hello, Propose
 from prorl.errors import ConflictError
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.core import Core
@@ -146,3 +146,19 @@ async def test_over_http(tmp_path: Path) -> None:
         async with w.worker("init") as init:
             await init.take(4)
         assert (await w.view())["fed"] == 2
+
+
+async def test_a_filter_has_a_task_sit_out_and_says_how_many_siblings_it_gets(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run(epochs=4, max_open_groups=1)
+        bodies = [group("a", n=2, key="a").model_dump(mode="json")]
+        await w.http("POST", "/v1/runs/r/groups", {"groups": bodies, "last": True})
+        for group_id, n, more in ((0, 2, {"rest": 2, "siblings": 3}), (1, 3, {})):
+            keys = await init.take(n)
+            await store.commit("r", f"p{group_id}", keys)
+            decision = Decision(group_id=group_id, kept=False, reason="curated", **more)
+            await store.ask(Propose(decisions=(decision,)), "r")
+        found = await w.until(lambda v: v["groups"]["dropped"] == 2)
+        assert (found["fed"], found["skipped"]) == (4, 2), "of epochs 0 to 3: 1 and 2"

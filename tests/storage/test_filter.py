@@ -144,7 +144,7 @@ def test_users_sql_decides_and_what_it_leaves_out_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("sql", "text"),
     [
-        ("dapoo", "expected none, dapo, overlong, pass_rate:LO-HI, or one SELECT"),
+        ("dapoo", "expected none, dapo, greso, overlong, pass_rate:LO-HI, or one SELECT"),
         ("select * from nowhere", "nowhere"),
         ("select group_id, 1 as kept, '' as reason from rollouts", "kept BOOLEAN"),
         ("select group_id from rollouts", "kept BOOLEAN"),
@@ -392,6 +392,44 @@ def test_sql_sees_what_became_of_the_task_before() -> None:
     ]
 
 
+def streaks(*lengths: int) -> History:
+    """Of tasks t1, t2 ...: so many groups in which all was right."""
+    history = History()
+    groups = [(task, i) for task, n in enumerate(lengths, 1) for i in range(n)]
+    for task, i in groups:
+        row = {"task_id": f"t{task}", "group_id": 100 * task + i, "valid": True, "reward": 1.0}
+        more = {"num_tokens": 1, "run_s": 1.0, "max_version": 0}
+        history.add(pa.Table.from_pylist([{**row, **more}] * 2))
+    return history
+
+
+def test_a_task_that_taught_nothing_sits_out_the_longer_the_more_often() -> None:
+    chosen = GroupFilter("greso")
+    groups = [group(1, 1.0, 1.0), group(2, 1.0, 1.0), group(3, 1.0, 1.0), group(4, 1.0, 0.0)]
+    found = chosen.decide(groups, None, streaks(0, 3, 20, 3))
+    chosen.close()
+    assert [(one.kept, one.rest) for one in found] == [
+        (False, 0),
+        (False, 3),
+        (False, 8),
+        (True, 0),
+    ]
+
+
+def test_users_sql_may_curate() -> None:
+    sql = "select group_id, true as kept, 'x' as reason, {} as rest, 16 as siblings"
+    chosen = GroupFilter(f"{sql.format(2)} from rollouts group by 1")
+    found = chosen.decide([group(1, 1.0, 0.0)])
+    chosen.close()
+    assert found == [GroupDecision(1, True, "x", rest=2, siblings=16)]
+    chosen = GroupFilter(f"{sql.format(-2)} from rollouts group by 1")
+    (refused,) = chosen.decide([group(1, 1.0, 0.0)])
+    chosen.close()
+    assert refused.reason == "filter_error: filter gave rest -2, siblings 16"
+    with pytest.raises(ConfigError, match="filter gives rest VARCHAR; expected rest INTEGER"):
+        check_filter(sql.format("'long'") + " from rollouts group by 1")
+
+
 @pytest.mark.parametrize(
     ("rewards", "stops", "decision"),
     [
@@ -406,7 +444,7 @@ def test_a_difference_that_only_cut_off_answers_make_is_overlong(
     one, chosen = group(1, *rewards), GroupFilter("overlong")
     found = chosen.decide([one], rows_of(one, stop_reason=stops))
     chosen.close()
-    assert [each[1:] for each in found] == [decision]
+    assert [each[1:3] for each in found] == [decision]
 
 
 @pytest.mark.parametrize(
@@ -421,4 +459,4 @@ def test_a_pass_rate_is_a_window(rewards: list[float], decision: tuple[bool, str
     chosen = GroupFilter("pass_rate:0.2-0.8")
     found = chosen.decide([group(1, *rewards)])
     chosen.close()
-    assert [each[1:] for each in found] == [decision]
+    assert [each[1:3] for each in found] == [decision]

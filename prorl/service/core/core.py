@@ -362,6 +362,8 @@ class Core:
         """Forget groups and runs that need not stay in memory."""
         for run_id, _, key, *_ in dict(batch.writes).get(sql.INSERT_TASK, ()):
             self.state.runs[run_id].new_tasks.pop(key)
+        for _, _, run_id, _ in dict(batch.writes).get(sql.CURATE_TASK, ()):
+            self.state.runs[run_id].curating -= 1
         for group in batch.settled:
             if not group.at_rest or group.run.is_next(group):
                 continue

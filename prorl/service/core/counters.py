@@ -34,6 +34,7 @@ COUNTS = (
     "paused",
     "num_tasks",
     "fed",
+    "skipped",
     "group_s",
     "taken_s",
     "reward_sum",

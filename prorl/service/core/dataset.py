@@ -26,6 +26,8 @@ from prorl.types import Task
 
 AT_ONCE = 64
 """Groups that are made in one go."""
+TURNS = 1024
+"""Of tasks, looked at in one go."""
 
 _KEYS = 500
 
@@ -65,7 +67,7 @@ class Datasets:
                 task = candidate.task
                 facts = (task.task_id, task.data_source, task.env, candidate.text)
                 more = (candidate.sampling, candidate.extra)
-                self._journal.insert(sql.INSERT_TASK, (*row, *facts, *more))
+                self._journal.insert(sql.INSERT_TASK, (*row, *facts, *more, 0))
                 there[key] = run.new_tasks[key] = candidate.digest
                 run.num_tasks += 1
                 run.group_size = max(run.group_size, candidate.n)
@@ -89,36 +91,49 @@ class Datasets:
         return found
 
     def fill(self, run: RunRecord) -> None:
-        """Make the groups that the sampler wants and the pool lacks."""
-        if not run.feeds or run.new_tasks:
+        """Make the groups that the sampler wants and the pool lacks.
+
+        A task that the filter has sit out has its turn and no group. What it said is on disk before
+        the next turn is looked at.
+        """
+        if not run.feeds or run.new_tasks or run.curating:
             return
         demand = run.demand
         wanted = 0 if run.doomed(demand) else may_open(demand) - len(run.pool)
-        left = run.config.epochs * run.num_tasks - run.fed
-        count = min(wanted, left, AT_ONCE)
-        if count <= 0:
-            return
-        places = [self._place(run, run.fed + i) for i in range(count)]
-        for candidate in self._candidates(run, places):
-            epoch = run.fed // run.num_tasks
-            self._acceptance.add(run, candidate._replace(key=f"{epoch}/{candidate.key}"))
-            run.fed += 1
-        self._journal.mark_run(run)
-        self._journal.urgent = True
+        missing, turns = min(wanted, AT_ONCE), TURNS
+        while missing > 0 and turns > 0 and run.feeds:
+            left = run.config.epochs * run.num_tasks - run.fed
+            places = [self._place(run, run.fed + i) for i in range(min(missing, left))]
+            turns -= len(places)
+            for candidate, resting in self._candidates(run, places):
+                epoch = run.fed // run.num_tasks
+                run.fed += 1
+                if resting > epoch:
+                    run.skipped += 1
+                    continue
+                missing -= 1
+                self._acceptance.add(run, candidate._replace(key=f"{epoch}/{candidate.key}"))
+            self._journal.mark_run(run)
+            self._journal.urgent = True
 
     def _place(self, run: RunRecord, fed: int) -> int:
         epoch, index = divmod(fed, run.num_tasks)
         return int(order(run.config.seed, epoch, run.num_tasks)[index])
 
-    def _candidates(self, run: RunRecord, places: Sequence[int]) -> list[Candidate]:
-        """The tasks at these places, in their order."""
+    def _candidates(self, run: RunRecord, places: Sequence[int]) -> list[tuple[Candidate, int]]:
+        """The tasks at these places, in their order, and the epoch until which each sits out."""
         marks = ", ".join("?" * len(set(places)))
         rows = self._log.read(_TASKS.format(marks), (run.run_id, *set(places)))
         found = {
-            place: Candidate(
-                Task(task_id=task_id, data_source=source, env=env, prompt=""),
-                *(text, n, key, digest, sampling, extra),
+            place: (
+                Candidate(
+                    Task(task_id=task_id, data_source=source, env=env, prompt=""),
+                    *(text, n, key, digest, sampling, extra),
+                ),
+                resting,
             )
-            for _, place, key, digest, n, task_id, source, env, text, sampling, extra in rows
+            for _, place, key, digest, n, task_id, source, env, text, sampling, extra, resting in (
+                rows
+            )
         }
         return [found[place] for place in places]

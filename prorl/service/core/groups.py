@@ -74,6 +74,11 @@ class Groups:
             run.kept += 1
             run.waiting += 1
         self._journal.insert(sql.DECIDED, (run.run_id, group.group_id))
+        if run.config.epochs and (decision.rest or decision.siblings):
+            epoch, _, key = group.key.partition("/")
+            resting, siblings = int(epoch) + 1 + decision.rest, decision.siblings or None
+            self._journal.insert(sql.CURATE_TASK, (resting, siblings, run.run_id, key))
+            run.curating += 1
         self._event(group, "decided", kept)
 
     def _note(self, group: GroupRecord, kept: bool) -> None:

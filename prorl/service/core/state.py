@@ -225,7 +225,11 @@ class RunRecord:
     num_tasks: int = 0
     """Of its dataset, if it feeds itself."""
     fed: int = 0
-    """Groups that were made of them, over all epochs."""
+    """Places of it that had their turn, over all epochs."""
+    skipped: int = 0
+    """Of these, those that the filter had sit out."""
+    curating: int = 0
+    """What it said of tasks and is not durable yet."""
     new_tasks: dict[str, str] = field(default_factory=dict)
     """Digests by key of those that are not durable yet."""
     next_group: int = 0

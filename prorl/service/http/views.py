@@ -54,6 +54,7 @@ def run_view(core: Core, run: RunRecord, outside: Listener | None = None) -> sha
         "paused": run.paused,
         "tasks": run.num_tasks,
         "fed": run.fed,
+        "skipped": run.skipped,
         "unstored": run.unstored,
         "delivered": run.next_delivery,
         "cursors": dict(run.cursors),

@@ -53,7 +53,7 @@ CREATE INDEX groups_pooled ON groups (run_id, group_id) WHERE state = 'open' AND
 CREATE TABLE dataset (
     run_id TEXT NOT NULL, place INTEGER NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL,
     n INTEGER NOT NULL, task_id TEXT NOT NULL, data_source TEXT NOT NULL, env TEXT NOT NULL,
-    task TEXT NOT NULL, sampling TEXT NOT NULL, extra TEXT NOT NULL,
+    task TEXT NOT NULL, sampling TEXT NOT NULL, extra TEXT NOT NULL, resting INTEGER NOT NULL,
     PRIMARY KEY (run_id, place)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX dataset_key ON dataset (run_id, key);
@@ -132,9 +132,11 @@ ROLLOUT_CHANGES = (
 ROLLOUT_COLUMNS = ("run_id", "rollout_id", "group_id", "sample_index", *ROLLOUT_CHANGES)
 DATASET_COLUMNS = (
     *("run_id", "place", "key", "digest", "n", "task_id", "data_source", "env"),
-    *("task", "sampling", "extra"),
+    *("task", "sampling", "extra", "resting"),
 )
+"""`resting`: no group is made of the task before this epoch."""
 INSERT_TASK = insert_sql("dataset", DATASET_COLUMNS)
+CURATE_TASK = "UPDATE dataset SET resting = ?, n = coalesce(?, n) WHERE run_id = ? AND key = ?"
 INSERT_RUN = insert_sql("runs", RUN_COLUMNS)
 UPDATE_RUN = update_sql("runs", RUN_CHANGES, ("run_id",))
 INSERT_GROUP = insert_sql("groups", GROUP_COLUMNS)
