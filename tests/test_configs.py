@@ -80,7 +80,7 @@ def test_the_container_runs_commands_that_exist(kind: str) -> None:
 
 
 def manifests() -> list[Any]:
-    return list(yaml.safe_load_all((CONFIGS / "kubernetes.yaml").read_text()))
+    return list(yaml.safe_load_all((CONFIGS / "kubernetes" / "prorl.yaml").read_text()))
 
 
 def test_the_manifest_fits_the_schemas_of_kubernetes() -> None:

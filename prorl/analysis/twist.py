@@ -22,7 +22,7 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.groups import GroupIndex
 from prorl.storage.read.replay import ReplayOrder, delivery_order, stored_index
 from prorl.storage.read.sql import LockedDuckDB
-from prorl.storage.serve.filter import MEMBERS, TIMEOUT_S, named_filter
+from prorl.storage.serve.filter import EMPTY, MEMBERS, TIMEOUT_S, named_filter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +112,8 @@ def _selected(stored: StoredRun, select: str) -> list[int]:
 
 def _members(stored: StoredRun, rewards: dict[int, float] | None) -> pa.Table:
     """Valid members with the rewards that will be served, as a filter sees them."""
-    rows = stored.sql(
-        "select group_id, task_id, 0::int as num_members, rollout_id, sample_index, attempt,"
-        " failure_class, reward from rollouts where valid and num_sequences > 0"
-    )
+    names = ("0::int as num_members" if n == "num_members" else n for n in MEMBERS.names)
+    rows = stored.sql(f"select {', '.join(names)} from rollouts where valid and num_sequences > 0")
     if rewards is not None:
         served = pa.array(
             [rewards.get(i) for i in rows.column("rollout_id").to_pylist()], pa.float32()
@@ -130,12 +128,16 @@ def _members(stored: StoredRun, rewards: dict[int, float] | None) -> pa.Table:
 
 
 def _kept(members: pa.Table, name: str) -> set[int]:
-    """The groups that a filter keeps; its SQL is not asked about those that are too small."""
+    """The groups that a filter keeps; its SQL is not asked about those that are too small.
+
+    It sees no `history`: what came before a group is not said by an order that was made anew.
+    """
     chosen = named_filter(name)
     enough = pc.greater_equal(members.column("num_members"), chosen.min_valid)
     database = LockedDuckDB(what="filter")
     try:
         database.register("rollouts", members.filter(enough))
+        database.register("history", EMPTY["history"])
         found = database.query(chosen.sql, TIMEOUT_S)
     finally:
         database.close()

@@ -13,6 +13,7 @@ import pytest
 
 from prorl.analysis.twist import Twist, open_twisted
 from prorl.errors import ConflictError, NotFoundError, UserError
+from prorl.filters import FILTERS
 from prorl.schema import SCORES, SEQUENCES
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.layout import RunDir
@@ -56,6 +57,13 @@ def test_a_selection_gives_groups_and_order(run: RunDir) -> None:
     assert list(order.groups) == [2, 1, 0]
     assert order.run_id.startswith("demo~")
     assert row_hashes(index.read(1)) == row_hashes(open_replay(run.where)[1].read(1))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_named_filter_sees_what_it_asks_for(run: RunDir, name: str) -> None:
+    assert set(open_twisted(run.where, Twist(filter=name))[0].groups) <= set(
+        open_twisted(run.where, Twist(filter="none"))[0].groups
+    )
 
 
 def test_a_shuffle_is_a_seeded_permutation(run: RunDir) -> None:
