@@ -107,6 +107,7 @@ def _sequence(row: pa.Table, pieces: Pieces, trained: dict[int, Any]) -> dict[st
     texts, at = pieces.spell(ids_L)
     told = trained.get(row.column("sequence_id")[0].as_py(), {})
     learner = told.get("learner_logprobs")
+    digits = 4 if learner is None else 6  # their difference is looked at
     return {
         **{
             name: row.column(name)[0].as_py() for name in ("segment", "lineage", "parent", "weight")
@@ -114,8 +115,8 @@ def _sequence(row: pa.Table, pieces: Pieces, trained: dict[int, Any]) -> dict[st
         "ids": ids_L,
         "texts": texts,
         "at": at,
-        "logprobs": np.round(_values(row, "logprobs"), 4),
-        "learner": None if learner is None else np.round(np.array(learner, np.float32), 4),
+        "logprobs": np.round(_values(row, "logprobs"), digits),
+        "learner": None if learner is None else np.round(np.array(learner, np.float32), digits),
         "advantage": told.get("advantage"),
         "step": told.get("step"),
         **{name: _values(row, name) for name in _SPANS},
