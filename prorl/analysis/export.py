@@ -9,7 +9,7 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -192,11 +192,12 @@ def _message(row: Mapping[str, Json]) -> Json:
 def atif(stored: StoredRun, everything: bool = False) -> Rows:
     """Harbor's Agent Trajectory Interchange Format, a trajectory per rollout, with all its ids."""
     said = _messages(stored)
-    by_rollout: dict[int, list[dict[str, Json]]] = {}
+    by_rollout: dict[int, list[tuple[int, dict[str, Json]]]] = {}
     abouts = {row["rollout_id"]: row for row in _rollouts(stored, everything)}
     for row in _token_rows(stored, everything):
         by_rollout.setdefault(row["rollout_id"], []).extend(_calls(row))
-    for rollout_id, calls in by_rollout.items():
+    for rollout_id, by_turn in by_rollout.items():
+        calls = [call for _, call in sorted(by_turn, key=lambda one: one[0])]
         steps = _steps(said.get(rollout_id, []), iter(calls))
         yield {
             "schema_version": ATIF,
@@ -211,8 +212,8 @@ def atif(stored: StoredRun, everything: bool = False) -> Rows:
         }
 
 
-def _calls(row: Mapping[str, Any]) -> Iterator[dict[str, Json]]:
-    """Metrics of each turn of a sequence: neighbouring sampled spans of one turn are one call."""
+def _calls(row: Mapping[str, Any]) -> Iterable[tuple[int, dict[str, Json]]]:
+    """Turn and metrics of each call of a sequence; neighbouring spans of one turn are one call."""
     start, made = 0, dict[int, dict[str, Json]]()
     for end, kind, turn in zip(row["span_end"], row["span_kind"], row["span_turn"], strict=True):
         if kind:
@@ -222,7 +223,7 @@ def _calls(row: Mapping[str, Any]) -> Iterator[dict[str, Json]]:
             call["logprobs"] += row["logprobs"][start:end].tolist()
             call["completion_tokens"] = len(call["completion_token_ids"])
         start = end
-    yield from made.values()
+    return made.items()
 
 
 def _steps(messages: list[Json], calls: Iterator[dict[str, Json]]) -> list[Json]:
@@ -242,6 +243,9 @@ def _steps(messages: list[Json], calls: Iterator[dict[str, Json]]) -> list[Json]
             step["tool_calls"] = [_tool_call(call, i) for i, call in enumerate(tools)]
         if reasoning := message.get("reasoning_content"):
             step["reasoning_content"] = reasoning
+        steps.append(step)
+    for metrics in calls:  # of which no message is stored
+        step = {"step_id": len(steps) + 1, "source": "agent", "message": "", "metrics": metrics}
         steps.append(step)
     return steps
 

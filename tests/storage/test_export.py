@@ -74,10 +74,12 @@ def test_a_trajectory_of_atif(run: RunDir) -> None:
     found = list(atif(stored))
     assert len(found) == 24
     first = found[0]
-    assert [step["step_id"] for step in first["steps"]] == [1, 2]
-    assert [step["source"] for step in first["steps"]] == ["user", "agent"]
-    metrics = first["steps"][1]["metrics"]
-    assert len(metrics["completion_token_ids"]) == len(metrics["logprobs"]) == 50
+    assert [step["step_id"] for step in first["steps"]] == [1, 2, 3]
+    assert [step["source"] for step in first["steps"]] == ["user", "agent", "agent"]
+    for step in first["steps"][1:]:  # two sequences, of which one has a message
+        metrics = step["metrics"]
+        assert len(metrics["completion_token_ids"]) == len(metrics["logprobs"]) == 50
+    assert first["final_metrics"]["total_completion_tokens"] == 100
     assert set(first) == {
         "schema_version",
         "session_id",

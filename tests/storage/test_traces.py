@@ -229,7 +229,8 @@ def test_our_own_atif_comes_back(tmp_path: Path) -> None:
     ours = {row["rollout_id"]: row for row in stored.read("rollouts").to_pylist()}
     for row in StoredRun(tmp_path / "back").read("rollouts").to_pylist():
         there = ours[row["rollout_id"]]
-        assert (row["reward"], row["group_id"]) == (there["reward"], there["group_id"])
+        names = ("reward", "group_id", "num_sampled")
+        assert [row[name] for name in names] == [there[name] for name in names]
 
 
 def test_a_dump_of_slime(tmp_path: Path) -> None:
