@@ -50,8 +50,11 @@ def _policy(backend: Json) -> str:
 
 
 def _files(stored: StoredRun) -> Iterator[tuple[str, str]]:
-    if stored.directory.has(JOB_FILE):
-        for path, digest in (
-            orjson.loads(stored.directory.read(JOB_FILE)).get("sha256") or {}
-        ).items():
-            yield f"file {PurePath(path).name}", digest[:DIGITS]
+    if not stored.directory.has(JOB_FILE):
+        return
+    try:
+        hashes = orjson.loads(stored.directory.read(JOB_FILE)).get("sha256") or {}
+        for path, digest in hashes.items():
+            yield f"file {PurePath(path).name}", str(digest)[:DIGITS]
+    except (ValueError, AttributeError):  # a copy may be damaged
+        yield JOB_FILE, "unreadable"

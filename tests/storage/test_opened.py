@@ -130,6 +130,17 @@ def test_a_report_of_two_equal_runs_says_so(root: Path, capsys: pytest.CaptureFi
     assert all(one == other for one, other in found["made_by"].values())
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"sha256": 5}', '{"sha256": {"/a/env.py": null}}'])
+def test_a_damaged_job_file_costs_its_own_line(
+    text: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "a" / "job.json").write_text(text)
+    assert dispatch(["report", "a", "b", "--json", "--root", str(root)]) == 0
+    made = json.loads(capsys.readouterr().out)["made_by"]
+    assert made.get("job.json", ["unreadable"])[0] == "unreadable"
+    assert made["prorl"][0] == made["prorl"][1]
+
+
 def test_a_report_of_two_runs_says_what_made_them_differ(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
