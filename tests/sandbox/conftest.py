@@ -29,6 +29,7 @@ KINDS = (
     pytest.param("apptainer", marks=pytest.mark.apptainer),
     pytest.param("podman", marks=pytest.mark.podman),
 )
+IMAGE_KINDS = tuple(kind for kind in KINDS if kind != "local")
 
 
 @cache

@@ -11,23 +11,24 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from prorl.errors import SandboxError
+from prorl.linux.procfs import to_init
 from prorl.sandbox.images.tree import digest_of
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox import small_image
-from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
+from tests.sandbox.conftest import IMAGE_KINDS, Sandboxd, end, start_daemon, why_not
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
-KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("apptainer", "podman")]
 OVERLAY = 16 << 20
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=IMAGE_KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     if why_not(request.param):
         pytest.skip(why_not(request.param))
@@ -65,10 +66,16 @@ async def daemon(image: Path, kind: str) -> AsyncIterator[Sandboxd]:
 class Said(dict[str, tuple[int | None, str]]):
     """Exit code and output by command."""
 
+    uids: set[str]
+    """Of the tool server, as the host sees them."""
+
 
 async def ask(daemon: Sandboxd, spec: SandboxSpec, *commands: str) -> Said:
     ref = await daemon.host.start("run/1/1", "run", spec)
     said = Said()
+    (started,) = (await daemon.host.status())["sandboxes"]
+    status = Path(f"/proc/{to_init(started['pid'])[-1]}/status").read_text()
+    said.uids = set(status.partition("Uid:")[2].splitlines()[0].split())
     async with daemon.host.connect(ref) as sandbox:
         for command in commands:
             done = await sandbox.call("bash", {"command": command}, 20.0)
@@ -131,6 +138,22 @@ async def test_the_images_environment_and_programs_come_first(
     assert said["echo $HOME"] == (0, "/workspace\n")
 
 
+@pytest.mark.parametrize("link", ["opt", "workspace"])
+async def test_an_images_links_lead_nowhere_on_the_host(daemon: Sandboxd, link: str) -> None:
+    """It runs with its link or not at all: nothing is made where the link would lead outside."""
+    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
+        image, outside = small_image.make_image(Path(name)), Path(name) / "outside"
+        for folder in (Path(name), outside):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o777)
+        (image / link).rmdir() if (image / link).exists() else None
+        (image / link).symlink_to(f"../../../../../..{outside}")
+        spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY)
+        with suppress(SandboxError):
+            await ask(daemon, spec, f"touch {outside}/x /{link}/y")
+        assert list(outside.iterdir()) == []
+
+
 ENVIRONMENT = (
     "echo $ASKED $PATH",
     "python3",
@@ -174,19 +197,32 @@ async def test_root_of_the_image_is_no_root_of_the_machine(
     )
     code, output = said["id -u; touch /etc/x; ls -n /etc/x"]
     assert (code, output.splitlines()[0], output.split()[3:5]) == (0, "0", ["0", "0"])
-    inside, outside, count = said["cat /proc/self/uid_map"][1].split()
+    inside, _, count = said["cat /proc/self/uid_map"][1].split()
     assert (inside, count) == ("0", "1")
-    assert outside != "0"
+    assert said.uids.isdisjoint("0")
+    assert confined(said) == 0xDB, "over files and ids, nothing else"
+
+
+async def test_an_image_gives_no_power(daemon: Sandboxd, image: Path) -> None:
+    for spec in (SandboxSpec(image=str(image)), SandboxSpec(image=str(image), overlay_bytes=1)):
+        said = await ask(daemon, spec, "cat /proc/self/status", *FORBIDDEN)
+        assert said.uids.isdisjoint("0")
+        assert confined(said) == 0
+
+
+def confined(said: Said) -> int:
+    """The capabilities of who tried in vain what is forbidden."""
     status = dict(
         line.split(":\t", 1)
         for line in said["cat /proc/self/status"][1].splitlines()
         if ":\t" in line
     )
-    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0xDB, (
-        "over files and ids, nothing else"
-    )
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert {command: said[command] for command in FORBIDDEN if said[command][0] == 0} == {}
+    effective = int(status["CapEff"], 16)
+    assert effective == int(status["CapPrm"], 16)
+    assert not effective or effective == int(status["CapBnd"], 16)
+    return effective
 
 
 @pytest.mark.parametrize("spec", [SandboxSpec(overlay_bytes=1), SandboxSpec(fakeroot=True)])
@@ -194,7 +230,7 @@ async def test_without_an_image_there_is_nothing_to_write_over(
     daemon: Sandboxd, spec: SandboxSpec
 ) -> None:
     with pytest.raises(
-        SandboxError, match="no image; expected kind apptainer or podman and an image"
+        SandboxError, match="no image; expected kind apptainer or podman or pyns and an image"
     ) as caught:
         await daemon.host.start("run/1/1", "run", spec)
     assert caught.value.code is FailureCode.BAD_TASK

@@ -19,10 +19,8 @@ from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.kinds.engine_support import program
 from prorl.types import FailureCode, SandboxSpec
-from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
+from tests.sandbox.conftest import IMAGE_KINDS, Sandboxd, end, start_daemon, why_not
 from tests.sandbox.image_sources import Blobs, Entry, archive, packed, serving
-
-KINDS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("apptainer", "podman")]
 
 
 async def ask(
@@ -35,7 +33,7 @@ async def ask(
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IMAGE_KINDS)
 async def test_a_folder_without_python(folder: Path, base: Path, kind: str) -> None:
     if why_not(kind):
         pytest.skip(why_not(kind))
@@ -49,7 +47,7 @@ async def test_a_folder_without_python(folder: Path, base: Path, kind: str) -> N
     await end(daemon)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IMAGE_KINDS)
 async def test_a_name_of_the_registry(folder: Path, base: Path, kind: str) -> None:
     if why_not(kind):
         pytest.skip(why_not(kind))
@@ -66,7 +64,7 @@ async def test_a_name_of_the_registry(folder: Path, base: Path, kind: str) -> No
     registry.forget("mine")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IMAGE_KINDS)
 async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_it(
     folder: Path, base: Path, kind: str
 ) -> None:
@@ -277,11 +275,9 @@ async def test_a_full_disk_is_not_the_tasks_fault(
 
 
 async def test_a_kind_without_images_says_which_has_them(folder: Path) -> None:
-    if why_not("pyns"):
-        pytest.skip(why_not("pyns"))
-    daemon = await start_daemon("pyns", folder)
+    daemon = await start_daemon("local", folder)
     with pytest.raises(
-        SandboxError, match="kind pyns runs none; use apptainer or podman"
+        SandboxError, match="kind local runs none; use apptainer or podman or pyns"
     ) as caught:
         await daemon.host.start("run/1/1", "run", SandboxSpec(image="/tmp"))
     assert caught.value.code is FailureCode.BAD_TASK

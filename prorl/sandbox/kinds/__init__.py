@@ -44,7 +44,8 @@ CATALOGUE: Mapping[str, Entry] = {
     ),
     "podman": Entry("prorl.sandbox.kinds.podman:KIND", "Podman, rootless; runs images"),
     "pyns": Entry(
-        "prorl.sandbox.kinds.pyns:KIND", "namespaces from Python alone: no package, least work"
+        "prorl.sandbox.kinds.pyns:KIND",
+        "namespaces from Python alone: no package, least work; runs images",
     ),
     "local": Entry(
         "prorl.sandbox.kinds.local:KIND", "a plain process: isolates little", automatic=False

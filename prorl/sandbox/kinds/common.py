@@ -134,8 +134,8 @@ def show_interpreter(others: Sequence[tuple[str, int]] = ()) -> None:
 def show_stack(launch: Launch, clones: Sequence[int], folder: str, above: str = "") -> None:
     """In the caller's private mount namespace: mount a stack of folders at `folder`/image.
 
-    `clones`: as root, a detached mount of each; else they are bound. `above`: a folder of the
-    sandbox's that takes what is written.
+    `clones`: a detached mount of each; without, they are bound. `above`: a folder of the sandbox's
+    that takes what is written.
     """
     calls.mount("tmpfs", folder, "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "size=1m,mode=755")
     paths = (launch.image, *launch.under)

@@ -131,20 +131,26 @@ def _pid_one(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> 
             pid, status = os.wait()
             if pid == main:
                 exit_like(status)
-    given = [fd for fd in (listener_fd, status_fd, launch.user_tools_fd) if fd >= 0]
-    given = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, USER_TOOLS + 1) for fd in given]
-    with Forked(given[1]):
+    launch = hand_over(launch, listener_fd, status_fd)
+    with Forked(STATUS):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
         os.setsid()
-        for number, fd in enumerate(given, LISTENER):
-            os.dup2(fd, number)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        os.dup2(STATUS, 2)  # its complaints become the error of the start
-        os.chdir("/")
-        start(replace(launch, user_tools_fd=USER_TOOLS) if len(given) > 2 else launch)
+        start(launch)
     os._exit(EXIT_CRASHED)
+
+
+def hand_over(launch: Launch, listener_fd: int, status_fd: int) -> Launch:
+    """Put the tool server's descriptors where `server` says that they are, for an exec."""
+    given = [fd for fd in (listener_fd, status_fd, launch.user_tools_fd) if fd >= 0]
+    given = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, USER_TOOLS + 1) for fd in given]
+    for number, fd in enumerate(given, LISTENER):
+        os.dup2(fd, number)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.dup2(STATUS, 2)  # complaints become the error of the start
+    os.chdir("/")
+    return replace(launch, user_tools_fd=USER_TOOLS) if len(given) > 2 else launch
 
 
 def map_ids(inside: int, uid: int, gid: int) -> None:

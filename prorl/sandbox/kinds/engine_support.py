@@ -25,6 +25,7 @@ import subprocess
 from functools import cache
 
 from prorl.linux import calls
+from prorl.sandbox.images.stack import ENVIRONMENT_FILE
 from prorl.sandbox.launch.spec import (
     LAYER,
     SANDBOX_UID,
@@ -35,6 +36,11 @@ from prorl.sandbox.launch.spec import (
 )
 
 SUPPORT = "/opt/prorl"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SHELL = ("bash", "-c", f'[ -f /{ENVIRONMENT_FILE} ] && . /{ENVIRONMENT_FILE}; exec "$0" "$@"')
+"""Sets an image's variables for the tool server, as Apptainer does by itself."""
+MOUNT_POINT_BYTES = 1 << 20
+"""Over an image that is read-only, for mount points that it lacks."""
 IMAGE_SUPPORT = "image"
 """Beside the skeleton: what an image gets at /opt/prorl."""
 SKELETON = (
@@ -190,7 +196,7 @@ def program() -> str:
 
 
 def make_support(folder: str) -> None:
-    """Make what every sandbox of this kind gets read-only at /opt/prorl.
+    """Make what sandboxes of an engine get read-only at /opt/prorl.
 
     There is one for images, and one beside a skeleton, which takes the place of an image.
     """
@@ -199,8 +205,7 @@ def make_support(folder: str) -> None:
     for name in ("python", "python3"):
         if not os.path.lexists(f"{folder}/bin/{name}"):
             os.symlink(interpreter(), f"{folder}/bin/{name}")
-    if not os.path.isdir(f"{folder}/{IMAGE_SUPPORT}"):
-        _make_image_support(f"{folder}/{IMAGE_SUPPORT}", f"{folder}/server.pyz")
+    make_image_support(folder)
     if not os.path.exists(f"{folder}/{CONFIG}") and program():
         write_configs(folder)
     if not os.path.isdir(f"{folder}/skeleton"):
@@ -230,7 +235,11 @@ def write_configs(folder: str) -> None:
             )
 
 
-def _make_image_support(folder: str, server: str) -> None:
+def make_image_support(support: str) -> None:
+    """Make what every sandbox that runs an image gets read-only at /opt/prorl."""
+    folder, server = f"{support}/{IMAGE_SUPPORT}", f"{support}/server.pyz"
+    if os.path.isdir(folder):
+        return
     os.makedirs(f"{folder}/bin")
     for _, shown in parts():
         os.mkdir(folder + shown.removeprefix(SUPPORT))

@@ -23,16 +23,19 @@ from dataclasses import replace
 from typing import NoReturn
 
 from prorl.linux import calls
-from prorl.sandbox.images.stack import ENVIRONMENT_FILE
 from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
 from prorl.sandbox.kinds.engine import binds, contain, map_ids, server
-from prorl.sandbox.kinds.engine_support import SUPPORT, make_support, python_script
+from prorl.sandbox.kinds.engine_support import (
+    MOUNT_POINT_BYTES,
+    SHELL,
+    SUPPORT,
+    SYSTEM_PATH,
+    make_support,
+    python_script,
+)
 from prorl.sandbox.launch.spec import SANDBOX_UID, WORKSPACE, Launch, Serve
 
 RUNTIMES = ("runc", "crun")
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MOUNT_POINT_BYTES = 1 << 20
-"""Over an image that is read-only, for mount points that it lacks."""
 STATE = "/dev/shm"
 """A tmpfs of each sandbox's own: Podman wants a path that is short, and keeps its locks there."""
 CONFIG = "containers.conf"
@@ -58,8 +61,6 @@ BECOME = (
     f"import sys; sys.path.insert(0, {SUPPORT + '/server.pyz'!r});"
     f" from prorl.tools.server.children import become; become({SANDBOX_UID}, sys.argv[1:])"
 )
-SHELL = ("bash", "-c", f'[ -f /{ENVIRONMENT_FILE} ] && . /{ENVIRONMENT_FILE}; exec "$0" "$@"')
-"""The image's variables before the tool server's."""
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:

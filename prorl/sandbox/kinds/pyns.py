@@ -11,6 +11,9 @@ pid 1 is the tool server, so nothing inside can kill it, and its end takes every
 file of the sandbox along. It dies with the launcher, the launcher with the zygote, the zygote with
 sandboxd.
 
+With an image the root is its stack under a small tmpfs, mounted by overlayfs, and pid 1 becomes the
+image's bash, which becomes the tool server with our own Python (`engine_support.py`).
+
 Contained: files, processes, network, IPC, nested namespaces, sized /tmp, /dev/shm and workspace.
 Not contained: kernel bugs, CPU share; memory is bounded per process and tmpfs unless a control
 group is usable (`prorl doctor` says).
@@ -18,6 +21,7 @@ group is usable (`prorl doctor` says).
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -28,7 +32,17 @@ from prorl.linux import calls
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
 from prorl.sandbox.kinds.common import OPENER_DECIDES, guard, join_cgroups, open_cgroups, set_limits
-from prorl.sandbox.kinds.rootfs import SAFE, Source, build_root, open_sources, steps
+from prorl.sandbox.kinds.engine import STATUS, hand_over, server
+from prorl.sandbox.kinds.engine_support import SHELL, SYSTEM_PATH, make_image_support, python_script
+from prorl.sandbox.kinds.rootfs import (
+    SAFE,
+    Source,
+    build_root,
+    open_image,
+    open_sources,
+    steps,
+    third_party,
+)
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
@@ -49,6 +63,8 @@ NAMESPACES = (
     | calls.CLONE_NEWIPC
     | calls.CLONE_NEWUTS
 )
+ROOT_CAPABILITIES = 0xDB
+"""Of `fakeroot`: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID."""
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
@@ -58,7 +74,7 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
         join_cgroups(groups)
         groups = []
     # root can open what the ordinary uid cannot reach
-    sources = open_sources(launch) if launch.uid >= 0 else []
+    sources, image = ([], []) if launch.uid < 0 else (open_sources(launch), open_image(launch))
     parent = os.getppid()
     calls.drop_to(launch.uid)
     # inside the new namespace both read as nobody until they are mapped
@@ -67,14 +83,14 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     _map_ids(0, uid, gid)
     calls.die_with_parent(signal.SIGKILL, parent)
     if launch.uid < 0:
-        sources = open_sources(launch)
+        sources, image = open_sources(launch), open_image(launch)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         os.close(alive_write)
-        _pid_one(launch, groups, sources, listener_fd, status_fd, serve, alive_read)
-    for fd in (alive_read, listener_fd, status_fd, *groups, *(one.fd for one in sources)):
+        _pid_one(launch, groups, sources, image, listener_fd, status_fd, serve, alive_read)
+    for fd in (alive_read, listener_fd, status_fd, *groups, *(one.fd for one in sources), *image):
         os.close(fd)
     guard(pid)
 
@@ -90,6 +106,7 @@ def _pid_one(
     launch: Launch,
     groups: list[int],
     sources: list[Source],
+    image: list[int],
     listener_fd: int,
     status_fd: int,
     serve: Serve,
@@ -103,8 +120,8 @@ def _pid_one(
         )  # after it has joined, so that it sees itself as the top
         socket.sethostname("sandbox")
         calls.loopback_up()
-        build_root(launch, sources)
-        _lock()
+        build_root(launch, sources, image)
+        _lock(launch.fakeroot)
         set_limits(launch)
         seccomp.install()
         # The last change of credentials has cleared it; and a launcher that died before this line
@@ -114,6 +131,8 @@ def _pid_one(
             os._exit(1)
         os.close(alive_read)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+        if launch.image:
+            _run_in_image(launch, listener_fd, status_fd)
         refuse_uid = SANDBOX_UID if launch.uid >= 0 else -1
         path = search_path(launch, f"{BIN}:{BASE_PATH}")
         config = server_config(launch, WORKSPACE, path, refuse_uid, alone=True)
@@ -121,10 +140,27 @@ def _pid_one(
     os._exit(EXIT_CRASHED)
 
 
-def _lock() -> None:
+def _run_in_image(launch: Launch, listener_fd: int, status_fd: int) -> NoReturn:
+    launch = hand_over(launch, listener_fd, status_fd)
+    with Forked(STATUS):
+        command, config = server(launch, launch.image)
+        config |= {"limits": {}, "seccomp": ""}  # they are in force
+        shell = _program(SHELL[0])
+        os.execve(shell, [*SHELL, *command, json.dumps(config)], {"PATH": SYSTEM_PATH})
+    os._exit(EXIT_CRASHED)
+
+
+def _program(name: str) -> str:
+    """Where the image has a program."""
+    found = (f"{folder}/{name}" for folder in SYSTEM_PATH.split(":"))
+    return next(filter(os.path.exists, found), f"/bin/{name}")
+
+
+def _lock(fakeroot: bool) -> None:
     """Give up every power over the namespaces.
 
-    What is left is an ordinary user in a second user namespace, and there is no third one.
+    What is left is an ordinary user in a second user namespace, and there is no third one; with
+    `fakeroot` its root, with power over files and ids only.
     """
     try:
         _write("/proc/sys/user/max_user_namespaces", "1")
@@ -137,8 +173,8 @@ def _lock() -> None:
     read_only = calls.MS_BIND | calls.MS_REMOUNT | calls.MS_RDONLY
     calls.mount(None, "/proc/sys", None, read_only | SAFE | calls.MS_NOEXEC)
     calls.unshare(calls.CLONE_NEWUSER)
-    _map_ids(SANDBOX_UID, 0, 0)
-    calls.drop_capabilities()
+    _map_ids(0 if fakeroot else SANDBOX_UID, 0, 0)
+    calls.drop_capabilities(ROOT_CAPABILITIES if fakeroot else 0)
 
 
 def _write(path: str, text: str) -> None:
@@ -157,16 +193,22 @@ def _read(path: str) -> str:
         os.close(fd)
 
 
+def _prepare() -> None:
+    steps(False), steps(True), third_party(), python_script()
+
+
 KIND = Kind(
     launch=launch,
     fix=(
         "allow unprivileged user namespaces: sysctl user.max_user_namespaces (and"
         " kernel.apparmor_restrict_unprivileged_userns=0)"
     ),
-    prepare=steps,
+    install=make_image_support,
+    prepare=_prepare,
     folder=False,
-    zipapp=False,
-    images=False,
+    zipapp=True,
+    images=True,
+    overlays=True,
     server_can_be_killed=False,
     enforces=(*HELD_BY_NAMESPACES, "number of terminals"),
     cannot=("CPU share", "bugs of the kernel"),

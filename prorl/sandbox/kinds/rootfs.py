@@ -1,6 +1,8 @@
 """The file system that a pyns sandbox sees.
 
-It is built on a tmpfs over /tmp of a private mount namespace, then pivoted into.
+It is built on a tmpfs over /tmp of a private mount namespace, then pivoted into. With an image only
+its parts are built there: they move into the image once that is the root, so that its links lead
+nowhere else.
 
 Host folders come in read-only: /usr, a few files of /etc, and the Python that the tool server runs
 in, at its own path. Such a folder may lie where the sandbox's uid cannot go (a home of mode 0700);
@@ -20,6 +22,15 @@ from typing import Any, NamedTuple
 
 from prorl.linux import calls
 from prorl.sandbox.kind import MAX_PTYS
+from prorl.sandbox.kinds.common import show_stack
+from prorl.sandbox.kinds.engine_support import (
+    IMAGE_SUPPORT,
+    MOUNT_POINT_BYTES,
+    SUPPORT,
+    clone,
+    inside,
+    parts,
+)
 from prorl.sandbox.launch.spec import (
     BIN,
     LAYER,
@@ -69,10 +80,21 @@ FOLDERS = (
     LAYER[1:],
 )
 """Of the new root; the old one is moved to `old` for a moment."""
+MOVED = {
+    "/proc": "/proc",
+    "/dev": "/dev",
+    "/tmp": "/tmp",
+    "/var/tmp": "/tmp",
+    WORKSPACE: WORKSPACE,
+    SUPPORT: SUPPORT,
+}
+"""Into an image, from where they are built."""
 SHM_BYTES = 64 << 20
 """Size of /dev/shm, as container engines have it."""
 DEVPTS = f"newinstance,ptmxmode=0666,mode=620,max={MAX_PTYS}"
 """Options of a devpts of a sandbox's own."""
+HIDDEN = "size=4k,nr_inodes=1,mode=755"
+"""Options of what covers a folder that is not shown."""
 SAFE = calls.MS_NOSUID | calls.MS_NODEV
 
 
@@ -96,6 +118,9 @@ def open_sources(launch: Launch) -> list[Source]:
     """Open the interpreter's folders, before privileges are dropped: the uid may not enter them."""
     shown = [(path, path) for path in interpreter_roots()]
     shown += [(launch.layer, LAYER)] if launch.layer else []
+    if launch.image:
+        support = f"{os.path.dirname(launch.server)}/{IMAGE_SUPPORT}"
+        shown = [(support, SUPPORT), *parts()]
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     return [
         Source(target, calls.clone_tree(path), True)
@@ -105,12 +130,21 @@ def open_sources(launch: Launch) -> list[Source]:
     ]
 
 
-def build_root(launch: Launch, sources: list[Source]) -> None:
+def open_image(launch: Launch) -> list[int]:
+    """Detached mounts of an image's folders; as root before privileges are dropped."""
+    if not launch.image:
+        return []
+    if launch.uid >= 0:
+        return clone(launch)
+    return [calls.clone_tree(path) for path in (launch.image, *launch.under)]
+
+
+def build_root(launch: Launch, sources: list[Source], image: list[int]) -> None:
     """Mount everything and make it this process's root.
 
     The working directory becomes the workspace.
     """
-    for step in steps():
+    for step in steps(bool(image)):
         step.call(*step.arguments)
     calls.mount(
         "tmpfs", f"{ROOT}/tmp", "tmpfs", SAFE, f"size={launch.tmp_bytes},nr_inodes=64k,mode=1777"
@@ -120,16 +154,46 @@ def build_root(launch: Launch, sources: list[Source]) -> None:
     # After what could cover them: a virtual environment may lie below /tmp.
     for source in sources:
         _show(source)
-    os.chdir(ROOT)
-    calls.pivot_root(".", "old")
-    calls.umount_detach("/old")
-    os.rmdir("/old")
-    calls.mount(None, "/", None, calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_BIND | SAFE)
+    if image:
+        _enter_image(launch, image)
+    else:
+        os.chdir(ROOT)
+        calls.pivot_root(".", "old")
+        calls.umount_detach("/old")
+        os.rmdir("/old")
+    if not launch.overlay_bytes:
+        calls.mount(None, "/", None, calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_BIND | SAFE)
     os.chdir(WORKSPACE)
 
 
+def _enter_image(launch: Launch, image: list[int]) -> None:
+    """Make the image, under a tmpfs for what is written, the root, and move our parts into it."""
+    for path in third_party():
+        calls.mount("tmpfs", ROOT + inside(path), "tmpfs", SAFE, HIDDEN)
+    moved = [(target, calls.clone_tree(ROOT + path)) for target, path in MOVED.items()]
+    above, stack = f"{ROOT}/above", f"{ROOT}/stack"
+    size = f"size={launch.overlay_bytes or MOUNT_POINT_BYTES},nr_inodes=256k,mode=755"
+    for folder in (above, stack):
+        os.mkdir(folder)
+    calls.mount("tmpfs", above, "tmpfs", SAFE, size)
+    for name in ("upper", "work"):
+        os.mkdir(f"{above}/{name}", 0o755)
+    show_stack(launch, image, stack, above)
+    os.chdir(f"{stack}/image")
+    calls.pivot_root(".", ".")
+    calls.umount_detach(".")
+    os.chdir("/")
+    for target, fd in moved:
+        os.makedirs(target, exist_ok=True)
+        calls.attach_tree(fd, target)
+        os.close(fd)
+    os.makedirs("/etc", exist_ok=True)
+    if not os.path.exists("/etc/hosts") or not os.path.getsize("/etc/hosts"):
+        _file("/etc/hosts", ETC_TEXTS["hosts"].encode())
+
+
 @cache
-def steps() -> tuple[SystemCall, ...]:
+def steps(with_image: bool) -> tuple[SystemCall, ...]:
     """The calls that are equal in all sandboxes of this zygote, in order."""
     pythons = (f"{ROOT}{BIN}/{name}" for name in ("python", "python3"))
     return (
@@ -138,8 +202,7 @@ def steps() -> tuple[SystemCall, ...]:
         *(SystemCall(os.mkdir, (f"{ROOT}/{name}",)) for name in FOLDERS),
         *(SystemCall(os.symlink, (interpreter(), python)) for python in pythons),
         SystemCall(os.symlink, ("../tmp", f"{ROOT}/var/tmp")),
-        *_system(),
-        *_etc(),
+        *(() if with_image else (*_system(), *_etc())),
         *_devices(),
         SystemCall(calls.mount, ("proc", f"{ROOT}/proc", "proc", SAFE | calls.MS_NOEXEC)),
         SystemCall(calls.mount, ("/dev/null", f"{ROOT}/proc/cmdline", None, calls.MS_BIND)),
@@ -162,9 +225,8 @@ def _bind(source: str, target: str) -> list[SystemCall]:
 
 def _system() -> list[SystemCall]:
     found = _bind("/usr", f"{ROOT}/usr")
-    hidden = "size=4k,nr_inodes=1,mode=755"
-    for path in _third_party():
-        found.append(SystemCall(calls.mount, ("tmpfs", ROOT + path, "tmpfs", SAFE, hidden)))
+    for path in third_party():
+        found.append(SystemCall(calls.mount, ("tmpfs", ROOT + path, "tmpfs", SAFE, HIDDEN)))
     for name in LINKS:
         path = f"/{name}"
         if os.path.islink(path):
@@ -174,7 +236,8 @@ def _system() -> list[SystemCall]:
     return found
 
 
-def _third_party() -> list[str]:
+@cache
+def third_party() -> list[str]:
     """Packages of the host's Pythons: a copy of what a task is about must not lie there to be read.
 
     Not those that the tool server itself runs with.
