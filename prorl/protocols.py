@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from prorl.agents.desk import Desk
     from prorl.journal import AttemptJournal
     from prorl.limits import Deadline
     from prorl.schema.rows import Added, Row
@@ -234,6 +235,8 @@ class AgentContext(Protocol):
     min_version: PolicyVersion
     journal: AttemptJournal
     """What an earlier life of the attempt has recorded, and where this one is written down."""
+    desk: Desk
+    """Where guests take their turns, and those of other hosts their work."""
 
     def cancelled(self) -> bool:
         """Asked between calls.
@@ -382,12 +385,15 @@ class Verifies(Protocol):
 
 @runtime_checkable
 class BringsAgent(Protocol):
-    """What an Env has besides, whose tasks are played by an agent of their own.
-
-    That runs what a task says on this host: a service takes them only with `load_code`.
-    """
+    """What an Env has besides, whose tasks are played by an agent of their own."""
 
     agent: str
+
+    def runs_code(self, task: Task) -> bool:
+        """Whether that runs what the task says on this host.
+
+        A service takes such tasks only with `load_code`.
+        """
 
 
 @runtime_checkable

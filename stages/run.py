@@ -23,6 +23,7 @@ from pathlib import Path
 from prorl.agents import BUILT_IN as OURS
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
+from prorl.agents.desk import Desk
 from prorl.backends import open_probed
 from prorl.config.renderer import RendererSpec
 from prorl.control import (
@@ -102,6 +103,7 @@ class RunOperator(StageOperator):
             journals=Journals(
                 config.root / "journal" / parts.name, sync=os.fsync if config.journal_sync else None
             ),
+            desk=Desk.of(config, parts.name),
         )
 
     def __init__(
@@ -116,6 +118,7 @@ class RunOperator(StageOperator):
         emit: Emit,
         ask: Ask | None = None,
         journals: Journals | None = None,
+        desk: Desk | None = None,
         clock: Clock = now,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
@@ -126,6 +129,7 @@ class RunOperator(StageOperator):
         self._keeps_journals = journals is not None
         self._journals = journals or Journals(Path())
         """Not opened, they keep nothing."""
+        self._desk, self._stack = desk or Desk(), AsyncExitStack()
         self._adoption = Adoption(self._journals, host)
         self._loading = asyncio.Lock()
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
@@ -172,6 +176,7 @@ class RunOperator(StageOperator):
                     run_seed=lease.run_seed,
                     min_version=PolicyVersion(lease.min_version),
                     journal=journal,
+                    desk=self._desk,
                 )
                 agent = env.agent if isinstance(env, BringsAgent) else lease.agent
                 trajectory = await self._drive(agent, context)
@@ -184,7 +189,8 @@ class RunOperator(StageOperator):
     # ---- the journal
 
     async def open(self) -> None:
-        """Read what the last life left."""
+        """Read what the last life left; let guests in."""
+        await self._stack.enter_async_context(self._desk)
         if self._keeps_journals:
             await self._adoption.open()
 
@@ -294,6 +300,7 @@ class RunOperator(StageOperator):
     async def close(self) -> None:
         """Close the backends and the journals; calling it again does nothing."""
         self._journals.close()
+        await self._stack.aclose()
         await self.backends.close()
 
     async def _open(self, url: str, renderer: Renderer, keyed: bool) -> Backend:

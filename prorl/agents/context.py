@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from prorl.agents.desk import Desk
 from prorl.journal import AttemptJournal
 from prorl.limits import Deadline
 from prorl.protocols import Backend, Env, Renderer, Sandbox
@@ -52,3 +53,4 @@ class AttemptContext:
     run_seed: int = 0
     min_version: PolicyVersion = FIRST_VERSION
     journal: AttemptJournal = field(default_factory=AttemptJournal)
+    desk: Desk = field(default_factory=Desk)

@@ -15,7 +15,6 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import prorl
 from prorl.agents.ending import End, concluded
@@ -24,7 +23,7 @@ from prorl.agents.sampler import Sampler
 from prorl.capture.door import Door
 from prorl.errors import BudgetError, RolloutError
 from prorl.protocols import AgentContext
-from prorl.types import FailureCode, Message, StopReason, Trajectory
+from prorl.types import FailureCode, Json, Message, StopReason, Trajectory
 
 SHIPPED = Path(prorl.__file__).parent / "guests"
 """`{guests}` in an argv."""
@@ -42,14 +41,23 @@ class GuestAgent:
 
 
 async def _drive(context: AgentContext, sampler: Sampler) -> End:
-    key = secrets.token_hex(16)
+    data = dict(context.task.data)
+    argv, name = data.pop("argv", None), data.pop("guest", "")
+    task = {
+        "task_id": context.task.task_id,
+        "prompt": context.task.prompt,
+        "sample_index": context.sample_index,
+        "data": data,
+    }
+    key = secrets.token_hex(16) if argv else ""  # the desk has looked at a lease's
     door = Door(context, sampler, key=key)
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setblocking(False)
-    async with served(context, door, listener) as base_url:
-        env = environment(context, base_url, key)
+    async with served(context, door, _listener() if argv else None) as base_url:
+        if argv:
+            work = _play(context, door, argv, environment(context, base_url, key), task)
+        else:
+            work = context.desk.lend(context, door, name, task)
         try:
-            said = await until_over(context, door, _play(context, env), "the guest")
+            said = await until_over(context, door, work, "the guest")
         except BudgetError as error:
             if door.ended.done():
                 raise
@@ -64,28 +72,34 @@ async def _drive(context: AgentContext, sampler: Sampler) -> End:
     return End(StopReason.DONE, artefact=reward.encode())
 
 
-async def _play(context: AgentContext, env: dict[str, str]) -> dict[str, Any]:
+def _listener() -> socket.socket:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    return listener
+
+
+async def _play(
+    context: AgentContext,
+    door: Door,
+    argv: list[str],
+    env: dict[str, str],
+    task: dict[str, Json],
+) -> dict[str, Json]:
     """What came of the guest; one that is cancelled is gone when this returns."""
-    data = dict(context.task.data)
-    argv = [word.replace("{guests}", str(SHIPPED)) for word in data.pop("argv")]
-    task = {
-        "task_id": context.task.task_id,
-        "prompt": context.task.prompt,
-        "sample_index": context.sample_index,
-        "data": data,
-    }
+    argv = [word.replace("{guests}", str(SHIPPED)) for word in argv]
     own = {name: text for name, text in os.environ.items() if not name.startswith("PRORL_")}
-    guardian = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "prorl.helper.guest", str(os.getpid())),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={**own, "PYTHONDONTWRITEBYTECODE": "1"},
-    )
     told = json.dumps({"argv": argv, "env": env, "task": json.dumps(task)})
-    try:
-        said, _ = await guardian.communicate(told.encode())
-    finally:
-        await _end(guardian)
+    async with context.desk.starting(context, door):
+        guardian = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "prorl.linux.guest", str(os.getpid())),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**own, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        try:
+            said, _ = await guardian.communicate(told.encode())
+        finally:
+            await _end(guardian)
     return json.loads(said) if said else {}
 
 

@@ -20,7 +20,7 @@ import shlex
 import socket
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 from prorl.agents.ending import End, concluded, end_with
@@ -86,20 +86,25 @@ class ProgramAgent:
 
 
 @asynccontextmanager
-async def served(context: AgentContext, door: Door, listener: socket.socket) -> AsyncIterator[str]:
+async def served(
+    context: AgentContext, door: Door, listener: socket.socket | None
+) -> AsyncIterator[str]:
     """Serve the door on a listener until the block ends; where that is, for clients beside it.
 
-    Raises RolloutError for an attempt that another worker began: its program died with that.
+    None: others let the door's clients in. Raises RolloutError for an attempt that another worker
+    began: its program died with that.
     """
-    with listener:
+    with listener or nullcontext():
         if context.journal.epoch:
             raise RolloutError(FailureCode.WORKER_LOST, "its program died with its worker")
-        server = await asyncio.get_running_loop().create_server(door.protocol, sock=listener)
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(door.close)
+            if listener is None:
+                yield ""
+                return
+            loop = asyncio.get_running_loop()
+            stack.callback((await loop.create_server(door.protocol, sock=listener)).close)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.close()
-            await door.close()
 
 
 async def until_over(

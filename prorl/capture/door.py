@@ -88,7 +88,9 @@ class Door:
     ) -> None:
         self._ledger = Ledger(context, sampler, train)
         self._key, self._keep_alive_s = key, keep_alive_s
-        self._server = web.Server(self._handle, access_log=None)
+        self._server = web.Server(self.handle, access_log=None)
+        self.asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done with the first request."""
 
     @property
     def ended(self) -> asyncio.Future[RolloutError]:
@@ -109,10 +111,13 @@ class Door:
         await self._server.shutdown(0.1)  # 0 would wait for idle connections for ever
         await self._ledger.close()
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request, whoever listens."""
+        if not self.asked.done():
+            self.asked.set_result(None)
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._key not in ("", sent, request.headers.get("x-api-key")):
-            return _failure(chat, 401, "authentication_error", "no key of this rollout")
+            return failure(chat, 401, "authentication_error", "no key of this rollout")
         path = request.path.rstrip("/")
         counts = path.endswith("/messages/count_tokens")
         path = path.removesuffix("/count_tokens") if counts else path
@@ -124,17 +129,17 @@ class Door:
         if dialect is None or request.method != "POST":
             self._ledger.counts["not_found"] += 1
             text = f"{request.method} {request.path} is not served here; there are {_ROUTES}"
-            return _failure(chat, 404, "not_found_error", text)
+            return failure(chat, 404, "not_found_error", text)
         try:
-            asked = dialect.parse(await _body(request))
+            asked = dialect.parse(await read_body(request))
             if counts:
                 return web.json_response({"input_tokens": self._ledger.count(asked)})
             call = self._ledger.call(asked, lambda: _is_open(request))
         except RefusedError as error:
             self._ledger.counts["refused"] += 1
-            return _failure(dialect, 400, "invalid_request_error", str(error))
+            return failure(dialect, 400, "invalid_request_error", str(error))
         except RolloutError as error:
-            return _failure(dialect, 503, "api_error", f"the rollout has ended: {error}")
+            return failure(dialect, 503, "api_error", f"the rollout has ended: {error}")
         try:
             return await self._answer(request, dialect, asked, call)
         except ConnectionResetError:  # it went away while we wrote: its reply is kept
@@ -155,7 +160,7 @@ class Door:
         if call.task.cancelled() or (error := call.task.exception()) is not None:
             text = f"the rollout has ended: {'closed' if call.task.cancelled() else error}"
             if not response.prepared:
-                return _failure(dialect, 503, "api_error", text)
+                return failure(dialect, 503, "api_error", text)
             body = orjson.dumps(dialect.error("api_error", text))
             await response.write(dialect.failed("api_error", text) if asked.stream else body)
             return response
@@ -178,7 +183,7 @@ _MODELS = {
 _ROUTES = ", ".join(f"/v1{path}" for path in DIALECTS)
 
 
-async def _body(request: web.BaseRequest) -> dict[str, Json]:
+async def read_body(request: web.BaseRequest) -> dict[str, Json]:
     """The JSON object of a request. Raises RefusedError."""
     body = bytearray()
     async for chunk in request.content.iter_any():
@@ -195,6 +200,7 @@ def _is_open(request: web.BaseRequest) -> bool:
     return request.transport is not None and not request.transport.is_closing()
 
 
-def _failure(dialect: Dialect, status: int, kind: str, text: str) -> web.Response:
+def failure(dialect: Dialect, status: int, kind: str, text: str) -> web.Response:
+    """An answer that is none."""
     body = orjson.dumps(dialect.error(kind, text))
     return web.Response(status=status, body=body, content_type=_JSON)

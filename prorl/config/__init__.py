@@ -172,6 +172,15 @@ class ServiceConfig(StrictModel):
     advertise: str = Field(
         default="", description="address that other hosts dial; needed where `listen` is 0.0.0.0"
     )
+    guests: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description=(
+            "port of RUN where guests from elsewhere lease what they play, 0: none; on this host,"
+            " with `listen` at its address over TLS; further RUN workers have the ports above it"
+        ),
+    )
     certificate_days: float = Field(
         default=90,
         gt=0,
@@ -272,6 +281,18 @@ class ServiceConfig(StrictModel):
             return None
         host, _, port = self.listen.rpartition(":")
         return Listener(host, int(port), self.advertise or host)
+
+    def guests_at(self, worker: str) -> tuple[str, int, str] | None:
+        """Where a RUN worker of this host lets guests in: host, port, URL; None where it does not.
+
+        Nodes of other hosts have no key that guests' tokens could be checked with.
+        """
+        if not self.guests or self.gateway:
+            return None
+        port, at = self.guests + int(worker.rpartition("-")[2]), self.listener
+        if at is None:
+            return self.host, port, f"http://{self.host}:{port}"
+        return at.host, port, f"https://{at.advertised}:{port}"
 
     @property
     def tls_dir(self) -> Path:

@@ -7,10 +7,11 @@
 `data.argv` is started beside the RUN worker, in an empty folder and with OPENAI_BASE_URL,
 ANTHROPIC_BASE_URL and PRORL_TASK (a JSON file: task_id, prompt, sample_index, and `data` without
 argv); it leaves reward.json there: {"reward": x, ...}, or {"failed": "task" | "infra", "message"}.
-Other numbers in it are parts of the score with weight 0.
+Other numbers in it are parts of the score with weight 0. It runs with the rights of the service
+and is trusted as a grader is, so a service takes such tasks only with `load_code`.
 
-It runs with the rights of the service and is trusted as a grader is, so a service takes such tasks
-only with `load_code`. See docs/guests.md.
+`data.guest` instead: the name of guests that come from elsewhere and lease what they play
+(`prorl/agents/desk_server.py`). See docs/guests.md.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import math
 
 import orjson
 
+from prorl.config import NAME
 from prorl.envs.base import BaseEnv
 from prorl.errors import GraderError, RolloutError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
-from prorl.types import FailureCode, Json, RewardPart, Score, Task
+from prorl.types import FailureCode, RewardPart, Score, Task
 
 
 class GuestEnv(BaseEnv):
@@ -33,15 +35,22 @@ class GuestEnv(BaseEnv):
     agent = "guest"
 
     def check(self, task: Task) -> None:
-        """There is an argv. Raises TaskError."""
+        """There is an argv, or a guest's name. Raises TaskError."""
         super().check(task)
-        argv: Json = task.data.get("argv")
-        if not (isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv)):
+        argv, guest = task.data.get("argv"), task.data.get("guest")
+        if guest is not None and argv is None:
+            if not (isinstance(guest, str) and NAME.fullmatch(guest)):
+                raise TaskError(f"task {task.task_id!r}: data.guest is {guest!r}"[:300], "a name")
+        elif not (isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv)):
             raise TaskError(
                 f"task {task.task_id!r}: data.argv is {argv!r}"[:300],
-                "what starts the guest, a list of texts",
+                "what starts the guest, a list of texts, or data.guest: who leases it",
                 'for example ["/venvs/gym/bin/python", "/guests/lake.py"]',
             )
+
+    def runs_code(self, task: Task) -> bool:
+        """Where it has an argv; a guest that comes from elsewhere is on its own host."""
+        return "argv" in task.data
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """Nothing: a guest that ended has said its reward, and this one did not come to it."""

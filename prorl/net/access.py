@@ -76,7 +76,7 @@ FLIGHT: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
-GRANTED = ("trainer", "operator", "viewer", "node")
+GRANTED = ("trainer", "operator", "viewer", "node", "guest")
 """Roles that a token may be made for; processes of a service have the owner's."""
 
 OPEN = "/healthz"
@@ -112,6 +112,12 @@ def named_run(method: str, path: str) -> str:
         if known == method and found is not None:
             return found.groupdict().get("run_id", "")
     return ""
+
+
+def check_lease(role: str) -> None:
+    """Raise ForbiddenError unless it may play attempts (`prorl.agents.desk`)."""
+    if role:
+        _check(role, "a lease of guests", frozenset({"guest"}))
 
 
 def check_node(node: str, peer: Mapping[str, object]) -> None:

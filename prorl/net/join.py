@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from prorl.errors import ConfigError, UnauthorizedError
 from prorl.linux.files import write_private
@@ -25,6 +26,9 @@ JOIN_HINT = "prorl.connect(JOIN_FILE), which `prorl serve --listen` wrote below 
 
 SERVICE_FILE = "service.json"
 """Credentials of the processes of a service or of a node, below ROOT/tls."""
+
+AUTHORITY_FILE = "trust.pem"
+"""Below ROOT/tls: what clients believe that have a token alone (SSL_CERT_FILE)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +88,15 @@ def prepare(root: Path, url: str, keys: Keys, own_days: float = LEAF_DAYS) -> Cr
     role that others may join in. What does not end soon and says the same stays as it is.
     """
     authority, own = Authority.of(root / "tls"), root / "tls" / SERVICE_FILE
-    if not _lasts(own, authority):
-        authority.credentials("service", own_days).write(own)
+    address = urlsplit(url).hostname or ""
+    if not _lasts(own, authority, address):
+        authority.credentials("service", own_days, address=address).write(own)
     for role in ROLES[1:]:
         path = root / "join" / f"{role}.json"
         if not _still_good(path, authority, url, keys):
             _, token = keys.issue(role)
             new_join(root, role, url, token).write(path)
+    write_private(root / "tls" / AUTHORITY_FILE, authority.certificate)
     return Credentials.read(own)
 
 
@@ -141,12 +147,13 @@ def _credentials_in(path: Path) -> Credentials:
     return Join.parse(path).credentials
 
 
-def _lasts(path: Path, authority: Authority) -> bool:
+def _lasts(path: Path, authority: Authority, address: str) -> bool:
     try:
         found = Credentials.read(path)
-        return found.authority == authority.certificate and not found.ends_soon
     except ConfigError:
         return False
+    same = found.authority == authority.certificate and found.is_for(address)
+    return same and not found.ends_soon
 
 
 def _still_good(path: Path, authority: Authority, url: str, keys: Keys) -> bool:

@@ -21,6 +21,7 @@ shut everybody out: the next start makes a new authority and new join files.
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import json
 import ssl
 import tempfile
@@ -137,6 +138,15 @@ class Credentials:
                 "start with a join file that the service has written anew",
             )
 
+    def is_for(self, address: str) -> bool:
+        """Whether a client that dials it there believes the certificate."""
+        from cryptography import x509
+
+        names = _certificate(self.certificate).extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
+        return _general_name(address) in names.value
+
     def days_left(self) -> float:
         """Until the certificate ends; negative when it has."""
         end = _certificate(self.certificate).not_valid_after_utc
@@ -248,14 +258,19 @@ class Authority:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, _pem(key) + _pem(certificate))
 
-    def credentials(self, role: str, days: float = LEAF_DAYS, node: str = "") -> Credentials:
-        """A fresh key and certificate for a role; `node`: for this one alone."""
+    def credentials(
+        self, role: str, days: float = LEAF_DAYS, node: str = "", address: str = ""
+    ) -> Credentials:
+        """A fresh key and certificate for a role; `node`: for this one alone.
+
+        `address`: by which a service is known to clients that believe our authority alone.
+        """
         from cryptography.hazmat.primitives.asymmetric import ec
 
         assert role in ROLES
         key = ec.generate_private_key(ec.SECP256R1())
         subject = f"{role}:{node}" if node else role
-        certificate = _sign(subject, key.public_key(), self._certificate, self._key, days)
+        certificate = _sign(subject, key.public_key(), self._certificate, self._key, days, address)
         return Credentials(
             role=role,
             authority=self.certificate,
@@ -328,6 +343,7 @@ def _sign(
     issuer: x509.Certificate | None,
     key: ec.EllipticCurvePrivateKey,
     days: float,
+    address: str = "",
 ) -> x509.Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -351,11 +367,13 @@ def _sign(
         )
     )
     if issuer is not None:
-        builder = _with_usages(builder, name)
+        builder = _with_usages(builder, name, address)
     return builder.sign(key, hashes.SHA256())
 
 
-def _with_usages(builder: x509.CertificateBuilder, subject: str) -> x509.CertificateBuilder:
+def _with_usages(
+    builder: x509.CertificateBuilder, subject: str, address: str
+) -> x509.CertificateBuilder:
     """Everybody may show it as a client; the service and nodes as a server of their name, too."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -366,8 +384,20 @@ def _with_usages(builder: x509.CertificateBuilder, subject: str) -> x509.Certifi
         # gRPC tells us the first name of a caller alone: the one that says which node it is.
         own = [f"{caller.node}.{server_name(caller.role)}"] if caller.node else []
         names = [x509.DNSName(name) for name in (*own, server_name(caller.role))]
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        known = [_general_name(address)] if address else []
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName([*names, *known]), critical=False
+        )
     return builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+
+
+def _general_name(address: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address.strip("[]")))
+    except ValueError:
+        return x509.DNSName(address)
 
 
 def _pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
+from prorl.agents.desk import Desk
 from prorl.envs import get_env
 from prorl.errors import RolloutError, TaskError
 from prorl.limits import Deadline
@@ -101,18 +102,34 @@ async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() 
             0.5,
         ),
     )
-    before = left()
+    before, desk = left(), Desk()
 
     async def one(number: int) -> float | str | None:
         script, said, _ = scripts[number % len(scripts)]
-        try:
-            return (await play(get_env("guest"), guest(script), Replies(said, said, said))).reward
-        except RolloutError as error:
-            return None if error.code is FailureCode.GRADER_ERROR else str(error)
+        made = attempt(guest(script), said, said, said)
+        made.desk = desk
+        trajectory = await get_agent("guest").run(made)
+        if trajectory.failure.code is FailureCode.NONE:
+            env = get_env("guest")
+            return (await env.score(made.task, trajectory.artefact, None, Deadline(9))).reward
+        code = trajectory.failure.code
+        return None if code is FailureCode.GRADER_ERROR else str(trajectory.failure)
 
     rewards = await asyncio.gather(*map(one, range(200)))
     assert rewards == [scripts[number % len(scripts)][2] for number in range(200)]
     assert left() == before
+
+
+async def test_while_it_waits_for_its_turn_its_time_stands_still() -> None:
+    """Those before it hang; it has less time than they take."""
+    desk, first = Desk(), guest("import time; time.sleep(999)")
+    hung = [attempt(first, run_s=3.0) for _ in range(2 * (os.cpu_count() or 1))]
+    last = attempt(guest(GRADE), "24", run_s=2.9)
+    for made in (*hung, last):
+        made.desk = desk
+    played = await asyncio.gather(*map(get_agent("guest").run, (*hung, last)))
+    codes = [each.failure.code for each in played]
+    assert codes == [FailureCode.GRADER_ERROR] * len(hung) + [FailureCode.NONE]
 
 
 def attempt(task: Task, *replies: Reply, run_s: float = 60.0) -> AttemptContext:

@@ -45,6 +45,7 @@ def serve(
     listen: Listen = None,
     advertise: Advertise = None,
     view: int | None = None,
+    guests: Annotated[int | None, of(ServiceConfig, "guests")] = None,
     as_: Annotated[str, Parameter(name="--as")] = "",
     root: JobRoot = None,
     config: ConfigFile = None,
@@ -62,7 +63,7 @@ def serve(
         Speak another rollout service's HTTP, too: polar, nemo-gym, prorl-agent; or NAME:PORT.
     """
     job = job_settings(config, {"policy": policy}, set_ or [])
-    keys = {"http_port": port, "listen": listen, "advertise": advertise}
+    keys = {"http_port": port, "listen": listen, "advertise": advertise, "guests": guests}
     values = {**job.service, **{key: value for key, value in keys.items() if value is not None}}
     chosen = policy or ("policy" in job.model_fields_set and job.policy) or ""
     name, _, port_of = as_.partition(":")
@@ -102,6 +103,8 @@ def _lines(running: Supervisor) -> Iterator[str]:
     yield f"connect  prorl.connect({str(root)!r})   token in {root / 'token'}"
     if listener is not None:
         yield f"others   {listener.url}   join files in {root / 'join'}"
+    if (at := running.config.guests_at("run-0")) is not None:
+        yield f"guests   {at[2]}   tokens by `prorl token new --role guest`"
     yield (
         "stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the next"
         " `prorl serve`"

@@ -57,7 +57,8 @@ def token(
     names
         Roles: node, trainer, operator, viewer.
     role
-        `trainer`, `operator`, `viewer`, `node`: what each may do stands in `docs/operating.md`.
+        `trainer`, `operator`, `viewer`, `node`, `guest`: what each may do stands in
+        `docs/operating.md`.
     run
         A run that it is for, may be repeated; default all.
     tenant
@@ -84,6 +85,8 @@ def token(
             role, runs=run or (), tenant=tenant, max_weight=weight, expires_at=end
         )
         if join is not None:
+            if role not in JOINING:
+                raise UserError(f"--join for role {role!r}", f"one of {', '.join(JOINING)}")
             new_join(root, role, url_of(root), text, days or LEAF_DAYS, node).write(join)
         if json:
             say_json(asdict(grant) | ({"file": str(join)} if join else {"token": text}))

@@ -51,7 +51,7 @@ def known_env(load_code: bool) -> CheckTask:
         if not load_code:
             plugins.refuse_places(task.env, TaskError, "env")
         env = find(task.env)
-        if not load_code and isinstance(env, BringsAgent):
+        if not load_code and isinstance(env, BringsAgent) and env.runs_code(task):
             raise TaskError(
                 f"task {task.task_id!r}: env {task.env!r} runs what it says on this host",
                 "a service started with load_code",

@@ -1,6 +1,6 @@
 """One guest, from its start to its reward, in a folder of its own; nothing of it is left behind.
 
-    python -m prorl.helper.guest PARENT_PID    < {"argv", "env", "task"}
+    python -m prorl.linux.guest PARENT_PID    < {"argv", "env", "task"}
                                                > {"exit_code", "output", "reward"}
 
     folder/ task.json    PRORL_TASK

@@ -1,0 +1,215 @@
+"""`Desk`: what the guests of one RUN worker share: turns at starting, and work for those elsewhere.
+
+A guest that RUN starts waits for its turn, at nobody's expense: two hundred interpreters that begin
+at once would spend each other's time. A guest that comes from elsewhere leases an attempt, over
+HTTP (`prorl.agents.desk_server`); attempts wait for one at nobody's expense, too. A lease is one
+attempt's and ends with it, whoever ends that. A guest that is silent for `SILENT_S` has lost it,
+and attempt + 1 is offered anew. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from os import cpu_count
+from typing import TYPE_CHECKING
+
+import orjson
+
+from prorl.errors import RolloutError, UserError
+from prorl.linux.guest import MAX_REWARD_BYTES
+from prorl.net.bearer import EVERYTHING, Keys, TokenGrant, keys_of
+from prorl.net.join import SERVICE_FILE
+from prorl.net.tls import LiveCredentials
+from prorl.types import FailureCode, Json
+
+if TYPE_CHECKING:
+    from prorl.capture.door import Door
+    from prorl.config import ServiceConfig
+    from prorl.net.tls import AnyCredentials
+    from prorl.protocols import AgentContext
+
+SILENT_S = 30.0
+START_S = 30.0
+"""A guest that has asked nothing by then has started."""
+REMEMBERED = 4096
+"""Outcomes, so that one that is said twice is answered twice."""
+
+
+@dataclass(eq=False)
+class Lease:
+    """An attempt that a guest plays, or may."""
+
+    name: str
+    run: str
+    door: Door
+    told: dict[str, Json]
+    outcome: asyncio.Future[dict[str, Json]] = field(default_factory=asyncio.Future)
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    heard_at: float = 0.0
+    asking: int = 0
+    """Requests that are being answered."""
+
+    def heard(self) -> None:
+        """It has given a sign of life."""
+        self.heard_at = asyncio.get_running_loop().time()
+
+
+class Desk:
+    """`at`: host, port, URL for guests from elsewhere, without which none come.
+
+    Keys of leases are made of `secret`, so that the next life still knows who had one.
+    """
+
+    def __init__(
+        self,
+        at: tuple[str, int, str] | None = None,
+        keys: Keys | None = None,
+        secret: str = "",
+        credentials: AnyCredentials | None = None,
+    ) -> None:
+        self._at, self._credentials = at, credentials
+        self._keys = keys or Keys(secrets.token_hex())
+        self._secret = (secret or secrets.token_hex()).encode()
+        self._starts = asyncio.Semaphore(2 * (cpu_count() or 1))
+        self._offered: list[Lease] = []
+        self._leased: dict[str, Lease] = {}
+        self._said: OrderedDict[str, bytes] = OrderedDict()
+        self._news = asyncio.Condition()
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    def of(cls, config: ServiceConfig, worker: str) -> Desk:
+        """A RUN worker's."""
+        credentials = LiveCredentials(config.tls_dir / SERVICE_FILE) if config.listener else None
+        return cls(config.guests_at(worker), keys_of(config), config.token, credentials)
+
+    # ---- of RUN
+
+    async def __aenter__(self) -> Desk:
+        """Let guests in, where there is a port for them. Raises ConfigError where it is taken."""
+        if self._at is not None:
+            from prorl.agents.desk_server import serving  # it brings aiohttp
+
+            host, port, _ = self._at
+            server = serving(self, self._keys, host, port, self._credentials)
+            await self._stack.enter_async_context(server)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @asynccontextmanager
+    async def starting(self, context: AgentContext, door: Door) -> AsyncIterator[None]:
+        """A turn at starting a guest, which ends with its first call, or after START_S."""
+        context.deadline.pause()
+        try:
+            await self._starts.acquire()
+        finally:
+            context.deadline.resume()
+        over = asyncio.ensure_future(asyncio.wait({door.asked}, timeout=START_S))
+        over.add_done_callback(lambda _: self._starts.release())
+        try:
+            yield
+        finally:
+            over.cancel()
+
+    async def lend(
+        self, context: AgentContext, door: Door, name: str, task: dict[str, Json]
+    ) -> dict[str, Json]:
+        """What a guest of that name says of an attempt in the end. Raises RolloutError."""
+        if self._at is None:
+            text = f"guest {name!r} comes from elsewhere, and this RUN has no `guests` port"
+            raise RolloutError(FailureCode.STAGE_ERROR, text)
+        from prorl.agents.program import environment  # the same
+
+        url, key = self._at[2], self.key(given := secrets.token_hex(8))
+        run, rollout, attempt = context.key
+        told = {"lease": given, "run": run, "rollout": rollout, "attempt": attempt, "task": task}
+        told |= {"base_url": f"{url}/v1", "key": key, "env": environment(context, url, key)}
+        lease = Lease(name, run, door, told | {"deadline_s": context.deadline.remaining_s})
+        context.deadline.pause()
+        self._offered.append(lease)
+        try:
+            async with self._news:
+                self._news.notify_all()
+            await asyncio.wait_for(lease.taken.wait(), context.limits.queue_s)
+        except TimeoutError:
+            text = f"no guest {name!r} came for {context.limits.queue_s:g} s"
+            raise RolloutError(FailureCode.STAGE_ERROR, text) from None
+        finally:
+            context.deadline.resume()
+            if lease in self._offered:
+                self._offered.remove(lease)
+        try:
+            return await self._outcome(lease)
+        finally:
+            self._leased.pop(given, None)
+
+    async def _outcome(self, lease: Lease) -> dict[str, Json]:
+        now = asyncio.get_running_loop().time
+        while not lease.outcome.done():
+            left_s = SILENT_S if lease.asking else lease.heard_at + SILENT_S - now()
+            if left_s <= 0:
+                text = f"guest {lease.name!r} was silent for {SILENT_S:g} s"
+                raise RolloutError(FailureCode.GRADER_ERROR, text)
+            await asyncio.wait({lease.outcome}, timeout=left_s)
+        return lease.outcome.result()
+
+    # ---- of guests
+
+    def key(self, lease: str) -> str:
+        """Proves that a lease was given, also when it is no more."""
+        return f"{lease}.{hmac.digest(self._secret, lease.encode(), hashlib.sha256).hex()}"
+
+    def leased(self, lease: str) -> Lease | None:
+        """The attempt that a guest has, unless that has ended."""
+        return self._leased.get(lease)
+
+    async def wait_for(self, name: str, wait_s: float, grant: TokenGrant) -> None:
+        """Wait until there is something for guests of this name, or so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s), self._news:
+                await self._news.wait_for(lambda: self._open(name, grant))
+
+    def take(self, name: str, slots: int, grant: TokenGrant = EVERYTHING) -> list[Lease]:
+        """Give attempts away, the oldest first."""
+        taken = self._open(name, grant)[:slots]
+        for lease in taken:
+            self._offered.remove(lease)
+            self._leased[lease.told["lease"]] = lease
+            lease.heard()
+            lease.taken.set()
+        return taken
+
+    def _open(self, name: str, grant: TokenGrant) -> list[Lease]:
+        mine = (lease for lease in self._offered if lease.name == name)
+        return [lease for lease in mine if not grant.runs or lease.run in grant.runs]
+
+    def end(self, known: str, how: str, body: dict[str, Json]) -> int:
+        """What a guest says of its attempt in the end: the status that answers it.
+
+        Raises UserError for more than an outcome may hold.
+        """
+        said = orjson.dumps([how, body], option=orjson.OPT_SORT_KEYS)
+        if (before := self._said.get(known)) is not None:
+            return 200 if before == said else 409
+        if how == "failed":
+            body = {"failed": body.get("code", "infra"), "message": body.get("message", "")}
+        log, reward = body.pop("log", ""), orjson.dumps(body).decode()
+        if len(reward) > MAX_REWARD_BYTES:
+            raise UserError("a longer outcome", f"at most {MAX_REWARD_BYTES} bytes")
+        lease = self._leased.pop(known, None)
+        if lease is None:
+            return 410
+        lease.outcome.set_result({"exit_code": 0, "reward": reward, "output": log})
+        self._said[known] = said
+        while len(self._said) > REMEMBERED:
+            self._said.popitem(last=False)
+        return 200

@@ -1,0 +1,133 @@
+"""The HTTP of a `Desk`, for guests from elsewhere, on a listener of RUN's own.
+
+| request | its bearer | answer |
+|---|---|---|
+| POST /v1/guests/NAME/lease `{"slots": 1, "wait_s": 30}` | a token of role guest | `[LEASE]` |
+| POST /v1/guests/leases/LEASE/alive | the lease's key | 200 |
+| POST /v1/guests/leases/LEASE/done, what reward.json would say | the same | 200 |
+| POST /v1/guests/leases/LEASE/failed `{"code": "task" or "infra", "message"}` | the same | 200 |
+| all else | the same | the attempt's door (`prorl.capture.door`) |
+
+A lease: `{lease, run, rollout, attempt, task, base_url, key, env, deadline_s}`. What comes after
+its end gets 410, an outcome that is said again 200, another one 409. Model calls are signs of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from prorl.capture import chat
+from prorl.capture.door import failure, read_body
+from prorl.errors import ConfigError, ForbiddenError, UnauthorizedError, UserError
+from prorl.net.access import check_lease
+
+if TYPE_CHECKING:
+    from prorl.agents.desk import Desk, Lease
+    from prorl.net.bearer import Keys
+    from prorl.net.tls import AnyCredentials
+
+MAX_WAIT_S, MAX_SLOTS = 60.0, 64
+_ENDS = {409: "it has ended otherwise", 410: "this lease has ended"}
+
+
+@asynccontextmanager
+async def serving(
+    desk: Desk, keys: Keys, host: str, port: int, credentials: AnyCredentials | None
+) -> AsyncIterator[None]:
+    """Let guests in until the block ends; over TLS with credentials. Raises ConfigError."""
+    server = web.Server(partial(_handle, desk, keys), access_log=None)
+    context = _Shown(credentials).context() if credentials else None
+    try:
+        loop = asyncio.get_running_loop()
+        listening = await loop.create_server(server, host, port, ssl=context)
+    except OSError as error:
+        raise ConfigError(f"guests at {host}:{port}: {error}", "a free port") from None
+    try:
+        yield
+    finally:
+        listening.close()
+        await server.shutdown(0.1)
+
+
+async def _handle(desk: Desk, keys: Keys, request: web.BaseRequest) -> web.StreamResponse:
+    sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+    sent = request.headers.get("x-api-key", sent)
+    path = request.path.strip("/").split("/")
+    try:
+        if path[:2] == ["v1", "guests"] and path[3:] == ["lease"]:
+            return await _lend(desk, keys, request, path[2])
+        known, _, _ = sent.partition(".")
+        if not hmac.compare_digest(sent.encode(), desk.key(known).encode()):
+            raise UnauthorizedError("no key of a lease", "the bearer that came with it")
+        how = path[4] if path[:3] == ["v1", "guests", "leases"] and len(path) == 5 else ""
+        if how and path[3] != known:
+            raise UnauthorizedError("the key of another lease", "the bearer that came with it")
+        if how in ("done", "failed"):
+            return _said(desk.end(known, how, await read_body(request)))
+        lease = desk.leased(known)
+        return await _serve(lease, request, how) if lease else _said(410)
+    except UnauthorizedError as error:
+        return failure(chat, 401, "authentication_error", str(error))
+    except ForbiddenError as error:
+        return failure(chat, 403, "authentication_error", str(error))
+    except (UserError, ValueError, TypeError) as error:
+        return failure(chat, 400, "invalid_request_error", str(error))
+
+
+async def _lend(desk: Desk, keys: Keys, request: web.BaseRequest, name: str) -> web.Response:
+    grant = keys.check(request.headers.get("authorization", "").encode())
+    check_lease(grant.role)
+    body = await read_body(request)
+    slots = min(int(body.get("slots", 1)), MAX_SLOTS)
+    await desk.wait_for(name, min(MAX_WAIT_S, float(body.get("wait_s", 30.0))), grant)
+    if request.transport is None or request.transport.is_closing():
+        return web.Response()  # nobody is there to take one
+    return web.json_response([lease.told for lease in desk.take(name, slots, grant)])
+
+
+async def _serve(lease: Lease, request: web.BaseRequest, how: str) -> web.StreamResponse:
+    lease.asking += 1
+    try:
+        return _said(200) if how == "alive" else await lease.door.handle(request)
+    finally:
+        lease.asking -= 1
+        lease.heard()
+
+
+def _said(status: int) -> web.Response:
+    if status == 200:
+        return web.json_response({})
+    return failure(chat, status, "invalid_request_error", _ENDS[status])
+
+
+class _Shown:
+    """What a listener shows: the service's certificate of the moment, and it asks for none."""
+
+    def __init__(self, credentials: AnyCredentials) -> None:
+        self._credentials = credentials
+        self._of = credentials.current
+        self._context = self._made()
+
+    def _made(self) -> ssl.SSLContext:
+        context = self._of.server_context()
+        context.verify_mode = ssl.CERT_NONE  # who it is says its token
+        return context
+
+    def context(self) -> ssl.SSLContext:
+        """One that is asked at each handshake."""
+        self._context.sni_callback = self._renew
+        return self._context
+
+    def _renew(self, tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        if self._credentials.current is not self._of:
+            self._of = self._credentials.current
+            self._context = self._made()
+        tls.context = self._context
