@@ -188,7 +188,7 @@ def test_umoci_unpacks_the_same(registry: Registry, tmp_path: Path) -> None:
         assert theirs.pop(left_out, None)
     image = Pull(registry, {}).pull("twelve", f"oci:{place}:v1")
     tree = tmp_path / "ours"
-    merge(registry.stack(image.digest)[:1:-1], tree)  # without what we add on top
+    merge(registry.stack(image.digest)[:0:-1], tree)  # without what we add on top
     assert listing(tree) == theirs
 
 
@@ -204,7 +204,7 @@ def test_apptainer_unpacks_the_same(registry: Registry, tmp_path: Path) -> None:
     subprocess.run(words, check=True, env={**os.environ, **where})
     image = Pull(registry, {}).pull("twelve", f"oci:{place}:v1")
     tree = tmp_path / "ours"
-    merge(registry.stack(image.digest)[:1:-1], tree)
+    merge(registry.stack(image.digest)[:0:-1], tree)
     ours, found = listing(tree), listing(theirs)
     del ours["etc/hosts"]  # which Apptainer empties; beside the rest is what it adds
     assert {name: found.get(name) for name in ours} == ours

@@ -123,7 +123,7 @@ async def test_a_sif_is_unpacked_once_by_32_starts_of_two_daemons(
     caches = [ImageCache(folder / "images", runs_sif=False) for _ in range(2)]
     found = await asyncio.gather(*(cache.locate(str(sif)) for cache in caches for _ in range(16)))
     assert len(set(found)) == 1
-    assert Path(found[0], "etc", "image-name").read_text() == "mine\n"
+    assert Path(*found[0], "etc", "image-name").read_text() == "mine\n"
     assert (folder / "calls").read_text() == "x\n"
     for cache in caches:
         await cache.close()
@@ -214,7 +214,7 @@ async def test_other_images_do_not_slow_a_start(folder: Path, base: Path) -> Non
     (registry.root / "names" / "another").mkdir()  # whoever reads it fails
     for name in ("mine", "docker://team/team_x"):
         cache = ImageCache(registry.root, runs_sif=False)
-        assert await cache.locate(name) == registry.find("mine").path
+        assert await cache.locate(name) == (registry.find("mine").path,)
         await cache.close()
 
 
@@ -266,7 +266,7 @@ async def test_a_full_disk_is_not_the_tasks_fault(
     for runs_sif in (True, False):
         cache = ImageCache(folder / "images", runs_sif)
         if runs_sif:
-            assert await cache.locate(str(sif)) == str(sif)
+            assert await cache.locate(str(sif)) == (str(sif),)
         else:
             with pytest.raises(SandboxError, match="no space left") as caught:
                 await cache.locate(str(sif))

@@ -71,10 +71,8 @@ def build(
     }
     with adopting_orphans():
         made = asyncio.run(make_image(registry_root(images), job, timeout_s, _echo))
-    say(
-        f"{name}: {made.bytes / 1e6:.0f} MB in {made.files} files, {made.digest[:12]}, at"
-        f" {made.path}"
-    )
+    place = f", at {made.path}" if made.path else f", {len(made.layers)} layers"
+    say(f"{name}: {made.bytes / 1e6:.0f} MB in {made.files} files, {made.digest[:12]}{place}")
     return 0
 
 

@@ -57,11 +57,11 @@ class ImageCache:
         self._mirrors = mirrors
         self._registry, self._runs_sif = Registry(root), runs_sif
         self._making: dict[Sif | str, asyncio.Task[Image]] = {}
-        self._held: dict[str, tuple[str, ...]] = {}
+        self._held: set[str] = set()
         self._locks = ExitStack()
 
-    async def locate(self, image: str) -> str:
-        """The folder (or .sif) to run.
+    async def locate(self, image: str) -> tuple[str, ...]:
+        """The folders, topmost first, or the .sif to run.
 
         Raises SandboxError: `bad_task` when the task's image is at fault, else `sandbox_start`.
         """
@@ -81,8 +81,8 @@ class ImageCache:
         except (ProrlError, OSError) as error:
             raise SandboxError(FailureCode.SANDBOX_START, f"image {image!r}: {error}") from error
 
-    async def _pulled(self, reference: str) -> str:
-        """The folder of an image in a container registry, pulled by the first who asks."""
+    async def _pulled(self, reference: str) -> tuple[str, ...]:
+        """The folders of an image in a container registry, pulled by the first who asks."""
         name = image_name(reference)
         try:
             found = self._registry.find(name)
@@ -113,13 +113,13 @@ class ImageCache:
             job = await asyncio.to_thread(recipe.job)
             with suppress(NotFoundError):
                 if self._registry.has(job["digest"]):
-                    return self._hold(job["digest"])
+                    return self._hold(job["digest"])[0]
             try:
                 made = await self._made(job["digest"], job)
             except StorageError:  # no mistake of the recipe's: who asks next has it tried again
                 self._making.pop(job["digest"], None)
                 raise
-            return self._hold(made.digest)
+            return self._hold(made.digest)[0]
         except UserError as error:
             raise SandboxError(FailureCode.BAD_TASK, str(error)) from None
         except (ProrlError, OSError) as error:
@@ -151,7 +151,7 @@ class ImageCache:
             )
         return Sif(os.path.realpath(path), about.st_size, about.st_mtime_ns, about.st_ino)
 
-    async def _folder_of(self, sif: Sif) -> str:
+    async def _folder_of(self, sif: Sif) -> tuple[str, ...]:
         try:
             made = self._made(sif, {"do": "unpack", "source": sif.path})
             return self._hold((await made).digest)
@@ -163,13 +163,13 @@ class ImageCache:
                 sif.path,
                 error,
             )
-            return sif.path
+            return (sif.path,)
         except NotFoundError:  # removed since it was unpacked
             self._making.pop(sif, None)
             return await self._folder_of(sif)
 
-    def _hold(self, digest: str) -> str:
-        """Keep others from removing it; its folder. Raises NotFoundError when they are at it."""
+    def _hold(self, digest: str) -> tuple[str, ...]:
+        """Keep others from removing it; its folders. Raises NotFoundError when they are at it."""
         if digest not in self._held:
             with ExitStack() as stack:
                 try:
@@ -179,12 +179,8 @@ class ImageCache:
                 if not self._registry.has(digest):
                     raise NotFoundError(f"image {digest[:12]} was removed")
                 self._locks.push(stack.pop_all())
-            self._held[digest] = tuple(self._registry.stack(digest)[1:])
-        return str(self._registry.folder(digest))
-
-    def under(self, image: str) -> tuple[str, ...]:
-        """What lies below a located image's folder, topmost first."""
-        return self._held.get(os.path.basename(image), ())
+            self._held.add(digest)
+        return tuple(self._registry.stack(digest))
 
     async def close(self) -> None:
         """Stop what is being unpacked, let the images go; idempotent."""
@@ -196,11 +192,11 @@ class ImageCache:
         self._held.clear()
 
 
-def _with_shell(folder: str) -> str:
+def _with_shell(folder: str) -> tuple[str, ...]:
     """The folder, if it can be an image. Raises UserError."""
     if not has_shell(folder):
         raise UserError(
             f"image {folder!r} is no root file system: it has no bash",
             "bin/bash or usr/bin/bash in it",
         )
-    return folder
+    return (folder,)

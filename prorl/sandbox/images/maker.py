@@ -191,9 +191,10 @@ def _base(registry: Registry, base: str, work: Path) -> str:
             found = registry.find(base)
         except NotFoundError:
             return base
-        if not found.layers:
-            return found.path
-        merge(registry.stack(found.digest)[::-1], work / "base")
+        below = registry.stack(found.digest)
+        if len(below) == 1:
+            return below[0]
+        merge(below[::-1], work / "base")
         return str(work / "base")
     return (
         _unpacked(registry, os.path.abspath(base)).path

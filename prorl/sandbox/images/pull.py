@@ -98,8 +98,7 @@ class Pull:
                 shared = digest_of(str(top))
                 with registry.lock(f"{shared}.new"):
                     registry.keep(top, shared, "mount points, environment", is_layer=True)
-                (work / "own").mkdir()
-                registry.keep(work / "own", key, source, layers=[*keys, shared])
+                registry.keep(None, key, source, layers=[*keys, shared])
             else:
                 merge([str(top)], Path(below[0]))
                 registry.keep(Path(below[0]), key, source)

@@ -2,9 +2,9 @@
 
 Every sandbox shares it read-only.
 
-    ROOT/names/NAME          the digest that a name stands for now
-    ROOT/images/DIGEST/      the folder; complete, because it came by rename
-    ROOT/images/DIGEST.json  what it was made from, its size
+    ROOT/names/NAME          a hard link to what it stands for now, DIGEST.json
+    ROOT/images/DIGEST/      a folder, complete, because it came by rename; a stack of others has none
+    ROOT/images/DIGEST.json  what it was made from, its size, the stack
     ROOT/blobs/DIGEST        a layer that is coming from a container registry, or what came of it
     ROOT/hashes/KEY          digest of a .sif by path, size, mtime and inode: it is read once
     ROOT/locks/DIGEST        shared: in use by a sandboxd; exclusive: being unpacked or removed
@@ -58,6 +58,7 @@ class Image:
     """Digests of what lies below its own folder, lowest first; others share them."""
     is_layer: bool = False
     path: str = field(default="", compare=False)
+    """Of its folder; empty for a stack."""
     names: tuple[str, ...] = field(default=(), compare=False)
 
 
@@ -97,7 +98,7 @@ class Registry:
     def digest_of_name(self, name: str) -> str:
         """What a name stands for. Raises NotFoundError that lists what there is."""
         try:
-            return (self.root / "names" / name).read_text()
+            return _digest(self.root / "names" / name)
         except OSError:
             known = ", ".join(self.names()) or "none yet; `prorl image build` makes one"
             raise NotFoundError(f"no image {name!r} in {self.root}; there are: {known}") from None
@@ -118,14 +119,13 @@ class Registry:
         return replace(
             about,
             layers=tuple(about.layers),
-            path=str(self.folder(digest)),
+            path="" if about.layers else str(self.folder(digest)),
             names=names,
         )
 
     def stack(self, digest: str) -> list[str]:
         """The folders of an image, topmost first."""
-        below = json.loads(self.folder(digest).with_suffix(".json").read_text()).get("layers", ())
-        return [str(self.folder(one)) for one in (digest, *reversed(below))]
+        return [str(self.folder(one)) for one in reversed(self.image(digest).layers or (digest,))]
 
     def folder(self, digest: str) -> Path:
         """The path where the tree of a digest is, or will be once it is made."""
@@ -138,7 +138,7 @@ class Registry:
         return [
             path.name
             for path in found
-            if is_name(path.name) and (not digest or path.read_text() == digest)
+            if is_name(path.name) and (not digest or _digest(path) == digest)
         ]
 
     def list(self) -> list[Image]:
@@ -147,7 +147,7 @@ class Registry:
         digests = [path.stem for path in folder.glob("*.json")] if folder.is_dir() else []
         names: dict[str, list[str]] = {}
         for name in self.names():
-            names.setdefault((self.root / "names" / name).read_text(), []).append(name)
+            names.setdefault(_digest(self.root / "names" / name), []).append(name)
         return sorted(
             (self.image(digest, tuple(names.get(digest, ()))) for digest in digests),
             key=lambda image: (not image.names, image.names, image.digest),
@@ -194,19 +194,19 @@ class Registry:
 
     def keep(
         self,
-        tree: Path,
+        tree: Path | None,
         digest: str,
         source: str,
         *,
         layers: Sequence[str] = (),
         is_layer: bool = False,
     ) -> Image:
-        """Take a finished tree under its digest: on disk first, then visible.
+        """Take a finished tree, or a stack of `layers`, under its digest: on disk, then visible.
 
         Hold its lock; a tree that is there already stays.
         """
         if not self.has(digest):
-            num_bytes, num_files = measure(str(tree))
+            num_bytes, num_files = measure(str(tree)) if tree else (0, 0)
             about = {
                 "digest": digest,
                 "source": source,
@@ -217,10 +217,11 @@ class Registry:
                 "is_layer": is_layer,
             }
             target = self.folder(digest)
-            if target.exists():  # the maker died between the two renames
-                target.rename(tree.with_name("stale"))
-            calls.sync_file_system(str(tree))
-            tree.rename(target)
+            if tree:
+                if target.exists():  # the maker died between the two renames
+                    target.rename(tree.with_name("stale"))
+                calls.sync_file_system(str(tree))
+                tree.rename(target)
             _write(target.with_suffix(".json"), json.dumps(about))
         return self.image(digest)
 
@@ -231,8 +232,12 @@ class Registry:
                 f"image name {name!r}",
                 "letters, digits, `.`, `_`, `-`, at most 128, starting with a letter or digit",
             )
-        _write(self.root / "names" / name, digest)
-        return self.image(digest, (name,))
+        about = self.image(digest, (name,))
+        link = self.root / "names" / _beside(name)
+        os.link(self.folder(digest).with_suffix(".json"), link)
+        link.replace(self.root / "names" / name)
+        link.unlink(missing_ok=True)  # where both were one file already
+        return about
 
     def forget(self, name: str) -> Image:
         """Take a name away, and its folder when no other name stands for it.
@@ -303,9 +308,17 @@ class Registry:
                 continue  # its maker lives
 
 
+def _digest(note: Path) -> str:
+    return str(json.loads(note.read_text())["digest"])
+
+
+def _beside(name: str) -> str:
+    return f".{name}.{secrets.token_hex(4)}"
+
+
 def _write(path: Path, text: str) -> None:
     """Atomically and for good: a reader sees all of it or nothing."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(_beside(path.name))
     with open(temporary, "w") as file:
         file.write(text)
         file.flush()

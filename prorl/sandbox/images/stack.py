@@ -1,6 +1,5 @@
 """An image is a stack of folders, which others share.
 
-    images/IMAGE    empty: what makes it an image of its own
     images/LAYER    mount points that it lacks, its environment and working directory
     images/LAYER    ... of its archives: each is an entry of the registry, unpacked once
 

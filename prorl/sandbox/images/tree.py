@@ -135,6 +135,6 @@ def digest_of(tree: str) -> str:
 
 
 def measure(tree: str) -> tuple[int, int]:
-    """Bytes on disk, and number of entries."""
+    """Bytes on disk, and number of entries below."""
     sizes = [about.st_blocks * 512 for _, about in entries(tree)]
-    return sum(sizes), len(sizes)
+    return sum(sizes) + os.lstat(tree).st_blocks * 512, len(sizes)

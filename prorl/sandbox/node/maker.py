@@ -154,7 +154,7 @@ class Maker:
     async def make(self, spec: SandboxSpec) -> Live:
         """Start one and wait until its tool server serves. Raises SandboxError."""
         image = await self._images.image(spec)
-        layer = await self._images.layer(spec, image)
+        layer = await self._images.layer(spec, bool(image))
         self._user_tools.path_for(spec.tools)
         await self._room.acquire()
         try:
@@ -174,7 +174,7 @@ class Maker:
             self._room.release()
             raise
 
-    async def _make(self, spec: SandboxSpec, image: str, layer: str) -> Live:
+    async def _make(self, spec: SandboxSpec, image: tuple[str, ...], layer: str) -> Live:
         sandbox_id = secrets.token_hex(8)
         path = str(self._sockets.path / sandbox_id)
         check_socket_path(path)
@@ -233,14 +233,14 @@ class Maker:
             os.close(status_write)
         return status_read
 
-    def _told(self, note: Note, spec: SandboxSpec, image: str, layer: str) -> Launch:
+    def _told(self, note: Note, spec: SandboxSpec, image: tuple[str, ...], layer: str) -> Launch:
         """What the launcher is told of the sandbox that it becomes."""
         return Launch(
             sandbox_id=note.sandbox_id,
             kind=self._name,
             uid=note.uid,
-            image=image,
-            under=self._images.under(image),
+            image=image[0] if image else "",
+            under=image[1:],
             layer=layer,
             tools=spec.tools,
             address_bytes=spec.address_bytes or spec.memory_bytes,

@@ -27,8 +27,11 @@ class Images:
         mirrors = json.loads(settings.pull) if settings.pull else None
         self._cache = ImageCache(root, self._kind.sif, mirrors)
 
-    async def image(self, spec: SandboxSpec) -> str:
-        """The folder or .sif to run; empty for none. Raises SandboxError for what cannot run."""
+    async def image(self, spec: SandboxSpec) -> tuple[str, ...]:
+        """The folders, topmost first, or the .sif to run; none for none.
+
+        Raises SandboxError for what cannot run.
+        """
         image = spec.image or self._default
         if image and not self._kind.images:
             capable = kinds.capable(lambda kind: kind.images)
@@ -44,21 +47,18 @@ class Images:
             raise SandboxError(
                 FailureCode.BAD_TASK, f"{given}; expected kind {capable} and an image"
             )
-        return await self._cache.locate(image) if image else ""
+        return await self._cache.locate(image) if image else ()
 
-    def under(self, image: str) -> tuple[str, ...]:
-        """What lies below an image's folder, topmost first."""
-        return self._cache.under(image)
-
-    async def layer(self, spec: SandboxSpec, image: str) -> str:
+    async def layer(self, spec: SandboxSpec, has_image: bool) -> str:
         """The folder of the packages that a spec requires; empty for none. Raises SandboxError."""
         if not spec.requirements:
             return ""
-        if image:
+        if has_image:
             raise SandboxError(
                 FailureCode.BAD_TASK,
-                f"requirements {', '.join(spec.requirements)} beside image {image!r}; expected one"
-                " of them: an image brings its own packages",
+                f"requirements {', '.join(spec.requirements)} beside image"
+                f" {spec.image or self._default!r}; expected one of them: an image brings its own"
+                " packages",
             )
         return await self._cache.layer(LayerRecipe(spec.requirements, spec.wheels))
 
