@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,25 @@ def listing(tree: Path) -> dict[str, tuple[object, ...]]:
 # ---- what an image says
 
 
+SECOND = (
+    Entry("lib/.wh.gone"),
+    folder("old"),
+    Entry(f"old/{OPAQUE}"),
+    Entry("old/fresh", b"y", 0o600),
+    Entry(".wh.etc"),
+    Entry(".wh.again"),
+    folder("again"),
+    Entry("again/above", b"z"),
+    folder("twice"),
+    Entry("twice/above", b"z"),
+    Entry(".wh.twice"),
+    folder("opt"),
+    Entry("opt/one", b"same", 0o755),
+    Entry("opt/two", mode=0o755, kind=tarfile.LNKTYPE, link="opt/one"),
+    Entry("suid", b"s", 0o4755),
+    Entry("dev/sda", kind=tarfile.BLKTYPE),
+    Entry("pipe", kind=tarfile.FIFOTYPE),
+)
 LAYERS = (
     archive(
         *BASE,
@@ -100,25 +120,7 @@ LAYERS = (
         Entry("link", kind=tarfile.SYMTYPE, link="/etc/hosts"),
         folder("tmp", 0o1777),
     ),
-    archive(
-        Entry("lib/.wh.gone"),
-        folder("old"),
-        Entry(f"old/{OPAQUE}"),
-        Entry("old/fresh", b"y", 0o600),
-        Entry(".wh.etc"),
-        Entry(".wh.again"),
-        folder("again"),
-        Entry("again/above", b"z"),
-        folder("twice"),
-        Entry("twice/above", b"z"),
-        Entry(".wh.twice"),
-        folder("opt"),
-        Entry("opt/one", b"same", 0o755),
-        Entry("opt/two", kind=tarfile.LNKTYPE, link="opt/one"),
-        Entry("suid", b"s", 0o4755),
-        Entry("dev/sda", kind=tarfile.BLKTYPE),
-        Entry("pipe", kind=tarfile.FIFOTYPE),
-    ),
+    archive(*SECOND),
     archive(folder("etc"), Entry("etc/group", b"g"), Entry("lib/deep/a", b"upper", 0o640)),
     *(archive(folder("n"), Entry(f"n/{number}", str(number).encode())) for number in range(9)),
 )
@@ -174,19 +176,38 @@ def test_a_merged_image_is_the_same_without_marks(registry: Registry, tmp_path: 
     assert listing(Path(merged.path)) == stacked
 
 
-@pytest.mark.skipif(not shutil.which("umoci"), reason="umoci is the referee")
-@pytest.mark.skipif(os.getuid() != 0, reason="umoci makes the device as root only")
-def test_umoci_unpacks_the_same(registry: Registry, tmp_path: Path) -> None:
-    layout = Blobs()
-    layout.image("v1", *LAYERS)
-    place = layout.layout(tmp_path / "oci")
-    bundle = tmp_path / "bundle"
-    words = ["umoci", "unpack", "--image", f"{place}:v1", str(bundle)]
+def by_umoci(layout: Path, work: Path) -> Path:
+    words = ["umoci", "unpack", "--image", f"{layout}:v1", str(work / "bundle")]
     subprocess.run(words, check=True)
-    theirs = listing(bundle / "rootfs")
+    return work / "bundle" / "rootfs"
+
+
+def by_podman(layout: Path, work: Path) -> Path:
+    podman = ["podman", "--root", f"{work}/root", "--runroot", f"{work}/run"]
+    podman += ["--storage-driver", "vfs"]
+    run = partial(subprocess.run, check=True, capture_output=True, text=True, timeout=120)
+    image = run([*podman, "pull", "-q", f"oci:{layout}:v1"]).stdout.strip()
+    return Path(run([*podman, "image", "mount", image]).stdout.strip())
+
+
+@pytest.mark.parametrize("referee", [by_umoci, by_podman])
+@pytest.mark.skipif(os.getuid() != 0, reason="both make the device as root only")
+def test_umoci_and_podman_unpack_the_same(
+    registry: Registry, tmp_path: Path, place: Path, referee: Callable[[Path, Path], Path]
+) -> None:
+    program = referee.__name__.removeprefix("by_")
+    if not shutil.which(program):
+        pytest.skip(f"{program} is the referee, and not installed")
+    layout, layers = Blobs(), LAYERS
+    if program == "podman":  # it refuses a layer that takes away what stands before it in it
+        known = archive(*(entry for entry in SECOND if entry.name != ".wh.twice"))
+        layers = (LAYERS[0], known, *LAYERS[2:])
+    layout.image("v1", *layers)
+    source = layout.layout(tmp_path / "oci")
+    theirs = listing(referee(source, place))
     for left_out in ("dev/sda", "pipe"):
         assert theirs.pop(left_out, None)
-    image = Pull(registry, {}).pull("twelve", f"oci:{place}:v1")
+    image = Pull(registry, {}).pull("twelve", f"oci:{source}:v1")
     tree = tmp_path / "ours"
     merge(registry.stack(image.digest)[:0:-1], tree)  # without what we add on top
     assert listing(tree) == theirs
