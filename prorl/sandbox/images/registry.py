@@ -3,7 +3,7 @@
 Every sandbox shares it read-only.
 
     ROOT/names/NAME          a hard link to what it stands for now, DIGEST.json
-    ROOT/images/DIGEST/      a folder, complete, because it came by rename; a stack of others has none
+    ROOT/images/DIGEST/      a folder, complete, for it came by rename; a stack of others has none
     ROOT/images/DIGEST.json  what it was made from, its size, the stack
     ROOT/blobs/DIGEST        a layer that is coming from a container registry, or what came of it
     ROOT/hashes/KEY          digest of a .sif by path, size, mtime and inode: it is read once
