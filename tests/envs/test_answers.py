@@ -318,17 +318,14 @@ def test_right_answers_beside_those_that_were_aimed(
 @pytest.mark.parametrize(
     ("question", "reference", "answer"),
     [
-        ("Janet has 3 hens. How many eggs does she have?", "18", "Janet has 18 eggs"),
         (EGGS, "18", "18 eggs"),
         (EGGS, "18", "18 eggs per day"),
-        ("What is the total cost of the pens?", "12", "total cost = $12"),
+        ("Pens are $3. What is the total cost of 4 pens?", "12", "total cost = $12"),
         ("Find f^{-1}(x) if f(x) = 3x - 6.", "\\frac{x}{3}+2", "f^{-1}(x) = \\frac{x+6}{3}"),
-        ("Find the midpoint of the segment from (1,3) to (3,7).", "(2,5)", "M = (2,5)"),
         ("Arrange 1/2, 2/3 and 1/3 in increasing order.", "1/3, 1/2, 2/3", "1/3 < 1/2 < 2/3"),
         ("What is the measure of angle ABC in degrees?", "60", "\\angle ABC = 60^\\circ"),
         ("Solve for x: |x - 3| \\le 4.", "[-1,7]", "-1 \\le x \\le 7"),
         ("Which is it? A) 12 B) 15 C) 18", "A", "A) 12"),
-        ("What is the probability of two heads?", "\\frac14", "P(HH) = 1/4"),
         (TRAIN, "90", "90 mi"),
         (PAY, "45", "$45.00"),
         ("How many times did he ring the bell on Monday?", "3", "3 times"),
@@ -353,8 +350,6 @@ def test_right_answers_beside_those_that_were_aimed(
         ("", "\\frac34", "\\nicefrac{3}{4}"),
         ("", "7", "\\textcolor{red}{7}"),
         ("", "5", "5\\,"),
-        ("", "42", "So he has 42 apples."),
-        ("", "42", "A: 42"),
         ("", "144", "144 (one hundred forty-four)"),
     ],
 )

@@ -24,7 +24,6 @@ from prorl.envs.answers.evaluate import UndefinedError, number, symbols
 from prorl.envs.answers.find import MAX_ANSWER_CHARS
 from prorl.envs.answers.measures import PERCENT, Speech, fits, ratio, unit_text
 from prorl.envs.answers.notation import (
-    FUNCTIONS,
     UnreadableError,
     decimal_commas,
     join_thousands,
@@ -183,16 +182,13 @@ def _text(reference: str, answer: str, speech: Speech) -> bool | None:
         return True
     if wanted.casefold() in _MEANT:
         return None
-    if first := re.fullmatch(r"(yes|no|true|false), ?(.+)", plain_text(answer), re.IGNORECASE):
-        is_told = not doubtful(first[2]) and speech.speaks(first[2])
-        return is_told and same_case(wanted, first[1])
     return False if _tree(plain) is None or len(max(words, key=len)) > 3 else None
 
 
 def _said(answer: str, speech: Speech) -> tuple[str, ...]:
     short = bare(answer)
-    stated = re.match(r"^([A-Za-z ]+) (?:is|are|was|be) (.+)$", short)
-    if stated and speech.is_known and (speech.labels(stated[1]) or speech.speaks(stated[1])):
+    stated = re.match(r"^([A-Za-z ]+) (?:is|are|was) (.+)$", short)
+    if stated and speech.labels(stated[1]):
         short = stated[2]
     return answer, short, _PREPOSITION.sub("", short)
 
@@ -251,7 +247,7 @@ def _time(reference: str, answer: str, speech: Speech) -> bool | None:
     wanted = _seconds(reference)
     if wanted is None:
         return None
-    answer = re.sub(r"^(?:at|by) ", "", bare(speech.told(answer)))
+    answer = re.sub(r"^(?:at|by) ", "", bare(answer))
     for said, half in ((" in the morning", " am"), (" in the (?:afternoon|evening)", " pm")):
         answer = re.sub(f"(?<=\\d){said}$", half, answer)
     given = _seconds(bare(answer))
@@ -300,19 +296,8 @@ _COMPOUND = re.compile(
 _ARC = re.compile(
     r"(\d+) ?(?:°|\^ ?\{? ?\\circ ?\}?) ?(\d+(?:\.\d+)?) ?(?:'|’|′|\^ ?\{?\\prime\}?)"
 )
-_NAMED = re.compile(
-    r"^(?:of )?(?:([A-Za-z](?:'{1,3}|\^ ?\{-1\}|_\\infty|_\{\\infty\})? ?(?:\([^()=]{1,24}\))?)"
-    r"|(?:m ?)?\\angle ?([A-Z]{1,3})"
-    r"|\|?(?:\\(?:overline|vec|overrightarrow) ?\{)?([A-Z]{2,3}|gcd|lcm)\}?\|?)"
-    r"(?: ?(?:[=:]|\\in(?= ?\\\{)) ?| (?:is|equals) )(?=[^ ])"
-)
-_SLOPE = re.compile(r"^\\[dt]?frac ?\{d[a-z]?\} ?\{d[a-z]\} ?(?:[a-z]\([a-z]\) ?)?= ?")
 _INVERSE = re.compile(r"^[a-z] ?\^ ?\{ ?-1 ?\} ?\([a-z]\) ?= ?")
-_LABEL = re.compile(
-    r"^(A(?=: )"
-    r"|(?:\\text\{[^{}]*\} ?|[A-Za-z][A-Za-z']* ){0,6}?(?:\\text\{[^{}]*\}|[A-Za-z][A-Za-z']{2,}))"
-    r" ?(?:=|:|(?<= )(?:is|equals)(?= )) ?(?=[^ ])"
-)
+_LABEL = re.compile(r"^([^=:,;<>]{1,60}?) ?(=|:|\\in(?= ?\\\{)| (?:is|was|equals)(?= )) ?(?=[^ ])")
 _DEGREES = re.compile(r"\^? ?\{? ?\\circ(?![a-zA-Z]) ?\}?|°|\\?\bdegrees?\b")
 _PI = re.compile(r"\\pi(?![a-zA-Z])|π|\bpi\b")
 _NEAR = re.compile(
@@ -344,7 +329,9 @@ def _meaning(text: str) -> str:
 
 def _same_mathematics(reference: str, answer: str, speech: Speech) -> bool | None:
     """Whether both are equal mathematics; None where the reference has no value."""
-    wanted = list(_trees(_INVERSE.sub("", reference), is_reference=True))
+    if _INVERSE.match(reference):
+        reference, answer = _INVERSE.sub("", reference), _INVERSE.sub("", answer)
+    wanted = list(_trees(reference, is_reference=True))
     if not wanted:
         return None
     lists = any(node.op in ("list", "sequence") for node in wanted)
@@ -408,7 +395,7 @@ def _point(node: Node, speech: Speech) -> Node:
     named = {_name(one.args[0]): one.args[1] for one in node.args if len(one.args) == 2}
     if len(named) < len(node.args) or not all(len(name) == 1 for name in named):
         return node
-    return Node("sequence", tuple(named[name] for name in speech.sorted(named)), name="()")
+    return Node("sequence", tuple(named[name] for name in sorted(named)), name="()")
 
 
 def _in_order(node: Node) -> Node:
@@ -464,21 +451,16 @@ def _unrepeated(text: str) -> str:
 
 
 def _unlabelled(text: str, speech: Speech) -> str:
-    """An answer without its label (`Area = `, `x = `); nothing where that names another thing."""
-    named = _NAMED.match(text)
-    if named and (speech.is_known or not named[1] or named[1][:2] in ("P(", "E(")):
-        name, rest = "".join(filter(None, named.groups())), text[named.end() :]
-        name = re.sub(r"\\text ?\{([^{}]*)\}", r"\1", name).replace(" ", "")
-        is_sum = name.endswith(")") and not re.search(r"(?<![\\a-z])[a-z]", rest)
-        if re.search(rf"(?<![A-Za-z\\]){name[0]}(?![A-Za-z])|[{'=' * (not is_sum)}<>≤≥]", rest):
-            return text  # no definition but an equation, or several
-        return rest if speech.is_asked(name) else ""
-    if (slope := _SLOPE.match(text)) and speech.asks_slope:
-        return text[slope.end() :]
+    """An answer without its label (`Area = `, `f(5) = `); none where that is another function's."""
     label = _LABEL.match(text)
-    if label and not set(re.findall(r"[a-z]+", label[1])) & FUNCTIONS and speech.labels(label[1]):
-        return text[label.end() :]
-    return speech.told(text)
+    if label is None or (len(label[1]) == 1 and label[2] in "=:"):
+        return text  # a letter is read as an equation
+    rest = text[label.end() :]
+    if re.search(rf"(?<![A-Za-z\\]){re.escape(label[1][0])}(?![A-Za-z])|[<>≤≥]", rest):
+        return text  # no definition but an equation, or several
+    if speech.is_asked(label[1]) if len(label[1]) == 1 else speech.labels(label[1]):
+        return rest
+    return "" if re.fullmatch(r"[A-Za-z]\S{0,6} ?\([^()]+\)", label[1]) else text
 
 
 def _sides(text: str) -> tuple[str, ...]:
@@ -532,8 +514,6 @@ def _allowed(node: Node, speech: Speech, *, is_alone: bool = True) -> Node | Non
     if node.op == "unit":
         unit = unit_text(node.name)
         if unit == PERCENT:
-            if not speech.has_share(node.name):
-                return None
             return node.args[0] if speech.asks_percent and not speech.is_share else node
         if not speech.allows(unit):
             return None
