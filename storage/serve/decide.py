@@ -18,7 +18,6 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from prorl.control import Decision, GroupComplete, Propose
 from prorl.filters import GroupDecision
@@ -78,10 +77,14 @@ class Decider:
 
     def look(self, rollouts: pa.Table) -> None:
         """These rows were committed: what waited for them may be decided."""
-        rows = rollouts.filter(pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value))
-        for group_id in rows.column("group_id").unique().to_pylist():
-            own = rows.filter(pc.equal(rows.column("group_id"), group_id))
-            self._rows.setdefault(group_id, []).append(own.select(SEES))
+        rows = rollouts.select(SEES).filter(
+            pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value)
+        )
+        rows = rows.sort_by("group_id")
+        ids, starts = np.unique(rows.column("group_id").to_numpy(), return_index=True)
+        ends = [*starts[1:], rows.num_rows]
+        for group_id, start, end in zip(ids.tolist(), starts, ends, strict=True):
+            self._rows.setdefault(group_id, []).append(rows.slice(start, end - start))
         if self._complete:
             self._asked.set()
 
@@ -199,7 +202,6 @@ _FACTS = np.dtype(
         ("num_bytes", "<i8"),
     ]
 )
-_NONE = np.array((-1, 0, 0, 0), _FACTS)
 _UNSEEN = np.array((np.iinfo(np.int32).max, 0, 0, 0), _FACTS)
 
 
@@ -231,21 +233,21 @@ class FactBook:
             more[: len(self._groups)] = self._groups
             self._groups = more
 
-    def _of(self, group_id: int) -> NDArray[np.void]:
-        """A record of no dimension."""
-        found = self._groups[group_id : group_id + 1]
-        return found[0] if len(found) and found[0] != _UNSEEN else _NONE
+    def _of(self, name: str, group_id: int, absent: int = 0) -> int:
+        if group_id >= len(self._groups) or not self._groups["num_rollouts"][group_id]:
+            return absent
+        return int(self._groups[name][group_id])
 
     def min_version(self, group_id: int) -> int:
         """Oldest version that sampled a token of the group; -1 without a trajectory."""
-        return int(self._of(group_id)["min_version"])
+        return self._of("min_version", group_id, -1)
 
     def num_rollouts(self, group_id: int) -> int:
-        return int(self._of(group_id)["num_rollouts"])
+        return self._of("num_rollouts", group_id)
 
     def num_bytes(self, group_id: int) -> int:
         """About how many bytes of Arrow data the group's sequences are."""
-        return int(self._of(group_id)["num_bytes"])
+        return self._of("num_bytes", group_id)
 
     def can_be_served(self, group_id: int) -> bool:
-        return bool(self._of(group_id)["num_sequences"] > 0)
+        return self._of("num_sequences", group_id) > 0
