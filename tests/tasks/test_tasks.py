@@ -242,6 +242,23 @@ SWE = {
 }
 
 
+GO_SCRIPT = """#!/bin/bash
+set -uxo pipefail
+cd /testbed
+git checkout d26b2424 x/x_test.go
+git apply -v - <<'EOF_1'
+diff --git a/x/x_test.go b/x/x_test.go
++// git apply
+EOF_1
+export A=1
+go build ./...
+: '>>>>> Start Test Output'
+go test -v ./x
+: '>>>>> End Test Output'
+git checkout d26b2424 x/x_test.go
+"""
+
+
 @pytest.mark.parametrize(
     ("more", "data"),
     [
@@ -290,6 +307,22 @@ SWE = {
             },
         ),
         (
+            {
+                "image": "swebench/sweb.eval.x86_64.gohugoio_1776_hugo-12768:latest",
+                "repo": "gohugoio/hugo",
+                "log_parser": "parse_log_gotest",
+                "eval_type": "pass_and_fail",
+                "eval_script": GO_SCRIPT,
+            },
+            {
+                "image": "docker://swebench/sweb.eval.x86_64.gohugoio_1776_hugo-12768:latest",
+                "setup": "cp -a /testbed/. .",
+                "test_command": "cd /workspace\nexport A=1\ngo build ./...\ngo test -v ./x",
+                "log_parser": "go",
+                "environment": {},
+            },
+        ),
+        (
             {"image": "mine", "test_command": "make test", "setup": "cp -a /src/. ."},
             {"image": "mine", "test_command": "make test", "setup": "cp -a /src/. ."},
         ),
@@ -301,10 +334,47 @@ def test_swe_rows_as_published(
     path = _write(tmp_path / "a.jsonl", {**SWE, **more})
     (task,) = read_tasks(path, check=get_env("swe").check).tasks
     assert {key: task.data[key] for key in data} == data
-    assert ("PYTHONPATH" in task.data.get("environment", {})) == (
-        "sweb" in str(data) or "eval" in str(data)
-    )
+    in_conda = ("sweb" in str(data) or "eval" in str(data)) and "go test" not in str(data)
+    assert ("PYTHONPATH" in task.data.get("environment", {})) == in_conda
     assert task.data.get("environment", {}).get("TZ", "UTC") == "UTC"
+
+
+def test_a_row_whose_tests_nobody_can_run_is_refused_in_a_line(tmp_path: Path) -> None:
+    check = get_env("swe").check
+    patch = {"test_patch": "--- a/spec/x_spec.rb\n+++ b/spec/x_spec.rb\n"}
+    with pytest.raises(TaskError, match=r"x_spec.rb are run is not known.*eval_script"):
+        read_tasks(_write(tmp_path / "a.jsonl", {**SWE, **patch}), check=check)
+    said = {"image": "a/b", "eval_script": "make", "log_parser": "parse_log_googletest"}
+    with pytest.raises(TaskError, match=r"log_parser is 'parse_log_googletest'; expected one of"):
+        read_tasks(_write(tmp_path / "b.jsonl", {**SWE, **said}), check=check)
+
+
+def test_rows_of_nemotrons_blends_hold_their_producers_row(tmp_path: Path) -> None:
+    inner = {key: value for key, value in SWE.items() if key != "problem_statement"}
+    asked = {"problem_statement": "It fails.", "dataset_name": "SWE-Gym/SWE-Gym", "split": "train"}
+
+    def row(of: dict[str, Json], **more: Json) -> dict[str, Json]:
+        metadata = {**asked, "instance_dict": orjson.dumps(of).decode(), **more}
+        return {"responses_create_params": {"input": [], "metadata": metadata}}
+
+    path = _write(
+        tmp_path / "a.jsonl",
+        row(inner),
+        row(
+            {**inner, "instance_id": "a__b-1"},
+            container_formatter=["docker://reg.example/x.{instance_id}:v1"],
+        ),
+        row({**inner, "instance_id": "a__b-2"}, container_formatter="/sif/{instance_id}.sif"),
+        row({**R2E, "problem_statement": "It fails."}),
+    )
+    tasks = read_tasks(path, check=get_env("swe").check).tasks
+    assert [task.data["image"] for task in tasks] == [
+        "docker://swebench/sweb.eval.x86_64.django_1776_django-11099",
+        "docker://reg.example/x.a_1776_b-1:v1",
+        "/sif/a__b-2.sif",
+        f"docker://{R2E['docker_image']}",
+    ]
+    assert {task.prompt for task in tasks} == {"It fails."}
 
 
 SMITH_FAULT = (

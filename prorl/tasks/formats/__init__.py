@@ -8,6 +8,7 @@ it is asked before ours.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import NamedTuple
@@ -104,6 +105,17 @@ def text(row: Row, key: str) -> str:
         raise TaskError(
             f"{key!r} is {shown}", "a string that is not empty", "mend or remove the row"
         )
+    return value
+
+
+def mapping(value: Json, what: str) -> dict[str, Json]:
+    """JSON text of an object, or the object. Raises TaskError."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise TaskError(f"{what} is {str(value)[:60]}", "the JSON text of an object")
     return value
 
 

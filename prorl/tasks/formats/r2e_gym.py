@@ -10,10 +10,8 @@ where that matters (`prorl image build`).
 
 from __future__ import annotations
 
-import json
-
 from prorl.errors import TaskError
-from prorl.tasks.formats import Format, Row, text
+from prorl.tasks.formats import Format, Row, mapping, text
 from prorl.tasks.formats.swebench import WORKSPACE, image_of
 from prorl.types import Json, Task
 
@@ -34,7 +32,7 @@ def read(row: Row, index: int) -> Task:
 
     repo_name, commit_hash and parsed_commit_content are read where they are there.
     """
-    expected = _object(row["expected_output_json"], "expected_output_json")
+    expected = mapping(row["expected_output_json"], "expected_output_json")
     # A test's name without what the harness prints behind it.
     names = [name.split(" - ")[0].strip() for name, said in expected.items() if said == "PASSED"]
     if not names:
@@ -54,22 +52,11 @@ def read(row: Row, index: int) -> Task:
     return Task(task_id=task_id, env="swe", prompt=prompt, data=data, data_source="r2e-gym")
 
 
-def _object(value: Json, what: str) -> dict[str, Json]:
-    """JSON text of an object, or the object. Raises TaskError."""
-    try:
-        value = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise TaskError(f"{what} is {str(value)[:60]}", "the JSON text of an object")
-    return value
-
-
 def _patch(commit: Json) -> str:
     """The commit's changes but its tests, from `parsed_commit_content`; empty where it has none."""
     if not commit:
         return ""
-    files = _object(commit, "parsed_commit_content").get("file_diffs")
+    files = mapping(commit, "parsed_commit_content").get("file_diffs")
     found = []
     for one in files if isinstance(files, list) else []:
         path = one.get("header", {}).get("file", {}).get("path", "")

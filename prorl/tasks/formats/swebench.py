@@ -1,4 +1,4 @@
-"""SWE-bench and rows of its shape: Lite, Verified, SWE-Gym, SWE-rebench.
+"""SWE-bench and rows of its shape: Lite, Verified, Multilingual, SWE-Gym, SWE-rebench.
 
 The source is Jimenez et al. 2024, github.com/SWE-bench/SWE-bench; SWE-rebench has `install_config`.
 A row that brings no repository of its own (`files`, `archive`, `image`, as `prorl/envs/swe` reads
@@ -6,7 +6,8 @@ them) is run in its producer's image: `docker_image`, `image_name` or, as SWE-be
 `swebench/sweb.eval.x86_64.<instance>`. `prorl image pull --rows FILE` puts them on a node, or the
 first task that needs one does. In SWE-bench's images the repository lies in /testbed and its Python
 in the conda environment `testbed`: the repository is copied into the workspace, and imported from
-there.
+there. Rows of swebench 5, of any language, say the rest themselves: `image`, `log_parser` and
+`eval_script`, of which what brings the tests' patch is left out, for the env does that.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ COMMANDS: Mapping[str, str] = {
     "sphinx-doc/sphinx": "tox --current-env -epy39 -v --",
 }
 """What SWE-bench's harness runs for the repositories that pytest does not; files follow."""
+NO_TESTS = (".txt", ".json", ".md")
+PYTHON = ("python", "sympy")
+"""Parsers of logs whose tests run in the conda environment."""
+_HEREDOC = re.compile(r"git apply .*<<\s*'?(\w+)'?$")
+_LEFT_OUT = ("#!", "set -", "git ", ": '>>>>>", "python -m pip install -e ", "pip install -e ")
 SWE_GYM = frozenset(
     [
         "Project-MONAI/MONAI",
@@ -58,7 +64,7 @@ PRODUCERS_PARSERS = (
     ("seaborn", "python"),
     ("matplotlib", "python"),
     ("sympy", "sympy"),
-    ("go", "go"),
+    ("gotest", "go"),
     ("cargo", "cargo"),
     ("jest", "jest"),
     ("vitest", "jest"),
@@ -76,6 +82,9 @@ def read(row: Row, index: int) -> Task:
 
     All else is kept as it is.
     """
+    if isinstance(script := row.get("eval_script"), str):
+        said = {key: value for key, value in row.items() if key not in ("eval_script", "image")}
+        row = {**said, "docker_image": row.get("image"), "test_command": _commands(script)}
     data = {key: value for key, value in row.items() if key != "problem_statement"}
     config = data.pop("install_config", None) or {}
     _rename(data, row, config if isinstance(config, dict) else {})
@@ -132,12 +141,37 @@ def in_image(row: Row, data: Mapping[str, Json], image: str) -> dict[str, Json]:
     environment = data.get("environment")
     given = environment if isinstance(environment, dict) else {}
     command = data.get("test_command")
+    files = [] if command else _PATHS.findall(text(row, "test_patch"))
+    if files and not any(one.endswith((".py", *NO_TESTS)) for one in files):
+        raise TaskError(
+            f"how the tests of {files[0]} are run is not known",
+            "test_command, or eval_script, image and log_parser as swebench 5 publishes them",
+        )
+    parser = str(data.get("log_parser") or "python")
+    python = {"PATH": path, "PYTHONPATH": roots} if parser_of(parser) in PYTHON else {}
     return {
         "image": image_of(image),
         "setup": f"cp -a /testbed/. .\n{data.get('setup') or ''}".strip(),
-        "environment": {"PATH": path, "PYTHONPATH": roots, **given},
+        "environment": {**python, **given},
         "test_command": command or _with_files(COMMANDS.get(str(row.get("repo")), PYTEST), row),
     }
+
+
+def _commands(script: str) -> str:
+    """What an `eval_script` of swebench's runs but for its git: in the workspace, not in /testbed.
+
+    >>> _commands("#!/bin/bash\\nset -x\\ncd /testbed\\ngit apply - <<'E'\\n+x\\nE\\nmake test")
+    'cd /workspace\\nmake test'
+    """
+    kept, end = [], ""
+    for line in script.splitlines():
+        if end:
+            end = "" if line == end else end
+        elif match := _HEREDOC.match(line):
+            end = match[1]
+        elif not line.startswith(_LEFT_OUT):
+            kept.append(line.replace("/testbed", WORKSPACE))
+    return "\n".join(kept)
 
 
 def image_of(name: str) -> str:
@@ -206,7 +240,7 @@ def _with_files(command: str, row: Row) -> str:
     files = list(dict.fromkeys(files))
     if "runtests.py" in command:
         files = [_label(path) for path in files if path.endswith(".py")]
-    wanted: Sequence[str] = [path for path in files if not path.endswith((".txt", ".json", ".md"))]
+    wanted: Sequence[str] = [path for path in files if not path.endswith(NO_TESTS)]
     return f"{command} {' '.join(map(shlex.quote, wanted))}".rstrip()
 
 
