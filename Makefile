@@ -98,14 +98,19 @@ GUEST_gem = gem-llm==0.1.0
 GUEST_verifiers = verifiers==0.4.0' 'uv
 GUEST_inspect = inspect-ai==0.3.285
 GUEST_langgraph = langgraph==1.2.24' 'langchain-openai
+GUEST_openenv = openenv==0.10.0
+GUEST_agentlightning = agentlightning==0.3.0
+GUEST_nemo_gym = nemo-gym==0.4.0
+PYTHON312 ?= # what NeMo Gym asks for: PYTHON312=python3.12
+OTHERS = gymnasium skyrl gem verifiers inspect langgraph openenv agentlightning $(if $(PYTHON312),nemo_gym)
 $(GUESTS)/%/.installed:
-	$(PYTHON) -m venv $(GUESTS)/$*
+	$(if $(filter nemo_gym,$*),$(PYTHON312),$(PYTHON)) -m venv $(GUESTS)/$*
 	$(GUESTS)/$*/bin/python -m pip install -qq '$(GUEST_$*)' openai
 	touch $@
 
 # Where unmodified programs are installed once by the sandboxes that run them.
 PROGRAMS ?= .venv-programs
-test-doors: setup $(DOORS)/.installed $(foreach name,gymnasium skyrl gem verifiers inspect langgraph,$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream, their envs as guests, unmodified agents in sandboxes; DOORS_GIT=SLIME:PRIME_RL/src for what no registry has
+test-doors: setup $(DOORS)/.installed $(foreach name,$(OTHERS),$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream, their envs as guests, unmodified agents in sandboxes; DOORS_GIT=SLIME:PRIME_RL/src for what no registry has
 	PYTHONPATH=$(CURDIR):$(DOORS_GIT) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore tests/trainer/test_trl_door.py tests/trainer/test_doors.py
 	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m 'slow or not slow' tests/trainer/test_recipes.py
 	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from prorl.capture import chat
-from prorl.capture.door import failure, read_body
+from prorl.capture.door import failure, read_body, sent_key
 from prorl.errors import ConfigError, ForbiddenError, UnauthorizedError, UserError
 from prorl.net.access import check_lease
 
@@ -58,8 +58,7 @@ async def serving(
 
 
 async def _handle(desk: Desk, keys: Keys, request: web.BaseRequest) -> web.StreamResponse:
-    sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-    sent = request.headers.get("x-api-key", sent)
+    sent = sent_key(request)
     path = request.path.strip("/").split("/")
     try:
         if path[:2] == ["v1", "guests"] and path[3:] == ["lease"]:

@@ -115,8 +115,7 @@ class Door:
         """Answer a request, whoever listens."""
         if not self.asked.done():
             self.asked.set_result(None)
-        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._key not in ("", sent, request.headers.get("x-api-key")):
+        if self._key not in ("", sent_key(request)):
             return failure(chat, 401, "authentication_error", "no key of this rollout")
         path = request.path.rstrip("/")
         counts = path.endswith("/messages/count_tokens")
@@ -181,6 +180,15 @@ _MODELS = {
     "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "prorl"}],
 }
 _ROUTES = ", ".join(f"/v1{path}" for path in DIALECTS)
+
+
+def sent_key(request: web.BaseRequest) -> str:
+    """A client's key; before /v1 of the address for those whose programs send one of their own."""
+    first = request.path.split("/")[1]
+    if first != "v1" and "/v1/" in request.path:
+        return first
+    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return request.headers.get("x-api-key", bearer)
 
 
 async def read_body(request: web.BaseRequest) -> dict[str, Json]:

@@ -35,6 +35,7 @@ def ask(text, key=os.environ["OPENAI_API_KEY"]):
 def leave(**parts):
     json.dump(parts, open("reward.json", "w"))
 """
+PATH = "os.environ['OPENAI_BASE_URL'] = os.environ['OPENAI_BASE_URL'].replace('v1', "
 GRADE = "leave(reward=float(ask(task['prompt']) == task['data']['answer']), seen=1)"
 
 
@@ -66,12 +67,18 @@ async def test_right_is_one_and_wrong_is_nothing(said: str, reward: float) -> No
         ("leave(failed='task', message='no such level')", "bad_task", "no such level"),
         ("os.kill(os.getpid(), 9)", "grader_error", "exit status -9"),
         ("ask('x', key='another')", "grader_error", "HTTP Error 401"),
+        (f"{PATH}'another/v1'); ask('x')", "grader_error", "HTTP Error 401"),
     ],
 )
 async def test_its_own_failure_is_nobodys_reward(script: str, code: str, words: str) -> None:
     with pytest.raises(RolloutError, match=words) as caught:
         await play(get_env("guest"), guest(script), Replies("24"))
     assert caught.value.code == code
+
+
+async def test_a_key_may_stand_in_the_address() -> None:
+    script = f"{PATH} os.environ['OPENAI_API_KEY'] + '/v1')\nask.__defaults__ = ('EMPTY',)\n{GRADE}"
+    assert (await play(get_env("guest"), guest(script), Replies("24"))).reward == 1.0
 
 
 async def test_the_last_word_counts_and_what_it_started_ends_with_it() -> None:
@@ -106,7 +113,7 @@ async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() 
 
     async def one(number: int) -> float | str | None:
         script, said, _ = scripts[number % len(scripts)]
-        made = attempt(guest(script), said, said, said)
+        made = attempt(guest(script), said, said, said, turns=3)
         made.desk = desk
         trajectory = await get_agent("guest").run(made)
         if trajectory.failure.code is FailureCode.NONE:
@@ -132,8 +139,8 @@ async def test_while_it_waits_for_its_turn_its_time_stands_still() -> None:
     assert codes == [FailureCode.GRADER_ERROR] * len(hung) + [FailureCode.NONE]
 
 
-def attempt(task: Task, *replies: Reply, run_s: float = 60.0) -> AttemptContext:
-    limits = RolloutLimits(run_s=run_s, max_turns=2)
+def attempt(task: Task, *replies: Reply, run_s: float = 60.0, turns: int = 2) -> AttemptContext:
+    limits = RolloutLimits(run_s=run_s, max_turns=turns)
     made = context(Replies(*replies), get_env("guest"), limits)
     made.task, made.deadline = task, Deadline(run_s)
     return made

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from prorl.envs import get_env
-from prorl.testing import Replies, Reply, make_task, play
-from prorl.types import Json, RolloutLimits, ToolCall
+from prorl.errors import RolloutError
+from prorl.testing import Played, Replies, Reply, make_task, play
+from prorl.types import FAILURE_CLASS, FailureCode, Json, RolloutLimits, ToolCall
+from tests.agents.test_desk import free_port
+from tests.waiting import until
 
 VENVS = Path(os.environ.get("PRORL_GUESTS", ".venv-guests")).absolute()
+EXTRACT: Json = {
+    "type": "function",
+    "name": "extract_synonym_values",
+    "parameters": {
+        "type": "object",
+        "properties": {"synonym_values": {"type": "array", "items": {"type": "integer"}}},
+    },
+    "strict": True,
+}
 CASES: dict[str, tuple[dict[str, Json], list[Reply], list[Reply]]] = {
     "gymnasium": (
         {"id": "FrozenLake-v1", "arguments": {"is_slippery": False}},
@@ -43,8 +59,134 @@ CASES: dict[str, tuple[dict[str, Json], list[Reply], list[Reply]]] = {
         [ToolCall("halve", {"x": 48}), "It is 24"],
         ["It is 42"],
     ),
+    "openenv": ({"app": "adding:app", "field": "text"}, ["4", "5"], ["four", "5"]),
+    "agentlightning": ({"agent": "halving:agent", "input": "48"}, ["It is 24"], ["It is 42"]),
+    "rllm": (
+        {"flow": "flowing:flow", "evaluator": "flowing:right", "metadata": {"answer": "24"}},
+        ["It is 24"],
+        ["It is 42"],
+    ),
+    "nemo_gym": (
+        {
+            "server": "resources_servers.example_multi_step.app:ExampleMultiStepResourcesServer",
+            "row": {
+                "responses_create_params": {
+                    "input": "Get the values of Blue and of Green, then extract them.",
+                    "tools": [EXTRACT],
+                },
+                "id": 1,
+                "expected_synonyms": ["Blue", "Green"],
+                "expected_synonym_values": [711, 712],
+                "minefield_label": "Red",
+                "minefield_label_value": 713,
+            },
+        },
+        [ToolCall("extract_synonym_values", {"synonym_values": [711, 712]}), "Done."],
+        [ToolCall("extract_synonym_values", {"synonym_values": [713]}), "Done."],
+    ),
+    "verltool": (
+        {"url": "http://127.0.0.1:1", "reward": "halves:right", "answer": "24"},
+        ["<halve>48</halve>", "It is 24"],
+        ["It is 42"],
+    ),
     "the one of docs/guests.md": ({"answer": "24"}, ["It is 24"], ["It is 42"]),
 }
+
+ADDING = """
+from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+class Said(Action):
+    text: str
+
+class Asked(Observation):
+    question: str = ""
+
+class Adding(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **more):
+        self.left, self._state = [(2, 2), (2, 3)], State(step_count=0)
+        return self.ask(None)
+
+    def ask(self, reward):
+        if not self.left:
+            return Asked(done=True, reward=reward)
+        return Asked(question="%d+%d?" % self.left[0], done=False, reward=reward)
+
+    def step(self, action, timeout_s=None, **more):
+        self._state.step_count += 1
+        return self.ask(0.5 * (action.text == str(sum(self.left.pop(0)))))
+
+    @property
+    def state(self):
+        return self._state
+
+app = create_fastapi_app(Adding, Said, Asked)
+"""
+"""An OpenEnv server."""
+
+HALVING = """
+import agentlightning as agl
+from openai import OpenAI
+
+@agl.rollout
+def agent(task, llm):
+    client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    messages = [{"role": "user", "content": f"Half of {task}?"}]
+    said = client.chat.completions.create(model=llm.model, messages=messages)
+    return float(said.choices[0].message.content.endswith(str(int(task) // 2)))
+"""
+"""An agent of Agent Lightning, as its README has them."""
+
+FLOWING = """
+import rllm
+from openai import AsyncOpenAI
+from rllm.types import Step, Trajectory
+
+@rllm.rollout(name="halver")
+async def flow(task, config):
+    client = AsyncOpenAI(base_url=config.base_url, api_key="EMPTY")
+    messages = [{"role": "user", "content": task.instruction}]
+    said = await client.chat.completions.create(model=config.model, messages=messages)
+    return Trajectory(steps=[Step(model_response=said.choices[0].message.content, done=True)])
+
+@rllm.evaluator
+def right(task, episode):
+    return episode.trajectories[0].steps[-1].model_response.endswith(task.metadata["answer"])
+"""
+"""A flow of rLLM, with the key that its cookbooks have."""
+
+HALVES = """
+import re
+import sys
+
+def right(messages, data):
+    return messages[-1]["content"].endswith(data["answer"])
+
+if __name__ == "__main__":
+    import uvicorn
+    from verl_tool.servers import tool_server
+    from verl_tool.servers.tools import base
+
+    class Halve(base.BaseTool):
+        tool_type = "halve"
+
+        def parse_action(self, action):
+            found = re.search("<halve>(\\\\d+)</halve>", action)
+            return (int(found[1]), True) if found else (None, False)
+
+        def conduct_action(self, trajectory_id, action, extra_field):
+            number, valid = self.parse_action(action)
+            return str(number // 2) if valid else "", False, valid
+
+    base.ALL_TOOLS.append("halve")
+    base.register_tool(Halve)
+    sys.modules["verl_tool.servers.tools.halve"] = base
+    config = tool_server.ServerConfig(host="127.0.0.1", port=int(sys.argv[1]))
+    server = tool_server.AsyncToolServer(("halve",), config)
+    uvicorn.run(server.app, host="127.0.0.1", port=int(sys.argv[1]))
+"""
+"""A tool of VeRL-Tool, its server, and what judges."""
 
 SUMS = """
 import verifiers.v1 as vf
@@ -108,7 +250,36 @@ def reward(state, data):
 """
 """An app of LangGraph, and what judges it."""
 
-WRITTEN = {"sums.py": SUMS, "counting.py": COUNTING, "half.py": HALF}
+WRITTEN = {
+    "sums.py": SUMS,
+    "counting.py": COUNTING,
+    "half.py": HALF,
+    "adding.py": ADDING,
+    "halving.py": HALVING,
+    "flowing.py": FLOWING,
+    "halves.py": HALVES,
+}
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@asynccontextmanager
+async def world(name: str, at: Path, folder: Path) -> AsyncIterator[dict[str, Json]]:
+    """What a guest needs that runs beside it, as further data."""
+    if name != "verltool":
+        yield {}
+        return
+    words = [at / "python", folder / "halves.py", port := free_port()]
+    process = await asyncio.create_subprocess_exec(*map(str, words))
+    try:
+        await until(lambda: _answers(port))
+        yield {"url": f"http://127.0.0.1:{port}"}
+    finally:
+        process.kill()
+        await process.wait()
 
 
 @pytest.mark.slow
@@ -129,12 +300,18 @@ async def test_right_is_one_and_wrong_is_not(name: str, tmp_path: Path) -> None:
         data = data | {"task": f"{tmp_path}/{data['task']}"}
     path = f"PATH={at}:{os.environ['PATH']}"
     argv = ["env", path, f"PYTHONPATH={tmp_path}", str(at / "python"), script]
-    for said, expected in ((right, True), (wrong, False)):
-        played = await play(
-            get_env("guest"),
-            make_task("guest", "Half of 48?", argv=argv, **data),
-            Replies(*said),
-            limits=RolloutLimits(max_turns=40),
-        )
-        assert (played.reward == 1.0) is expected
-        assert len(played.trajectory.sequences) == 1
+
+    async def played(data: dict[str, Json], replies: list[Reply]) -> Played:
+        task = make_task("guest", "Half of 48?", argv=argv, **data)
+        limits = RolloutLimits(max_turns=40)
+        return await play(get_env("guest"), task, Replies(*replies), limits=limits)
+
+    async with world(name, at, tmp_path) as more:
+        for said, expected in ((right, True), (wrong, False)):
+            one = await played(data | more, said)
+            assert (one.reward == 1.0) is expected
+            assert len(one.trajectory.sequences) == 1
+    broken = {key: "none such" for key in data if key != "answer"}
+    with pytest.raises(RolloutError) as caught:
+        await played(broken, wrong)
+    assert not FAILURE_CLASS[FailureCode(caught.value.code)].trains
