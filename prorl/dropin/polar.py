@@ -44,6 +44,8 @@ BEAT_S = 15.0
 """Between two signs of life of a stream of events."""
 MAX_EVENTS = 1000
 """That a listener may lag behind; then it loses the oldest."""
+MAX_ENDED = 4096
+"""Tasks that have ended and can still be asked for."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,9 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
             limits={key: value for key, value in limits.items() if value},
             sampling=sampling_of(settings.get("model_kwargs") or {}, "max_tokens"),
         )
+        ended = [known for known, job in jobs.items() if job.status != "running"]
+        for known in ended[: max(0, len(ended) - MAX_ENDED)]:
+            del jobs[known]
         job = jobs[name] = _Job(body, asked)
         job.work = asyncio.ensure_future(follow(name, job))
         tell("task.created", task_id=name, status="running", num_samples=len(asked.rollouts))

@@ -172,7 +172,8 @@ class _Run:
 
     def __init__(self, where: str) -> None:
         self._where, self._upto = where, 0
-        self._stored = set[int]()
+        self._below, self._stored = 0, set[int]()
+        """Stored are all rollouts below the one, and those: as many as end before an older one."""
         self._run: StoredRun | None = None
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -193,7 +194,7 @@ class _Run:
     def _found(self, wanted: list[int]) -> list[tuple[int, Answer]]:
         try:
             self._refresh()
-            return [(one, self._answer(one)) for one in wanted if one in self._stored]
+            return [(one, self._answer(one)) for one in wanted if self._is_stored(one)]
         except (NotFoundError, StorageError, FileNotFoundError):
             return []  # not written yet, or compacted this moment: looked at again
 
@@ -209,7 +210,13 @@ class _Run:
                     with PartReader(directory, file) as part:
                         ids = part.read(columns=["rollout_id"]).column("rollout_id")
                     self._stored.update(ids.to_pylist())
+        while self._below in self._stored:
+            self._stored.remove(self._below)
+            self._below += 1
         self._upto = names[-1].last
+
+    def _is_stored(self, rollout: int) -> bool:
+        return rollout < self._below or rollout in self._stored
 
     def _answer(self, rollout: int) -> Answer:
         assert self._run is not None
