@@ -16,6 +16,7 @@ from prorl.envs.answers import final_answer, judge
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import parse
 from tests.envs.math_aimed import AIMED, EGGS, PAY, TRAIN
+from tests.envs.math_realistic import misjudged
 
 TABLES = ("math_table.jsonl", "math_more.jsonl", "math_third.jsonl")
 ACCURACY, FALSE_POSITIVES = 0.97, 0.003
@@ -80,6 +81,13 @@ def test_the_tables_are_judged_rightly(name: str, capsys: pytest.CaptureFixture[
     assert outcomes["false positive"] <= FALSE_POSITIVES * len(rows), wrong
     assert not outcomes["unread"], wrong
     assert slowest < SLOWEST_CPU_S
+
+
+def test_answers_as_policies_write_them_are_judged_rightly() -> None:
+    """Of 1,000 rows at least 97 % rightly, at most one wrong answer taken."""
+    wrong = misjudged(1, 1000)
+    assert len(wrong) <= 1000 * (1 - ACCURACY), wrong
+    assert sum(not row.right for row, _ in wrong) <= 1, wrong
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,9 @@ _MADE_OF = {
 _PLAIN_UNITS = {"units": "length", "square units": "area", "cubic units": "volume"}
 _ANGLE = re.compile(r"(?<![a-z])angle|degree|°|\\circ|radian|rotat|\bturns?\b|\barc", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?|°[CF]\b|[$¢€£¥₹°]")
-_LETTER = re.compile(r"(?<![A-Za-z'’\\])(?:[B-HJ-Zb-z]|[aA](?=[,)=+*^_<>}$]))(?![^\W_])(?!['’])")
+_LETTER = re.compile(
+    r"(?<![A-Za-z'’\\])(?:[B-HJ-Zb-z]|[aA](?=[,)=+*^_<>}$]))(?![^\W_])(?!['’]|-shirt)"
+)
 """A letter alone that is neither the article nor the pronoun."""
 _AGGREGATE = re.compile(
     r"^(?:\w+ )?(?:sum|product|difference|mean|average|slope|area|degree|coefficient"
@@ -281,11 +283,9 @@ class Speech:
             return name in letters
         if not self.is_known or name in _LETTER.findall(self._reference):
             return True
-        if any(map(_AGGREGATE.search, self._asked_for)):
-            return False
-        if not letters:
-            return name == "x"
-        if _COUNTED.search(self._asking):
+        if not letters:  # coordinates are named x and y
+            return name == "x" and not re.search(r"\(-?\d+ ?, ?-?\d+\)", self._question)
+        if any(map(_AGGREGATE.search, self._asked_for)) or _COUNTED.search(self._asking):
             return False
         asked = [found[0] for text in self._asked_for if (found := _LETTER.search(text))]
         return name in asked if asked else letters == {name}

@@ -143,7 +143,7 @@ _GROUPED = (
     re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![.\d])"),
 )
 _EUROPEAN = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+,\d+(?![.,\d])")
-_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)(?=[^\d.,;()\[\]{}]*$)")
+_DECIMAL_COMMA = re.compile(r"([-+]?(?:0(?=,)|\d+(?!,\d{3}(?!\d)))),(\d+)(?=[^\d.,;()\[\]{}]*$)")
 _TOKEN = re.compile(
     r"(?P<num>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+(?![\d.]))?)"
     r"|(?P<word>⟦[^⟦⟧]*⟧)"
