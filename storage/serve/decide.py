@@ -13,7 +13,7 @@ import logging
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -82,8 +82,8 @@ class Decider:
         )
         rows = rows.sort_by("group_id")
         ids, starts = np.unique(rows.column("group_id").to_numpy(), return_index=True)
-        ends = [*starts[1:], rows.num_rows]
-        for group_id, start, end in zip(ids.tolist(), starts, ends, strict=True):
+        bounds = pairwise([*starts, rows.num_rows])
+        for group_id, (start, end) in zip(ids.tolist(), bounds, strict=True):
             self._rows.setdefault(group_id, []).append(rows.slice(start, end - start))
         if self._complete:
             self._asked.set()
