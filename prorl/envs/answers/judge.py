@@ -305,7 +305,7 @@ _NEAR = re.compile(
     r"|\bapprox\b\.?"
 )
 _COUNTED = re.compile(
-    r"(-?\d[\d.,]*) ?(?:\\text ?\{ ?)?(times|dozen|hundreds|thousands|millions)\b ?\}?"
+    r"(-?\d[\d.,]*) ?(?:\\text ?\{ ?)?((?:times|dozen|hundreds|thousands|millions)\b[a-z ]*)\}?$"
 )
 _NOTHING = Node("sequence", name="nothing")
 _IN_WORDS = re.compile(r"([-\d.,]+) ?\(([A-Za-z][A-Za-z -]*)\)")
@@ -431,8 +431,8 @@ def _turned(reference: str, answer: str, speech: Speech) -> tuple[str, ...]:
 def _candidates(text: str, is_list: bool, speech: Speech) -> Iterator[Node]:
     """The trees of an answer whose words the question knows; none of an answer that is none."""
     counted = _COUNTED.match(bare(text))
-    if counted and speech.counts(counted[2]):  # `3 times`, where it is asked how many times
-        text = f"{counted[1]} {bare(text)[counted.end() :]}".strip()
+    if counted and speech.counts(counted[2]):  # `3 dozen eggs`, where it is asked how many dozen
+        text = counted[1]
     text = _unlabelled(_unrepeated(bare(text)), speech)
     if doubtful(text):
         return

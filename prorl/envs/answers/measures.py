@@ -197,6 +197,8 @@ class Speech:
             plural = _PLURAL.match(phrase)
             words = stems(plural[0] if plural else phrase.split()[0])
             head = words[: words.index("of")] if "of" in words else words
+            if words[:1] == ("dozen",) != wanted[:1]:
+                continue  # `4 eggs` are no four dozen
             if wanted and wanted in (words, words[:1], head[-len(wanted) :]):
                 return True
         return False
@@ -253,11 +255,11 @@ class Speech:
         """Whether words before a number are what the question asks for, in its words."""
         if self.asks_slope and (_SLOPE.fullmatch(text) or re.fullmatch(self._slope, text)):
             return True
-        text = _LEADING.sub("", _plain(text))
+        label, text = text, _LEADING.sub("", _plain(text))
         if {word.lower() for word in text.split()} <= _TITLES:
             return True
         if not self.is_known:
-            return not re.search(r"[+*/^-]|^\d", text)
+            return not re.search(r"[+*/^-]|^\d|(?<!\\)\b[a-z]{2}", label)
         is_name = re.search("[A-Za-z]", text) is not None
         for asked in map(_plain, self._asked_for):
             rest = asked.casefold().removeprefix(text.casefold())
