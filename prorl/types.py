@@ -127,6 +127,8 @@ class SamplingParams:
     """0 = off."""
     max_tokens: int = 4096
     """Per model call."""
+    priority: int = 0
+    """Lower is served earlier, by a server that schedules by it; 0 is not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -272,6 +272,8 @@ class VllmBackend:
             "stop_token_ids": request.stop_token_ids,
             "request_id": wire_id,
         }
+        if sampling.priority:
+            body["priority"] = sampling.priority
         if interval := self._limits.stream_interval:
             body |= {**_STREAMED, "stream_interval": interval}
         return body

@@ -7,6 +7,10 @@ off, cancelled or stale (what the filter drops is not among them); `trainer_idle
 `tails`, log-normal turns, half the groups uninformative; `on_policy`, the same where nothing may be
 older than its step's weights; or, in their place, `file`, a workload of yours that
 `PRORL_WORKLOAD` names: JSON lines of {"rewards": [...], "seconds": [...]}, one a group.
+
+`makespan.dataset` is a dataset of which every rollout is wanted, three epochs: longest first by
+what tasks took an epoch ago, beside the order in which they come, and lengths known beforehand.
+`step_s.skypilot_N` is a step of SkyPilot's published set-up (`SKYPILOT`) at a staleness of N.
 """
 
 from __future__ import annotations
@@ -15,19 +19,22 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prorl.bench.dapo_model import (
     Outcome,
     Setup,
     Workload,
     batch_then_filter,
+    in_turn,
+    one_batch_ahead,
     prime_rl,
     refill_within_step,
     serve,
+    whole_dataset,
 )
 from prorl.bench.report import Figure, Report, median
 
@@ -36,6 +43,25 @@ BARS = {"batch then filter": 2.0, "refill within the step": 1.3}
 
 WASTE_BAR = 0.5
 """Of what the better of those two throws away."""
+
+SKYPILOT = Setup(slots=184, step=23, train_s=430.9)
+"""3 engines, Qwen3-14B, mini-swe-agent on SWE-smith, 23 x 8 rollouts a step; training and
+the update of weights take 393.7 + 37.2 s (async_3eng, step 2, in skypilot-org/skypilot's
+llm/slime/benchmark).
+"""
+
+ENGINES: Mapping[str, Any] = {
+    "n": 8,
+    "mean_turns": 19.4,
+    "turn_s": 20.0,
+    "spread": 0.3,
+    "most_s": 900.0,
+    "uninformative": 0.0,
+}
+"""What a rollout takes while all 184 are at work: 405 s, as three engines do 184 in a third of what
+one, always full, took (1,215 s, async_1eng). The lone last of a batch are faster there than in this
+model: a batch takes 647 s there, 890 here.
+"""
 
 Policy = Callable[[Workload, Setup], Outcome]
 
@@ -85,7 +111,48 @@ async def run(quick: bool) -> Report:
             for seed in range(1 if quick or file else 3)
         ]
         rows += await asyncio.to_thread(_rows, name, load, works)
+    if not file:
+        rows += await asyncio.to_thread(_makespan, 2 if quick else 6)
+        rows += await asyncio.to_thread(_skypilot, 10 if quick else 30)
     return Report(bench="dapo", rows=tuple(rows))
+
+
+def _makespan(seeds: int) -> list[Figure]:
+    setup, epochs = Setup(slots=128), 3
+    works = [
+        Workload(seed=seed, tasks=48, task_spread=0.4, spread=0.4, most_s=4000.0)
+        for seed in range(seeds)
+    ]
+    ours = [whole_dataset(work, setup, epochs).seconds for work in works]
+    row = median("makespan.dataset", ours, "s")
+    rows = []
+    for known, name, source in (
+        (False, "as they come", "first in, first out"),
+        (True, "lengths known", "longest first by what they will take"),
+    ):
+        theirs = [in_turn(work, setup, epochs, known=known).seconds for work in works]
+        rows.append(row.beside(name, statistics.median(theirs), source))
+    return rows
+
+
+def _skypilot(steps: int) -> list[Figure]:
+    setup = replace(SKYPILOT, steps=steps)
+    works = [Workload(seed=seed, **ENGINES) for seed in range(3)]
+    theirs = [one_batch_ahead(work, setup) for work in works]
+    source = "slime train_async.py"
+    rows = []
+    for stale in (1, 2):
+        ours = [serve(work, setup, {"filter": "none", "max_staleness": stale}) for work in works]
+        step = median(f"step_s.skypilot_{stale}", [one.seconds / steps for one in ours], "s")
+        value = statistics.median(one.seconds / steps for one in theirs)
+        rows.append(step.beside("a batch ahead", value, source))
+        rows.append(step.beside("published", 660.8, "skypilot llm/slime/benchmark/metrics.json"))
+        idle = median(
+            f"trainer_idle.skypilot_{stale}", [one.idle_share for one in ours], "of the time"
+        )
+        value = statistics.median(one.idle_share for one in theirs)
+        rows.append(idle.beside("a batch ahead", value, source))
+    return rows
 
 
 def _rows(name: str, load: Load, works: Sequence[Workload]) -> list[Figure]:

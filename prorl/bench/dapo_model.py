@@ -49,7 +49,8 @@ from prorl.filters import GroupDecision
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.candidates import GroupBody
 from prorl.service.core.core import Core
-from prorl.service.core.state import RolloutRecord, RunRecord, WorkerRecord
+from prorl.service.core.dataset import order
+from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
 from prorl.service.log.outbox import read_page
 from prorl.storage.serve.filter import GroupFilter
@@ -89,6 +90,10 @@ class Workload:
     uninformative: float = 0.5
     too_hard: float = 0.8
     """Of those: nobody solves them, and it takes longer."""
+    tasks: int = 1
+    """Of the dataset, each sampled again and again."""
+    task_spread: float = 0.0
+    """Sigma of how much longer one task takes than others, every time."""
     file: Path | None = None
     """JSON lines of {"rewards": [...], "seconds": [...]}: used in order, again and again."""
 
@@ -112,10 +117,11 @@ class Workload:
 
     def _draw(self, index: int) -> Sampled:
         draw = np.random.default_rng((self.seed, index))
-        rate, slower = draw.uniform(0.15, 0.85), 1.0
+        of_task = np.random.default_rng((self.seed, index % self.tasks, 0))
+        rate, slower = draw.uniform(0.15, 0.85), math.exp(of_task.normal(0.0, self.task_spread))
         if draw.random() < self.uninformative:
             rate = float(draw.random() >= self.too_hard)
-            slower = 1.0 if rate else 1.5
+            slower *= 1.0 if rate else 1.5
         passed = draw.random(self.n) < rate
         if 0 < rate < 1:
             passed[:2] = True, False
@@ -256,6 +262,22 @@ def refill_within_step(work: Workload, setup: Setup) -> Outcome:
     return slots.ended()
 
 
+def one_batch_ahead(work: Workload, setup: Setup) -> Outcome:
+    """slime's `train_async.py`: a batch is sampled to its end while the one before is trained."""
+    slots, fresh, trained_at = _Slots(work, setup), count(), 0.0
+    for _ in range(setup.steps):
+        for _ in range(setup.step):
+            slots.begin(next(fresh))
+        while slots.missing:
+            slots.until()
+        slots.outcome.waited_s += max(0.0, slots.now - trained_at)
+        slots.now = max(slots.now, trained_at)
+        trained_at = slots.now + setup.train_s
+        slots.outcome.trained += setup.step * work.n
+    slots.outcome.seconds = trained_at
+    return slots.outcome
+
+
 def prime_rl(work: Workload, setup: Setup, factor: float = 1.0) -> Outcome:
     slots, fresh = _Slots(work, setup), count()
     trained_at: list[float] = []
@@ -291,6 +313,35 @@ def serve(work: Workload, setup: Setup, run: Mapping[str, object] | None = None)
         return _Service(Path(folder), work, setup, run or {}).work()
 
 
+def whole_dataset(work: Workload, setup: Setup, epochs: int) -> Outcome:
+    """Ours: every task of the dataset `epochs` times, and nothing left out."""
+    more = {
+        "filter": "none",
+        "delivery": "store",
+        "target_groups": 0,
+        "groups_per_step": 0,
+        "max_staleness": -1,
+        "epochs": epochs,
+    }
+    with tempfile.TemporaryDirectory(prefix="prorl-dapo-", dir=_memory()) as folder:
+        return _Service(Path(folder), work, setup, more).drain()
+
+
+def in_turn(work: Workload, setup: Setup, epochs: int, *, known: bool = False) -> Outcome:
+    """The same tasks as they come; or, if lengths are `known`, each epoch's longest first."""
+    slots = _Slots(work, setup)
+    for epoch in range(epochs):
+        turns = epoch * work.tasks + order(0, epoch, work.tasks)
+        groups: list[int] = turns.tolist()
+        if known:
+            groups.sort(key=lambda group: -max(work.group(group).seconds))
+        for group in groups:
+            slots.begin(group)
+    while slots.missing:
+        slots.until()
+    return slots.ended()
+
+
 def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
@@ -322,8 +373,8 @@ class _Service:
             "limits": {"queue_s": 86400},
         }
         self.core.create_run(RunConfig.model_validate({**settings, **more}))
-        task = Task(task_id="t", env="noop", prompt="x")
-        bodies = [GroupBody(task=task, n=self.load.n)]
+        tasks = [Task(task_id=f"t{i}", env="noop", prompt="x") for i in range(self.load.tasks)]
+        bodies = [GroupBody(task=task, n=self.load.n, key=str(i)) for i, task in enumerate(tasks)]
         self.core.datasets.add(self.run, self.core.acceptance.check(self.run, bodies, {}))
         self.core.end_of_groups(self.run)
         self.filter = GroupFilter(self.run.config.filter)
@@ -345,6 +396,15 @@ class _Service:
     def run(self) -> RunRecord:
         return self.core.run("bench")
 
+    def drain(self) -> Outcome:
+        """All that the run has, without a trainer."""
+        self._settle()
+        while self.ends:
+            self.now, key = heapq.heappop(self.ends)
+            self._finish(key)
+            self._settle()
+        return self._ended()
+
     def work(self) -> Outcome:
         while self.stepped < self.setup.steps:
             self._settle()
@@ -356,6 +416,9 @@ class _Service:
                 self._train()
             elif self.now == end:
                 self._finish(heapq.heappop(self.ends)[1])
+        return self._ended()
+
+    def _ended(self) -> Outcome:
         for began, _, _ in self.running.values():
             self.outcome.worked_s += self.now - began
         self.filter.close()
@@ -389,10 +452,14 @@ class _Service:
         self._hear()
         return True
 
+    def _sampled(self, group: GroupRecord) -> Sampled:
+        epoch, _, task = group.key.partition("/")
+        return self.load.group(int(epoch) * self.load.tasks + int(task))
+
     def _start(self, record: RolloutRecord) -> None:
         worker: WorkerRecord = self.core.state.workers["run"]
         self.core.rollouts.started(worker, record, record.life.attempt, "run")
-        took = self.load.group(record.group.group_id).seconds[record.sample_index]
+        took = self._sampled(record.group).seconds[record.sample_index]
         self.running[record.key] = self.now, record, self.run.version
         heapq.heappush(self.ends, (self.now + took, record.key))
         self.outcome.started += 1
@@ -404,11 +471,14 @@ class _Service:
         began, record, version = found
         self.outcome.worked_s += self.now - began
         self.core.commits.reserve(self.core.state.workers["store"], [key])
+        tokens = round(self.now - began)
         row = CommittedRollout(
             rollout_id=key.rollout_id,
             attempt=key.attempt,
-            reward=self.load.group(record.group.group_id).rewards[record.sample_index],
-            summary=TrajectorySummary(min_version=version, max_version=version, num_trained=1),
+            reward=self._sampled(record.group).rewards[record.sample_index],
+            summary=TrajectorySummary(
+                min_version=version, max_version=version, num_trained=1, num_sampled=tokens
+            ),
         )
         part = CommitPart(part=f"p{next(self.parts)}", rollouts=(row,), outbox_upto=self.told)
         self.core.commits.commit(self.run, part)

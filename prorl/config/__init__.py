@@ -440,6 +440,11 @@ class RunConfig(StrictModel):
         description="what is submitted is a dataset, and the run feeds itself: each task so many"
         " times, in an order by `seed`; 0 = groups, each sampled once",
     )
+    server_priority: bool = Field(
+        default=False,
+        description="of a run with `epochs`: model servers serve the rollouts first that are"
+        " expected to be longest (vLLM: `--scheduling-policy priority`)",
+    )
     groups_per_step: int = Field(
         default=0,
         ge=0,

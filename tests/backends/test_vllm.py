@@ -400,6 +400,16 @@ async def test_what_is_off_is_said_too() -> None:
         await backend.close()
     (body,) = server.bodies
     assert {name: body.get(name) for name in OFF} == OFF
+    assert "priority" not in body, "a server without priorities may refuse it"
+
+
+async def test_a_priority_is_told_to_the_server() -> None:
+    async with Misbehaving() as server:
+        backend = VllmBackend(server.url, TOKENIZER.vocab_size)
+        sampling = SamplingParams(max_tokens=99, priority=-7)
+        await backend.generate(replace(REQUEST, sampling=sampling, stop_token_ids=()))
+        await backend.close()
+    assert server.bodies[0]["priority"] == -7
 
 
 async def test_probe_accepts_processed_and_refuses_raw_logprobs() -> None:

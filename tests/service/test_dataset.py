@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 
-from prorl.control import ControlRow, Decision, Hello, Propose
+from prorl.control import ControlRow, Decision, Failed, Hello, Propose
 from prorl.errors import ConflictError
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.core import Core
@@ -89,7 +90,7 @@ def test_nothing_is_sampled_before_the_dataset_is_whole(life: Life) -> None:
     life.core.end_of_groups(life.run)
     life.core.pump(50)
     life.write()
-    assert life.fed() == ORDER[:64]
+    assert life.fed() == ORDER, "so few that are left are made at once"
 
 
 def test_a_paused_run_goes_on_after_a_restart_only_when_it_is_told(life: Life) -> None:
@@ -162,3 +163,23 @@ async def test_a_filter_has_a_task_sit_out_and_says_how_many_siblings_it_gets(
             await store.ask(Propose(decisions=(decision,)), "r")
         found = await w.until(lambda v: v["groups"]["dropped"] == 2)
         assert (found["fed"], found["skipped"]) == (4, 2), "of epochs 0 to 3: 1 and 2"
+
+
+async def test_of_the_tasks_whose_turn_it_is_the_longest_goes_first(tmp_path: Path) -> None:
+    """By what their rollouts took an epoch ago; the mean, where none was stored."""
+    tokens = {"a": 10, "b": 900, "c": 500, "d": 0}
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run(epochs=2, max_open_groups=4, server_priority=True)
+        bodies = [group(name, key=name).model_dump(mode="json") for name in tokens]
+        await w.http("POST", "/v1/runs/r/groups", {"groups": bodies, "last": True})
+        for key in await init.take(4):
+            task = w.core.rollout("r", key.rollout_id).group.task_id
+            if tokens[task]:
+                await store.commit("r", task, [key], num_sampled=tokens[task])
+            else:
+                store.say(Failed(message="none"), key, code="bad_task")
+        await store.decide("r", 0, 1, 2, 3)
+        groups = [w.core.rollout("r", key.rollout_id).group for key in await init.take(4)]
+        assert [one.task_id for one in groups] == ["b", "c", "d", "a"]
+        told = [json.loads(one.sampling)["priority"] for one in groups]
+        assert told == [-900, -500, -470, -10]

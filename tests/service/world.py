@@ -155,6 +155,7 @@ class Worker:
         part: str,
         keys: Iterable[AttemptKey] = (),
         reward: float = 1.0,
+        num_sampled: int = 0,
         **more: Json,
     ) -> Committed:
         """Reserve, commit and publish."""
@@ -165,7 +166,7 @@ class Worker:
                 rollout_id=key.rollout_id,
                 attempt=key.attempt,
                 reward=reward,
-                summary=TrajectorySummary(min_version=0),
+                summary=TrajectorySummary(min_version=0, num_sampled=num_sampled),
             )
             for key in keys
         )

@@ -338,7 +338,7 @@ class Core:
         """Give out what there is room for: backends to those that lost theirs, then leases."""
         self.failovers.serve()
         for run in self.state.open.values():
-            self.datasets.fill(run)
+            self.datasets.fill(run, room)
         self.grants.pump(room, room_for)
 
     def sweep(self) -> None:

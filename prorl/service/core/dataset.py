@@ -1,9 +1,14 @@
 """Runs that feed themselves: what was submitted is a dataset, sampled `epochs` times.
 
 Nothing is sampled until the dataset is said to be whole. Then groups are made of its tasks as the
-sampler wants them, each task once an epoch, in an order that follows from the run's seed and the
+sampler wants them, each task once an epoch; whose turn it is follows from the run's seed and the
 epoch alone. How far that is (`RunRecord.fed`) is in the transaction that makes the group: a gateway
 that was killed neither skips a task nor takes it twice.
+
+Of those whose turn comes together the longest go first, so that the last slots that work are not
+those of a long one that began late. Expected are the tokens that the task's rollouts had in the
+epoch before; the mean, where they are not known. New ones come when the last are nearly gone, never
+between them: a short one waits for those of its window, and not for ever.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from prorl.errors import ConflictError
@@ -34,6 +40,12 @@ _KEYS = 500
 _TASKS = (
     f"SELECT {', '.join(sql.DATASET_COLUMNS)} FROM dataset WHERE run_id = ? AND place IN ({{}})"
 )
+
+_LENGTHS = """
+SELECT key, avg(num_sampled) FROM groups JOIN rollouts ON rollouts.run_id = groups.run_id
+ AND rollout_id >= first_rollout AND rollout_id < first_rollout + n
+ WHERE groups.run_id = ? AND key IN ({}) AND part <> '' GROUP BY key
+"""
 
 
 @lru_cache(maxsize=16)
@@ -90,17 +102,20 @@ class Datasets:
             found |= dict(self._log.read(statement, (run.run_id, *asked)))
         return found
 
-    def fill(self, run: RunRecord) -> None:
-        """Make the groups that the sampler wants and the pool lacks.
+    def fill(self, run: RunRecord, room: int) -> None:
+        """Make the groups that the sampler wants, once the pool has too few for `room` leases.
 
         A task that the filter has sit out has its turn and no group. What it said is on disk before
         the next turn is looked at.
         """
-        if not run.feeds or run.new_tasks or run.curating:
+        if not run.feeds or run.new_tasks or run.curating or (run.pool and len(run.pool) >= room):
             return
         demand = run.demand
         wanted = 0 if run.doomed(demand) else may_open(demand) - len(run.pool)
-        missing, turns = min(wanted, AT_ONCE), TURNS
+        left = run.config.epochs * run.num_tasks - run.fed
+        # The last ones together: they decide when all have ended.
+        missing = min(wanted, AT_ONCE if left > 2 * AT_ONCE else left)
+        turns, chosen = TURNS, list[tuple[int, Candidate]]()
         while missing > 0 and turns > 0 and run.feeds:
             left = run.config.epochs * run.num_tasks - run.fed
             places = [self._place(run, run.fed + i) for i in range(min(missing, left))]
@@ -112,9 +127,28 @@ class Datasets:
                     run.skipped += 1
                     continue
                 missing -= 1
-                self._acceptance.add(run, candidate._replace(key=f"{epoch}/{candidate.key}"))
+                chosen.append((epoch, candidate))
             self._journal.mark_run(run)
             self._journal.urgent = True
+        lengths = self._lengths(run, chosen)
+        if not demand.strict:  # there a step's end cuts off what is left, and long ones cost more
+            chosen.sort(key=lambda turn: (turn[0], -lengths[turn[1].key]))
+        for epoch, candidate in chosen:
+            sampling = candidate.sampling
+            if run.config.server_priority:
+                told = orjson.loads(sampling) | {"priority": -round(lengths[candidate.key])}
+                sampling = orjson.dumps(told).decode()
+            key = f"{epoch}/{candidate.key}"
+            self._acceptance.add(run, candidate._replace(key=key, sampling=sampling))
+
+    def _lengths(self, run: RunRecord, chosen: Sequence[tuple[int, Candidate]]) -> dict[str, float]:
+        """Tokens that a rollout of each task is expected to have, by the task's key."""
+        before = {f"{epoch - 1}/{one.key}": one.key for epoch, one in chosen if epoch}
+        marks = ", ".join("?" * len(before))
+        rows = self._log.read(_LENGTHS.format(marks), (run.run_id, *before)) if before else []
+        known = {before[key]: tokens for key, tokens in rows}
+        mean = sum(known.values()) / max(1, len(known))
+        return {one.key: known.get(one.key, mean) for _, one in chosen}
 
     def _place(self, run: RunRecord, fed: int) -> int:
         epoch, index = divmod(fed, run.num_tasks)
