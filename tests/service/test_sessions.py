@@ -15,6 +15,7 @@ from prorl.control import (
     Handout,
     Hello,
     Kind,
+    Progress,
     Started,
     Welcome,
     from_batch,
@@ -149,6 +150,24 @@ async def welcome(channel: Channel) -> Welcome:
                 if row.kind is Kind.WELCOME:
                     return row.read(Welcome)
     raise AssertionError("the stream ended without a welcome")
+
+
+async def test_inits_word_that_comes_after_runs_makes_it_no_holder(tmp_path: Path) -> None:
+    """Else RUN's death would lose nothing, and the rollout would run for ever."""
+    async with world(tmp_path) as w, w.worker("init") as init:
+        await w.run()
+        await w.submit(group())
+        (key,) = await init.take()
+        record = w.core.run("r").rollouts[key.rollout_id]
+        first = await claim(w, key, "first")
+        await welcome(first)
+        init.say(Started(), key)
+        init.say(Progress(turn=1, tokens=1), key)
+        async with asyncio.timeout(30):
+            while not w.core.run("r").turns:
+                await asyncio.sleep(0.01)
+        assert {worker.role for worker in record.holders} == {"run"}
+        await first.close()
 
 
 async def test_the_next_life_has_the_attempt_again_and_nobody_else(tmp_path: Path) -> None:

@@ -282,7 +282,12 @@ class Core:
         if record is None:
             current = False
         elif row.kind is Kind.STARTED:
-            current = self.rollouts.started(worker, record, row.attempt, row.stage)
+            of_this = record.life.attempt == row.attempt
+            is_run_on = worker.role == "init" and record.life.state is RolloutState.RUNNING
+            # INIT's word may come later than that of RUN, which has it since
+            current = (of_this and is_run_on) or self.rollouts.started(
+                worker, record, row.attempt, row.stage
+            )
         elif row.kind is Kind.FAILED:
             self.rollouts.failed(record, row.attempt, row.code, row.read(Failed).message)
             return
