@@ -97,7 +97,7 @@ class Reply:
             raise ValueError(f"token_ids {str(ids)[:80]}, token_logprobs {str(logprobs)[:80]}")
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} ids with {len(logprobs)} logprobs")
-        for name in ("tokens", "text_offset"):
+        for name in ("tokens", "text_offset", "top_logprobs"):
             if isinstance(told.get(name), list) and len(told[name]) != len(ids):
                 raise ValueError(f"{len(ids)} ids with {len(told[name])} {name}")
         self._ids += ids

@@ -117,6 +117,10 @@ LIES: Mapping[str, Lie] = {
         _with_logprobs(events[0], "tokens", ["x"]),
         *events[1:],
     ],
+    "fewer likely tokens than tokens": lambda events: [
+        _with_logprobs(events[0], "top_logprobs", [{"x": -0.1}]),
+        *events[1:],
+    ],
     "no reason for the end": _last(_text_of("finish_reason", None)),
     "a prompt cut by one": _counts("prompt_tokens", -1),
     "a prompt of another": lambda events: _choices(_text_of("prompt_token_ids", [1, 2, 3]))(events),

@@ -3,9 +3,8 @@ lost, nothing twice, nothing left.
 
 SIGKILL and SIGSTOP of every kind of process while the run works, the consumer too, all of them
 stopped at once, a model server that goes away, is busy or lies, a disk that is full or takes no new
-file. Which fault strikes when
-follows from the seed, which is printed, and so is the table at the end. `PRORL_SOAK_FAULTS`,
-`PRORL_SOAK_FAULTS`, `PRORL_SOAK_ROLLOUTS`, `PRORL_SOAK_S` make it longer. What clients saw is
+file. Which fault strikes when follows from the seed, which is printed, and so is the table at the
+end. `PRORL_SOAK_FAULTS`, `PRORL_SOAK_ROLLOUTS`, `PRORL_SOAK_S` make it longer. What clients saw is
 compared with what is stored (`history.py`). When it fails, everything that may say why is in
 `PRORL_SOAK_KEEP` (default: a folder in /tmp, printed).
 """
@@ -87,7 +86,8 @@ class Model:
     """A model server at one address that can be away, busy or a liar, for one cause at a time."""
 
     def __init__(self) -> None:
-        self.url, self.lies = "", 0
+        self.url = ""
+        self._lies = 0
         self.troubled = asyncio.Lock()
         self._server: Misbehaving | None = None
 
@@ -106,9 +106,14 @@ class Model:
     async def stop(self) -> None:
         """Go away."""
         if self._server is not None:
-            self.lies += self._server.lies
+            self._lies += self._server.lies
             await self._server.__aexit__(None, None, None)
             self._server = None
+
+    @property
+    def lies(self) -> int:
+        """Told so far."""
+        return self._lies + (self._server.lies if self._server is not None else 0)
 
     def behave(self, what: str) -> None:
         """Be busy, lie in half of the replies, each time otherwise, or be well."""
@@ -179,6 +184,8 @@ class Soak:
     ) -> None:
         self.running, self.client, self.model, self.own_disk = running, client, model, own_disk
         self.chance, self.table = random.Random(SEED), Table()
+        self.refused = 0
+        """Replies of the liar, as the gateway has counted them at the end of each such fault."""
         self.root, self.evidence = running.config.root, evidence
         self._submitted = evidence.folder / "submitted.jsonl"
         args = (str(self.root), str(evidence.folder))
@@ -217,6 +224,8 @@ class Soak:
                     await self.model.stop()
                 else:
                     self.model.behave(name)
+                if name == "lies":
+                    await self.until_refused()
                 await asyncio.sleep(self.chance.uniform(2, 8))
                 await self.model.start()
                 self.model.behave("well")
@@ -241,6 +250,23 @@ class Soak:
             self.table.back_s.setdefault(kind, []).append(time.monotonic() - began)
         self.evidence.note(over=kind)
         self.table.struck[kind] += 1
+
+    async def until_refused(self) -> None:
+        """It is asked, lies, and the gateway counts what was refused: an earlier fault may have it
+        out for a while.
+        """
+        told = self.model.lies + 3
+        async with asyncio.timeout(300):
+            while self.model.lies < told or not await self.refused_replies():
+                await asyncio.sleep(0.2)
+        self.refused += await self.refused_replies()
+
+    async def refused_replies(self) -> int:
+        """Since the gateway's last start, if it is there."""
+        with contextlib.suppress(UnavailableError):
+            views = await in_thread(self.client.backends)
+            return sum(one["refused_replies"] for one in views if one["name"] == self.model.url)
+        return 0
 
     async def stop_everything(self) -> None:
         """As a paused host does, for less than the supervisor, which is us, waits."""
@@ -402,13 +428,14 @@ def _judge(directory: Path, folder: Path, soak: Soak, expected: int) -> str:
     done = rows(stored, "select count(*) as n from rollouts where status = 'completed'")[0]["n"]
     assert done >= 0.99 * expected
     assert sum(soak.table.struck.values()) == FAULTS
+    assert soak.refused or not soak.table.struck["model lies"]
     honest = _honest(stored, soak.model.url)
     trained = sum(line["what"] == "trained" for line in read)
     return (
         f"{expected} rollouts, {done} completed ({done / expected:.2%}), {FAULTS} faults,"
         f" {trained} groups trained, 0 lost, 0 twice,"
-        f" {len(read) - 2 * trained} read again, {soak.model.lies} lies, 0 in {honest} rollouts"
-        " of the server that told them"
+        f" {len(read) - 2 * trained} read again, {soak.model.lies} lies told,"
+        f" {soak.refused} counted as refused, 0 in {honest} rollouts of the server that told them"
     )
 
 
