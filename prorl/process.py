@@ -227,4 +227,5 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 def _leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
+    at_work.clear()
     os._exit(status)

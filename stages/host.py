@@ -25,9 +25,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from prorl.agents import BUILT_IN as AGENTS
 from prorl.control import Failed, Released, Started, Stats
 from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
 from prorl.flight.inlet import Inlet, Taken
@@ -39,20 +38,21 @@ from prorl.linux import at_work
 from prorl.protocols import Operator
 from prorl.schema.columns import RanColumns
 from prorl.schema.rows import Added, Row, grow
-from prorl.stages.operator import Emit, owner_of
+from prorl.stages.operator import Emit, owner_of, users_parts
 from prorl.timing import NEXT_LIFE_S, now
 from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Json, Stage
 
 log = logging.getLogger("prorl.stages")
 
 
-def _whose(stage: str, row: Row) -> FailureCode:
-    """How a rollout ends that no worker survives: an answer's fault in EVAL, in RUN its task's,
-    where a user's agent drives the policy on our loop.
-    """
-    if stage == Stage.RUN and row.value("agent") not in AGENTS:
-        return FailureCode.BAD_TASK
-    return FailureCode.EVAL_FAILED if stage == Stage.EVAL else FailureCode.STAGE_ERROR
+class Poison(Protocol):
+    """Why an attempt is not to be touched; empty: it may be."""
+
+    def __call__(self, key: AttemptKey, *, users: bool) -> str: ...
+
+
+def _harmless(key: AttemptKey, *, users: bool) -> str:
+    return ""
 
 
 def _nothing(_: list[AttemptKey]) -> None:
@@ -137,7 +137,7 @@ class StageHost:
         cancelled: set[AttemptKey] | None = None,
         tokens: Callable[[], int] = int,
         on_left: Callable[[list[AttemptKey]], None] = _nothing,
-        poison: Callable[[AttemptKey], str] = lambda key: "",
+        poison: Poison = _harmless,
         clock: Clock = now,
     ) -> None:
         self.name = operator.stage
@@ -300,9 +300,7 @@ class StageHost:
         """Run the operator; what the row gets, or None when the attempt ends here, reported."""
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
-                if deaths := self._poison(key):
-                    words = f"it ended a worker that was at it, twice: {deaths}"
-                    raise RolloutError(_whose(self.name, row), words)
+                self._check_harmless(key, row)
                 result = await self._operator(row)
         except asyncio.CancelledError:
             if not self._was_cancelled(key):
@@ -320,6 +318,16 @@ class StageHost:
         self._report(key, failure)
         await self._release(row)
         return None
+
+    def _check_harmless(self, key: AttemptKey, row: Row) -> None:
+        """Raise RolloutError for what no worker survives: in EVAL an answer's fault, in RUN its
+        task's where users' code runs on our loop.
+        """
+        users = users_parts(row) if self.name == Stage.RUN else ""
+        if why := self._poison(key, users=bool(users)):
+            code = FailureCode.BAD_TASK if users else FailureCode.STAGE_ERROR
+            code = FailureCode.EVAL_FAILED if self.name == Stage.EVAL else code
+            raise RolloutError(code, ": ".join(filter(None, (users, why))))
 
     def _was_cancelled(self, key: AttemptKey) -> bool:
         """Whether the attempt was cancelled and not we; then this task goes on."""

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from prorl.agents import BUILT_IN as OURS
-from prorl.agents import get_agent
+from prorl.agents import get_agent, is_ours
 from prorl.agents.context import AttemptContext
 from prorl.agents.desk import Desk
 from prorl.backends import open_probed
@@ -42,6 +42,7 @@ from prorl.journal import Journals
 from prorl.limits import Clock, Deadline
 from prorl.linux import at_work
 from prorl.protocols import Backend, BringsAgent, Env, Renderer, SandboxHost
+from prorl.renderer import load as renderers
 from prorl.renderer import make_renderer
 from prorl.schema.columns import Lease, ran_columns, read_ready
 from prorl.schema.rows import Added, Row
@@ -71,6 +72,8 @@ from prorl.types import (
 
 GRACE_S = 60.0
 """After the deadline: fetching the artefact, a last tool call that ends by itself."""
+
+RENDERER_S = 120.0
 
 PROGRESS_S = 1.0
 
@@ -104,6 +107,7 @@ class RunOperator(StageOperator):
                 config.root / "journal" / parts.name, sync=os.fsync if config.journal_sync else None
             ),
             desk=Desk.of(config, parts.name),
+            went_well=lambda key: at_work.went_well(config.root / "poison", owner_of(key)),
         )
 
     def __init__(
@@ -119,11 +123,13 @@ class RunOperator(StageOperator):
         ask: Ask | None = None,
         journals: Journals | None = None,
         desk: Desk | None = None,
+        went_well: Callable[[AttemptKey], None] = lambda key: None,
         clock: Clock = now,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
         self._make_renderer, self._model, self._api_key = make_renderer, model, api_key
-        self._renderers: dict[str, Renderer] = {}
+        self._went_well = went_well
+        self._renderers: dict[str, asyncio.Future[Renderer]] = {}
         """By the runs' specs."""
         self._emit, self._ask = emit, ask
         self._keeps_journals = journals is not None
@@ -131,7 +137,6 @@ class RunOperator(StageOperator):
         """Not opened, they keep nothing."""
         self._desk, self._stack = desk or Desk(), AsyncExitStack()
         self._adoption = Adoption(self._journals, host)
-        self._loading = asyncio.Lock()
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
         self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
         """Of each run: its newest published version, and how its servers' labels read."""
@@ -183,6 +188,8 @@ class RunOperator(StageOperator):
         finally:
             if ready.sandbox.sandbox_id or needs_sandbox(env, lease.task):
                 await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
+        if trajectory.failure.failure_class.trains:
+            self._went_well(lease.key)
         run_s = spent_s + self._clock() - began
         return ran_columns(trajectory, run_s=run_s, resumes=journal.epoch)
 
@@ -220,8 +227,8 @@ class RunOperator(StageOperator):
         """The agent's trajectory; an agent that outlives its deadline is cut."""
         # a user's may take a while to import
         found = get_agent(agent) if agent in OURS else await asyncio.to_thread(get_agent, agent)
-        running = at_work.during(owner_of(context.key), found.run(context))
-        work = asyncio.ensure_future(running)
+        whose = FailureCode.STAGE_ERROR if is_ours(agent) else FailureCode.BAD_TASK
+        work = asyncio.ensure_future(found.run(context))
         try:
             while not work.done():
                 if context.deadline.expired:
@@ -238,23 +245,32 @@ class RunOperator(StageOperator):
             await asyncio.wait({work}, timeout=GRACE_S)
         if not work.done():
             work.cancel()
-            raise RolloutError(
-                FailureCode.STAGE_ERROR, f"agent {agent} went on {GRACE_S:g} s after its end"
-            )
-        return work.result()
+            raise RolloutError(whose, f"agent {agent} went on {GRACE_S:g} s after its end")
+        trajectory = work.result()
+        if not isinstance(trajectory, Trajectory):
+            raise RolloutError(whose, f"agent {agent} gave {trajectory!r:.80}, no Trajectory")
+        return trajectory
 
     async def _renderer(self, spec: str) -> Renderer:
         """The renderer of a run's model, made once for equal specs.
 
-        A vocabulary takes a second to load.
+        A vocabulary takes a second to load; attempts that begin together wait for one.
         """
-        async with self._loading:  # attempts that begin together wait for one vocabulary
-            if spec not in self._renderers:
-                try:
-                    self._renderers[spec] = await asyncio.to_thread(self._make_renderer, spec)
-                except UserError as error:
-                    raise RolloutError(FailureCode.STAGE_ERROR, f"renderer: {error}") from error
-        return self._renderers[spec]
+        whose = FailureCode.STAGE_ERROR
+        if not renderers.is_ours(RendererSpec.from_json(spec)):
+            whose = FailureCode.BAD_TASK
+        making = self._renderers.get(spec)
+        if making is None or (making.done() and making.exception() is not None):
+            making = asyncio.ensure_future(asyncio.to_thread(self._make_renderer, spec))
+            self._renderers[spec] = making
+        try:
+            async with asyncio.timeout(RENDERER_S):
+                return await asyncio.shield(making)
+        except TimeoutError:
+            words = f"the renderer was not made within {RENDERER_S:g} s"
+            raise RolloutError(whose, words) from None
+        except UserError as error:
+            raise RolloutError(whose, f"renderer: {error}") from error
 
     async def _reserve(self, env: Env, lease: Lease) -> None:
         spec = env.sandbox(lease.task, Stage.EVAL)

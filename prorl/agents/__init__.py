@@ -44,7 +44,12 @@ def get_agent(name: str) -> Agent:
     return agent
 
 
+def is_ours(name: str) -> bool:
+    """Raises ConfigError for a command that is none."""
+    return name in BUILT_IN or program_of(name) is not None
+
+
 def check_agent(name: str) -> None:
     """Raise ConfigError for a name that stands for no agent; ours are not imported for it."""
-    if name not in BUILT_IN and program_of(name) is None:
+    if not is_ours(name):
         get_agent(name)

@@ -2,7 +2,7 @@
 
     page = at_work.page()                                       # the parent
     Popen(..., pass_fds=(page,), env={VARIABLE: str(page)})
-    at_work.start()                                             # the child
+    at_work.start()                                             # on its loop
     create_task(at_work.during("run/5/1", work()))              # ... each step of this is marked
     name = at_work.read(page)                                   # the parent, when it has died
     at_work.charge(folder, name, "silent for 8 s")
@@ -10,27 +10,39 @@
 A process dies in a step of its loop that never ends, or that the interpreter does not survive. The
 page names the piece of work whose step that was, so that it alone is charged, not all that was in
 hand; at MOST_CHARGES the next life of the process does not touch it (`poison`). Charges are kept
-by the work's name without its last part, its attempt.
+by the work's name without its last part, its attempt. Tasks that a step makes are the same work.
+
+Where users' code may run in the steps, a run all of whose work ends the process is not touched
+either: at MOST_OF_RUN pieces of it, and none that went well in between (`went_well`). What such
+code leaves with (`sys.exit`) is an error of its step; a process that it forked ends with the step.
 """
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
-from collections.abc import Coroutine, Generator
+import signal
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from prorl.linux.calls import die_with_parent
+
 VARIABLE: Final = "PRORL_AT_WORK_FD"
 PAGE_BYTES: Final = 4096
 MOST_CHARGES: Final = 2
+MOST_OF_RUN: Final = 4
 
 ResultT = TypeVar("ResultT")
 
 _page: mmap.mmap | None = None
+_now = b""
+"""What is marked now."""
+_is_forked = False
 
 
 def page() -> int:
@@ -46,39 +58,68 @@ def read(page: int) -> str:
 
 
 def start() -> None:
-    """Mark on the page that the parent gave, if it did. Once."""
+    """Mark on the page that the parent gave, if it did, what the running loop does. Once."""
     global _page
     text = os.environ.pop(VARIABLE, "")
     if text:
         with suppress(OSError, ValueError):  # some other parent's: it is not here
             _page = mmap.mmap(int(text), PAGE_BYTES)
             os.close(int(text))
+            asyncio.get_running_loop().set_task_factory(_inherit)  # type: ignore[arg-type]
+            os.register_at_fork(after_in_child=_forked)
+
+
+def clear() -> None:
+    """This process ends for reasons of its own."""
+    if _page is not None:
+        _page[:1] = b"\0"
 
 
 def during(name: str, work: Coroutine[Any, Any, ResultT]) -> Coroutine[Any, Any, ResultT]:
     """The same work, each step of which is marked by this name."""
-    return work if _page is None else _Marked(name, work, _page)
+    return work if _page is None else _Marked(name.encode()[: PAGE_BYTES - 1] + b"\0", work, _page)
+
+
+def _inherit(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, ResultT], **given: Any
+) -> asyncio.Task[ResultT]:
+    """A task that is the same work as the step that makes it."""
+    if _now and _page is not None and not isinstance(work, _Marked):
+        work = _Marked(_now, work, _page)
+    return asyncio.Task(work, loop=loop, **given)
+
+
+def _forked() -> None:
+    global _is_forked
+    _is_forked = True
+    die_with_parent(signal.SIGKILL)
 
 
 class _Marked(Coroutine[Any, Any, ResultT]):
     """A coroutine whose steps are marked while they last."""
 
-    def __init__(self, name: str, work: Coroutine[Any, Any, ResultT], page: mmap.mmap) -> None:
-        self._name, self._work, self._page = name.encode()[: PAGE_BYTES - 1] + b"\0", work, page
+    def __init__(self, name: bytes, work: Coroutine[Any, Any, ResultT], page: mmap.mmap) -> None:
+        self._name, self._work, self._page = name, work, page
 
     def send(self, value: Any) -> Any:
-        self._page[: len(self._name)] = self._name
-        try:
-            return self._work.send(value)
-        finally:
-            self._page[:1] = b"\0"
+        return self._step(self._work.send, value)
 
     def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None) -> Any:
+        return self._step(self._work.throw, kind if value is None else value)
+
+    def _step(self, step: Callable[[Any], Any], given: Any) -> Any:
+        global _now
+        _now = self._name
         self._page[: len(self._name)] = self._name
         try:
-            return self._work.throw(kind if value is None else value)
+            return step(given)
+        except SystemExit as error:  # the loop would end with it, and everybody's work
+            left = RuntimeError(f"SystemExit: {error}")
+            raise left.with_traceback(error.__traceback__) from None
         finally:
-            self._page[:1] = b"\0"
+            if _is_forked:
+                os._exit(0)
+            self._page[:1], _now = b"\0", b""
 
     def close(self) -> None:
         self._work.close()
@@ -88,19 +129,36 @@ class _Marked(Coroutine[Any, Any, ResultT]):
 
 
 def charge(folder: Path, name: str, why: str) -> int:
-    """Charge a piece of work with a death; how many it has now."""
+    """Charge a piece of work, and its run, with a death; how many it has now."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = _file(folder, name)
-    with path.open("a") as file:
-        file.write(f"{name} {why}\n")
-    return len(path.read_text().splitlines())
+    for path in (_file(folder, name), _of_run(folder, name)):
+        with path.open("a") as file:
+            file.write(f"{name} {why}\n")
+    return len(_deaths(_file(folder, name)))
 
 
-def poison(folder: Path, name: str) -> str:
-    """How a piece of work ended a process the last time; empty while it may end another one."""
-    path = _file(folder, name)
-    deaths = path.read_text().splitlines() if path.exists() else []
-    return deaths[-1].partition(" ")[2] if len(deaths) >= MOST_CHARGES else ""
+def poison(folder: Path, name: str, *, users: bool = False) -> str:
+    """Why a piece of work is not touched; empty while it may end another process.
+
+    `users`: code of users may run in its steps.
+    """
+    deaths = _deaths(_file(folder, name))
+    if len(deaths) >= MOST_CHARGES:
+        return f"it ended a worker that was at it, twice: {deaths[-1].partition(' ')[2]}"
+    deaths = _deaths(_of_run(folder, name)) if users else []
+    if len({line.partition(" ")[0].rpartition("/")[0] for line in deaths}) >= MOST_OF_RUN:
+        most = f"{MOST_OF_RUN} rollouts of its run have each ended a worker that was at them"
+        return f"{most}, and none ended well since: {deaths[-1].partition(' ')[2]}"
+    return ""
+
+
+def went_well(folder: Path, name: str) -> None:
+    """A piece of work has ended well: not all of its run ends the process."""
+    _of_run(folder, name).unlink(missing_ok=True)
+
+
+def _deaths(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def forget(folder: Path, run: str) -> None:
@@ -108,6 +166,10 @@ def forget(folder: Path, run: str) -> None:
     for path in folder.glob("*"):
         if path.read_text().startswith(f"{run}/"):
             path.unlink()
+
+
+def _of_run(folder: Path, name: str) -> Path:
+    return _file(folder, f"{name.partition('/')[0]}/")
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -1,89 +1,71 @@
 """A run's renderer, made and proved in a process of its own before the run is accepted.
 
-A chat template is code of strangers and a vocabulary is 100 MB in memory: neither belongs in the
-gateway. The child has `MEMORY_BYTES` and `CPU_S`, and is ended after `WALL_S`.
-
-    python -m prorl.renderer.check < spec.json     one line of JSON: {"facts"} or {"refused"}
+A chat template and a user's renderer are code of strangers, and a vocabulary is 100 MB in memory:
+none belongs in the gateway. The process is a helper (`prorl/helper`) with limits.
 """
 
 from __future__ import annotations
 
-import asyncio
-import resource
-import sys
-from asyncio.subprocess import PIPE
-from contextlib import suppress
 from typing import TYPE_CHECKING
-
-import orjson
 
 from prorl.config.renderer import RendererSpec
 from prorl.errors import ConfigError, UserError
-from prorl.renderer.load import describe, make_renderer
+from prorl.helper import HelperError, Program
+from prorl.helper.child import Answer, serve
+from prorl.helper.process import Helper
+from prorl.renderer.load import SAMPLE, describe, is_ours, make_renderer
+from prorl.types import Message
 
 if TYPE_CHECKING:
     from prorl.types import Json
 
 MEMORY_BYTES = 8 << 30
-CPU_S = 60
+CPU_S = 60.0
 WALL_S = 600.0
+USERS_S = 120.0
+"""For a user's renderer, of which nothing is proved: it is made, and asked for one prompt."""
 
 
 async def check(spec: RendererSpec) -> dict[str, Json]:
     """What the run's manifest keeps. Raises ConfigError with what is missing."""
     if spec == RendererSpec(model="bytes", date=spec.date):
         return describe(make_renderer(spec), spec)
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "prorl.renderer.check", stdin=PIPE, stdout=PIPE, stderr=PIPE
-    )
+    if is_ours(spec):
+        what, wall_s = f"the check of {spec.model}'s chat template", WALL_S
+    else:
+        what, wall_s = f"renderer {spec.name!r}", USERS_S
+    program = Program("prorl.renderer.check", cpu_s=CPU_S, memory_bytes=MEMORY_BYTES)
     try:
-        async with asyncio.timeout(WALL_S):
-            out, errors = await child.communicate(spec.to_json().encode())
-    except TimeoutError:
-        raise _ended(spec, f"took longer than {WALL_S:g} s") from None
-    finally:
-        if child.returncode is None:
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
-    return _found(spec, out, f"ended with status {child.returncode} {_last_line(errors)}")
-
-
-def _found(spec: RendererSpec, out: bytes, end: str) -> dict[str, Json]:
-    """What the child printed; `end` says how one ended that printed nothing. Raises ConfigError."""
-    try:
-        found = orjson.loads(out)
-    except orjson.JSONDecodeError:
-        raise _ended(spec, end) from None
+        helper = await Helper.start(program)
+        try:
+            found = await helper.ask(spec, what=what, wall_s=wall_s)
+        finally:
+            helper.end()
+    except HelperError as error:
+        raise ConfigError(
+            str(error) if what in error.words else f"{what}: {error}",
+            f"one that is made and proved within {CPU_S:g} s and {MEMORY_BYTES >> 30} GiB",
+            "try `prorl doctor --model DIR`" if is_ours(spec) else "mend it there",
+        ) from None
     if "refused" in found:
         raise ConfigError(*found["refused"])
     facts: dict[str, Json] = found["facts"]
     return facts
 
 
-def _last_line(errors: bytes) -> str:
-    return (errors.decode("utf-8", "replace").strip().splitlines() or [""])[-1][:300]
+def prepare() -> Answer:
+    return _prove
 
 
-def _ended(spec: RendererSpec, how: str) -> ConfigError:
-    return ConfigError(
-        f"the check of {spec.model}'s chat template {how}",
-        f"a model that is proved within {CPU_S} s and {MEMORY_BYTES >> 30} GiB",
-        "try `prorl doctor --model DIR`",
-    )
-
-
-def main() -> None:
-    """Read a spec, print what was found."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    spec = RendererSpec.from_json(sys.stdin.read())
+def _prove(spec: RendererSpec) -> Json:
     try:
-        found: Json = {"facts": describe(make_renderer(spec), spec)}
+        renderer = make_renderer(spec)
+        if not is_ours(spec):
+            renderer.prompt([Message(role="user", content=SAMPLE)], ())
+        return {"facts": describe(renderer, spec)}
     except UserError as error:
-        found = {"refused": [error.given, error.expected, error.hint]}
-    sys.stdout.buffer.write(orjson.dumps(found))
+        return {"refused": [error.given, error.expected, error.hint]}
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

@@ -34,11 +34,14 @@ ENTRY_POINTS = "prorl.renderers"
 CHATML, TEMPLATE = "chatml", "template"
 
 
+def is_ours(spec: RendererSpec) -> bool:
+    return spec.name in ("", CHATML, TEMPLATE)
+
+
 def make_renderer(spec: RendererSpec) -> Renderer:
     """The renderer of a run. Raises ConfigError with what is missing."""
-    if spec.name not in ("", CHATML, TEMPLATE):
-        factory = plugins.load(ENTRY_POINTS, spec.name, ConfigError)
-        renderer: Renderer = factory(spec)
+    if not is_ours(spec):
+        renderer: Renderer = plugins.make(ENTRY_POINTS, spec.name, ConfigError, {}, spec)
         return renderer
     tokenizer = load_tokenizer(spec.model)
     is_toy = not isinstance(tokenizer, HFTokenizer) or tokenizer.compact_tools

@@ -49,6 +49,8 @@ CRASHES = {
 }
 """By which a process ends itself: nobody else sends these."""
 
+_STATM_PAGE = os.sysconf("SC_PAGE_SIZE")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
@@ -76,7 +78,9 @@ class Child:
         self._silent_s = 0.0
         self._beats = False
         self._killed_at = ""
-        """What it was at when it was ended for its silence."""
+        """What it was at when it was ended."""
+        self.ended_for = ""
+        """Why its parent ended it."""
         self._exited: asyncio.Future[int] | None = None
         self._ready: asyncio.Future[Mapping[str, Json]] | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -109,7 +113,7 @@ class Child:
         self._heart, beat_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._page >= 0:
             os.close(self._page)
-        self._page, self._killed_at = at_work.page(), ""
+        self._page, self._killed_at, self.ended_for = at_work.page(), "", ""
         try:
             self._process = self._spawn(log_fd, beat_fd)
         except OSError:
@@ -192,15 +196,26 @@ class Child:
     def died_at(self) -> str:
         """The piece of work that ended the last life; empty where it was something else.
 
-        It was in a step that never ended, and nobody had stopped it; or the interpreter crashed.
+        It was in a step that never ended, and nobody had stopped it; or the interpreter crashed, or
+        the step ended the process, which we never do ourselves (`at_work.clear`).
         """
         assert self._process is not None
-        crashed = -(self._process.returncode or 0) in CRASHES
-        return at_work.read(self._page) if crashed else self._killed_at
+        code = self._process.returncode or 0
+        by_itself = code >= 0 or -code in CRASHES
+        return at_work.read(self._page) if by_itself else self._killed_at
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds of the machine's memory."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _STATM_PAGE
+        except (OSError, IndexError):
+            return 0
 
     def end(self, why: str) -> None:
         """SIGKILL, with the reason as the last line of its log, and what it was at."""
-        if self.alive:
+        if self.alive and not self.ended_for:
+            self.ended_for = why
             if not is_stopped(self.pid):
                 self._killed_at = at_work.read(self._page)
             why += f"; it was at {self._killed_at}" if self._killed_at else ""

@@ -20,6 +20,7 @@ Not promised: that a child's death is free. RUN's death costs an attempt
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import time
@@ -31,7 +32,7 @@ from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
 from prorl.linux import at_work
 from prorl.linux.disk import disk_full
-from prorl.linux.forked import EXIT_DISK, EXIT_LEFT, EXIT_REFUSED, EXIT_REPLACED
+from prorl.linux.forked import EXIT_CRASHED, EXIT_DISK, EXIT_LEFT, EXIT_REFUSED, EXIT_REPLACED
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.root import Root
 from prorl.supervisor.specs import STAGES, Specs, child_specs, settle_models
@@ -50,6 +51,11 @@ POISON = "poison"
 TICK_S = 0.5
 
 FULL_WAIT_S = 5.0
+
+MOST_BYTES = min(4 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+"""A stage worker's memory: what it keeps is bounded far below, but not what users' code takes that
+runs on its loop, and the kernel would end another process for it.
+"""
 
 MISTAKE = 2
 """Exit code of a program that was told something wrong: trying again would not help."""
@@ -169,7 +175,8 @@ class Supervisor:
         for name, child in self.children.items():
             self._background(self._watch(child), f"watch {name}")
         self._background(self._renew_certificates(), "renew certificates")
-        self._background(end_the_silent(lambda: self.children.values(), self._silence_s), "listen")
+        watched = end_the_silent(lambda: self.children.values(), self._silence_s, MOST_BYTES)
+        self._background(watched, "listen")
 
     async def _renew_certificates(self) -> None:
         """Those of the service and of its join files, before they end; a node asks for its own."""
@@ -245,7 +252,12 @@ class Supervisor:
         history = Restarts(commits=self._commits)
         while True:
             code = await child.exited()
-            if self._stopping or (ends and code == 0) or self._has_left(child, code):
+            if self._stopping or (ends and code == 0):
+                return
+            how, name = exit_text(code), child.died_at
+            if name:
+                code = EXIT_CRASHED  # what a step left with says nothing of the service
+            if self._has_left(child, code):
                 return
             if code == EXIT_REPLACED and self.config.gateway:
                 # Started again it would be the newest life, and take the place of the other's.
@@ -260,9 +272,9 @@ class Supervisor:
                 )
             lived_s = time.monotonic() - child.started_at_s
             history, wait_s = on_death(history, self._commits, lived_s)
-            if name := child.died_at:
+            if name:
                 # No crash loop: that piece of work is not touched again before long.
-                how = ", ".join(filter(None, (exit_text(code), child.place())))
+                how = ", ".join(filter(None, (how, child.ended_for, child.place())))
                 at_work.charge(self._root.path / POISON, name, f"{child.spec.name} {how}")
                 history, wait_s = Restarts(commits=self._commits), BACKOFF_S[1]
             if code == EXIT_DISK:
@@ -348,14 +360,18 @@ class Supervisor:
 
 
 async def end_the_silent(
-    children: Callable[[], Iterable[Child]], silence_s: float = PROCESS_SILENCE_S
+    children: Callable[[], Iterable[Child]],
+    silence_s: float,
+    most_bytes: int,
 ) -> None:
-    """End whoever falls silent, for ever."""
+    """End whoever falls silent, and workers that take the machine's memory, for ever."""
     while True:
         await asyncio.sleep(TICK_S)
         for child in children():
             if child.silence(TICK_S) >= silence_s:
                 child.end(f"silent for {silence_s:g} s: ended by the supervisor")
+            elif child.spec.module == STAGES and (held := child.memory_bytes) > most_bytes:
+                child.end(f"it held {held >> 20:,} MiB of memory: ended by the supervisor")
 
 
 def http_url(config: ServiceConfig) -> str:

@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from prorl.linux import at_work
+from prorl.linux.procfs import descendants
 
 CHILD = """
-import asyncio, os, sys, time
+import asyncio, os, signal, sys, time
 from prorl.linux import at_work
 
 async def innocent():
@@ -28,7 +31,28 @@ async def guilty(how):
         time.sleep(600)
     if how == "crash":
         os.abort()
+    if how == "exit":
+        os._exit(3)
+    if how == "task":
+        await asyncio.create_task(below())
+    if how == "leave":
+        try:
+            await asyncio.create_task(leaves())
+        except RuntimeError as error:
+            print(error, flush=True)
+    if how == "fork":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        if os.fork() == 0:
+            return  # to a loop that is another process's
+    print("goes on", flush=True)
     await asyncio.sleep(600)
+
+async def below():
+    await asyncio.sleep(0)
+    os.abort()
+
+async def leaves():
+    sys.exit("enough")
 
 async def main():
     at_work.start()
@@ -42,24 +66,42 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize(("how", "found"), [("hang", "bad/7/2"), ("crash", "bad/7/2")])
-def test_a_process_that_dies_names_the_step_that_it_was_in(how: str, found: str) -> None:
+@contextmanager
+def _at_work(how: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     page = at_work.page()
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", CHILD, how],
         env={**os.environ, at_work.VARIABLE: str(page)},
         pass_fds=(page,),
         stdout=subprocess.PIPE,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"now\n"
-    if how == "hang":
-        time.sleep(0.2)
-        child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert at_work.read(page) == found
-    child.stdout.close()
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"now\n"
+        yield child, page
+        child.kill()
     os.close(page)
+
+
+@pytest.mark.parametrize("how", ["hang", "crash", "exit", "task"])
+def test_a_process_that_dies_names_the_step_that_it_was_in(how: str) -> None:
+    with _at_work(how) as (child, page):
+        if how == "hang":
+            time.sleep(0.2)
+            child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert at_work.read(page) == "bad/7/2"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("leave", [b"SystemExit: enough\n", b"goes on\n"]), ("fork", [b"goes on\n"])]
+)
+def test_a_step_that_leaves_or_forks_ends_alone(how: str, said: list[bytes]) -> None:
+    with _at_work(how) as (child, _):
+        assert child.stdout is not None
+        assert [child.stdout.readline() for _ in said] == said
+        while descendants(child.pid):
+            time.sleep(0.01)
+        assert child.poll() is None
 
 
 async def test_without_a_parent_that_reads_nothing_is_marked() -> None:
@@ -69,6 +111,20 @@ async def test_without_a_parent_that_reads_nothing_is_marked() -> None:
     marked = work()
     assert at_work.during("a/1/1", marked) is marked
     assert await marked == 7
+
+
+def test_a_run_all_of_whose_work_ends_the_process_is_not_touched(tmp_path: Path) -> None:
+    folder = tmp_path / "poison"
+    for number in range(at_work.MOST_OF_RUN):
+        assert not at_work.poison(folder, "r/99/1", users=True)
+        at_work.charge(folder, f"r/{number}/1", "silent, in think")
+    assert "in think" in at_work.poison(folder, "r/99/1", users=True)
+    assert not at_work.poison(folder, "r/99/1")
+    assert not at_work.poison(folder, "other/99/1", users=True)
+    at_work.went_well(folder, "r/98/1")
+    assert not at_work.poison(folder, "r/99/1", users=True)
+    at_work.charge(folder, "r/0/2", "silent")
+    assert at_work.poison(folder, "r/0/3")
 
 
 def test_two_deaths_of_whatever_attempts_are_enough(tmp_path: Path) -> None:

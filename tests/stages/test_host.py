@@ -12,6 +12,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from prorl.config.renderer import RendererSpec
 from prorl.control import Payload, Started
 from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet
@@ -338,23 +339,35 @@ async def test_a_row_that_is_cancelled_before_its_first_step_frees_its_slot(net:
 async def test_a_row_that_no_worker_survives_is_not_touched(net: Net) -> None:
     operator = Scripted(Stage.EVAL)
     async with bench(net, operator) as parts:
-        parts.stage._poison = lambda key: "killed" if key.rollout_id == 1 else ""
+        parts.stage._poison = lambda key, *, users: "killed" if key.rollout_id == 1 else ""
         await put(parts.upstream, ran(1))
         await put(parts.upstream, ran(2))
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
         assert parts.ended() == [("failed", 1, "eval_failed")]
 
 
-@pytest.mark.parametrize(("agent", "code"), [("native", "stage_error"), ("m.py:Mine", "bad_task")])
+@pytest.mark.parametrize(
+    ("column", "value", "code"),
+    [
+        ("agent", "native", "stage_error"),
+        ("agent", "command: loop", "stage_error"),
+        ("agent", "m.py:Mine", "bad_task"),
+        ("renderer", RendererSpec(name="mine").to_json(), "bad_task"),
+        ("renderer", RendererSpec(name="chatml").to_json(), "stage_error"),
+        ("backend", "mine:x", "bad_task"),
+        ("backend", "http://localhost:1", "stage_error"),
+    ],
+)
 async def test_who_is_to_blame_for_a_worker_that_a_rollout_ended(
-    net: Net, agent: str, code: str
+    net: Net, column: str, value: str, code: str
 ) -> None:
-    """A user's agent drives the policy on RUN's loop; ours is no fault of the task."""
+    """A user's part runs on RUN's loop; ours is no fault of the task."""
     async with bench(net, Scripted(Stage.RUN)) as parts:
-        parts.stage._poison = lambda key: "run-0 SIGKILL, in think"
+        parts.stage._poison = lambda key, *, users: "run-0 SIGKILL, in think"
         row = ready(1)
-        place = row.schema.get_field_index("agent")
-        await put(parts.upstream, row.set_column(place, row.schema.field(place), pa.array([agent])))
+        place = row.schema.get_field_index(column)
+        row = row.set_column(place, row.schema.field(place), pa.array([value]))
+        await put(parts.upstream, row)
         await until(lambda: parts.ended() == [("failed", 1, code)])
 
 

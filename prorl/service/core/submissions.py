@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from functools import cache
 
 from prorl import plugins, storage
-from prorl.agents import get_agent
+from prorl.agents.check import check as check_agent
 from prorl.agents.programs import program_of
 from prorl.backends.catalogue import is_server
 from prorl.config import MAX_CALL_TOKENS, RunConfig
@@ -138,7 +138,7 @@ async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
         if program_of(config.agent) is None:
             plugins.refuse_places(config.agent, ConfigError, "agent")
         plugins.refuse_places(config.renderer.name, ConfigError, "renderer")
-    await asyncio.to_thread(get_agent, config.agent)  # a user's may take a while to import
+    await check_agent(config.agent)
     created_at = gateway.wall()
     renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
     served = await _check_backends(gateway, config, renderer)
