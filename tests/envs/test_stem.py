@@ -83,6 +83,7 @@ def test_the_reference_may_be_letter_index_or_text(answer: Json) -> None:
         ("3.0e8 m/s", "3e8", True),
         ("3.0e8 m/s", "3e8 m", False),
         ("3.0e8 m/s", "3e8 km/s", False),
+        ("3.0e8 m/s", "3 x 108 m/s", False),
         ("500 m", "0.5 km", True),
         ("500 m", "505 m", True),
         ("500 m", "506 m", False),
