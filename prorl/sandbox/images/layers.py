@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -113,31 +113,20 @@ class LayerRecipe(NamedTuple):
 
 
 def make_layer(registry: Registry, job: dict[str, str]) -> Image:
-    """Make a layer once. Raises UserError, OSError.
-
-    The first who asks makes it, others wait for its lock.
-    """
-    digest = job["digest"]
-    if registry.has(digest):  # other nodes of this host may hold it for as long as they live
-        return registry.image(digest)
-    with registry.lock(digest):
-        if registry.has(digest):
-            return registry.image(digest)
-        with registry.workplace() as work:
-            os.umask(0o022)  # each sandbox reads it under a uid of its own
-            tree = work / "tree"
-            _fill(tree, work, job)
-            return registry.keep(tree, digest, job["source"])
+    """Make a layer once. Raises UserError, OSError."""
+    return registry.make(job["digest"], job["source"], lambda work: _fill(work, job))
 
 
-def _fill(tree: Path, work: Path, job: dict[str, str]) -> None:
+def _fill(work: Path, job: dict[str, str]) -> None:
     """Make the environment and install the packages in it."""
+    os.umask(0o022)  # each sandbox reads it under a uid of its own
+    tree = work / "tree"
     argv = [interpreter(), "-m", "venv", "--without-pip", "--symlinks", str(tree)]
     if not _ends_well(argv):
         raise ToolFailed(f"{job['source']}: no environment could be made", mistake=False)
     requirements, of_npm = split(json.loads(job["requirements"]))
     if job["wheels"] == HOST_WHEELS:
-        _copy(closure(requirements), _packages(tree))
+        _copy(closure(requirements), next(tree.glob("lib/python3*/site-packages")))
     elif requirements:
         _install(requirements, tree, work, job)
     _free_scripts(tree)
@@ -206,10 +195,6 @@ def _ends_well(argv: list[str]) -> bool:
     return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def _packages(tree: Path) -> Path:
-    return next(tree.glob("lib/python3*/site-packages"))
-
-
 def _free_scripts(tree: Path) -> None:
     """Let console scripts find their Python by PATH: a layer lies elsewhere inside."""
     for script in (tree / "bin").iterdir():
@@ -275,15 +260,9 @@ def _applies(need: object) -> bool:
 
 
 def _copy(found: Sequence[metadata.Distribution], target: Path) -> None:
-    for path, source in _files(found):
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target / path)
-
-
-def _files(found: Sequence[metadata.Distribution]) -> Iterator[tuple[Path, Path]]:
-    """(path below site-packages, file) of what is installed there."""
     for one in found:
         for file in one.files or ():
             source = Path(str(one.locate_file(file)))
             if ".." not in file.parts and source.is_file():
-                yield Path(file), source
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target / file)

@@ -116,23 +116,18 @@ def _check(tree: Path, source: str) -> None:
 
 
 def _unpacked(registry: Registry, sif: str) -> Image:
-    """The folder of a .sif, unpacked by the first who asks; others wait for its lock."""
+    """The folder of a .sif, unpacked by the first who asks."""
     if not is_sif(sif):
         raise UserError(f"{sif} is no SIF image", SOURCES)
-    digest = registry.digest_of_file(sif)
-    if registry.has(digest):
-        return registry.image(digest)
-    with registry.lock(digest):
-        if registry.has(digest):
-            return registry.image(digest)
-        with registry.workplace() as work:
-            tree = work / "tree"
-            if os.getuid() == 0:
-                _unpack_as_nobody(sif, work)
-            else:
-                build(sif, sif, work)
-            _check(tree, sif)
-            return registry.keep(tree, digest, sif)
+
+    def fill(work: Path) -> None:
+        if os.getuid() == 0:
+            _unpack_as_nobody(sif, work)
+        else:
+            build(sif, sif, work)
+        _check(work / "tree", sif)
+
+    return registry.make(registry.digest_of_file(sif), sif, fill)
 
 
 def _unpack_as_nobody(sif: str, work: Path) -> None:

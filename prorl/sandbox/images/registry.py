@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -191,6 +191,17 @@ class Registry:
     def has(self, digest: str) -> bool:
         """Whether the image is there, complete."""
         return self.folder(digest).with_suffix(".json").exists()
+
+    def make(self, digest: str, source: str, fill: Callable[[Path], None]) -> Image:
+        """The image of a digest; the first who asks fills the folder `tree` of a workplace, others
+        wait for it.
+        """
+        if not self.has(digest):  # other nodes of this host may hold it for as long as they live
+            with self.lock(digest), self.workplace() as work:
+                if not self.has(digest):
+                    fill(work)
+                    return self.keep(work / "tree", digest, source)
+        return self.image(digest)
 
     def keep(
         self,

@@ -44,9 +44,8 @@ ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 def main() -> NoReturn:
     """Serve until the lease ends."""
     told = json.loads(sys.stdin.readline())
-    with tempfile.TemporaryDirectory(prefix="prorl-") as folder, socket.socket(
-        socket.AF_UNIX
-    ) as listener:  # root's alone
+    with tempfile.TemporaryDirectory(prefix="prorl-") as folder:  # root's alone
+        listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"{folder}/server")
         listener.listen(16)
         ready, status = os.pipe()
