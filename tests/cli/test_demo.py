@@ -17,6 +17,8 @@ from prorl.cli.app import dispatch
 from prorl.cli.demo.learning import RecentReward, training_figures
 from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
 from prorl.cli.passk import estimate, pass_at_k, wilson
+from prorl.envs import get_env
+from prorl.envs.users import users_code
 from prorl.types import GroupState
 
 CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
@@ -33,6 +35,16 @@ def test_held_out_tasks_are_the_same_for_every_seed_and_training_tasks_are_not()
     held = {task.prompt for task in heldout_tasks(one)}
     assert not held & {task.prompt for task in train_tasks(one)}
     assert {task.env for task in train_tasks(one)[:2]} == {"arith", "shop"}
+
+
+def test_another_agents_tasks_are_the_same_ones_for_a_guest() -> None:
+    native = heldout_tasks(Recipe(heldout=4, greedy=2))
+    openai = heldout_tasks(Recipe(heldout=4, greedy=2, agent="openai"))
+    for ours, theirs in zip(native, openai, strict=True):
+        get_env("guest").check(theirs)
+        assert users_code(theirs) == ()
+        assert (theirs.task_id, theirs.prompt) == (ours.task_id, ours.prompt)
+        assert (theirs.env, theirs.data["answer"]) == ("guest", ours.data["answer"])
 
 
 def test_no_more_is_open_than_the_next_step_takes() -> None:

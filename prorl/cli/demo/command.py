@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+import prorl
 from prorl.backends.embedded import TOY
 from prorl.cli.demo.learning import Learning
-from prorl.cli.demo.recipe import DEMO_FILE, Recipe, service_config
+from prorl.cli.demo.recipe import DEMO_FILE, GUEST, Recipe, service_config
 from prorl.cli.demo.report import present, report
 from prorl.cli.options import Flag, JsonObject, of
 from prorl.cli.output import note, say_json
@@ -41,6 +46,7 @@ def demo(
     seed: Annotated[int | None, of(Recipe, "seed")] = None,
     minutes: Annotated[float | None, of(Recipe, "minutes")] = None,
     policy: Annotated[str, of(Recipe, "policy")] = "",
+    agent: Annotated[str | None, of(Recipe, "agent")] = None,
     control: Annotated[str, Parameter(show=False)] = "",
     resume: Flag = False,
     sandbox: str = "",
@@ -73,8 +79,10 @@ def demo(
             "the packages that train",
             "pip install 'prorl[torch]'; without a GPU install a CPU build of torch before it",
         )
+    if agent == "openai" and not find_spec("openai"):
+        raise ConfigError("openai not installed", "the SDK of this agent", "pip install openai")
     address = valid_url(policy) if policy else ""
-    keys = {"seed": seed, "minutes": minutes, "policy": address, "control": control}
+    keys = {"seed": seed, "minutes": minutes, "policy": address, "control": control, "agent": agent}
     flags = {key: value for key, value in keys.items() if value not in (None, "")}
     name = name or (latest_run(root, DEMO_FILE) if resume else _free(root))
     recipe = _recipe(root / name, config, flags, resume)
@@ -93,6 +101,37 @@ def _recipe(directory: Path, config: Path | None, flags: dict[str, Json], resume
     return parse(Recipe, {**(load_file(file) if file else {}), **flags}, str(file or "recipe"))
 
 
+SHIPPED = Path(prorl.__file__).parent / "guests" / "openai_guest.py"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port: int = one.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def _playing(running: Supervisor, log: Path) -> AsyncIterator[None]:
+    """The agent loop of the OpenAI SDK beside the service, where the recipe wants one."""
+    at = running.config.guests_at("run-0")
+    if at is None:
+        yield
+        return
+    with open(log, "ab") as said:
+        agent = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(SHIPPED), at[2], GUEST),
+            env={**os.environ, "PRORL_TOKEN": running.config.token},
+            stdout=said,
+            stderr=said,
+        )
+        try:
+            yield
+        finally:
+            if agent.returncode is None:
+                agent.kill()
+            await agent.wait()
+
+
 def _free(root: Path) -> str:
     number = 1
     while (root / f"demo-{number}").exists() or (root / f"demo-{number}-before").exists():
@@ -103,7 +142,8 @@ def _free(root: Path) -> str:
 async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool) -> int:
     model = Path(recipe.model).absolute() if recipe.model else TOY
     started = time.monotonic()
-    config = service_config(root, model, sandbox or await _lightest(), recipe.policy)
+    guests = 0 if recipe.agent == "native" else _free_port()
+    config = service_config(root, model, sandbox or await _lightest(), recipe.policy, guests)
     if recipe.policy:
         await Servers(config, lambda name: True).check(recipe.policy, ours=True)
     progress = Progress(quiet=json)
@@ -117,7 +157,8 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
             assert isinstance(running, Supervisor)
 
             async def work() -> float:
-                await Learning(recipe, name, model, running, progress).run()
+                async with _playing(running, root / f"{name}-agent.log"):
+                    await Learning(recipe, name, model, running, progress).run()
                 return sum(map(cpu_s, (os.getpid(), *descendants(os.getpid()))))
 
             spent_s = await first(stop, running, work())

@@ -6,17 +6,21 @@ reads RUN/demo.json and makes the same runs, tasks and trainer again.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from prorl.config import Limits, RunConfig, Sampling, ServiceConfig, StageConfig, StoreConfig
+from prorl.envs import get_env
 from prorl.tasks.generated import generate
 from prorl.types import Json, Task
 
 SETS = ("arith", "shop")
 DEMO_FILE = "demo.json"
+GUEST = "demo"
+"""Whom the tasks of another agent are for."""
 
 
 class Recipe(BaseModel):
@@ -35,6 +39,11 @@ class Recipe(BaseModel):
             "address of a model server that serves `model` and takes weights, as"
             " http://127.0.0.1:8000; default: the service's own"
         ),
+    )
+    agent: Literal["native", "openai"] = Field(
+        default="native",
+        description="native, or openai: an agent loop of the OpenAI SDK, in a process of its own,"
+        " that leases what it plays as a guest does",
     )
     minutes: float = Field(
         default=5.0,
@@ -76,10 +85,13 @@ def sampling(recipe: Recipe, temperature: float = 1.0) -> Sampling:
 LIMITS = Limits(max_turns=6, max_tokens=448, tool_s=10.0, run_s=120.0)
 
 
-def service_config(root: Path, model: Path, kind: str, policy: str = "") -> ServiceConfig:
+def service_config(
+    root: Path, model: Path, kind: str, policy: str = "", guests: int = 0
+) -> ServiceConfig:
     """A service of this machine with the model as its backend."""
     return ServiceConfig(
         root=root.absolute(),
+        guests=guests,
         backends=(policy or f"embedded:{model}",),
         tokenizer=str(model),
         init=StageConfig(slots=4),
@@ -119,16 +131,40 @@ def eval_run(recipe: Recipe, name: str) -> RunConfig:
 
 def train_tasks(recipe: Recipe) -> list[Task]:
     count = int(recipe.steps * recipe.groups_per_step * recipe.pool / len(SETS)) + 1
-    return _in_turn("train", 1000 + recipe.seed, count)
+    return _in_turn(recipe, "train", 1000 + recipe.seed, count)
 
 
 def heldout_tasks(recipe: Recipe) -> list[Task]:
-    return _in_turn("heldout", recipe.heldout_seed, max(recipe.heldout, recipe.greedy))
+    return _in_turn(recipe, "heldout", recipe.heldout_seed, max(recipe.heldout, recipe.greedy))
 
 
-def _in_turn(split: str, seed: int, count: int) -> list[Task]:
+def _in_turn(recipe: Recipe, split: str, seed: int, count: int) -> list[Task]:
     sets = [generate(name, split=split, seed=seed, n=count) for name in SETS]
-    return [task for tasks in zip(*sets, strict=True) for task in tasks]
+    tasks = [task for tasks in zip(*sets, strict=True) for task in tasks]
+    return tasks if recipe.agent == "native" else list(map(_of_guest, tasks))
+
+
+def _of_guest(task: Task) -> Task:
+    """The same for a guest: what it asks, offers and judges is the env's."""
+    env = get_env(task.env)
+    data: dict[str, Json] = {
+        "guest": GUEST,
+        "messages": [{"role": one.role, "content": one.content} for one in env.messages(task)],
+        "functions": [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.parameters,
+                },
+            }
+            for tool in env.tools(task)
+        ],
+        "prices": task.data.get("prices", {}),
+        "answer": task.data["answer"],
+    }
+    return replace(task, env="guest", data=data)
 
 
 def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[str, Json]:
