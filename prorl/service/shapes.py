@@ -14,6 +14,18 @@ class Deleted(TypedDict):
     deleted: bool
 
 
+class Steps(TypedDict):
+    """Shares of the last steps of a trainer, since the gateway started."""
+
+    steps: int
+    trainer_waited: float
+    """Of the time: until the step's last group was handed out."""
+    servers_idle: float | None
+    """Of RUN's slots, whoever's rollouts are in the others; None without one."""
+    wasted: float
+    """Of the rollouts' seconds: ended early, failed, stale or left over."""
+
+
 class RunSummary(TypedDict):
     run_id: str
     state: str
@@ -27,6 +39,7 @@ class RunSummary(TypedDict):
     num_rewards: int
     cached_share: float | None
     reused_share: float | None
+    steps: Steps | None
     created_at: float
     started_at: float | None
     finished_at: float | None

@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 
 import aiohttp
+import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from prorl.control import Failed, Started
-from tests.service.world import TOKEN, World, group, world
+from prorl.cli.commands.status import step_words
+from prorl.control import CommitCursor, Failed, Started, Stats
+from prorl.service.core.observed import Effort
+from tests.service.world import TOKEN, World, group, handout, world
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -98,3 +101,64 @@ async def test_the_dashboard_asks_for_nothing_that_is_not_there(tmp_path: Path) 
     there = {name + end for name, family in seen.items() for end in kinds.get(family.type, ("",))}
     assert len(asked) > 15
     assert asked <= there, asked - there
+
+
+async def test_the_steps_of_a_trainer_say_what_to_scale(tmp_path: Path) -> None:
+    """The second step's group comes while the trainer waits; one of its rollouts ends early."""
+    async with (
+        world(tmp_path) as w,
+        w.worker("store") as store,
+        w.worker("init") as init,
+        w.worker("run") as run,
+    ):
+        await w.run(delivery="stream")
+        run.stats = Stats(slots=4)
+        for step in range(2):
+            await w.submit(group(n=3, key=f"{step}"))
+            keys = await init.take(3)
+            for key in keys:
+                run.say(Started(), key)
+            await w.until(lambda view: view["counts"]["running"] == 3)
+            await w.http("DELETE", f"/v1/runs/r/rollouts/{keys[0].rollout_id}")
+            await store.commit("r", f"p{step}", keys[1:])
+            await store.decide("r", step)
+            await store.ask(handout("primary", [(step, 0, 1)]), "r")
+            await store.ask(CommitCursor(consumer="primary", seq=step + 1), "r")
+        steps = (await w.view())["steps"]
+        assert steps["steps"] == 1, "what came before the first commit is nobody's step"
+        assert 0 < steps["trainer_waited"] <= 1
+        assert 0 < steps["wasted"] < 1
+        seen = await scrape(w)
+        assert value(seen, "prorl_run_steps_total", run="r") == 1
+        waited = value(seen, "prorl_run_trainer_waited_seconds_total", run="r")
+        assert 0 < waited <= value(seen, "prorl_run_step_seconds_total", run="r")
+
+
+def test_where_the_time_of_steps_went() -> None:
+    effort = Effort()
+    effort.handed.extend([1.0, 1.0])
+    effort.committed(2, now=10.0, busy_s=100.0, slots=4)
+    for seconds, good in ((6.0, True), (2.0, False), (2.0, True)):
+        effort.ended(seconds, good)
+    effort.left_over(1)
+    effort.handed.extend([9.0, 13.0, 99.0])
+    effort.committed(2, now=20.0, busy_s=130.0, slots=4)
+    assert effort.recent == effort.total == (1, 10.0, 3.0, 40.0, 30.0, 10.0, 7.0)
+    effort.committed(1, now=100.0, busy_s=0.0, slots=4)
+    assert effort.recent[:5] == (2, 90.0, 82.0, 360.0, 30.0), "RUN began anew: nothing is known"
+    effort.committed(5, now=101.0, busy_s=0.0, slots=4)
+    assert effort.recent.steps == 2, "they were handed out before the gateway started"
+
+
+@pytest.mark.parametrize(
+    ("waited", "idle", "advice"),
+    [
+        (0.2, 0.0, "by more model servers or slots"),
+        (0.2, 0.5, "by more max_open_groups, max_staleness"),
+        (0.07, 0.0, "as it should be"),
+        (0.01, None, "fewer rollouts would do"),
+    ],
+)
+def test_status_says_what_to_scale(waited: float, idle: float | None, advice: str) -> None:
+    steps = {"steps": 3, "trainer_waited": waited, "servers_idle": idle, "wasted": 0.5}
+    assert step_words(steps).endswith(advice)

@@ -22,6 +22,8 @@ from prorl.types import Json
 CLEAR = "\x1b[2J\x1b[H"
 GAUGES = ("busy", "slots", "queued", "done", "failed")
 """Of a worker, in this order."""
+WAITS_MUCH, WAITS_LITTLE = 0.10, 0.05
+"""Of a trainer's time: above, it lacks rollouts; below, it has more than it needs."""
 STAGE_COLUMNS = ("stage", "workers", "busy", "queued", "rows/s", "failed/s", "tokens/s")
 
 
@@ -138,6 +140,8 @@ def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
         if run in ("", one["run_id"]) and one["stuck"]:
             how = "stuck" if one["state"] == "open" else one["state"]
             yield f"{one['run_id']} is {how}: {clean(one['stuck'])}"
+        if run in ("", one["run_id"]) and (steps := one["steps"]):
+            yield f"{one['run_id']}: {step_words(steps)}"
     for one in found.get("workers", ()):
         if one["held_back"]:
             yield f"{one['node']} gets no leases: {one['held_back']}"
@@ -145,3 +149,20 @@ def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
         if one["state"] in ("ejected", "fenced"):
             yield f"{one['name']} is {one['state']}: {clean(one['reason']) or 'not ready yet'}"
     yield from found["warnings"]
+
+
+def step_words(steps: Mapping[str, Json]) -> str:
+    """Where the time of a trainer's steps went, and what to scale."""
+    waited, idle = steps["trainer_waited"], steps["servers_idle"]
+    advice = "as it should be"
+    if waited > WAITS_MUCH:
+        scaled = idle is not None and idle > WAITS_MUCH
+        how = "max_open_groups, max_staleness" if scaled else "model servers or slots"
+        advice = f"more rollouts, by more {how}"
+    elif waited < WAITS_LITTLE:
+        advice = "fewer rollouts would do"
+    idled = "" if idle is None else f" slots idled {idle * 100:.0f} %,"
+    return (
+        f"of its last {steps['steps']} steps the trainer waited {waited * 100:.0f} %,{idled}"
+        f" {steps['wasted'] * 100:.0f} % of the work was thrown away: {advice}"
+    )

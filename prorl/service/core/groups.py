@@ -65,6 +65,7 @@ class Groups:
             kept, group.reason = False, "incomplete"
         if kept and full(run.demand):
             kept, group.reason = False, "redundant"
+            run.effort.left_over(group.n)
         group.num_valid, group.mean_reward = decision.num_valid, decision.mean_reward
         group.min_version = decision.min_version
         self._step(group, GroupEvent.KEEP if kept else GroupEvent.DROP)
@@ -111,6 +112,7 @@ class Groups:
                 delivered.append(Delivered(group.group_id, group.delivery_seq))
         if taken := run.next_delivery - before:
             now = self._clock()
+            run.effort.handed.extend([now] * taken)
             if run.taken_at:
                 run.taken_s = _mean(run.taken_s, (now - run.taken_at) / taken)
             run.taken_at = now
@@ -125,6 +127,7 @@ class Groups:
         run.waiting -= 1
         if allowed >= 0 and oldest >= 0 and run.version - oldest > allowed:
             run.kept -= 1
+            run.effort.left_over(group.n)
             self._step(group, GroupEvent.EXPIRE)
             self._event(group, "stale", True)
             return
@@ -156,6 +159,7 @@ class Groups:
 
     def _ack(self, run: RunRecord, first: int, end: int) -> None:
         run.acked = end
+        self._rollouts.stepped(run, end - first)
         run.group_states[GroupState.DELIVERED] -= end - first
         run.group_states[GroupState.ACKED] += end - first
         self._journal.insert(sql.ACK_GROUPS, (run.run_id, first, end))

@@ -1,19 +1,24 @@
-"""What the gateway saw happen since it started, for `/metrics`.
+"""What the gateway saw happen since it started, for `/metrics` and `prorl status`.
 
-How long rollouts were where, and what failed. Counters only; nothing decides by them, and a restart
-begins at zero.
+How long rollouts were where, what failed, and what became of the time of a run's steps. Nothing
+decides by them, and a restart begins at zero.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from prorl.types import FailureCode
 
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 """Upper ends of the histograms' buckets, in seconds; one more takes the rest."""
+
+LAST = 10
+"""Steps that shares are of."""
 
 
 class Phase(StrEnum):
@@ -36,6 +41,83 @@ class Histogram:
     def add(self, seconds: float) -> None:
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.total_s += seconds
+
+
+class Spent(NamedTuple):
+    """Seconds of a trainer's steps, from one commit to the next."""
+
+    steps: int = 0
+    step_s: float = 0.0
+    waited_s: float = 0.0
+    """Of these: until the last group of the step was handed out."""
+    slots_s: float = 0.0
+    """Of RUN's slots, all together; other runs' rollouts are in them, too."""
+    busy_s: float = 0.0
+    """Of these: with a rollout."""
+    worked_s: float = 0.0
+    """Of the run's rollouts in RUN and EVAL."""
+    wasted_s: float = 0.0
+    """Of these: of attempts that were ended or failed, and of groups that went stale or came when
+    the run had enough. What the filter drops is not waste: nobody can know it before.
+    """
+
+    def plus(self, other: Spent) -> Spent:
+        steps, *seconds = (one + two for one, two in zip(self, other, strict=True))
+        return Spent(int(steps), *seconds)
+
+
+@dataclass(slots=True)
+class Effort:
+    """What a run's steps cost."""
+
+    total: Spent = field(default_factory=Spent)
+    last: deque[Spent] = field(default_factory=lambda: deque(maxlen=LAST))
+    """A step each."""
+    handed: deque[float] = field(default_factory=deque)
+    """When the groups that no commit covers were handed out: as many as are not acked."""
+    worked_s: float = 0.0
+    wasted_s: float = 0.0
+    num_worked: int = 0
+    """Rollouts that ended with a verdict."""
+    _before: tuple[float, float, float, float] | None = None
+    """At the last commit: its time, seconds that slots were busy, worked, wasted."""
+
+    def ended(self, seconds: float, good: bool) -> None:
+        """A rollout left a stage, with what it is wanted for or without."""
+        self.worked_s += seconds
+        self.wasted_s += 0.0 if good else seconds
+        self.num_worked += good
+
+    def left_over(self, rollouts: int) -> None:
+        """A whole group was for nothing; its rollouts took what others do."""
+        self.wasted_s += rollouts * self.worked_s / max(1, self.num_worked)
+
+    def committed(self, groups: int, now: float, busy_s: float, slots: int) -> None:
+        """The trainer is done with so many more groups: a step is over."""
+        known = len(self.handed) >= groups
+        handed = [self.handed.popleft() for _ in range(groups)] if known else [now]
+        if known and self._before is not None:
+            at, busy, worked, wasted = self._before
+            step = Spent(
+                1,
+                now - at,
+                max(0.0, handed[-1] - at),
+                slots * (now - at),
+                min(slots * (now - at), max(0.0, busy_s - busy)),
+                self.worked_s - worked,
+                self.wasted_s - wasted,
+            )
+            self.total = self.total.plus(step)
+            self.last.append(step)
+        self._before = now, busy_s, self.worked_s, self.wasted_s
+
+    @property
+    def recent(self) -> Spent:
+        """Of the last steps together."""
+        spent = Spent()
+        for step in self.last:
+            spent = spent.plus(step)
+        return spent
 
 
 class Observed:

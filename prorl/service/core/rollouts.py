@@ -123,7 +123,16 @@ class Rollouts:
         # What began before this gateway did is not known.
         if began := record.entered or record.since:
             self.observed.left(phase, now - began)
+            if phase in (Phase.RUN, Phase.EVAL):
+                good = record.life.state in (RolloutState.RESERVED, RolloutState.RUNNING)
+                record.run.effort.ended(now - began, good)
         record.entered = now
+
+    def stepped(self, run: RunRecord, groups: int) -> None:
+        """Note what the trainer's step cost."""
+        stats = [worker.stats for worker in self._state.of_role("run") if worker.stats]
+        busy_s, slots = sum(one.busy_s for one in stats), sum(one.slots for one in stats)
+        run.effort.committed(groups, self._clock(), busy_s, slots)
 
     def _act(self, record: RolloutRecord, action: Action, rest_s: float = 0.0) -> None:
         match action:

@@ -19,6 +19,7 @@ from prorl.filters import find_filter
 from prorl.graph import GRAPH
 from prorl.service.core.group_pool import GroupPool
 from prorl.service.core.lifecycle import Event, EventKind, RolloutLife
+from prorl.service.core.observed import Effort
 from prorl.service.core.sampler import UNKNOWN, Demand, Rate, reached
 from prorl.service.pool.balancer import Balancer, Suits
 from prorl.service.pool.weights import ServedWeights
@@ -289,6 +290,8 @@ class RunRecord:
     """Reported since the gateway started."""
     moved: tuple[tuple[object, ...], float] = ((), 0.0)
     """Last signs of progress, and when they changed."""
+    effort: Effort = field(default_factory=Effort)
+    """What its trainer's steps cost, since the gateway started."""
     calls: Served = field(default_factory=Served)
     """Its prompts in prefix caches, since the gateway started."""
     stuck: str = ""

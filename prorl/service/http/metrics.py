@@ -73,6 +73,9 @@ def _of_runs(state: State) -> Iterator[Metric]:
     )
     for name, text, read in _RUN_GAUGES:
         yield _gauge(name, text, ("run",), [((run.run_id,), read(run)) for run in runs])
+    for name, (metric, text) in _STEP_COUNTERS.items():
+        values = [((run.run_id,), getattr(run.effort.total, name)) for run in runs]
+        yield _counter(f"run_{metric}", text, ("run",), values)
     yield from _reuse("run", "run", {run.run_id: run.calls for run in runs})
 
 
@@ -92,6 +95,20 @@ _RUN_GAUGES: tuple[tuple[str, str, Callable[[RunRecord], float]], ...] = (
     ("run_reward_sum", "Sum of rewards of valid rollouts.", lambda run: run.reward_sum),
     ("run_rewards", "Valid rollouts that have a reward.", lambda run: run.num_rewards),
 )
+
+_STEP_COUNTERS = {
+    "steps": ("steps", "Steps that its trainer has committed."),
+    "step_s": ("step_seconds", "Seconds that these took."),
+    "waited_s": (
+        "trainer_waited_seconds",
+        "Of these: until the step's last group was handed out. Above 10 %: more rollouts; below"
+        " 5 %: fewer would do.",
+    ),
+    "slots_s": ("slot_seconds", "Seconds of RUN's slots, all together, in its steps."),
+    "busy_s": ("slot_busy_seconds", "Of these: with a rollout, of whatever run."),
+    "worked_s": ("worked_seconds", "Seconds of its rollouts in RUN and EVAL, in its steps."),
+    "wasted_s": ("wasted_seconds", "Of these: ended early, failed, stale, or left over."),
+}
 
 
 def _of_workers(state: State) -> Iterator[Metric]:

@@ -14,6 +14,7 @@ from prorl.control import Stats
 from prorl.graph import GRAPH
 from prorl.service import shapes
 from prorl.service.core.core import Core
+from prorl.service.core.observed import Spent
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.types import GroupState, RolloutState
 
@@ -36,9 +37,21 @@ def run_summary(run: RunRecord) -> shapes.RunSummary:
         "num_rewards": run.num_rewards,
         "cached_share": run.calls.cached_share,
         "reused_share": run.calls.reused_share,
+        "steps": _steps(run.effort.recent),
         "created_at": run.created_at,
         "started_at": run.started_at or None,
         "finished_at": run.finished_at or None,
+    }
+
+
+def _steps(spent: Spent) -> shapes.Steps | None:
+    if not spent.steps:
+        return None
+    return {
+        "steps": spent.steps,
+        "trainer_waited": spent.waited_s / max(1e-9, spent.step_s),
+        "servers_idle": 1 - spent.busy_s / spent.slots_s if spent.slots_s else None,
+        "wasted": min(1.0, spent.wasted_s / spent.worked_s) if spent.worked_s else 0.0,
     }
 
 
