@@ -52,6 +52,8 @@ class Misbehaving:
         self.mode, self.label, self.delay_s = mode, "0", 0.0
         self.calls: list[Call] = []
         self.bodies: list[Json] = []
+        self.in_flight = 0
+        """Of the calls, those that are being answered."""
         self.healthy = True
         self.retry_after, self.hang_share = "", 0.0
         self.answers_probes = False
@@ -108,6 +110,13 @@ class Misbehaving:
         self.bodies.append(body)
         call = Call(time.monotonic(), body["request_id"], body["prompt"])
         self.calls.append(call)
+        self.in_flight += 1
+        try:
+            return await self._answer(request, body, call)
+        finally:
+            self.in_flight -= 1
+
+    async def _answer(self, request: web.Request, body: Json, call: Call) -> web.StreamResponse:
         await asyncio.sleep(self.delay_s)
         if self._dice.random() < self.hang_share:
             await asyncio.Event().wait()

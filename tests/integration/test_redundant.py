@@ -1,0 +1,85 @@
+"""A run has what it wanted: what is still at work for it ends, wherever it is, at once.
+
+A real service and sandboxes; the model server, here, counts the requests that it is answering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from prorl.config import ServiceConfig
+from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.supervisor.root import box_dir
+from prorl.types import Task
+from tests.backends.misbehaving import Misbehaving, Mode
+from tests.integration.checks import check_complete, rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+GROUPS, N = 5, 2
+"""As many as are opened for one that is to be kept, by a filter of which nothing is known yet."""
+ANY = "select group_id, true as kept, 'any' as reason from rollouts group by 1"
+
+
+async def _until(holds: Callable[[], bool]) -> float:
+    """The wall clock's time when it first held."""
+    async with asyncio.timeout(120):
+        while not holds():
+            await asyncio.sleep(0.01)
+    return time.time()
+
+
+async def test_nothing_of_what_is_redundant_is_left(tmp_path: Path, sandbox_kind: str) -> None:
+    """All but the last group hang in a model call; the last one is all that is wanted."""
+    root = tmp_path / "root"
+    live = box_dir(root) / "live"
+    tasks = [
+        Task(task_id=f"t{i}", env="math", prompt=f"{i} + 1?", data={"answer": str(i + 1)})
+        for i in range(GROUPS)
+    ]
+    async with Misbehaving(Mode.STUCK) as server:
+        config = ServiceConfig.model_validate(
+            {"root": root, "backends": (server.url,), "sandbox": {"kind": sandbox_kind}}
+        )
+        server.answers_probes = True
+        async with signals() as stop, service(config, stop) as running:
+            client = client_of(running)
+            await in_thread(lambda: client.create_run(run_id="r", filter=ANY, target_groups=1))
+            await in_thread(lambda: client.submit("r", tasks[1:], N, key="stuck"))
+            stuck = (GROUPS - 1) * N
+            begun = server.calls
+            await _until(lambda: len(begun) == stuck and all(call.ids for call in begun))
+            assert len(list(live.iterdir())) >= stuck
+            server.mode = Mode.WELL
+            await in_thread(lambda: client.submit("r", tasks[:1], N, key="well", last=True))
+            idle, gone = await asyncio.gather(
+                _until(lambda: not server.in_flight and len(server.calls) == stuck + N),
+                _until(lambda: len(server.calls) == stuck + N and not list(live.iterdir())),
+            )
+            async with asyncio.timeout(120):
+                while (await in_thread(client.run, "r"))["state"] != "finished":
+                    await asyncio.sleep(0.1)
+    stored = check_complete(root / "r", GROUPS * N)
+    found = rows(
+        stored, "select failure_code as code, count(*) as n from rollouts group by 1 order by 1"
+    )
+    assert found == [{"code": "", "n": N}, {"code": "redundant", "n": stuck}]
+    tokens = [
+        sum(len(turn["token_ids"]) for turn in row["sequences"])
+        for path in sorted((root / "r" / "partial").glob("*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
+    assert len(tokens) == stuck, "what they had said is kept"
+    assert all(tokens)
+    (decided,) = rows(
+        stored, "select epoch(g.at) as s from groups g where event = 'decided' and kept"
+    )
+    at = decided["s"]
+    print(f"requests 0 after {idle - at:.3f} s, sandboxes 0 after {gone - at:.3f} s")
+    assert idle >= at, "nothing was ended before there was enough"
