@@ -22,7 +22,8 @@ from prorl.backends.embedded import TOY
 from tests.backends.tap import Tap
 
 VLLM_PYTHON = os.environ.get("PRORL_VLLM_PYTHON", "")
-START_S = 240.0
+START_S = 480.0
+"""On two cores that others use too an import of vLLM alone has taken minutes."""
 CONTEXT = 512
 VLLM_ENVIRONMENT = {
     "TORCH_COMPILE_DISABLE": "1",
@@ -83,7 +84,9 @@ class Server:
                     pass
                 await asyncio.sleep(0.2)
         tail = self._log.read_text(errors="replace")[-2000:]
-        raise AssertionError(f"{self.name} did not start within {START_S:g} s:\n{tail}")
+        code = self._process.returncode
+        what = f"did not start within {START_S:g} s" if code is None else f"ended with {code}"
+        raise AssertionError(f"{self.name} {what}:\n{tail}")
 
     def strike(self, number: signal.Signals) -> None:
         assert self._process is not None
