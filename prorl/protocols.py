@@ -237,6 +237,8 @@ class AgentContext(Protocol):
     """What an earlier life of the attempt has recorded, and where this one is written down."""
     desk: Desk
     """Where guests take their turns, and those of other hosts their work."""
+    routing: bool
+    """Whether the backend is asked which experts the tokens go through."""
 
     def cancelled(self) -> bool:
         """Asked between calls.

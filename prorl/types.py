@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     Int32 = NDArray[np.int32]
     UInt8 = NDArray[np.uint8]
     Float32 = NDArray[np.float32]
+    Int16 = NDArray[np.int16]
 
 Json = Any
 """A JSON value, only where JSON enters or leaves."""
@@ -238,6 +239,8 @@ class GenerateRequest:
     """
     part_tokens: int = 16
     """Tokens that should come between two such words."""
+    routing_from: int = -1
+    """First place whose routing of experts is asked for; -1 = none is."""
     task: Task | None = None
     """This and what follows: for scripted backends in this process; never sent over a wire."""
     sample_index: int = 0
@@ -261,6 +264,10 @@ class Completion:
     cached_tokens: int = 0
     llm_s: float = 0.0
     backend: str = ""
+    routing: Int16 | None = None
+    """[places, layers * top_k] experts from `routing_from` to the last id but one, which alone no
+    layer has seen; None where none were asked for, or a cut call has none.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -286,6 +293,8 @@ class Sequence:
     """Segment that it forked from or goes on from; -1 for none."""
     weight: float = 1.0
     """1 over the sequences of its rollout that train; 0 where nothing of it does."""
+    routing: Int16 | None = None
+    """[R, layers * top_k] experts of its first R ids: all but the last of a whole sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,6 +182,7 @@ class RunOperator(StageOperator):
                     min_version=PolicyVersion(lease.min_version),
                     journal=journal,
                     desk=self._desk,
+                    routing=lease.routing,
                 )
                 agent = env.agent if isinstance(env, BringsAgent) else lease.agent
                 trajectory = await self._drive(agent, context)

@@ -54,3 +54,4 @@ class AttemptContext:
     min_version: PolicyVersion = FIRST_VERSION
     journal: AttemptJournal = field(default_factory=AttemptJournal)
     desk: Desk = field(default_factory=Desk)
+    routing: bool = False

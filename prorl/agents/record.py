@@ -34,7 +34,7 @@ from prorl.types import (
 )
 
 if TYPE_CHECKING:
-    from prorl.types import Float32, Int32
+    from prorl.types import Float32, Int16, Int32
 
 _FIRST_CAPACITY = 4096
 
@@ -52,6 +52,7 @@ class SequenceRecord:
         self._versions: list[int] = []
         self._turns: list[int] = []
         self._temperatures: list[float] = []
+        self._routing: list[Int16] = []
         self.last_context: Int32 = self._ids_L[:0]
         """What `context` appended last."""
 
@@ -62,6 +63,11 @@ class SequenceRecord:
     def num_sampled(self) -> int:
         """How many ids were sampled so far."""
         return sum(map(len, self._logprobs))
+
+    @property
+    def num_routed(self) -> int:
+        """Ids from the first on whose experts are known."""
+        return sum(map(len, self._routing))
 
     @property
     def ids_L(self) -> Int32:
@@ -81,6 +87,8 @@ class SequenceRecord:
         start = self._length
         self._append(completion.token_ids_C)
         self._logprobs.append(completion.logprobs_C)
+        if completion.routing is not None:
+            self._routing.append(completion.routing)
         for end, version in zip(completion.version_ends, completion.versions, strict=True):
             # Tokens that no known weights sampled would be trained with a ratio that is a guess.
             kind = SpanKind.SAMPLED if version == UNKNOWN_VERSION else SpanKind.TRAINED
@@ -111,6 +119,7 @@ class SequenceRecord:
             span_version_S=np.array(self._versions, dtype=np.int32),
             span_turn_S=np.array(self._turns, dtype=np.int32),
             span_temperature_S=np.array(self._temperatures, dtype=np.float32),
+            routing=np.concatenate(self._routing) if self._routing else None,
         )
 
     def _append(self, ids: Int32) -> None:
@@ -244,6 +253,7 @@ def join(parts: list[Completion]) -> Completion:
     ends: list[int] = []
     versions: list[PolicyVersion] = []
     start = 0
+    routing = [part.routing for part in parts if part.routing is not None]
     for part in parts:
         ends += [start + end for end in part.version_ends]
         versions += part.versions
@@ -257,4 +267,5 @@ def join(parts: list[Completion]) -> Completion:
         cached_tokens=parts[0].cached_tokens,
         llm_s=sum(part.llm_s for part in parts),
         backend=parts[-1].backend,
+        routing=np.concatenate(routing) if routing else None,
     )

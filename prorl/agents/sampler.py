@@ -164,6 +164,8 @@ class Sampler:
         wanted: int,
     ) -> None:
         check_completion(completion, self._context.renderer.vocab_size, wanted)
+        if self._context.routing:
+            completion = _checked_routing(completion, sequence)
         self._check_versions(completion, self._oldest[turn])
         sequence.sampled(completion, turn, self._context.sampling.temperature)
         parts.append(completion)
@@ -225,6 +227,7 @@ class Sampler:
             sample_index=context.sample_index,
             turn=turn,
             run_seed=context.run_seed,
+            routing_from=sequence.num_routed if context.routing else -1,
         )
 
 
@@ -233,6 +236,25 @@ def _is_ended(completion: Completion, stop_token_ids: tuple[int, ...]) -> bool:
     ids_C = completion.token_ids_C
     cut = completion.finish_reason is FinishReason.ABORT
     return cut and len(ids_C) > 0 and int(ids_C[-1]) in stop_token_ids
+
+
+def _checked_routing(completion: Completion, sequence: SequenceRecord) -> Completion:
+    """The completion, whose routing goes on where the sequence's ends.
+
+    A cut call may have none: the next one is asked for what is missing. Raises BackendError.
+    """
+    known, routing = sequence.num_routed, completion.routing
+    wanted = len(sequence) + len(completion.token_ids_C) - 1 - known
+    if routing is not None and len(routing) == wanted:
+        return completion
+    if completion.finish_reason is FinishReason.ABORT:
+        return replace(completion, routing=None)
+    found = "none" if routing is None else f"{len(routing)}"
+    raise BackendError(
+        FailureCode.BACKEND_PROTOCOL,
+        f"{completion.backend} sent the experts of {found} of {wanted} tokens, which the run's"
+        " `routing` asks for: was it started with --enable-return-routed-experts?",
+    )
 
 
 def prompt_digest(ids_L: Int32) -> bytes:

@@ -63,6 +63,10 @@ class RescoredIndex:
     def forget(self, group_ids: Iterable[int]) -> None:
         self._index.forget(group_ids)
 
+    def routing(self, group_id: int) -> pa.Table:
+        """As it is stored."""
+        return self._index.routing(group_id)
+
 
 def open_twisted(where: str, twist: Twist) -> tuple[ReplayOrder, GroupIndex | RescoredIndex]:
     """Order and data of a stored run, twisted.

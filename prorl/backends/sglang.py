@@ -17,6 +17,7 @@ Protocol as its source of 0.5.23 has it; no server ran here, tests have a stand-
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ from prorl.errors import BackendError
 from prorl.types import FailureCode, GenerateRequest, Json
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from prorl.backends.catalogue import BackendContext
 
 ANY_TOP_K = 1 << 20
@@ -63,6 +66,8 @@ class SglangBackend(VllmBackend):
             "input_ids": np.ascontiguousarray(request.prompt_ids_L),
             "return_logprob": True,
             "return_sampling_mask": _cuts(request),
+            "return_routed_experts": request.routing_from >= 0,
+            "routed_experts_start_len": max(request.routing_from, 0),
             "stream": interval > 0,
             "sampling_params": {
                 "max_new_tokens": sampling.max_tokens,
@@ -103,7 +108,9 @@ class SglangBackend(VllmBackend):
         if their_ids[start:] != ids[start:]:
             raise ValueError(f"output_ids {str(ids)[:80]}, logprobs of {str(their_ids)[:80]}")
         prompt = meta.get("prompt_tokens", len(request.prompt_ids_L))
+        routed = meta.get("routed_experts")
         choice = {
+            "routed_experts": routed and _routed(routed, prompt + count - 1 - request.routing_from),
             "token_ids": ids[start:],
             "logprobs": {"token_logprobs": logprobs[start:]},
             "finish_reason": reason.get("type"),
@@ -120,6 +127,11 @@ class SglangBackend(VllmBackend):
             "prompt_tokens_details": {"cached_tokens": meta.get("cached_tokens", 0)},
         }
         return {"id": f"cmpl-{meta['id']}", "choices": [choice], "usage": usage}
+
+
+def _routed(value: str, num_tokens: int) -> NDArray[np.int32]:
+    """Its int32, which say no shape. Raises ValueError where they are not of `num_tokens`."""
+    return np.frombuffer(base64.b64decode(value), "<i4").reshape(num_tokens, -1)
 
 
 def _cuts(request: GenerateRequest) -> bool:

@@ -27,8 +27,8 @@ import orjson
 from prorl.backends.catalogue import address
 from prorl.backends.labels import Labels
 from prorl.backends.logprobs import check_logprobs
-from prorl.backends.vllm_http import Connections, HttpLimits
-from prorl.backends.vllm_reply import Events, Reply
+from prorl.backends.vllm_http import MAX_REPLY_BYTES, Connections, HttpLimits
+from prorl.backends.vllm_reply import MAX_EVENT_BYTES, Events, Reply
 from prorl.completion import check_completion
 from prorl.errors import BackendError, boundary
 from prorl.types import Completion, FailureCode, GenerateRequest, Json, Trouble
@@ -134,7 +134,7 @@ class VllmBackend:
     ) -> None:
         """Fill `reply`, and tell what comes. Raises BackendError."""
         told, told_at = 0, 0.0
-        events = Events()
+        events = Events(MAX_REPLY_BYTES if request.routing_from >= 0 else MAX_EVENT_BYTES)
         async with self._connections.stream("POST", self.path, body, headers) as (kind, parts):
             if kind != "text/event-stream":
                 whole = b"".join([part async for part in parts])
@@ -274,6 +274,9 @@ class VllmBackend:
         }
         if sampling.priority:
             body["priority"] = sampling.priority
-        if interval := self._limits.stream_interval:
+        if request.routing_from >= 0:
+            # Its streams have no routing: whoever wants some waits for the whole.
+            body["routed_experts_prompt_start"] = request.routing_from
+        elif interval := self._limits.stream_interval:
             body |= {**_STREAMED, "stream_interval": interval}
         return body

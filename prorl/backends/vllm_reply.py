@@ -11,8 +11,10 @@ handed on. Not promised: that ids and logprobs of the right shape and number are
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -21,7 +23,9 @@ from prorl.backends.labels import version_of
 from prorl.types import Completion, FinishReason, GenerateRequest, Json, PolicyVersion
 
 if TYPE_CHECKING:
-    from prorl.types import Int32
+    from numpy.typing import NDArray
+
+    from prorl.types import Int16, Int32
 
 DONE = b"[DONE]"
 MAX_EVENT_BYTES = 8 << 20
@@ -49,6 +53,7 @@ class Reply:
         self._logprobs: list[float] = []
         self._marks: list[tuple[int, str]] = []
         """(end, label), where the server states labels."""
+        self._routing: Int16 | None = None
         self._cached = 0
         self._counted = -1
         """Tokens by the server's own last count; -1 = it has not said."""
@@ -81,6 +86,9 @@ class Reply:
             if prompt is not None and not np.array_equal(prompt, self._request.prompt_ids_L):
                 raise ValueError("a reply to another prompt")
             self._take_tokens(choice)
+            routed = choice.get("routed_experts")
+            if routed is not None and self._request.routing_from >= 0:
+                self._routing = _routing(routed)
             if choice.get("finish_reason") is not None:
                 self.finish = FinishReason(choice["finish_reason"])
                 self._check_end(choice.get("stop_reason"))
@@ -172,6 +180,7 @@ class Reply:
             cached_tokens=self._cached,
             llm_s=llm_s,
             backend=self._backend,
+            routing=self._routing,
         )
 
     def _versions(self, label: str | None) -> tuple[tuple[int, ...], tuple[PolicyVersion, ...]]:
@@ -190,9 +199,10 @@ class Reply:
 
 
 class Events:
-    """Cuts a byte stream into the data of server-sent events. Bounded: `MAX_EVENT_BYTES`."""
+    """Cuts a byte stream into the data of server-sent events. Bounded: `max_bytes` an event."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._rest: list[bytes] = []
         """Of a line that has not ended; joined once, when it does."""
         self._rest_bytes = 0
@@ -206,8 +216,8 @@ class Events:
         first, *others = part.split(b"\n")
         self._rest.append(first)
         self._rest_bytes += len(first)
-        if self._rest_bytes > MAX_EVENT_BYTES:
-            raise ValueError(f"a line of more than {MAX_EVENT_BYTES} bytes")
+        if self._rest_bytes > self._max_bytes:
+            raise ValueError(f"a line of more than {self._max_bytes} bytes")
         if not others:
             return
         lines = [b"".join(self._rest), *others[:-1]]
@@ -227,6 +237,21 @@ class Events:
 def _are(values: Json, *types: type) -> bool:
     """Whether it is a list of nothing but such; JSON's true is no number."""
     return isinstance(values, list) and {*map(type, values)} <= {*types}
+
+
+def _routing(value: str | NDArray[Any]) -> Int16:
+    """Experts as [tokens, layers * top_k]: base64 of what `numpy.save` writes, or an array."""
+    found = (
+        np.load(io.BytesIO(base64.b64decode(value)), allow_pickle=False)
+        if isinstance(value, str)
+        else value
+    )
+    if found.ndim < 2 or not found[0].size or found.dtype.kind not in "iu":
+        raise ValueError(f"routing of experts {found.dtype}{found.shape}")
+    flat = found.reshape(len(found), -1)
+    if flat.min() < -1 or flat.max() > np.iinfo(np.int16).max:
+        raise ValueError(f"experts {flat.min()} to {flat.max()}")
+    return flat.astype(np.int16)
 
 
 def _ids(values: list[int]) -> Int32:

@@ -27,8 +27,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import stamina
 
@@ -43,6 +44,9 @@ from prorl.net.join import Join
 from prorl.net.tls import Credentials
 from prorl.task_json import check_values
 from prorl.types import Json, SamplingParams, Task
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ResultT = TypeVar("ResultT")
 
@@ -383,6 +387,32 @@ class Client:
         check_rank(rank, world, max_tokens)
         steps = self.stream(run, groups_per_batch=groups_per_step, **more)
         return shares(steps, rank, world, max_tokens)
+
+    def routing(self, batch: PackedBatch, consumer: str = "primary") -> list[NDArray[Any] | None]:
+        """Of each sequence of a batch that was streamed: [R, layers * top_k] experts of its first R
+        tokens, which are all but the last; None where the run has none (`run.routing`).
+
+        A fetch of its own, group by group: about 400 bytes a token of a large model.
+        """
+        found: dict[int, NDArray[Any]] = {}
+        for seq in batch.arrow.column("delivery_seq").unique().to_pylist():
+            cursor = str(Cursor(batch.run, seq))
+            ticket = Ticket(
+                run=batch.run,
+                consumer=consumer,
+                cursor=cursor,
+                max_groups=1,
+                wait_s=0.0,
+                layout="routing",
+            )
+            rows = self._retrying(partial(self._routing, ticket))
+            for row in rows.select(["sequence_id", "width", "experts", "wide"]).to_pylist():
+                flat = np.frombuffer(row["experts"], "<i2" if row["wide"] else "u1")
+                found[row["sequence_id"]] = flat.reshape(-1, row["width"])
+        return [found.get(key) for key in batch.arrow.column("sequence_id").to_pylist()]
+
+    def _routing(self, ticket: Ticket) -> pa.Table:
+        return self._flight(ticket.run).routing(ticket)
 
     def commit(self, at: PackedBatch | str, consumer: str = "primary") -> None:
         """Everything before this cursor is trained and durable.

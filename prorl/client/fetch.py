@@ -30,7 +30,7 @@ from prorl.flight.refusals import STREAM_ERRORS, from_flight
 from prorl.flight.ticket import Cursor, Ticket
 from prorl.flight.wire import call_options, check_peer_schema, guard_fork, open_client
 from prorl.net.tls import Credentials
-from prorl.schema import STREAM
+from prorl.schema import ROUTING, STREAM
 from prorl.types import Json
 
 CALL_TIMEOUT_S = 30.0
@@ -112,6 +112,10 @@ class FlightSource:
             self._boot_id = ""
         return _fetched(plan, batches, is_mapped=mapped is not None)
 
+    def routing(self, ticket: Ticket) -> pa.Table:
+        """Rows of the table `routing` for the groups of a ticket of that layout."""
+        return self._get(fl.Ticket(ticket.dumps()), ticket.wait_s, ROUTING)
+
     def action(self, verb: str, body: Mapping[str, Json] | bytes) -> dict[str, Json]:
         """A DoAction: a JSON object, or bytes as they are, and a JSON object back."""
         data = body if isinstance(body, bytes) else orjson.dumps(body)
@@ -167,12 +171,12 @@ class FlightSource:
             stuck=said.get(b"prorl.stuck", b"").decode(),
         )
 
-    def _get(self, ticket: fl.Ticket, wait_s: float) -> pa.Table:
+    def _get(self, ticket: fl.Ticket, wait_s: float, schema: pa.Schema = STREAM) -> pa.Table:
         with self._errors():
             table = self._client.do_get(
                 ticket, call_options(self._token, wait_s + READ_TIMEOUT_S)
             ).read_all()
-        check_peer_schema(table.schema, STREAM, self.location)
+        check_peer_schema(table.schema, schema, self.location)
         return table
 
     @contextmanager

@@ -13,9 +13,9 @@ more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -57,9 +57,15 @@ class Record(NamedTuple):
     """Which sibling of its group the rollout is."""
     segment: int
     """Which sequence of its rollout it is."""
+    routing: NDArray[Any] | None = None
+    """[R, layers * top_k] experts of its first R tokens, all but the last, if they were asked for
+    (`Client.routing`).
+    """
 
 
-def records(batch: PackedBatch) -> list[Record]:
+def records(
+    batch: PackedBatch, routing: Sequence[NDArray[Any] | None] | None = None
+) -> list[Record]:
     """The sequences of a batch, in its order. Views and copies are the caller's own to write to."""
     sampled = batch.sampled_index()
     mask = batch.loss_mask().astype(np.bool_)
@@ -93,6 +99,7 @@ def records(batch: PackedBatch) -> list[Record]:
                 rollout=keys["rollout_id"][row],
                 sample=keys["sample_index"][row],
                 segment=keys["segment"][row],
+                routing=routing[row] if routing is not None else None,
             )
         )
     return found
@@ -115,9 +122,11 @@ class Feed:
         cursor: str | None = None,
         advantages: Advantages = "group",
         wait_s: float = 10.0,
+        routing: bool = False,
     ) -> None:
+        """`routing`: fetch which experts the tokens went through, too."""
         self.url, self.run, self.consumer, self.cursor = str(url), run, consumer, cursor
-        self._advantages, self._wait_s = advantages, wait_s
+        self._advantages, self._wait_s, self._routing = advantages, wait_s, routing
 
     def __iter__(self) -> Iterator[list[Record]]:
         """Until the run ends; waits for what is not there yet."""
@@ -130,8 +139,9 @@ class Feed:
                 advantages=self._advantages,
                 wait_s=self._wait_s,
             ):
+                routing = client.routing(batch, self.consumer) if self._routing else None
                 self.cursor = batch.cursor
-                yield records(batch)
+                yield records(batch, routing)
 
     def commit(self, cursor: str | None = None) -> None:
         """All groups before the cursor (default: the feed's) are trained and durable."""

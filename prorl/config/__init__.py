@@ -468,6 +468,11 @@ class RunConfig(StrictModel):
         default="tell",
         description="a tool call that may have run when its worker died: tell the policy, or fail",
     )
+    routing: bool = Field(
+        default=False,
+        description="keep which experts of a mixture each token went through, as model servers with"
+        " --enable-return-routed-experts say",
+    )
 
     @field_validator("run_id")
     @classmethod

@@ -34,17 +34,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
 
 from prorl.errors import ConflictError, UserError
 from prorl.types import Json
 
-Layout = Literal["packed", "dense"]
+Layout = Literal["packed", "dense", "routing"]
 """`packed`: the STREAM schema.
 
-`dense`: with mask and logprobs of full length (`prorl.schema.sequences.dense`).
+`dense`: with mask and logprobs of full length (`prorl.schema.sequences.dense`). `routing`: the
+groups' rows of the table `routing` instead, by `do_get` alone; none where the run has none.
 """
 
 
@@ -117,7 +118,7 @@ class Ticket:
     @property
     def _is_in_range(self) -> bool:
         counts = self.max_bytes >= 1 and self.max_groups >= 0
-        return counts and 0 <= self.wait_s <= 3600 and self.layout in ("packed", "dense")
+        return counts and 0 <= self.wait_s <= 3600 and self.layout in get_args(Layout)
 
 
 _TICKET_TYPES: dict[str, tuple[type, ...]] = {

@@ -106,6 +106,9 @@ class _Said(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=Tru
     llm_s: float
     spent_s: float
     prompt: bytes
+    routing: bytes = b""
+    width: int = 0
+    """Experts of a token; 0 without routing."""
 
 
 _ANSWER = msgspec.msgpack.Decoder(tuple[int, int, bytes, float, float])
@@ -118,6 +121,7 @@ _encode = msgspec.msgpack.Encoder(enc_hook=int).encode
 
 def said_body(said: Said) -> bytes:
     completion = said.completion
+    routing = completion.routing
     return _encode(
         _Said(
             said.turn,
@@ -134,6 +138,8 @@ def said_body(said: Said) -> bytes:
             said.llm_s,
             said.spent_s,
             said.prompt,
+            b"" if routing is None else _bytes(routing, "<i2"),
+            0 if routing is None else routing.shape[1],
         )
     )
 
@@ -204,6 +210,9 @@ def _read_said(body: memoryview) -> Said:
         cached_tokens=value.cached_tokens,
         llm_s=value.llm_s,
         backend=value.backend,
+        routing=np.frombuffer(value.routing, "<i2").reshape(-1, value.width)
+        if value.width
+        else None,
     )
     return _check_said(
         Said(

@@ -24,9 +24,9 @@ larger; rows are hashed by value (`row_hashes`), never by IPC bytes. Both ends o
 `SCHEMA_VERSION` when it opens; a run directory carries it in its manifest.
 
 Tables of a run directory: `sequences` (what trainers stream; numbers only, no nulls), `rollouts`
-(what SQL filters), `turns`, `messages` (for people), `groups` (append-only events), `tasks`. Beside
-them `trained` (which sequences made which checkpoint), `annotations` and `versions` (published
-weights) are appended to.
+(what SQL filters), `turns`, `messages` (for people), `groups` (append-only events), `tasks`,
+`routing` (experts of mixtures, where a run asks for them). Beside them `trained` (which sequences
+made which checkpoint), `annotations` and `versions` (published weights) are appended to.
 `partial` keeps attempts that did not commit, in SCORED's shape.
 """
 
@@ -45,6 +45,7 @@ from prorl.schema.fields import (
     LIMITS,
     MESSAGE,
     REWARD_PART,
+    ROUTED,
     SAMPLING,
     SANDBOX_REF,
     SCHEMA_VERSION,
@@ -93,6 +94,9 @@ LEASED = versioned(
             pa.utf8(),
             "a tool call that may have run when its worker died: tell the policy, or fail",
         ),
+        required(
+            "routing", pa.bool_(), "whether model servers are asked which experts a token took"
+        ),
     ],
     "edge/lease",
 )
@@ -131,6 +135,7 @@ RAN = versioned(
         required("run_s", pa.float64(), "seconds that RUN took"),
         required("llm_s", pa.float64(), "seconds in model calls"),
         required("tool_s", pa.float64(), "seconds in tools"),
+        required("routed", list_of(ROUTED), "experts of the sequences; empty unless asked for"),
         *HISTORY,
         *DOOR,
     ],
@@ -350,6 +355,21 @@ TASKS = versioned(
     sampling="sampling parameters of this group as JSON; empty = the run's",
 )
 
+ROUTING = versioned(
+    [
+        RUN_ID,
+        required("sequence_id", pa.int64()),
+        required("rollout_id", pa.int64()),
+        required("group_id", pa.int64()),
+        required("attempt", pa.int32()),
+        *(field for field in ROUTED if field.name != "segment"),
+    ],
+    "routing",
+)
+"""Which experts of a mixture the tokens of a sequence went through, for runs that ask: too wide for
+`sequences`, which trainers stream.
+"""
+
 TRAINED = versioned(
     [
         RUN_ID,
@@ -469,6 +489,7 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
         "messages": MESSAGES,
         "groups": GROUPS,
         "tasks": TASKS,
+        "routing": ROUTING,
     }
 )
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from prorl.schema import LEASED, RAN, READY, SCORED
 from prorl.schema.fields import REWARD_PART, TURN
 from prorl.schema.rows import Added, EdgeColumns, Row
-from prorl.schema.sequences import sequence_values
+from prorl.schema.sequences import routed_values, sequence_values
 from prorl.task_json import task_from_json, task_to_json
 from prorl.types import (
     AttemptKey,
@@ -59,6 +59,7 @@ class Lease:
     extra: str = "{}"
     on_unknown: str = ""
     """What becomes of a tool call that may have run when its worker died; empty: no journal."""
+    routing: bool = False
     """Why it did not, where it had one."""
 
 
@@ -104,6 +105,7 @@ class RanColumns(Added):
     run_s: float
     llm_s: float
     tool_s: float
+    routed: list[Values]
     resumes: int
     bridged: int
     rendered: int
@@ -167,6 +169,7 @@ def _leased_dict(lease: Lease) -> dict[str, Json]:
         "queue_s": lease.queue_s,
         "extra": lease.extra,
         "on_unknown": lease.on_unknown,
+        "routing": lease.routing,
     }
 
 
@@ -190,6 +193,7 @@ def read_lease(row: Row) -> Lease:
         queue_s=value("queue_s"),
         extra=value("extra"),
         on_unknown=value("on_unknown"),
+        routing=value("routing"),
     )
 
 
@@ -291,6 +295,7 @@ def ran_columns(trajectory: Trajectory, *, run_s: float, resumes: int = 0) -> Ra
         run_s=run_s,
         llm_s=trajectory.llm_s,
         tool_s=trajectory.tool_s,
+        routed=[routed_values(s) for s in trajectory.sequences if s.routing is not None],
         resumes=resumes,
         **asdict(trajectory.door),
     )

@@ -128,6 +128,18 @@ SEQUENCE = _struct(
     **SPANS,
 )
 
+ROUTED = _struct(
+    required("segment", pa.int32()),
+    required("width", pa.int32(), "experts of a token: layers x top_k, layer by layer"),
+    required(
+        "experts",
+        pa.binary(),
+        "little-endian, `width` a token from the first token on: uint8, or int16 where `wide`",
+    ),
+    required("wide", pa.bool_(), "whether an expert takes two bytes"),
+)
+"""Which experts the tokens of a sequence went through."""
+
 TURN = _struct(
     required("turn", pa.int32()),
     required("segment", pa.int32()),

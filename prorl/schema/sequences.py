@@ -30,6 +30,15 @@ sequence_values = attrgetter(*_SCALAR_NAMES, *_SEQUENCE_NAMES)
 """A sequence's values in the order of SEQUENCE."""
 
 
+def routed_values(sequence: Sequence) -> tuple[int, int, bytes, bool]:
+    """Values of ROUTED, of a sequence that has routing: a byte an expert where that is enough."""
+    experts = sequence.routing
+    assert experts is not None
+    wide = bool(experts.size) and not 0 <= int(experts.min()) <= int(experts.max()) < 256
+    kept = experts.astype("<i2" if wide else "u1", copy=False)
+    return sequence.segment, experts.shape[1], kept.tobytes(), wide
+
+
 def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
     """Sequences as an Arrow array of SEQUENCE structs."""
     return pa.array([sequence_values(s) for s in sequences], SEQUENCE)

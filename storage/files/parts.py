@@ -42,6 +42,10 @@ _TEXT = {
 }
 
 
+BY_GROUP = ("sequences", "routing")
+"""Tables that are read a group at a time."""
+
+
 def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
     """Parquet bytes of one table of a part; the column `run_id` is filled in."""
     rows = conform(rows, table, run_id)
@@ -57,7 +61,8 @@ def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
         write_statistics=_SCALARS[table],
         write_page_checksum=True,
     ) as writer:
-        for start, stop in row_groups(rows) if sequences else cut_by_size(rows):
+        by_group = table in BY_GROUP
+        for start, stop in row_groups(rows) if by_group else cut_by_size(rows):
             if stop > start:
                 writer.write_table(rows.slice(start, stop - start), row_group_size=stop - start)
     return sink.getvalue()

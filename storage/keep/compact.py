@@ -37,7 +37,7 @@ from prorl.storage.files.durable import WriteDurably, write_durably
 from prorl.storage.files.layout import COMMITS, PartFile, RunDir
 from prorl.storage.files.objects import remove
 from prorl.storage.files.part_reader import raw_bytes, read_part
-from prorl.storage.files.parts import conform, encode, part_file
+from prorl.storage.files.parts import BY_GROUP, conform, encode, part_file
 from prorl.storage.read.sql import LockedDuckDB
 
 PACK = "pack-"
@@ -236,8 +236,9 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "messages": ("rollout_id", "index"),
     "groups": ("event_seq",),
     "tasks": ("group_id",),
+    "routing": ("sequence_id",),
 }
-"""What the rows of a pack are sorted by; `sequences` by the rank of their group first."""
+"""What the rows of a pack are sorted by; those of `BY_GROUP` by the rank of their group first."""
 
 
 class Checksum(NamedTuple):
@@ -274,7 +275,7 @@ def delivery_ranks(run: RunDir, commits: Sequence[Commit]) -> Ranks:
 def row_order(table: str, rows: pa.Table, ranks: Ranks) -> _Int64s:
     """Indices that sort the rows of a table as its packs hold them."""
     keys = [rows.column(name).to_numpy() for name in reversed(ORDER[table])]
-    if table == "sequences":
+    if table in BY_GROUP:
         keys.append(ranks.of(rows.column("group_id").to_numpy()))
     order: _Int64s = np.lexsort(keys).astype(np.int64)
     return order

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from prorl.errors import NotFoundError, StorageError
-from prorl.schema import SEQUENCES
+from prorl.schema import ROUTING, SEQUENCES
 from prorl.storage.files.commit_files import Commit
 from prorl.storage.files.layout import PartFile, RunDir
 from prorl.storage.files.part_reader import PartReader
@@ -81,17 +81,23 @@ class GroupIndex:
     _cache: OrderedDict[tuple[int, str], pa.Table] = field(default_factory=OrderedDict)
     cached_bytes: int = 0
     _footers: OrderedDict[str, pq.FileMetaData] = field(default_factory=OrderedDict)
+    _routing: dict[str, tuple[PartFile, int]] = field(default_factory=dict)
+    """Files of the table `routing`, with the commit that names each."""
     _last: tuple[str, tuple[int, ...], pa.Table] | None = None
     """What was read last: the next group in order often lies in the same row groups."""
 
     def __contains__(self, group_id: int) -> bool:
         return group_id in self._where
 
-    def add_written(self, file: PartFile, rows: pa.Table, commit_seq: int) -> None:
-        """Index a `sequences` part that was just written from `rows`.
+    def add_written(
+        self, file: PartFile, rows: pa.Table, commit_seq: int, routing: PartFile | None = None
+    ) -> None:
+        """Index a `sequences` part that was just written from `rows`, and its routing.
 
         The rows are remembered while there is room.
         """
+        if routing is not None:
+            self._routing[routing.path] = (routing, commit_seq)
         ids = rows.column("group_id").to_numpy()
         sizes = [stop - start for start, stop in row_groups(rows)]
         self._add(GroupKeys(file, commit_seq, _by_row_group(ids, sizes)))
@@ -138,6 +144,15 @@ class GroupIndex:
         pending = [
             keys for keys in self._files if keys.commit_seq > upto and keys.file.path not in named
         ]
+        last = max((commit.commit_seq for commit in commits), default=0)
+        self._routing = {
+            path: known for path, known in self._routing.items() if known[1] > last
+        } | {
+            file.path: (file, commit.commit_seq)
+            for commit in commits
+            for file in commit.files
+            if file.table == "routing" and file.rows
+        }
         self._files, self._where = [], {}
         for keys in (*files, *pending):
             self._add(keys)
@@ -172,20 +187,38 @@ class GroupIndex:
 
         Raises NotFoundError when no part has any.
         """
-        try:
-            rows = self._read(group_id)
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            # Compacted by somebody else, and the parts that we know are gone.
-            self.take_over(self.look())
-            rows = self._read(group_id)
+        rows = self._looking_again(lambda: self._read(group_id))
         order = pc.sort_indices(
             rows, sort_keys=[("sample_index", "ascending"), ("segment", "ascending")]
         ).to_pylist()
         slices = [rows.slice(i, 1) for i in order]
         ((batch,)) = pa.concat_tables(slices).combine_chunks().to_batches()
         return batch.replace_schema_metadata(SEQUENCES.metadata)
+
+    def routing(self, group_id: int) -> pa.Table:
+        """What the table `routing` has of a group, in the order of `read`. Raises as `read`."""
+        rollouts = self.read(group_id).column("rollout_id").unique().to_pylist()
+        return self._looking_again(lambda: self._read_routing(rollouts))
+
+    def _read_routing(self, rollouts: Sequence[int]) -> pa.Table:
+        found = [ROUTING.empty_table()]
+        for rollout in rollouts:
+            for file, _ in self._routing.values():
+                if file.first <= rollout <= file.last:
+                    with PartReader(self.run, file) as part:
+                        rows = part.read(part.row_groups_with(rollout))
+                    found.append(rows.filter(pc.field("rollout_id") == rollout))
+        return pa.concat_tables(found)
+
+    def _looking_again(self, read: Callable[[], pa.Table]) -> pa.Table:
+        try:
+            return read()
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            # Compacted by somebody else, and the parts that we know are gone.
+            self.take_over(self.look())
+            return read()
 
     def _read(self, group_id: int) -> pa.Table:
         parts = self._where.get(group_id)

@@ -32,7 +32,7 @@ from prorl.flight import FlightReads
 from prorl.flight.plan import ReadPlan, boot_id, inode
 from prorl.flight.queues import wire_bytes
 from prorl.flight.ticket import Cursor, Ticket
-from prorl.schema import STREAM
+from prorl.schema import ROUTING, STREAM
 from prorl.schema.sequences import dense
 from prorl.storage.files.layout import RunDir
 from prorl.storage.serve.hot import HotCopy, Location
@@ -74,6 +74,9 @@ class GroupReader(Protocol):
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """These will not be read soon."""
+
+    def routing(self, group_id: int) -> pa.Table:
+        """A group's rows of the table `routing`. Raises as `read`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,8 @@ class Endpoint:
     async def info(self, command: bytes) -> fl.FlightInfo:
         """`get_flight_info`: hands out groups, with their places and a ticket for the same."""
         ticket = Ticket.parse(command)
+        if ticket.layout == "routing":
+            raise UserError("a plan of routing", "do_get with the ticket: no file is mapped")
         schema = _shape(_EMPTY, ticket).schema
         run, seq, given = await self._take(ticket)
         planned = await self.on_thread(ticket.run, lambda: self._locate(run, seq, given))
@@ -172,11 +177,15 @@ class Endpoint:
     async def get(self, data: bytes) -> pa.Table:
         """`do_get`: whole groups in delivery order."""
         ticket = Ticket.parse(data)
-        schema = _shape(_EMPTY, ticket).schema
+        schema = ROUTING if ticket.layout == "routing" else _shape(_EMPTY, ticket).schema
         run, seq, given = await self._take(ticket)
         packed = await self.on_thread(
             ticket.run,
-            lambda: [_shape(batch, ticket) for batch in _packed(self._read(run, seq, given))],
+            lambda: (
+                _routing(run, given)
+                if ticket.layout == "routing"
+                else [_shape(batch, ticket) for batch in _packed(self._read(run, seq, given))]
+            ),
         )
         cursor = Cursor(ticket.run, seq + len(given.groups))
         ends = {"prorl.cursor": str(cursor), "prorl.end": "true" if given.end else "false"}
@@ -347,6 +356,12 @@ def _packed(groups: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         num_bytes += size
     if waiting:
         yield _joined(waiting)
+
+
+def _routing(run: ServedRun, given: Given) -> list[pa.RecordBatch]:
+    """A row a batch: each may be megabytes."""
+    tables = [run.index.routing(group_id) for group_id in given.groups]
+    return [batch for table in tables for batch in table.to_batches(max_chunksize=1)]
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

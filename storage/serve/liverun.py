@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -172,12 +173,12 @@ class LiveRun:
             self._decider.look(rollouts)
             self.rows_committed += rollouts.num_rows
         if (rows := written.tables.get("sequences")) is not None:
-            file = next(file for file in written.commit.files if file.table == "sequences")
+            files = {file.table: file for file in written.commit.files}
             seq = written.commit.commit_seq
-            self._endpoint.soon(self.run_id, lambda: self._index(file, rows, seq))
+            self._endpoint.soon(self.run_id, lambda: self._index(files, rows, seq))
 
-    def _index(self, file: PartFile, rows: pa.Table, seq: int) -> None:
-        self.index.add_written(file, rows, seq)
+    def _index(self, files: Mapping[str, PartFile], rows: pa.Table, seq: int) -> None:
+        self.index.add_written(files["sequences"], rows, seq, files.get("routing"))
         failpoint("index.added")
 
     async def _compact(self) -> None:

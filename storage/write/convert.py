@@ -20,8 +20,18 @@ import pyarrow.compute as pc
 
 from prorl.control import GroupEventRow, TaskRow, Terminal, TrajectorySummary
 from prorl.errors import RolloutError, boundary
-from prorl.schema import GROUPS, MAX_SEGMENTS, MESSAGES, ROLLOUTS, SCORED, SEQUENCES, TASKS, TURNS
-from prorl.schema.fields import MESSAGE, SEQUENCE
+from prorl.schema import (
+    GROUPS,
+    MAX_SEGMENTS,
+    MESSAGES,
+    ROLLOUTS,
+    ROUTING,
+    SCORED,
+    SEQUENCES,
+    TASKS,
+    TURNS,
+)
+from prorl.schema.fields import MESSAGE, ROUTED, SEQUENCE
 from prorl.schema.sequences import validate_sequences
 from prorl.types import FAILURE_CLASS, FailureCode, Json, RolloutState, SpanKind
 
@@ -41,6 +51,7 @@ def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
         "rollouts": _rollouts(batch, sequences, parents),
         "turns": _turns(batch),
         "messages": _messages(batch),
+        "routing": _routing(batch),
     }
 
 
@@ -145,6 +156,18 @@ def _turns(batch: pa.RecordBatch) -> pa.RecordBatch:
     structs = batch.column("turns").flatten()
     keys = [batch.column(name).take(parents) for name in _KEYS]
     return pa.RecordBatch.from_arrays([*keys, *structs.flatten()], schema=TURNS)
+
+
+def _routing(batch: pa.RecordBatch) -> pa.RecordBatch:
+    routed = batch.column("routed")
+    parents = pa.array(parents_of(routed))
+    structs = routed.flatten()
+    columns = {name: batch.column(name).take(parents) for name in (*_KEYS, "group_id")}
+    columns |= {f.name: values for f, values in zip(ROUTED, structs.flatten(), strict=True)}
+    columns["sequence_id"] = pc.add(
+        pc.multiply(columns["rollout_id"], MAX_SEGMENTS), columns["segment"].cast(pa.int64())
+    )
+    return batch_of(columns, ROUTING)
 
 
 def _messages(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from prorl.journal.records import FrameKind, read
 from prorl.limits import Deadline
 from prorl.testing import Replies
 from prorl.types import (
+    Completion,
     FailureCode,
+    GenerateRequest,
     Message,
     RolloutLimits,
     StopReason,
@@ -24,6 +27,7 @@ from prorl.types import (
     ToolResult,
     Trajectory,
 )
+from prorl.types import Sequence as Segment
 from tests.agents.test_native import ToolEnv, context
 
 CALLS = [ToolCall("python", {"code": str(i)}) for i in range(4)]
@@ -233,3 +237,39 @@ def test_the_budget_goes_on_from_what_was_spent() -> None:
     resumed = asyncio.run(NativeAgent().run(given))
     assert resumed.stop_reason is StopReason.DEADLINE
     assert len(resumed.turns) == 1
+
+
+class Mixture(Replies):
+    """Says of each token which experts it went through: its id and its place."""
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        said = await super().generate(request)
+        ids = np.concatenate([request.prompt_ids_L, said.token_ids_C])
+        routing = np.stack([ids % 100, np.arange(len(ids))], axis=1).astype(np.int16)
+        return replace(said, routing=routing[request.routing_from : -1])
+
+
+def test_experts_are_taken_over_with_the_turns() -> None:
+    def mixed(journal: AttemptJournal, replies: Replies) -> Sequence[Segment]:
+        limits = RolloutLimits(max_tokens=1 << 14)
+        given = context(replies, Repeatable(), limits, journal=journal, routing=True)
+        return asyncio.run(NativeAgent().run(given)).sequences
+
+    log = Log()
+    (whole,) = mixed(AttemptJournal(log), Mixture(*REPLIES))
+    assert whole.routing is not None
+    np.testing.assert_array_equal(whole.routing[:, 0], whole.token_ids_L[:-1] % 100)
+    np.testing.assert_array_equal(whole.routing[:, 1], np.arange(len(whole.token_ids_L) - 1))
+    for count in range(len(log.records) + 1):
+        past = log.records[:count]
+        left = REPLIES[sum(isinstance(record, Said) for record in past) :]
+        (again,) = mixed(journal_of(past, Log()), Mixture(*left))
+        assert again.routing is not None
+        np.testing.assert_array_equal(again.routing, whole.routing)
+
+
+def test_a_server_without_experts_is_refused_where_a_run_asks_for_them() -> None:
+    given = context(Replies(*REPLIES), Repeatable(), routing=True)
+    trajectory = asyncio.run(NativeAgent().run(given))
+    assert trajectory.failure.code is FailureCode.BACKEND_PROTOCOL
+    assert "--enable-return-routed-experts" in trajectory.failure.message

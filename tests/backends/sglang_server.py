@@ -6,6 +6,7 @@ needs a GPU (`srt/entrypoints/http_server.py`, `srt/managers/tokenizer_manager.p
 from __future__ import annotations
 
 import asyncio
+import base64
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,14 +22,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from prorl.protocols import Backend, Tokenizer
+    from prorl.types import Int32
 
 CONTEXT = 1 << 14
+WIDTH = 6
+"""Layers x top_k of the mixture that it plays."""
+
+
+def experts(ids_L: Int32, count: int = 200) -> Int32:
+    """[L, WIDTH] what each of these tokens goes through: of the token and its place."""
+    places = np.arange(len(ids_L), dtype=np.int32)
+    found: Int32 = (31 * ids_L[:, None] + 7 * places[:, None] + np.arange(WIDTH)) % count
+    return found.astype(np.int32)
 
 
 class SglangServer:
     """`async with SglangServer(backend, tokenizer) as server: server.url`.
 
-    `incremental`: `--incremental-streaming-output`; `states`: replies have `weight_versions`.
+    `incremental`: `--incremental-streaming-output`; `states`: replies have `weight_versions`;
+    `experts`: of each layer of a mixture, 0 = it is none.
     """
 
     def __init__(
@@ -38,9 +50,10 @@ class SglangServer:
         *,
         incremental: bool = False,
         states: bool = True,
+        experts: int = 0,
     ) -> None:
         self._backend, self._tokenizer = backend, tokenizer
-        self._incremental, self._states = incremental, states
+        self._incremental, self._states, self._experts = incremental, states, experts
         self.served = "toy"
         self.bodies: list[Mapping[str, Json]] = []
         self._rids: set[str] = set()
@@ -177,6 +190,10 @@ class SglangServer:
             ][start:]
         if body["return_sampling_mask"]:
             meta["output_token_sampling_logprobs"] = logprobs[start:]
+        if body["return_routed_experts"] and self._experts and reason:
+            whole_L = np.array([*body["input_ids"], *ids], np.int32)
+            given = experts(whole_L, self._experts)[body["routed_experts_start_len"] : -1]
+            meta["routed_experts"] = base64.b64encode(given.tobytes()).decode()
         if self._states:
             starts = (0, *completion.version_ends)
             meta["weight_versions"] = [

@@ -6,10 +6,12 @@ Real sockets, scripted replies.
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import numpy as np
@@ -42,6 +44,8 @@ from tests.backends.lies import LIES
 from tests.backends.misbehaving import Misbehaving, Mode
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from prorl.types import Float32
 
 TOKENIZER = ByteTokenizer()
@@ -116,6 +120,38 @@ async def test_a_right_reply_is_taken() -> None:
         completion = await backend.generate(REQUEST)
         assert completion.token_ids_C.tolist() == CHOICE["token_ids"]
         await backend.close()
+
+
+def _saved(array: NDArray[Any]) -> str:
+    """As vLLM's `numpy2base64`."""
+    with io.BytesIO() as buffer:
+        np.save(buffer, array)
+        return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.parametrize("given", ["asked", "not asked", "texts", "scalars"])
+async def test_experts_are_taken_where_they_were_asked_for(given: str) -> None:
+    """[tokens, layers, top_k] of all tokens but the last, as vLLM 0.32 saves them."""
+    experts = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
+    sent = {"texts": np.array([["a"]]), "scalars": np.zeros(5)}.get(given, experts)
+    request = replace(REQUEST, routing_from=-1 if given == "not asked" else 0)
+    async with _raw_server(_http(_choice(routed_experts=_saved(sent)))) as url:
+        backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
+        body = backend._body(request, "m", "")
+        assert ("routed_experts_prompt_start" in body) == (given != "not asked")
+        assert ("stream" in body) == (given == "not asked"), "its streams have none"
+        try:
+            if given in ("texts", "scalars"):
+                with pytest.raises(BackendError, match="routing of experts"):
+                    await backend.generate(request)
+                return
+            found = (await backend.generate(request)).routing
+        finally:
+            await backend.close()
+    if given == "not asked":
+        assert found is None
+    else:
+        np.testing.assert_array_equal(found, experts.reshape(5, 6))
 
 
 OFF: Mapping[str, Json] = {

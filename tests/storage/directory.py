@@ -28,10 +28,12 @@ def new_run(root: Path, run_id: str = "demo", **manifest: object) -> RunDir:
 
 
 def add_commit(run: RunDir, tables_: Mapping[str, pa.Table]) -> Commit:
-    """Write one part and publish it."""
+    """Write one part and publish it; as the writer does, a table without rows has no file."""
     seq = max((commit.commit_seq for commit in run.commits()), default=0) + 1
     part, files = f"part-{seq:04d}", []
     for name, rows in tables_.items():
+        if not rows.num_rows:
+            continue
         content = encode(name, rows, run.name, part)
         files.append(part_file(name, part, rows, content))
         write_durably(run.fs, run.path(files[-1].path), content)

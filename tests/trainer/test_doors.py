@@ -152,6 +152,24 @@ def test_slime(location: str, run_dir: Path, tmp_path: Path) -> None:
         rollout(args, 3, again)
 
 
+def test_slime_replays_what_the_run_kept(location: str) -> None:
+    pytest.importorskip("slime", reason="slime is not installed (git only: PYTHONPATH=slime)")
+    import torch
+    from slime.observability.rollout_data_utils import validate_rollout_routed_experts_for_replay
+
+    from prorl.trainer.doors.slime import sample_of
+
+    args = SimpleNamespace(use_rollout_routing_replay=True, num_layers=3, moe_router_topk=2)
+    (record, *_) = next(iter(Feed(location, "demo", consumer="replays", routing=True)))
+    with pytest.raises(UserError, match="without the experts of all its tokens"):
+        sample_of(record, args)
+    known = len(record.ids) - 1
+    kept = record._replace(routing=np.arange(known * 6, dtype=np.uint8).reshape(known, 6))
+    given = torch.as_tensor(sample_of(kept, args).rollout_routed_experts)
+    validate_rollout_routed_experts_for_replay([given], args)
+    assert given[4].flatten().tolist() == list(range(24, 30))
+
+
 def test_prime_rl(location: str, run_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("prime_rl", reason="prime-rl is not installed (git only: PYTHONPATH=src)")
     from prime_rl.transports.rollouts.filesystem import FileSystemMicroBatchReceiver

@@ -6,7 +6,8 @@
     --custom-config-path prorl.yaml      # prorl_url: ROOT or http://..., prorl_run: mine
     --use-tis                            # the sampler's logprobs are then heeded
 
-A call of theirs takes `rollout_batch_size` groups. The cursor is saved and loaded where slime saves
+A call of theirs takes `rollout_batch_size` groups. With `--use-rollout-routing-replay` experts come
+along, of a run that keeps them (`run.routing`). The cursor is saved and loaded where slime saves
 its data source, beside its checkpoint. `rewards` hands our advantages over: slime's own would be
 normalised over the whole batch as soon as one group has a member less. The sequences of one rollout
 share its `rollout_id`, so that it counts once.
@@ -23,10 +24,23 @@ from prorl.client.records import Feed, Record
 from prorl.errors import UserError
 
 
-def sample_of(record: Record) -> Any:
-    """slime's `Sample`: mask and logprobs are those of the response, from its first token on."""
+def sample_of(record: Record, args: Any) -> Any:
+    """slime's `Sample`: mask and logprobs are those of the response, from its first token on.
+
+    Raises UserError for a record without the experts that slime would replay.
+    """
     from slime.utils.types import Sample
 
+    experts = None
+    if _replays(args):
+        if record.routing is None or len(record.routing) < len(record.ids) - 1:
+            raise UserError(
+                f"rollout {record.rollout} without the experts of all its tokens, and"
+                " --use-rollout-routing-replay",
+                "a run with `routing: true`, over servers that say them",
+            )
+        shape = (-1, args.num_layers, args.moe_router_topk)
+        experts = record.routing.astype("int32").reshape(shape)
     return Sample(
         group_index=record.group,
         index=record.rollout,
@@ -39,7 +53,12 @@ def sample_of(record: Record) -> Any:
         weight_versions=[str(one) for one in sorted({*record.versions.tolist()} - {-1})],
         status=Sample.Status.COMPLETED,
         metadata={"prorl_advantage": record.advantage},
+        rollout_routed_experts=experts,
     )
+
+
+def _replays(args: Any) -> bool:
+    return bool(getattr(args, "use_rollout_routing_replay", False))
 
 
 class Groups:
@@ -47,14 +66,15 @@ class Groups:
 
     def __init__(self, args: Any) -> None:
         consumer = getattr(args, "prorl_consumer", "primary")
-        self._args, self._feed = args, Feed(args.prorl_url, args.prorl_run, consumer=consumer)
+        self._args = args
+        self._feed = Feed(args.prorl_url, args.prorl_run, consumer=consumer, routing=_replays(args))
         self._groups = iter(self._feed)
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """The next groups. Raises UserError when the run ends before they came."""
         found = []
         for group in self._groups:
-            found.append([sample_of(record) for record in group])
+            found.append([sample_of(record, self._args) for record in group])
             if len(found) == num_samples:
                 return found
         raise UserError(

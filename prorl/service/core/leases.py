@@ -219,6 +219,7 @@ class Leases:
             max(0.0, wall - group.accepted_at),
             group.extra,
             config.on_unknown if config.journal == "node" else "",
+            config.routing,
         )
 
 

@@ -1,0 +1,103 @@
+"""Which experts of a mixture tokens went through: as the server says it, so a trainer has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from prorl.backends import open_backend
+from prorl.client.client import Client
+from prorl.client.records import Feed, Record
+from prorl.config import ServiceConfig
+from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.envs import get_env
+from prorl.renderer import ChatMLRenderer
+from prorl.storage.files.layout import EMPTY, RunDir
+from prorl.storage.keep.compact import compact
+from prorl.storage.read.catalog import StoredRun
+from prorl.storage.read.verify import verify
+from prorl.tokenizer import ByteTokenizer
+from prorl.types import Json, Task
+from tests.backends.sglang_server import SglangServer, experts
+from tests.backends.trial import TALKER
+from tests.client.served import served
+
+GROUPS, SIBLINGS, EXPERTS = 3, 2, 300
+"""More experts than a byte holds."""
+
+
+def fed(url: str | Path, run: str, *, routing: bool = True) -> list[Record]:
+    feed = Feed(url, run, routing=routing)
+    found = [record for group in feed for record in group]
+    feed.commit()
+    return found
+
+
+def check(found: list[Record]) -> None:
+    assert len(found) == GROUPS * SIBLINGS
+    for record in found:
+        assert record.routing is not None
+        assert len(record.routing) == len(record.ids) - 1
+        np.testing.assert_array_equal(record.routing, experts(record.ids, EXPERTS)[:-1])
+    assert any(record.routing is not None and record.routing.max() > 255 for record in found)
+
+
+def submit(client: Client, run: str, **more: Json) -> None:
+    limits: Json = {"max_turns": 3, "max_tokens": 2048}
+    client.create_run(
+        run_id=run,
+        agent=TALKER,
+        limits=limits,
+        sampling={"max_tokens": 40},
+        filter="none",
+        delivery="stream",
+        **more,
+    )
+    tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"{i}?") for i in range(GROUPS)]
+    client.submit(run, tasks, SIBLINGS, key="k", last=True)
+
+
+@pytest.mark.timeout(180)
+async def test_from_the_server_to_the_trainer(
+    topology: str, tmp_path: Path, sandbox_kind: str
+) -> None:
+    renderer = ChatMLRenderer(ByteTokenizer())
+    dice = open_backend("scripted:random", renderer, get_env)
+    async with SglangServer(dice, ByteTokenizer(), experts=EXPERTS) as server, signals() as stop:
+        config = ServiceConfig.model_validate(
+            {
+                "root": tmp_path / "root",
+                "topology": topology,
+                "backends": (server.url,),
+                "sandbox": {"kind": sandbox_kind},
+                "load_code": True,
+            }
+        )
+        async with service(config, stop) as running:
+            client = client_of(running)
+            await in_thread(lambda: submit(client, "plain"))
+            plain = await in_thread(lambda: fed(config.root, "plain", routing=True))
+            assert not any(body["return_routed_experts"] for body in server.bodies)
+            assert [record.routing for record in plain] == [None] * GROUPS * SIBLINGS
+            await in_thread(lambda: submit(client, "moe", routing=True))
+            check(await in_thread(lambda: fed(config.root, "moe")))
+            (batch, *_) = await in_thread(lambda: [*client.stream("moe", cursor="moe@0")])
+            assert "experts" not in batch.arrow.schema.names, "whoever does not ask gets none"
+    assert [path.name for path in (tmp_path / "root" / "plain" / "routing").iterdir()] == [EMPTY]
+    folder = tmp_path / "root" / "moe"
+    before = stored(folder)
+    assert verify(folder) == []
+    assert compact(RunDir(folder), everything=True) is not None
+    assert stored(folder).equals(before)
+    assert verify(folder) == []
+    with served(folder) as location:
+        check(fed(location, "moe"))
+
+
+def stored(folder: Path) -> pa.Table:
+    found: pa.Table = StoredRun(folder).read("routing").sort_by("sequence_id")
+    assert found.num_rows == GROUPS * SIBLINGS
+    return found.replace_schema_metadata()
