@@ -320,10 +320,10 @@ class StageHost:
         return None
 
     def _check_harmless(self, key: AttemptKey, row: Row) -> None:
-        """Raise RolloutError for what no worker survives: in EVAL an answer's fault, in RUN its
-        task's where users' code runs on our loop.
+        """Raise RolloutError for what no worker survives: in EVAL an answer's fault, before it the
+        task's where users' code runs on RUN's loop; INIT hears of it first.
         """
-        users = users_parts(row) if self.name == Stage.RUN else ""
+        users = users_parts(row) if self.name != Stage.EVAL else ""
         if why := self._poison(key, users=bool(users)):
             code = FailureCode.BAD_TASK if users else FailureCode.STAGE_ERROR
             code = FailureCode.EVAL_FAILED if self.name == Stage.EVAL else code

@@ -371,6 +371,14 @@ async def test_who_is_to_blame_for_a_worker_that_a_rollout_ended(
         await until(lambda: parts.ended() == [("failed", 1, code)])
 
 
+async def test_init_does_not_begin_again_what_a_users_part_has_ended(net: Net) -> None:
+    async with bench(net, Scripted(Stage.INIT)) as parts:
+        parts.stage._poison = lambda key, *, users: "run-0 SIGKILL, in think" if users else ""
+        parts.upstream.send(leased_batch([replace(lease(1), agent="m.py:Mine"), lease(2)]))
+        await until(lambda: parts.ended() == [("failed", 1, "bad_task")])
+        assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
+
+
 async def test_a_ready_row_that_nobody_took_is_given_back_when_cancelled(net: Net) -> None:
     operator = Scripted(Stage.INIT)
     async with bench(net, operator, connect=False) as parts:
