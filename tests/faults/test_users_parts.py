@@ -93,7 +93,8 @@ PARTS: dict[str, dict[str, Json]] = {
 SAYS = {
     "block": r"twice: run-0 was killed by SIGKILL, silent for .*sinner/__init__.py.* in sin",
     "exit": r"twice: run-0 exited with code 3",
-    "eat": r"twice: run-0 was killed by SIGKILL, it held [\d,]+ MiB of memory",
+    # a busy machine gives memory so slowly that it falls silent first
+    "eat": r"twice: run-0 was killed by SIGKILL, (it held [\d,]+ MiB of memory|silent for)",
     "leave": r"SystemExit: enough.*sinner/__init__.py:\d+ in sin",
     "raise": r"LookupError: no such city.*sinner/__init__.py:\d+ in sin",
     "fork": "",
