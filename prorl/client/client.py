@@ -164,7 +164,8 @@ class Client:
         key = key or uuid.uuid4().hex
         common: dict[str, Json] = {}
         if sampling is not None:
-            common["sampling"] = asdict(sampling)
+            # who is served first is the run's to say
+            common["sampling"] = {k: v for k, v in asdict(sampling).items() if k != "priority"}
         if extra:
             common["extra"] = dict(extra)
         bodies = (
