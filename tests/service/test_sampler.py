@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from prorl.service.core.sampler import (
     MEMORY,
+    PRIOR,
     Demand,
     Rate,
     full,
@@ -62,6 +63,7 @@ def test_bounds_hold(
         assert filtered or not target or kept + open_groups + room <= target
 
 
+PLAIN = Demand(open_groups=0, unacked=0, kept=0, max_open=50, max_unacked=30)
 SOME = Demand(open_groups=4, unacked=0, kept=0, max_open=4, max_unacked=9, target=4, filtered=True)
 STREAM = replace(SOME, target=0, open_groups=0, streaming=True, max_open=99, max_unacked=64)
 HALF = Rate(500.0, 1000.0)
@@ -166,3 +168,43 @@ def test_where_nothing_may_be_older_than_its_step_the_rest_of_a_step_is_redundan
     for other in ({"max_staleness": 1}, {"step": 0}, {"streaming": False}):
         assert not step_reached(replace(strict, unacked=8, **other))
     assert may_open(strict) > may_open(replace(strict, max_staleness=-1, max_unacked=8))
+    last = replace(strict, step=1, unacked=1)
+    assert step_reached(last)
+    assert may_open(replace(strict, filtered=False)) == 8
+
+
+def test_what_is_not_said_binds_nothing() -> None:
+    assert may_open(PLAIN) == 50
+    assert may_open(replace(PLAIN, streaming=True)) == 30
+    assert may_open(replace(PLAIN, target=4)) == 4, "without a filter every group is kept"
+    for known in ({"step": 8, "taken_s": 5.0}, {"step": 8, "group_s": 60.0}, {"max_staleness": 0}):
+        assert replace(PLAIN, streaming=True, **known).lead == 30
+    assert not replace(PLAIN, streaming=True, max_staleness=0).strict
+    assert may_open(replace(PLAIN, streaming=True, step=8)) == 30
+
+
+@pytest.mark.parametrize("rate", [Rate(), HALF, Rate(3.0, 40.0), Rate(250.0, 256.0)])
+@pytest.mark.parametrize("kept", [1, 16, 200])
+@pytest.mark.parametrize("side", [-1, 1])
+def test_an_end_of_the_forecast_is_one_deviation_of_a_beta_binomial_away(
+    rate: Rate, kept: int, side: int
+) -> None:
+    groups = rate.groups_for(kept, side)
+    good, bad = rate.kept + PRIOR, rate.decided - rate.kept + PRIOR
+    seen = good + bad
+    variance = groups * good * bad * (seen + groups) / (seen * seen * (seen + 1))
+    assert groups * good / seen - side * math.sqrt(variance) == pytest.approx(kept)
+
+
+def test_whole_groups_reach_a_target_for_sure_and_never_overfill_a_stock() -> None:
+    below, above = HALF.groups_for(16, -1), HALF.groups_for(16, 1)
+    assert may_open(replace(STREAM, max_unacked=16, rate=HALF)) == math.floor(below)
+    assert may_open(replace(SOME, open_groups=0, target=16, max_open=99, rate=HALF)) == math.ceil(
+        above
+    )
+
+
+def test_nothing_is_missing_nothing_is_started_and_late_ones_matter_to_a_filter_only() -> None:
+    assert may_open(replace(SOME, open_groups=0, kept=4)) == 0
+    full_stock = replace(STREAM, max_unacked=8, filtered=False, open_groups=8, late=3)
+    assert may_open(full_stock) == 0

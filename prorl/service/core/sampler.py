@@ -68,10 +68,8 @@ class Rate(NamedTuple):
         p, seen = self.mean, self.decided + 2 * PRIOR
         linear = p * (1 - p) * seen / (seen + 1)
         square = p * (1 - p) / (seen + 1)
-        a, half_b = p * p - square, kept * p + linear / 2
-        if a <= 0:
-            return math.inf if side > 0 else float(kept)
-        return (half_b + side * math.sqrt(max(0.0, half_b * half_b - a * kept * kept))) / a
+        a, half_b = p * p - square, kept * p + linear / 2  # a > 0: `PRIOR` keeps `p * seen` over 1
+        return (half_b + side * math.sqrt(half_b * half_b - a * kept * kept)) / a
 
 
 UNKNOWN = Rate()
@@ -188,4 +186,4 @@ def _open_for(demand: Demand, missing: int, side: int) -> int:
     if missing <= 0 or not demand.filtered:
         return max(0, missing)  # every started group will be kept: one more is one too many
     groups = demand.rate.groups_for(missing, side)
-    return max(missing, math.floor(groups) if side < 0 else math.ceil(min(groups, demand.max_open)))
+    return max(missing, math.floor(groups) if side < 0 else math.ceil(groups))
