@@ -204,3 +204,126 @@ def test_closing_takes_idle_credit_back() -> None:
     assert grants.close() == [Grant(0, -3, -300)]
     grants.done(0)
     assert grants.top_up() == []
+
+
+def joined(ledger: Ledger, consumer: int, rows: int, num_bytes: int, *has: str) -> None:
+    """A consumer with this credit, that has these things (and takes rows that need nothing)."""
+    ledger.join(consumer, lambda needs: not needs or needs in has)
+    ledger.grant(consumer, rows, num_bytes)
+
+
+def test_free_rows_are_the_credit_of_who_has_a_window_less_what_waits() -> None:
+    ledger = Ledger(redelivered=True)
+    ledger.put(key(0), 1)
+    assert (ledger.free_rows, ledger.num_waiting) == (0, 1), "no credit is not less than none"
+    joined(ledger, 1, 3, WINDOW)
+    assert ledger.free_rows == 2
+    joined(ledger, 2, -2, WINDOW)
+    joined(ledger, 3, 5, 0)
+    ledger.join(4, lambda needs: False)
+    ledger.grant(4, 5, WINDOW)
+    assert ledger.free_rows == 2, "owed rows, a closed window, one that takes nothing now"
+    joined(ledger, 5, 1, 1)
+    assert ledger.free_rows == 3
+    ledger.assign()
+    assert ledger.free_rows == 3
+
+
+def test_what_is_free_for_a_need_is_counted_among_those_who_have_it() -> None:
+    ledger = Ledger(redelivered=True)
+    joined(ledger, 1, 9, WINDOW)
+    assert ledger.free_for("gpu") is None, "nobody has it: not the same as nobody has room"
+    joined(ledger, 2, 3, 1, "gpu")
+    joined(ledger, 3, -2, WINDOW, "gpu")
+    joined(ledger, 4, 5, 0, "gpu")
+    assert ledger.free_for("gpu") == 3
+    ledger.put(key(0), 1, "gpu")
+    ledger.put(key(1), 1)
+    assert ledger.free_for("gpu") == 2, "what needs something else does not wait for these"
+    for n in range(2, 9):
+        ledger.put(key(n), 1, "gpu")
+    assert ledger.free_for("gpu") == 0
+    assert len(ledger.assign()) == 2, "one fits the window of one byte, one needs nothing"
+    ledger.grant(2, 7, WINDOW)
+    ledger.assign()
+    assert ledger.waiting() == []
+    assert ledger.free_for("gpu") == 2, "what was sent waits no more"
+
+
+def test_a_row_lacks_what_nobody_has_until_somebody_comes_who_has_it() -> None:
+    ledger = Ledger(redelivered=True)
+    for n, needs in enumerate(("", "gpu", "image", "gpu")):
+        ledger.put(key(n), 1, needs)
+    joined(ledger, 1, 9, WINDOW, "image")
+    assert ledger.lacked() == [key(1), key(3)]
+    assert not ledger.lacks(key(7)), "a row that is not in the book"
+    joined(ledger, 2, 1, WINDOW, "gpu")
+    assert ledger.lacked() == [], "somebody has it, if without room"
+    ledger.assign()
+    ledger.join(2)
+    ledger.join(1, lambda needs: False)
+    ledger.join(2, lambda needs: False)
+    assert ledger.lacked() == [key(3)], "what was sent lacks nothing"
+
+
+def test_what_nobody_can_take_lets_others_pass_and_keeps_its_place() -> None:
+    ledger = Ledger(redelivered=True)
+    for n, needs in enumerate(("gpu", "", "gpu", "image")):
+        ledger.put(key(n), 1, needs)
+    joined(ledger, 1, 9, WINDOW, "image")
+    assert [given.key for given in ledger.assign()] == [key(1), key(3)]
+    assert ledger.waiting() == [key(0), key(2)]
+    joined(ledger, 2, 9, WINDOW, "gpu")
+    assert [given.key for given in ledger.assign()] == [key(0), key(2)]
+
+
+def test_a_window_that_is_used_up_sends_nothing_until_the_oldest_row_came_back() -> None:
+    ledger = Ledger(redelivered=True)
+    joined(ledger, 1, 5, 5)
+    for n, size in enumerate((2, 3, 4)):
+        ledger.put(key(n), size)
+    assert [given.key for given in ledger.assign()] == [key(0), key(1)]
+    assert ledger._consumers[1].window_bytes == 0
+    ledger.grant(1, 1, 0)
+    assert ledger._consumers[1].window_bytes == 2, "of the oldest, and only of that"
+    assert [given.key for given in ledger.assign()] == [key(2)]
+
+
+def test_what_was_forgotten_is_not_sent_and_what_came_again_is_sent_once() -> None:
+    ledger = Ledger(redelivered=True)
+    for n in (0, 1, 1):
+        ledger.put(key(n), 1)
+    assert ledger.num_waiting == 2
+    assert ledger.forget([key(9), key(0), key(1)]) == [key(0), key(1)]
+    assert ledger.num_waiting == 0
+    ledger.put(key(1), 1)
+    joined(ledger, 1, 5, WINDOW)
+    assert [given.key for given in ledger.assign()] == [key(1)]
+    assert ledger.num_waiting == 0
+    assert ledger.forget([key(1)]) == [key(1)]
+    assert ledger.num_waiting == 0
+    assert ledger.leave(1) == []
+    assert (ledger.waiting(), ledger.free_rows) == ([], 0)
+
+
+def test_a_lost_consumers_rows_wait_again_in_front() -> None:
+    ledger = Ledger(redelivered=True)
+    joined(ledger, 1, 2, WINDOW)
+    for n in range(4):
+        ledger.put(key(n), 1)
+    ledger.assign()
+    assert ledger.leave(1) == []
+    assert (ledger.num_waiting, ledger.waiting()) == (4, [key(n) for n in range(4)])
+    joined(ledger, 2, 4, WINDOW)
+    assert [given.key.rollout_id for given in ledger.assign()] == [0, 1, 2, 3]
+
+
+def test_where_nothing_is_redelivered_a_lost_consumer_loses_its_rows() -> None:
+    ledger = Ledger(redelivered=False)
+    joined(ledger, 1, 2, WINDOW)
+    for n in range(3):
+        ledger.put(key(n), 1)
+    ledger.assign()
+    assert ledger.leave(1) == [key(0), key(1)]
+    assert [n for n in range(3) if key(n) in ledger] == [2]
+    assert ledger.num_waiting == 1
