@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from prorl.errors import NotFoundError
 from prorl.service.pool.balancer import BackendState, Balancer
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -68,6 +70,96 @@ def test_a_run_with_backends_of_its_own() -> None:
     assert balancer.acquire(1, ("mine",)) == "mine"
     assert balancer.acquire(2) == "a"
     assert Balancer().acquire(1) is None
+
+
+def test_of_equal_loads_the_one_that_was_never_chosen_comes_first() -> None:
+    balancer = Balancer(["a", "b"])
+    assert balancer.acquire(1) == "a"
+    balancer.release(1)
+    assert balancer.acquire(2) == "b"
+    balancer.release(2)
+    assert balancer.acquire(3, ("a", "mine")) == "mine"
+    assert balancer.in_flight("mine") == 1
+
+
+def test_a_rollout_weighs_more_where_answers_are_slow() -> None:
+    balancer = Balancer(["slow", "fast"])
+    balancer.weigh({"slow": 3.0})
+    assert (balancer.load("slow"), balancer.load("fast")) == (3.0, 1.0)
+    taken = [balancer.acquire(i) for i in range(7)]
+    assert taken == ["fast", "fast", "slow", "fast", "fast", "fast", "slow"]
+    balancer.weigh({"slow": 0.5, "fast": 1.0})
+    assert balancer.acquire(7) == "slow", "it has less, weighed anew"
+    balancer.weigh({})
+    assert balancer.load("slow") == 4.0, "where nothing is said a rollout weighs 1"
+    assert balancer.acquire(8) == "slow"
+
+
+def test_what_a_backend_may_be_given_is_said_and_obeyed() -> None:
+    balancer = Balancer(["a"])
+    balancer.fence("a")
+    assert balancer.fenced == {"a"}
+    assert balancer.states == {"a": BackendState.FENCED}
+    assert balancer.acquire(1) is None
+    assert balancer.eject("a")
+    assert balancer.state("a") is BackendState.EJECTED, "illness is said first"
+    balancer.restore("a")
+    assert balancer.acquire(1) is None, "being well ends no fence"
+    balancer.unfence("a")
+    assert balancer.acquire(1) == "a"
+    balancer.drain("a")
+    assert balancer.state("a") is BackendState.DRAINING
+    assert balancer.acquire(2) is None
+    with pytest.raises(NotFoundError, match="'b' is not in the pool"):
+        balancer.drain("b")
+    balancer.add("a")
+    assert balancer.acquire(2) == "a"
+    balancer.remove("a")
+    assert not balancer.states
+    assert balancer.acquire(3) is None
+
+
+def test_asking_again_changes_nothing() -> None:
+    balancer = Balancer("abcd")
+    assert [balancer.eject(name, dead=False) for name in "ababc"] == [True, True, True, True, False]
+    for unknown in (balancer.restore, balancer.unfence, balancer.remove):
+        unknown("z")
+    assert "z" not in balancer.states
+    assert (balancer.acquire(1), balancer.acquire(1)) == ("c", "c")
+    balancer.release(1)
+    balancer.release(1)
+    assert balancer.in_flight("c") == 0
+
+
+def test_a_rollout_that_is_assigned_anew_counts_once() -> None:
+    balancer = Balancer(["a", "b"])
+    balancer.assign(1, "a")
+    balancer.assign(1, "b")
+    assert (balancer.owner(1), balancer.owner(2)) == ("b", "")
+    assert (balancer.in_flight("a"), balancer.in_flight("b")) == (0, 1)
+
+
+def test_a_backend_of_a_run_is_able_without_being_in_the_pool() -> None:
+    balancer = Balancer(["a"])
+    assert balancer.able()
+    assert balancer.able(suits=lambda name: name == "a")
+    balancer.drain("a")
+    assert not balancer.able()
+    assert balancer.able(("mine",))
+    assert not balancer.able(("mine",), lambda name: name == "a")
+
+
+def test_what_is_kept_of_backends_and_loads_is_bounded() -> None:
+    balancer = Balancer("ab")
+    for i in range(2000):
+        balancer.acquire(i)
+        balancer.release(i)
+    assert len(balancer._heap) < 200
+    assert balancer.acquire("x", ("mine",)) == "mine"
+    balancer.remove("a")
+    balancer.remove("b")
+    balancer.release("x")
+    assert not {*balancer._chosen, *balancer._in_flight}, "nothing of who is gone and idle"
 
 
 class Machine(RuleBasedStateMachine):

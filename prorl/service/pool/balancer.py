@@ -77,8 +77,7 @@ class Balancer:
     def weigh(self, weights: Mapping[str, float]) -> None:
         """What a rollout weighs on each backend; 1 where nothing is said."""
         changed = self._weight.keys() | weights.keys()
-        changed = {n for n in changed if self._weight.get(n, 1.0) != weights.get(n, 1.0)}
-        self._weight = {name: weight for name, weight in weights.items() if weight != 1.0}
+        self._weight = dict(weights)
         for name in changed:
             self._push(name)
 
@@ -89,7 +88,6 @@ class Balancer:
     def add(self, name: str) -> None:
         """Put a backend into the pool, or end its drain; idempotent. Says nothing of its health."""
         self._state[name] = BackendState.READY
-        self._in_flight.setdefault(name, 0)
         self._chosen.setdefault(name, 0)
         self._push(name)
 
