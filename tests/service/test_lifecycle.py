@@ -4,6 +4,10 @@ is never lost.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -151,3 +155,111 @@ def test_adoption_keeps_the_attempt_and_charges_nothing(
         assert (after.attempt, after.infra_failures, after.worker_losses) == charged
     else:
         assert after is life
+
+
+QUEUED, LEASED, RUNNING, RESERVED, COMPLETED, FAILED, CANCELLED = RolloutState
+AGAIN = (Action.RELEASE, Action.REQUEUE)
+ENDED = (Action.RELEASE, Action.STORE_TERMINAL, Action.CHECK_GROUP)
+STOPPED = (Action.CANCEL_ATTEMPT, *ENDED)
+FENCED = (Action.FENCE,)
+INFRA, TASK, ASKED = FailureCode.SANDBOX_LOST, FailureCode.BAD_TASK, FailureCode.REDUNDANT
+
+LIFE = RolloutLife(attempt=1, max_attempts=2, max_worker_losses=1)
+WHOLE = {
+    (QUEUED, EventKind.LEASE): (LEASED, (Action.GRANT,)),
+    (QUEUED, EventKind.CANCEL): (CANCELLED, ENDED),
+    (QUEUED, EventKind.EXPIRE): (FAILED, ENDED),
+    **{
+        (state, kind): after
+        for state in (LEASED, RUNNING)
+        for kind, after in {
+            EventKind.STARTED_RUN: (RUNNING, ()),
+            EventKind.ADOPT: (RUNNING, ()),
+            EventKind.RESERVE: (RESERVED, ()),
+            EventKind.FAILED: (QUEUED, AGAIN),
+            EventKind.LOST: (QUEUED, AGAIN),
+            EventKind.RETURN: (QUEUED, AGAIN),
+            EventKind.CANCEL: (CANCELLED, STOPPED),
+        }.items()
+    },
+    (RESERVED, EventKind.COMMIT): (COMPLETED, (Action.RELEASE, Action.CHECK_GROUP)),
+    (RESERVED, EventKind.UNRESERVE): (RUNNING, ()),
+    (RESERVED, EventKind.FAILED): (QUEUED, AGAIN),
+    (RESERVED, EventKind.LOST): (QUEUED, AGAIN),
+    (RESERVED, EventKind.RETURN): (QUEUED, AGAIN),
+    (RESERVED, EventKind.CANCEL): (RESERVED, ()),
+}
+
+
+@pytest.mark.parametrize("state", RolloutState)
+@pytest.mark.parametrize("kind", EventKind)
+def test_where_each_event_leads_from_each_state(state: RolloutState, kind: EventKind) -> None:
+    life = replace(LIFE, state=state)
+    after, actions = step(life, Event(kind=kind, attempt=1, code=INFRA))
+    about_rollout = kind in (EventKind.LEASE, EventKind.CANCEL, EventKind.EXPIRE)
+    unknown = (state, () if about_rollout else FENCED)
+    assert (after.state, actions) == WHOLE.get((state, kind), unknown)
+    if (state, kind) not in WHOLE:
+        assert after is life
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "given", "after"),
+    [
+        (EventKind.FAILED, INFRA, {"infra_failures": 1}, (FAILED, INFRA, ENDED)),
+        (EventKind.FAILED, INFRA, {"worker_losses": 1}, (QUEUED, INFRA, AGAIN)),
+        (EventKind.LOST, INFRA, {}, (QUEUED, FailureCode.WORKER_LOST, AGAIN)),
+        (EventKind.LOST, INFRA, {"worker_losses": 1}, (FAILED, FailureCode.WORKER_LOST, ENDED)),
+        (EventKind.LOST, INFRA, {"infra_failures": 1}, (QUEUED, FailureCode.WORKER_LOST, AGAIN)),
+        (EventKind.FAILED, TASK, {}, (FAILED, TASK, ENDED)),
+        (EventKind.FAILED, ASKED, {}, (CANCELLED, ASKED, ENDED)),
+        (EventKind.FAILED, INFRA, {"cancel_code": ASKED}, (CANCELLED, ASKED, ENDED)),
+        (EventKind.LOST, INFRA, {"cancel_code": ASKED}, (CANCELLED, ASKED, ENDED)),
+        (EventKind.RETURN, INFRA, {"cancel_code": ASKED}, (CANCELLED, ASKED, ENDED)),
+        (EventKind.UNRESERVE, INFRA, {"cancel_code": ASKED}, (CANCELLED, ASKED, STOPPED)),
+    ],
+)
+def test_how_what_is_reserved_ends_and_why(
+    kind: EventKind,
+    code: FailureCode,
+    given: dict[str, Any],
+    after: tuple[RolloutState, FailureCode, tuple[Action, ...]],
+) -> None:
+    life = replace(LIFE, state=RESERVED, **given)
+    ended, actions = step(life, Event(kind=kind, attempt=1, code=code))
+    assert (ended.state, ended.code, actions) == after
+    assert ended.failure_class is FAILURE_CLASS[ended.code]
+
+
+def test_what_an_event_says_is_kept() -> None:
+    asked = Event(kind=EventKind.CANCEL, code=ASKED)
+    assert step(replace(LIFE, state=RESERVED), asked)[0].cancel_code is ASKED
+    assert step(replace(LIFE, state=RUNNING), asked)[0].code is ASKED
+    late, _ = step(replace(LIFE, state=QUEUED), Event(kind=EventKind.EXPIRE))
+    assert late.code is FailureCode.QUEUE_DEADLINE
+    cut = Event(kind=EventKind.COMMIT, attempt=1, code=FailureCode.MAX_TURNS)
+    assert step(replace(LIFE, state=RESERVED), cut)[0].code is FailureCode.MAX_TURNS
+
+
+def test_a_lease_begins_a_new_attempt_in_its_first_life() -> None:
+    again, _ = step(replace(LIFE, epoch=3), Event(kind=EventKind.LEASE))
+    assert (again.attempt, again.epoch) == (2, 0)
+    first, _ = step(RolloutLife(), Event(kind=EventKind.LEASE))
+    assert (first.attempt, first.epoch) == (1, 0)
+    adopted, _ = step(first, Event(kind=EventKind.ADOPT, attempt=1))
+    assert (adopted.attempt, adopted.epoch) == (1, 1)
+    unsent = Event(kind=EventKind.STARTED_RUN)
+    assert step(replace(first, attempt=0), unsent)[1] == FENCED, "no attempt is not the zeroth"
+
+
+def test_a_group_is_decided_once_handed_out_once_and_then_acknowledged() -> None:
+    whole = {
+        (GroupState.OPEN, GroupEvent.KEEP): GroupState.KEPT,
+        (GroupState.OPEN, GroupEvent.DROP): GroupState.DROPPED,
+        (GroupState.KEPT, GroupEvent.DELIVER): GroupState.DELIVERED,
+        (GroupState.KEPT, GroupEvent.EXPIRE): GroupState.STALE,
+        (GroupState.DELIVERED, GroupEvent.ACK): GroupState.ACKED,
+    }
+    for state in GroupState:
+        for event in GroupEvent:
+            assert group_step(state, event) is whole.get((state, event), state)
