@@ -134,6 +134,7 @@ class Routed:
         asked = self._asked(request)
         self._part, self._heard_at = None, self._clock()
         self._prompt_tokens = len(request.prompt_ids_L)
+        left_s = self._deadline.remaining_s
         try:
             completion = await self._attend(asked)
             self._check_age(completion, request)
@@ -142,6 +143,8 @@ class Routed:
             # What a reply says that contradicts itself is worth nothing, from its first token on.
             if self._part is None or self._lost is None or self._lost.trouble is Trouble.MALFORMED:
                 self._drop(request)
+                if self._lost is not None:  # the server's fault, at the policy's time
+                    self._deadline.give_back(left_s - self._deadline.remaining_s)
                 raise
             limit = request.sampling.max_tokens
             completion = check_completion(self._part, self._renderer.vocab_size, limit)

@@ -140,6 +140,17 @@ async def test_a_bad_reply_is_evidence_and_another_server_answers(
         assert [one.trouble for one in s.asked] == [trouble]
 
 
+async def test_the_time_of_a_reply_that_is_refused_is_given_back() -> None:
+    """It is the server's fault: a policy that is asked again has all of its time."""
+    async with scene(Mode.NAN, Mode.WELL) as s:
+        s.servers[0].delay_s = 0.5
+        before = s.deadline.remaining_s
+        trajectory = await s.run()
+        assert trajectory.stop_reason is StopReason.DONE
+        assert [one.trouble for one in s.asked] == [Trouble.MALFORMED]
+        assert before - s.deadline.remaining_s < 0.5
+
+
 @pytest.mark.parametrize("mode", [Mode.SILENT, Mode.DRIP, Mode.STUCK])
 async def test_a_server_without_a_word_is_left_when_the_gateway_says_that_it_is_out(
     mode: Mode,
