@@ -177,7 +177,7 @@ def test_what_is_not_said_binds_nothing() -> None:
     assert may_open(PLAIN) == 50
     assert may_open(replace(PLAIN, streaming=True)) == 30
     assert may_open(replace(PLAIN, target=4)) == 4, "without a filter every group is kept"
-    for known in ({"step": 8, "taken_s": 5.0}, {"step": 8, "group_s": 60.0}, {"max_staleness": 0}):
+    for known in ({"step": 8, "taken_s": 5.0}, {"step": 8, "group_s": 8.0}, {"max_staleness": 0}):
         assert replace(PLAIN, streaming=True, **known).lead == 30
     assert not replace(PLAIN, streaming=True, max_staleness=0).strict
     assert may_open(replace(PLAIN, streaming=True, step=8)) == 30
