@@ -1,0 +1,391 @@
+"""Decisions, hand-out, cursors and versions of a run's groups, in time moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prorl.control import (
+    CommitPart,
+    Committed,
+    CommittedRollout,
+    ControlRow,
+    Decision,
+    GroupEventRow,
+    Hello,
+    KeptGroup,
+    Kind,
+    Rows,
+)
+from prorl.errors import ConflictError
+from prorl.schema.fields import SCHEMA_VERSION
+from prorl.service.core.core import Core
+from prorl.service.core.sampler import Rate
+from prorl.service.core.state import RunRecord, State
+from prorl.service.log.log import ControlLog
+from prorl.service.log.outbox import read_page
+from prorl.service.log.recover import load
+from prorl.types import FailureCode, GroupState, Json, RolloutState
+from tests.service.world import group, run_config
+
+
+class World:
+    """A core with a run and a worker of each role, driven by hand."""
+
+    def __init__(self, log: ControlLog) -> None:
+        self.now, self.log, self.parts = 100.0, log, 0
+        self.core = Core(log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
+        for role in ("init", "run", "store"):
+            hello = Hello(worker=role, role=role, schema_version=SCHEMA_VERSION)
+            self.core.workers.hello(1, ControlRow.of(hello))
+        self.run: RunRecord
+
+    def begin(self, groups: int, n: int = 1, **config: Json) -> None:
+        """A run with all its groups leased."""
+        self.core.create_run(run_config(**{"max_open_groups": 99, **config}))
+        self.run = self.core.run("r")
+        bodies = [group(f"t{i}", n=n, key=f"k{i}") for i in range(groups)]
+        accepted = self.core.acceptance.check(self.run, bodies, {})
+        if self.run.config.epochs:
+            self.write()
+            self.core.datasets.add(self.run, accepted)
+            self.core.end_of_groups(self.run)
+            self.write()
+        else:
+            self.core.acceptance.groups(self.run, accepted)
+        self.core.pump(n * groups)
+        self.write()
+
+    def write(self) -> None:
+        """A transaction."""
+        batch = self.core.journal.take()
+        self.log.write_now(batch.writes)
+        self.core.durable(batch)
+        for record, _ in batch.granted:
+            self.core.rollouts.hold(record, self.core.state.workers["init"])
+
+    def complete(self, *groups: int) -> None:
+        """Commit all members of these groups."""
+        found = [r for g in groups for r in self.core.group("r", g).rollouts]
+        records = [r for r in found if not r.life.state.terminal]
+        self.core.commits.reserve(self.core.state.workers["store"], [r.key for r in records])
+        rows = tuple(
+            CommittedRollout(rollout_id=r.rollout_id, attempt=r.life.attempt, reward=1.0)
+            for r in records
+        )
+        self.parts += 1
+        asked = CommitPart(part=f"p{self.parts}", rollouts=rows)
+        assert isinstance(self.core.commits.commit(self.run, asked), Committed)
+
+    def decide(self, *groups: int, kept: bool = True, **more: Any) -> None:
+        """The store's proposal."""
+        decisions = [Decision(group_id=g, kept=kept, reason="said", **more) for g in groups]
+        self.core.groups.propose(self.run, decisions)
+
+    def hand(self, *groups: int, version: int = 0) -> tuple[list[tuple[int, int]], list[int]]:
+        """What the store hands out: (group, place), and who went stale."""
+        asked = [KeptGroup(g, version, 1) for g in groups]
+        answer = self.core.groups.handout(self.run, asked)
+        return [(one.group_id, one.delivery_seq) for one in answer.delivered], list(answer.stale)
+
+    def state(self, group_id: int) -> GroupState:
+        """Of a group."""
+        return self.core.group("r", group_id).state
+
+    def remembered(self) -> RunRecord:
+        """The run as the next life of the gateway knows it."""
+        self.write()
+        state = State()
+        load(self.log, state, self.now)
+        return state.runs["r"]
+
+    def told(self) -> list[GroupEventRow]:
+        """Events of groups that the store is told, in order."""
+        self.write()
+        rows = [row for row in read_page(self.log, 0).rows if row.kind is Kind.ROWS]
+        return [event for row in rows for event in row.read(Rows).events]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A core on a log of its own."""
+    log = ControlLog(tmp_path / "control.db")
+    yield World(log)
+    log.close()
+
+
+def test_only_a_complete_group_is_decided_and_once(world: World) -> None:
+    world.begin(2)
+    world.complete(0)
+    world.decide(0, 1, 7, num_valid=3, mean_reward=0.5, min_version=4)
+    world.decide(0, kept=False)
+    assert [world.state(g) for g in (0, 1)] == [GroupState.KEPT, GroupState.OPEN]
+    run = world.run
+    assert (run.kept, run.waiting, run.undecided, run.open_groups) == (1, 1, 1, 1)
+    assert (run.group_states["kept"], run.group_states["open"]) == (1, 1)
+    (told,) = world.told()
+    assert (told.group_id, told.event, told.kept, told.reason) == (0, "decided", True, "said")
+    assert (told.num_members, told.num_valid, told.mean_reward) == (1, 3, 0.5)
+    assert (told.min_version, told.delivery_seq, told.at) == (4, -1, 100_000_000)
+
+
+def test_a_dropped_group_leaves_the_pipeline_and_is_no_stock(world: World) -> None:
+    world.begin(2, n=2)
+    world.complete(0)
+    world.decide(0, kept=False)
+    run = world.run
+    assert (run.kept, run.waiting, run.undecided, run.open_groups) == (0, 0, 1, 1)
+    assert world.hand(0) == ([], [])
+
+
+def test_a_kept_group_needs_a_member_and_a_run_that_wants_it(world: World) -> None:
+    world.begin(4, n=3, target_groups=2, filter="dapo")
+    for record in world.core.group("r", 0).rollouts:
+        world.core.cancel_rollout(record)
+    world.decide(0)
+    assert (world.state(0), world.core.group("r", 0).reason) == (GroupState.DROPPED, "incomplete")
+    world.core.cancel_rollout(world.core.group("r", 1).rollouts[0])
+    world.complete(1, 2, 3)
+    world.run.effort.ended(10.0, good=True)
+    world.decide(1, 2, 3)
+    assert [world.state(g) for g in (1, 2)] == [GroupState.KEPT] * 2, "not all need have completed"
+    assert (world.state(3), world.core.group("r", 3).reason) == (GroupState.DROPPED, "redundant")
+    assert world.run.effort.wasted_s == 30.0, "its three rollouts were for nothing"
+
+
+def test_a_run_that_has_enough_ends_what_is_open_and_else_nothing(world: World) -> None:
+    world.begin(3, target_groups=1)
+    world.complete(0)
+    world.decide(0, kept=False)
+    world.core.pump(9)
+    world.write()
+    world.complete(1)
+    world.decide(1)
+    (rollout,) = world.core.group("r", 2).rollouts
+    assert (rollout.life.state, rollout.life.code) == (
+        RolloutState.CANCELLED,
+        FailureCode.REDUNDANT,
+    )
+
+
+def test_a_full_step_of_fresh_groups_ends_what_is_started_and_leaves_what_waits(
+    world: World,
+) -> None:
+    world.begin(
+        3, delivery="stream", max_staleness=0, groups_per_step=1, max_open_groups=2, filter="dapo"
+    )
+    assert [world.core.group("r", g).opened for g in range(3)] == [True, True, False]
+    world.complete(0)
+    world.decide(0)
+    pending = [world.core.group("r", g).pending for g in range(3)]
+    assert pending == [0, 0, 1], "of a later step"
+
+
+def test_the_forecast_learns_from_decisions_that_are_the_filters(world: World) -> None:
+    world.begin(4, n=2)
+    world.now = 130.0
+    world.complete(0)
+    world.decide(0)
+    assert (world.run.rate, world.run.group_s) == (Rate().after(True), 30.0)
+    world.now = 140.0
+    world.complete(1)
+    world.decide(1, kept=False)
+    assert world.run.rate == Rate().after(True).after(False)
+    assert world.run.group_s == pytest.approx(31.0), "a tenth of the way to 40"
+    for g, cut in ((2, False), (3, True)):
+        found = world.core.group("r", g)
+        for record in found.rollouts:
+            world.core.cancel_rollout(record)
+        found.cut = cut
+    before = world.run.rate
+    world.decide(2, kept=False)
+    assert world.run.rate == before, "we ended it ourselves"
+    world.decide(3, kept=False)
+    assert world.run.rate == before.after(False), "its verdict was certain"
+    restarted = world.core.group("r", 3)
+    restarted.opened_at = 0.0
+    assert world.run.group_s == pytest.approx(31.9)
+
+
+def test_a_group_whose_start_nobody_remembers_says_nothing_of_time(world: World) -> None:
+    world.begin(1)
+    world.core.group("r", 0).opened_at = 0.0
+    world.complete(0)
+    world.decide(0)
+    assert (world.run.group_s, world.run.rate.decided) == (0.0, 1.0)
+
+
+def test_a_groups_time_is_never_nothing(world: World) -> None:
+    world.begin(1)
+    world.complete(0)
+    world.decide(0)
+    assert 0 < world.run.group_s < 0.01, "0 is what nobody knows"
+
+
+def test_what_is_handed_out_has_its_place_for_good(world: World) -> None:
+    world.begin(4)
+    world.complete(0, 1, 2)
+    world.decide(0, 1, 2)
+    assert world.hand(9, 3, 2, 0) == ([(2, 0), (0, 1)], [])
+    assert world.hand(0, 1, 2) == ([(0, 1), (1, 2), (2, 0)], [])
+    run = world.run
+    assert (run.next_delivery, run.waiting, run.kept) == (3, 0, 3)
+    events = [(e.event, e.group_id, e.delivery_seq) for e in world.told()]
+    assert events[3:] == [("delivered", 2, 0), ("delivered", 0, 1), ("delivered", 1, 2)]
+    assert [e.event_seq for e in world.told()] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asked", "stored", "stale"),
+    [
+        (1, 3, 9, True),
+        (1, 4, 0, False),
+        (0, 4, 0, True),
+        (0, 5, 0, False),
+        (1, -1, 3, True),
+        (1, -1, 4, False),
+        (1, 0, 9, True),
+        (1, -1, -1, False),
+        (1, -1, 0, True),
+        (-1, 0, 0, False),
+    ],
+)
+def test_what_is_older_than_allowed_goes_stale(
+    world: World, allowed: int, asked: int, stored: int, stale: bool
+) -> None:
+    """By the version asked with, else by the decision's; what has no version is of any."""
+    world.begin(1, n=2, delivery="stream", max_staleness=allowed)
+    world.complete(0)
+    world.decide(0, min_version=stored)
+    world.core.groups.publish(world.run, 5)
+    world.run.effort.ended(10.0, good=True)
+    assert world.hand(0, version=asked) == (([], [0]) if stale else ([(0, 0)], []))
+    run = world.run
+    assert (run.waiting, run.kept, run.next_delivery) == (0, not stale, not stale)
+    assert run.effort.wasted_s == (20.0 if stale else 0.0)
+    told = world.told()[-1]
+    assert (told.event, told.kept) == ("stale" if stale else "delivered", True)
+
+
+def test_how_long_the_trainer_takes_is_a_mean_over_the_groups_it_took(world: World) -> None:
+    world.begin(6)
+    world.complete(*range(6))
+    world.decide(*range(6))
+    world.hand(0)
+    assert (world.run.taken_s, world.run.taken_at) == (0.0, 100.0), "one says nothing"
+    world.now = 120.0
+    world.hand(0)
+    assert world.run.taken_at == 100.0, "asked again, took nothing"
+    world.hand(1, 2)
+    assert world.run.taken_s == 10.0
+    world.now = 140.0
+    world.hand(3)
+    assert world.run.taken_s == pytest.approx(11.0)
+    assert list(world.run.effort.handed) == [100.0, 120.0, 120.0, 140.0]
+
+
+def test_a_cursor_only_moves_on_and_the_primarys_acknowledges(world: World) -> None:
+    world.begin(3)
+    world.complete(0, 1, 2)
+    world.decide(0, 1, 2)
+    world.hand(0, 1, 2)
+    run, cursor = world.run, world.core.groups.cursor
+    for wrong in (-1, 4):
+        with pytest.raises(ConflictError, match="is this another run's cursor"):
+            cursor(run, "primary", wrong)
+    cursor(run, "other", 3)
+    assert (run.acked, run.group_states["acked"]) == (0, 0)
+    cursor(run, "primary", 1)
+    cursor(run, "primary", 0)
+    cursor(run, "primary", 1)
+    assert (run.acked, run.cursors) == (1, {"other": 3, "primary": 1})
+    states = [world.state(g) for g in range(3)]
+    assert states == [GroupState.ACKED, GroupState.DELIVERED, GroupState.DELIVERED]
+    cursor(run, "primary", 3)
+    assert (run.group_states["delivered"], run.group_states["acked"]) == (0, 3)
+    world.write()
+    assert world.log.read("SELECT consumer, seq, at FROM cursors ORDER BY consumer") == [
+        ("other", 3, 100.0),
+        ("primary", 3, 100.0),
+    ]
+    assert world.log.read("SELECT DISTINCT state FROM groups") == [("acked",)]
+    cursor(run, "other", 3)
+    assert world.remembered().cursors == run.cursors
+
+
+def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None:
+    world.begin(0)
+    run, give = world.run, world.core.groups.give_version
+    assert give(run, 0, "a") == 1
+    assert give(run, 2, "b") == 2
+    world.write()
+    assert (give(run, 1, "a"), give(run, 2, "b"), run.given_version) == (1, 2, 2)
+    for version, path, said in ((1, "b", "is used"), (2, "a", "is used"), (4, "d", "one above")):
+        with pytest.raises(ConflictError, match=said):
+            give(run, version, path)
+    assert give(run, 0, "c") == 3
+    world.write()
+    rows = world.log.read("SELECT version, note, at FROM versions ORDER BY version")
+    assert rows == [(1, "a", 100.0), (2, "b", 100.0), (3, "c", 100.0)]
+    assert world.remembered().given_version == 3
+
+
+def test_weights_serve_once_and_never_older_ones(world: World) -> None:
+    world.begin(0)
+    run, groups = world.run, world.core.groups
+    for path in "abc":
+        groups.give_version(run, 0, path)
+    assert [groups.publish(run, version) for version in (0, 2, 2, 1, 3)] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert run.version == 3
+    world.write()
+    rows = world.log.read("SELECT version FROM versions WHERE published ORDER BY version")
+    assert rows == [(2,), (3,)]
+    assert world.remembered().version == 3
+
+
+def test_every_answer_is_durable_at_once(world: World) -> None:
+    """Who asked waits for the transaction, so it waits for nothing else."""
+    world.begin(1)
+    run, groups = world.run, world.core.groups
+    for asked in (
+        lambda: groups.propose(run, []),
+        lambda: groups.handout(run, []),
+        lambda: groups.cursor(run, "primary", 0),
+        lambda: groups.give_version(run, 0, "a"),
+        lambda: groups.publish(run, 0),
+    ):
+        world.write()
+        assert not world.core.journal.urgent
+        asked()
+        assert world.core.journal.urgent
+
+
+@pytest.mark.parametrize(
+    ("more", "resting", "n"),
+    [({"rest": 2}, 3, 1), ({"siblings": 4}, 1, 4), ({"rest": 1, "siblings": 2}, 2, 2), ({}, 0, 1)],
+)
+def test_a_decision_curates_its_task_from_the_next_epoch_on(
+    world: World, more: dict[str, int], resting: int, n: int
+) -> None:
+    world.begin(1, epochs=3)
+    world.complete(0)
+    world.decide(0, kept=False, **more)
+    assert world.run.curating == bool(more)
+    world.write()
+    assert world.log.read("SELECT key, resting, n FROM dataset") == [("k0", resting, n)]
+
+
+def test_only_a_run_that_feeds_itself_is_curated(world: World) -> None:
+    world.begin(1)
+    world.complete(0)
+    world.decide(0, kept=False, rest=2)
+    assert world.run.curating == 0

@@ -1,0 +1,85 @@
+"""What the named filters are, and which members count; that their SQL decides so is asked in
+`storage/test_filter.py`, when a verdict is certain in `service/test_early_end.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prorl.filters import FILTERS, Filter, GroupDecision, GroupMember, find_filter, is_named
+from prorl.states import FailureClass, RolloutState
+
+GOOD = GroupMember(
+    rollout_id=1,
+    sample_index=0,
+    attempt=1,
+    state=RolloutState.COMPLETED,
+    failure_class=FailureClass.NONE,
+    reward=0.0,
+    num_trained=1,
+)
+
+
+def test_a_member_counts_that_completed_by_no_fault_of_ours_and_has_what_trains() -> None:
+    assert GOOD.valid
+    assert replace(GOOD, failure_class=FailureClass.POLICY).valid
+    assert not replace(GOOD, state=RolloutState.FAILED).valid
+    assert not replace(GOOD, num_trained=0).valid
+    assert not replace(GOOD, failure_class=FailureClass.INFRA).valid
+    assert not replace(GOOD, reward=None).valid
+    unsaid = GroupMember(
+        rollout_id=1,
+        sample_index=0,
+        attempt=1,
+        state=RolloutState.COMPLETED,
+        failure_class=FailureClass.NONE,
+        reward=1.0,
+    )
+    assert not unsaid.valid, "tokens that nobody speaks of train nothing"
+
+
+def test_a_text_is_the_name_of_a_filter_or_its_sql() -> None:
+    for name in (*FILTERS, "pass_rate:0.25-0.75"):
+        assert is_named(name)
+        assert "select" in find_filter(name).sql
+    for text in ("select 1", "pass_rate", "pass_rate:0.2", "dapoo"):
+        assert not is_named(text)
+        assert find_filter(text) == Filter(sql=text)
+    window = find_filter("pass_rate:0.25-0.75")
+    assert window.rates == (0.25, 0.75)
+    assert "rate between 0.25 and 0.75" in window.sql
+
+
+def test_a_group_of_one_is_enough_only_where_nothing_is_compared() -> None:
+    assert {name: found.min_valid for name, found in FILTERS.items()} == {
+        "none": 1,
+        **dict.fromkeys(("dapo", "greso", "overlong"), 2),
+    }
+    assert [name for name, found in FILTERS.items() if not found.drops] == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "living", "hopeless"),
+    [
+        ([0.0] * 3, 1, False),  # 1 of 4 may still be right: just in
+        ([0.0] * 4, 1, True),
+        ([1.0] * 3, 1, False),  # 3 of 4 are: just in
+        ([1.0] * 4, 1, True),
+        ([-9.0, 0.5], 0, False),  # cut to 0 ... 1 before they are added
+        ([9.0, 0.5], 0, False),
+        ([9.0, 0.6], 0, True),
+        ([0.4, 0.0], 0, True),
+    ],
+)
+def test_a_windows_verdict_is_certain_where_the_best_and_the_worst_agree(
+    rewards: list[float], living: int, hopeless: bool
+) -> None:
+    assert find_filter("pass_rate:0.25-0.75").hopeless(rewards, living) is hopeless
+    assert not Filter(sql="").hopeless(rewards, living)
+
+
+def test_a_decision_without_more_lets_the_task_go_on_as_before() -> None:
+    told = GroupDecision(1, kept=True, reason="x")
+    assert (told.rest, told.siblings) == (0, 0)
