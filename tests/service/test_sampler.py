@@ -168,6 +168,7 @@ def test_where_nothing_may_be_older_than_its_step_the_rest_of_a_step_is_redundan
     for other in ({"max_staleness": 1}, {"step": 0}, {"streaming": False}):
         assert not step_reached(replace(strict, unacked=8, **other))
     assert may_open(strict) > may_open(replace(strict, max_staleness=-1, max_unacked=8))
+    assert may_open(strict) == math.ceil(HALF.groups_for(8, 1))
     last = replace(strict, step=1, unacked=1)
     assert step_reached(last)
     assert may_open(replace(strict, filtered=False)) == 8
