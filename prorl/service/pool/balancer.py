@@ -16,6 +16,7 @@ even when nothing is left.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Collection, Hashable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
@@ -49,7 +50,7 @@ class Balancer:
         self._fenced: set[str] = set()
         self._weight: dict[str, float] = {}
         self._heap: list[tuple[float, int, str]] = []
-        self._ticks = 0
+        self._ticks = itertools.count(1)
         for name in names:
             self.add(name)
 
@@ -163,8 +164,7 @@ class Balancer:
         self.release(rollout)
         self._owner[rollout] = name
         self._in_flight[name] = self._in_flight.get(name, 0) + 1
-        self._ticks += 1
-        self._chosen[name] = self._ticks
+        self._chosen[name] = next(self._ticks)
         self._push(name)
 
     def release(self, rollout: Hashable) -> None:
@@ -189,7 +189,7 @@ class Balancer:
         """
         if self._able(name):
             heapq.heappush(self._heap, (self.load(name), self._chosen[name], name))
-        if len(self._heap) > 64 + 8 * len(self._state):
+        if len(self._heap) > 16 * len(self._state):
             ready = [n for n in self._state if self._able(n)]
             self._heap = [(self.load(n), self._chosen[n], n) for n in ready]
             heapq.heapify(self._heap)
