@@ -80,11 +80,12 @@ group by r.group_id
     "overlong": Filter(
         sql="""
 select group_id,
-       count(distinct reward) filter (not cut) > 1 as kept,
+       coalesce(min(ended) <> max(ended), false) as kept,
        case when kept then 'informative'
-            when count(distinct reward) > 1 then 'overlong'
+            when min(reward) <> max(reward) then 'overlong'
             else 'all_equal' end as reason
-from (select *, stop_reason in ('max_tokens', 'context') as cut from rollouts)
+from (select *, case when stop_reason not in ('max_tokens', 'context') then reward end as ended
+      from rollouts)
 group by group_id
 """
     ),
@@ -94,7 +95,7 @@ PASS_RATE = "pass_rate:LO-HI"
 
 _PASS_RATE = """
 select group_id,
-       avg(least(greatest(reward, 0), 1)) as rate,
+       avg(case when reward < 0 then 0 when reward > 1 then 1 else reward end) as rate,
        rate between {0} and {1} as kept,
        case when kept then 'informative' when rate < {0} then 'too_hard' else 'too_easy' end
          as reason

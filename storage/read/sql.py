@@ -42,6 +42,17 @@ def _said(error: duckdb.Error) -> str:
     return "; ".join(line.strip().rstrip(".") for line in lines if line.strip())
 
 
+def _text(statement: duckdb.Statement) -> str:
+    """Without its semicolon and what follows it, a comment say: that would end up inside of ours.
+
+    Places are bytes.
+    """
+    text = str(statement.query)
+    data = text.encode()
+    ends = (at for at, _ in duckdb.tokenize(text) if data[at : at + 1] == b";")
+    return data[: next(ends, len(data))].decode()
+
+
 class LockedDuckDB:
     """An in-memory DuckDB over registered Arrow data. One query at a time; not thread-safe."""
 
@@ -54,8 +65,8 @@ class LockedDuckDB:
         what: str = "SQL",
     ) -> None:
         self._error, self._what = error, what
-        self._checked: str | None = None
-        self._statement = ""
+        self._asked: tuple[str, int, str] | None = None
+        self._statement: duckdb.Statement
         self._connection = duckdb.connect(
             ":memory:", config={"threads": str(threads), "memory_limit": memory}
         )
@@ -91,12 +102,23 @@ class LockedDuckDB:
         An answer lies outside DuckDB's memory limit. Raises `error` for anything else and for what
         fails or still runs at `timeout_s`; StorageError when what is registered cannot be read.
         """
-        if sql != self._checked:
-            self._one_select(sql)
+        statement = self._cut(sql, rows, columns)
+        with self._running(timeout_s):
+            return self._connection.sql(statement).to_arrow_table()
+
+    def first(
+        self, sql: str, timeout_s: float | None, *, rows: int, columns: str
+    ) -> list[tuple[Any, ...]]:
+        """As `query`: where a few rows are asked for, a table costs as much as the SELECT."""
+        statement = self._cut(sql, rows, columns)
+        with self._running(timeout_s):
+            return self._connection.execute(statement).fetchall()
+
+    @contextmanager
+    def _running(self, timeout_s: float | None) -> Iterator[None]:
         try:
             with self._stopped_after(timeout_s):
-                found = self._connection.sql(self._statement)
-                return (found.limit(rows).project(columns) if rows else found).to_arrow_table()
+                yield
         except duckdb.InterruptException:
             given = f"{self._what} was stopped after {timeout_s:g} s"
             raise self._error(given, "a query that ends sooner") from None
@@ -119,7 +141,17 @@ class LockedDuckDB:
             timer.cancel()
             timer.join()
 
-    def _one_select(self, sql: str) -> str:
+    def _cut(self, sql: str, rows: int, columns: str) -> duckdb.Statement:
+        """One statement: a relation over a relation is bound once more for each."""
+        if (asked := (sql, rows, columns)) != self._asked:
+            statement = self._one_select(sql)
+            if rows:
+                cut = f"select {columns} from (\n{_text(statement)}\n) limit {rows}"
+                statement = self._one_select(cut)
+            self._asked, self._statement = asked, statement
+        return self._statement
+
+    def _one_select(self, sql: str) -> duckdb.Statement:
         try:
             statements = self._connection.extract_statements(sql)
         except duckdb.Error as error:
@@ -127,12 +159,7 @@ class LockedDuckDB:
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
             raise self._error(f"{self._what} holds {kinds}", "exactly one SELECT")
-        text = str(statements[0].query)
-        # What follows the semicolon, a comment say, would end up inside of ours. Places are bytes.
-        data = text.encode()
-        ends = (at for at, _ in duckdb.tokenize(text) if data[at : at + 1] == b";")
-        self._checked, self._statement = sql, data[: next(ends, len(data))].decode()
-        return self._statement
+        return statements[0]
 
     def _refuse(self, error: duckdb.Error) -> UserError:
         return self._error(f"{self._what}: {_said(error)}", "one SELECT that binds")

@@ -29,7 +29,7 @@ again (FilterLostError). Decisions here are proposals: the control log's first o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -176,11 +176,11 @@ class GroupFilter:
             "rollouts": _table(groups, self._stored),
             "history": self._history.table(group.task_id for group in groups),
         }
-        answer = self._query.answer(tables, len(groups) + 1, self._answer)
-        columns = [answer.column(name).to_pylist() for name in (*_OUTPUT, *_CURATES)]
         decisions = [
             GroupDecision(group_id, kept, str(reason), rest, siblings)
-            for group_id, kept, reason, rest, siblings in zip(*columns, strict=True)
+            for group_id, kept, reason, rest, siblings in self._query.answer(
+                tables, len(groups) + 1, self._answer
+            )
         ]
         for decision in decisions:
             if not all(0 <= (one if one is not None else -1) <= MOST for one in decision[3:]):
@@ -209,27 +209,38 @@ class _Query(Protocol):
     def columns(self, empty: Tables) -> Mapping[str, str]:
         """Names and types of what it gives. Raises ConfigError for SQL that does not bind."""
 
-    def answer(self, tables: Tables, limit: int, projection: str) -> pa.Table:
+    def answer(self, tables: Tables, limit: int, projection: str) -> Sequence[tuple[Any, ...]]:
         """The first `limit` rows that the SQL gives over these. Raises ConfigError."""
 
     def close(self) -> None:
         """Idempotent."""
 
 
+class _Now:
+    """What a name stands for now: to register a table costs half as much as our queries."""
+
+    table: pa.Table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
 class _OurSQL:
     def __init__(self, sql: str, timeout_s: float) -> None:
         self._sql, self._timeout_s = sql, timeout_s
+        self._now = {name: _Now() for name in EMPTY}
         self._database = LockedDuckDB(error=ConfigError, what="filter")
 
     def columns(self, empty: Tables) -> Mapping[str, str]:
-        for name, rows in empty.items():
-            self._database.register(name, rows)
+        for name, now in self._now.items():
+            now.table = empty[name]
+            self._database.register(name, now)
         return self._database.bind(self._sql)
 
-    def answer(self, tables: Tables, limit: int, projection: str) -> pa.Table:
-        for name, rows in tables.items():
-            self._database.register(name, rows)
-        return self._database.query(self._sql, self._timeout_s, rows=limit, columns=projection)
+    def answer(self, tables: Tables, limit: int, projection: str) -> Sequence[tuple[Any, ...]]:
+        for name, now in self._now.items():
+            now.table = tables[name]
+        return self._database.first(self._sql, self._timeout_s, rows=limit, columns=projection)
 
     def close(self) -> None:
         self._database.close()
@@ -308,5 +319,5 @@ def _table(groups: Sequence[GroupComplete], stored: pa.Table) -> pa.Table:
     ]
     known = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), _KNOWN, strict=True)]
     place = pc.index_in(known[_KNOWN.get_field_index("rollout_id")], stored.column("rollout_id"))
-    seen = [stored.column(name).take(place) for name in SEEN]
-    return pa.Table.from_arrays([*known, *seen], schema=MEMBERS)
+    seen = stored.select(SEEN).take(place)
+    return pa.Table.from_arrays([*known, *seen.columns], schema=MEMBERS)

@@ -59,7 +59,9 @@ class FilterProcess:
         found: Mapping[str, str] = self._ask(empty, 0, "")
         return found
 
-    def answer(self, tables: Mapping[str, pa.Table], limit: int, projection: str) -> pa.Table:
+    def answer(
+        self, tables: Mapping[str, pa.Table], limit: int, projection: str
+    ) -> list[tuple[Any, ...]]:
         """The first `limit` rows of what the SQL gives over these.
 
         Raises ConfigError, FilterLostError.
@@ -71,7 +73,7 @@ class FilterProcess:
             found.validate(full=True)
         except pa.ArrowException as error:
             raise ConfigError(f"filter: its answer is damaged: {error}", "one SELECT") from None
-        return found
+        return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
     def _ask(self, tables: Mapping[str, pa.Table], limit: int, projection: str) -> Any:
         streams = {name: _stream(rows) for name, rows in tables.items()}

@@ -294,9 +294,9 @@ def test_a_process_that_was_killed_or_frozen_decides_nothing() -> None:
     rows = MEMBERS.empty_table()
     assert list(chosen.columns({"rollouts": rows})) == ["group_id", "kept", "reason"]
     os.kill(_pid(chosen), signal.SIGSTOP)
-    assert chosen.answer({"rollouts": rows}, 1, "group_id, kept, reason").num_rows == 0
+    assert chosen.answer({"rollouts": rows}, 1, "group_id, kept, reason") == []
     os.kill(_pid(chosen), signal.SIGKILL)
-    assert chosen.answer({"rollouts": rows}, 1, "group_id, kept, reason").num_rows == 0
+    assert chosen.answer({"rollouts": rows}, 1, "group_id, kept, reason") == []
     assert chosen.helpers.starts == 3
     chosen.close()
 
@@ -332,9 +332,7 @@ def test_an_answer_that_is_too_large_is_refused_and_the_next_one_is_its_own() ->
     two = pa.Table.from_pylist([{"group_id": 7}] * 2, MEMBERS)
     with pytest.raises(ConfigError, match=r"filter gave 40,\d+,\d+ bytes; expected at most 33,"):
         chosen.answer({"rollouts": two}, 1, names)
-    assert chosen.answer({"rollouts": two.slice(0, 1)}, 1, names).to_pylist() == [
-        {"group_id": 7, "kept": True, "reason": "x"}
-    ]
+    assert chosen.answer({"rollouts": two.slice(0, 1)}, 1, names) == [(7, True, "x")]
     chosen.close()
 
 
