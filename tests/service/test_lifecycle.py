@@ -244,12 +244,15 @@ def test_what_an_event_says_is_kept() -> None:
 def test_a_lease_begins_a_new_attempt_in_its_first_life() -> None:
     again, _ = step(replace(LIFE, epoch=3), Event(kind=EventKind.LEASE))
     assert (again.attempt, again.epoch) == (2, 0)
-    first, _ = step(RolloutLife(), Event(kind=EventKind.LEASE))
+    fresh = RolloutLife(max_attempts=2, max_worker_losses=1)
+    assert (fresh.state, fresh.attempt, fresh.epoch) == (QUEUED, 0, 0)
+    first, _ = step(fresh, Event(kind=EventKind.LEASE))
     assert (first.attempt, first.epoch) == (1, 0)
     adopted, _ = step(first, Event(kind=EventKind.ADOPT, attempt=1))
     assert (adopted.attempt, adopted.epoch) == (1, 1)
-    unsent = Event(kind=EventKind.STARTED_RUN)
-    assert step(replace(first, attempt=0), unsent)[1] == FENCED, "no attempt is not the zeroth"
+    for attempt in (0, 1):
+        unsaid = step(replace(first, attempt=attempt), Event(kind=EventKind.STARTED_RUN))
+        assert unsaid[1] == FENCED, "no attempt is none of them"
 
 
 def test_a_group_is_decided_once_handed_out_once_and_then_acknowledged() -> None:

@@ -105,8 +105,8 @@ class RolloutLife:
     """Of the last failure, or of the end."""
     cancel_code: FailureCode = FailureCode.NONE
     """A cancellation that waits for the store to let go."""
-    max_attempts: int = 3
-    max_worker_losses: int = 10
+    max_attempts: int
+    max_worker_losses: int
 
     @property
     def failure_class(self) -> FailureClass:
@@ -250,7 +250,8 @@ _ABOUT_ROLLOUT = frozenset({EventKind.LEASE, EventKind.CANCEL, EventKind.EXPIRE}
 def step(life: RolloutLife, event: Event) -> Step:
     """Apply one event to a rollout's state.
 
-    >>> life, actions = step(RolloutLife(), Event(kind=EventKind.LEASE))
+    >>> fresh = RolloutLife(max_attempts=3, max_worker_losses=10)
+    >>> life, actions = step(fresh, Event(kind=EventKind.LEASE))
     >>> life.state.value, life.attempt, [a.value for a in actions]
     ('leased', 1, ['grant'])
     >>> step(life, Event(kind=EventKind.RESERVE, attempt=7))[1]
