@@ -316,6 +316,34 @@ def test_a_cursor_only_moves_on_and_the_primarys_acknowledges(world: World) -> N
     assert world.remembered().cursors == run.cursors
 
 
+def test_what_memory_has_forgotten_is_acknowledged_too(world: World) -> None:
+    world.begin(3)
+    world.complete(0, 1, 2)
+    world.decide(0, 1, 2)
+    world.hand(0, 1, 2)
+    world.write()
+    assert not world.run.groups
+    world.core.groups.cursor(world.run, "primary", 2)
+    again = world.remembered()
+    assert (again.acked, again.group_states) == (2, world.run.group_states)
+    states = [world.state(g) for g in range(3)]
+    assert states == [GroupState.ACKED, GroupState.ACKED, GroupState.DELIVERED]
+
+
+def test_what_is_acknowledged_while_its_hand_out_is_written_stays_so(world: World) -> None:
+    world.begin(1)
+    world.complete(0)
+    world.decide(0)
+    world.hand(0)
+    in_flight = world.core.journal.take()
+    world.core.groups.cursor(world.run, "primary", 1)
+    world.log.write_now(in_flight.writes)
+    world.core.durable(in_flight)
+    assert world.state(0) is GroupState.ACKED, "the log does not say so yet"
+    world.write()
+    assert (world.state(0), len(world.run.groups)) == (GroupState.ACKED, 0)
+
+
 def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None:
     world.begin(0)
     run, give = world.run, world.core.groups.give_version
