@@ -171,6 +171,15 @@ def test_a_run_that_has_enough_ends_what_is_open_and_else_nothing(world: World) 
     )
 
 
+def test_where_a_kept_group_can_go_stale_the_hand_out_says_what_is_enough(world: World) -> None:
+    world.begin(2, delivery="stream", max_staleness=5, target_groups=1, filter="dapo")
+    world.complete(0)
+    world.decide(0)
+    assert world.core.group("r", 1).pending == 1
+    world.hand(0)
+    assert world.core.group("r", 1).pending == 0
+
+
 def test_a_full_step_of_fresh_groups_ends_what_is_started_and_leaves_what_waits(
     world: World,
 ) -> None:
