@@ -14,6 +14,7 @@ from prorl.control import (
     CommittedRollout,
     ControlRow,
     Decision,
+    Done,
     GroupEventRow,
     Hello,
     KeptGroup,
@@ -83,7 +84,7 @@ class World:
     def decide(self, *groups: int, kept: bool = True, **more: Any) -> None:
         """The store's proposal."""
         decisions = [Decision(group_id=g, kept=kept, reason="said", **more) for g in groups]
-        self.core.groups.propose(self.run, decisions)
+        assert self.core.groups.propose(self.run, decisions) == Done()
 
     def hand(self, *groups: int, version: int = 0) -> tuple[list[tuple[int, int]], list[int]]:
         """What the store hands out: (group, place), and who went stale."""
@@ -375,6 +376,7 @@ def test_weights_serve_once_and_never_older_ones(world: World) -> None:
     run, groups = world.run, world.core.groups
     for path in "abc":
         groups.give_version(run, 0, path)
+    world.write()
     assert [groups.publish(run, version) for version in (0, 2, 2, 1, 3)] == [
         False,
         True,
