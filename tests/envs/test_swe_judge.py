@@ -71,14 +71,14 @@ def _change(repository: Repository, text: str, row: str) -> bytes:
 
 
 def _rows(table: dict[str, str]) -> list[object]:
-    """Each row with each repository; the fast suite takes one for each row, in turn."""
+    """Each row with each repository; the fast suite takes one for each second row, in turn."""
     turn = cycle(REPOSITORIES)
     found: list[object] = []
-    for name in table:
+    for row, name in enumerate(table):
         one = next(turn)
         fast = FOOLED.get(name, HELPED if name in LIARS else one)
         for repository in REPOSITORIES:
-            marks = () if repository is fast else pytest.mark.slow
+            marks = () if repository is fast and row % 2 == 0 else pytest.mark.slow
             found.append(
                 pytest.param(repository, name, id=f"{repository.name}-{name}", marks=marks)
             )
@@ -186,6 +186,7 @@ async def test_a_twin_that_the_reference_passes_says_nothing(host: UnixSandboxHo
         assert (await _score(host, USELESS.task(), change)).reward == 1
 
 
+@pytest.mark.slow
 async def test_a_repository_that_mends_its_own_assertions_may_change_them(
     host: UnixSandboxHost,
 ) -> None:

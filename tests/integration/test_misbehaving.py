@@ -97,7 +97,12 @@ async def test_streams_that_break_are_evidence_at_once_and_lose_no_token(
         assert (await s.states())[good.url] == "ready"
 
 
-@pytest.mark.parametrize("mode", [Mode.SILENT, Mode.DRIP, Mode.STUCK])
+def among_all(*modes: Mode) -> list[object]:
+    """Of the rest tests/stages/test_failover.py has each one fast, with an attempt alone."""
+    return [pytest.param(mode, marks=pytest.mark.slow) for mode in modes]
+
+
+@pytest.mark.parametrize("mode", [Mode.SILENT, *among_all(Mode.DRIP, Mode.STUCK)])
 async def test_silence_under_good_health_is_left_and_opens_the_breaker(
     tmp_path: Path, sandbox_kind: str, monkeypatch: pytest.MonkeyPatch, mode: Mode
 ) -> None:
@@ -138,8 +143,9 @@ async def test_with_every_server_down_rollouts_wait_and_none_fails(
 @pytest.mark.parametrize(
     "mode",
     [
-        *(Mode.ERROR, Mode.EMPTY, Mode.GARBAGE, Mode.SHORT, Mode.NAN),
-        *(Mode.POSITIVE, Mode.FOREIGN, Mode.NULL, Mode.LONG),
+        *(Mode.ERROR, Mode.SHORT),
+        *among_all(Mode.EMPTY, Mode.GARBAGE, Mode.NAN, Mode.POSITIVE),
+        *among_all(Mode.FOREIGN, Mode.NULL, Mode.LONG),
     ],
 )
 async def test_a_server_that_lies_is_out_after_a_few_replies_and_nothing_of_it_is_stored(
@@ -174,6 +180,7 @@ async def test_nothing_of_a_server_that_lies_now_and_then_is_stored(
         assert views[good.url]["refused_replies"] == 0
 
 
+@pytest.mark.slow
 async def test_a_pool_that_is_busy_for_a_while_costs_nobody_anything(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
@@ -195,6 +202,7 @@ async def test_a_pool_that_is_busy_for_a_while_costs_nobody_anything(
         assert asked < 10 * SLOTS, "eased off"
 
 
+@pytest.mark.slow
 async def test_a_server_that_never_answers_one_call_in_five_is_taken_out(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
@@ -240,6 +248,7 @@ async def test_a_restart_with_other_weights_in_the_middle_labels_no_token(
         assert {(one["kind"], one["version"]) for one in spans} == {(1, 0), (2, -1)}
 
 
+@pytest.mark.slow
 async def test_a_slow_server_gets_less_and_keeps_what_it_has(
     tmp_path: Path, sandbox_kind: str
 ) -> None:

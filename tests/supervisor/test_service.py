@@ -141,6 +141,7 @@ async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None
         assert quiet.lives == 1
 
 
+@pytest.mark.slow
 async def test_work_that_hangs_a_child_is_charged_and_no_crash_loop(tmp_path: Path) -> None:
     """Eight deaths in a row, two of each: the service goes on, and each is known by its name."""
     config = ServiceConfig(root=tmp_path / "root")
