@@ -7,7 +7,6 @@ It holds weights, optimizer, random state, cursor and version.
                        trainer.pt     optimizer and random state; float32 weights, where samplers
                                       get others
                        trainer.json   step, version, cursor
-                       figures.json   the step's figures: their row is written after the checkpoint
                        trained.parquet  which sequences made it (`lineage.py`)
 
 Invariants: a directory named `step-*` is complete and durable (files are synced, then the directory
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,15 +61,13 @@ def save(
     optimizer: torch.optim.Optimizer,
     *,
     source: Path,
-    figures: Mapping[str, float],
     keep: int = 3,
     dtype: torch.dtype = torch.float32,
     finish: Callable[[Path], None] = lambda directory: None,
 ) -> Path:
-    """Write a checkpoint and return its directory.
+    """Write a checkpoint, with tokenizer files of `source` and weights for samplers of `dtype`.
 
-    Tokenizer files come from `source`; samplers load weights of `dtype`; `finish` may add files
-    beside the weights, before the directory appears. Raises StorageError.
+    `finish` may add files before the directory appears. Raises StorageError.
     """
     final = root / f"{PREFIX}{progress.step:08d}"
     temp = root / f"{_TEMP}{progress.step:08d}"
@@ -92,7 +89,6 @@ def save(
                 shutil.copyfile(source / name, temp / name)
         torch.save(state, temp / "trainer.pt")
         (temp / "trainer.json").write_bytes(orjson.dumps(asdict(progress)))
-        (temp / "figures.json").write_bytes(orjson.dumps(figures))
         finish(temp)
         _sync(*temp.iterdir(), temp)
         if final.exists():
@@ -108,7 +104,6 @@ def save(
 
 
 def newest(root: Path) -> Path | None:
-    """The checkpoint with the most steps, or None."""
     found = _complete(root)
     return found[-1] if found else None
 
@@ -123,21 +118,8 @@ def read_progress(path: Path) -> TrainingState:
         ) from None
 
 
-def read_figures(path: Path) -> dict[str, float]:
-    """The figures of the step that made a checkpoint. Raises ConfigError."""
-    try:
-        return dict(orjson.loads((path / "figures.json").read_bytes()))
-    except (OSError, TypeError, orjson.JSONDecodeError) as error:
-        raise ConfigError(
-            f"checkpoint {path}: {error}", "a directory that the trainer wrote"
-        ) from None
-
-
 def restore(path: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Put the optimizer, the random state and, where samplers got rounded ones, the weights back.
-
-    Others are loaded like any model.
-    """
+    """Put back optimizer, random state and, where samplers got rounded ones, the weights."""
     state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
     if "weights" in state:
         model.load_state_dict(state["weights"])

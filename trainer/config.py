@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from prorl.trainer.loss import LossConfig
 
 
-class TrainerConfig(BaseModel):
-    """What `python -m prorl.trainer --config FILE` reads.
+class TrainerConfig(LossConfig):
+    """What `python -m prorl.trainer --config FILE` reads, with the coefficients of the loss.
 
     Paths are relative to the working directory.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     service: str = Field(
         description="http://host:port, a service's root directory, or grpc://host:port of a replay"
@@ -52,26 +52,6 @@ class TrainerConfig(BaseModel):
     advantages: str = Field(
         default="group",
         description="group, centred, rloo, or module:attr of a function: whole groups in, [B] out",
-    )
-    clip_low: float = Field(default=0.2, ge=0, lt=1)
-    clip_high: float = Field(default=0.28, ge=0)
-    proximal: bool = Field(
-        default=False,
-        description=(
-            "ratio against the weights at the step's start, truncated correction for the sampler"
-        ),
-    )
-    correction_cap: float = Field(default=2.0, ge=1)
-    dual_clip: float = Field(default=3.0, gt=1, description="bound of a negative advantage's ratio")
-    ratio: Literal["token", "sequence"] = Field(
-        default="token",
-        description="sequence: GSPO, with clip_low and clip_high of 3e-4 and 4e-4, say",
-    )
-    kl: float = Field(
-        default=0.0,
-        ge=0,
-        description="weight of the distance to the model that training started from, which is"
-        " loaded beside it; 0 = none",
     )
     overlong_tokens: int = Field(
         default=0,

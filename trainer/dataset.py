@@ -1,12 +1,12 @@
 """A rank's share of a run as a torch dataset, for trainers that read by `DataLoader`.
 
-    source = Source(url="trainer.json", run="mine", rank=rank, world=world, groups_per_step=32,
-                    max_tokens=65536, cursor=saved)
-    for step in DataLoader(RolloutDataset(source), batch_size=None):
+    steps = RolloutDataset("trainer.json", "mine", rank, world, groups_per_step=32,
+                           max_tokens=65536, cursor=saved)
+    for step in DataLoader(steps, batch_size=None):
         ...                                                  # a `Share` each; see client/ranks.py
 
-Holds only what names the stream, so it pickles; it connects where it is iterated. At most one
-worker process, since a stream has one order; not by `fork` once this process has used Flight
+Holds only what names the stream, so it pickles; it connects where it is iterated (the token comes
+from the root, the join file, or `PRORL_TOKEN`). Not by `fork` once this process has used Flight
 (`multiprocessing_context="spawn"`): a forked worker says so at once. A loader with a worker fetches
 ahead: take the cursor of the step in hand, never a newer one.
 """
@@ -14,46 +14,28 @@ ahead: take the cursor of the step in hand, never a newer one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from prorl.client import connect
+from prorl.client.client import Client
 from prorl.client.ranks import Share
 from prorl.errors import UserError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """What names a rank's stream; see `Client.stream_shares`.
-
-    The token is not part of it: it comes from the root, the join file, or `PRORL_TOKEN`.
-    """
-
-    url: str | Path
-    run: str
-    rank: int
-    world: int
-    groups_per_step: int
-    max_tokens: int
-    consumer: str = "primary"
-    cursor: str | None = None
-
-
 class RolloutDataset(IterableDataset[Share]):
-    """The steps of a run, one rank's share each."""
+    """The steps of a run, one rank's share each; arguments as of `Client.stream_shares`."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, url: str | Path, run: str, rank: int, world: int, **more: Any) -> None:
         super().__init__()
-        self.source = source
+        self._url = url
+        self._shares = partial(Client.stream_shares, run=run, rank=rank, world=world, **more)
 
     def __iter__(self) -> Iterator[Share]:
-        """Iterate from the source's cursor on.
-
-        Raises UserError in the second of several workers.
-        """
-        # Raises UserError in a DataLoader worker that is not the only one.
+        """Raises UserError in one of several workers: a stream has one order."""
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
             raise UserError(
@@ -61,14 +43,5 @@ class RolloutDataset(IterableDataset[Share]):
                 "at most one: a stream has one order",
                 "num_workers=0 or 1",
             )
-        source = self.source
-        with connect(source.url) as client:
-            yield from client.stream_shares(
-                source.run,
-                source.rank,
-                source.world,
-                groups_per_step=source.groups_per_step,
-                max_tokens=source.max_tokens,
-                consumer=source.consumer,
-                cursor=source.cursor,
-            )
+        with connect(self._url) as client:
+            yield from self._shares(client)

@@ -21,12 +21,11 @@ import torch
 
 from prorl.client import PackedBatch
 from prorl.errors import UserError
-from prorl.trainer.attention import ATTENTION
 from prorl.trainer.checkpoint import restore
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.lineage import Account
-from prorl.trainer.loss import Loss, LossConfig, dapo_loss
-from prorl.trainer.pack import load_model, pack, token_logprobs
+from prorl.trainer.loss import Loss, dapo_loss
+from prorl.trainer.pack import ATTENTION, load_model, pack, token_logprobs
 from prorl.types import Json, SpanKind
 
 
@@ -42,7 +41,6 @@ class Tokens(NamedTuple):
     proximal_C: torch.Tensor | None
 
     def rows(self, batch: PackedBatch, rows: range) -> Tokens:
-        """The tokens of these sequences."""
         here = slice(int(batch.logprob_offsets[rows.start]), int(batch.logprob_offsets[rows.stop]))
         return Tokens(
             self.trained_C[here],
@@ -76,23 +74,12 @@ _OF_LOSS = ("clipped", "ratio", "kl", "correction")
 
 _PER_TOKEN = (*_OF_LOSS, "entropy")
 """Sums that are reported as means over the trained tokens."""
-"""Figures added up over a step."""
 
 
 class Learner:
-    """Weights and optimizer of one training."""
-
     def __init__(self, config: TrainerConfig, model_dir: Path, *, resume: bool) -> None:
         torch.manual_seed(config.seed)
         self._config = config
-        self._loss = LossConfig(
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            correction_cap=config.correction_cap,
-            dual_clip=config.dual_clip,
-            ratio=config.ratio,
-            kl=config.kl,
-        )
         self._reference: Any = load_model(config.model, device=config.device) if config.kl else None
         self.model: Any = load_model(model_dir, device=config.device)
         if config.gradient_checkpointing:
@@ -208,7 +195,7 @@ class Learner:
             advantages_C,
             tokens.trained_C,
             num_trained=num_trained,
-            config=self._loss,
+            config=self._config,
             proximal_C=tokens.proximal_C,
             reference_C=reference_C,
             row_C=_row_C(part).to(self._config.device),

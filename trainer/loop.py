@@ -9,16 +9,25 @@ before the service may forget them, and weights are durable before anybody sampl
 trainer that is killed anywhere goes on from its newest checkpoint, says again what may have been
 cut off (all are idempotent), and ends with the parameters that it would have had: bit for bit when
 it is fed from a replay.
+
+`output/metrics/` gets a row of figures for each step, one Parquet file a step that is replaced
+whole; `output/lineage/` the step's sequences. Both are there when the checkpoint appears: a step
+that is trained again has one row.
 """
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from prorl import plugins
@@ -28,7 +37,7 @@ from prorl.config import WHOLE_DISTRIBUTION
 from prorl.errors import ConfigError
 from prorl.flight.ticket import Cursor
 from prorl.tasks import load_tasks
-from prorl.trainer.checkpoint import TrainingState, newest, read_figures, read_progress, save
+from prorl.trainer.checkpoint import TrainingState, newest, read_progress, save
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner
 from prorl.trainer.lineage import (
@@ -39,8 +48,10 @@ from prorl.trainer.lineage import (
     weights_digest,
     write_rows,
 )
-from prorl.trainer.metrics import Hook, StepTimer, has_row, write_row
 from prorl.types import Json
+
+Hook = Callable[[int, Mapping[str, float]], None]
+"""Called with (step, figures) after each step."""
 
 
 def train(
@@ -64,8 +75,6 @@ def train(
     parent = weights_digest(found or config.model) if config.lineage != "off" else ""
     if found:
         announce(client, config, progress, found)
-        if not has_row(config.output / "metrics", progress.step):  # we died between the two
-            note(config, progress.step, found, read_figures(found))
 
     if config.tasks is not None:
         client.submit(config.run, load_tasks(config.tasks), config.n, key="tasks", last=True)
@@ -80,6 +89,7 @@ def train(
             progress, step=progress.step + 1, version=progress.version + 1, cursor=batch.cursor
         )
         figures |= {"version": progress.version}
+        write_figures(config, progress.step, figures)
         with timer("checkpoint"):
             path = save(
                 checkpoints,
@@ -87,7 +97,6 @@ def train(
                 learner.model,
                 learner.optimizer,
                 source=config.model,
-                figures=figures,
                 keep=config.keep_checkpoints,
                 dtype=getattr(torch, config.dtype),
                 finish=partial(write_lineage, config, batch, account, progress, parent),
@@ -96,7 +105,7 @@ def train(
         with timer("publish"):
             announce(client, config, progress, path, learner.expected(batch))
         figures |= timer.take()
-        note(config, progress.step, path, figures)
+        write_figures(config, progress.step, figures)
         for hook in hooks:
             hook(progress.step, figures)
         if stopped():
@@ -105,7 +114,6 @@ def train(
 
 
 def groups(config: TrainerConfig, client: Client, cursor: str) -> Iterator[PackedBatch]:
-    """Batches of a step's groups, with advantages, from a cursor on."""
     how: Any = config.advantages
     if plugins.is_place(how):
         how = plugins.load("prorl.advantages", how, ConfigError)
@@ -133,9 +141,7 @@ def announce(
     checkpoint: Path,
     expected: Mapping[str, Json] | None = None,
 ) -> None:
-    """Tell the service what a durable checkpoint holds.
-
-    Its lineage is recorded, its cursor committed, its weights published, in that order.
+    """Tell the service of a durable checkpoint: lineage, cursor, weights, in that order.
 
     All may be said again.
     """
@@ -154,7 +160,7 @@ def write_lineage(
     parent: str,
     checkpoint: Path,
 ) -> None:
-    """Put the lineage of a step beside its weights; nothing when it is off."""
+    """Put the lineage of a step beside its weights, and into the trainer's own log."""
     if account is not None:
         rows = trained_rows(
             batch,
@@ -166,17 +172,38 @@ def write_lineage(
             logprobs=config.lineage == "logprobs",
         )
         write_rows(checkpoint / ROWS, rows)
+        write_rows(config.output / "lineage" / f"step-{progress.step:08d}.parquet", rows)
 
 
-def note(config: TrainerConfig, step: int, checkpoint: Path, figures: Mapping[str, float]) -> None:
-    """Write the trainer's own log of a step whose checkpoint is durable.
+def write_figures(config: TrainerConfig, step: int, figures: Mapping[str, float]) -> None:
+    """A row of step (int64) and one float64 a figure."""
+    columns = {"step": pa.array([step], pa.int64())} | {
+        name: pa.array([float(value)]) for name, value in sorted(figures.items())
+    }
+    path = config.output / "metrics" / f"step-{step:08d}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path.with_suffix(".writing"))
+    path.with_suffix(".writing").rename(path)
 
-    Its lineage, then its figures, whose row says that both are there.
-    """
-    if (checkpoint / ROWS).exists():
-        rows = read_rows(checkpoint / ROWS)
-        write_rows(config.output / "lineage" / f"step-{step:08d}.parquet", rows)
-    write_row(config.output / "metrics", step, figures)
+
+class StepTimer:
+    """Adds up the seconds of a step's phases."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[f"{phase}_s"] += time.perf_counter() - began
+
+    def take(self) -> dict[str, float]:
+        """What was added up since the last call."""
+        seconds, self._seconds = self._seconds, defaultdict(float)
+        return dict(seconds)
 
 
 def timed(

@@ -11,25 +11,37 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 MAX_LOG_RATIO = 20.0
 """A ratio of e^20 is clipped as one of e^95 is, and its gradient is a number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossConfig:
+class LossConfig(BaseModel):
     """Coefficients, DAPO's (arXiv 2503.14476 section 4.1) by default."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    correction_cap: float = 2.0
-    """Of the truncated importance correction; used only with a proximal policy."""
-    dual_clip: float = 3.0
-    """With a negative advantage no ratio counts for more (arXiv 1912.09729 equation 5)."""
-    ratio: Literal["token", "sequence"] = "token"
-    """`sequence`: GSPO (arXiv 2507.18071), whose clip range is a thousand times smaller."""
-    kl: float = 0.0
-    """Of the penalty for leaving the reference, used only with its logprobs."""
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    clip_low: float = Field(default=0.2, ge=0, lt=1)
+    clip_high: float = Field(default=0.28, ge=0)
+    proximal: bool = Field(
+        default=False,
+        description=(
+            "ratio against the weights at the step's start, truncated correction for the sampler"
+        ),
+    )
+    correction_cap: float = Field(default=2.0, ge=1)
+    dual_clip: float = Field(default=3.0, gt=1, description="bound of a negative advantage's ratio")
+    ratio: Literal["token", "sequence"] = Field(
+        default="token",
+        description="sequence: GSPO, with clip_low and clip_high of 3e-4 and 4e-4, say",
+    )
+    kl: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the distance to the model that training started from, which is"
+        " loaded beside it; 0 = none",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

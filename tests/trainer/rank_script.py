@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from prorl.client import PackedBatch
-from prorl.trainer.dataset import RolloutDataset, Source
+from prorl.trainer.dataset import RolloutDataset
 
 STEP, MAX_TOKENS = 16, 8000
 
@@ -38,12 +38,10 @@ def main(url: str, cursor: str, folder: str) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
-    source = Source(
-        url=url, run="demo", rank=rank, world=world, groups_per_step=STEP,
-        max_tokens=MAX_TOKENS, cursor=cursor,
-    )  # fmt: skip
+    bounds = {"groups_per_step": STEP, "max_tokens": MAX_TOKENS}
+    steps = RolloutDataset(url, "demo", rank, world, cursor=cursor, **bounds)
     with Path(folder, f"rank-{rank}.jsonl").open("a", buffering=1) as out:
-        for share in DataLoader(RolloutDataset(source), batch_size=None):
+        for share in DataLoader(steps, batch_size=None):
             model.zero_grad()
             read: list[int] = []
             for one in share.passes:

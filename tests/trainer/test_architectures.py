@@ -13,12 +13,46 @@ import torch
 
 from prorl.errors import ConfigError
 from prorl.trainer.pack import load_model, pack, token_logprobs
-from tests.trainer.test_pack import ARCHITECTURES, MOE, REFUSED, one_at_a_time, saved
+from tests.trainer.test_pack import one_at_a_time
 from tests.trainer.tiny import batch_of
 
-pytestmark = pytest.mark.slow
-
 MAX_ERROR = 1e-4
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
+MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2},
+    "llama": {},
+    "mistral": {},
+    "gemma3_text": {"head_dim": 8},
+    "phi3": {},
+    "olmo2": {},
+    "smollm3": {},
+    "granite": {"logits_scaling": 3.0},
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128},
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"head_dim": 8, **MOE},
+    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8},
+    "llama4_text": {"head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 8, **MOE},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_expand": 2, **_MAMBA, **MOE},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+}
+FAST = {"qwen3", "granite", "gpt_oss"}
+"""A plain one, one that scales its logits, and one that packing changes."""
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 EXPERTS = {
     "num_key_value_heads": 4,
@@ -106,7 +140,22 @@ def test_every_template_has_an_architecture() -> None:
     assert set(OF_TEMPLATE.values()) <= set(MADE)
 
 
-@pytest.mark.parametrize("name", MADE)
+def saved(name: str, extra: dict[str, Any], where: Path) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    auto: Any = AutoModelForCausalLM
+    model: Any = auto.from_config(AutoConfig.for_model(name, **{**SMALL, **extra}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(where)
+    return where
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MADE]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_it_is_packed_rightly_or_refused_in_a_line(name: str, tmp_path: Path) -> None:
     model_dir = saved(name, MADE[name], tmp_path)

@@ -26,7 +26,7 @@ def test_restored_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     stepped(model, optimizer)
     progress = TrainingState(step=1, version=1, cursor="demo@4")
-    path = save(tmp_path / "out", progress, model, optimizer, source=source, figures={})
+    path = save(tmp_path / "out", progress, model, optimizer, source=source)
     drawn = torch.rand(1)
     stepped(model, optimizer)
 
@@ -46,14 +46,8 @@ def test_transformers_loads_it_without_us(tmp_path: Path) -> None:
 
     source = save_model(tmp_path / "model")
     model = load_model(source)
-    path = save(
-        tmp_path / "out",
-        TrainingState(step=3),
-        model,
-        torch.optim.AdamW(model.parameters()),
-        source=source,
-        figures={},
-    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    path = save(tmp_path / "out", TrainingState(step=3), model, optimizer, source=source)
     plain: Any = AutoModelForCausalLM.from_pretrained(path)
     assert "prorl" not in (path / "config.json").read_text()
     assert (path / "tokenizer.json").exists()
@@ -62,52 +56,17 @@ def test_transformers_loads_it_without_us(tmp_path: Path) -> None:
 
 
 def test_what_a_crash_left_is_no_checkpoint(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "model")
+    source, out = save_model(tmp_path / "model"), tmp_path / "out"
     model = load_model(source)
     optimizer = torch.optim.AdamW(model.parameters())
-    left = tmp_path / "out" / ".saving-00000007"
-    left.mkdir(parents=True)
-    assert newest(tmp_path / "out") is None
+    (out / ".saving-00000007").mkdir(parents=True)
+    assert newest(out) is None
     for step in (1, 2, 3, 3):
-        save(
-            tmp_path / "out",
-            TrainingState(step=step),
-            model,
-            optimizer,
-            source=source,
-            figures={},
-            keep=2,
-        )
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "step-00000002",
-        "step-00000003",
-    ]
-
-
-def test_a_save_that_fails_midway_leaves_the_one_before(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "model")
-    model = load_model(source)
-    optimizer = torch.optim.AdamW(model.parameters())
-    first = save(
-        tmp_path / "out", TrainingState(step=1), model, optimizer, source=source, figures={}
-    )
+        last = save(out, TrainingState(step=step), model, optimizer, source=source, keep=2)
+    assert sorted(path.name for path in out.iterdir()) == ["step-00000002", "step-00000003"]
     (source / "vocab.json").mkdir()
-    with pytest.raises(StorageError):
-        save(tmp_path / "out", TrainingState(step=2), model, optimizer, source=source, figures={})
-    assert newest(tmp_path / "out") == first
-
-
-def test_mistakes_are_told(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="checkpoint"):
+        save(out, TrainingState(step=4), model, optimizer, source=source)
+    assert newest(out) == last, "one that fails midway leaves the one before"
     with pytest.raises(ConfigError, match="that the trainer wrote"):
         read_progress(tmp_path)
-    model = load_model(save_model(tmp_path / "model"))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="checkpoint"):
-        save(
-            tmp_path / "file",
-            TrainingState(),
-            model,
-            torch.optim.AdamW(model.parameters()),
-            source=tmp_path,
-            figures={},
-        )

@@ -63,19 +63,11 @@ def test_plain_flight_as_the_docs_have_it(location: str, run_dir: Path) -> None:
 def test_torch_with_a_worker(location: str, run_dir: Path) -> None:
     from torch.utils.data import DataLoader
 
-    from prorl.trainer.dataset import RolloutDataset, Source
+    from prorl.trainer.dataset import RolloutDataset
 
-    source = Source(
-        url=location,
-        run="demo",
-        rank=0,
-        world=1,
-        groups_per_step=2,
-        max_tokens=64,
-        consumer="torch",
-    )
+    bounds = {"groups_per_step": 2, "max_tokens": 64}
     loader: Any = DataLoader(
-        RolloutDataset(source),
+        RolloutDataset(location, "demo", 0, 1, consumer="torch", **bounds),
         batch_size=None,
         num_workers=1,
         multiprocessing_context="spawn",

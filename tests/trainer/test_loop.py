@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from prorl.bench.stored import write_run
 from prorl.bench.synthetic import group
 from prorl.client import connect
+from prorl.errors import ConflictError
 from prorl.trainer.checkpoint import newest, read_progress
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
@@ -123,13 +124,22 @@ def test_resumed_in_this_process_it_ends_with_equal_bits(
 def test_a_step_whose_checkpoint_is_durable_has_its_row(
     location: str, model_dir: Path, tmp_path: Path
 ) -> None:
-    """Killed between its checkpoint and its metrics, a trainer once ended with a row less."""
-    first = losses(settings(location, model_dir, tmp_path / "out", steps=2))
-    (tmp_path / "out" / "metrics" / "step-00000002.parquet").unlink()
-    losses(settings(location, model_dir, tmp_path / "out", steps=3))
-    rows = pq.read_table(tmp_path / "out" / "metrics").sort_by("step").to_pylist()
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    assert [row["loss"] for row in rows[:2]] == first
+    """Whatever ends the trainer behind its checkpoint: here the service, which hears of it."""
+    config = settings(location, model_dir, tmp_path / "out", steps=2, consumer="a/b")
+    with connect(location) as client:
+        client.commit = refuse  # type: ignore[method-assign]
+        with pytest.raises(ConflictError):
+            train(config, client)
+    path = newest(config.output / "checkpoints")
+    assert path is not None
+    assert read_progress(path).step == 1
+    losses(config)
+    rows = pq.read_table(config.output / "metrics").sort_by("step").to_pylist()
+    assert [row["step"] for row in rows] == [1, 2]
+
+
+def refuse(*_: object) -> None:
+    raise ConflictError("no")
 
 
 def test_a_run_that_ends_ends_the_training(location: str, model_dir: Path, tmp_path: Path) -> None:

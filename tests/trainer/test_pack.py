@@ -15,8 +15,7 @@ import torch
 from prorl.bench.synthetic import Shape
 from prorl.client import PackedBatch
 from prorl.errors import ConfigError, UserError
-from prorl.trainer.attention import packed_attention
-from prorl.trainer.pack import load_model, pack, token_logprobs
+from prorl.trainer.pack import load_model, pack, packed_attention, token_logprobs
 from tests.trainer.tiny import SHAPE, batch_of, save_model
 
 
@@ -110,71 +109,6 @@ def test_what_cannot_be_trained_on_is_refused(model_dir: Path) -> None:
         )
     with pytest.raises(ConfigError, match="directory with config"):
         load_model(model_dir / "nothing")
-
-
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
-MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "qwen2": {},
-    "qwen3": {"head_dim": 8},
-    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2},
-    "llama": {},
-    "mistral": {},
-    "gemma3_text": {"head_dim": 8},
-    "phi3": {},
-    "olmo2": {},
-    "smollm3": {},
-    "granite": {"logits_scaling": 3.0},
-    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128},
-}
-REFUSED: dict[str, dict[str, Any]] = {
-    "gpt_oss": {"head_dim": 8, **MOE},
-    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8},
-    "llama4_text": {"head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 8, **MOE},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_expand": 2, **MAMBA, **MOE},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-}
-
-
-def saved(name: str, extra: dict[str, Any], where: Path) -> Path:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    auto: Any = AutoModelForCausalLM
-    model: Any = auto.from_config(AutoConfig.for_model(name, **{**SMALL, **extra}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(where)
-    return where
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_architecture_is_proved_when_it_is_loaded(name: str, tmp_path: Path) -> None:
-    model_dir = saved(name, ARCHITECTURES[name], tmp_path)
-    batch = batch_of(2)
-    found = token_logprobs(load_model(model_dir), pack(batch)).logprobs_C
-    alone = one_at_a_time(model_dir, batch, torch.float32).float()  # experts have no float64
-    torch.testing.assert_close(found, alone, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_an_architecture_that_packing_changes_is_refused(name: str, tmp_path: Path) -> None:
-    """They trained silently wrong, by 2 to 9 nats a token."""
-    with pytest.raises(ConfigError, match=r"attention|other logprobs"):
-        load_model(saved(name, REFUSED[name], tmp_path))
 
 
 def test_logits_in_chunks_are_the_same_figures_and_gradients(model_dir: Path) -> None:
