@@ -14,14 +14,12 @@ ahead: take the cursor of the step in hand, never a newer one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from prorl.client import connect
-from prorl.client.client import Client
 from prorl.client.ranks import Share
 from prorl.errors import UserError
 
@@ -31,8 +29,7 @@ class RolloutDataset(IterableDataset[Share]):
 
     def __init__(self, url: str | Path, run: str, rank: int, world: int, **more: Any) -> None:
         super().__init__()
-        self._url = url
-        self._shares = partial(Client.stream_shares, run=run, rank=rank, world=world, **more)
+        self._url, self._run, self._rank, self._world, self._more = url, run, rank, world, more
 
     def __iter__(self) -> Iterator[Share]:
         """Raises UserError in one of several workers: a stream has one order."""
@@ -44,4 +41,4 @@ class RolloutDataset(IterableDataset[Share]):
                 "num_workers=0 or 1",
             )
         with connect(self._url) as client:
-            yield from self._shares(client)
+            yield from client.stream_shares(self._run, self._rank, self._world, **self._more)

@@ -122,12 +122,12 @@ def test_resumed_in_this_process_it_ends_with_equal_bits(
 
 
 def test_a_step_whose_checkpoint_is_durable_has_its_row(
-    location: str, model_dir: Path, tmp_path: Path
+    location: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever ends the trainer behind its checkpoint: here the service, which hears of it."""
     config = settings(location, model_dir, tmp_path / "out", steps=2, consumer="a/b")
     with connect(location) as client:
-        client.commit = refuse  # type: ignore[method-assign]
+        monkeypatch.setattr(client, "commit", refuse)
         with pytest.raises(ConflictError):
             train(config, client)
     path = newest(config.output / "checkpoints")
