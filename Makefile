@@ -167,7 +167,7 @@ bench: setup ## the pipeline's figures, quickly
 	$(BIN)/prorl bench pipeline --quick
 
 checkpoint: setup ## train the toy policy that `make demo` starts from (SEED=0 OUT=prorl/assets/toy), minutes of one core
-	$(BIN)/python -m prorl.cli.demo.toy.train --seed $(or $(SEED),0) --out $(or $(OUT),prorl/assets/toy)
+	$(BIN)/python -m configs.toy.train --seed $(or $(SEED),0) --out $(or $(OUT),prorl/assets/toy)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) $(VLLM) $(DOORS) $(UI) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

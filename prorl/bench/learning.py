@@ -85,7 +85,7 @@ async def _demo(study: Study, root: Path, sizes: dict[str, Json]) -> Json:
         recipe["model"] = str(made)
         if not (made / "model.safetensors").exists():
             seed = str(study.checkpoint)
-            await _output("prorl.cli.demo.toy.train", "--seed", seed, "--out", str(made))
+            await _output("configs.toy.train", "--seed", seed, "--out", str(made))
     if study.control:
         recipe["control"] = "shuffled-rewards"
     file = root / f"{study.name}.json"

@@ -9,7 +9,7 @@ import numpy as np
 from prorl import plugins
 from prorl.bench.synthetic import Shape
 from prorl.cli.demo.recipe import Recipe, trainer_config
-from prorl.cli.demo.toy.shuffled import shuffled
+from prorl.cli.demo.shuffled import shuffled
 from prorl.client.advantages import mean_std
 from prorl.errors import ConfigError
 from tests.trainer.tiny import batch_of

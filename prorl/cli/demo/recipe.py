@@ -179,7 +179,7 @@ def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[s
         "minibatches": recipe.minibatches,
         "learning_rate": recipe.learning_rate,
         "seed": recipe.seed,
-        "advantages": "prorl.cli.demo.toy.shuffled:shuffled" if recipe.control else "group",
+        "advantages": "prorl.cli.demo.shuffled:shuffled" if recipe.control else "group",
     }
 
 

@@ -2,14 +2,14 @@
 
 `make checkpoint` runs it; a few minutes on one core.
 
-    python -m prorl.cli.demo.toy.train --seed 0 --out prorl/assets/toy
+    python -m configs.toy.train --seed 0 --out prorl/assets/toy
 
 Two cycles of one schedule, the second from what the first left: copying numbers exactly is what a
 toy learns last.
 
 Invariants: one torch thread and one seed give the same files again on the same machine; the
 directory is a Hugging Face checkpoint in float32 with its tokenizer. It does not promise a good
-policy: it must start low (see `prorl.cli.demo.toy.demonstrations`).
+policy: it must start low (see `configs.toy.demonstrations`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import torch
 from torch.nn import functional
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from prorl.cli.demo.toy import tokenizer as toy_tokenizer
-from prorl.cli.demo.toy.demonstrations import MEDIOCRE, Example, demonstrate, encode
+from configs.toy import tokenizer as toy_tokenizer
+from configs.toy.demonstrations import MEDIOCRE, Example, demonstrate, encode
 from prorl.renderer import ChatMLRenderer
 from prorl.tasks.generated import generate
 from prorl.tokenizer import HFTokenizer
@@ -178,35 +178,20 @@ def _loss_sum(model: Qwen3ForCausalLM, batch: list[Example]) -> torch.Tensor:
     )
 
 
-def make_checkpoint(
-    seed: int, directory: Path, recipe: SftRecipe, after_first: Path | None = None
-) -> None:
-    """Tokenizer, model, training, files; progress on stderr.
-
-    `after_first`: a checkpoint that the first cycle of this seed left.
-    """
+def make_checkpoint(seed: int, directory: Path, recipe: SftRecipe) -> None:
+    """Tokenizer, model, training, files; progress on stderr."""
     directory.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     renderer = build_tokenizer(seed, directory, recipe.tokenizer_tasks)
-    model = _first_weights(renderer, after_first)
-    for number in range(0 if after_first is None else 1, len(recipe.cycles)):
-        _report(train(model, renderer, seed, recipe, number), number, recipe.cycles[number].steps)
-    model.save_pretrained(directory)
-
-
-def _first_weights(renderer: ChatMLRenderer, after_first: Path | None) -> Qwen3ForCausalLM:
-    """An untrained model for the renderer's vocabulary, or what a checkpoint holds."""
     specials = renderer.tokenizer.specials
     model = build_model(
         renderer.vocab_size, specials[toy_tokenizer.END], specials[toy_tokenizer.PAD]
     )
-    if after_first is not None:
-        model.load_state_dict(
-            Qwen3ForCausalLM.from_pretrained(after_first, dtype=torch.float32).state_dict()
-        )
-    return model
+    for number in range(len(recipe.cycles)):
+        _report(train(model, renderer, seed, recipe, number), number, recipe.cycles[number].steps)
+    model.save_pretrained(directory)
 
 
 def _report(losses: Iterator[float], cycle: int, steps: int) -> None:
@@ -225,13 +210,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the toy checkpoint.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
-    parser.add_argument(
-        "--after-first",
-        type=Path,
-        help="skip the first cycle: go on from what it left for this seed",
-    )
     options = parser.parse_args()
-    make_checkpoint(options.seed, options.out, SftRecipe(), options.after_first)
+    make_checkpoint(options.seed, options.out, SftRecipe())
 
 
 if __name__ == "__main__":

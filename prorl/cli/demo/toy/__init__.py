@@ -1,1 +1,0 @@
-"""How the demo's policy is made (`make checkpoint`), and the control that must not learn."""
