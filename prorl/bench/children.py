@@ -7,14 +7,13 @@ import json
 import os
 import sys
 from asyncio.subprocess import PIPE
-from importlib.util import find_spec
 from pathlib import Path
 
 from prorl.types import Json
 
-RIVALS = find_spec("prorl.bench.rivals") is not None
+RIVALS = (Path(__file__).parents[2] / "configs" / "rivals" / "bench").is_dir()
 """Whether the rivals' drivers are here: they are in the repository, not in the package."""
-NO_RIVALS = "drivers of rivals are in the repository only (prorl/bench/rivals)"
+NO_RIVALS = "drivers of rivals are in the repository only (configs/rivals/bench)"
 
 END_S = 10.0
 """For a process to end when it was asked to."""

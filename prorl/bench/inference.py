@@ -5,10 +5,8 @@
 A server in a process of its own answers every call with the same 256 tokens, so that what is
 measured is the client: `VllmBackend` as RUN uses it, streamed (16 tokens an event) and with one
 reply per call, and `openai.AsyncOpenAI` asking for the same. Prompts are 2,000 ids. CPU is this
-process's own. The package looks at each id of a prompt for keys to rename; `openai` hands the
-prompt over in `extra_body`, which it does not look at, `openai, as documented` in `prompt` (fewer
-calls: they are slow). The bar is a quarter of the former's CPU per call, in each of both ways.
-Rounds are interleaved.
+process's own. The bar is a quarter of the package's CPU per call, in each of both ways. Rounds are
+interleaved.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -43,53 +40,42 @@ Open = Callable[[str, bool], AbstractAsyncContextManager[Call]]
 
 async def run(quick: bool) -> Report:
     rounds = 1 if quick else 3
+    clients: dict[str, tuple[Open, int]] = {"ours": (_ours, 2 * CONCURRENT)}
+    missing = NO_RIVALS
+    if RIVALS:
+        missing = "the package openai is not installed: pip install 'prorl[bench]'"
+        if find_spec("openai"):
+            from configs.rivals.bench.inference import openai_client
+
+            clients["openai"] = (openai_client, CONCURRENT)
     rows: list[Figure] = []
     async with Answering("-m", "prorl.bench.inference_server") as server:
         url = str(server.ready["url"])
         for name, streamed in (("streamed", True), ("whole", False)):
             ms: dict[str, list[float]] = {}
             for _ in range(rounds):
-                for client, (make, calls) in _clients().items():
+                for client, (make, calls) in clients.items():
                     async with make(url, streamed) as call:
                         ms.setdefault(client, []).append(await _cpu_ms(call, calls))
-            rows += _rows(name, ms)
-    per_token = [_per_token(row) for row in rows if row.rival in ("", "openai")]
+            row = median(f"cpu_ms_per_call.{name}", ms["ours"], "ms")
+            if "openai" in ms:
+                theirs = statistics.median(ms["openai"])
+                met = "met" if theirs >= BAR * row.value else "missed"
+                raw = ", ".join(f"{one:.2f}" for one in ms["openai"])
+                row = row.beside("openai", theirs, "openai.AsyncOpenAI().completions.create")
+                rows.append(replace(row, note=f"bar {BAR:g}x: {met}; raw: {raw}"))
+            else:
+                rows.append(replace(row, rival="openai", note=missing))
+    per_token = [
+        Figure(
+            what=f"cpu_us_per_token.{row.what.rpartition('.')[2]}",
+            value=row.value * 1e3 / SAMPLED_TOKENS,
+            unit="us",
+            note=f"{SAMPLED_TOKENS} tokens a call",
+        )
+        for row in rows
+    ]
     return Report(bench="inference", rows=(*rows, *per_token, *balance.rows(quick)))
-
-
-def _per_token(row: Figure) -> Figure:
-    what = f"cpu_us_per_token.{row.what.rpartition('.')[2]}"
-    value = row.value * 1e3 / SAMPLED_TOKENS
-    return Figure(what=what, value=value, unit="us", note=f"{SAMPLED_TOKENS} tokens a call")
-
-
-def _clients() -> dict[str, tuple[Open, int]]:
-    """By name: how it is opened, and how many calls it makes in a round."""
-    found: dict[str, tuple[Open, int]] = {"ours": (_ours, 2 * CONCURRENT)}
-    if RIVALS and find_spec("openai"):
-        from prorl.bench.rivals.inference import openai_client
-
-        found["openai"] = (partial(openai_client, documented=False), CONCURRENT)
-        found["openai, as documented"] = (partial(openai_client, documented=True), CONCURRENT // 5)
-    return found
-
-
-def _rows(name: str, ms: dict[str, list[float]]) -> list[Figure]:
-    base = median(f"cpu_ms_per_call.{name}", ms["ours"], "ms")
-    rivals = [client for client in ms if client != "ours"]
-    if not rivals:
-        missing = "the package openai is not installed: pip install 'prorl[bench]'"
-        note = missing if RIVALS else NO_RIVALS
-        return [replace(base, rival="openai", note=note)]
-    return [_beside(base, client, ms[client], is_bar=not i) for i, client in enumerate(rivals)]
-
-
-def _beside(base: Figure, client: str, ms: list[float], is_bar: bool) -> Figure:
-    theirs = statistics.median(ms)
-    raw = f"raw: {', '.join(f'{one:.2f}' for one in ms)}"
-    met = f"bar {BAR:g}x: {'met' if theirs >= BAR * base.value else 'missed'}; "
-    row = base.beside(client, theirs, "openai.AsyncOpenAI().completions.create")
-    return replace(row, note=(met if is_bar else "") + raw)
 
 
 async def _cpu_ms(call: Call, calls: int) -> float:

@@ -1,15 +1,14 @@
 """`prorl bench tools`: what a tool call costs, seen from the RUN side of the socket.
 
 It stands beside what others pay for the same. For each kind of sandbox that works here: bash
-`true`, bash `/bin/true`, IPython direct and jupyter, a file edit; alone, beside 31 idle sandboxes,
-and with 32 busy ones. Rows of rivals carry `ratio` = their time over ours (`bash_true_p50_ms` of
-the first kind).
+`true`, IPython direct and jupyter; outputs lost under load; worker-hours of a million rollouts.
+Rows of rivals carry `ratio` = their time over ours (`bash_true_p50_ms` of the first kind).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -21,54 +20,58 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from prorl.bench.children import NO_RIVALS, RIVALS
 from prorl.bench.report import Figure, Report, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox import kinds
-from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import spawned
 from prorl.tools.catalogue import CATALOGUE
-from prorl.types import SandboxRef, SandboxSpec
+from prorl.types import SandboxSpec
 
 SPEC = SandboxSpec(tools=tuple(CATALOGUE), memory_bytes=4 << 30)
-BASH_BAR_MS, FORK_BAR_MS, DIRECT_BAR_MS, JUPYTER_BAR_MS, EDIT_BAR_MS = 0.5, 0.5, 1.0, 4.0, 1.0
-IDLE = 31
-FORK_ROUNDS = 5
+BASH_BAR_MS = 0.5
+INTERPRETERS = (("ipython", "ipython_direct", 1.0), ("jupyter", "ipython_jupyter", 4.0))
+"""Tool, name in its row, bar in milliseconds."""
 TMUX = "the program tmux and the extra `bench`"
 REX = "pip install swe-rex; in no extra of ours, since it brings bashlex, which is GPL"
 DOCKER = "a Docker daemon with the image debian:bookworm-slim"
-FORK = "/bin/true in a loop of a bash of its own, outside any sandbox"
 
 
 async def run(quick: bool) -> Report:
     if not quick:
-        print("bench tools: about 3 minutes on two cores; --quick takes one", file=sys.stderr)
+        print("bench tools: about 2 minutes on two cores; --quick takes one", file=sys.stderr)
     repeats = 100 if quick else 1000
-    # What no tool call can be faster than.
     echo, note = uds_echo(repeats), "JSON there and back between two processes"
     rows = [
         _lean(median("uds_echo_p50_ms", echo, "ms", note=f"{note}: the floor of any call")),
         Figure(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
-        _lean(median("fork_exec_p50_ms", fork_exec(repeats), "ms", note=FORK)),
     ]
     order = tuple(dict.fromkeys((*reversed(kinds.automatic()), *kinds.known())))
     works = {kind: await probe_one(kind) for kind in order}
     able = [kind for kind in order if works[kind].works]
+    hours, ours_ms = list[Figure](), math.nan
     for kind in able:  # lightest first: in quick runs only the first has all rows
-        rows += await _kind(kind, repeats, quick and kind != able[0])
+        async with (
+            spawned(kind) as (host, _),
+            host.connect(await host.start("bench/1/1", "run", SPEC)) as sandbox,
+        ):
+            times = await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
+            true = _with_bar(f"bash_true_p50_ms.{kind}", times, BASH_BAR_MS)
+            rows += [true, Figure(what=f"bash_true_p99_ms.{kind}", value=_p99(times), unit="ms")]
+            if kind == able[0] or not quick:
+                rows += await _interpreters(kind, sandbox, repeats)
+        ours_ms = true.value if kind == able[0] else ours_ms
+        hours.append(worker_hours(kind, true.value, await _start_ms(kind, 5 if quick else 20)))
     rows += [
         _absent(f"bash_true_p50_ms.{kind}", works[kind].reason)
         for kind in order
         if kind not in able
     ]
     rows += await _reliability(able[0], 300 if quick else 10_000)
-    ours = next(row for row in rows if row.what == f"bash_true_p50_ms.{able[0]}").value
-    for kind in able:
-        true_ms = next(row for row in rows if row.what == f"bash_true_p50_ms.{kind}").value
-        rows.append(worker_hours(kind, true_ms, await _start_ms(kind, 5 if quick else 20)))
-    return Report(bench="tools", rows=(*rows, *await _rivals(quick, ours)))
+    return Report(bench="tools", rows=(*rows, *hours, *await _rivals(quick, ours_ms)))
 
 
 ROLLOUTS, ACTIONS = 1_000_000, 150
@@ -107,104 +110,17 @@ def _absent(what: str, why: str) -> Figure:
     return Figure(what=what, value=float("nan"), unit="ms", note=why)
 
 
-async def _kind(kind: str, repeats: int, only_bash: bool) -> list[Figure]:
-    async with (
-        spawned(kind) as (host, _),
-        host.connect(await host.start("bench/1/1", "run", SPEC)) as sandbox,
-    ):
-        if only_bash:
-            return await _bash(kind, "", sandbox, repeats)
-        rows = await _calls(kind, "", sandbox, repeats)
-        spec = SandboxSpec(tools=("bash",))
-        others = await asyncio.gather(
-            *(host.start(f"bench/{number}/1", "run", spec) for number in range(2, IDLE + 2))
-        )
-        rows += await _calls(kind, f"_beside_{IDLE}_idle", sandbox, repeats)
-        rows.append(await _all_busy(kind, host, [sandbox.ref, *others], max(10, repeats // 10)))
-    return rows
-
-
-async def _calls(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Figure]:
-    """Every tool once more, `where` in the rows' names."""
-    rows = await _bash(kind, where, sandbox, repeats)
-    rows += await _interpreters(kind, where, sandbox, repeats)
-    rows.append(
-        _with_bar(f"file_edit{where}_p50_ms.{kind}", await _edits(sandbox, repeats), EDIT_BAR_MS)
-    )
-    return rows
-
-
-async def _bash(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Figure]:
-    true = await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
-    forked, forks = [], []
-    # in turns: the cost of a fork moves with what else this machine does
-    for _ in range(FORK_ROUNDS):
-        forks += await asyncio.to_thread(fork_exec, repeats // FORK_ROUNDS)
-        forked += await _times(
-            lambda: sandbox.call("bash", {"command": "/bin/true"}, 10.0), repeats // FORK_ROUNDS
-        )
-    bar_ms, note = statistics.median(forks) + FORK_BAR_MS, f"{FORK}, in turns with the next row"
-    return [
-        _with_bar(f"bash_true{where}_p50_ms.{kind}", true, BASH_BAR_MS),
-        Figure(what=f"bash_true{where}_p99_ms.{kind}", value=_p99(true), unit="ms"),
-        _lean(median(f"fork_exec{where}_p50_ms.{kind}", forks, "ms", note=note)),
-        _with_bar(f"bash_bin_true{where}_p50_ms.{kind}", forked, bar_ms),
-    ]
-
-
-async def _interpreters(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Figure]:
+async def _interpreters(kind: str, sandbox: Sandbox, repeats: int) -> list[Figure]:
     rows = []
-    for tool, name, bar_ms in (
-        ("ipython", "ipython_direct", DIRECT_BAR_MS),
-        ("jupyter", "ipython_jupyter", JUPYTER_BAR_MS),
-    ):
-        what = f"{name}{where}_p50_ms.{kind}"
+    for tool, name, bar_ms in INTERPRETERS:
+        what = f"{name}_p50_ms.{kind}"
         first = await sandbox.call(tool, {"code": "1+1"}, 60.0)
         if first.exit_code != 0:
             rows.append(_absent(what, first.output.strip()[-80:]))
             continue
-        found = await _times(lambda tool=tool: sandbox.call(tool, {"code": "1+1"}, 10.0), repeats)  # type: ignore[misc]
-        rows.append(_with_bar(what, found, bar_ms))
+        times = await _times(lambda tool=tool: sandbox.call(tool, {"code": "1+1"}, 10.0), repeats)  # type: ignore[misc]
+        rows.append(_with_bar(what, times, bar_ms))
     return rows
-
-
-async def _edits(sandbox: Sandbox, repeats: int) -> list[float]:
-    await sandbox.call(
-        "files", {"command": "create", "path": "f", "file_text": "line\n" * 500 + "a\n"}, 5.0
-    )
-    words = ["a", "b"]
-
-    async def edit() -> object:
-        words.reverse()
-        arguments = {
-            "command": "str_replace",
-            "path": "f",
-            "old_str": f"\n{words[1]}\n",
-            "new_str": f"\n{words[0]}\n",
-        }
-        done = await sandbox.call("files", dict(arguments), 5.0)
-        assert done.exit_code == 0, done.output
-        return done
-
-    return await _times(edit, repeats - repeats % 2)
-
-
-async def _all_busy(
-    kind: str, host: UnixSandboxHost, refs: list[SandboxRef], repeats: int
-) -> Figure:
-    async def work(ref: SandboxRef) -> list[float]:
-        async with host.connect(ref) as sandbox:
-            return await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
-
-    found = await asyncio.gather(*map(work, refs))
-    return _lean(
-        median(
-            f"bash_true_{len(refs)}_busy_p50_ms.{kind}",
-            [value for values in found for value in values],
-            "ms",
-            note="no bar",
-        )
-    )
 
 
 async def _reliability(kind: str, count: int) -> list[Figure]:
@@ -247,7 +163,7 @@ def _burn() -> None:
 async def _rivals(quick: bool, ours_ms: float) -> list[Figure]:
     if not RIVALS:
         return [_absent("tmux_busy_poll_p50_ms", NO_RIVALS)]
-    from prorl.bench.rivals import tools as rivals
+    from configs.rivals.bench import tools as rivals
 
     found = [
         ("tmux_busy_poll", rivals.tmux_busy_poll(30 if quick else 200), 5.0, TMUX),
@@ -297,10 +213,7 @@ def _with_bar(what: str, values: list[float], bar_ms: float) -> Figure:
 
 def _lean(row: Figure) -> Figure:
     """Keep at most 200 raw values in the report."""
-    step = max(1, len(row.repeats) // 200)
-    return Figure(
-        what=row.what, value=row.value, unit=row.unit, repeats=row.repeats[::step], note=row.note
-    )
+    return replace(row, repeats=row.repeats[:: max(1, len(row.repeats) // 200)])
 
 
 def times_ms(work: Callable[[], object], repeats: int) -> list[float]:
@@ -344,22 +257,3 @@ def uds_echo(repeats: int) -> list[float]:
         server.wait()
         server.stdout.close()
     return found
-
-
-LOOP = (
-    "for ((i = 0; i <= {}; i++)); do a=$EPOCHREALTIME; /bin/true; b=$EPOCHREALTIME; echo $a $b;"
-    " done"
-)
-
-
-def fork_exec(repeats: int) -> list[float]:
-    """What it costs a bash to fork, run `/bin/true` and wait, by its own clock.
-
-    Nothing is between it and the program.
-    """
-    command = ["bash", "--norc", "--noprofile", "-c", LOOP.format(repeats)]
-    lines = subprocess.run(
-        command, stdout=subprocess.PIPE, check=True, env={"PATH": os.environ["PATH"]}
-    ).stdout.split()
-    stamps = [float(word.replace(b",", b".")) * 1e3 for word in lines]
-    return [end - begin for begin, end in zip(stamps[2::2], stamps[3::2], strict=True)]

@@ -14,21 +14,20 @@ from prorl.bench.inference_server import SAMPLED_TOKENS
 
 
 @asynccontextmanager
-async def openai_client(url: str, streamed: bool, *, documented: bool) -> AsyncIterator[Call]:
+async def openai_client(url: str, streamed: bool) -> AsyncIterator[Call]:
     openai: Any = import_module("openai")
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=600.0)
 
     async def call(index: int) -> int:
-        # The arguments of one completion, the prompt where the package looks at it or where not.
+        # In `prompt` the package would look at each id for keys to rename.
         ids: list[int] = prompt(index).tolist()
-        more = {"return_token_ids": True, "stop_token_ids": [1]}
         wanted = {
             "model": "bench",
-            "prompt": ids if documented else "",
+            "prompt": "",
             "max_tokens": SAMPLED_TOKENS,
             "logprobs": 0,
             "seed": index,
-            "extra_body": more if documented else {**more, "prompt": ids},
+            "extra_body": {"return_token_ids": True, "stop_token_ids": [1], "prompt": ids},
         }
         if not streamed:
             whole = await client.completions.create(**wanted)

@@ -3,7 +3,7 @@
 They are one process with a raw TCP socket, which has the same trajectories in each rival's own
 form.
 
-    python -m prorl.bench.rivals.stream RUN_DIR
+    python -m configs.rivals.bench.stream RUN_DIR
         prints `ready {"port"}`, ends when its standard input closes
 
 A request is one line, the name of a form; the answer is 8 bytes of length and the payload.
