@@ -8,8 +8,6 @@ off, cancelled or stale (what the filter drops is not among them); `trainer_idle
 older than its step's weights; or, in their place, `file`, a workload of yours that
 `PRORL_WORKLOAD` names: JSON lines of {"rewards": [...], "seconds": [...]}, one a group.
 
-`makespan.dataset` is a dataset of which every rollout is wanted, three epochs: longest first by
-what tasks took an epoch ago, beside the order in which they come, and lengths known beforehand.
 `step_s.skypilot_N` is a step of SkyPilot's published set-up (`SKYPILOT`) at a staleness of N.
 """
 
@@ -29,12 +27,10 @@ from prorl.bench.dapo_model import (
     Setup,
     Workload,
     batch_then_filter,
-    in_turn,
     one_batch_ahead,
     prime_rl,
     refill_within_step,
     serve,
-    whole_dataset,
 )
 from prorl.bench.report import Figure, Report, median
 
@@ -112,27 +108,8 @@ async def run(quick: bool) -> Report:
         ]
         rows += await asyncio.to_thread(_rows, name, load, works)
     if not file:
-        rows += await asyncio.to_thread(_makespan, 2 if quick else 6)
         rows += await asyncio.to_thread(_skypilot, 10 if quick else 30)
     return Report(bench="dapo", rows=tuple(rows))
-
-
-def _makespan(seeds: int) -> list[Figure]:
-    setup, epochs = Setup(slots=128), 3
-    works = [
-        Workload(seed=seed, tasks=48, task_spread=0.4, spread=0.4, most_s=4000.0)
-        for seed in range(seeds)
-    ]
-    ours = [whole_dataset(work, setup, epochs).seconds for work in works]
-    row = median("makespan.dataset", ours, "s")
-    rows = []
-    for known, name, source in (
-        (False, "as they come", "first in, first out"),
-        (True, "lengths known", "longest first by what they will take"),
-    ):
-        theirs = [in_turn(work, setup, epochs, known=known).seconds for work in works]
-        rows.append(row.beside(name, statistics.median(theirs), source))
-    return rows
 
 
 def _skypilot(steps: int) -> list[Figure]:
@@ -161,27 +138,25 @@ def _rows(name: str, load: Load, works: Sequence[Workload]) -> list[Figure]:
     cpu_s = time.process_time() - began
     rivals = {rival: _best(RIVALS[rival][1], works, load.setup) for rival in load.rivals}
     wasted = min(_wasted(rivals[rival]) for rival in BARS)
-    rows = []
+    seconds = median(f"seconds.{name}", [one.seconds for one in ours], "s", cpu_s=cpu_s)
+    waste = median(f"wasted.{name}", [float(one.wasted) for one in ours], "rollouts")
+    idle = median(f"trainer_idle.{name}", [one.idle_share for one in ours], "of the time")
+    share = waste.value / wasted
+    met = "met" if share <= WASTE_BAR else "missed"
+    saved = f"{share:.2f} of the better rival's with a bar; bar {WASTE_BAR:g}: {met}"
+    by_row: list[list[Figure]] = [[], [], []]
     for rival, found in rivals.items():
-        row = median(f"seconds.{name}", [one.seconds for one in ours], "s", cpu_s=cpu_s)
-        value = statistics.median(one.seconds for one in found)
-        note = ""
+        source, note = RIVALS[rival][0], ""
+        took = statistics.median(one.seconds for one in found)
         if rival in BARS:
-            met = "met" if value >= BARS[rival] * row.value else "missed"
+            met = "met" if took >= BARS[rival] * seconds.value else "missed"
             note = f"bar {BARS[rival]:g}x: {met}"
-        rows.append(replace(row.beside(rival, value, RIVALS[rival][0]), note=note))
-    for rival, found in rivals.items():
-        row = median(f"wasted.{name}", [float(one.wasted) for one in ours], "rollouts")
-        share = row.value / wasted
-        met = "met" if share <= WASTE_BAR else "missed"
-        note = f"{share:.2f} of the better rival's with a bar; bar {WASTE_BAR:g}: {met}"
-        note = note if rival == next(iter(BARS)) else ""
-        rows.append(replace(row.beside(rival, _wasted(found), RIVALS[rival][0]), note=note))
-    for rival, found in rivals.items():
-        row = median(f"trainer_idle.{name}", [one.idle_share for one in ours], "of the time")
-        value = statistics.median(one.idle_share for one in found)
-        rows.append(row.beside(rival, value, RIVALS[rival][0]))
-    return rows
+        by_row[0].append(replace(seconds.beside(rival, took, source), note=note))
+        note, saved = saved, ""
+        by_row[1].append(replace(waste.beside(rival, _wasted(found), source), note=note))
+        waited = statistics.median(one.idle_share for one in found)
+        by_row[2].append(idle.beside(rival, waited, source))
+    return [row for rows in by_row for row in rows]
 
 
 def _best(policies: Sequence[Policy], works: Sequence[Workload], setup: Setup) -> list[Outcome]:

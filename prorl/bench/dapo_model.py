@@ -49,7 +49,6 @@ from prorl.filters import GroupDecision
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.candidates import GroupBody
 from prorl.service.core.core import Core
-from prorl.service.core.dataset import order
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
 from prorl.service.log.outbox import read_page
@@ -90,10 +89,6 @@ class Workload:
     uninformative: float = 0.5
     too_hard: float = 0.8
     """Of those: nobody solves them, and it takes longer."""
-    tasks: int = 1
-    """Of the dataset, each sampled again and again."""
-    task_spread: float = 0.0
-    """Sigma of how much longer one task takes than others, every time."""
     file: Path | None = None
     """JSON lines of {"rewards": [...], "seconds": [...]}: used in order, again and again."""
 
@@ -117,11 +112,10 @@ class Workload:
 
     def _draw(self, index: int) -> Sampled:
         draw = np.random.default_rng((self.seed, index))
-        of_task = np.random.default_rng((self.seed, index % self.tasks, 0))
-        rate, slower = draw.uniform(0.15, 0.85), math.exp(of_task.normal(0.0, self.task_spread))
+        rate, slower = draw.uniform(0.15, 0.85), 1.0
         if draw.random() < self.uninformative:
             rate = float(draw.random() >= self.too_hard)
-            slower *= 1.0 if rate else 1.5
+            slower = 1.0 if rate else 1.5
         passed = draw.random(self.n) < rate
         if 0 < rate < 1:
             passed[:2] = True, False
@@ -313,35 +307,6 @@ def serve(work: Workload, setup: Setup, run: Mapping[str, object] | None = None)
         return _Service(Path(folder), work, setup, run or {}).work()
 
 
-def whole_dataset(work: Workload, setup: Setup, epochs: int) -> Outcome:
-    """Ours: every task of the dataset `epochs` times, and nothing left out."""
-    more = {
-        "filter": "none",
-        "delivery": "store",
-        "target_groups": 0,
-        "groups_per_step": 0,
-        "max_staleness": -1,
-        "epochs": epochs,
-    }
-    with tempfile.TemporaryDirectory(prefix="prorl-dapo-", dir=_memory()) as folder:
-        return _Service(Path(folder), work, setup, more).drain()
-
-
-def in_turn(work: Workload, setup: Setup, epochs: int, *, known: bool = False) -> Outcome:
-    """The same tasks as they come; or, if lengths are `known`, each epoch's longest first."""
-    slots = _Slots(work, setup)
-    for epoch in range(epochs):
-        turns = epoch * work.tasks + order(0, epoch, work.tasks)
-        groups: list[int] = turns.tolist()
-        if known:
-            groups.sort(key=lambda group: -max(work.group(group).seconds))
-        for group in groups:
-            slots.begin(group)
-    while slots.missing:
-        slots.until()
-    return slots.ended()
-
-
 def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
@@ -373,9 +338,9 @@ class _Service:
             "limits": {"queue_s": 86400},
         }
         self.core.create_run(RunConfig.model_validate({**settings, **more}))
-        tasks = [Task(task_id=f"t{i}", env="noop", prompt="x") for i in range(self.load.tasks)]
-        bodies = [GroupBody(task=task, n=self.load.n, key=str(i)) for i, task in enumerate(tasks)]
-        self.core.datasets.add(self.run, self.core.acceptance.check(self.run, bodies, {}))
+        task = Task(task_id="t", env="noop", prompt="x")
+        body = GroupBody(task=task, n=self.load.n, key="0")
+        self.core.datasets.add(self.run, self.core.acceptance.check(self.run, [body], {}))
         self.core.end_of_groups(self.run)
         self.filter = GroupFilter(self.run.config.filter)
         self.verdicts: dict[tuple[float | None, ...], GroupDecision] = {}
@@ -396,15 +361,6 @@ class _Service:
     def run(self) -> RunRecord:
         return self.core.run("bench")
 
-    def drain(self) -> Outcome:
-        """All that the run has, without a trainer."""
-        self._settle()
-        while self.ends:
-            self.now, key = heapq.heappop(self.ends)
-            self._finish(key)
-            self._settle()
-        return self._ended()
-
     def work(self) -> Outcome:
         while self.stepped < self.setup.steps:
             self._settle()
@@ -416,9 +372,6 @@ class _Service:
                 self._train()
             elif self.now == end:
                 self._finish(heapq.heappop(self.ends)[1])
-        return self._ended()
-
-    def _ended(self) -> Outcome:
         for began, _, _ in self.running.values():
             self.outcome.worked_s += self.now - began
         self.filter.close()
@@ -453,8 +406,7 @@ class _Service:
         return True
 
     def _sampled(self, group: GroupRecord) -> Sampled:
-        epoch, _, task = group.key.partition("/")
-        return self.load.group(int(epoch) * self.load.tasks + int(task))
+        return self.load.group(int(group.key.partition("/")[0]))  # the dataset has one task
 
     def _start(self, record: RolloutRecord) -> None:
         worker: WorkerRecord = self.core.state.workers["run"]

@@ -2,14 +2,12 @@
 
 Rows: `worked.N`, the share of the time of N nodes' slots in which a rollout waited for its model,
 in the middle of a run, where every slot could be busy; `rollouts_per_s.N`, what that is in rollouts
-of the mean length, beside what the model of `scale_model.py` expects; `efficiency.N`, its ratio to
-N times one node's; `gateway_ms.N`, CPU of the gateway a rollout; `machine.N`, how busy this
-machine's cores were with all that ran on it; `node_share`, what an idle node costs the gateway;
-`simulated.N`, the efficiency with these costs up to 1,024 nodes; `saturates_at_nodes`, as it is,
-with two gateways, and with half the heartbeats. The waiting times are quantiles of a log-normal
-distribution. Rows `day.NAME` are a day of a million rollouts on 64 nodes, 10,000 in hand: the
-gateway's own mind and log live through as many as there is time for, what it does besides costs
-what was measured here.
+of the mean length; `efficiency.N`, its ratio to N times one node's; `gateway_ms.N`, CPU of the
+gateway a rollout; `machine.N`, how busy this machine's cores were with all that ran on it;
+`node_share`, what an idle node costs the gateway; `full_gateway`, `full_store`, what a rollout
+costs them at full rate. The waiting times are quantiles of a log-normal distribution. Rows
+`day.NAME` are a day of a million rollouts on 64 nodes, 10,000 in hand: the gateway's own mind and
+log live through as many as there is time for, what it does besides costs what was measured here.
 
 One machine's cores are shared by all nodes: what is measured is what the service costs, so the
 rollouts must wait for longer than all of that takes.
@@ -22,18 +20,18 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prorl.bench.children import disk
 from prorl.bench.growth_log import Life, Meter, N
 from prorl.bench.pipeline import has_finished
 from prorl.bench.report import Figure, Report
-from prorl.bench.scale_model import Costs, Point, Times, saturation, simulate, worked_share
 from prorl.client.client import Client, connect
 from prorl.config import RunConfig, ServiceConfig
 from prorl.errors import UnavailableError
@@ -51,8 +49,12 @@ IDLE_S = 4.0
 SHORT_S = 0.1
 """Wait of rollouts that fill the cores: what a rollout costs a service that is never empty."""
 COMMON = {"init": {"slots": SLOTS}, "run": {"slots": SLOTS}, "eval": {"slots": SLOTS}}
+FIRST, LAST = 0.2, 0.7
+"""Of a run's rollouts: from the one's end to the other's there is work for every slot."""
 PATIENCE_S = 600.0
 HOST = "127.0.0.1"
+
+Times = NDArray[np.float64]
 
 
 def times_s(mean_s: float) -> tuple[float, ...]:
@@ -63,14 +65,20 @@ def times_s(mean_s: float) -> tuple[float, ...]:
 
 
 async def run(quick: bool) -> Report:
-    """Measure 1, 2 nodes when quick, else 1, 2, 4 and 8; then the model with these costs."""
+    """Measure 1, 2 nodes when quick, else 1, 2, 4 and 8; then the day with these costs."""
     waits = times_s(2.0 if quick else 8.0)
-    counts = (1, 2) if quick else (1, 2, 4, 8)
-    points = await _measure(counts, waits)
-    model = Model.of(points)
-    rows = [row for point in points for row in _rows(point, points[0], model)]
-    rows += model.rows()
-    rows += day(model.costs, DAY_IN_HAND * (2 if quick else 20))
+    points = await _measure((1, 2) if quick else (1, 2, 4, 8), waits)
+    rows = [row for point in points for row in _rows(point, points[0])]
+    shares = [point.idle_share for point in points]
+    slope, rest = np.polyfit([point.nodes for point in points], shares, 1)
+    node_share, base_share, last = max(0.0, float(slope)), max(0.0, float(rest)), points[-1]
+    rows += [
+        Figure(what="node_share", value=1000 * node_share, unit="ms CPU/s of gateway"),
+        Figure(what="full_gateway", value=1000 * last.full_gateway_s, unit="ms CPU/rollout"),
+        Figure(what="full_store", value=1000 * last.full_store_s, unit="ms CPU/rollout"),
+    ]
+    nodes_share = base_share + DAY_NODES * node_share
+    rows += day(last.full_gateway_s, nodes_share, DAY_IN_HAND * (2 if quick else 20))
     return Report(bench="scale", rows=tuple(rows))
 
 
@@ -115,13 +123,24 @@ def _point(
     return Measured(
         nodes=nodes,
         worked=worked_share(ended, waited, nodes * SLOTS),
-        waited=tuple(waited.tolist()),
+        mean_wait_s=float(np.mean(waited)),
         machine_share=machine_share,
         gateway_s=busy[0] / num,
         idle_share=idle[0] / IDLE_S,
         full_gateway_s=max(1e-4, (burst[0] - took_s[0] * idle[0] / IDLE_S) / num),
         full_store_s=max(1e-4, (burst[1] - took_s[0] * idle[1] / IDLE_S) / num),
     )
+
+
+def worked_share(ended: Times, worked: Times, slots: int) -> float:
+    """Share of the time of so many slots in which work was done.
+
+    From when `FIRST` of all rollouts had ended until `LAST` had. `ended`: when they did; `worked`:
+    how long each was work, both in seconds.
+    """
+    began, until = np.quantile(ended, (FIRST, LAST), method="nearest")
+    inside = np.minimum(ended, until) - np.maximum(ended - worked, began)
+    return float(np.maximum(inside, 0.0).sum() / (until - began) / slots)
 
 
 def _stored(run: Path) -> tuple[Times, Times]:
@@ -193,8 +212,8 @@ class Measured:
     nodes: int
     worked: float
     """Share of its slots' time that was work."""
-    waited: tuple[float, ...]
-    """How long each rollout did."""
+    mean_wait_s: float
+    """How long a rollout was."""
     machine_share: float
     """Of this machine's cores, in use by anybody."""
     gateway_s: float
@@ -206,74 +225,14 @@ class Measured:
     full_store_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    costs: Costs
-    lived: tuple[float, ...]
-    """Waiting times, each as often as one node had it."""
-
-    @classmethod
-    def of(cls, points: list[Measured]) -> Model:
-        """The model that follows from measured points.
-
-        Costs of a rollout are from the largest point at full rate, of a node from the idle times of
-        all; the hand-offs from the first point, so that it is the others that are foretold.
-        """
-        counts = [point.nodes for point in points]
-        share, base = np.polyfit(counts, [point.idle_share for point in points], 1)
-        costs = Costs(
-            gateway_s=points[-1].full_gateway_s,
-            store_s=points[-1].full_store_s,
-            node_share=max(0.0, float(share)),
-            base_share=max(0.0, float(base)),
-        )
-        one = points[0]
-        blank = cls(costs=costs, lived=one.waited)
-        empty_s = float(np.mean(one.waited)) * (1 / one.worked - 1 / blank.at(1).efficiency)
-        return replace(blank, costs=replace(costs, handoff_s=max(0.0, empty_s)))
-
-    def at(self, nodes: int) -> Point:
-        """So many nodes of a service that is never empty."""
-        return simulate(nodes, SLOTS, self.lived, self.costs)
-
-    def rows(self) -> list[Figure]:
-        costs = self.costs
-        return [
-            Figure(what="node_share", value=1000 * costs.node_share, unit="ms CPU/s of gateway"),
-            Figure(what="full_gateway", value=1000 * costs.gateway_s, unit="ms CPU/rollout"),
-            Figure(what="full_store", value=1000 * costs.store_s, unit="ms CPU/rollout"),
-            Figure(what="handoffs", value=1000 * costs.handoff_s, unit="ms between two rollouts"),
-            *self._simulated(),
-            *self._saturations(),
-        ]
-
-    def _simulated(self) -> Iterator[Figure]:
-        one = self.at(1)
-        for nodes in (2**power for power in range(11)):
-            point = self.at(nodes)
-            note = f"gateway {point.gateway_busy:.0%}, store {point.store_busy:.0%} of a core"
-            value = point.rate / (nodes * one.rate)
-            yield Figure(what=f"simulated.{nodes}", value=value, unit="of ideal", note=note)
-
-    def _saturations(self) -> Iterator[Figure]:
-        """With how many nodes the service is full, as it is and with what would help."""
-        half = replace(self.costs, node_share=self.costs.node_share / 2)
-        helped = {
-            "": (self.costs, self.lived),
-            ".two_gateways": (replace(self.costs, gateways=2), self.lived),
-            ".half_the_heartbeats": (half, self.lived),
-            ".rollouts_of_a_minute": (self.costs, tuple(7.5 * wait for wait in self.lived)),
-        }
-        for name, (costs, waits) in helped.items():
-            value = float(saturation(SLOTS, waits, costs))
-            yield Figure(what=f"saturates_at_nodes{name}", value=value, unit="nodes at 95 %")
-
-
 DAY_S, DAY_ROLLOUTS, DAY_NODES, DAY_IN_HAND = 86_400, 1_000_000, 64, 10_000
 
 
-def day(costs: Costs, lived: int) -> list[Figure]:
-    """What a day takes of the gateway, when `lived` of its rollouts went through mind and log."""
+def day(gateway_s: float, nodes_share: float, lived: int) -> list[Figure]:
+    """What a day takes of the gateway, when `lived` of its rollouts went through mind and log.
+
+    A rollout costs it `gateway_s` of CPU, its nodes that share of a core.
+    """
     settle_heap()
     with tempfile.TemporaryDirectory(prefix="prorl-day-", dir=disk()) as folder:
         path, meter = Path(folder) / "control.db", Meter()
@@ -289,9 +248,9 @@ def day(costs: Costs, lived: int) -> list[Figure]:
         life.log.close()
         log_bytes = sum(file.stat().st_size for file in Path(folder).iterdir())
     mind_s = sum(meter.cpu_s.values()) / lived
-    rate, nodes_share = DAY_ROLLOUTS / DAY_S, costs.base_share + DAY_NODES * costs.node_share
-    busy = rate * costs.gateway_s + nodes_share
-    full = (0.95 - nodes_share) / costs.gateway_s
+    rate = DAY_ROLLOUTS / DAY_S
+    busy = rate * gateway_s + nodes_share
+    full = (0.95 - nodes_share) / gateway_s
     note = f"{rate:.1f} a second; heartbeats of {DAY_NODES} nodes are {nodes_share:.1%} of it"
     longest = max(meter.longest_ms.items(), key=lambda one: one[1])
     return [
@@ -308,14 +267,13 @@ def day(costs: Costs, lived: int) -> list[Figure]:
     ]
 
 
-def _rows(point: Measured, one: Measured, model: Model) -> list[Figure]:
+def _rows(point: Measured, one: Measured) -> list[Figure]:
     nodes, gateway_ms = point.nodes, 1000 * point.gateway_s
-    off = f"{point.worked / model.at(nodes).efficiency:.3f} of what the model expects"
-    rate = point.worked * nodes * SLOTS / float(np.mean(one.waited))
+    rate = point.worked * nodes * SLOTS / one.mean_wait_s
     efficiency, more = point.worked / one.worked, f"{point.gateway_s / one.gateway_s:.2f}"
     others = "of all cores, with others' work"
     return [
-        Figure(what=f"worked.{nodes}", value=point.worked, unit="of the slots' time", note=off),
+        Figure(what=f"worked.{nodes}", value=point.worked, unit="of the slots' time"),
         Figure(what=f"rollouts_per_s.{nodes}", value=rate, unit="1/s"),
         Figure(what=f"efficiency.{nodes}", value=efficiency, unit="of ideal"),
         Figure(

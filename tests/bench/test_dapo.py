@@ -12,11 +12,9 @@ from prorl.bench.dapo_model import (
     Setup,
     Workload,
     batch_then_filter,
-    in_turn,
     prime_rl,
     refill_within_step,
     serve,
-    whole_dataset,
 )
 
 EASY = Setup(slots=8, step=2, steps=2, train_s=5.0)
@@ -46,15 +44,6 @@ def test_a_policy_takes_what_can_be_counted_by_hand(
     found = policy(work, EASY)  # type: ignore[operator]
     assert isinstance(found, Outcome)
     assert (found.seconds, found.trained) == (seconds, 8)
-
-
-def test_longest_first_ends_a_dataset_sooner(tmp_path: Path) -> None:
-    """Four tasks three times, two slots: no order can take less than half of 3 x 120 s."""
-    rows = [{"rewards": [1.0], "seconds": [s]} for s in (10.0, 20.0, 30.0, 60.0)]
-    (tmp_path / "work").write_text("\n".join(map(json.dumps, rows)))
-    work, setup = Workload(n=1, tasks=4, file=tmp_path / "work"), Setup(slots=2, step=2)
-    assert whole_dataset(work, setup, 3).seconds == 180
-    assert in_turn(work, setup, 3).seconds == 210
 
 
 def test_ours_wastes_less_and_is_faster_where_rollouts_have_tails() -> None:
