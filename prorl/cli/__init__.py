@@ -9,7 +9,6 @@ Every command loads its own module only when it is called, so `prorl --help` sta
     job.py       a task file as one run, checked before anything is started
     run_job.py   start a service, submit the job, follow it to its end
     progress.py  bars on a terminal while a run goes on, plain lines off it
-    waits.py     what a service waits for and no counter tells: images in the making, dead servers
     summary.py   what a run was, read back from its Parquet files by SQL
     usage.py     words for a mistake on the command line
     probes.py    what `prorl doctor` looks at

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from prorl.backends.catalogue import is_server
+from prorl.cli.commands.status import servers_out
 from prorl.cli.options import (
     Advertise,
     ConfigFile,
@@ -23,7 +23,6 @@ from prorl.cli.options import (
 )
 from prorl.cli.output import say
 from prorl.cli.settings import Job, job_settings, service_settings
-from prorl.cli.waits import server_trouble
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.dropin import SERVERS
@@ -85,9 +84,6 @@ async def _serve(config: ServiceConfig, beside: Mapping[tuple[str, ...], int]) -
             await stack.enter_async_context(_beside(running.config, words, port))
         for line in _lines(running):
             say(line)
-        for line in await asyncio.gather(*map(dead_server, config.backends)):
-            if line:
-                say(line)
         await first(stop, running, _watch(running))
         say("stopping: what has run is scored and kept; once more ends all at once")
         with contextlib.suppress(TimeoutError):
@@ -128,22 +124,19 @@ async def _beside(config: ServiceConfig, module: tuple[str, ...], port: int) -> 
         await other.wait()
 
 
-async def dead_server(backend: str) -> str:
-    """The line for a model server that does not answer; empty for one that is well."""
-    trouble = await in_thread(server_trouble, backend) if is_server(backend) else ""
-    if not trouble:
-        return ""
-    asked = f"{backend}: asked GET /health, {trouble}"
-    return f"waiting  {asked}; it is probed on, and rollouts wait until it answers"
-
-
 async def _watch(running: Supervisor) -> None:
-    """Tell the supervisor of progress, so that a child which dies now and then is no crash loop."""
-    client, said = client_of(running), ""
+    """Tell the supervisor of progress, so that a child which dies now and then is no crash loop;
+    tell people what rollouts wait for.
+    """
+    client, said, out = client_of(running), "", set[str]()
     while True:
         if running.trouble != said:
             said = running.trouble
             say(f"waiting  {said}" if said else "the disk takes writes again")
         with contextlib.suppress(UnavailableError):
-            running.note_commits(int((await in_thread(client.status))["commits"]))
+            found = await in_thread(client.status)
+            running.note_commits(int(found["commits"]))
+            out, before = set(servers_out(found)), out
+            for line in sorted(out - before):
+                say(f"waiting  {line}; it is probed on")
         await asyncio.sleep(WATCH_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -12,10 +11,7 @@ from cyclopts import Parameter
 from prorl.cli.options import LOOK_S, JsonObject, ServiceRoot, ServiceUrl
 from prorl.cli.output import clean, is_terminal, say, say_json, table
 from prorl.cli.runs import DEFAULT_ROOT
-from prorl.cli.waits import image_making_s, image_words
 from prorl.client.client import connect
-from prorl.config import ServiceConfig, parse
-from prorl.config.file import load_file
 from prorl.errors import UserError
 from prorl.types import Json
 
@@ -54,8 +50,6 @@ def status(
                 say_json(found)
             else:
                 _show(found)
-                if not url:
-                    _say_image(found, root)
             return 0
         while not times or looks < times:
             time.sleep(watch)
@@ -110,15 +104,6 @@ def _show(found: Mapping[str, Json]) -> None:
         say(line)
 
 
-def _say_image(found: Mapping[str, Json], root: Path) -> None:
-    """Say what the INIT of a service on this host waits for, where that is an image."""
-    file = root / "service.json"
-    if found.get("stages", {}).get("init", {}).get("busy") and file.exists():
-        images = parse(ServiceConfig, load_file(file), str(file)).sandbox.images
-        if making_s := image_making_s(images):
-            say(image_words(making_s))
-
-
 def _worker_row(one: Mapping[str, Json]) -> tuple[object, ...]:
     gauges = (one["stats"].get(name, "-") for name in GAUGES)
     return (one["worker"], one["role"], one["pid"], one["held"], *gauges)
@@ -145,10 +130,15 @@ def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
     for one in found.get("workers", ()):
         if one["held_back"]:
             yield f"{one['node']} gets no leases: {one['held_back']}"
+    yield from servers_out(found)
+    yield from found["warnings"]
+
+
+def servers_out(found: Mapping[str, Json]) -> Iterator[str]:
+    """Model servers that get no work, each with the reason."""
     for one in found["backends"]:
         if one["state"] in ("ejected", "fenced"):
             yield f"{one['name']} is {one['state']}: {clean(one['reason']) or 'not ready yet'}"
-    yield from found["warnings"]
 
 
 def step_words(steps: Mapping[str, Json]) -> str:
