@@ -21,7 +21,7 @@ from prorl import plugins
 from prorl.agents import check_agent
 from prorl.agents.programs import program_of
 from prorl.backends.catalogue import is_server
-from prorl.cli.runs import latest_run
+from prorl.cli.runs import first_free, latest_run
 from prorl.cli.settings import Job, job_settings, run_settings, service_settings
 from prorl.config import JOB_FILE, RunConfig, ServiceConfig
 from prorl.envs.users import env_by_name, open_env
@@ -221,10 +221,7 @@ def free_name(root: Path, job: Job) -> str:
         .lower()
         or "tasks"
     )
-    number = 1
-    while (root / f"{stem}-{policy}-{number}").exists():
-        number += 1
-    return f"{stem}-{policy}-{number}"
+    return first_free(root, f"{stem}-{policy}")
 
 
 def filter_text(value: str) -> str:

@@ -24,7 +24,7 @@ PER_TASK = """
 select data_source,
     coalesce(json_extract_string(nullif(extra, ''), '$.mode'), 'sampled') as mode, group_id,
     count(*) filter (valid) as n, count(*) filter (valid and reward >= {threshold}) as right_,
-    count(*) filter (not valid) as masked, avg(num_turns) as turns, sum(num_sampled) as sampled
+    count(*) filter (not valid) as masked
 from rollouts group by all order by data_source, mode desc, group_id
 """
 

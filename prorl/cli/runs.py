@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 from prorl.cli.usage import nearest
@@ -13,6 +14,11 @@ DEFAULT_ROOT = Path("prorl-runs")
 def root_option(root: Path) -> str:
     """` --root ROOT` for a command line that a person is shown; empty for the usual root."""
     return "" if root.absolute() == DEFAULT_ROOT.absolute() else f" --root {root}"
+
+
+def first_free(root: Path, stem: str) -> str:
+    """The first of `stem-1`, `stem-2` ... that no run of the root has."""
+    return next(name for n in count(1) if not (root / (name := f"{stem}-{n}")).exists())
 
 
 def latest_run(root: Path, marker: str) -> str:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl.cli.app import dispatch
-from prorl.cli.demo.learning import RecentReward, training_figures
+from prorl.cli.demo.command import _figures
 from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
 from prorl.cli.passk import estimate, pass_at_k, wilson
 from prorl.envs import get_env
@@ -55,17 +55,9 @@ def test_no_more_is_open_than_the_next_step_takes() -> None:
     assert (synchronous.max_unacked_groups, ahead.max_unacked_groups) == (6, 12)
 
 
-def test_the_shown_reward_is_that_of_the_last_rollouts() -> None:
-    recent = RecentReward()
-    assert recent.add({"num_rewards": 0, "reward_mean": None}) is None
-    assert recent.add({"num_rewards": 300, "reward_mean": 0.2}) == pytest.approx(0.2)
-    assert recent.add({"num_rewards": 310, "reward_mean": 0.2}) == pytest.approx(0.2)
-    assert recent.add({"num_rewards": 600, "reward_mean": 0.5}) == pytest.approx(238 / 290)
-
-
 def test_the_trainers_step_and_dapos_decisions_are_shown() -> None:
     groups = {state.value: 0 for state in GroupState} | {"acked": 3, "dropped": 2}
-    found = training_figures(Recipe(steps=34), {"version": 5, "groups": groups})
+    found = _figures(Recipe(steps=34), {"version": 5, "groups": groups})
     assert found == ["step 5/34", "DAPO kept 3 dropped 2", "policy v5"]
 
 

@@ -2,52 +2,69 @@
 
 Everything is real: processes, Flight, sandboxes, tools, exact tokens, Parquet, DAPO's decisions in
 SQL, a policy update from zero-copy batches, weights published back. The policy is a toy of 0.4
-million parameters that ships with the package.
+million parameters that ships with the package. Three runs over one service:
+
+    NAME-before --> NAME (trainer: stream -> update -> checkpoint -> commit -> publish) -->
+    NAME-after
+
+Each step says what is already there when it is done again: runs by name, groups by key, the trainer
+by its checkpoint. So a demo that was interrupted anywhere goes on with the same code.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json as jsons
 import os
-import socket
-import sys
+import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-import prorl
 from prorl.backends.embedded import TOY
-from prorl.cli.demo.learning import Learning
-from prorl.cli.demo.recipe import DEMO_FILE, GUEST, Recipe, service_config
-from prorl.cli.demo.report import present, report
-from prorl.cli.options import Flag, JsonObject, of
+from prorl.cli.demo.recipe import (
+    DEMO_FILE,
+    GUEST,
+    Recipe,
+    eval_run,
+    heldout_tasks,
+    service_config,
+    train_run,
+    train_tasks,
+    trainer_config,
+    training_dir,
+)
+from prorl.cli.demo.report import AFTER, BEFORE, present, report
+from prorl.cli.options import Flag, JsonObject
 from prorl.cli.output import note, say_json
-from prorl.cli.progress import Progress
+from prorl.cli.progress import Run, follow
 from prorl.cli.run_job import tidy
-from prorl.cli.runs import DEFAULT_ROOT, latest_run, root_option
+from prorl.cli.runs import DEFAULT_ROOT, first_free, latest_run, root_option
 from prorl.config import parse
 from prorl.config.file import load_file
-from prorl.deploy.running import first, service, signals
+from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.errors import ConfigError, ConflictError
 from prorl.linux.procfs import cpu_s, descendants
 from prorl.sandbox import kinds
 from prorl.service.pool.servers import Servers, valid_url
+from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.service import Supervisor
+from prorl.supervisor.specs import free_url
 from prorl.types import Json
+
+AFTER_SHARE = 0.12
+"""Of the minutes, kept for the second evaluation."""
 
 
 def demo(
     *,
-    seed: Annotated[int | None, of(Recipe, "seed")] = None,
-    minutes: Annotated[float | None, of(Recipe, "minutes")] = None,
-    policy: Annotated[str, of(Recipe, "policy")] = "",
-    agent: Annotated[str | None, of(Recipe, "agent")] = None,
-    control: Annotated[str, Parameter(show=False)] = "",
+    recipe: Annotated[Recipe | None, Parameter(name="*")] = None,
     resume: Flag = False,
     sandbox: str = "",
     name: str = "",
@@ -79,102 +96,47 @@ def demo(
             "the packages that train",
             "pip install 'prorl[torch]'; without a GPU install a CPU build of torch before it",
         )
-    if agent == "openai" and not find_spec("openai"):
-        raise ConfigError("openai not installed", "the SDK of this agent", "pip install openai")
-    address = valid_url(policy) if policy else ""
-    keys = {"seed": seed, "minutes": minutes, "policy": address, "control": control, "agent": agent}
-    flags = {key: value for key, value in keys.items() if value not in (None, "")}
-    name = name or (latest_run(root, DEMO_FILE) if resume else _free(root))
-    recipe = _recipe(root / name, config, flags, resume)
-    return asyncio.run(_demo(recipe, root.absolute(), name, sandbox, json))
-
-
-def _recipe(directory: Path, config: Path | None, flags: dict[str, Json], resume: bool) -> Recipe:
-    """The recipe: a resumed demo's own, else the file's or the default one; flags are on top."""
-    if directory.exists() and not resume:
+    name = name or (latest_run(root, DEMO_FILE) if resume else first_free(root, "demo"))
+    if (root / name).exists() and not resume:
         raise ConflictError(
-            f"run {directory.name!r} exists in {directory.parent}",
-            "a new name",
-            "or go on with it: --resume",
+            f"run {name!r} exists in {root}", "a new name", "or go on with it: --resume"
         )
-    file = directory / DEMO_FILE if resume else config
-    return parse(Recipe, {**(load_file(file) if file else {}), **flags}, str(file or "recipe"))
-
-
-SHIPPED = Path(prorl.__file__).parent / "guests" / "openai_guest.py"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-        return port
-
-
-@asynccontextmanager
-async def _playing(running: Supervisor, log: Path) -> AsyncIterator[None]:
-    """The agent loop of the OpenAI SDK beside the service, where the recipe wants one."""
-    at = running.config.guests_at("run-0")
-    if at is None:
-        yield
-        return
-    with open(log, "ab") as said:
-        agent = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(SHIPPED), at[2], GUEST),
-            env={**os.environ, "PRORL_TOKEN": running.config.token},
-            stdout=said,
-            stderr=said,
-        )
-        try:
-            yield
-        finally:
-            if agent.returncode is None:
-                agent.kill()
-            await agent.wait()
-
-
-def _free(root: Path) -> str:
-    number = 1
-    while (root / f"demo-{number}").exists() or (root / f"demo-{number}-before").exists():
-        number += 1
-    return f"demo-{number}"
+    file = root / name / DEMO_FILE if resume else config
+    values: dict[str, Json] = load_file(file) if file else {}
+    values |= {} if recipe is None else recipe.model_dump(exclude_unset=True)
+    whole = parse(Recipe, values, str(file or "recipe"))
+    if whole.agent == "openai" and not find_spec("openai"):
+        raise ConfigError("openai not installed", "the SDK of this agent", "pip install openai")
+    return asyncio.run(_demo(whole, root.absolute(), name, sandbox, json))
 
 
 async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool) -> int:
+    from prorl.sandbox.node.probe import choose, probe_one
+
     model = Path(recipe.model).absolute() if recipe.model else TOY
-    started = time.monotonic()
-    guests = 0 if recipe.agent == "native" else _free_port()
-    config = service_config(root, model, sandbox or await _lightest(), recipe.policy, guests)
-    if recipe.policy:
-        await Servers(config, lambda name: True).check(recipe.policy, ours=True)
-    progress = Progress(quiet=json)
+    started, policy = time.monotonic(), valid_url(recipe.policy) if recipe.policy else ""
+    if not sandbox:
+        lightest = kinds.lightest()
+        sandbox = lightest if (await probe_one(lightest)).works else await choose()
+    guests = 0 if recipe.agent == "native" else int(free_url().rpartition(":")[2])
+    config = service_config(root, model, sandbox, policy, guests)
+    if policy:
+        await Servers(config, lambda name: True).check(policy, ours=True)
     if not json:
         groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
         what = "a toy policy learns arith and shop with real tools"
         note(f"prorl demo {name}: {what} · {groups} · at most {recipe.minutes:g} minutes")
-
-    try:
-        async with signals() as stop, service(config, stop) as running:
-            assert isinstance(running, Supervisor)
-
-            async def work() -> float:
-                async with _playing(running, root / f"{name}-agent.log"):
-                    await Learning(recipe, name, model, running, progress).run()
-                return sum(map(cpu_s, (os.getpid(), *descendants(os.getpid()))))
-
-            spent_s = await first(stop, running, work())
-    finally:
-        progress.close()
-    if spent_s is None:
+    async with signals() as stop, service(config, stop) as running:
+        done = await first(stop, running, _learn(recipe, name, model, running, quiet=json))
+        spent_s = sum(map(cpu_s, (os.getpid(), *descendants(os.getpid()))))
+    if done is None:
         again = f"prorl demo --resume{root_option(root)}"
         note(f"interrupted: what was done is kept in {root / name}; `{again}` continues")
         return 130
     tidy(root / name)
-    found = report(root, name, config.run.slots)
-    found |= {
-        "recipe": recipe.model_dump(),
-        "elapsed_s": time.monotonic() - started,
-        "cpu_s": spent_s,
-    }
+    found = report(root, name)
+    found |= {"recipe": recipe.model_dump(), "cpu_s": spent_s}
+    found["elapsed_s"] = time.monotonic() - started
     if json:
         say_json(found)
     else:
@@ -182,16 +144,78 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
     return 0
 
 
-async def _lightest() -> str:
-    from prorl.sandbox.node.probe import choose, probe_one
+async def _learn(
+    recipe: Recipe, name: str, model: Path, running: Supervisor, *, quiet: bool
+) -> bool:
+    """The three runs; True at the end."""
+    stop_at_s = time.monotonic() + recipe.minutes * 60 * (1 - AFTER_SHARE)
+    client, root = client_of(running), running.config.root
+    beside: list[asyncio.Future[None]] = []
 
-    lightest = kinds.lightest()
-    if (await probe_one(lightest)).works:
-        return lightest
+    def start(child: str, module: str, *args: str, **env: str) -> asyncio.Future[None]:
+        spec = ChildSpec(name=child, module=module, args=args, stop_rank=-1, env=env)
+        beside.append(asyncio.ensure_future(running.run(spec)))
+        return beside[-1]
+
+    def watch(run: str, total: int, phase: str) -> Awaitable[None]:
+        def more(answer: Run) -> tuple[str, ...]:
+            return (phase, *(_figures(recipe, answer) if run == name else ()))
+
+        return follow(client, running, run, total, quiet=quiet, more=more)
+
+    async def evaluate(run: str, phase: str) -> None:
+        tasks = heldout_tasks(recipe)
+        submit = partial(client.submit, run)
+        if greedy := tasks[: 2 * recipe.greedy]:
+            cold = replace(eval_run(recipe, run).sampling.params(), temperature=0.0)
+            how = {"key": "greedy", "sampling": cold, "extra": {"mode": "greedy"}}
+            await in_thread(partial(submit, **how), greedy, 1)
+        sampled = {"key": "sampled", "last": True, "extra": {"mode": "sampled"}}
+        await in_thread(partial(submit, **sampled), tasks[: 2 * recipe.heldout], 1)
+        await watch(run, 2 * (recipe.heldout + recipe.greedy), phase)
+
     try:
-        return await choose()
-    except ConfigError as error:
-        anyway = "or, as the toy's programs do no harm: prorl demo --sandbox local"
-        raise ConfigError(
-            error.given, error.expected, f"`prorl doctor` names the fixes; {anyway}"
-        ) from None
+        for config in (
+            train_run(recipe, name),
+            eval_run(recipe, name + BEFORE),
+            eval_run(recipe, name + AFTER),
+        ):
+            await in_thread(partial(client.create_run, **config.model_dump(mode="json")))
+        (root / name / DEMO_FILE).write_text(recipe.model_dump_json(indent=1))
+        file = root / name / "trainer.json"
+        file.write_text(jsons.dumps(trainer_config(recipe, root, name, model), indent=1))
+        # It loads torch and the model meanwhile, then waits for the first groups.
+        training = start("trainer", "prorl.trainer", "--config", str(file), "--die-with-parent")
+        if (at := running.config.guests_at("run-0")) is not None:
+            token = running.config.token
+            start("agent", "prorl.guests.openai_guest", at[2], GUEST, PRORL_TOKEN=token)
+        await evaluate(name + BEFORE, "held-out, before")
+        submit = partial(client.submit, name, key="tasks", last=True)
+        await in_thread(submit, train_tasks(recipe), recipe.n)
+        total = recipe.steps * recipe.groups_per_step * recipe.n
+        following = asyncio.ensure_future(watch(name, total, "training"))
+        beside.append(following)
+        done, _ = await asyncio.wait({training}, timeout=max(1.0, stop_at_s - time.monotonic()))
+        if not done:  # it ends after the step in hand
+            running.children["trainer"].signal(signal.SIGTERM)
+        await training
+        await in_thread(client.cancel, name)
+        await following
+        checkpoints = training_dir(root, name) / "checkpoints"
+        if newest := max(checkpoints.glob("step-*"), default=None):
+            await in_thread(client.publish, name + AFTER, 1, newest)
+        await evaluate(name + AFTER, "held-out, after")
+        return True
+    finally:
+        for work in beside:
+            work.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        client.close()
+
+
+def _figures(recipe: Recipe, run: Run) -> list[str]:
+    """The trainer's step and DAPO's decisions, in words."""
+    groups, version = run["groups"], run["version"]
+    kept = groups["kept"] + groups["delivered"] + groups["acked"]
+    dapo = f"DAPO kept {kept} dropped {groups['dropped'] + groups['stale']}"
+    return [f"step {min(version, recipe.steps)}/{recipe.steps}", dapo, f"policy v{version}"]

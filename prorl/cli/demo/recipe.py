@@ -1,19 +1,21 @@
 """The recipe of `prorl demo`: what is trained, for how long, with which numbers.
 
-It also has the files that carry it out. Everything here follows from (recipe, seed): a resumed demo
-reads RUN/demo.json and makes the same runs, tasks and trainer again.
+Everything here follows from (recipe, seed): a resumed demo reads RUN/demo.json and makes the same
+runs, tasks and trainer again.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field
 
 from prorl.config import Limits, RunConfig, Sampling, ServiceConfig, StageConfig, StoreConfig
 from prorl.envs import get_env
+from prorl.renderer.template import tool_values
 from prorl.tasks.generated import generate
 from prorl.types import Json, Task
 
@@ -24,11 +26,11 @@ GUEST = "demo"
 
 
 class Recipe(BaseModel):
-    """`prorl demo --config FILE` replaces these; configs/demo.yaml shows them."""
+    """The options of `prorl demo`, the keys of its files; configs/demo.yaml shows them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    seed: int = Field(default=0, ge=0, description="of tasks, sampling and training; default 0")
+    seed: int = Field(default=0, ge=0, description="of tasks, sampling and training")
     model: str = Field(
         default="",
         description="checkpoint to start from; empty = the toy that ships with the package",
@@ -48,11 +50,13 @@ class Recipe(BaseModel):
     minutes: float = Field(
         default=5.0,
         gt=0,
-        description="wall time to stay within, training ends early for it; default 5",
+        description="wall time to stay within, training ends early for it",
     )
     steps: int = Field(default=34, ge=1)
     groups_per_step: int = Field(default=16, ge=1)
-    n: int = Field(default=8, ge=2, description="rollouts a group")
+    n: Annotated[int, Parameter(name=["--n", "-n"])] = Field(
+        default=8, ge=2, description="rollouts a group"
+    )
     learning_rate: float = Field(default=5e-4, gt=0)
     minibatches: int = Field(default=2, ge=1)
     steps_ahead: int = Field(
@@ -76,10 +80,6 @@ class Recipe(BaseModel):
     control: Literal["", "shuffled-rewards"] = Field(
         default="", description="`shuffled-rewards`: a control that must not learn"
     )
-
-
-def sampling(recipe: Recipe, temperature: float = 1.0) -> Sampling:
-    return Sampling(temperature=temperature, max_tokens=recipe.max_tokens)
 
 
 LIMITS = Limits(max_turns=6, max_tokens=448, tool_s=10.0, run_s=120.0)
@@ -113,7 +113,7 @@ def train_run(recipe: Recipe, name: str) -> RunConfig:
         filter="dapo",
         delivery="stream",
         seed=recipe.seed,
-        sampling=sampling(recipe),
+        sampling=Sampling(max_tokens=recipe.max_tokens),
         limits=LIMITS,
         target_groups=recipe.steps * recipe.groups_per_step,
         epochs=1000,  # the target, or the time, ends it
@@ -126,7 +126,8 @@ def train_run(recipe: Recipe, name: str) -> RunConfig:
 
 def eval_run(recipe: Recipe, name: str) -> RunConfig:
     """An evaluation of held-out tasks."""
-    return RunConfig(run_id=name, seed=recipe.seed + 1, sampling=sampling(recipe), limits=LIMITS)
+    sampling = Sampling(max_tokens=recipe.max_tokens)
+    return RunConfig(run_id=name, seed=recipe.seed + 1, sampling=sampling, limits=LIMITS)
 
 
 def train_tasks(recipe: Recipe) -> list[Task]:
@@ -150,17 +151,7 @@ def _of_guest(task: Task) -> Task:
     data: dict[str, Json] = {
         "guest": GUEST,
         "messages": [{"role": one.role, "content": one.content} for one in env.messages(task)],
-        "functions": [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.parameters,
-                },
-            }
-            for tool in env.tools(task)
-        ],
+        "functions": tool_values(env.tools(task)),
         "prices": task.data.get("prices", {}),
         "answer": task.data["answer"],
     }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prorl.cli.demo.learning import AFTER, BEFORE
 from prorl.cli.output import say, table
 from prorl.cli.passk import evaluation
 from prorl.cli.runs import root_option
 from prorl.types import Json
+
+BEFORE, AFTER = "-before", "-after"
 
 SETS = """
 with sets as (select distinct group_id, data_source from rollouts),
@@ -34,13 +35,6 @@ from rollouts join decided using (data_source) join sampled using (data_source)
 group by all order by 1
 """
 
-TIMES = """
-select sum(llm_s) as llm_s, sum(tool_s) as tool_s, sum(init_s) as init_s,
-    sum(eval_s) as eval_s, sum(run_s) as run_s,
-    sum(num_sampled)::bigint as sampled
-from rollouts where status = 'completed' and max_version >= {oldest}
-"""
-
 CURVE = """
 select s.min_version as version, data_source as "set", avg(reward) as reward, count(*) as rollouts
 from rollouts s where valid and status = 'completed' group by all order by 1, 2
@@ -48,9 +42,6 @@ from rollouts s where valid and status = 'completed' group by all order by 1, 2
 
 PHASES = ("wait", "train", "checkpoint", "publish")
 """Of a step of the trainer."""
-WAITS = {"llm": "sampling", "tool": "tools", "init": "sandbox start", "eval": "scoring"}
-"""What rollouts spend their time on, which is what the trainer waits for."""
-
 
 COLUMNS = (
     *("set", "groups", "held-out before", "held-out after", "greedy"),
@@ -58,7 +49,7 @@ COLUMNS = (
 )
 
 
-def report(root: Path, name: str, run_slots: int) -> dict[str, Json]:
+def report(root: Path, name: str) -> dict[str, Json]:
     import pyarrow.dataset as ds
 
     from prorl.storage.read.catalog import StoredRun
@@ -76,7 +67,6 @@ def report(root: Path, name: str, run_slots: int) -> dict[str, Json]:
         ds.dataset(files).to_table().sort_by("step").to_pylist() if files else []
     )
     rows = steps[1:] or steps  # the first step waits for torch and for the evaluation
-    (spent,) = stored.sql(TIMES.format(oldest=min(1, len(rows) - 1))).to_pylist()
     return {
         "run": name,
         "directory": str(root / name),
@@ -84,30 +74,15 @@ def report(root: Path, name: str, run_slots: int) -> dict[str, Json]:
         "curve": stored.sql(CURVE).to_pylist(),
         "steps": steps,
         "times": {
-            **_times(spent, rows, run_slots),
+            **{
+                f"{phase}_s": sum(row.get(f"{phase}_s", 0.0) for row in rows) / max(len(rows), 1)
+                for phase in PHASES
+            },
             # How far the sampler's logprobs are from the trainer's; only tokens that its weights
             # of that moment sampled can be compared.
             "logprob_diff_max": max((row["logprob_diff_max"] for row in steps), default=None),
             "compared_tokens": int(sum(row["compared_tokens"] for row in steps)),
         },
-    }
-
-
-def _times(spent: dict[str, Json], rows: list[dict[str, Json]], run_slots: int) -> dict[str, Json]:
-    """Where the time of a step goes; the trainer's wait is split as its rollouts spent theirs."""
-    phases = {name: sum(row.get(f"{name}_s", 0.0) for row in rows) for name in PHASES}
-    wall_s, count = sum(phases.values()), max(len(rows), 1)
-    whole_s = sum(spent[f"{name}_s"] or 0.0 for name in WAITS) or 1.0
-    wait_s = phases["wait"] / count / whole_s
-    busy = (spent["run_s"] or 0.0) / (run_slots * wall_s) if wall_s else 0.0
-    sampled = sum(row["sampled_tokens"] for row in rows)
-    return {
-        "step_s": wall_s / count,
-        **{f"{what}_s": wait_s * (spent[f"{name}_s"] or 0.0) for name, what in WAITS.items()},
-        "training_s": phases["train"] / count,
-        "checkpoint and publish_s": (phases["checkpoint"] + phases["publish"]) / count,
-        "run_waiting_share": max(0.0, 1.0 - busy) if wall_s else None,
-        "sampled_tokens_per_s": sampled / wall_s if wall_s else None,
     }
 
 
@@ -137,12 +112,9 @@ def present(found: dict[str, Json]) -> None:
     title = f"{found['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it"
     table(COLUMNS, rows, title=title)
     times, directory = found["times"], Path(found["directory"])
-    parts = (*WAITS.values(), "training", "checkpoint and publish")
-    spent = " · ".join(f"{part} {times[f'{part}_s']:.2f}" for part in parts)
-    say(f"  steps     {len(found['steps'])} of {times['step_s']:.1f} s: {spent}")
-    if times["run_waiting_share"] is not None:
-        rate = f"{times['sampled_tokens_per_s']:,.0f} sampled tokens/s"
-        say(f"  RUN       waits {times['run_waiting_share']:.0%} of its slots' time; {rate}")
+    step_s = sum(times[f"{phase}_s"] for phase in PHASES)
+    spent = " · ".join(f"{phase} {times[f'{phase}_s']:.2f}" for phase in PHASES)
+    say(f"  steps     {len(found['steps'])} of {step_s:.1f} s: {spent}")
     apart = "no token could be compared"
     if count := times["compared_tokens"]:
         most = f"at most {times['logprob_diff_max']:.1e} apart"
