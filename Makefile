@@ -86,7 +86,7 @@ DOORS ?= .venv-doors
 $(DOORS)/.installed: $(STAMP)
 	$(PYTHON) -m venv $(DOORS)
 	echo "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(DOORS)/lib/python*/site-packages)/borrowed.pth
-	$(DOORS)/bin/python -m pip install -qq trl==1.16.0 tinker TransferQueue==0.1.11 tensordict==0.10.0 cachetools codetiming hydra-core peft pillow pylatexenc torchdata
+	$(DOORS)/bin/python -m pip install -qq trl==1.16.0 tinker==0.38.0 TransferQueue==0.1.11 tensordict==0.10.0 cachetools codetiming hydra-core peft pillow pylatexenc torchdata
 	$(DOORS)/bin/python -m pip install -qq --no-deps verl==0.9.0 # what it asks for besides is for GPUs
 	touch $@
 

@@ -36,12 +36,13 @@ def main() -> None:
     asked.add_argument("--steps", type=int, default=1000)
     asked.add_argument("--groups", type=int, default=32, help="a step")
     asked.add_argument("--rows", type=int, default=8, help="in a forward pass")
+    asked.add_argument("--learning-rate", type=float, default=1e-6)
     asked.add_argument("--cpu", action="store_true")
     given = asked.parse_args()
     config = GRPOConfig(
         output_dir=given.output,
         max_steps=given.steps,
-        learning_rate=1e-6,
+        learning_rate=given.learning_rate,
         beta=1e-4,
         loss_type="dapo",
         epsilon_high=0.28,

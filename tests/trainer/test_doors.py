@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from prorl.bench.stored import write_run
 from prorl.bench.synthetic import Shape, group
 from prorl.client.records import Feed, records
 from prorl.errors import UserError
+from prorl.trainer.doors import check_version
 from tests.client.served import served
 from tests.trainer.digest import counted, digest, of_response, stored
 from tests.trainer.tiny import SHAPE
@@ -37,6 +39,26 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def location(run_dir: Path) -> Iterator[str]:
     with served(run_dir) as where:
         yield where
+
+
+@pytest.mark.parametrize(("found", "said"), [("1.16.9", 0), ("1.17.0", 1), ("2.16.0", 1)])
+def test_another_version_of_a_trainer_is_said_once(
+    found: str, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / f"trl-{found}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: trl\nVersion: {found}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    check_version.cache_clear()
+    with warnings.catch_warnings(record=True) as lines:
+        warnings.simplefilter("always")
+        check_version("trl")
+        check_version("trl")
+    check_version.cache_clear()
+    assert len(lines) == said
+    assert all(
+        f"trl {found}: prorl's door was tried with 1.16" in str(one.message) for one in lines
+    )
 
 
 def test_records_are_what_sql_says(location: str, run_dir: Path) -> None:

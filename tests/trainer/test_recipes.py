@@ -22,17 +22,14 @@ from prorl.trainer.config import TrainerConfig
 from prorl.types import Task
 from tests.envs.test_all_envs import TASKS
 from tests.trainer.tiny import save_model
+from tests.trainer.toy import PYTHON
 
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 DOMAINS = ("math", "code", "stem", "swe")
 STEPS, GROUPS = 10, 2
-PYTHON = Path(pytest.__file__).parents[4] / "bin" / "python"
-"""Of the service: an environment for doors borrows its packages, and sandboxes start interpreters
-that heed no PYTHONPATH.
-"""
 
 
-def rows(path: Path, domain: str) -> Path:
+def rows(path: Path, domain: str, count: int = 60) -> Path:
     """Tasks of a domain as a file."""
     tasks: tuple[Task, ...] = TASKS[domain]
     values = [
@@ -42,11 +39,11 @@ def rows(path: Path, domain: str) -> Path:
             "prompt": task.prompt,
             "data": dict(task.data),
         }
-        for i in range(60)
+        for i in range(count)
         for task in [tasks[i % len(tasks)]]
     ]
     path.write_bytes(b"\n".join(map(orjson.dumps, values)))
-    assert len(load_tasks(path)) == 60
+    assert len(load_tasks(path)) == count
     return path
 
 
@@ -124,7 +121,7 @@ def toy(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_ten_steps_at_toy_size(domain: str, tmp_path: Path) -> None:
     """By TRL's door where TRL is there, else by the shipped trainer."""
-    root, tasks = tmp_path / "root", rows(tmp_path / f"{domain}.jsonl", domain)
+    root, tasks = tmp_path / "root", rows(tmp_path / f"{domain}.jsonl", domain, 32)
     sets = ["run.limits.max_tokens=4096", "run.sampling.max_tokens=2048"]
     sets.append("run.max_staleness=-1")  # a script takes no weights, so its tokens grow old
 

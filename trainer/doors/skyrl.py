@@ -18,6 +18,7 @@ from typing import Any
 
 from prorl.client.records import Feed, Record
 from prorl.errors import UserError
+from prorl.trainer.doors import check_version
 
 
 def output_of(records: list[Record], trajectory_ids: list[Any] | None) -> dict[str, Any]:
@@ -39,6 +40,7 @@ class Generator:
     """SkyRL's `GeneratorInterface`; called with what it calls `GeneratorInput`."""
 
     def __init__(self, feed: Feed) -> None:
+        check_version("skyrl")
         self.feed = feed
         self._groups: Iterator[list[Record]] | None = None
 

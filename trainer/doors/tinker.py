@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from prorl.client.records import Record
+from prorl.trainer.doors import check_version
 
 
 def datum_of(record: Record) -> Any:
     """One sequence; its advantage is 0 wherever no token trains."""
     import tinker
 
+    check_version("tinker")
     mask = record.mask[1:].astype(np.float32)
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(record.ids[:-1].tolist()),

@@ -29,6 +29,7 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import UserError
+from prorl.trainer.doors import check_version
 
 STATE = "prorl.json"
 
@@ -95,6 +96,7 @@ def grpo_trainer(feed: Feed, *, num_rows: int = 1 << 20, **arguments: Any) -> An
     from transformers import TrainerCallback
     from trl import GRPOTrainer
 
+    check_version("trl")
     rows = Rows(feed)
 
     def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:

@@ -26,6 +26,7 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import ProrlError, UserError
+from prorl.trainer.doors import check_version
 from prorl.trainer.doors.trl import STATE
 
 QUEUE_ROWS = 64
@@ -128,6 +129,7 @@ def async_grpo_trainer(feed: Feed, *, weight_transfer: Any = None, **arguments: 
     from transformers import TrainerCallback
     from trl.experimental.async_grpo import AsyncGRPOTrainer
 
+    check_version("trl")
     args = arguments["args"]
     if args.token_budget != -1 or args.max_staleness < 1 << 20:
         raise UserError(

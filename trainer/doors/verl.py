@@ -26,6 +26,7 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import ProrlError, UserError
+from prorl.trainer.doors import check_version
 
 STATE = "prorl.json"
 LATEST = "latest_checkpointed_iteration.txt"
@@ -98,6 +99,7 @@ class Manager:
 
     @classmethod
     def create(cls, config: Any, **_: object) -> Manager:
+        check_version("verl")
         consumer = os.environ.get("PRORL_CONSUMER", "primary")
         feed = Feed(os.environ["PRORL_URL"], os.environ["PRORL_RUN"], consumer=consumer)
         return cls(config, feed)
