@@ -15,7 +15,7 @@ from prorl.cli.demo.recipe import LIMITS
 from prorl.client import Client, connect
 from prorl.config import Sampling
 from prorl.sandbox import kinds
-from prorl.types import Task
+from prorl.types import Json, Task
 
 PYTHON = Path(pyarrow.__file__).parents[4] / "bin" / "python"
 """Of the service: an environment for doors borrows its packages, and sandboxes start interpreters
@@ -47,7 +47,7 @@ def held_out(
     client: Client, run: str, tasks: Sequence[Task], weights: Path | None = None, *, seed: int = 0
 ) -> float:
     """Mean reward of these weights, or of those that serve, one rollout a task."""
-    how = {"seed": seed, "limits": LIMITS.model_dump(mode="json")}
+    how: dict[str, Json] = {"seed": seed, "limits": LIMITS.model_dump(mode="json")}
     client.create_run(run_id=run, delivery="store", **how)
     if weights is not None:
         client.publish(run, 1, weights)

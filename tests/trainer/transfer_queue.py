@@ -1,7 +1,7 @@
 """verl's TransferQueue beside ours on equal payloads: `python -m tests.trainer.transfer_queue`
 
 The same groups, as verl's own classes take them (`kv_batch_put`, `kv_batch_get` over its storage
-in Ray's actors) and as ours do: put is a stored run on disk, get a stream over Flight into arrays.
+in Ray's actors) and as ours do: put writes a commit's files (no fsync), get streams over Flight.
 Seconds, and CPU seconds of this process and all below it; the first step, in which either starts
 up, is left out.
 """
@@ -9,7 +9,6 @@ up, is left out.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -70,7 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(STEPS):
             batches = [group(number * GROUPS + i, SHAPE) for i in range(GROUPS)]
-            with spent("prorl put (on disk)", found):
+            with spent("prorl put (files)", found):
                 run = write_run(Path(folder) / f"run-{number}", batches, "demo")
             with served(run) as where, connect(where) as client:
                 next(client.stream("demo", "warm", groups_per_batch=1))
@@ -88,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
