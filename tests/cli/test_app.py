@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from prorl.cli.app import build, dispatch
+from prorl.cli.app import COMMANDS, build, dispatch
 from prorl.cli.output import clean
 
 
 def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     names = [name for name in build() if not name.startswith("-")]
-    assert {
-        "run",
-        "demo",
-        "serve",
-        "status",
-        "show",
-        "sql",
-        "verify",
-        "replay",
-        "schema",
-        "doctor",
-        "bench",
-    } <= set(names)
+    assert names == list(COMMANDS)
     for name in names:
         assert dispatch([name, "--help"]) == 0
         assert f"prorl {name}" in capsys.readouterr().out
@@ -51,6 +39,15 @@ def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[st
         (["gc", "--grace-s", "-1"], "--grace-s -1; expected 0 or more"),
         (["gc", "--root", "nowhere"], "no folder nowhere: expected the root of runs"),
         (["show", "--best"], "a rollout of no run"),
+        (["sql"], "no RUN; see `prorl sql --help`"),
+        (["run", "--tasks"], "`--tasks` stands alone; expected a value after it"),
+        (["serve", "--port", "many"], "--port 'many'; expected a whole number"),
+        (["serve", "--as", "slime"], "--as 'slime'; expected polar, nemo-gym, prorl-agent, or one"),
+        (["verify", "a", "b", "c"], "is more than this command takes"),
+        (["show", "--rot", "x"], "unknown option: --rot; did you mean --root?"),
+        (["show", "r", "9"], "a rollout is chosen by `--rollout 9`; see `prorl show --help`"),
+        (["replay", "r", "--port", "99999"], "--port 99999; expected 1 to 65535; leave it out"),
+        (["serve", "--policy", "htp://127.0.0.1:8000"], "of the unknown scheme 'htp'; expected"),
         (["report", "a", "b", "--only", "pass"], "--only with two runs"),
         (["doctor", "--set", "x=1"], "--set without --model"),
         (["eval", "--stored", "r", "--policy", "toy"], "--policy with --stored; expected --name"),

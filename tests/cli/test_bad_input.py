@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -42,12 +43,6 @@ def prorl(tmp_path: Path) -> Prorl:
     return run
 
 
-def _tasks(folder: Path, *rows: object) -> str:
-    path = folder / "tasks.jsonl"
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-    return str(path)
-
-
 def _check(done: subprocess.CompletedProcess[str], folder: Path, *said: str, code: int = 2) -> None:
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith("error: ")
@@ -62,127 +57,97 @@ def _check(done: subprocess.CompletedProcess[str], folder: Path, *said: str, cod
     )
 
 
+def _tasks(*rows: object) -> dict[str, str]:
+    text = "\n".join(row if isinstance(row, str) else json.dumps(row) for row in (GOOD, *rows))
+    return {"tasks.jsonl": text}
+
+
+SECOND = {**GOOD, "task_id": "2"}
+WIDE = {f"column_{number}": number for number in range(200)}
+RUN = "run --tasks tasks.jsonl"
+OF_RUN = {"r/commits/x": "", "r/manifest.json": json.dumps({"schema_version": SCHEMA_VERSION})}
+NEWER = {"new/manifest.json": json.dumps({"schema_version": 99})}
+
+
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("files", "line", "said"),
     [
-        ("{", "line 2: '{' is not valid JSON"),
-        ([1], "line 2: found list; expected one JSON object a line"),
-        ({"task_id": "2", "prompt": "x"}, "line 2"),
-        (GOOD, "task_id '1' is also on line 1"),
-        ({**GOOD, "task_id": "2", "env": "nop"}, "unknown env 'nop'; expected one of"),
+        (_tasks("{"), RUN, "line 2: '{' is not valid JSON"),
+        (_tasks([1]), RUN, "line 2: found list; expected one JSON object a line"),
+        (_tasks({"task_id": "2", "prompt": "x"}), RUN, "line 2"),
+        (_tasks(GOOD), RUN, "task_id '1' is also on line 1"),
+        (_tasks({**SECOND, "env": "nop"}), RUN, "unknown env 'nop'; expected one of"),
         (
-            {"task_id": "2", "env": "math", "prompt": "x", "data": {}},
+            _tasks({**SECOND, "env": "math", "data": {}}),
+            RUN,
             "data.answer is None; expected the reference answer",
         ),
+        ({"tasks.jsonl": json.dumps(WIDE)}, RUN, "are of no known format; expected one of prorl"),
+        ({}, "run --tasks none.jsonl", "no file none.jsonl; expected a task file"),
+        ({"x/y": ""}, "run --tasks x", "is a directory"),
+        (
+            {"t.jsonl.gz": "\x1f\x8b\x08\x00broken"},
+            "run --tasks t.jsonl.gz",
+            "not a whole gzip file",
+        ),
+        (
+            {**_tasks(), "c.yaml": "service: {init: {slot: 3}}"},
+            f"{RUN} -c c.yaml",
+            "`init.slot`; expected a known key; did you mean `slots`?",
+        ),
+        (
+            {**_tasks(), "file": ""},
+            f"{RUN} --root file/root",
+            "Not a directory; expected a folder",
+        ),
+        (
+            _tasks(),
+            f"{RUN} --set service.sandbox.kind=docker",
+            "unknown sandbox kind 'docker'; expected one of apptainer, auto",
+        ),
+        (NEWER, "show new", "schema version 99"),
+        (NEWER, "verify new", f"expected version {SCHEMA_VERSION}"),
+        (NEWER, "replay new", "upgrade prorl"),
+        (OF_RUN, "sql r 'drop table x'", "expected exactly one SELECT"),
+        (OF_RUN, "sql r 'select nonsense from rollouts'", "nonsense"),
     ],
 )
-def test_a_malformed_task_row(prorl: Prorl, tmp_path: Path, row: object, said: str) -> None:
-    _check(prorl("run", "--tasks", _tasks(tmp_path, GOOD, row)), tmp_path, said)
-
-
-def test_an_unreadable_task_file(prorl: Prorl, tmp_path: Path) -> None:
-    _check(
-        prorl("run", "--tasks", "none.jsonl"), tmp_path, "no file none.jsonl; expected a task file"
-    )
-    _check(prorl("run", "--tasks", str(tmp_path)), tmp_path, "is a directory")
-    (tmp_path / "broken.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
-    _check(prorl("run", "--tasks", "broken.jsonl.gz"), tmp_path, "not a whole gzip file")
-
-
-def test_an_unknown_config_key(prorl: Prorl, tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("service: {init: {slot: 3}}\n")
-    _check(
-        prorl("run", "-c", "c.yaml", "--tasks", _tasks(tmp_path, GOOD)),
-        tmp_path,
-        "init.slot",
-        "did you mean `slots`?",
-    )
-
-
-def test_a_missing_backend(prorl: Prorl, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    policy = ("--policy", f"http://127.0.0.1:{port}", "--set", "service.tokenizer=bytes")
-    done = prorl("run", "--tasks", _tasks(tmp_path, GOOD), *policy)
-    _check(
-        done,
-        tmp_path,
-        f"http://127.0.0.1:{port}: ",
-        "Connect call failed",
-        "start it",
-    )
-
-
-def test_a_port_in_use(prorl: Prorl, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        done = prorl("run", "--tasks", _tasks(tmp_path, GOOD), "--set", f"service.http_port={port}")
-    _check(
-        done,
-        tmp_path,
-        f"http_port {port} on 127.0.0.1: Address already in use; expected a free port",
-    )
-
-
-def test_a_root_that_cannot_be_written(prorl: Prorl, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    _check(
-        prorl("run", "--tasks", _tasks(tmp_path, GOOD), "--root", "file/root"),
-        tmp_path,
-        "Not a directory; expected a folder",
-    )
-
-
-def test_a_sandbox_kind_that_does_not_exist(prorl: Prorl, tmp_path: Path) -> None:
-    done = prorl("run", "--tasks", _tasks(tmp_path, GOOD), "--set", "service.sandbox.kind=docker")
-    _check(done, tmp_path, "unknown sandbox kind 'docker'", "expected one of apptainer, auto")
+def test_bad_input_is_one_line(
+    prorl: Prorl, tmp_path: Path, files: dict[str, str], line: str, said: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    done = prorl(*shlex.split(line))
+    _check(done, tmp_path, said)
+    assert len(done.stderr) < 800
 
 
 @pytest.mark.parametrize(
-    "argv", [["show", "new"], ["sql", "new", "select 1"], ["verify", "new"], ["replay", "new"]]
-)
-def test_a_run_directory_of_a_newer_schema(prorl: Prorl, tmp_path: Path, argv: list[str]) -> None:
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "manifest.json").write_text(json.dumps({"schema_version": 99}))
-    _check(
-        prorl(*argv),
-        tmp_path,
-        "schema version 99",
-        f"expected version {SCHEMA_VERSION}",
-        "upgrade prorl",
-    )
-
-
-def test_sql_that_is_not_one_select(prorl: Prorl, tmp_path: Path) -> None:
-    (tmp_path / "r" / "commits").mkdir(parents=True)
-    (tmp_path / "r" / "manifest.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION}))
-    _check(prorl("sql", "r", "drop table x"), tmp_path, "expected exactly one SELECT")
-    _check(prorl("sql", "r", "select nonsense from rollouts"), tmp_path, "nonsense")
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
+    ("option", "said"),
     [
-        (["sql"], "no RUN; see `prorl sql --help`"),
-        (["run", "--tasks"], "`--tasks` stands alone; expected a value after it"),
-        (["serve", "--port", "many"], "--port 'many'; expected a whole number"),
-        (["serve", "--as", "slime"], "--as 'slime'; expected polar, nemo-gym, prorl-agent, or one"),
-        (["verify", "a", "b", "c"], "is more than this command takes"),
-        (["show", "--rot", "x"], "unknown option: --rot; did you mean --root?"),
-        (["bench", "nothing"], "unknown benchmark 'nothing'; expected one of"),
-        (["show", "r", "9"], "a rollout is chosen by `--rollout 9`; see `prorl show --help`"),
-        (["replay", "r", "--port", "99999"], "--port 99999; expected 1 to 65535; leave it out"),
         (
-            ["serve", "--policy", "htp://127.0.0.1:8000"],
-            "of the unknown scheme 'htp'; expected one of scripted:oracle|flaky|noop|random|faulty,"
-            " embedded:DIR, http://HOST:PORT, https://HOST:PORT",
+            "--policy=http://127.0.0.1:{}",
+            "Connect call failed ('127.0.0.1', {})]; expected a model server; start it",
+        ),
+        (
+            "--set=service.http_port={}",
+            "http_port {} on 127.0.0.1: Address already in use; expected a free port",
         ),
     ],
 )
-def test_a_command_line_that_does_not_parse(
-    prorl: Prorl, tmp_path: Path, line: list[str], said: str
+def test_an_address_that_is_not_as_it_should_be(
+    prorl: Prorl, tmp_path: Path, option: str, said: str
 ) -> None:
-    _check(prorl(*line), tmp_path, said)
+    """A model server that is not there, and a port that is taken."""
+    (tmp_path / "tasks.jsonl").write_text(_tasks()["tasks.jsonl"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if "policy" in option:
+            server.close()
+        line = f"{RUN} --set service.tokenizer=bytes {option.format(port)}"
+        done = prorl(*line.split())
+    _check(done, tmp_path, said.format(port))
 
 
 @pytest.mark.parametrize("line", [["show"], ["run", "--tasks", "none.jsonl"], ["serve"]])
@@ -206,10 +171,3 @@ def test_a_process_of_a_service_refuses_faults_that_do_not_exist(tmp_path: Path)
     )
     assert done.returncode == 1
     assert "PRORL_FAILPOINTS: 'junk'; expected NAME:FAULT" in done.stderr
-
-
-def test_rows_of_no_known_format_get_a_short_line(prorl: Prorl, tmp_path: Path) -> None:
-    wide = {f"column_{number}": number for number in range(200)}
-    done = prorl("run", "--tasks", _tasks(tmp_path, wide))
-    _check(done, tmp_path, "are of no known format; expected one of prorl, humaneval", "docs/tasks")
-    assert len(done.stderr) < 800

@@ -35,7 +35,7 @@ from prorl.deploy import cluster as clusters
 from prorl.deploy import placed
 from prorl.deploy.leavers import Leavers
 from prorl.deploy.leaving import Asks, stay
-from prorl.deploy.placer import Placer, placer, security
+from prorl.deploy.placer import placer, security
 
 Placing = tuple[prorl.Client, Path, Supervisor]
 
@@ -63,64 +63,54 @@ async def workers(client: prorl.Client, count: int) -> set[str]:
 
 
 async def test_dask_places_nodes_and_takes_them_away_again(
-    client: Placing, tmp_path: Path, sandbox_kind: str
+    client: Placing, sandbox_kind: str
 ) -> None:
     service, _, running = client
     settings: dict[str, Json] = {"sandbox": {"kind": sandbox_kind}, "run": POOL, "init": POOL}
     leavers = Leavers(drain_s=60, term_s=1)
     with placer(running.config.root, settings) as made:
-        await _grow_and_shrink(service, running, made, leavers)
-
-
-async def _grow_and_shrink(
-    service: prorl.Client, running: Supervisor, made: Placer, leavers: Leavers
-) -> None:
-    async with clusters.local(made, leavers) as cluster:
-        cluster.scale(2)
-        both = await workers(service, 2)
-        service.create_run(run_id="far")
-        service.submit("far", TASKS, n=2, key="k", last=True)
-        cluster.scale(1)
-        assert await workers(service, 1) < both
-        view = await finished(service)
-        assert view["counts"]["completed"] == 2 * len(TASKS)
-        leavers.ending = True
-    await leavers.gone()
-    assert charges(running)[1:] == (0, 0), "a node that Dask retires is drained"
-    await workers(service, 0)
+        async with clusters.local(made, leavers) as cluster:
+            cluster.scale(2)
+            both = await workers(service, 2)
+            service.create_run(run_id="far")
+            service.submit("far", TASKS, n=2, key="k", last=True)
+            cluster.scale(1)
+            assert await workers(service, 1) < both
+            view = await finished(service)
+            assert view["counts"]["completed"] == 2 * len(TASKS)
+            leavers.ending = True
+        await leavers.gone()
+        assert charges(running)[1:] == (0, 0), "a node that Dask retires is drained"
+        await workers(service, 0)
 
 
 async def test_a_node_goes_on_when_its_scheduler_is_killed(
     client: Placing, tmp_path: Path, sandbox_kind: str
 ) -> None:
     service, _, running = client
+    told, leavers = tmp_path / "scheduler.json", Leavers(drain_s=1, term_s=1)
     with placer(running.config.root, {"sandbox": {"kind": sandbox_kind}}) as made:
-        await _outlive_the_scheduler(service, made, tmp_path / "scheduler.json")
-
-
-async def _outlive_the_scheduler(service: prorl.Client, made: Placer, told: Path) -> None:
-    argv = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
-    argv += ["--no-dashboard", "--scheduler-file", str(told), "--protocol", "tls"]
-    for option, file in (("ca-file", "ca"), ("cert", "cert"), ("key", "key")):
-        argv += [f"--tls-{option}", str(made.folder / f"{file}.pem")]
-    scheduler = await asyncio.create_subprocess_exec(sys.executable, *argv)
-    async with asyncio.timeout(60):
-        while not (told.exists() and told.read_text()):
-            await asyncio.sleep(0.1)
-    address = json.loads(told.read_text())["address"]
-    leavers = Leavers(drain_s=1, term_s=1)
-    handle = clusters.NodeProcess(address, "n1", made, leavers)
-    await handle.start()
-    try:
-        await workers(service, 1)
-        scheduler.kill()
-        await scheduler.wait()
-        service.create_run(run_id="far")
-        service.submit("far", TASKS, n=2, key="k", last=True)
-        assert (await finished(service))["counts"]["completed"] == 2 * len(TASKS)
-    finally:
-        await handle.close()
-        await leavers.gone()
+        argv = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+        argv += ["--no-dashboard", "--scheduler-file", str(told), "--protocol", "tls"]
+        for option, file in (("ca-file", "ca"), ("cert", "cert"), ("key", "key")):
+            argv += [f"--tls-{option}", str(made.folder / f"{file}.pem")]
+        scheduler = await asyncio.create_subprocess_exec(sys.executable, *argv)
+        async with asyncio.timeout(60):
+            while not (told.exists() and told.read_text()):
+                await asyncio.sleep(0.1)
+        address = json.loads(told.read_text())["address"]
+        handle = clusters.NodeProcess(address, "n1", made, leavers)
+        await handle.start()
+        try:
+            await workers(service, 1)
+            scheduler.kill()
+            await scheduler.wait()
+            service.create_run(run_id="far")
+            service.submit("far", TASKS, n=2, key="k", last=True)
+            assert (await finished(service))["counts"]["completed"] == 2 * len(TASKS)
+        finally:
+            await handle.close()
+            await leavers.gone()
 
 
 async def test_a_node_whose_name_is_taken_tries_again_until_it_is_free(

@@ -100,19 +100,6 @@ async def test_two_nodes_share_a_run(tmp_path: Path, sandbox_kind: str) -> None:
                 await asyncio.sleep(0.2)
 
 
-@pytest.mark.slow
-async def test_a_node_that_dies_costs_attempts_and_no_rollout(
-    tmp_path: Path, sandbox_kind: str
-) -> None:
-    async with nodes(tmp_path, sandbox_kind, "n1", "n2") as (running, (first, _)):
-        client = submitted(running)
-        while not (await in_thread(client.run, "far"))["counts"]["completed"]:
-            await asyncio.sleep(0.05)
-        first.kill()
-        view = await finished(client)
-        assert view["counts"]["completed"] == 2 * len(TASKS)
-
-
 async def test_another_role_joins_nothing(tmp_path: Path, sandbox_kind: str) -> None:
     async with nodes(tmp_path, sandbox_kind) as (running, _):
         join = Join.read(join_file(running, "trainer"))
