@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from prorl.bench.synthetic import list_column
 from prorl.schema import MAX_SEGMENTS, TABLES
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.storage.files.commit_files import Commit
@@ -223,14 +224,6 @@ def _column(values: Any, field: pa.Field, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(zero, field.type), rows)
 
 
-def _lists(values: Any, lengths: Any, name: str) -> pa.Array:
-    dtype = TABLES["sequences"].field(name).type
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(
-        pa.array(offsets), pa.array(values, dtype.value_type), type=dtype
-    )
-
-
 def _sequences(ids: Any, groups: Any, length: Any, reward: Any, version: Any, rng: Any) -> pa.Table:
     """Half of the tokens is context, half is sampled; ids are drawn as words are (Zipf)."""
     count, sampled = len(ids), length // 2
@@ -249,13 +242,13 @@ def _sequences(ids: Any, groups: Any, length: Any, reward: Any, version: Any, rn
             "sample_index": ids % GROUP,
             "attempt": np.ones(count, np.int32),
             "reward": reward,
-            "token_ids": _lists(token_ids, length, "token_ids"),
-            "logprobs": _lists(logprobs.astype(np.float32), sampled, "logprobs"),
-            "span_end": _lists(ends, two, "span_end"),
-            "span_kind": _lists(np.tile([0, 1], count), two, "span_kind"),
-            "span_version": _lists(versions, two, "span_version"),
-            "span_turn": _lists(np.zeros(2 * count, int), two, "span_turn"),
-            "span_temperature": _lists(np.ones(2 * count), two, "span_temperature"),
+            "token_ids": list_column("token_ids", token_ids, length),
+            "logprobs": list_column("logprobs", logprobs.astype(np.float32), sampled),
+            "span_end": list_column("span_end", ends, two),
+            "span_kind": list_column("span_kind", np.tile([0, 1], count), two),
+            "span_version": list_column("span_version", versions, two),
+            "span_turn": list_column("span_turn", np.zeros(2 * count, int), two),
+            "span_temperature": list_column("span_temperature", np.ones(2 * count), two),
         },
     )
 

@@ -86,9 +86,9 @@ def _lists(num_rows: int, shape: Shape, rng: np.random.Generator) -> dict[str, p
     ids = rng.integers(0, shape.vocab_size, lengths.sum(), dtype=np.int32)
     logprobs = -rng.exponential(0.5, sampled.sum()).astype(np.float32)
     return {
-        "token_ids": _list("token_ids", ids, lengths),
-        "logprobs": _list("logprobs", logprobs, sampled),
-        **{name: _list(name, values, span_counts) for name, values in per_span.items()},
+        "token_ids": list_column("token_ids", ids, lengths),
+        "logprobs": list_column("logprobs", logprobs, sampled),
+        **{name: list_column(name, values, span_counts) for name, values in per_span.items()},
     }
 
 
@@ -101,9 +101,11 @@ def _widths(pairs: int, shape: Shape, rng: np.random.Generator) -> NDArray[np.in
     return widths
 
 
-def _list(name: str, values: NDArray[Any], lengths: NDArray[Any]) -> pa.Array:
+def list_column(name: str, values: NDArray[Any], lengths: NDArray[Any]) -> pa.Array:
+    """A column of `sequences` from its values in a row and how many each sequence has."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
+    column = SEQUENCES.field(name).type
     return pa.ListArray.from_arrays(
-        pa.array(offsets), pa.array(values), type=SEQUENCES.field(name).type
+        pa.array(offsets), pa.array(values, column.value_type), type=column
     )

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import dask
 from dask_jobqueue import HTCondorCluster, LSFCluster, PBSCluster, SGECluster, SLURMCluster
@@ -45,6 +45,11 @@ JOBS: Mapping[str, Any] = {
 
 LEFT_OF_SLURM = '"$(squeue -h -j $SLURM_JOB_ID -o %L)"'
 """In a job's script: the walltime that is left. Relative, since clocks differ between hosts."""
+
+STEP = "exec srun --ntasks=1 --kill-on-bad-exit=0 "
+"""Before the command of a Slurm job, a space behind it: Slurm tells only steps at once that they
+are pre-empted.
+"""
 
 LIVING = frozenset(
     {
@@ -197,24 +202,21 @@ def local(
 
 
 def jobs(system: str, placer: Placer, leavers: Leavers, **options: Any) -> Any:
-    """Nodes as jobs of a batch system. `options` are those of dask-jobqueue's cluster.
-
-    A job is a step (`srun`) of its own, since Slurm tells only steps at once that they are
-    pre-empted.
-    """
+    """Nodes as jobs of a batch system. `options` are those of dask-jobqueue's cluster."""
     if system not in JOBS:
         raise ConfigError(f"batch system {system!r}", f"one of {', '.join(JOBS)}")
     dask.config.set({"distributed.deploy.lost-worker-timeout": PATIENCE})
-    own, cluster = OF_SLURM if system == "slurm" else OF_OTHERS, JOBS[system]
-    drained = DrainedSlurmJob if system == "slurm" else DrainedJob
+    cluster, slurm = JOBS[system], system == "slurm"
+    drained = DrainedSlurmJob if slurm else DrainedJob
+    directives = ["--requeue", "--open-mode=append"] if slurm else []
     return cluster(
         job_cls=type("Job", (drained, cluster.job_cls), {"leavers": leavers}),
-        python=own.step + sys.executable,
+        python=(STEP if slurm else "") + sys.executable,
         worker_command=MODULE,
         job_name="prorl-node",
-        worker_extra_args=[*placer.arguments, *own.arguments],
+        worker_extra_args=[*placer.arguments, *(("--left", LEFT_OF_SLURM) if slurm else ())],
         processes=1,
-        job_extra_directives=[*own.directives, *options.pop("job_extra_directives", ())],
+        job_extra_directives=[*directives, *options.pop("job_extra_directives", ())],
         asynchronous=True,
         scheduler_cls=PrivateScheduler,
         scheduler_options={**_scheduler(placer), **options.pop("scheduler_options", {})},
@@ -262,24 +264,6 @@ async def replace_lost(
         if gone:
             await asyncio.sleep(pause_s)
             scale()
-
-
-class OwnWays(NamedTuple):
-    """What a job of one batch system has that others do not."""
-
-    step: str = ""
-    """Words before the command, with a space behind them."""
-    directives: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    """Of the node."""
-
-
-OF_OTHERS = OwnWays()
-OF_SLURM = OwnWays(
-    "exec srun --ntasks=1 --kill-on-bad-exit=0 ",
-    ("--requeue", "--open-mode=append"),
-    ("--left", LEFT_OF_SLURM),
-)
 
 
 class NodeAdaptive(Adaptive):  # type: ignore[misc]

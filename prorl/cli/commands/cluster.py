@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from prorl.cli.options import ConfigFile
 from prorl.cli.output import note, say
 from prorl.cli.runs import DEFAULT_ROOT
 from prorl.cli.settings import job_settings
-from prorl.client.client import Client, connect
+from prorl.client.client import connect
 from prorl.config import ServiceConfig, parse
 from prorl.config.file import load_file
 from prorl.deploy.leavers import Leavers, drain_and_wait
@@ -83,12 +83,25 @@ def cluster(
         if system == "local":
             make = partial(clusters.local, made, leavers)
         else:
-            job = _job(cores, memory, walltime, queue, option or [])
+            job: dict[str, Any] = {"cores": cores, "memory": memory, "walltime": walltime}
+            job |= {"job_extra_directives": option or []} | ({"queue": queue} if queue else {})
             make = partial(clusters.jobs, system, made, leavers, **job)
         if dry_run:
             return asyncio.run(_show(make))
-        wanted = partial(_wanted, client, checked.run.slots, nodes, most or nodes)
-        scale = partial(_scale, nodes=nodes, most=most, wanted=wanted)
+
+        def scale(cluster: Any) -> None:
+            if most is None:
+                cluster.scale(nodes)
+                return
+            slots = checked.run.slots
+            cluster.adapt(
+                Adaptive=clusters.NodeAdaptive,
+                minimum=nodes,
+                maximum=most,
+                interval=ADAPT_EVERY,
+                wanted=lambda: clusters.wanted_nodes(client.status(), slots, nodes, most),
+            )
+
         return asyncio.run(_keep(make, leavers, scale, adapts=most is not None))
 
 
@@ -98,14 +111,6 @@ def _own_address(root: Path) -> str:
     if listener is None:
         return "127.0.0.1"  # and no join file: the placer says so
     return listener.advertised if listener.host in ("0.0.0.0", "::", "[::]") else listener.host
-
-
-def _job(
-    cores: int, memory: str, walltime: str, queue: str, directives: Sequence[str]
-) -> dict[str, Any]:
-    """A job as dask-jobqueue takes it."""
-    job = {"cores": cores, "memory": memory, "walltime": walltime}
-    return {**job, **({"queue": queue} if queue else {}), "job_extra_directives": directives}
 
 
 async def _show(make: Callable[[], Any]) -> int:
@@ -138,24 +143,3 @@ async def _keep(
                 asked.cancel()
         await leavers.gone()
     return 0
-
-
-def _wanted(client: Client, slots: int, nodes: int, most: int) -> int:
-    from prorl.deploy import cluster as clusters
-
-    return clusters.wanted_nodes(client.status(), slots, nodes, most)
-
-
-def _scale(cluster: Any, nodes: int, most: int | None, wanted: Callable[[], int]) -> None:
-    from prorl.deploy import cluster as clusters
-
-    if most is None:
-        cluster.scale(nodes)
-    else:
-        cluster.adapt(
-            Adaptive=clusters.NodeAdaptive,
-            minimum=nodes,
-            maximum=most,
-            interval=ADAPT_EVERY,
-            wanted=wanted,
-        )

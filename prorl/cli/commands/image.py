@@ -16,6 +16,7 @@ from cyclopts import App, Parameter
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import note, say, say_json, table
 from prorl.cli.settings import service_environment
+from prorl.config import SandboxConfig, ServiceConfig, parse
 from prorl.errors import ProrlError, StorageError, UserError
 from prorl.sandbox.images.child import adopting_orphans, make_image
 from prorl.sandbox.images.pull import Pull
@@ -112,7 +113,9 @@ def pull(
     if bool(source) == bool(rows) or (rows and name):
         raise UserError("prorl image pull", "[NAME] --from SOURCE, or --rows TASKS")
     registry = Registry(registry_root(images))
-    pulls = Pull(registry, {**_mirrors(), **dict(word.partition("=")[::2] for word in mirror)})
+    pulls = Pull(
+        registry, {**_configured().mirrors, **dict(word.partition("=")[::2] for word in mirror)}
+    )
     if source:
         if not name and not source.startswith(DOCKER):
             raise UserError(f"--from {source} without a name", "prorl image pull NAME --from ...")
@@ -192,12 +195,6 @@ def _named_in(rows: str) -> dict[str, str]:
     return found
 
 
-def _mirrors() -> dict[str, str]:
-    section = service_environment().get("sandbox")
-    found = section.get("mirrors") if isinstance(section, dict) else None
-    return {str(host): str(url) for host, url in found.items()} if isinstance(found, dict) else {}
-
-
 @image.command
 def ls(*, images: Where = None, json: JsonList = False) -> int:
     """The images of this node; one without a name was unpacked from a .sif that a task gave."""
@@ -265,10 +262,10 @@ def gc(*, images: Where = None) -> int:
 
 
 def registry_root(given: Path | None) -> Path:
-    """The flag, else the service's key `sandbox.images`, else its default.
+    """The flag, else the service's key `sandbox.images`, else its default."""
+    return (given or _configured().images or default_root()).absolute()
 
-    The environment can set the key.
-    """
-    section = service_environment().get("sandbox")
-    configured = section.get("images") if isinstance(section, dict) else None
-    return (given or (Path(str(configured)) if configured else default_root())).absolute()
+
+def _configured() -> SandboxConfig:
+    """What the environment says of sandboxes."""
+    return parse(ServiceConfig, service_environment(), "environment").sandbox
