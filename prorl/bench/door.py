@@ -1,30 +1,44 @@
 """`prorl bench door`: CPU of a program's model call besides sampling.
 
 200 rollouts of 20 calls each (quick: 100 of 10) ask at once by Chat Completions, each call with all
-that came before and a tool's answer of 1 KiB more. Counted is the CPU of the process that answers;
-clients are another. Rows: `cpu_ms_per_call` (bar: at most 4) and `bridged_share`, of calls that
+that came before and a tool's answer of 1 KiB more. Counted is the CPU of the process that answers
+(`python -m prorl.bench.door ROLLOUTS CALLS`); clients are another. The policy says the same each
+time and costs nothing, so that what is left is the door's: HTTP, the dialect, placing, bridging,
+recording. Rows: `cpu_ms_per_call` (bar: at most 4) and `bridged_share`, of calls that
 could go on from recorded ids (all but a rollout's first).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import resource
+import sys
 from collections.abc import Sequence
 
 import aiohttp
 
+from prorl.agents.context import AttemptContext
+from prorl.agents.sampler import Sampler
 from prorl.bench.children import Answering
 from prorl.bench.report import Figure, Report, verdict
-from prorl.types import Json
+from prorl.capture.door import Door
+from prorl.envs import get_env
+from prorl.limits import Deadline
+from prorl.testing import RENDERER, Replies, make_task, sampled
+from prorl.types import AttemptKey, Json, Message, RolloutLimits, SamplingParams, ToolCall
 
 BAR_MS = 4.0
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+REPLY = Message(
+    role="assistant", content="I look.", tool_calls=(ToolCall("bash", {"command": "ls -la src"}),)
+)
 SEEN = "-rw-r--r-- 1 root root 4096 Nov 24 16:00 module.py\n" * 20
 
 
 async def run(quick: bool) -> Report:
     rollouts, calls = (100, 10) if quick else (200, 20)
-    async with Answering("-m", "prorl.bench.door_server", str(rollouts), str(calls)) as server:
+    async with Answering("-m", "prorl.bench.door", str(rollouts), str(calls)) as server:
         urls = [f"{url}/v1" for url in server.ready["urls"]]
         before = await server.ask()
         await knock(urls, ["none"] * rollouts, calls)
@@ -63,3 +77,41 @@ async def knock(urls: Sequence[str], keys: Sequence[str], calls: int) -> None:
                 messages += [{name: said[name] for name in kept}, result]
 
         await asyncio.gather(*(play(i, *at) for i, at in enumerate(zip(urls, keys, strict=True))))
+
+
+def _context(number: int, calls: int) -> AttemptContext:
+    reply = sampled(RENDERER.completion(REPLY))
+    return AttemptContext(
+        task=make_task("math", "?", answer="24"),
+        env=get_env("math"),
+        messages=(),
+        tools=(),
+        renderer=RENDERER,
+        backend=Replies(*[reply] * calls),
+        sandbox=None,
+        deadline=Deadline(3600.0),
+        key=AttemptKey("bench", number, 1),
+        session=str(number),
+        limits=RolloutLimits(max_tokens=1 << 20, max_turns=calls + 1),
+        sampling=SamplingParams(max_tokens=4096),
+    )
+
+
+async def serve(rollouts: int, calls: int) -> None:
+    """Open the doors, say where; after each line of input how much CPU this process has had."""
+    loop, urls = asyncio.get_running_loop(), list[str]()
+    contexts = [_context(number, calls) for number in range(rollouts)]
+    doors = [Door(context, Sampler(context)) for context in contexts]
+    for door in doors:
+        server = await loop.create_server(door.protocol, "127.0.0.1", 0)
+        urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    print("ready", json.dumps({"urls": urls}), flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        spent = resource.getrusage(resource.RUSAGE_SELF)
+        bridged = sum(door.counts["bridged"] for door in doors)
+        said = {"cpu_s": spent.ru_utime + spent.ru_stime, "bridged": bridged}
+        print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,4 +1,4 @@
-"""What a benchmark returns: rows of figures with their rivals, as a table and as JSON.
+"""What a benchmark returns: rows of figures with their rivals, as text and as JSON.
 
 The JSON is `{"bench", "machine", "rows": [{"what", "value", "unit", "repeats", "cpu_s", "rival",
 "rival_value", "rival_command", "ratio"}]}`, plus `note` on rows that have one (a rival that is not
@@ -11,17 +11,12 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from prorl.types import Json
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,57 +70,8 @@ class Report:
             "rows": [row.to_json() for row in self.rows],
         }
 
-    def table(self) -> Group:
-        """What `prorl bench NAME` prints: the figures without empty columns, then the notes."""
-        from rich.console import Group
-        from rich.padding import Padding
-        from rich.text import Text
 
-        words = Group(self._notes(), Text(_caption(self.machine), style="dim"))
-        return Group(self._figures(), Padding(words, (0, 0, 0, 1)))
-
-    def _figures(self) -> Table:
-        from rich import box
-        from rich.table import Table
-
-        rows = [_cells(row) for row in self.rows]
-        table = Table(
-            title=f"bench {self.bench}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-        )
-        shown = [name for name in _COLUMNS if any(row[name] for row in rows)]
-        for name in shown:
-            # A name is what issues and scripts know a row by: it is never cut.
-            table.add_column(name, justify=_COLUMNS[name], no_wrap=name != "rival")
-        for row in rows:
-            table.add_row(*(row[name] for name in shown))
-        return table
-
-    def _notes(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
-        notes = Table.grid(padding=(0, 2))
-        notes.add_column(no_wrap=True, style="dim")
-        notes.add_column()
-        for row in self.rows:
-            if row.note:
-                notes.add_row(row.what, Text(row.note))
-        return notes
-
-
-_COLUMNS: Mapping[str, Literal["left", "right"]] = {
-    "what": "left",
-    "value": "right",
-    "unit": "left",
-    "min..max": "right",
-    "cpu s": "right",
-    "rival": "left",
-    "rival value": "right",
-    "ratio": "right",
-}
-
-
-def _cells(row: Figure) -> dict[str, str]:
+def cells(row: Figure) -> dict[str, str]:
     """A row's text by column, empty where there is nothing to say."""
     return {
         "what": row.what,
@@ -181,10 +127,6 @@ def spread(values: Iterable[float]) -> str:
     """Smallest and largest raw value, empty for fewer than two."""
     values = tuple(values)
     return f"{number(min(values))}..{number(max(values))}" if len(values) > 1 else ""
-
-
-def _caption(found: dict[str, Json]) -> str:
-    return "  ".join(f"{name} {value}" for name, value in found.items())
 
 
 def machine() -> dict[str, Json]:

@@ -37,12 +37,11 @@ SETTLE_S = 5.0
 class Sizes(NamedTuple):
     lives: int
     many_lives: int
-    parallel: tuple[int, ...]
     idle: int
 
 
-QUICK = Sizes(lives=15, many_lives=30, parallel=(32,), idle=50)
-FULL = Sizes(lives=50, many_lives=1000, parallel=(32, 64), idle=200)
+QUICK = Sizes(lives=15, many_lives=30, idle=50)
+FULL = Sizes(lives=50, many_lives=1000, idle=200)
 
 
 class Life(NamedTuple):
@@ -81,7 +80,6 @@ async def _kind(kind: str, sizes: Sizes) -> list[Figure]:
                 meter.watch(pid)
                 rows = await _cold(host, kind, raw, sizes.lives)
                 rows.append(await _cpu(host, kind, meter, sizes.lives))
-                rows += [await _parallel(host, kind, count) for count in sizes.parallel]
                 rows += await _flat(host, pid, kind, raw, sizes.many_lives)
                 rows.append(await _idle(host, pid, kind, sizes.idle))
         async with spawned(kind, warm=2) as (host, _):
@@ -148,18 +146,6 @@ async def _warm(host: UnixSandboxHost, kind: str, count: int) -> Figure:
         await asyncio.sleep(0.05)  # its shell starts behind its `ok`
         found.append((await _life(host)).cold_ms)
     return _barred(f"warm_start_p50_ms.{kind}", found, WARM_BAR_MS)
-
-
-async def _parallel(host: UnixSandboxHost, kind: str, count: int) -> Figure:
-    """Starts per second when `count` are asked for at once; the row without a number is 32's."""
-    begin = time.perf_counter()
-    refs = await asyncio.gather(
-        *(host.start(f"bench/{number}/1", "run", SPEC) for number in range(count))
-    )
-    rate = count / (time.perf_counter() - begin)
-    await asyncio.gather(*(host.stop(ref) for ref in refs))
-    name = "parallel_starts_per_s" if count == 32 else f"parallel_starts_per_s_{count}"
-    return Figure(what=f"{name}.{kind}", value=rate, unit="1/s", note=f"{count} asked for at once")
 
 
 async def _flat(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from importlib import import_module
 from typing import get_type_hints
 
 import orjson
 import pytest
-from rich.console import Console
 
 from prorl.bench.report import Figure, Report, machine, median
-from prorl.cli.commands.bench import benches
+from prorl.cli.commands.bench import benches, show
 
 KEYS = {
     "what",
@@ -52,27 +50,19 @@ def test_json_has_exactly_the_documented_keys() -> None:
     assert found["rows"][0]["value"] == 0.5
 
 
-def test_losing_rows_are_printed() -> None:
-    out = io.StringIO()
-    Console(file=out, width=250).print(_report().table())
-    text = out.getvalue()
-    assert "0.9x" in text
-    assert "rival is not installed" in text
-    assert "0.4..0.9" in text
-
-
-def test_no_name_is_cut_at_80_columns_and_empty_columns_are_left_out() -> None:
-    out = io.StringIO()
-    rows = [
-        median(f"handoff_p50_ms.{edge}", [0.512, 0.398, 8.93], "ms", note="bar: at most 1, " * 8)
-        for edge in ("lease", "scored")
+def test_losing_rows_are_printed_and_empty_columns_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show(_report())
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.split("\t") == [
+        *("what", "value", "unit", "min..max", "cpu s", "rival", "rival value", "ratio"),
     ]
-    Console(file=out, width=80).print(Report(bench="pipeline", rows=tuple(rows)).table())
-    text = out.getvalue()
-    assert text.count("handoff_p50_ms.lease") == text.count("handoff_p50_ms.scored") == 2
-    assert "0.398..8.93" in text
-    assert "rival" not in text
-    assert max(map(len, text.splitlines())) <= 80
+    assert rows[2].endswith("memcpy\t100\t0.9x")
+    assert "0.4..0.9" in rows[0]
+    assert "start_ms: rival is not installed" in rows
+    show(Report(bench="b", rows=(median("handoff_p50_ms.lease", [0.5], "ms"),)))
+    assert capsys.readouterr().out.splitlines()[0] == "what\tvalue\tunit"
 
 
 def test_machine_names_what_matters() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prorl.cli.options import Flag, JsonObject
-from prorl.cli.output import is_terminal, say, say_json
+from prorl.cli.output import say, say_json, table
 from prorl.cli.usage import nearest
 from prorl.errors import UserError
 
@@ -31,26 +31,29 @@ def bench(name: str = "", /, *, json: JsonObject = False, quick: Flag = False) -
     if not name:
         say("\n".join(benches()))
         return 0
-    _check(name)
-    report = asyncio.run(import_module(f"prorl.bench.{name}").run(quick))
-    if json:
-        say_json(report.to_json())
-    else:
-        _print(report)
-    return 0
-
-
-def _check(name: str) -> None:
     names = benches()
     if name not in names:
         known = f"one of {', '.join(names)}"
         raise UserError(f"unknown benchmark {name!r}", known, nearest(name, names))
+    report = asyncio.run(import_module(f"prorl.bench.{name}").run(quick))
+    if json:
+        say_json(report.to_json())
+    else:
+        show(report)
+    return 0
 
 
-def _print(report: Report) -> None:
-    from rich.console import Console
+def show(report: Report) -> None:
+    """The figures without empty columns, the notes, the machine."""
+    from prorl.bench.report import cells
 
-    Console(width=None if is_terminal() else 200).print(report.table())
+    rows = [cells(row) for row in report.rows]
+    shown = [name for name in rows[0] if any(row[name] for row in rows)]
+    table(shown, ([row[name] for name in shown] for row in rows), title=f"bench {report.bench}")
+    for row in report.rows:
+        if row.note:
+            say(f"{row.what}: {row.note}")
+    say("  ".join(f"{name} {value}" for name, value in report.machine.items()))
 
 
 def benches() -> list[str]:
