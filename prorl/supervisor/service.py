@@ -167,7 +167,8 @@ class Supervisor:
         for spec in self._specs(self.config, str(self._root.service_file)):
             child = self.children[spec.name] = Child(spec, log_dir)
             await child.start()
-        await self._all_ready()
+        ready = await asyncio.gather(*(c.ready(READY_S) for c in self.children.values()))
+        self.ready = dict(zip(self.children, ready, strict=True))
         gateway = self.ready.get("gateway", {})
         port = int(gateway.get("http_port", self.config.http_port))
         self.config = self.config.model_copy(update={"http_port": port})
@@ -183,19 +184,6 @@ class Supervisor:
         while self.config.listen:
             look_s = await asyncio.to_thread(self._root.open_to_others, self.config)
             await asyncio.sleep(look_s)
-
-    async def _all_ready(self) -> None:
-        tasks = {
-            asyncio.ensure_future(child.ready(READY_S)): name
-            for name, child in self.children.items()
-        }
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            self.ready = {tasks[task]: task.result() for task in done}
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     def note_commits(self, total: int) -> None:
         """Tell how many commits the service has made.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-from prorl.bench.meter import CpuMeter, cpu_meter, pss_mb, tree
+from prorl.bench.meter import CpuMeter, cpu_meter, pss_mb
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass\n"
 PARENT = f"""
@@ -46,18 +45,3 @@ def test_the_group_is_gone_afterwards() -> None:
         source, group = meter.source, meter._group
     assert (group is None) == (source != "cpuacct")
     assert group is None or not group.exists()
-
-
-def test_a_tree_holds_grandchildren() -> None:
-    script = "sh -c 'sleep 30 & echo $!; wait' & wait"
-    with subprocess.Popen(
-        ["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        grandchild = int(process.stdout.readline())
-        found = tree(process.pid)
-        assert grandchild in found
-        assert found[0] == process.pid
-        for pid in reversed(found):
-            if Path(f"/proc/{pid}").exists():
-                subprocess.run(["kill", str(pid)], check=False, stderr=subprocess.DEVNULL)

@@ -11,7 +11,7 @@ import pytest
 from prorl.cli.job import JobPlan
 from prorl.types import Json
 
-DEMO = Path(__file__).parents[2] / "prorl" / "cli" / "demo" / "tasks.jsonl"
+TASKS = Path(__file__).with_name("tasks.jsonl")
 
 
 @pytest.fixture(params=["inline", "processes"])
@@ -22,8 +22,8 @@ def topology(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def demo_rows() -> list[dict[str, Json]]:
-    """The tasks of `prorl demo`."""
-    return [orjson.loads(line) for line in DEMO.read_text().splitlines()]
+    """Sixteen tasks of mathematics and of code."""
+    return [orjson.loads(line) for line in TASKS.read_text().splitlines()]
 
 
 @pytest.fixture

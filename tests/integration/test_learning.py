@@ -87,17 +87,6 @@ def check_trained(root: Path, found: Json, steps: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_demo_from_before_to_after(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="the extra `torch` is not installed")
-    running = demo(tmp_path / "root", "--config", recipe(tmp_path))
-    out, err = running.communicate(timeout=380)
-    assert running.returncode == 0, err.decode()
-    check_trained(tmp_path / "root", orjson.loads(out), RECIPE["steps"])
-    check_nothing_left(tmp_path / "root", set())
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_an_interrupted_demo_goes_on_and_a_killed_model_server_gets_the_newest_weights_again(
     tmp_path: Path,
@@ -121,6 +110,7 @@ async def test_an_interrupted_demo_goes_on_and_a_killed_model_server_gets_the_ne
     out, err = await asyncio.to_thread(running.communicate, timeout=400)
     assert running.returncode == 0, err.decode()
     check_trained(root, orjson.loads(out), 5)
+    check_nothing_left(root, set())
 
 
 async def reached(running: subprocess.Popen[bytes], root: Path, step: int) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
@@ -39,13 +38,6 @@ async def test_the_oracle_solves_every_task_with_real_tools(
     assert summary["states"] == {"completed": 6}
     assert summary["tool_calls"] >= 6
     assert summary["sampled_tokens"] > 0
-
-
-async def test_a_useless_policy_earns_nothing(
-    make_plan: Make, demo_rows: list[dict[str, Json]]
-) -> None:
-    summary = await _run(make_plan(demo_rows[:2] + demo_rows[-2:], INLINE, policy="noop"))
-    assert (summary["rewarded"], summary["valid"]) == (0, 4)
 
 
 async def test_groups_that_differ_are_kept_and_the_others_dropped(
@@ -90,13 +82,3 @@ async def test_a_finished_run_can_be_resumed_and_adds_nothing(
     again = JobPlan.make(None, {"name": "again"}, [], root=plan.service.root, resume=True)
     second = await _run(again)
     assert (first["rollouts"], first["bytes"]) == (second["rollouts"], second["bytes"])
-
-
-async def test_the_run_directory_is_complete_in_itself(
-    make_plan: Make, demo_rows: list[dict[str, Json]], tmp_path: Path
-) -> None:
-    plan = make_plan(demo_rows[-2:], INLINE, policy="oracle")
-    await _run(plan)
-    copy = tmp_path / "copy"
-    plan.directory.rename(copy)
-    check_complete(copy, 2)

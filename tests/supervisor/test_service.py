@@ -51,20 +51,19 @@ async def _gone(pid: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_node_whose_name_another_took_ends_and_does_not_take_it_back(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("replaced", "another node 'n1' took our place"),
+        ("refused", r"the service refuses us.*token has ended"),
+    ],
+)
+async def test_a_node_that_is_not_wanted_ends_with_the_reason_and_does_not_come_back(
+    tmp_path: Path, mode: str, said: str
 ) -> None:
     config = ServiceConfig(root=tmp_path / "root", node_id="n1", gateway="grpc+tls://far:1")
-    async with Supervisor(config, family(tmp_path, "a", "replaced")) as supervisor:
-        with pytest.raises(UnavailableError, match="another node 'n1' took our place"):
-            await supervisor.failed()
-        assert supervisor.restarts == 0
-
-
-async def test_a_node_that_is_refused_for_good_ends_with_the_reason(tmp_path: Path) -> None:
-    config = ServiceConfig(root=tmp_path / "root", node_id="n1", gateway="grpc+tls://far:1")
-    async with Supervisor(config, family(tmp_path, "a", "refused")) as supervisor:
-        with pytest.raises(UnavailableError, match=r"the service refuses us.*token has ended"):
+    async with Supervisor(config, family(tmp_path, "a", mode)) as supervisor:
+        with pytest.raises(UnavailableError, match=said):
             await supervisor.failed()
         assert supervisor.restarts == 0
 
