@@ -4,10 +4,9 @@
     GET, DELETE /rollout/task/{id} -> TaskStatus     callback_url gets the TaskResult
     GET /tasks, /rollout/status, /health     GET /events: server-sent events
 
-The task is `metadata.task` (a row of any format that `prorl run --tasks` reads), the `instance` of
-the evaluator `swebench_harness`, or the folder that `harbor`'s tests lie in; `instruction` is its
-prompt and `runtime.image` its image. `agent.harness` names a program of docs/agents.md, or
-`native`. A trace is a sequence: a rollout that forked has several, whose weights sum to one
+The task is `metadata.task` (a row of any format that `prorl run --tasks` reads), or the `instance`
+of the evaluator `swebench_harness`; `instruction` is its prompt and `runtime.image` its image.
+`agent.harness` names a program of docs/agents.md, or `native`. A trace is a sequence: a rollout that forked has several, whose weights sum to one
 (`metadata.weight`). Results are read from the store when they are asked for; a failure of ours is
 an ERROR, which trainers mask, and the policy's own is COMPLETED with its reward.
 """
@@ -17,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -36,7 +34,6 @@ from prorl.dropin.rollouts import (
     task_of,
 )
 from prorl.errors import ConflictError, TaskError
-from prorl.tasks.folders import read_folder
 from prorl.types import DOCKER, Json, Sequence, Task
 
 CALLBACK_S, CALLBACKS = 10.0, 3
@@ -200,13 +197,11 @@ def _task(body: dict[str, Json]) -> Task:
         task = task_of(row)
     elif evaluator.get("strategy") == "swebench_harness" and config.get("instance"):
         task = task_of(config["instance"])
-    elif evaluator.get("strategy") == "harbor" and config.get("tests_dir"):
-        task = read_folder(Path(config["tests_dir"]).parent)
     else:
         raise TaskError(
             f"evaluator {str(evaluator.get('strategy'))[:100]!r} without a task",
             "metadata.task, a row as `prorl run --tasks` reads it",
-            "or the evaluators swebench_harness (instance) or harbor (tests_dir)",
+            "or the evaluator swebench_harness (instance)",
         )
     data = dict(task.data)
     if image := (body.get("runtime") or {}).get("image"):

@@ -8,7 +8,6 @@ Each implements `prorl.protocols.Env`.
 | code | bash, python, files | HumanEval-shaped tests, or programs with cases, in a fresh sandbox |
 | stem | python | multiple choice, quantities with units, short texts |
 | swe | bash, files | SWE-bench-shaped tests of a repository in a fresh sandbox |
-| harbor | bash, files | the tests of a Harbor or terminal-bench task folder, in its image |
 | arith | python | exact match; short texts for small policies (`prorl.tasks.generated`) |
 | shop | price, python | exact match, after two or three calls that depend on each other |
 | guest | - | a program of another framework, in an interpreter of its own, says the reward |
@@ -36,7 +35,6 @@ BUILT_IN: Mapping[str, str] = {
     "math": "prorl.envs.math:MathEnv",
     "code": "prorl.envs.code:CodeEnv",
     "swe": "prorl.envs.swe:SweEnv",
-    "harbor": "prorl.envs.harbor:HarborEnv",
     "stem": "prorl.envs.stem:StemEnv",
     "arith": "prorl.envs.arith:ArithEnv",
     "shop": "prorl.envs.shop:ShopEnv",

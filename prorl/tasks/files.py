@@ -6,8 +6,7 @@ memory (2,000 GSM8K rows are 1 MiB).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -16,10 +15,9 @@ import orjson
 
 from prorl.errors import TaskError
 from prorl.plugins import absolute
-from prorl.tasks.folders import find, is_task_folder, read_folder
 from prorl.tasks.formats import Format, detect
 from prorl.tasks.generated import from_spec, is_generated
-from prorl.tasks.rows import Placed, read_rows
+from prorl.tasks.rows import read_rows
 from prorl.types import Task
 
 Check = Callable[[Task], None]
@@ -81,102 +79,57 @@ def read_tasks(
     """As `load_tasks`, with what was found; rows that `check` refuses are bad rows, too."""
     if limit is not None and limit < 1:
         raise TaskError(f"limit {limit}", "a positive number of tasks")
-    check = check or _fine
     if is_generated(str(path)):
-        spec = str(path)
-        found = TaskSet(source=spec, format="a generated set")
-        found.tasks = [_with_env(task, env, Path.cwd()) for task in from_spec(spec)[:limit]]
-        for task in found.tasks:
-            check(task)
+        found = TaskSet(source=str(path), format="a generated set")
+        for task in from_spec(found.source)[:limit]:
+            found.tasks.append(_with_env(task, env, Path.cwd()))
+            if check is not None:
+                check(found.tasks[-1])
         return found
     path = Path(path)
-    if is_task_folder(path):
-        return _folders(path, env, limit, check, skip_bad=skip_bad)
-    return _rows(path, env, limit, check, skip_bad=skip_bad)
-
-
-def _fine(task: Task) -> None:
-    """Refuses no task."""
-
-
-def _rows(path: Path, env: str, limit: int | None, check: Check, *, skip_bad: bool) -> TaskSet:
-    """Rows of a file, or of a folder of files; before the first good one no row is left out."""
     found = TaskSet(source=str(path), format="")
+    layout: Format | None = None
+    places: dict[str, str] = {}
     contents: set[bytes] = set()
-    reader = _Reader(path if path.is_dir() else path.parent, env, check)
-    for placed in read_rows(path):
-        with _bad_row(found, placed.place, skip=lambda: skip_bad and reader.layout is not None):
-            task = reader.task(placed)
-            found.tasks.append(task)
-            said = orjson.dumps([task.env, task.prompt, task.data], option=orjson.OPT_SORT_KEYS)
-            digest = blake2b(said, digest_size=16).digest()
-            if digest in contents:
-                found.repeated.append(placed.place)
-            contents.add(digest)
+    for index, (place, row) in enumerate(read_rows(path)):
+        try:
+            if isinstance(row, TaskError):
+                raise row
+            layout = layout or detect(row)
+            folder = path if path.is_dir() else path.parent
+            task = _with_env(layout.read(row, index), env, folder)
+            if task.task_id in places:
+                where = places[task.task_id].rpartition(", ")[2]
+                raise TaskError(
+                    f"task_id {task.task_id!r} is also on {where}",
+                    "unique ids",
+                    "rename or remove one",
+                )
+            if check is not None:
+                check(task)
+        except TaskError as error:
+            bad = TaskError(f"{place}: {error.given}", error.expected, error.hint)
+            if not skip_bad or layout is None:  # whose format is unknown is no file of tasks
+                raise bad from None
+            found.bad.append(bad)
+            continue
+        places[task.task_id] = place
+        found.tasks.append(task)
+        content = orjson.dumps([task.env, task.prompt, task.data], option=orjson.OPT_SORT_KEYS)
+        digest = blake2b(content, digest_size=16).digest()
+        if digest in contents:
+            found.repeated.append(place)
+        contents.add(digest)
         if len(found.tasks) == limit:
             break
-    if not found.tasks:
+    if layout is None or not found.tasks:
         what = f" that can be used ({found.bad[0].given})" if found.bad else ""
         raise TaskError(f"{path} holds no tasks{what}", "one JSON object a line")
-    found.format = reader.layout.name if reader.layout else ""
+    found.format = layout.name
     return found
-
-
-def _folders(path: Path, env: str, limit: int | None, check: Check, *, skip_bad: bool) -> TaskSet:
-    found = TaskSet(source=str(path), format="task folders")
-    for folder in find(path):
-        with _bad_row(found, str(folder), skip=lambda: skip_bad):
-            task = _with_env(read_folder(folder), env, folder)
-            check(task)
-            found.tasks.append(task)
-        if len(found.tasks) == limit:
-            break
-    if not found.tasks:
-        raise TaskError(f"{path} holds no task that can be used ({found.bad[0].given})")
-    return found
-
-
-class _Reader:
-    """Rows of one file -> tasks; remembers the format and the ids."""
-
-    def __init__(self, folder: Path, env: str, check: Check) -> None:
-        self._folder, self._env, self._check = folder, env, check
-        self._places: dict[str, str] = {}
-        self._num_rows = 0
-        self.layout: Format | None = None
-
-    def task(self, placed: Placed) -> Task:
-        """Raises TaskError without a place."""
-        index, self._num_rows = self._num_rows, self._num_rows + 1
-        if isinstance(placed.row, TaskError):
-            raise placed.row
-        self.layout = self.layout or detect(placed.row)
-        task = _with_env(self.layout.read(placed.row, index), self._env, self._folder)
-        if task.task_id in self._places:
-            where = self._places[task.task_id].rpartition(", ")[2]
-            raise TaskError(
-                f"task_id {task.task_id!r} is also on {where}",
-                "unique ids",
-                "rename or remove one",
-            )
-        self._check(task)
-        self._places[task.task_id] = placed.place
-        return task
 
 
 def _with_env(task: Task, env: str, folder: Path) -> Task:
     """A task with the env that was asked for; one's own file is found from where it is named."""
     name = absolute(task.env, folder) if env == "auto" else absolute(env, Path.cwd())
     return task if name == task.env else replace(task, env=name)
-
-
-@contextmanager
-def _bad_row(found: TaskSet, place: str, skip: Callable[[], bool]) -> Iterator[None]:
-    """Add its place to a TaskError; where bad rows may be left out, it is noted and ends here."""
-    try:
-        yield
-    except TaskError as error:
-        placed = TaskError(f"{place}: {error.given}", error.expected, error.hint)
-        if not skip():
-            raise placed from None
-        found.bad.append(placed)

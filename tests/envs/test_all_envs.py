@@ -51,7 +51,6 @@ TASKS: dict[str, tuple[Task, ...]] = {
     "arith": tuple(load_tasks("arith:train?n=3&seed=3")),
     "shop": tuple(load_tasks("shop:train?n=3&seed=3")),
     "swe": tuple(load_tasks(Path(__file__).with_name("swe_tasks.jsonl"))),
-    "harbor": (),  # its tasks are folders: tests/envs/test_harbor.py
     "guest": (),  # its tasks bring programs: tests/agents/test_guest.py
     "noop": (),  # always 1, for benches
 }

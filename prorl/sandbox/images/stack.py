@@ -24,7 +24,7 @@ from prorl.sandbox.images.unpack import OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT, is_m
 from prorl.sandbox.trees import remove_tree
 
 WORKDIR_FILE = ".prorl-workdir"
-"""Of an image: its working directory; env `harbor` reads it."""
+"""Of an image: its working directory."""
 ENVIRONMENT_FILE = ".singularity.d/env/90-environment.sh"
 """Of an image: its variables, where Apptainer keeps them."""
 
