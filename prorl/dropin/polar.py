@@ -6,9 +6,10 @@
 
 The task is `metadata.task` (a row of any format that `prorl run --tasks` reads), or the `instance`
 of the evaluator `swebench_harness`; `instruction` is its prompt and `runtime.image` its image.
-`agent.harness` names a program of docs/agents.md, or `native`. A trace is a sequence: a rollout that forked has several, whose weights sum to one
-(`metadata.weight`). Results are read from the store when they are asked for; a failure of ours is
-an ERROR, which trainers mask, and the policy's own is COMPLETED with its reward.
+`agent.harness` names a program of docs/agents.md, or `native`. A trace is a sequence: a rollout
+that forked has several, whose weights sum to one (`metadata.weight`). Results are read from the
+store when they are asked for; a failure of ours is an ERROR, which trainers mask, and the policy's
+own is COMPLETED with its reward.
 """
 
 from __future__ import annotations
