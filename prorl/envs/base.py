@@ -16,7 +16,6 @@ each method of `prorl.protocols.Env` may be replaced. README, "An env of your ow
 | `task.data` | read by every env that derives from this one |
 |---|---|
 | tools | names of further tools (`prorl/tools`) |
-| mcp | servers of the Model Context Protocol, which run inside (`mcp.py`) |
 | user | what a user says to each answer, in order; the answer to the last of it is the final one |
 | image | a name (`prorl image ls`), or the absolute path of a folder or .sif |
 | requirements | Python packages, installed once a node; the host's own are hidden then |
@@ -30,8 +29,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from prorl.envs.mcp import inside as mcp_inside
-from prorl.envs.mcp import mcp_tools
 from prorl.envs.resources import spec_of
 from prorl.envs.tools import (
     BAD_CALL,
@@ -39,7 +36,6 @@ from prorl.envs.tools import (
     call_problem,
     make_spec,
     run_call,
-    served,
     text_field,
 )
 from prorl.envs.user_tools import task_tools
@@ -115,10 +111,9 @@ class BaseEnv:
         return (*self.own_tools.values(), *self._inside(task))
 
     def _inside(self, task: Task) -> tuple[ToolSpec, ...]:
-        found = self.offers
-        if "tools" in task.data:
-            found = (*found, *(spec for spec in task_tools(task) if spec not in found))
-        return (*found, *mcp_tools(task)) if "mcp" in task.data else found
+        if "tools" not in task.data:
+            return self.offers
+        return (*self.offers, *(spec for spec in task_tools(task) if spec not in self.offers))
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
         """The sandbox that a task needs; None where it needs none.
@@ -144,10 +139,7 @@ class BaseEnv:
         """Run a tool: of its own here, any other in the sandbox."""
         spec = self.own_tools.get(call.name)
         if spec is None or call.error:
-            tools = self.tools(task)
-            if "mcp" in task.data and not call_problem(tools, call):
-                call, tools = mcp_inside(task, call), (*tools, served("mcp"))
-            return await run_call(tools, sandbox, call, timeout_s)
+            return await run_call(self.tools(task), sandbox, call, timeout_s)
         if problem := call_problem((spec,), call):
             return ToolResult(output=problem, exit_code=BAD_CALL)
         with boundary(RolloutError, FailureCode.STAGE_ERROR, f"tool {call.name}"):

@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from prorl.envs.mcp import ROW as MCP
-from prorl.envs.mcp import mcp_tools
 from prorl.envs.tools import field_error
 from prorl.errors import TaskError
 from prorl.types import HOST_WHEELS, Json, SandboxSpec, Task, ToolSpec
@@ -54,18 +52,12 @@ _OWN = {"image", "tools", "requirements", "wheels"}
 _RESOURCES = {field.name for field in fields(SandboxSpec)} - _OWN
 
 
-def _served_by(task: Task, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """Names of what the sandbox's tool server serves: MCP servers' tools by one row."""
-    theirs = {spec.name for spec in mcp_tools(task)}
-    return tuple(dict.fromkeys(MCP if spec.name in theirs else spec.name for spec in tools))
-
-
 def spec_of(task: Task, tools: Sequence[ToolSpec]) -> SandboxSpec:
     """A sandbox with the task's image and resources. Raises TaskError."""
     asked = _resources(task)
     spec = SandboxSpec(
         image=task.data.get("image", ""),
-        tools=_served_by(task, tools),
+        tools=tuple(spec.name for spec in tools),
         requirements=requirements_of(task),
         wheels=wheels_of(task),
     )

@@ -101,17 +101,4 @@ CATALOGUE = {
         "Run a cell in a persistent Jupyter kernel. Gives what it prints and the value of its last"
         " expression; images are kept as files.",
     ),
-    "mcp": Tool(
-        "prorl.tools.server.mcp",
-        "Mcp",
-        "Call a tool of a server of the Model Context Protocol, or list its tools.",
-        _object(
-            ["server", "command"],
-            server={"type": "string", "description": "Its name: one process each."},
-            command={"type": "array", "items": {"type": "string"}, "description": "Starts it."},
-            env={"type": "object", "description": "Variables of the server."},
-            tool={"type": "string", "description": "Which tool to call; none: list them."},
-            arguments={"type": "object", "description": "What it is called with."},
-        ),
-    ),
 }
