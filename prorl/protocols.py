@@ -16,15 +16,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from prorl.types import (
-    AttemptKey,
     Completion,
     GenerateRequest,
     Json,
     Judgement,
     Message,
-    PolicyVersion,
-    RolloutLimits,
-    SamplingParams,
     SandboxRef,
     SandboxSpec,
     Score,
@@ -41,8 +37,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from prorl.agents.desk import Desk
-    from prorl.journal import AttemptJournal
+    from prorl.agents.context import AttemptContext
     from prorl.limits import Deadline
     from prorl.schema.rows import Added, Row
     from prorl.types import Int32
@@ -209,42 +204,8 @@ class ProbedBackend(Backend, Protocol):
 class Agent(Protocol):
     """Drives the policy through one task; keeps no state beyond (task, turns so far, sandbox)."""
 
-    async def run(self, context: AgentContext) -> Trajectory:
+    async def run(self, context: AttemptContext) -> Trajectory:
         """Never raises for what a rollout can suffer: failures are part of the trajectory."""
-
-
-class AgentContext(Protocol):
-    """What an agent is given for one attempt."""
-
-    task: Task
-    env: Env
-    messages: Sequence[Message]
-    tools: Sequence[ToolSpec]
-    renderer: Renderer
-    backend: Backend
-    sandbox: Sandbox | None
-    deadline: Deadline
-    """Of RUN; paused while a backend is paused for new weights."""
-    sampling: SamplingParams
-    limits: RolloutLimits
-    key: AttemptKey
-    session: str
-    """Rollout key, for prefix caches and sticky routers."""
-    sample_index: int
-    run_seed: int
-    min_version: PolicyVersion
-    journal: AttemptJournal
-    """What an earlier life of the attempt has recorded, and where this one is written down."""
-    desk: Desk
-    """Where guests take their turns, and those of other hosts their work."""
-    routing: bool
-    """Whether the backend is asked which experts the tokens go through."""
-
-    def cancelled(self) -> bool:
-        """Asked between calls.
-
-        To cut a call short, make this true and cancel the task that runs the agent.
-        """
 
 
 # ---- the world
@@ -396,14 +357,6 @@ class BringsAgent(Protocol):
 
         A service takes such tasks only with `load_code`.
         """
-
-
-@runtime_checkable
-class TalksBack(Protocol):
-    """What an Env has besides, whose policy talks with a user: a script, or another model."""
-
-    async def user_turn(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """What the user says to the last message of the conversation, or None: it is over."""
 
 
 class Reference(Protocol):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prorl.agents.waiting import SILENT_S
+from prorl.agents.sampler import SILENT_S
 from prorl.backends.catalogue import is_server
 from prorl.completion import check_completion
 from prorl.control import Assigned, Failover, Served

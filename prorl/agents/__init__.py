@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 BUILT_IN: Mapping[str, str] = {
     "native": "prorl.agents.native:NativeAgent",
-    "native-drop": "prorl.agents.native:native_drop",
-    "native-summary": "prorl.agents.native:native_summary",
     "guest": "prorl.agents.guest:GuestAgent",
     **dict.fromkeys(PROGRAMS, "prorl.agents.program:ProgramAgent"),
 }

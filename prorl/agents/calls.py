@@ -13,9 +13,9 @@ import inspect
 from collections.abc import Awaitable
 from typing import Protocol, runtime_checkable
 
+from prorl.agents.context import AttemptContext
 from prorl.errors import RolloutError, SandboxError
 from prorl.journal import UNKNOWN, Answer, CallId, Marks
-from prorl.protocols import AgentContext
 from prorl.types import FailureCode, ToolCall, ToolResult
 
 TOOL_GRACE_S = 15.0
@@ -33,7 +33,7 @@ class Repeats(Protocol):
 class ToolCalls:
     """The tool calls of one attempt."""
 
-    def __init__(self, context: AgentContext) -> None:
+    def __init__(self, context: AttemptContext) -> None:
         self._context, self._journal = context, context.journal
         self._clock = context.deadline.clock
         self.recorded_s = 0.0
@@ -98,7 +98,7 @@ class ToolCalls:
             raise SandboxError(FailureCode.SANDBOX_LOST, message) from cause
 
 
-def spent_s(context: AgentContext) -> float:
+def spent_s(context: AttemptContext) -> float:
     """Seconds of the attempt's budget that are spent, in all of its lives."""
     return context.limits.run_s - context.deadline.remaining_s
 

@@ -1,7 +1,4 @@
-"""What an agent is given for one attempt, as a plain record.
-
-It implements `prorl.protocols.AgentContext`.
-"""
+"""What an agent is given for one attempt, as a plain record."""
 
 from __future__ import annotations
 
@@ -44,8 +41,10 @@ class AttemptContext:
     backend: Backend
     sandbox: Sandbox | None
     deadline: Deadline
+    """Of RUN; paused while a backend is paused for new weights."""
     key: AttemptKey
     session: str
+    """Rollout key, for prefix caches and sticky routers."""
     cancelled: Callable[[], bool] = field(default=_never)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: RolloutLimits = field(default_factory=RolloutLimits)
@@ -53,5 +52,8 @@ class AttemptContext:
     run_seed: int = 0
     min_version: PolicyVersion = FIRST_VERSION
     journal: AttemptJournal = field(default_factory=AttemptJournal)
+    """What an earlier life of the attempt has recorded, and where this one is written down."""
     desk: Desk = field(default_factory=Desk)
+    """Where guests take their turns, and those of other hosts their work."""
     routing: bool = False
+    """Whether the backend is asked which experts the tokens go through."""

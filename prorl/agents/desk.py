@@ -30,10 +30,10 @@ from prorl.net.tls import LiveCredentials
 from prorl.types import FailureCode, Json
 
 if TYPE_CHECKING:
+    from prorl.agents.context import AttemptContext
     from prorl.capture.door import Door
     from prorl.config import ServiceConfig
     from prorl.net.tls import AnyCredentials
-    from prorl.protocols import AgentContext
 
 SILENT_S = 30.0
 START_S = 30.0
@@ -106,7 +106,7 @@ class Desk:
         await self._stack.aclose()
 
     @asynccontextmanager
-    async def starting(self, context: AgentContext, door: Door) -> AsyncIterator[None]:
+    async def starting(self, context: AttemptContext, door: Door) -> AsyncIterator[None]:
         """A turn at starting a guest, which ends with its first call, or after START_S."""
         context.deadline.pause()
         try:
@@ -121,7 +121,7 @@ class Desk:
             over.cancel()
 
     async def lend(
-        self, context: AgentContext, door: Door, name: str, task: dict[str, Json]
+        self, context: AttemptContext, door: Door, name: str, task: dict[str, Json]
     ) -> dict[str, Json]:
         """What a guest of that name says of an attempt in the end. Raises RolloutError."""
         if self._at is None:

@@ -12,10 +12,10 @@ from collections.abc import Coroutine
 from typing import NamedTuple
 
 from prorl.agents.calls import spent_s
+from prorl.agents.context import AttemptContext
 from prorl.agents.record import AttemptRecord
 from prorl.errors import ProrlError, RolloutError, SandboxError, TaskError, boundary
 from prorl.journal import Ended
-from prorl.protocols import AgentContext
 from prorl.types import (
     FAILURE_CLASS,
     Failure,
@@ -58,7 +58,7 @@ def end_with(code: FailureCode, message: str = "") -> End:
 
 
 async def concluded(
-    context: AgentContext,
+    context: AttemptContext,
     record: AttemptRecord,
     loop: Coroutine[Json, Json, End],
     artefact_s: float = ARTEFACT_S,
@@ -103,7 +103,7 @@ async def _ended(loop: Coroutine[Json, Json, End]) -> End:
 
 
 async def _finish(
-    context: AgentContext, record: AttemptRecord, end: End, limit_s: float
+    context: AttemptContext, record: AttemptRecord, end: End, limit_s: float
 ) -> tuple[End, bytes]:
     """How it ended, and what crosses into EVAL: as recorded, or written down now."""
     journal = context.journal
@@ -119,7 +119,7 @@ async def _finish(
 
 
 async def _artefact(
-    context: AgentContext, record: AttemptRecord, end: End, limit_s: float
+    context: AttemptContext, record: AttemptRecord, end: End, limit_s: float
 ) -> tuple[End, bytes]:
     """The artefact that the env wants EVAL to judge.
 
@@ -136,7 +136,7 @@ async def _artefact(
         return (end if keep else end_with(error.code, error.message)), b""
 
 
-async def _fetch(context: AgentContext, record: AttemptRecord, limit_s: float) -> bytes:
+async def _fetch(context: AttemptContext, record: AttemptRecord, limit_s: float) -> bytes:
     try:
         async with asyncio.timeout(limit_s) as guard:
             return await context.env.artefact(context.task, record.final, context.sandbox)

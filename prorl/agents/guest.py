@@ -17,12 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import prorl
+from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded
 from prorl.agents.program import environment, served, until_over
 from prorl.agents.sampler import Sampler
 from prorl.capture.door import Door
 from prorl.errors import BudgetError, RolloutError
-from prorl.protocols import AgentContext
 from prorl.types import FailureCode, Json, Message, StopReason, Trajectory
 
 SHIPPED = Path(prorl.__file__).parent / "guests"
@@ -34,13 +34,13 @@ END_S = 10.0
 class GuestAgent:
     """Implements `prorl.protocols.Agent`; holds no state of an attempt."""
 
-    async def run(self, context: AgentContext) -> Trajectory:
+    async def run(self, context: AttemptContext) -> Trajectory:
         """Drive one attempt to its end; see `concluded`."""
         sampler = Sampler(context)
         return await concluded(context, sampler.record, _drive(context, sampler))
 
 
-async def _drive(context: AgentContext, sampler: Sampler) -> End:
+async def _drive(context: AttemptContext, sampler: Sampler) -> End:
     data = dict(context.task.data)
     argv, name = data.pop("argv", None), data.pop("guest", "")
     task = {
@@ -79,7 +79,7 @@ def _listener() -> socket.socket:
 
 
 async def _play(
-    context: AgentContext,
+    context: AttemptContext,
     door: Door,
     argv: list[str],
     env: dict[str, str],

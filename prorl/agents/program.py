@@ -23,13 +23,14 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
+from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded, end_with
 from prorl.agents.programs import COMMAND, MODEL, Program
 from prorl.agents.record import AttemptRecord
 from prorl.agents.sampler import Sampler
 from prorl.capture.door import Door
 from prorl.errors import BudgetError, RolloutError
-from prorl.protocols import AgentContext, Listens
+from prorl.protocols import Listens
 from prorl.types import FailureCode, Json, Message, StopReason, ToolResult, Trajectory
 
 ResultT = TypeVar("ResultT")
@@ -60,12 +61,12 @@ class ProgramAgent:
         self._name = program.argv[0] if name.startswith(COMMAND) else name
         self._program = program
 
-    async def run(self, context: AgentContext) -> Trajectory:
+    async def run(self, context: AttemptContext) -> Trajectory:
         """Drive one attempt to its end; see `concluded`."""
         sampler = Sampler(context)
         return await concluded(context, sampler.record, self._drive(context, sampler))
 
-    async def _drive(self, context: AgentContext, sampler: Sampler) -> End:
+    async def _drive(self, context: AttemptContext, sampler: Sampler) -> End:
         sandbox = context.sandbox
         if not isinstance(sandbox, Listens):
             raise RolloutError(FailureCode.STAGE_ERROR, f"{self._name} has no sandbox that listens")
@@ -87,7 +88,7 @@ class ProgramAgent:
 
 @asynccontextmanager
 async def served(
-    context: AgentContext, door: Door, listener: socket.socket | None
+    context: AttemptContext, door: Door, listener: socket.socket | None
 ) -> AsyncIterator[str]:
     """Serve the door on a listener until the block ends; where that is, for clients beside it.
 
@@ -108,7 +109,7 @@ async def served(
 
 
 async def until_over(
-    context: AgentContext, door: Door, work: Coroutine[Json, Json, ResultT], what: str
+    context: AttemptContext, door: Door, work: Coroutine[Json, Json, ResultT], what: str
 ) -> ResultT:
     """What `work` gives within the attempt's time.
 
@@ -136,7 +137,7 @@ async def until_over(
     return task.result()
 
 
-def command(program: Program, context: AgentContext, base_url: str) -> list[str]:
+def command(program: Program, context: AttemptContext, base_url: str) -> list[str]:
     """What starts a program in a sandbox: its environment, its files in a home, its argv."""
     env = environment(context, base_url, "prorl")
     values = {
@@ -160,7 +161,7 @@ def command(program: Program, context: AgentContext, base_url: str) -> list[str]
     return ["env", *exports, "bash", "-c", "".join(lines), *map(filled, ("-", *program.argv))]
 
 
-def environment(context: AgentContext, base_url: str, key: str) -> dict[str, str]:
+def environment(context: AttemptContext, base_url: str, key: str) -> dict[str, str]:
     """What tells programs of every kind where the policy is, and what they are asked."""
     told = [message for message in context.messages if message.role == "system"]
     asked = [message for message in context.messages if message.role != "system"]

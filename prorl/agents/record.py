@@ -189,17 +189,6 @@ class AttemptRecord:
         self._sequences.append(forked)
         return forked
 
-    def new_segment(self) -> None:
-        """What follows is a sequence of its own, since the past is told anew.
-
-        One without a sampled id leaves nothing behind.
-        """
-        if not self.sequence.num_sampled:
-            self._sequences.pop()
-        number = len(self._sequences)
-        lineage = Lineage.COMPACT if number else Lineage.MAIN
-        self._sequences.append(SequenceRecord(number, lineage, number - 1))
-
     @property
     def sequences(self) -> tuple[Sequence, ...]:
         """All up to the last that holds a sampled id; the weights of those that train sum to 1."""

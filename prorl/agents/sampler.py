@@ -15,18 +15,19 @@ comes from identity, never from time. Nothing is retried here. Sequences may gro
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from prorl.agents.calls import spent_s
+from prorl.agents.context import AttemptContext
 from prorl.agents.record import AttemptRecord, SequenceRecord, join
-from prorl.agents.waiting import SILENT_S, Ear, within
 from prorl.completion import check_completion
 from prorl.errors import BackendError, BudgetError, RolloutError, boundary
 from prorl.journal import Said
-from prorl.protocols import AgentContext
+from prorl.limits import Clock, Deadline
 from prorl.types import (
     UNKNOWN_VERSION,
     Completion,
@@ -41,6 +42,14 @@ from prorl.types import (
 if TYPE_CHECKING:
     from prorl.types import Int32
 
+ResultT = TypeVar("ResultT")
+
+SILENT_S = 5.0
+"""A model call without a token for this long waits for its server, not for the policy."""
+
+_MIN_WAIT_S = 0.01
+"""A paused deadline with nothing left would otherwise be looked at without rest."""
+_CANCEL_S = 5.0
 MAX_EMPTY_ABORTS = 20
 """Pieces without a token that a backend may return in one turn while it takes new weights."""
 
@@ -48,7 +57,7 @@ MAX_EMPTY_ABORTS = 20
 class Sampler:
     """The model calls of one attempt; `record` gets a turn for each."""
 
-    def __init__(self, context: AgentContext, record: AttemptRecord | None = None) -> None:
+    def __init__(self, context: AttemptContext, record: AttemptRecord | None = None) -> None:
         self.record = record or AttemptRecord(tuple(context.messages))
         self._context, self._journal = context, context.journal
         self._clock = context.deadline.clock
@@ -229,6 +238,35 @@ class Sampler:
             run_seed=context.run_seed,
             routing_from=sequence.num_routed if context.routing else -1,
         )
+
+
+class Ear:
+    """What a model call has given so far, and when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self.at = clock, clock()
+        self.part: Completion | None = None
+
+    def __call__(self, part: Completion) -> None:
+        self.at, self.part = self._clock(), part
+
+
+async def within(deadline: Deadline, call: Coroutine[Json, Json, ResultT], what: str) -> ResultT:
+    """The result of `call`, unless the deadline ends first: then `call` is cancelled.
+
+    Not `asyncio.timeout`, which fixes the end when it starts: others may pause this one. Raises
+    BudgetError(DEADLINE).
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        while not task.done():
+            deadline.check(FailureCode.DEADLINE, what)
+            await asyncio.wait({task}, timeout=max(deadline.remaining_s, _MIN_WAIT_S))
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CANCEL_S)
 
 
 def _is_ended(completion: Completion, stop_token_ids: tuple[int, ...]) -> bool:

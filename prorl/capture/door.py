@@ -31,10 +31,10 @@ from prorl.capture import chat, messages, responses
 from prorl.capture.canonical import Asked, RefusedError, Reply, read_object
 from prorl.capture.ledger import Call, Ledger
 from prorl.errors import RolloutError
-from prorl.protocols import AgentContext
 from prorl.types import Json
 
 if TYPE_CHECKING:
+    from prorl.agents.context import AttemptContext
     from prorl.agents.sampler import Sampler
 
 MAX_BYTES = 16 << 20
@@ -79,7 +79,7 @@ class Door:
 
     def __init__(
         self,
-        context: AgentContext,
+        context: AttemptContext,
         sampler: Sampler,
         *,
         key: str = "",

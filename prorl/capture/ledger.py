@@ -34,11 +34,11 @@ from prorl.capture.canonical import (
     chain,
 )
 from prorl.errors import BudgetError, RolloutError, TaskError, boundary
-from prorl.protocols import AgentContext
 from prorl.schema import MAX_SEGMENTS
 from prorl.types import DoorCounts, FailureCode, Lineage, Message, ToolCall
 
 if TYPE_CHECKING:
+    from prorl.agents.context import AttemptContext
     from prorl.agents.record import SequenceRecord
     from prorl.agents.sampler import Sampler
     from prorl.types import Int32
@@ -73,7 +73,7 @@ class Call:
 class Ledger:
     """The calls of one attempt."""
 
-    def __init__(self, context: AgentContext, sampler: Sampler, train: str = "main") -> None:
+    def __init__(self, context: AttemptContext, sampler: Sampler, train: str = "main") -> None:
         self._context, self._sampler, self._record = context, sampler, sampler.record
         self._renderer, self._trains = context.renderer, TRAINS[train]
         self._calls: list[Call] = []

@@ -16,7 +16,6 @@ each method of `prorl.protocols.Env` may be replaced. README, "An env of your ow
 | `task.data` | read by every env that derives from this one |
 |---|---|
 | tools | names of further tools (`prorl/tools`) |
-| user | what a user says to each answer, in order; the answer to the last of it is the final one |
 | image | a name (`prorl image ls`), or the absolute path of a folder or .sif |
 | requirements | Python packages, installed once a node; the host's own are hidden then |
 | wheels | where they come from: a folder of wheels, an index's URL, `host` |
@@ -26,7 +25,7 @@ each method of `prorl.protocols.Env` may be replaced. README, "An env of your ow
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from prorl.envs.resources import spec_of
@@ -92,9 +91,6 @@ class BaseEnv:
                 f"task {task.task_id!r}: data.image is {task.data['image']!r}",
                 "a name (`prorl image ls`) or an absolute path",
             )
-        script: Json = task.data.get("user", [])
-        if not isinstance(script, list) or not all(isinstance(text, str) for text in script):
-            raise TaskError(f"task {task.task_id!r}: data.user is {script!r}"[:300], "texts")
         self.tools(task)
         self.sandbox(task, Stage.RUN)
         if not isinstance(self.rubric, Rubric):
@@ -145,12 +141,6 @@ class BaseEnv:
         with boundary(RolloutError, FailureCode.STAGE_ERROR, f"tool {call.name}"):
             answer = getattr(self, call.name)(task, **call.arguments)
             return ToolResult(output=str(await answer if inspect.isawaitable(answer) else answer))
-
-    async def user_turn(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """What the user says to an answer: the next text of `data.user`, then nothing more."""
-        script = task.data.get("user", ())
-        said = sum(message.role == "user" for message in messages) - 1
-        return script[said] if 0 <= said < len(script) else None
 
     def repeats(self, call: ToolCall) -> bool:
         """Whether a call may run again: what runs in the sandbox is remembered there."""

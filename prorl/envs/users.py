@@ -18,7 +18,6 @@ takes from `BaseEnv` as they are run here.
 | prepare | what is left of `limits.init_s` (in EVAL: `limits.eval_s`), but for LEAD_S |
 | call | `limits.tool_s`, and CALL_GRACE_S |
 | artefact | ARTEFACT_S |
-| user_turn | USER_S |
 | score, verify | what is left of `limits.eval_s`, and SCORE_GRACE_S |
 
 What their code does wrong is a failure of the task, in its own words and with its line, and is not
@@ -61,13 +60,12 @@ HOOK_S = 20.0
 """Less than a client waits for the answer to what it submits."""
 CALL_GRACE_S = 12.0
 ARTEFACT_S = 40.0
-USER_S = 110.0
 LEAD_S = 2.0
 """Before its stage gives up a `prepare`, which would be nobody's fault."""
 SCORE_GRACE_S = 7.0
 """Past its deadline, for a rubric that keeps it to say so itself."""
 
-ASKED_WITHIN = frozenset({"prepare", "call", "artefact", "user_turn", "score", "verify"})
+ASKED_WITHIN = frozenset({"prepare", "call", "artefact", "score", "verify"})
 """Hooks that a stage gives up a little later, which would then be the sandbox's fault."""
 
 GetEnv = Callable[[str], Env]
@@ -272,15 +270,6 @@ class UsersEnv(BaseEnv):
             )
             return found
         return await super().call(task, sandbox, call, timeout_s)
-
-    async def user_turn(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """Ask, unless it has a script or no user at all."""
-        if "user_turn" in self.plan.hooks:
-            said: str | None = await self._asking.ask(
-                "user_turn", USER_S, str | None, tuple(messages), again=True
-            )
-            return said
-        return None if "no user" in self.plan.hooks else await super().user_turn(task, messages)
 
     async def repeats(self, call: ToolCall) -> bool:  # type: ignore[override]
         """Ask where it knows better than its list says."""

@@ -16,10 +16,10 @@ from prorl.envs.user_tools import user_spec
 from prorl.errors import ProrlError, RolloutError, TaskError, UserError
 from prorl.helper.child import Answer, Channel, place_of, serve
 from prorl.limits import Deadline
-from prorl.protocols import CachedWorkspace, Env, Sandbox, TalksBack, Verifies
-from prorl.types import Json, Message, SandboxRef, Score, Stage, Task, ToolCall, ToolResult
+from prorl.protocols import CachedWorkspace, Env, Sandbox, Verifies
+from prorl.types import Json, SandboxRef, Score, Stage, Task, ToolCall, ToolResult
 
-HOOKS = ("prepare", "call", "user_turn", "repeats", "artefact", "verify")
+HOOKS = ("prepare", "call", "repeats", "artefact", "verify")
 
 
 def prepare(channel: Channel, name: str, *tools: str) -> Answer:
@@ -77,8 +77,6 @@ class _Hooks:
             if (found := getattr(type(env), hook, None)) is not None
             and found is not getattr(BaseEnv, hook, None)
         }
-        if not isinstance(env, TalksBack):
-            hooks.add("no user")
         if isinstance(env, Verifies):
             hooks.add("verify")
         return {
@@ -102,12 +100,6 @@ class _Hooks:
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
     ) -> ToolResult:
         return await self._env.call(task, sandbox, call, timeout_s)
-
-    async def user_turn(
-        self, task: Task, sandbox: Sandbox | None, messages: Sequence[Message]
-    ) -> str | None:
-        assert isinstance(self._env, TalksBack)
-        return await self._env.user_turn(task, messages)
 
     async def repeats(self, task: Task, sandbox: Sandbox | None, call: ToolCall) -> bool:
         return bool(self._env.repeats(call))  # type: ignore[attr-defined]

@@ -5,9 +5,9 @@ prorl run ... --set run.agent=tests/agents/plain.py:Plain      # with service.lo
 
 from __future__ import annotations
 
+from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded
 from prorl.agents.sampler import Sampler
-from prorl.protocols import AgentContext
 from prorl.types import Message, StopReason, Trajectory
 
 AGAIN = Message(role="user", content="Are you sure? Answer again.")
@@ -16,7 +16,7 @@ AGAIN = Message(role="user", content="Are you sure? Answer again.")
 class Plain:
     """Implements `prorl.protocols.Agent` with public names alone."""
 
-    async def run(self, context: AgentContext) -> Trajectory:
+    async def run(self, context: AttemptContext) -> Trajectory:
         renderer, sampler = context.renderer, Sampler(context)
         record, sequence = sampler.record, sampler.record.sequence
 

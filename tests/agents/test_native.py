@@ -17,7 +17,7 @@ from prorl.agents import get_agent
 from prorl.agents.calls import tool_text
 from prorl.agents.context import AttemptContext
 from prorl.agents.native import NativeAgent
-from prorl.agents.waiting import SILENT_S
+from prorl.agents.sampler import SILENT_S
 from prorl.backends import open_backend
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError, SandboxError

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from prorl.agents.native import NativeAgent, native_drop, native_summary
+from prorl.agents.native import NativeAgent
 from prorl.errors import SandboxError
 from prorl.journal import UNKNOWN, Answer, AttemptJournal, CallId, Ended, Said
 from prorl.journal.records import FrameKind, read
@@ -22,7 +22,6 @@ from prorl.types import (
     Message,
     RolloutLimits,
     StopReason,
-    Task,
     ToolCall,
     ToolResult,
     Trajectory,
@@ -57,18 +56,6 @@ class Outside(Repeatable):
         return False
 
 
-class Asking(Repeatable):
-    """Its user is not content with the first answer; what it says is counted."""
-
-    num_said = 0
-
-    async def user_turn(self, task: Task, messages: Sequence[Message]) -> str | None:
-        if sum(message.role == "assistant" for message in messages) > 2:
-            return None
-        self.num_said += 1
-        return f"and then? ({self.num_said})"
-
-
 class Log:
     """A sink: records as they come back from their bytes."""
 
@@ -88,11 +75,9 @@ def journal_of(records: list[Said | Answer | Ended], log: Log, epoch: int = 1) -
     return journal
 
 
-def drive(
-    journal: AttemptJournal, replies: Replies, env: ToolEnv, agent: NativeAgent | None = None
-) -> Trajectory:
+def drive(journal: AttemptJournal, replies: Replies, env: ToolEnv) -> Trajectory:
     given = context(replies, env, RolloutLimits(max_tokens=1 << 14), journal=journal)
-    return asyncio.run((agent or NativeAgent()).run(given))
+    return asyncio.run(NativeAgent().run(given))
 
 
 def check_same(one: Trajectory, other: Trajectory) -> None:
@@ -130,47 +115,6 @@ def test_taken_over_after_each_record_the_trajectory_is_the_same() -> None:
         assert len(rest.prompts) == len(REPLIES) - turns, "a turn was sampled twice, or not at all"
         assert len(env.called) == 4 - answers
         assert len(past) + len(later.records) == len(log.records)
-
-
-def test_what_the_user_said_is_not_said_again() -> None:
-    replies = [REPLIES[3], REPLIES[1], REPLIES[3]]
-    log, env = Log(), Asking()
-    whole = drive(AttemptJournal(log), Replies(*replies), env)
-    assert [type(record).__name__[0] for record in log.records] == [*"SASASE"]
-    assert [message.content for message in whole.messages if message.role == "user"][1:] == [
-        "and then? (1)"
-    ]
-    for count in range(len(log.records) + 1):
-        past, later = log.records[:count], Log()
-        turns = sum(isinstance(record, Said) for record in past)
-        env = Asking()
-        resumed = drive(journal_of(past, later), Replies(*replies[turns:]), env)
-        check_same(resumed, whole)
-        assert env.num_said == (count < 2)
-        assert len(past) + len(later.records) == len(log.records)
-
-
-@pytest.mark.parametrize("make", [native_drop, native_summary])
-def test_a_past_that_was_told_anew_is_taken_over_too(make: Callable[[], NativeAgent]) -> None:
-    def env() -> Repeatable:
-        return Repeatable(lambda call: "x" * 400)
-
-    limits = RolloutLimits(max_tokens=1500, max_turns=20)
-    replies = [REPLIES[1]] * 7 + [Message(role="assistant", content="#### 24")] * 3
-    log = Log()
-    whole = asyncio.run(
-        make().run(context(Replies(*replies), env(), limits, journal=AttemptJournal(log)))
-    )
-    assert len(whole.sequences) > 1
-    for count in range(len(log.records) + 1):
-        past, later = log.records[:count], Log()
-        turns = sum(isinstance(record, Said) for record in past)
-        resumed = asyncio.run(
-            make().run(
-                context(Replies(*replies[turns:]), env(), limits, journal=journal_of(past, later))
-            )
-        )
-        check_same(resumed, whole)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from prorl.agents.context import AttemptContext
 from prorl.agents.native import NativeAgent
-from prorl.agents.shorten import drop_outputs, summarise
 from prorl.envs.noop import NoopEnv
 from prorl.types import Message, Task, ToolCall, ToolResult, ToolSpec, Trajectory
 
 if TYPE_CHECKING:
-    from prorl.protocols import AgentContext, Renderer, Sandbox
+    from prorl.protocols import Renderer, Sandbox
     from prorl.types import Int32
 
 
@@ -36,18 +35,10 @@ class _Calls:
 class Talker(NativeAgent):
     """`run.agent=tests/backends/talker.py:Talker`, with `load_code`."""
 
-    async def run(self, context: AgentContext) -> Trajectory:
+    async def run(self, context: AttemptContext) -> Trajectory:
         assert isinstance(context, AttemptContext)
         renderer = cast("Renderer", _Calls(context.renderer))
         return await super().run(replace(context, renderer=renderer))
-
-
-def dropping() -> Talker:
-    return Talker(drop_outputs)
-
-
-def summing_up() -> Talker:
-    return Talker(summarise)
 
 
 class Wordy(NoopEnv):

@@ -18,7 +18,7 @@ from prorl.envs.users import UsersEnv, env_by_name, open_env, reference_of, user
 from prorl.errors import RolloutError, TaskError
 from prorl.helper import close, pool
 from prorl.limits import Deadline
-from prorl.protocols import CachedWorkspace, TalksBack, Verifies
+from prorl.protocols import CachedWorkspace, Verifies
 from prorl.testing import LocalSandbox, make_task, play, scripted
 from prorl.types import FailureCode, Json, Stage, Task, ToolCall
 
@@ -94,10 +94,6 @@ class Mine(BaseEnv):
         misbehave(task, "artefact")
         return final.encode()
 
-    async def user_turn(self, task, messages):
-        misbehave(task, "user_turn")
-        return None
-
     def reference(self, task):
         misbehave(task, "reference")
         calls = ToolCall("shout", {"word": "a"}), ToolCall("bash", {"command": "cat hello"})
@@ -105,7 +101,7 @@ class Mine(BaseEnv):
 """
 
 PLANNED = ("check", "messages", "tools", "sandbox")
-HOOKS = (*PLANNED, "prepare", "call", "user_turn", "artefact", "score", "reference")
+HOOKS = (*PLANNED, "prepare", "call", "artefact", "score", "reference")
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +111,7 @@ async def _short(
     """Short limits, but not where they hold another start, which a busy machine makes long."""
     case = getattr(request.node, "callspec", None)
     if case is None or case.params.get("how") != "exit":
-        for name in ("HOOK_S", "CALL_GRACE_S", "ARTEFACT_S", "USER_S"):
+        for name in ("HOOK_S", "CALL_GRACE_S", "ARTEFACT_S"):
             monkeypatch.setattr(users, name, 1.5)
         monkeypatch.setattr(users, "SCORE_GRACE_S", 0.0)
     monkeypatch.setattr(users, "LEAD_S", 1.5)
@@ -140,8 +136,6 @@ async def _hook(env: UsersEnv, task: Task, hook: str, sandbox: LocalSandbox) -> 
         return None
     if hook == "call":
         return await env.call(task, sandbox, ToolCall("shout", {"word": "a"}), 0.5)
-    if hook == "user_turn":
-        return await env.user_turn(task, env.messages(task))
     if hook == "artefact":
         return await env.artefact(task, "yes", sandbox)
     if hook == "score":
@@ -214,7 +208,6 @@ async def test_a_whole_rollout(tmp_path: Path) -> None:
     assert (played.reward, played.outputs) == (1.0, ["A", "world"])
     assert (await play(env, task, scripted("noop", env))).reward == 0.0
     assert env.sandbox(task, Stage.EVAL) is None
-    assert isinstance(env, TalksBack)
     assert not isinstance(env, CachedWorkspace | Verifies)
 
 
