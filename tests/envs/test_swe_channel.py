@@ -69,21 +69,6 @@ async def test_an_honest_run_is_believed(tmp_path: Path) -> None:
     assert not tested.failed
 
 
-HALF = """import sys, types
-sys.modules["\\ud800"] = odd = types.ModuleType("odd")
-odd.__file__ = "/tmp/\\udfff.py"
-"""
-
-
-async def test_half_a_surrogate_pair_in_a_modules_name_is_read(tmp_path: Path) -> None:
-    text = HALF + TEST.replace("False", "True")
-    tested = await run_tests(
-        LocalSandbox(_folder(tmp_path, text)), Harness(COMMAND, 20.0, {}, "python")
-    )
-    assert tested.count(["test_a (test_it.T)"]) == 1
-    assert tested.modules["\\ud800"] == "/tmp/\\udfff.py"
-
-
 SPEAKS = """
 import os, stat
 for fd in range(3, 40):
@@ -104,8 +89,6 @@ for fd in range(3, 40):
         b"\xff",
         b"[" * 100_000,
         b'{"outcomes": [1]}',
-        b'{"modules": 7}',
-        b'{"modules": {"a": 7}}',
         b'{"outcomes": {"a": []}}',
         b'{"outcomes": {"\\ud800": true}}',
     ],

@@ -29,13 +29,6 @@ from tests.envs.swe_left_out import LEFT_OUT
 ENV = SweEnv()
 FAST = (*("the fix alone", "a log of 700 kB beside", "a repository inside", "a symbolic link"),)
 """Changes that the fast suite tries."""
-INI = '[tool.pytest.ini_options]\\naddopts = "--collect-only"\\n'
-UNREAD = {
-    "a link": f"printf '{INI}' > other.toml; rm pyproject.toml; ln -s other.toml pyproject.toml",
-    "more than is read": f"printf '{INI}' > pyproject.toml; head -c 1200000 /dev/zero |"
-    " tr '\\0' '#' >> pyproject.toml; echo 'pyproject.toml binary' > .git/info/attributes",
-}
-"""Scripts that put settings where the env does not read them, and pytest does."""
 NUMBERS = count()
 
 
@@ -137,18 +130,6 @@ async def test_files_that_decide_do_not_count(
     score = await _score(host, change(tmp_path, "true", LEFT_OUT[name]))
     assert score.reward == 0, score.log
     assert "left out of the change: " in score.log
-
-
-@pytest.mark.parametrize(
-    "name", ["a link", pytest.param("more than is read", marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("fix", ["true", pytest.param(FIX, marks=pytest.mark.slow, id="fixed")])
-async def test_settings_that_cannot_be_read_do_not_count(
-    host: UnixSandboxHost, name: str, fix: str, tmp_path: Path
-) -> None:
-    score = await _score(host, change(tmp_path, f"{fix}; {UNREAD[name]}"))
-    assert score.reward == float(fix == FIX), score.log
-    assert "left out of the change: pyproject.toml (settings" in score.log
 
 
 async def test_a_fix_counts_beside_all_of_them(host: UnixSandboxHost, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from prorl.envs.swe.apply import runner_part
 from prorl.envs.swe.guard import graded_file, left_out, make_rules, questions
 
 TEST_PATCH = "--- a/pkg/tests/test_a.py\n+++ b/pkg/tests/test_a.py\n"
@@ -34,6 +33,7 @@ BASE = {"pkg", "pkg/__init__.py", "src", "scripts", "src/logging", "src/logging/
         ("src/x.DIST-INFO", "steers the test runner"),
         ("src/argparse", "shadows argparse"),
         ("conftest.py", "steers the test runner"),
+        ("setup.cfg", "steers the test runner"),
         ("deep/conftest.py", "steers the test runner"),
         ("src/x.egg-info/entry_points.txt", "steers the test runner"),
         ("Makefile", "started by the test command"),
@@ -69,11 +69,6 @@ def test_a_task_about_assertions_lets_them_be_changed() -> None:
     assert set(left_out(["pkg/testing/tool.py", "pkg/_testing.py"], rules, ())) == set()
 
 
-def test_a_tasks_own_protected_files_replace_ours() -> None:
-    rules = make_rules(TEST_PATCH, (), "", "pytest", ["*.lock"])
-    assert set(left_out(["deep/a.lock", "x/conftest.py"], rules, ())) == {"deep/a.lock"}
-
-
 @pytest.mark.parametrize(
     ("name", "path"),
     [
@@ -87,22 +82,3 @@ def test_a_tasks_own_protected_files_replace_ours() -> None:
 )
 def test_files_that_tests_names_tell_of(name: str, path: str) -> None:
     assert graded_file(name) == path
-
-
-@pytest.mark.parametrize(
-    ("path", "before", "after", "same"),
-    [
-        ("pyproject.toml", "[project]\nname='a'", "[project]\nname='b'\ndependencies=['x']", True),
-        ("pyproject.toml", "", "[tool.pytest.ini_options]\naddopts='-p x'", False),
-        ("pyproject.toml", "", "[tool]\npytest = {ini_options = {addopts = '-p x'}}", False),
-        ("pyproject.toml", "", "[project.entry-points.pytest11]\nx = 'x'", False),
-        ("pyproject.toml", "", "[broken", False),
-        ("setup.cfg", "[metadata]\nname=a", "[metadata]\nname=b", True),
-        ("setup.cfg", "", "[options.entry_points]\npytest11 = x = x", False),
-        ("package.json", '{"dependencies": {}}', '{"dependencies": {"a": "1"}}', True),
-        ("package.json", "{}", '{"scripts": {"test": "true"}}', False),
-        ("package.json", "{}", "[]", False),
-    ],
-)
-def test_the_runners_part_of_settings(path: str, before: str, after: str, same: bool) -> None:
-    assert (runner_part(path, before.encode()) == runner_part(path, after.encode())) is same

@@ -18,7 +18,6 @@ The policy changes a repository so that hidden tests pass.
 | timeout_s, setup_s | limits of tests (60), setup (600); below `limits.eval_s`, `limits.init_s` |
 | verified | true: `verify` is left out, somebody has done it |
 | tools, sandbox | further tools (`prorl/tools`); fields of SandboxSpec |
-| protected | patterns of files that do not count, instead of `guard.PROTECTED` |
 
 The repository lies in the workspace as one git commit without history: a later fix cannot be read
 out of it. An image needs git and python3. What crosses into EVAL is the diff to that commit. EVAL

@@ -19,7 +19,6 @@ _KINDS: Mapping[str, type] = {
     "test_command": str,
     "log_parser": str,
     "environment": dict,
-    "protected": list,
     "verified": bool,
 }
 _ALIASES = {
@@ -130,7 +129,6 @@ def rules(task: Task) -> guard.Rules:
         (*test_names(task, "FAIL_TO_PASS"), *test_names(task, "PASS_TO_PASS")),
         str(task.data.get("patch") or ""),
         command(task),
-        task.data.get("protected"),
     )
 
 

@@ -5,8 +5,8 @@ Pure functions over paths that a policy may have chosen. A path is left out of a
 - a graded file: of `test_patch`, or named by FAIL_TO_PASS or PASS_TO_PASS;
 - below the graded files' own test folder (`tests/helpers.py`, `tests/__init__.py`);
 - a file, folder or link that steers or shadows the runner wherever it lies: conftest.py,
-  pytest.ini, sitecustomize, *.pth, compiled Python, an installed package's entry points, in any
-  case of letters; or what `data.protected` names instead;
+  pyproject.toml, sitecustomize, *.pth, compiled Python, an installed package's entry points, in any
+  case of letters;
 - of the tests' side by its name, where the reference changes no such file: `pkg/testing.py`,
   `pkg/tests/helper.py`;
 - a new top-level module or package with a name that the runner itself imports (`argparse.py`,
@@ -14,9 +14,7 @@ Pure functions over paths that a policy may have chosen. A path is left out of a
 - a file that the test command starts (`bin/test`, `Makefile`).
 
 Of the first three the tests get what the reference patch makes of them (`brought`), unless it
-changes nothing else. Settings files that hold more than the runner's settings (pyproject.toml,
-setup.cfg, package.json) count unless the runner's part of them is another one than before or the
-reference's (`settings.py`).
+changes nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -36,6 +34,9 @@ PROTECTED = (
     ".pytest.toml",
     "tox.ini",
     "noxfile.py",
+    "pyproject.toml",
+    "setup.cfg",
+    "package.json",
     ".coveragerc",
     "sitecustomize",
     "sitecustomize.*",
@@ -53,7 +54,7 @@ PROTECTED = (
     ".mocharc*",
 )
 """What steers or shadows a test runner, at any depth. A task whose solution must change one of
-these has it in its reference patch, or names its own `protected`.
+these has it in its reference patch.
 """
 
 RUNNERS = frozenset(
@@ -140,7 +141,6 @@ class Rules(NamedTuple):
     """Paths, and for unittest ends of paths that begin with `/`."""
     reference: frozenset[str]
     """Paths of the reference patch."""
-    protected: tuple[str, ...]
     command: str
     """That runs the tests."""
 
@@ -162,22 +162,15 @@ class Rules(NamedTuple):
             return "graded"
         if any(f"{path}/".startswith(f"{folder}/") for folder in folders):
             return "in the graded tests' folder"
-        return "steers the test runner" if is_protected(path, self.protected) else ""
+        return "steers the test runner" if is_protected(path) else ""
 
 
-def make_rules(
-    test_patch: str,
-    names: Iterable[str],
-    patch: str,
-    command: str,
-    protected: Sequence[str] | None = None,
-) -> Rules:
+def make_rules(test_patch: str, names: Iterable[str], patch: str, command: str) -> Rules:
     """Make the rules from a task's fields; `names` are those of FAIL_TO_PASS and PASS_TO_PASS."""
     reference = frozenset(patch_paths(patch))
     # a doctest's file is code: what the reference changes there is no test's
     named = {path for name in names if (path := graded_file(name)) and path not in reference}
-    kept = PROTECTED if protected is None else tuple(protected)
-    return Rules(frozenset({*patch_paths(test_patch), *named}), reference, kept, command)
+    return Rules(frozenset({*patch_paths(test_patch), *named}), reference, command)
 
 
 def graded_file(name: str) -> str:
@@ -251,18 +244,15 @@ def is_graded(path: str, graded: Collection[str]) -> bool:
     return path in graded or any(end.startswith("/") and f"/{path}".endswith(end) for end in graded)
 
 
-def is_protected(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern fits the path from some folder of it on, or one of its folders.
+def is_protected(path: str) -> bool:
+    """Whether the path, or a folder of it, has a name of PROTECTED.
 
-    >>> is_protected("src/conftest.py", ["conftest.py"]), is_protected("a/X.Dist-Info/RECORD", ["*.dist-info"])
+    >>> is_protected("src/conftest.py"), is_protected("a/X.Dist-Info/RECORD")
     (True, True)
     """
-    parts = path.lower().split("/")
-    lowered = [pattern.lower() for pattern in patterns]
-    names = set(parts)
-    if any("/" in pattern for pattern in lowered):
-        names |= {"/".join(parts[index:]) for index in range(len(parts))}
-    return any(fnmatchcase(name, pattern) for name in names for pattern in lowered)
+    return any(
+        fnmatchcase(name, pattern) for name in path.lower().split("/") for pattern in PROTECTED
+    )
 
 
 def command_files(command: str) -> frozenset[str]:

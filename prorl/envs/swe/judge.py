@@ -25,9 +25,9 @@ from typing import NamedTuple
 import orjson
 
 from prorl.envs.swe import fields, guard, shell
-from prorl.envs.swe.apply import apply, guarded_apply
 from prorl.envs.swe.tested import RUNNER_S, Harness, Tested, run_tests
 from prorl.envs.swe.verdict import NOTHING, bad_task, score_of
+from prorl.envs.swe.workspace import apply, guarded_apply
 from prorl.envs.tools import cut_short
 from prorl.errors import SandboxError
 from prorl.limits import Deadline
@@ -69,9 +69,7 @@ class Judge(NamedTuple):
             return await _Runs(self, snapshot, left, has_twin).score()
 
     async def _change(self) -> tuple[str, str]:
-        return await guarded_apply(
-            self.sandbox, self.artefact, fields.rules(self.task), fields.patch(self.task)
-        )
+        return await guarded_apply(self.sandbox, self.artefact, fields.rules(self.task))
 
 
 class _Runs:

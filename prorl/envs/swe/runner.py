@@ -52,7 +52,6 @@ class Heard:
         self._num_bytes = 0
         self.is_there = False
         self.outcomes: dict[str, bool] = {}
-        self.modules: dict[str, str] = {}
 
     def hear(self) -> bool:
         data = self._end.recv(1 << 16)
@@ -66,10 +65,8 @@ class Heard:
     def _take(self, line: bytes) -> None:
         """A line; what no witness says is nothing."""
         try:
-            message = json.loads(line.decode("utf-8", "replace"))
-            outcomes, modules = message.get("outcomes", {}), message.get("modules", {})
+            outcomes = json.loads(line.decode("utf-8", "replace")).get("outcomes", {})
             told = {str(name): bool(good) for name, good in outcomes.items()}
-            self.modules.update({str(name): str(place) for name, place in modules.items()})
         except (ValueError, AttributeError, RecursionError):
             return
         self.is_there = True
@@ -120,12 +117,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     log, timed_out = listen(child, ours, heard, job)
     end_all(child)
     return {
-        "workspace": os.getcwd(),
         "timed_out": timed_out,
         "log": log.decode("utf-8", "replace"),
         "is_witnessed": heard.is_there,
         "outcomes": heard.outcomes,
-        "modules": heard.modules,
     }
 
 

@@ -57,11 +57,7 @@ class Tested(NamedTuple):
     log: str
     """End of what was printed."""
     timed_out: bool = False
-    modules: Mapping[str, str] = {}
-    """Where top-level modules came from."""
     failed: frozenset[str] = frozenset()
-    workspace: str = ""
-    """Path of the repository, as the tests saw it."""
 
     def count(self, names: Sequence[str]) -> int:
         """How many of these tests passed.
@@ -165,8 +161,7 @@ def _read(report: Json, harness: Harness) -> Tested:
     if not told and not (report["is_witnessed"] and harness.is_told):
         good, failed = read_log(log, harness.parser)
         passed = good - failed
-    modules = {_text(name): _text(place) for name, place in report["modules"].items()}
-    return Tested(passed, log, modules=modules, failed=failed, workspace=report["workspace"])
+    return Tested(passed, log, failed=failed)
 
 
 @cache

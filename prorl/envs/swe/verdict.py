@@ -40,9 +40,7 @@ def check_untouched(task: Task, tested: Tested) -> None:
     _check_all(task, tested, "PASS_TO_PASS", "on the untouched repository")
     failing = test_names(task, "FAIL_TO_PASS")
     if tested.count(failing) == len(failing):
-        raise bad_task(
-            task, f"its FAIL_TO_PASS tests pass on the untouched repository{_strange(task, tested)}"
-        )
+        raise bad_task(task, "its FAIL_TO_PASS tests pass on the untouched repository")
 
 
 def check_reference(task: Task, tested: Tested) -> None:
@@ -65,7 +63,7 @@ def _check_all(task: Task, tested: Tested, key: str, when: str) -> None:
         raise bad_task(
             task,
             f"{len(missing)} of {len(names)} {key} tests do not pass {when}, e.g. {missing[0]!r}:"
-            f" {guess}?{_strange(task, tested)} {end}",
+            f" {guess}? {end}",
         )
 
 
@@ -75,18 +73,6 @@ def _never_ran(name: str, tested: Tested) -> str:
     module = path.removesuffix(".py").replace("/", ".")
     told = tested.passed | tested.failed
     return "" if any(one.startswith(path) or module in one for one in told) else path
-
-
-def _strange(task: Task, tested: Tested) -> str:
-    """Which module under test came from elsewhere, for people; empty: none."""
-    for path in guard.patch_paths(str(task.data.get("patch") or "")):
-        parts = path.split("/")
-        parts = parts[1:] if len(parts) > 1 and parts[0] in ("src", "lib") else parts
-        name = parts[0].removesuffix(".py")
-        origin = tested.modules.get(name, "")
-        if path.endswith(".py") and origin and not origin.startswith(f"{tested.workspace}/"):
-            return f" ({name} is imported from {origin}, not from the repository)"
-    return ""
 
 
 def bad_task(task: Task, why: str) -> RolloutError:

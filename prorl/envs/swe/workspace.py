@@ -1,4 +1,5 @@
-"""The workspace of a `swe` task: the repository is brought into it, and its changes are read back.
+"""The workspace of a `swe` task: the repository is brought into it, its changes are read back, and
+applied to a fresh one before any code of theirs has run.
 
 Invariant: it is one git commit without history, made from the task's own files, archive or image.
 """
@@ -7,17 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from prorl.envs.swe import fields, shell
+from prorl.envs.swe import fields, guard, shell
+from prorl.envs.swe.guard import Rules
 from prorl.envs.tools import field_error
 from prorl.errors import NotFoundError, SandboxError, TaskError
 from prorl.protocols import Sandbox
-from prorl.types import FailureCode, Task
+from prorl.types import FailureCode, Task, ToolResult
 
 MAX_ARCHIVE_BYTES = 256 << 20
-SETUP_S, DIFF_S = 600.0, 40.0
+SETUP_S, DIFF_S, GIT_S = 600.0, 40.0, 60.0
+MAX_PATHS_BYTES = 8 << 20
+_SHOWN_PATHS = 5
+_WILD = re.compile(r"([*?\[\\])")
 
 _FURTHER = {"base_commit": "", "setup": "", "environment": {}, "requirements": [], "wheels": ""}
 """Fields that `prepare` reads beside files and archive, with what stands for none."""
@@ -105,3 +112,53 @@ async def _run(task: Task, sandbox: Sandbox, what: str, script: str, limit_s: fl
             f"task {task.task_id!r}: {what} {end}: {done.output.strip()[-1000:]}",
             hint="run it by hand in such a sandbox",
         )
+
+
+async def apply(
+    sandbox: Sandbox, patch: bytes, without: Collection[str] = (), only: str = ""
+) -> ToolResult:
+    """`git apply`, without these paths, or one alone."""
+    argv = [
+        "git",
+        "apply",
+        "--whitespace=nowarn",
+        *(f"--exclude={_exactly(one)}" for one in without),
+    ]
+    argv += [f"--include={_exactly(only)}"] if only else []
+    return await sandbox.exec([*argv, "-"], GIT_S, patch)
+
+
+def _exactly(path: str) -> str:
+    """A path as git's pattern; a byte that is no UTF-8 has become U+FFFD, which stands for any."""
+    return _WILD.sub(r"\\\1", path).replace("\ufffd", "*")
+
+
+async def guarded_apply(sandbox: Sandbox, change: bytes, rules: Rules) -> tuple[str, str]:
+    """Apply what counts of a change: (why it does not apply, what was left out, for people)."""
+    if guard.moves_files(change):
+        return "it renames files, which a diff of ours never does", ""
+    listed = await sandbox.exec(["bash", "-c", shell.PATHS_OF], GIT_S, change)
+    if listed.exit_code != 0:
+        return listed.output, ""
+    rows = (await sandbox.get(shell.PATHS, MAX_PATHS_BYTES)).split(b"\0")
+    paths = [row.split(b"\t", 2)[2].decode("utf-8", "replace") for row in rows if b"\t" in row]
+    left = guard.left_out(paths, rules, await _there(sandbox, guard.questions(paths)))
+    applied = await apply(sandbox, change, left)
+    return (applied.output, "") if applied.exit_code != 0 else ("", _told(left))
+
+
+async def _there(sandbox: Sandbox, paths: Sequence[str]) -> frozenset[str]:
+    if not paths:
+        return frozenset()
+    await sandbox.put(shell.ASKED, "".join(f"{path}\0" for path in paths).encode())
+    await sandbox.exec(["bash", "-c", shell.THERE], GIT_S)
+    found = (await sandbox.get(shell.PATHS, MAX_PATHS_BYTES)).decode("utf-8", "replace")
+    return frozenset(found.split("\0"))
+
+
+def _told(left: dict[str, str]) -> str:
+    if not left:
+        return ""
+    shown = ", ".join(f"{path} ({why})" for path, why in list(left.items())[:_SHOWN_PATHS])
+    more = f" and {len(left) - _SHOWN_PATHS} more" if len(left) > _SHOWN_PATHS else ""
+    return f"left out of the change: {shown}{more}\n"
