@@ -1,4 +1,4 @@
-"""The row formats that task files come in: one file a format, one name in `NAMES`.
+"""The row formats that task files come in: one name in `NAMES` each.
 
 A format knows the keys that give it away and turns one row into a Task. The first of `NAMES` whose
 keys are all in a file's first row is the file's format; `prorl run` and `prorl check` say which it
@@ -18,23 +18,22 @@ from prorl.errors import TaskError
 from prorl.types import Json, Task
 
 NAMES = (
-    "prorl_rows:FORMAT",
-    "humaneval:FORMAT",
-    "multi_swe:FORMAT",
+    "questions:PRORL",
+    "programs:HUMANEVAL",
     "r2e_gym:FORMAT",
     "swe_smith:FORMAT",
     "swebench:FORMAT",
-    "verl:FORMAT",
-    "nemo_gym:FORMAT",
+    "questions:VERL",
+    "questions:NEMO_GYM",
     "programs:LIVECODEBENCH",
     "programs:APPS",
     "programs:CONTEST",
-    "choices:LISTED",
-    "choices:LABELLED",
-    "choices:GPQA",
-    "choices:SCIQ",
-    "gsm8k:FORMAT",
-    "answers:FORMAT",
+    "questions:LISTED",
+    "questions:LABELLED",
+    "questions:GPQA",
+    "questions:SCIQ",
+    "questions:GSM8K",
+    "questions:ANSWERS_FORMAT",
 )
 """Modules of this folder and what they define, most particular first."""
 

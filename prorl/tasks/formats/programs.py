@@ -1,4 +1,4 @@
-"""Programming problems with cases: APPS, TACO, LiveCodeBench, code_contests, Codeforces.
+"""Programming problems: HumanEval; APPS, TACO, LiveCodeBench, code_contests, Codeforces.
 
 APPS and TACO have `question` and `input_output`, LiveCodeBench `question_content` and test cases as
 JSON, code_contests `description`, `public_tests` ..., Codeforces rows `description`,
@@ -74,6 +74,23 @@ def _task(row: Row, source: str, index: int, prompt: str, data: Mapping[str, Jso
         data={key: value for key, value in data.items() if value not in ("", None)},
         data_source=source,
     )
+
+
+def read_humaneval(row: Row, index: int) -> Task:
+    """task_id, prompt, entry_point, test [, canonical_solution]."""
+    data = {name: text(row, name) for name in ("prompt", "entry_point", "test")}
+    if "canonical_solution" in row:
+        data["canonical_solution"] = text(row, "canonical_solution")
+    return Task(
+        task_id=text(row, "task_id"),
+        env="code",
+        prompt=data["prompt"],
+        data=data,
+        data_source="humaneval",
+    )
+
+
+HUMANEVAL = Format("humaneval", ("task_id", "prompt", "entry_point", "test"), read_humaneval)
 
 
 # ---- APPS, TACO

@@ -104,13 +104,20 @@ def _draw(split: Split, seed: int, rng: random.Random, index: int) -> Task | Non
     form = rng.choice(FORMS)
     operands = tuple(_operand(rng, digits) for digits in form.digits)
     letters = dict(zip("abc", operands, strict=False))
-    answer = _answer(form, letters)
-    if answer is None or split_of(operands) != split:
+    expression = form.expression.format(**letters)
+    answer = eval(expression)
+    first, second = operands[:2]
+    is_fair = {
+        "remainder": first >= second,
+        "quotient": first >= second,
+        "average": (first + second) % 2 == 0,
+    }.get(form.name, answer >= 0)
+    if not is_fair or split_of(operands) != split:
         return None
     opening, phrase = rng.choice(wordings(OPENINGS, form.phrases, split))
     data = {
         "operands": list(operands),
-        "expression": form.expression.format(**letters),
+        "expression": expression,
         "answer": str(answer),
         "form": form.name,
     }
@@ -122,25 +129,3 @@ def _operand(rng: random.Random, digits: int) -> int:
     """Between 2 and `digits` digits, each length as likely."""
     length = rng.randint(1, digits)
     return rng.randint(max(2, 10 ** (length - 1)), 10**length - 1)
-
-
-def _answer(form: Form, letters: dict[str, int]) -> int | None:
-    """The value, or None where the question would not be a fair one."""
-    a, b, c = letters["a"], letters["b"], letters.get("c", 0)
-    values = {
-        "multiply_add": a * b + c,
-        "multiply_subtract": a * b - c,
-        "add_multiply": (a + b) * c,
-        "subtract_multiply": (a - b) * c,
-        "add": a + b,
-        "less_than": b - a,
-        "multiply": a * b,
-        "remainder": a % b,
-        "quotient": a // b,
-        "average": (a + b) // 2 if (a + b) % 2 == 0 else -1,
-        "add_three": a + b + c,
-        "square_add": a * a + b,
-    }
-    value = values[form.name]
-    unfair = value < 0 or (form.name in ("remainder", "quotient") and a < b)
-    return None if unfair else value

@@ -77,59 +77,27 @@ def generate(split: Split, seed: int, n: int) -> list[Task]:
     return distinct(n, rng, partial(_draw, split, seed))
 
 
-class Basket(NamedTuple):
-    """What is bought, and the money that there is."""
-
-    prices: dict[str, int]
-    quantities: list[int]
-    money: int
-
-    @classmethod
-    def draw(cls, rng: random.Random, form: Form) -> Basket:
-        """One that the form can ask about."""
-        items = rng.sample(ITEMS, form.num_items)
-        prices = {item: rng.randint(2, 99) for item in items}
-        quantities = [rng.randint(2, 20) for _ in items]
-        return cls(prices, quantities, rng.randint(10, 999) if "{m}" in form.expression else 0)
-
-    @property
-    def items(self) -> list[str]:
-        """What is bought, in order."""
-        return list(self.prices)
-
-    def letters(self) -> dict[str, Json]:
-        """What the letters of a form stand for."""
-        return (
-            dict(zip("xy", self.items, strict=False))
-            | dict(zip("qr", self.quantities, strict=False))
-            | {"m": self.money}
-        )
-
-    def answer(self, form: Form) -> int:
-        """The value that the form asks for; negative where the question is not a fair one."""
-        pairs = zip(self.quantities, self.prices.values(), strict=True)
-        first, *others = (quantity * price for quantity, price in pairs)
-        if form.name == "change":
-            return self.money - first
-        return first - sum(others) if form.name == "more" else first + sum(others)
-
-
 def _draw(split: Split, seed: int, rng: random.Random, index: int) -> Task | None:
     """A task, or None for a question of the other split or one that is not fair."""
     form = rng.choice(FORMS)
-    basket = Basket.draw(rng, form)
-    if split_of((*basket.items, *basket.quantities, basket.money)) != split:
-        return None
-    if (answer := basket.answer(form)) < 0:
+    items = rng.sample(ITEMS, form.num_items)
+    prices = {item: rng.randint(2, 99) for item in items}
+    quantities = [rng.randint(2, 20) for _ in items]
+    money = rng.randint(10, 999) if "{m}" in form.expression else 0
+    letters: dict[str, Json] = {"m": money}
+    for names, values in (("xy", items), ("qr", quantities), ("ps", prices.values())):
+        letters.update(zip(names, values, strict=False))
+    expression = form.expression.format(**letters)
+    answer = eval(expression)
+    if split_of((*items, *quantities, money)) != split or answer < 0:
         return None
     opening, phrase = rng.choice(wordings(form.openings, form.phrases, split))
-    letters, prices = basket.letters(), dict(zip("ps", basket.prices.values(), strict=False))
     data = {
-        "prices": basket.prices,
-        "items": basket.items,
-        "quantities": basket.quantities,
-        "money": basket.money,
-        "expression": form.expression.format(**letters, **prices),
+        "prices": prices,
+        "items": items,
+        "quantities": quantities,
+        "money": money,
+        "expression": expression,
         "answer": str(answer),
         "form": form.name,
     }
