@@ -6,7 +6,7 @@
 | answers | MATH and AIME (`problem`, `answer`), DeepScaleR, DAPO-Math, most home-made files |
 | gsm8k | Cobbe et al. 2021; files of short answers have the same keys and are `answers` |
 | choices, arc, gpqa, sciq | MMLU and its kin, ARC, GPQA, SciQ |
-| verl | its Parquet files; a ground truth that is JSON with inputs and outputs is a program's tests |
+| verl | its Parquet files; a ground truth of inputs and outputs as JSON is a program's tests |
 | nemo_gym | its JSON Lines: what is asked beside what its resources servers read |
 
 Where the right choice comes first by the row's making, the choices are put in an order that depends
