@@ -31,8 +31,6 @@ class Repeats(Protocol):
 
 
 class ToolCalls:
-    """The tool calls of one attempt."""
-
     def __init__(self, context: AttemptContext) -> None:
         self._context, self._journal = context, context.journal
         self._clock = context.deadline.clock

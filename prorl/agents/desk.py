@@ -57,7 +57,6 @@ class Lease:
     """Requests that are being answered."""
 
     def heard(self) -> None:
-        """It has given a sign of life."""
         self.heard_at = asyncio.get_running_loop().time()
 
 
@@ -86,7 +85,6 @@ class Desk:
 
     @classmethod
     def of(cls, config: ServiceConfig, worker: str) -> Desk:
-        """A RUN worker's."""
         credentials = LiveCredentials(config.tls_dir / SERVICE_FILE) if config.listener else None
         return cls(config.guests_at(worker), keys_of(config), config.token, credentials)
 
@@ -169,7 +167,6 @@ class Desk:
         return f"{lease}.{hmac.digest(self._secret, lease.encode(), hashlib.sha256).hex()}"
 
     def leased(self, lease: str) -> Lease | None:
-        """The attempt that a guest has, unless that has ended."""
         return self._leased.get(lease)
 
     async def wait_for(self, name: str, wait_s: float, grant: TokenGrant) -> None:

@@ -35,8 +35,6 @@ answers, but slowly, is as its agent has made it.
 
 
 class End(NamedTuple):
-    """How the loop ended."""
-
     stop: StopReason
     failure: Failure = Failure(code=FailureCode.NONE)
     artefact: bytes | None = None
@@ -53,7 +51,6 @@ _STOPS = {
 
 
 def end_with(code: FailureCode, message: str = "") -> End:
-    """The end that a failure code means."""
     return End(_STOPS.get(code, StopReason.FAILED), Failure(code=code, message=message))
 
 
@@ -90,7 +87,6 @@ async def concluded(
 
 
 async def _ended(loop: Coroutine[Json, Json, End]) -> End:
-    """The loop's end; an error that passes out of it becomes one."""
     try:
         with boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"):
             return await loop

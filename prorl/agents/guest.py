@@ -32,10 +32,7 @@ END_S = 10.0
 
 
 class GuestAgent:
-    """Implements `prorl.protocols.Agent`; holds no state of an attempt."""
-
     async def run(self, context: AttemptContext) -> Trajectory:
-        """Drive one attempt to its end; see `concluded`."""
         sampler = Sampler(context)
         return await concluded(context, sampler.record, _drive(context, sampler))
 

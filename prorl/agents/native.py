@@ -55,7 +55,6 @@ class _Attempt:
         self._calls = ToolCalls(context)
 
     async def drive(self) -> End:
-        """Turns until one ends the loop."""
         context, record = self._context, self.record
         prompt = self._journal.context(0, 0)
         if prompt is None:
@@ -87,7 +86,6 @@ class _Attempt:
         return self._extend(completion, outputs)
 
     def _extend(self, completion: Completion, outputs: Sequence[Message]) -> End | None:
-        """Append the bridge, if it fits."""
         context, record = self._context, self.record
         bridge = self._journal.context(len(record.turns), record.segment)
         if bridge is None:

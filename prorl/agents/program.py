@@ -55,14 +55,11 @@ export HOME
 
 
 class ProgramAgent:
-    """Implements `prorl.protocols.Agent`; holds no state of an attempt."""
-
     def __init__(self, name: str, program: Program) -> None:
         self._name = program.argv[0] if name.startswith(COMMAND) else name
         self._program = program
 
     async def run(self, context: AttemptContext) -> Trajectory:
-        """Drive one attempt to its end; see `concluded`."""
         sampler = Sampler(context)
         return await concluded(context, sampler.record, self._drive(context, sampler))
 

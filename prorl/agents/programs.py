@@ -32,8 +32,6 @@ MODEL = "policy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """How a program is started in a sandbox."""
-
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)

@@ -40,8 +40,6 @@ _FIRST_CAPACITY = 4096
 
 
 class SequenceRecord:
-    """One append-only token sequence."""
-
     def __init__(self, segment: int = 0, lineage: Lineage = Lineage.MAIN, parent: int = -1) -> None:
         self.segment, self.lineage, self.parent = segment, lineage, parent
         self._ids_L: Int32 = np.empty(_FIRST_CAPACITY, dtype=np.int32)
@@ -61,7 +59,6 @@ class SequenceRecord:
 
     @property
     def num_sampled(self) -> int:
-        """How many ids were sampled so far."""
         return sum(map(len, self._logprobs))
 
     @property
@@ -77,7 +74,6 @@ class SequenceRecord:
         return view
 
     def context(self, ids: Int32, turn: int) -> None:
-        """Append a prompt or tool output."""
         self._append(ids)
         self.last_context = ids
         self._span(self._length, SpanKind.CONTEXT, -1, turn, 0.0)
@@ -102,11 +98,9 @@ class SequenceRecord:
 
     @property
     def trains(self) -> bool:
-        """Whether any of its ids do."""
         return SpanKind.TRAINED in self._kinds
 
     def sequence(self, weight: float) -> Sequence:
-        """The sequence as it is now."""
         return Sequence(
             segment=self.segment,
             lineage=self.lineage,
@@ -230,7 +224,6 @@ class AttemptRecord:
         )
 
     def tools(self, tool_s: float, num_calls: int) -> None:
-        """Write down the tool calls of the last turn."""
         self.tool_s += tool_s
         self.turns[-1] = replace(self.turns[-1], tool_s=tool_s, tool_calls=num_calls)
 

@@ -36,8 +36,6 @@ class RefusedError(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One request, whatever its dialect."""
-
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     max_tokens: int | None = None
@@ -55,8 +53,6 @@ class Asked:
 
 
 class Reply(NamedTuple):
-    """What the policy said, as its agent gets it."""
-
     number: int
     """Of the call in its attempt."""
     message: Message
@@ -71,7 +67,6 @@ class Reply(NamedTuple):
 
 
 def read_object(value: Json, what: str) -> dict[str, Json]:
-    """A JSON object. Raises RefusedError."""
     if not isinstance(value, dict):
         raise RefusedError(f"{what} is {_kind(value)}", "a JSON object")
     return value

@@ -45,7 +45,6 @@ _ROLES = {"system": "system", "developer": "system", "user": "user"}
 
 
 def parse(body: dict[str, Json]) -> Asked:
-    """What a request asks. Raises RefusedError."""
     refuse(body, _REFUSED)
     messages = read_list(body.get("messages"), "messages")
     if not messages:
@@ -100,7 +99,6 @@ def _call(sent: dict[str, Json]) -> ToolCall:
 
 
 def answer(asked: Asked, reply: Reply) -> Json:
-    """The whole answer."""
     said = reply.message
     message: dict[str, Json] = {"role": "assistant", "content": said.content or None}
     if said.reasoning:
@@ -113,7 +111,6 @@ def answer(asked: Asked, reply: Reply) -> Json:
 
 
 def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
-    """The same as a stream."""
     head, said = _head(asked, reply, "chat.completion.chunk"), reply.message
 
     def chunk(delta: Json, finish: str | None = None) -> bytes:
@@ -134,12 +131,10 @@ def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
 
 
 def error(kind: str, message: str) -> Json:
-    """Body of an answer that is none."""
     return {"error": {"message": message, "type": kind, "code": kind, "param": None}}
 
 
 def failed(kind: str, message: str) -> bytes:
-    """Event that ends a stream which had begun."""
     return _event(error(kind, message))
 
 

@@ -99,7 +99,6 @@ class Door:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How often what happened."""
         return self._ledger.counts
 
     def protocol(self) -> asyncio.Protocol:
@@ -112,7 +111,6 @@ class Door:
         await self._ledger.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request, whoever listens."""
         if not self.asked.done():
             self.asked.set_result(None)
         if self._key not in ("", sent_key(request)):
@@ -209,6 +207,5 @@ def _is_open(request: web.BaseRequest) -> bool:
 
 
 def failure(dialect: Dialect, status: int, kind: str, text: str) -> web.Response:
-    """An answer that is none."""
     body = orjson.dumps(dialect.error(kind, text))
     return web.Response(status=status, body=body, content_type=_JSON)

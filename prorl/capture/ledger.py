@@ -49,8 +49,6 @@ TRAINS = {"main": (Lineage.MAIN, Lineage.COMPACT), "all": tuple(Lineage)}
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """One model call."""
-
     number: int
     asked: Asked
     prompt: bytes
@@ -71,8 +69,6 @@ class Call:
 
 
 class Ledger:
-    """The calls of one attempt."""
-
     def __init__(self, context: AttemptContext, sampler: Sampler, train: str = "main") -> None:
         self._context, self._sampler, self._record = context, sampler, sampler.record
         self._renderer, self._trains = context.renderer, TRAINS[train]
@@ -129,7 +125,6 @@ class Ledger:
         return call
 
     def count(self, asked: Asked) -> int:
-        """Length of the prompt that a request would have. Raises RefusedError."""
         try:
             return len(self._prompt(asked))
         except TaskError as error:

@@ -43,7 +43,6 @@ _SIGNATURE = "c2lnbmF0dXJl"
 
 
 def parse(body: dict[str, Json]) -> Asked:
-    """What a request asks. Raises RefusedError."""
     refuse(body, _REFUSED)
     system = read_parts(body.get("system"), ("text",))
     first = (Message(role="system", content=system),) if system else ()
@@ -108,13 +107,11 @@ def _messages(sent: dict[str, Json]) -> Iterator[Message]:
 
 
 def answer(asked: Asked, reply: Reply) -> Json:
-    """The whole answer."""
     blocks = [block | {"input": _input(call)} if call else block for block, call in _blocks(reply)]
     return _message(asked, reply) | {"content": blocks}
 
 
 def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
-    """The same as a stream."""
     message = _message(asked, reply)
     usage = message["usage"] | {"output_tokens": 1}
     begun = message | {"content": [], "stop_reason": None, "usage": usage}
@@ -142,12 +139,10 @@ def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
 
 
 def error(kind: str, message: str) -> Json:
-    """Body of an answer that is none."""
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def failed(kind: str, message: str) -> bytes:
-    """Event that ends a stream which had begun."""
     return _event("error", error={"type": kind, "message": message})
 
 

@@ -61,7 +61,6 @@ _TEXT_SCHEMA = {
 
 
 def parse(body: dict[str, Json]) -> Asked:
-    """What a request asks. Raises RefusedError."""
     refuse(body, _REFUSED)
     if "message.output_text.logprobs" in read_list(body.get("include"), "include"):
         raise RefusedError("include names logprobs", "a request without them")
@@ -163,7 +162,6 @@ def _assistant(items: list[dict[str, Json]]) -> Message:
 
 
 def answer(asked: Asked, reply: Reply) -> Json:
-    """The whole answer."""
     return _response(asked, reply, _items(asked, reply))
 
 
@@ -241,7 +239,6 @@ def _call(asked: Asked, call: ToolCall, item_id: str) -> dict[str, Json]:
 
 
 def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
-    """The same as a stream."""
     numbers, items = count(), _items(asked, reply)
     response = _response(asked, reply, items)
     begun = response | {"status": "in_progress", "output": [], "usage": None}
@@ -283,12 +280,10 @@ def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
 
 
 def error(kind: str, message: str) -> Json:
-    """Body of an answer that is none."""
     return {"error": {"message": message, "type": kind, "code": kind, "param": None}}
 
 
 def failed(kind: str, message: str) -> bytes:
-    """Event that ends a stream which had begun."""
     return _event({"type": "error", "code": kind, "message": message, "param": None})
 
 

@@ -34,7 +34,6 @@ TASK_INDEX = "_ng_task_index"
 
 
 def routes(rollouts: Rollouts) -> list[web.RouteDef]:
-    """What a Gym asks an agent."""
 
     async def run(request: web.Request) -> web.Response:
         row = await body_of(request, "responses_create_params")
@@ -73,7 +72,6 @@ def _task(row: dict[str, Json]) -> Task:
 
 
 def response(asked: dict[str, Json], answer: Answer) -> dict[str, Json]:
-    """The rollout as OpenAI's Responses has it, with its ids."""
     row, items = answer.row, list[dict[str, Json]]()
     name = f"{row['run_id']}_{row['rollout_id']}"
     if (sequence := answer.main) is not None:
@@ -112,7 +110,6 @@ def response(asked: dict[str, Json], answer: Answer) -> dict[str, Json]:
 
 
 def _items(name: str, message: dict[str, Json]) -> list[dict[str, Json]]:
-    """Items of one message."""
     text = message["content"]
     if message["role"] == "tool":
         call = message["call_id"] or f"call_{message['turn']}_0"

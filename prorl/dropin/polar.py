@@ -48,8 +48,6 @@ MAX_ENDED = 4096
 
 @dataclass(slots=True)
 class _Job:
-    """A task that was submitted."""
-
     request: dict[str, Json]
     asked: Asked
     status: str = "running"
@@ -59,7 +57,6 @@ class _Job:
 
 
 def routes(rollouts: Rollouts) -> list[web.RouteDef]:
-    """Polar's rollout server; its tasks are this closure's."""
     jobs: dict[str, _Job] = {}
     early = set[str]()
     """Cancelled by who could not know that the submission was still on its way."""
@@ -97,7 +94,6 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
         return answered({"task_id": name, "status": "running"})
 
     async def follow(name: str, job: _Job) -> None:
-        """Wait for the members, then say so."""
         enough = job.request.get("early_stop_min_usable_sessions") or len(job.asked.rollouts)
 
         async def member(index: int) -> None:
@@ -219,7 +215,6 @@ def _status(answer: Answer) -> str:
 
 
 def _result(name: str, job: _Job, index: int, answer: Answer) -> dict[str, Json]:
-    """A SessionResult."""
     row, error = answer.row, answer.failed or None
     stages = {f"{stage}_ms": 1000 * row[f"{stage}_s"] for stage in ("init", "run", "eval")}
     about = {key: row[key] for key in ("stop_reason", "failure_code", "num_turns", "attempt")}

@@ -32,7 +32,6 @@ from prorl.types import Json
 
 
 def routes(rollouts: Rollouts) -> list[web.RouteDef]:
-    """The seven endpoints; their state is this closure's."""
     jobs: dict[str, set[asyncio.Future[Answer]]] = {}
     servers = list[str]()
     running = False
@@ -128,7 +127,6 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
 
 
 def result(instance: dict[str, Json], answer: Answer) -> dict[str, Json]:
-    """What `/process` answers."""
     row = answer.row
     done = row["stop_reason"] == "done"
     artefact = bytes(row["artefact"]).decode(errors="replace")

@@ -37,8 +37,6 @@ LOOK_S = 0.1
 
 
 class Asked(NamedTuple):
-    """A group of the service."""
-
     run: str
     group: int
     rollouts: range
@@ -55,8 +53,6 @@ class Piece(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One rollout as it is stored."""
-
     row: Mapping[str, Json]
     sequences: tuple[Sequence, ...]
     turns: list[dict[str, Json]]
@@ -75,7 +71,6 @@ class Answer(NamedTuple):
         return "" if row["valid"] else str(row["failure_message"] or row["failure_code"]) or "void"
 
     def said_in(self, sequence: Sequence) -> list[dict[str, Json]]:
-        """Its part of the transcript."""
         segments = {turn["turn"]: turn["segment"] for turn in self.turns}
         return [
             message

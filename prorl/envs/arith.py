@@ -22,15 +22,12 @@ _OUTPUT_CHARS = 40
 
 @reward("exact")
 def exact(task: Task, artefact: bytes) -> Judgement:
-    """1 if the artefact is the task's answer, character for character."""
     given, right = artefact.decode("utf-8", "replace"), task.data["answer"]
     said = "right" if given == right else f"expected {right}, given {given[:_OUTPUT_CHARS]}"
     return Judgement(float(given == right), said)
 
 
 class ArithEnv(BaseEnv):
-    """`python` in the sandbox, of which the policy reads one short line."""
-
     name = "arith"
     system = "Answer with a number."
     needs = ("expression", "answer")
@@ -50,7 +47,6 @@ class ArithEnv(BaseEnv):
         return replace(result, output=short_output(result), exit_code=kept)
 
     def reference(self, task: Task) -> Solution:
-        """One call of `python` with the right expression."""
         return Solution(
             (ToolCall(PYTHON.name, {"code": task.data["expression"]}),), task.data["answer"]
         )

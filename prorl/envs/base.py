@@ -122,7 +122,6 @@ class BaseEnv:
         return spec_of(task, inside)
 
     def messages(self, task: Task) -> tuple[Message, ...]:
-        """The system message, if there is one, and the prompt."""
         user = Message(role="user", content=task.prompt)
         return (Message(role="system", content=self.system), user) if self.system else (user,)
 
@@ -153,7 +152,6 @@ class BaseEnv:
     async def score(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        """What the rubric says, with the task's further parts. Raises GraderError."""
         return await self.rubric.score(task, artefact, sandbox, deadline)
 
     def reference(self, task: Task) -> Reference:

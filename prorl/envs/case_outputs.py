@@ -30,7 +30,6 @@ def _differs(output: str, expected: Any) -> str:
 
 
 def same_text(given: str, expected: str) -> bool:
-    """Whether a program's output is right."""
     lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (given, expected)]
     if lines[0] == lines[1]:
         return True
@@ -57,7 +56,6 @@ def _same_number(value: float, wanted: float) -> bool:
 
 
 def same_value(value: Any, wanted: Any) -> bool:
-    """Whether what a function gave is right."""
     if isinstance(wanted, float) and isinstance(value, int | float):
         return _same_number(value, wanted)
     if isinstance(value, list) and isinstance(wanted, list):

@@ -78,8 +78,6 @@ async def tests(
 
 
 class CodeEnv(BaseEnv):
-    """All tools in RUN; none in EVAL, where the judge is started directly."""
-
     name = "code"
     system = _SYSTEM
     offers = (BASH, PYTHON, FILES)

@@ -29,8 +29,6 @@ from prorl.types import FailureCode, RewardPart, Score, Task
 
 
 class GuestEnv(BaseEnv):
-    """Implements `prorl.protocols.BringsAgent`, too."""
-
     name = "guest"
     agent = "guest"
 

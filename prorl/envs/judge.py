@@ -98,7 +98,6 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Inverse of `encode`."""
     if not isinstance(value, dict):
         return value
     ((tag, inner),) = value.items()
@@ -198,7 +197,6 @@ def ask(channel: socket.socket, request: Any) -> Any:
 
 
 def judge(channel: socket.socket, job: Any) -> int:
-    """Run the tests against the program behind the channel; the verdict."""
     candidate = stand_in(channel)
     try:
         check = check_of(job, candidate)
@@ -258,7 +256,6 @@ def fork_program() -> tuple[int, socket.socket]:
 
 
 def main() -> int:
-    """Fork the program's process, read the job, judge, say so."""
     hide()
     pid, channel = fork_program()
     job = json.loads(sys.stdin.read())

@@ -39,7 +39,6 @@ _SYSTEM = (
 async def correct(
     task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
 ) -> Judgement:
-    """1 for the reference answer, else 0. Raises GraderError."""
     gold, text = str(task.data["answer"]), artefact.decode("utf-8", "replace")
     judged, why = await grading.ask(
         grading.RULES,
@@ -60,8 +59,6 @@ async def correct(
 
 
 class MathEnv(BaseEnv):
-    """A Python tool in RUN; EVAL needs no sandbox. The artefact is the end of the final message."""
-
     name = "math"
     system = _SYSTEM
     offers = (PYTHON,)

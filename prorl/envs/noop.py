@@ -12,13 +12,10 @@ from prorl.types import Task
 
 @reward("done")
 def done(task: Task, artefact: bytes) -> float:
-    """Reward 1 for whatever was said."""
     return 1.0
 
 
 class NoopEnv(BaseEnv):
-    """An env that any answer solves; `task.data` is not read."""
-
     name = "noop"
     rubric = Rubric((done, 1.0))
 

@@ -17,8 +17,6 @@ from prorl.types import Task, ToolCall
 
 
 class ShopEnv(ArithEnv):
-    """Arithmetic as in `arith`, with prices that must be looked up first."""
-
     name = "shop"
     repeatable = ("price",)
 
@@ -27,7 +25,6 @@ class ShopEnv(ArithEnv):
         return str(task.data["prices"].get(item, "error: not sold"))
 
     def check(self, task: Task) -> None:
-        """Raise TaskError if `task.data` lacks prices, items, the expression or the answer."""
         super().check(task)
         prices, items = task.data.get("prices"), task.data.get("items")
         if (

@@ -56,8 +56,6 @@ async def correct(
 
 
 class StemEnv(BaseEnv):
-    """A Python tool in RUN; EVAL needs no sandbox."""
-
     name = "stem"
     system = (
         "Answer the question. Reason step by step; use the python tool for arithmetic. End with the"

@@ -23,7 +23,6 @@ BAD_CALL = 2
 def make_spec(
     name: str, description: str, required: Sequence[str], **properties: Mapping[str, Json]
 ) -> ToolSpec:
-    """A tool's spec from the JSON schemas of its arguments."""
     return ToolSpec(
         name, description, {"type": "object", "properties": properties, "required": list(required)}
     )

@@ -214,7 +214,6 @@ class _Doing:
         self._sandbox = sandbox
 
     async def __call__(self, op: str, arguments: Sequence[Any]) -> tuple[str, Any]:
-        """What came of it, or the error that it raised."""
         assert self._sandbox is not None
         assert op in SANDBOX_OPS
         try:
@@ -254,7 +253,6 @@ class UsersEnv(BaseEnv):
         return self.plan.messages
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """Ask, unless it has nothing to prepare."""
         if "prepare" in self.plan.hooks:
             wall_s = self._until - now() - LEAD_S
             await self._asking.ask("prepare", wall_s, None, sandbox=sandbox)
@@ -262,7 +260,6 @@ class UsersEnv(BaseEnv):
     async def call(
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
     ) -> ToolResult:
-        """Ask for what is its own; all other tools are in the sandbox."""
         if "call" in self.plan.hooks or (call.name in self.plan.own_tools and not call.error):
             wall_s = timeout_s + CALL_GRACE_S
             found: ToolResult = await self._asking.ask(
@@ -272,7 +269,6 @@ class UsersEnv(BaseEnv):
         return await super().call(task, sandbox, call, timeout_s)
 
     async def repeats(self, call: ToolCall) -> bool:  # type: ignore[override]
-        """Ask where it knows better than its list says."""
         if "repeats" in self.plan.hooks:
             return bool(await self._asking.ask("repeats", HOOK_S, bool, call, again=True))
         if "call" in self.plan.hooks and not self.plan.own_tools:
@@ -284,7 +280,6 @@ class UsersEnv(BaseEnv):
         )
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
-        """Ask, unless it is the answer's text."""
         if "artefact" not in self.plan.hooks:
             return await super().artefact(task, final, sandbox)
         found: bytes = await self._asking.ask(

@@ -113,7 +113,6 @@ def _eos(checkpoint: Checkpoint, tokenizer: HFTokenizer) -> list[int]:
 def _templates(
     spec: RendererSpec, checkpoint: Checkpoint
 ) -> tuple[ChatTemplate, ChatTemplate | None]:
-    """The chat template, and the one for tools where there is another. Raises ConfigError."""
     from prorl.renderer.template import ChatTemplate
 
     source, tool_source = checkpoint.template, checkpoint.tool_template

@@ -39,8 +39,6 @@ _MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,60}｜>|\[/?[A-Z]+(
 
 
 class Case(NamedTuple):
-    """One thing to prove: `new` follows the last message of `past`."""
-
     kind: TurnKind
     past: tuple[Message, ...]
     new: tuple[Message, ...]
@@ -133,7 +131,6 @@ def _calls(renderer: TemplateRenderer) -> str:
 
 
 def judge(renderer: TemplateRenderer, case: Case) -> Finding:
-    """The verdict of one case."""
     try:
         text = bare(renderer.prompt_text((*case.past, *case.new), (TOOL,)))
         before = bare(renderer.prompt_text(case.past[:-1], (TOOL,)))

@@ -41,7 +41,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """Parse only the body of the block."""
         next(parser.stream)
         body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return body
@@ -105,12 +104,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         _bound(self._calls, MAX_CALLS, "calls")
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call as the immutable sandbox does, and count it."""
         self._called()
         return super().call(context, function, *args, **kwargs)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Look an item up as the immutable sandbox does, and count it."""
         self._called()
         return super().getitem(obj, argument)
 

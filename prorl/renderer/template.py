@@ -61,7 +61,6 @@ class ChatTemplate:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the template's text, in hex."""
         return sha256(self.source.encode()).hexdigest()
 
     @property
@@ -191,8 +190,6 @@ def _token(value: Json) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateDialect:
-    """How a template wants messages where templates differ."""
-
     arguments_as_text: bool = False
     """Calls carry their arguments as JSON text (DeepSeek V3 and R1)."""
     silent_calls: bool = False

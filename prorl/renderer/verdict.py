@@ -22,8 +22,6 @@ class Verdict(StrEnum):
 
 
 class TurnKind(StrEnum):
-    """What kind of turn follows another in a conversation."""
-
     USER = "user"
     """A user message after an answer."""
     RESULT = "result"
@@ -39,15 +37,11 @@ class TurnKind(StrEnum):
 
 
 class Finding(NamedTuple):
-    """What was found of a case, and the template's own words where it refuses."""
-
     verdict: Verdict
     why: str = ""
 
 
 class Proof(NamedTuple):
-    """What is known of a renderer."""
-
     findings: dict[TurnKind, Finding]
     thinks: bool
     """Its turns hold thoughts, in this run's mode."""
@@ -67,7 +61,6 @@ class Proof(NamedTuple):
         return self.calls
 
     def worst(self, *kinds: TurnKind) -> Verdict:
-        """The worst verdict among kinds."""
         return max((self.findings[kind].verdict for kind in kinds), key=list(Verdict).index)
 
     def summary(self) -> tuple[str, str]:

@@ -28,8 +28,6 @@ _SHOWN_BAD = 5
 
 @dataclass(slots=True, kw_only=True)
 class TaskSet:
-    """Tasks and how they were read."""
-
     source: str
     format: str
     """Name of the format that was found by looking."""

@@ -42,8 +42,6 @@ MAX_LINE = 64 << 20
 
 
 class Placed(NamedTuple):
-    """A row and where it was found."""
-
     place: str
     """`FILE, line 3` or `FILE, row 3`."""
     row: Row | TaskError
@@ -202,7 +200,6 @@ def _unpacked(path: Path) -> Iterator[Any]:
 
 
 def is_rows(path: Path) -> bool:
-    """Whether a file's name is one that rows have."""
     return path.name.endswith(_SUFFIXES)
 
 

@@ -66,7 +66,6 @@ class SweEnv(BaseEnv):
     scores_in_sandbox = True
 
     def check(self, task: Task) -> None:
-        """The fields are there and of the right form; nothing is run. Raises TaskError."""
         super().check(task)
         check_fields(task)
 
@@ -92,7 +91,6 @@ class SweEnv(BaseEnv):
     async def call(
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
     ) -> ToolResult:
-        """Run a tool; bash in the task's environment."""
         exports = fields.exports(task)
         command = call.arguments.get("command") if call.name == BASH.name else None
         if exports and isinstance(command, str):

@@ -90,19 +90,16 @@ def patch(task: Task) -> bytes:
 
 
 def files(task: Task) -> Mapping[str, str]:
-    """The repository, where it is in the task itself."""
     found: Mapping[str, str] = task.data.get("files") or {}
     return found
 
 
 def environment(task: Task) -> Mapping[str, str]:
-    """Variables of setup, tests and the agent's bash."""
     found: Mapping[str, str] = task.data.get("environment") or {}
     return found
 
 
 def exports(task: Task) -> str:
-    """Lines of bash that set the environment."""
     return shell.exports(environment(task), task.data.get("image") or "")
 
 
@@ -118,12 +115,10 @@ def command(task: Task) -> str:
 
 
 def log_parser(task: Task) -> str:
-    """How the tests' log is read."""
     return str(task.data.get("log_parser") or choose(command(task)))
 
 
 def rules(task: Task) -> guard.Rules:
-    """What of a change does not count."""
     return guard.make_rules(
         test_patch(task),
         (*test_names(task, "FAIL_TO_PASS"), *test_names(task, "PASS_TO_PASS")),

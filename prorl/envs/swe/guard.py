@@ -135,8 +135,6 @@ def moves_files(change: bytes) -> bool:
 
 
 class Rules(NamedTuple):
-    """What is known about a task's tests."""
-
     graded: frozenset[str]
     """Paths, and for unittest ends of paths that begin with `/`."""
     reference: frozenset[str]
@@ -240,7 +238,6 @@ def is_side(path: str) -> bool:
 
 
 def is_graded(path: str, graded: Collection[str]) -> bool:
-    """Whether a test's name or the tests' patch tells of this file."""
     return path in graded or any(end.startswith("/") and f"/{path}".endswith(end) for end in graded)
 
 

@@ -47,8 +47,6 @@ REAL, RIGHT, LEFT = "real", "right", "left"
 
 
 class Judge(NamedTuple):
-    """One change, in a prepared sandbox of its own."""
-
     task: Task
     sandbox: Sandbox
     deadline: Deadline
@@ -169,7 +167,6 @@ def _has_twin(task: Task) -> bool:
 
 
 def _job(task: Task, seed: str, mode: str) -> bytes:
-    """What `twin.py` reads."""
     rules = fields.rules(task)
     folders = {folder for path in rules.graded if (folder := guard.test_folder(path))}
     return orjson.dumps(

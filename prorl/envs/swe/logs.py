@@ -26,8 +26,6 @@ from typing import NamedTuple
 
 
 class Found(NamedTuple):
-    """The names of tests that a log speaks of."""
-
     passed: frozenset[str]
     failed: frozenset[str]
 
@@ -263,6 +261,5 @@ def choose(command: str) -> str:
 
 
 def read_log(log: str, parser: str) -> Found:
-    """What a log says, by a parser of PARSERS."""
     passed, failed = PARSERS[parser](log)
     return Found(frozenset(passed), frozenset(failed))

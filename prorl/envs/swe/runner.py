@@ -44,8 +44,6 @@ def hide() -> None:
 
 
 class Heard:
-    """What the witness says."""
-
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._rest = b""
@@ -74,13 +72,11 @@ class Heard:
             self.outcomes[name] = good and self.outcomes.get(name, True)
 
     def hear_rest(self) -> None:
-        """Hear what has been said, and wait for nobody."""
         while select.select([self._end], [], [], 0)[0] and self.hear():
             pass
 
 
 def environment(job: dict[str, Any], witness_fd: int, place: str) -> dict[str, str]:
-    """The tests' own, with the witness in front."""
     env = {**os.environ, **job["environment"]}
     env["PRORL_WITNESS"] = str(witness_fd)
     for name, ours, between in (
@@ -212,7 +208,6 @@ def state_of(pid: int) -> tuple[str, int]:
 
 
 def write(path: str, content: bytes) -> None:
-    """A fresh file, whatever lies there."""
     if os.path.lexists(path):
         os.unlink(path)
     with open(path, "xb") as file:
@@ -220,7 +215,6 @@ def write(path: str, content: bytes) -> None:
 
 
 def main() -> int:
-    """Read the job, run it, write the report, say its digest."""
     hide()
     job = json.loads(sys.stdin.read())
     found = run(job)

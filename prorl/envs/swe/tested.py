@@ -51,8 +51,6 @@ prorl_witness.watch_unittest()
 
 
 class Tested(NamedTuple):
-    """What came out of one run of the tests."""
-
     passed: frozenset[str]
     log: str
     """End of what was printed."""
@@ -77,8 +75,6 @@ class Tested(NamedTuple):
 
 
 class Harness(NamedTuple):
-    """How the tests of a task are run, and how what they say is read."""
-
     command: str
     limit_s: float
     environment: Mapping[str, str]
@@ -151,7 +147,6 @@ def _short(names: Iterable[str]) -> set[str]:
 
 
 def _read(report: Json, harness: Harness) -> Tested:
-    """What a report of the runner says."""
     log = report["log"]
     if report["timed_out"]:
         return Tested(frozenset(), f"{log}\nthe tests did not end in time", timed_out=True)

@@ -61,7 +61,6 @@ def is_side(path: str, job: dict[str, Any]) -> bool:
 
 
 def is_graded(path: str, job: dict[str, Any]) -> bool:
-    """Whether a test's name or the tests' patch tells of this file."""
     return any(f"/{path}".endswith(one if one[0] == "/" else f"/{one}") for one in job["graded"])
 
 
@@ -75,7 +74,6 @@ def read(path: str) -> ast.Module | None:
 
 
 def spoken_of(tree: ast.Module) -> set[str]:
-    """The words of a module's imports and attributes."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -153,7 +151,6 @@ def wanted_of(names: list[str], trees: list[ast.Module]) -> set[str]:
 
 
 def rewrite(job: dict[str, Any]) -> dict[str, Any]:
-    """Rewrite the files; what was done."""
     if not hasattr(ast, "unparse"):
         return {"altered": 0, "ambiguous": False}
     values = Values(job["seed"])

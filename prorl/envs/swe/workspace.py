@@ -103,7 +103,6 @@ async def changes(sandbox: Sandbox) -> bytes:
 
 
 async def _run(task: Task, sandbox: Sandbox, what: str, script: str, limit_s: float) -> None:
-    """Run a script of the task's in the workspace. Raises TaskError when it fails."""
     done = await sandbox.exec(["bash", "-c", f"set -e\n{fields.exports(task)}{script}"], limit_s)
     if done.timed_out or done.exit_code != 0:
         in_time = f"ended with exit status {done.exit_code}"

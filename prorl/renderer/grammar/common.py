@@ -29,8 +29,6 @@ _PYTHON_WORDS: Mapping[str, Json] = {"True": True, "False": False, "None": None}
 
 
 class Said(NamedTuple):
-    """What a completion says: content, reasoning, calls."""
-
     content: str
     calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
@@ -51,7 +49,6 @@ def broken(error: str, text: str, name: str = "", id: str = "") -> ToolCall:
 
 
 def excerpt(text: str) -> str:
-    """Text short enough for an error."""
     text = text.strip()
     return text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + "..."
 
@@ -183,7 +180,6 @@ def _cut_off(error: str, text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Content as it is stored."""
     return bare(text).strip()
 
 

@@ -98,7 +98,6 @@ def read_gsm8k(row: Row, index: int) -> Task:
 
 
 def is_worked(row: Row) -> bool:
-    """Whether the answer is a worked solution."""
     answer = row["answer"]
     return isinstance(answer, str) and ("####" in answer or len(answer) > _SHORT_CHARS)
 
@@ -189,7 +188,6 @@ VERL = Format("verl", ("prompt", "reward_model"), read_verl)
 
 
 def read_nemo_gym(row: Row, index: int) -> Task:
-    """responses_create_params, and what it is judged by."""
     asked = row["responses_create_params"]
     metadata = asked.get("metadata") if isinstance(asked, dict) else None
     if isinstance(metadata, dict) and "instance_dict" in metadata:
