@@ -14,7 +14,7 @@ True
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -48,8 +48,6 @@ class Asked:
     """Of tools that Responses groups, by their bare names."""
     custom: frozenset[str] = frozenset()
     """Tools of Responses that take text instead of arguments."""
-    ignored: tuple[str, ...] = ()
-    """Fields that asked for something which the run decides."""
 
 
 class Reply(NamedTuple):
@@ -148,16 +146,12 @@ def read_tool(name: Json, description: Json, parameters: Json) -> ToolSpec:
 def refuse(body: Mapping[str, Json], unset: Mapping[str, Json]) -> None:
     """Raise RefusedError where a field asks for what this door does not do.
 
-    `unset` says with which value each field asks for nothing.
+    `unset` says with which value each field asks for nothing. What the run decides (temperature,
+    stop, tool_choice ...) is not read.
     """
     for name, nothing in unset.items():
         if body.get(name) not in (None, nothing):
             raise RefusedError(f"{name} is given", f"a request without {name}")
-
-
-def given(body: Mapping[str, Json], names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the named fields that say something."""
-    return tuple(name for name in names if body.get(name) not in (None, [], {}, "auto", "none"))
 
 
 def _kind(value: Json) -> str:

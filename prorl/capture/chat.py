@@ -15,7 +15,6 @@ from prorl.capture.canonical import (
     RefusedError,
     Reply,
     argument_text,
-    given,
     read_call,
     read_limit,
     read_list,
@@ -29,18 +28,6 @@ from prorl.types import FinishReason, Json, Message, ToolCall
 
 KEEP_ALIVE = b": keep-alive\n\n"
 _REFUSED = {"n": 1, "logprobs": False, "audio": {}, "functions": [], "modalities": ["text"]}
-_IGNORED = (
-    "temperature",
-    "top_p",
-    "seed",
-    "stop",
-    "tool_choice",
-    "response_format",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "reasoning_effort",
-)
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
 
 
@@ -65,7 +52,6 @@ def parse(body: dict[str, Json]) -> Asked:
         stream=bool(body.get("stream")),
         wants_usage=bool(read_object(options, "stream_options").get("include_usage")),
         model=read_text(body.get("model"), "model"),
-        ignored=given(body, _IGNORED),
     )
 
 

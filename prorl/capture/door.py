@@ -74,7 +74,6 @@ class Door:
     """The model server of one attempt. Belongs to the event loop that made it.
 
     `key`: of clients that could be others; where only the attempt's can connect, none is needed.
-    `train` says which conversations train: main, with what it became after compactions, or all.
     """
 
     def __init__(
@@ -83,10 +82,9 @@ class Door:
         sampler: Sampler,
         *,
         key: str = "",
-        train: str = "main",
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        self._ledger = Ledger(context, sampler, train)
+        self._ledger = Ledger(context, sampler)
         self._key, self._keep_alive_s = key, keep_alive_s
         self._server = web.Server(self.handle, access_log=None)
         self.asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -124,7 +122,6 @@ class Door:
         if request.method == "HEAD":
             return web.Response()
         if dialect is None or request.method != "POST":
-            self._ledger.counts["not_found"] += 1
             text = f"{request.method} {request.path} is not served here; there are {_ROUTES}"
             return failure(chat, 404, "not_found_error", text)
         try:
@@ -133,7 +130,6 @@ class Door:
                 return web.json_response({"input_tokens": self._ledger.count(asked)})
             call = self._ledger.call(asked, lambda: _is_open(request))
         except RefusedError as error:
-            self._ledger.counts["refused"] += 1
             return failure(dialect, 400, "invalid_request_error", str(error))
         except RolloutError as error:
             return failure(dialect, 503, "api_error", f"the rollout has ended: {error}")

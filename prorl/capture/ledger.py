@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from prorl.agents.sampler import Sampler
     from prorl.types import Int32
 
-TRAINS = {"main": (Lineage.MAIN, Lineage.COMPACT), "all": tuple(Lineage)}
-"""Which lineages train."""
+TRAINED = (Lineage.MAIN, Lineage.COMPACT)
+"""Lineages that train: the task's conversation, and what it became after compactions."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,9 +69,9 @@ class Call:
 
 
 class Ledger:
-    def __init__(self, context: AttemptContext, sampler: Sampler, train: str = "main") -> None:
+    def __init__(self, context: AttemptContext, sampler: Sampler) -> None:
         self._context, self._sampler, self._record = context, sampler, sampler.record
-        self._renderer, self._trains = context.renderer, TRAINS[train]
+        self._renderer = context.renderer
         self._calls: list[Call] = []
         self._by_prompt: defaultdict[bytes, list[Call]] = defaultdict(list)
         self._own_ids: dict[str, ToolCall] = {}
@@ -108,8 +108,6 @@ class Ledger:
         except RolloutError as error:
             self._end(error)
             raise
-        self.counts["calls"] += 1
-        self.counts.update(f"ignored:{name}" for name in asked.ignored)
         call = Call(
             number=len(self._calls),
             asked=asked,
@@ -205,7 +203,7 @@ class Ledger:
 
         The first with tools has the task; where no agent names tools, the first.
         """
-        main = [call for call in self._calls if call.sequence.lineage in TRAINS["main"]]
+        main = [call for call in self._calls if call.sequence.lineage in TRAINED]
         if not main or (asked.tools and not main[0].asked.tools):
             for call in main:
                 call.sequence.lineage = Lineage.ASIDE
@@ -301,7 +299,7 @@ class Ledger:
             cached_tokens=completion.cached_tokens,
         )
         self._record.messages.append(call.reply.message)
-        if call.sequence.lineage in TRAINS["main"]:
+        if call.sequence.lineage in TRAINED:
             self._record.final = said.content
         return call.reply
 
@@ -333,7 +331,7 @@ class Ledger:
             self.counts["discarded"] += 1
             call.sequence.untrain(call.number)
         for sequence in {id(call.sequence): call.sequence for call in self._calls}.values():
-            if sequence.lineage not in self._trains:
+            if sequence.lineage not in TRAINED:
                 sequence.untrain()
         counted = {field.name: self.counts[field.name] for field in fields(DoorCounts)}
         self._record.door = DoorCounts(**counted)

@@ -14,7 +14,6 @@ from prorl.capture.canonical import (
     RefusedError,
     Reply,
     argument_text,
-    given,
     read_call,
     read_limit,
     read_list,
@@ -28,16 +27,6 @@ from prorl.types import FinishReason, Json, Message, ToolCall
 
 KEEP_ALIVE = b'event: ping\ndata: {"type": "ping"}\n\n'
 _REFUSED = {"container": "", "mcp_servers": []}
-_IGNORED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "stop_sequences",
-    "tool_choice",
-    "thinking",
-    "context_management",
-    "output_config",
-)
 _SIGNATURE = "c2lnbmF0dXJl"
 """Of thoughts: any will do, agents send it back unread."""
 
@@ -53,20 +42,17 @@ def parse(body: dict[str, Json]) -> Asked:
     ]
     if not messages:
         raise RefusedError("messages is empty", "a conversation")
-    tools, hosted = [], list[str]()
-    for sent in read_list(body.get("tools"), "tools"):
-        tool = read_object(sent, "a tool")
-        if "input_schema" in tool:
-            tools.append(read_tool(tool.get("name"), tool.get("description"), tool["input_schema"]))
-        else:
-            hosted.append(read_text(tool.get("type"), "a tool's type"))
+    sent = (read_object(tool, "a tool") for tool in read_list(body.get("tools"), "tools"))
     return Asked(
         messages=(*first, *messages),
-        tools=tuple(tools),
+        tools=tuple(  # those without a schema are hosted elsewhere
+            read_tool(tool.get("name"), tool.get("description"), tool["input_schema"])
+            for tool in sent
+            if "input_schema" in tool
+        ),
         max_tokens=read_limit(body, "max_tokens"),
         stream=bool(body.get("stream")),
         model=read_text(body.get("model"), "model"),
-        ignored=(*given(body, _IGNORED), *hosted),
     )
 
 

@@ -19,7 +19,6 @@ from prorl.capture.canonical import (
     RefusedError,
     Reply,
     argument_text,
-    given,
     read_call,
     read_limit,
     read_list,
@@ -29,9 +28,10 @@ from prorl.capture.canonical import (
     read_tool,
     refuse,
 )
+from prorl.capture.chat import KEEP_ALIVE as KEEP_ALIVE
+from prorl.capture.chat import error as error
 from prorl.types import FinishReason, Json, Message, ToolCall, ToolSpec
 
-KEEP_ALIVE = b": keep-alive\n\n"
 _REFUSED = {
     "previous_response_id": "",
     "conversation": "",
@@ -39,15 +39,6 @@ _REFUSED = {
     "top_logprobs": 0,
     "prompt": {},
 }
-_IGNORED = (
-    "temperature",
-    "top_p",
-    "tool_choice",
-    "text",
-    "truncation",
-    "reasoning",
-    "max_tool_calls",
-)
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 _OWN = ("reasoning", "function_call", "custom_tool_call")
@@ -64,7 +55,7 @@ def parse(body: dict[str, Json]) -> Asked:
     refuse(body, _REFUSED)
     if "message.output_text.logprobs" in read_list(body.get("include"), "include"):
         raise RefusedError("include names logprobs", "a request without them")
-    tools, namespaces, custom, hosted = _tools(read_list(body.get("tools"), "tools"))
+    tools, namespaces, custom = _tools(read_list(body.get("tools"), "tools"))
     instructions = read_text(body.get("instructions"), "instructions")
     first = (Message(role="system", content=instructions),) if instructions else ()
     messages = (*first, *_messages(body.get("input")))
@@ -78,15 +69,12 @@ def parse(body: dict[str, Json]) -> Asked:
         model=read_text(body.get("model"), "model"),
         namespaces=namespaces,
         custom=custom,
-        ignored=(*given(body, _IGNORED), *hosted),
     )
 
 
-def _tools(
-    sent: list[Json],
-) -> tuple[tuple[ToolSpec, ...], dict[str, str], frozenset[str], tuple[str, ...]]:
-    """Tools, namespaces by bare names, names of those that take text, types of hosted ones."""
-    tools, namespaces, custom, hosted = list[ToolSpec](), dict[str, str](), set[str](), list[str]()
+def _tools(sent: list[Json]) -> tuple[tuple[ToolSpec, ...], dict[str, str], frozenset[str]]:
+    """Tools, namespaces by bare names, names of those that take text; hosted ones are none."""
+    tools, namespaces, custom = list[ToolSpec](), dict[str, str](), set[str]()
     for tool in sent:
         kind = read_object(tool, "a tool").get("type")
         name, description = tool.get("name"), tool.get("description")
@@ -106,9 +94,7 @@ def _tools(
             custom.add(tools[-1].name)
         elif kind == "function":
             tools.append(read_tool(name, description, tool.get("parameters")))
-        else:
-            hosted.append(read_text(kind, "a tool's type"))
-    return tuple(tools), namespaces, frozenset(custom), tuple(hosted)
+    return tuple(tools), namespaces, frozenset(custom)
 
 
 def _messages(sent: Json) -> Iterator[Message]:
@@ -277,10 +263,6 @@ def events(asked: Asked, reply: Reply) -> Iterator[bytes]:
                 )
         yield event("response.output_item.done", output_index=index, item=item)
     yield event(f"response.{response['status']}", response=response)
-
-
-def error(kind: str, message: str) -> Json:
-    return {"error": {"message": message, "type": kind, "code": kind, "param": None}}
 
 
 def failed(kind: str, message: str) -> bytes:

@@ -111,7 +111,6 @@ async def test_what_cannot_be_expressed_is_refused_in_a_sentence(
         async with at.http.post(at.url + ROUTES[route], data=io.BytesIO(data)) as answer:
             assert answer.status == status
             assert said in (await answer.json())["error"]["message"]
-        assert at.door.counts["refused"] == 1
         assert not at.door.ended.done()
 
 

@@ -59,10 +59,10 @@ class Says:
 class Agent:
     """Conversations of one attempt; each op is something that agents were seen to do."""
 
-    def __init__(self, train: str = "main") -> None:
+    def __init__(self) -> None:
         self.backend = Says()
         self.sampler = Sampler(attempt(self.backend))
-        self.ledger = Ledger(attempt(self.backend), self.sampler, train)
+        self.ledger = Ledger(attempt(self.backend), self.sampler)
         self.asked: list[Asked] = []
         self.calls: list[Call] = []
         """In the order of the requests."""
@@ -172,12 +172,12 @@ OPS = st.tuples(st.integers(0, 7), st.integers(0, 30), st.integers(0, 4))
 
 
 @settings(max_examples=60, deadline=None)
-@given(ops=st.lists(OPS, max_size=14), train=st.sampled_from(["main", "all"]))
+@given(ops=st.lists(OPS, max_size=14))
 def test_no_token_is_lost_trained_twice_or_behind_another_prefix(
-    ops: Sequence[tuple[int, int, int]], train: str
+    ops: Sequence[tuple[int, int, int]],
 ) -> None:
     async def live() -> None:
-        agent = Agent(train)
+        agent = Agent()
         await agent.begin("fix it")
         for op in ops:
             await agent.do(*op)
