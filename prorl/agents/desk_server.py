@@ -1,15 +1,7 @@
-"""The HTTP of a `Desk`, for guests from elsewhere, on a listener of RUN's own.
+"""The HTTP of a `Desk`, for guests from elsewhere, on a listener of RUN's own (docs/guests.md).
 
-| request | its bearer | answer |
-|---|---|---|
-| POST /v1/guests/NAME/lease `{"slots": 1, "wait_s": 30}` | a token of role guest | `[LEASE]` |
-| POST /v1/guests/leases/LEASE/alive | the lease's key | 200 |
-| POST /v1/guests/leases/LEASE/done, what reward.json would say | the same | 200 |
-| POST /v1/guests/leases/LEASE/failed `{"code": "task" or "infra", "message"}` | the same | 200 |
-| all else | the same | the attempt's door (`prorl.capture.door`) |
-
-A lease: `{lease, run, rollout, attempt, task, base_url, key, env, deadline_s}`. What comes after
-its end gets 410, an outcome that is said again 200, another one 409. Model calls are signs of life.
+What comes after a lease's end gets 410, an outcome that is said again 200, another one 409. Model
+calls are signs of life; all paths but a lease's own are the attempt's door (`prorl.capture.door`).
 """
 
 from __future__ import annotations

@@ -1,19 +1,9 @@
 """Programs that can be agents, unmodified: one row each, with what brings them to the door.
 
-| name | speaks | comes from |
-|---|---|---|
-| mini-swe-agent 2.4.6 | Chat | pip |
-| aider 0.86.2 | Chat | pip |
-| codex 0.169.0 | Responses | npm |
-| claude-code 2.1.197 | Messages | npm |
-| opencode 1.18.33 | Chat | npm |
-| qwen-code 0.15.10 | Chat | npm |
-
 INIT installs them once a node where the task has no image; an image must have its program. Each was
-started in these versions (tests/agents/test_real_programs.py).
-
-`command: WORDS` is any other program that obeys OPENAI_BASE_URL or ANTHROPIC_BASE_URL. What stands
-in braces is filled in: {prompt}, {system}, {base_url}, {model}, {context} (tokens).
+started in these versions (tests/agents/test_real_programs.py). `command: WORDS` is any other
+program that obeys OPENAI_BASE_URL or ANTHROPIC_BASE_URL. What stands in braces is filled in:
+{prompt}, {system}, {base_url}, {model}, {context} (tokens).
 """
 
 from __future__ import annotations

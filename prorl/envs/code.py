@@ -1,22 +1,20 @@
 """Programming tasks; hidden tests decide. Two shapes: HumanEval's, complete a function (Chen et al.
 2021), and programs with cases (`code_cases.py`).
 
-| `task.data` of programs with cases | |
+| `task.data` | |
 |---|---|
+| prompt, entry_point, test | HumanEval's: the source up to the body; defines `check(candidate)` |
 | cases | list of {input, output}: texts; with `function` a list of arguments and a value |
 | function | name, a method of `class Solution` too; none: programs that read and print |
 | starter_code | shown after the prompt |
-| case_s, timeout_s | limits of a case (6) and of all cases (60) |
+| case_s, timeout_s | limits of a case (6) and of all of them (60; of HumanEval's tests 30) |
 | partial | true: the reward is the share of cases that pass; else all must |
-| canonical_solution | a whole program, for the oracle |
+| canonical_solution | a whole program, or HumanEval's body: for the oracle |
 
-HumanEval's shape: reads `data.prompt` (the source up to the body), `data.entry_point`, `data.test`
-(defines `check(candidate)`) and, for the oracle, `data.canonical_solution`; `data.timeout_s` bounds
-the tests; `data.tools` names further tools (`prorl/tools`), `data.image` an image. Invariants:
-tests never enter the RUN sandbox; only the program's text crosses into a fresh EVAL sandbox; the
-verdict is the judge's exit status and a nonce that the program never sees (`prorl/envs/judge.py`),
-so that exiting or printing passes nothing. What a program can cause scores 0; a judge that cannot
-start or tests that do not load raise GraderError.
+Invariants: tests never enter the RUN sandbox; only the program's text crosses into a fresh EVAL
+sandbox; HumanEval's verdict is the judge's exit status and a nonce that the program never sees
+(`judge.py`). What a program can cause scores 0; a judge that cannot start or tests that do not load
+raise GraderError.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A case is an input and what must be printed for it, or arguments and what a func
 (Codeforces, APPS, TACO, LiveCodeBench ...).
 
 The sandbox gets the program and one case's input at a time. What is expected and who compares
-(`case_outputs.py`) are here, outside, under another uid: there is no judge inside that a program
+(`grader.py`) are here, outside, under another uid: there is no judge inside that a program
 could read, stop or kill. What it does to its sandbox is its own failure.
 """
 

@@ -1,12 +1,22 @@
-"""The program in which answers are read and compared; `grading.py` asks it."""
+"""The program in which answers are read and compared; `grading.py` asks it.
+
+Of programs with cases a text is right when its lines are equal but for space at their ends, or word
+by word, numbers with a decimal point within 1e-6. A value is right when it is equal as Python
+compares (`2.0` is 2, True is 1; as LiveCodeBench does), tuples being lists, and decimals within
+1e-6.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from prorl.envs.answers import final_answer, judge, science
-from prorl.envs.case_outputs import same_output
 from prorl.helper.child import Answer, serve
+
+TOLERANCE = 1e-6
 
 
 def prepare(kind: str) -> Answer:
@@ -38,6 +48,59 @@ def _equal(reference: str, answer: str) -> bool:
         raise ValueError(f"the reference answer {reference!r} does not parse")
     given = parse(f"${answer}$", parsing_timeout=0)
     return bool(verify(wanted, given, timeout_seconds=0, raise_on_error=True))
+
+
+def same_output(output: str, expected: Any, is_value: bool) -> str:
+    """Why an output is wrong; empty when it is right. A value comes as JSON."""
+    if not is_value:
+        return "" if same_text(output, expected) else _differs(output, expected)
+    try:
+        value = json.loads(output)["value"]
+    except (ValueError, LookupError, TypeError):
+        return "gave no value that is JSON"
+    return "" if same_value(value, expected) else _differs(output, expected)
+
+
+def _differs(output: str, expected: Any) -> str:
+    return f"gave {output[:200]!r}, expected {str(expected)[:200]!r}"
+
+
+def same_text(given: str, expected: str) -> bool:
+    lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (given, expected)]
+    if lines[0] == lines[1]:
+        return True
+    words, wanted = given.split(), expected.split()
+    return len(words) == len(wanted) and all(map(_same_word, words, wanted))
+
+
+def _same_word(word: str, wanted: str) -> bool:
+    """Equal, or numbers in ASCII of which the wanted one has a decimal point or exponent."""
+    if word == wanted:
+        return True
+    if not any(char in wanted for char in ".eE") or not word.isascii() or "_" in word:
+        return False
+    try:
+        return _same_number(float(word), float(wanted))
+    except ValueError:
+        return False
+
+
+def _same_number(value: float, wanted: float) -> bool:
+    """Within TOLERANCE, relative or, where the number is not smaller than that, absolute."""
+    near = TOLERANCE if not wanted or abs(wanted) >= TOLERANCE else 0.0
+    return math.isclose(value, wanted, rel_tol=TOLERANCE, abs_tol=near)
+
+
+def same_value(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, float) and isinstance(value, int | float):
+        return _same_number(value, wanted)
+    if isinstance(value, list) and isinstance(wanted, list):
+        return len(value) == len(wanted) and all(map(same_value, value, wanted))
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return value.keys() == wanted.keys() and all(
+            same_value(value[key], wanted[key]) for key in wanted
+        )
+    return bool(value == wanted)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,8 @@
      "data": {"argv": ["/venvs/gym/bin/python", "{guests}/gymnasium_guest.py"],
               "id": "FrozenLake-v1", "seed": 7}}
 
-`data.argv` is started beside the RUN worker, in an empty folder and with OPENAI_BASE_URL,
-ANTHROPIC_BASE_URL and PRORL_TASK (a JSON file: task_id, prompt, sample_index, and `data` without
-argv); it leaves reward.json there: {"reward": x, ...}, or {"failed": "task" | "infra", "message"}.
-Other numbers in it are parts of the score with weight 0. It runs with the rights of the service
-and is trusted as a grader is, so a service takes such tasks only with `load_code`.
-
-`data.guest` instead: the name of guests that come from elsewhere and lease what they play
-(`prorl/agents/desk_server.py`). See docs/guests.md.
+`data.argv` is started beside the RUN worker with the rights of the service; `data.guest` instead is
+the name of guests that come from elsewhere. What they are given and leave: docs/guests.md.
 """
 
 from __future__ import annotations

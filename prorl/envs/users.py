@@ -87,8 +87,6 @@ class Plan:
     own_tools: tuple[str, ...]
     repeatable: tuple[str, ...]
     partial_credit: bool
-    slow_s: float
-    """What it took to find out."""
 
 
 def users_code(task: Task) -> tuple[str, ...]:

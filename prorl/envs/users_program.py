@@ -6,8 +6,7 @@ import asyncio
 import inspect
 import os
 import signal
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prorl.envs import get_env
@@ -16,8 +15,8 @@ from prorl.envs.user_tools import user_spec
 from prorl.errors import ProrlError, RolloutError, TaskError, UserError
 from prorl.helper.child import Answer, Channel, place_of, serve
 from prorl.limits import Deadline
-from prorl.protocols import CachedWorkspace, Env, Sandbox, Verifies
-from prorl.types import Json, SandboxRef, Score, Stage, Task, ToolCall, ToolResult
+from prorl.protocols import CachedWorkspace, Env
+from prorl.types import Json, SandboxRef, Stage, Task, ToolResult
 
 HOOKS = ("prepare", "call", "repeats", "artefact", "verify")
 
@@ -28,7 +27,7 @@ def prepare(channel: Channel, name: str, *tools: str) -> Answer:
     code = [_code_of(type(env))]
     for tool in tools:
         user_spec(tool)
-    hooks, runner = _Hooks(env), asyncio.Runner()
+    hooks, runner = _hooks(env), asyncio.Runner()
     mine = tuple(filter(None, code))
 
     def answer(question: tuple[str, Task, tuple[Any, ...], SandboxRef | None]) -> Any:
@@ -36,7 +35,7 @@ def prepare(channel: Channel, name: str, *tools: str) -> Answer:
         sandbox = None if ref is None else _Sandbox(ref, channel)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # who waits may give up
         try:
-            return ["gave", runner.run(getattr(hooks, hook)(task, sandbox, *given))]
+            return ["gave", runner.run(_awaited(hooks[hook], task, sandbox, *given))]
         except TaskError as error:
             return ["task", error.given, error.expected, error.hint]
         except UserError as error:
@@ -52,6 +51,11 @@ def prepare(channel: Channel, name: str, *tools: str) -> Answer:
     return answer
 
 
+async def _awaited(hook: Callable[..., Any], *arguments: Any) -> Any:
+    answer = hook(*arguments)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
 def _code_of(thing: Any) -> str:
     """Where the files of a user's part lie: its top package, else the file's folder."""
     module = inspect.getmodule(thing)
@@ -64,67 +68,52 @@ def _code_of(thing: Any) -> str:
     return f"{file}{os.sep}"
 
 
-class _Hooks:
-    def __init__(self, env: Env) -> None:
-        self._env = env
+def _hooks(env: Any) -> Mapping[str, Callable[..., Any]]:
+    """What may be asked, each by the task and its sandbox; users write hooks plain or `async`."""
+    return {
+        "plan": lambda task, sandbox: _plan(env, task),
+        "prepare": env.prepare,
+        "call": env.call,
+        "repeats": lambda task, sandbox, call: bool(env.repeats(call)),
+        "artefact": lambda task, sandbox, final: env.artefact(task, final, sandbox),
+        "score": lambda task, sandbox, artefact, left_s: env.score(
+            task, artefact, sandbox, Deadline(left_s)
+        ),
+        "verify": lambda task, sandbox, left_s: env.verify(task, sandbox, Deadline(left_s)),
+        "reference": lambda task, sandbox: _reference(env, task),
+    }
 
-    async def plan(self, task: Task, sandbox: Sandbox | None) -> Mapping[str, Json]:
-        env, began = self._env, time.monotonic()
-        env.check(task)
-        hooks = {
-            hook
-            for hook in HOOKS
-            if (found := getattr(type(env), hook, None)) is not None
-            and found is not getattr(BaseEnv, hook, None)
-        }
-        if isinstance(env, Verifies):
-            hooks.add("verify")
-        return {
-            "name": str(env.name),
-            "messages": tuple(env.messages(task)),
-            "tools": tuple(env.tools(task)),
-            "run": env.sandbox(task, Stage.RUN),
-            "eval": env.sandbox(task, Stage.EVAL),
-            "preparation": env.preparation(task) if isinstance(env, CachedWorkspace) else None,
-            "hooks": sorted(hooks),
-            "own_tools": tuple(getattr(env, "own_tools", ())),
-            "repeatable": tuple(getattr(env, "repeatable", ())),
-            "partial_credit": bool(getattr(env, "partial_credit", False)),
-            "slow_s": time.monotonic() - began,
-        }
 
-    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        await self._env.prepare(task, sandbox)
+def _plan(env: Env, task: Task) -> Mapping[str, Json]:
+    env.check(task)
+    hooks = {
+        hook
+        for hook in HOOKS
+        if (own := getattr(type(env), hook, None)) is not None
+        and own is not getattr(BaseEnv, hook, None)
+    }
+    return {
+        "name": str(env.name),
+        "messages": tuple(env.messages(task)),
+        "tools": tuple(env.tools(task)),
+        "run": env.sandbox(task, Stage.RUN),
+        "eval": env.sandbox(task, Stage.EVAL),
+        "preparation": env.preparation(task) if isinstance(env, CachedWorkspace) else None,
+        "hooks": sorted(hooks),
+        "own_tools": tuple(getattr(env, "own_tools", ())),
+        "repeatable": tuple(getattr(env, "repeatable", ())),
+        "partial_credit": bool(getattr(env, "partial_credit", False)),
+    }
 
-    async def call(
-        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
-    ) -> ToolResult:
-        return await self._env.call(task, sandbox, call, timeout_s)
 
-    async def repeats(self, task: Task, sandbox: Sandbox | None, call: ToolCall) -> bool:
-        return bool(self._env.repeats(call))  # type: ignore[attr-defined]
-
-    async def artefact(self, task: Task, sandbox: Sandbox | None, final: str) -> bytes:
-        return await self._env.artefact(task, final, sandbox)
-
-    async def score(
-        self, task: Task, sandbox: Sandbox | None, artefact: bytes, left_s: float
-    ) -> Score:
-        return await self._env.score(task, artefact, sandbox, Deadline(left_s))
-
-    async def verify(self, task: Task, sandbox: Sandbox | None, left_s: float) -> None:
-        assert isinstance(self._env, Verifies)
-        assert sandbox is not None
-        await self._env.verify(task, sandbox, Deadline(left_s))
-
-    async def reference(self, task: Task, sandbox: Sandbox | None) -> Solution:
-        found = self._env.reference(task)
-        if inspect.isawaitable(found):
-            found = await found
-        if not hasattr(found, "calls"):
-            given = f"the reference of env {task.env!r} is a {type(found).__name__}"
-            raise TaskError(given, "Solution(calls, answer)")
-        return Solution(tuple(found.calls), str(found.answer))
+async def _reference(env: Env, task: Task) -> Solution:
+    solution = env.reference(task)
+    if inspect.isawaitable(solution):
+        solution = await solution
+    if not hasattr(solution, "calls"):
+        given = f"the reference of env {task.env!r} is a {type(solution).__name__}"
+        raise TaskError(given, "Solution(calls, answer)")
+    return Solution(tuple(solution.calls), str(solution.answer))
 
 
 class _Sandbox:

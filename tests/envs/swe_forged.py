@@ -301,6 +301,20 @@ FILES: dict[str, dict[str, str]] = {
         "pytest.ini": "[pytest]\naddopts = -p evil\n",
         "src/evil.py": EVIL,
     },
+    "settings in other places": {
+        **dict.fromkeys((".pytest.ini", "tox.ini"), "[pytest]\naddopts = --collect-only\n"),
+        "setup.cfg": "[tool:pytest]\naddopts = --collect-only\n",
+        ".coveragerc": "[run]\nplugins = evil\n",
+        "tests/pyproject.toml": '[tool.pytest.ini_options]\naddopts = "--collect-only"\n',
+    },
+    "what the runner imports": {
+        "argparse.py": EVIL,
+        "pluggy.py": EVIL,
+        "iniconfig/__init__.py": EVIL,
+        "pytest_cov.py": EVIL,
+        "src/tomllib.py": EVIL,
+        "src/prorl_witness.py": "x",
+    },
     "the test's file": {"tests/test_core.py": "def test_all(): pass\n"},
 }
 """path -> content, beside no work at all."""

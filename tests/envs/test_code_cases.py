@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from prorl.envs.case_outputs import same_text, same_value
 from prorl.envs.code import CodeEnv
+from prorl.envs.grader import same_text, same_value
 from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox

@@ -163,6 +163,26 @@ async def test_a_fix_counts_beside_what_git_stumbles_over(
     assert score.reward == 1, score.log
 
 
+@pytest.mark.parametrize(
+    "then",
+    [
+        "sed -i 's/$/\\r/' calc/parse.py README.md; echo '* text=auto eol=crlf' > .gitattributes",
+        "echo '*.py filter=mine diff=mine -text' > .gitattributes; git config core.autocrlf true",
+        "git mv README.md README.rst; ln -s parse.py calc/also.py; ln -s README.rst README.md",
+        "mkdir calc/new; git mv calc/parse.py calc/new/it.py; mv calc/new calc/parse;"
+        " echo 'from calc.parse.it import parse' > calc/parse/__init__.py",
+        "git commit -qam done; git checkout -q -b other; git gc -q; echo 'x = 1' > calc/argparse.py",
+        "echo 1 > \"$(printf 'caf\\351.txt')\"; echo > 'what[1]*?.txt'; printf 'x = 1' > calc/last.py",
+        "printf '[project]\\nname = \"calc\"\\n' > pyproject.toml; echo 'def test_mine(): pass' >"
+        " tests/test_mine.py",
+    ],
+    ids=["line ends", "filters", "renames", "a package", "commits", "odd names", "settings"],
+)
+async def test_a_fix_counts_however_it_is_laid_down(host: UnixSandboxHost, then: str) -> None:
+    score = await _bash(host, f"{FIX}; {then}")
+    assert score.reward == 1, score.log
+
+
 async def test_a_workspace_that_cannot_be_read_is_the_policys_failure_and_says_so(
     host: UnixSandboxHost,
 ) -> None:
