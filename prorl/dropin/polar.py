@@ -31,7 +31,6 @@ from prorl.dropin.rollouts import (
     logprobs_of,
     mask_of,
     sampling_of,
-    sequences_sampled,
     task_of,
 )
 from prorl.errors import ConflictError, TaskError
@@ -225,7 +224,7 @@ def _result(name: str, job: _Job, index: int, answer: Answer) -> dict[str, Json]
         "trajectory": {
             "status": _status(answer),
             "metadata": about | {"record_count": row["num_turns"]},
-            "traces": [_trace(answer, sequence) for sequence in sequences_sampled(answer)],
+            "traces": [_trace(answer, one) for one in answer.sequences if len(one.logprobs_C)],
             "error": error,
         },
         # their model forbids keys that it does not know

@@ -11,7 +11,7 @@ and stays open. Answers are read from the run directory, so that nothing of them
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
 from itertools import groupby
@@ -291,8 +291,3 @@ async def refusals(request: web.Request, handler: Any) -> web.StreamResponse:
     except web.HTTPException as error:
         return answered({"detail": error.text}, error.status)
     return response
-
-
-def sequences_sampled(answer: Answer) -> Iterator[Sequence]:
-    """Those that hold anything that the policy said."""
-    return (one for one in answer.sequences if len(one.logprobs_C))

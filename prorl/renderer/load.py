@@ -27,7 +27,7 @@ from prorl.tokenizer import HFTokenizer, load_tokenizer
 from prorl.types import Json
 
 if TYPE_CHECKING:
-    from prorl.protocols import Renderer, Tokenizer
+    from prorl.protocols import Renderer
     from prorl.renderer.template import ChatTemplate, Checkpoint
 
 ENTRY_POINTS = "prorl.renderers"
@@ -46,7 +46,13 @@ def make_renderer(spec: RendererSpec) -> Renderer:
     tokenizer = load_tokenizer(spec.model)
     is_toy = not isinstance(tokenizer, HFTokenizer) or tokenizer.compact_tools
     if spec.name == CHATML or (not spec.name and is_toy):
-        return _chatml(spec, tokenizer)
+        if spec.variables:
+            raise ConfigError(
+                f"renderer.variables {', '.join(spec.variables)} for the built-in ChatML",
+                "a model's directory with a chat template, which reads them",
+                "leave them out",
+            )
+        return ChatMLRenderer(tokenizer)
     if not isinstance(tokenizer, HFTokenizer):
         raise ConfigError(
             "renderer.name `template` without a model's directory",
@@ -54,16 +60,6 @@ def make_renderer(spec: RendererSpec) -> Renderer:
             "set run.model to it",
         )
     return template_renderer(spec, tokenizer)
-
-
-def _chatml(spec: RendererSpec, tokenizer: Tokenizer) -> Renderer:
-    if spec.variables:
-        raise ConfigError(
-            f"renderer.variables {', '.join(spec.variables)} for the built-in ChatML",
-            "a model's directory with a chat template, which reads them",
-            "leave them out",
-        )
-    return ChatMLRenderer(tokenizer)
 
 
 def template_renderer(spec: RendererSpec, tokenizer: HFTokenizer) -> Renderer:
@@ -91,23 +87,19 @@ def template_renderer(spec: RendererSpec, tokenizer: HFTokenizer) -> Renderer:
             "fetch tokenizer.json from the model's repository",
         )
     template, tool_template = _templates(spec, checkpoint)
+    # the tokenizer's own end: model servers stop there, asked or not
+    eos = tokenizer.specials.get(checkpoint.special_tokens.get("eos_token", ""))
     renderer = TemplateRenderer(
         tokenizer,
         template,
         find_family((tool_template or template).source, spec.family, template.where),
         tool_template=tool_template,
-        stop_ids=[*checkpoint.stop_ids, *_eos(checkpoint, tokenizer)],
+        stop_ids=[*checkpoint.stop_ids, *([] if eos is None else [eos])],
         on_rewrite=spec.on_rewrite,
         unshown_tools=spec.unshown_tools,
     )
     renderer.proof = proof.check(renderer, spec.model)
     return renderer
-
-
-def _eos(checkpoint: Checkpoint, tokenizer: HFTokenizer) -> list[int]:
-    """The tokenizer's own end: model servers stop there, asked or not."""
-    eos = tokenizer.specials.get(checkpoint.special_tokens.get("eos_token", ""))
-    return [] if eos is None else [eos]
 
 
 def _templates(

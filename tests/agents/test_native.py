@@ -23,7 +23,6 @@ from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError, SandboxError
 from prorl.limits import Deadline
 from prorl.protocols import Backend, Env
-from prorl.tasks import load_tasks
 from prorl.testing import RENDERER, LocalSandbox, Replies, Reply, sampled
 from prorl.tokenizer import SPECIALS, ByteTokenizer
 from prorl.types import (
@@ -44,7 +43,6 @@ from prorl.types import (
     Trajectory,
 )
 
-DATA = Path(__file__).parents[2] / "../shared/data"
 TOKENIZER = ByteTokenizer()
 MATH = Task(
     task_id="m/1",
@@ -484,35 +482,3 @@ def test_agents_are_found_by_name() -> None:
     assert isinstance(get_agent("native"), NativeAgent)
     with pytest.raises(ConfigError, match="did you mean 'native'"):
         get_agent("nativ")
-
-
-@pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        ("gsm8k/train-2000.jsonl", {"oracle": 1.0, "noop": 0.0}),
-        ("humaneval/HumanEval.jsonl.gz", {"oracle": 1.0, "noop": 0.0}),
-    ],
-)
-async def test_oracle_and_noop_on_real_tasks_with_real_processes(
-    tmp_path: Path, name: str, kinds: dict[str, float]
-) -> None:
-    if not (DATA / name).exists():
-        pytest.skip(f"the data file {name} is not beside this checkout")
-    for kind, reward in kinds.items():
-        backend = open_backend(f"scripted:{kind}", RENDERER, get_env)
-        for number, task in enumerate(load_tasks(DATA / name, limit=3)):
-            env, folder = get_env(task.env), tmp_path / f"{kind}{number}"
-            folder.mkdir()
-            messages, tools = env.messages(task), env.tools(task)
-            attempt = context(
-                backend,
-                env,
-                task=task,
-                messages=messages,
-                tools=tools,
-                sandbox=LocalSandbox(folder),
-            )
-            trajectory = await NativeAgent().run(attempt)
-            assert trajectory.stop_reason is StopReason.DONE, trajectory.failure
-            score = await env.score(task, trajectory.artefact, LocalSandbox(folder), Deadline(30.0))
-            assert score.reward == reward, score.log

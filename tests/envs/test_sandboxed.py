@@ -10,21 +10,16 @@ from pathlib import Path
 import pytest
 
 import prorl.sandbox
-from prorl.agents.context import AttemptContext
-from prorl.agents.native import NativeAgent
-from prorl.backends import open_backend
 from prorl.envs import get_env
 from prorl.envs.code import SOLUTION_FILE, CodeEnv
 from prorl.errors import SandboxError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
-from prorl.renderer import ChatMLRenderer
 from prorl.tasks import load_tasks
-from prorl.tokenizer import ByteTokenizer
-from prorl.types import AttemptKey, FailureCode, Stage, StopReason, Task, Trajectory
+from prorl.testing import isolated, play, scripted
+from prorl.types import FailureCode, Stage, StopReason, Task
 
 DATA = Path(__file__).parents[2] / "../shared/data"
-RENDERER = ChatMLRenderer(ByteTokenizer())
 CODE = CodeEnv()
 TASK = Task(
     task_id="t/0",
@@ -44,44 +39,17 @@ async def eval_sandbox() -> AsyncIterator[Sandbox]:
         yield sandbox
 
 
-async def _run(task: Task, kind: str) -> tuple[Trajectory, float]:
-    """RUN in one sandbox, EVAL in another, as the stages do."""
-    env = get_env(task.env)
-    async with prorl.sandbox.open("pyns", spec=env.sandbox(task, Stage.RUN)) as sandbox:
-        trajectory = await NativeAgent().run(
-            AttemptContext(
-                task=task,
-                env=env,
-                messages=env.messages(task),
-                tools=env.tools(task),
-                renderer=RENDERER,
-                backend=open_backend(f"scripted:{kind}", RENDERER, get_env),
-                sandbox=sandbox,
-                deadline=Deadline(60.0),
-                key=AttemptKey("run", 1, 1),
-                session="key",
-            )
-        )
-    spec = env.sandbox(task, Stage.EVAL)
-    if spec is None:
-        return trajectory, (await env.score(task, trajectory.artefact, None, Deadline(60.0))).reward
-    async with prorl.sandbox.open("pyns", spec=spec) as fresh:
-        return trajectory, (
-            await env.score(task, trajectory.artefact, fresh, Deadline(60.0))
-        ).reward
-
-
 @pytest.mark.parametrize(("kind", "reward"), [("oracle", 1.0), ("noop", 0.0)])
 @pytest.mark.parametrize("name", ["gsm8k/train-2000.jsonl", "humaneval/HumanEval.jsonl.gz"])
 async def test_oracle_and_noop(name: str, kind: str, reward: float) -> None:
     if not (DATA / name).exists():
         pytest.skip(f"the data file {name} is not beside this checkout")
     (task,) = load_tasks(DATA / name, limit=1)
-    trajectory, got = await _run(task, kind)
-    assert trajectory.stop_reason is StopReason.DONE, trajectory.failure
-    assert got == reward
-    results = [message.content for message in trajectory.messages if message.role == "tool"]
-    assert all("exit status" not in result for result in results), results
+    env = get_env(task.env)
+    played = await play(env, task, scripted(kind, env), boxes=isolated("pyns"))
+    assert played.trajectory.stop_reason is StopReason.DONE, played.trajectory.failure
+    assert played.reward == reward
+    assert all("exit status" not in output for output in played.outputs), played.outputs
 
 
 STEAL = """

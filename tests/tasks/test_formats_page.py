@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prorl.errors import TaskError
-from prorl.tasks import load_tasks, read_tasks
+from prorl.tasks import read_tasks
 from prorl.tasks.formats import formats
 from prorl.types import Json
 
@@ -76,14 +75,3 @@ def test_a_format_is_found_in_every_container_and_said(
     assert found.format == name
     assert f"1 tasks, read as {name}, for the env {found.tasks[0].env}" in found.about
     assert found.tasks[0].data["answer"] in ("2", "B", 1)
-
-
-@pytest.mark.parametrize("container", CONTAINERS)
-def test_a_bad_row_is_named_and_skipped_only_when_asked(tmp_path: Path, container: str) -> None:
-    rows: list[Json] = [{"prompt": "1+1?", "answer": "2"}, {"prompt": "", "answer": None}]
-    path = CONTAINERS[container](tmp_path, rows)
-    with pytest.raises(TaskError, match=r"(?:line|row) 2: "):
-        load_tasks(path)
-    found = read_tasks(path, skip_bad=True)
-    assert len(found.tasks) == len(found.bad) == 1
-    assert "1 bad rows left out" in found.about

@@ -88,20 +88,6 @@ def test_json_of_no_task_is_refused(text: str) -> None:
         task_from_json(text)
 
 
-def test_formats_are_told_apart(tmp_path: Path) -> None:
-    (math,) = load_tasks(_write(tmp_path / "a.jsonl", GSM8K))
-    assert (math.task_id, math.env, math.data["answer"], math.data_source) == (
-        "gsm8k/0",
-        "math",
-        "1024",
-        "gsm8k",
-    )
-    (code,) = load_tasks(_write(tmp_path / "b.jsonl", HUMANEVAL))
-    assert (code.task_id, code.env, code.data["entry_point"]) == ("HumanEval/0", "code", "f")
-    (own,) = load_tasks(_write(tmp_path / "c.jsonl", PRORL))
-    assert own == Task(task_id="a", env="noop", prompt="p", data={"x": [1]})
-
-
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
 CASES = [{"input": "1\n", "output": "2\n"}]
 TESTS = {"inputs": ["1\n"], "outputs": ["2\n"]}

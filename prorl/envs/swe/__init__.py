@@ -40,8 +40,16 @@ from dataclasses import replace
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.swe import fields, workspace
 from prorl.envs.swe.fields import check_fields
-from prorl.envs.swe.judge import Judge, bring_reference, bring_tests, run_task
-from prorl.envs.swe.verdict import NOTHING, check_reference, check_untouched, score_of
+from prorl.envs.swe.judge import (
+    NOTHING,
+    Judge,
+    bring_reference,
+    bring_tests,
+    check_reference,
+    check_untouched,
+    run_task,
+    score_of,
+)
 from prorl.envs.tools import BASH, FILES, text_field
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
