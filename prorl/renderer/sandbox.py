@@ -4,9 +4,9 @@ It runs in jinja2's immutable sandbox, with bounds.
 
 Invariants: a template gets plain JSON values and changes none; nothing of Python is reachable
 through attributes; there is no loader, so `include` and `import` raise; a render ends after
-`MAX_STEPS` loop items or `MAX_CHARS` characters with a `TemplateFault`. Not bounded: the memory that
-one filter or string method takes (`center`), and calls: whoever proves a template has a limit of
-processor time (`check.py`).
+`MAX_STEPS` loop items or `MAX_CHARS` characters with a `TemplateFault`. Not bounded: the memory
+that one filter or string method takes (`center`), and calls: the process that proves a template
+(`check.py`) has a limit of processor time.
 """
 
 from __future__ import annotations
