@@ -37,10 +37,6 @@ class NativeAgent:
         self._artefact_s = artefact_s
 
     async def run(self, context: AttemptContext) -> Trajectory:
-        """Drive one attempt to its end.
-
-        Raises only CancelledError, and only when `context.cancelled()` is false.
-        """
         attempt = _Attempt(context)
         return await concluded(context, attempt.record, attempt.drive(), self._artefact_s)
 

@@ -113,10 +113,6 @@ class BaseEnv:
             )
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """The tools that the policy is offered.
-
-        They are the env's own, those in the sandbox, and what `data.tools` names.
-        """
         return (*self.own_tools.values(), *self._inside(task))
 
     def _inside(self, task: Task) -> tuple[ToolSpec, ...]:

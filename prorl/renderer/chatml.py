@@ -84,10 +84,6 @@ class ChatMLRenderer:
         return np.concatenate([*chunks, *self._messages(rest), self._assistant_L])
 
     def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
-        """Ids to append after a completion: the new messages, then the assistant's start.
-
-        Before them the completion's end marker, if it was cut off.
-        """
         ended = len(completion_ids) > 0 and int(completion_ids[-1]) == self._end_id
         close = self._ids("\n") if ended else self._ids(_END, "\n")
         return np.concatenate([close, *self._messages(messages), self._assistant_L])
@@ -98,10 +94,6 @@ class ChatMLRenderer:
         prompt_ids: Int32 | None = None,
         tools: Sequence[ToolSpec] = NO_TOOLS,
     ) -> Message:
-        """The assistant message that was sampled: content, thoughts and calls apart.
-
-        Broken calls have their error.
-        """
         ids = completion_ids
         while len(ids) and int(ids[-1]) in self.stop_token_ids:
             ids = ids[:-1]
@@ -114,10 +106,6 @@ class ChatMLRenderer:
         )
 
     def completion(self, message: Message) -> Int32:
-        """What a model would sample to say this assistant message, end marker included.
-
-        For oracles and warm starts.
-        """
         return self._ids(*self._assistant_parts(message), _END)
 
     def starts_segment(self, messages: Sequence[Message]) -> bool:

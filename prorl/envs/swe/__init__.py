@@ -89,10 +89,6 @@ class SweEnv(BaseEnv):
         return workspace.preparation(task)
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """Bring the repository into the sandbox, run the setup and make it one commit.
-
-        Raises TaskError when the task's own parts fail, SandboxError.
-        """
         assert sandbox is not None
         await workspace.prepare(task, sandbox)
 
@@ -126,10 +122,6 @@ class SweEnv(BaseEnv):
     async def score(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        """Apply tests and diff, run the tests.
-
-        Raises GraderError, SandboxError, RolloutError for a task whose tests do not apply.
-        """
         assert sandbox is not None
         if not artefact.strip():
             return score_of(task, NOTHING, "no change")
