@@ -69,39 +69,6 @@ def later():
 threading.Thread(target=later).start()
 time.sleep(0.05)
 """,
-    "empties the tests' code": """
-import gc, sys, types
-_plain = NAME
-def _nothing(*args, **kwargs): pass
-for one in list(gc.get_objects()):
-    pass
-class _Finder:
-    def find_spec(self, *of): return None
-def _sweep():
-    for module in list(sys.modules.values()):
-        if "test_core" in getattr(module, "__name__", ""):
-            kinds = [one for one in vars(module).values() if isinstance(one, type)]
-            scopes = [vars(module), *map(vars, kinds)]
-            for scope in scopes:
-                for name, value in list(scope.items()):
-                    if name.startswith("test") and isinstance(value, types.FunctionType):
-                        count = value.__code__.co_argcount
-                        names = value.__code__.co_varnames[:count]
-                        made = {}
-                        exec(f"def made({', '.join(names)}): pass", made)
-                        value.__code__ = made["made"].__code__
-import threading, time
-def later():
-    for _ in range(200):
-        _sweep()
-        time.sleep(0.005)
-threading.Thread(target=later, daemon=True).start()
-_first = _plain
-def NAME(*args, **kwargs):
-    _sweep()
-    time.sleep(0.1)
-    return _first(*args, **kwargs)
-""",
     "registers a plug-in": """
 import sys
 class Mine:
@@ -183,19 +150,12 @@ LIARS = {
     "a number that equals numbers below 2 ** 60": _LIAR.format(
         base="int", equal="other < 2 ** 60", made=""
     ),
-    "a number that equals numbers": _LIAR.format(
-        base="int", equal="isinstance(other, (int, float))", made=""
-    ),
     "made by type()": _ALWAYS.format(
         value="type('N', (int,), {'__eq__': lambda s, o: True, '__hash__': int.__hash__})()"
     ),
     "its equality is bool": _LIAR.format(base="int", equal="True", made="")
     .replace("def __eq__(self, other): return True", "__eq__ = bool")
     .replace("_Liar()", "_Liar(7)"),
-    "its equality is a partial method": _ALWAYS.format(
-        value="type('N', (), {'__eq__': __import__('functools').partialmethod(lambda *a: True),"
-        " '__hash__': lambda s: 0})()"
-    ),
     "an approximation of everything": _ALWAYS.format(
         value="__import__('pytest').approx(0, abs=float('inf'))"
     ),

@@ -7,8 +7,7 @@ The policy changes a repository so that hidden tests pass.
 | FAIL_TO_PASS, PASS_TO_PASS | names of tests that must pass afterwards; lists, or their JSON text |
 | test_patch | unified diff that brings the hidden tests; none: the image and `test_command` do |
 | patch | the reference solution, for oracles and for `verify` |
-| files, archive | the repository: path -> text; or a .tar[.gz] or git .bundle on the node |
-| base_commit | which commit of a .bundle |
+| files, archive | the repository: path -> text; or a .tar[.gz] on the node |
 | image | folder or .sif to run in; where it holds the repository, `setup` copies it |
 | requirements, wheels | where there is no image: Python packages (`envs/base.py`), else pytest |
 | setup | shell commands that make the workspace ready, as the agent's user; once a node |

@@ -14,7 +14,6 @@ from prorl.types import Json, Task
 _KINDS: Mapping[str, type] = {
     "files": dict,
     "archive": str,
-    "base_commit": str,
     "setup": str,
     "test_command": str,
     "log_parser": str,
@@ -41,8 +40,16 @@ def check_fields(task: Task) -> None:
         expected = "at least one test that a solution makes pass"
         raise field_error(task, "FAIL_TO_PASS is empty", expected)
     test_names(task, "PASS_TO_PASS")
-    check_patch(task)
-    _check_kinds(task)
+    is_in_image = not test_patch(task) and task.data.get("image") and task.data.get("test_command")
+    if not is_in_image and not guard.patch_paths(text_field(task, "test_patch")):
+        raise field_error(task, "data.test_patch names no file", "a unified diff")
+    for name, kind in _KINDS.items():
+        if not isinstance(task.data.get(name, kind()), kind):
+            raise field_error(task, f"data.{name} is {task.data[name]!r}", f"a {kind.__name__}")
+    for name, ours in _ALIASES.items():
+        if task.data.get(name) and not task.data.get(ours):
+            hint = "rename it, or give the row to prorl as its producer wrote it"
+            raise field_error(task, f"data.{name} is not read", f"data.{ours}", hint)
     if not any(task.data.get(source) for source in ("files", "archive", "image")):
         raise field_error(task, "no repository", "data.files, data.archive or data.image")
     if log_parser(task) not in PARSERS:
@@ -54,28 +61,6 @@ def check_fields(task: Task) -> None:
             raise field_error(task, f"data.environment has {name!r}: {text!r}", expected)
     if wrong := [path for path, text in files(task).items() if not isinstance(text, str)]:
         raise field_error(task, f"data.files[{wrong[0]!r}]", "text")
-
-
-def _check_kinds(task: Task) -> None:
-    """Each field has its type, and none has another producer's name. Raises TaskError."""
-    for name, kind in _KINDS.items():
-        if not isinstance(task.data.get(name, kind()), kind):
-            raise field_error(task, f"data.{name} is {task.data[name]!r}", f"a {kind.__name__}")
-    for name, ours in _ALIASES.items():
-        if task.data.get(name) and not task.data.get(ours):
-            hint = "rename it, or give the row to prorl as its producer wrote it"
-            raise field_error(task, f"data.{name} is not read", f"data.{ours}", hint)
-
-
-def check_patch(task: Task) -> None:
-    """There is a patch that brings the tests, or a command and an image that have them.
-
-    Raises TaskError.
-    """
-    if not test_patch(task) and task.data.get("image") and task.data.get("test_command"):
-        return
-    if not guard.patch_paths(text_field(task, "test_patch")):
-        raise field_error(task, "data.test_patch names no file", "a unified diff")
 
 
 def test_patch(task: Task) -> str:

@@ -26,14 +26,6 @@ tar -xf {ARCHIVE} --no-same-owner
 rm {ARCHIVE}
 """
 
-UNPACK_BUNDLE = f"""
-git clone -q --no-checkout {ARCHIVE} .prorl-clone
-git -C .prorl-clone checkout -q "${{BASE_COMMIT:-HEAD}}"
-rm -rf .prorl-clone/.git {ARCHIVE}
-cp -a .prorl-clone/. .
-rm -rf .prorl-clone
-"""
-
 BASE = """
 find . -name .git -prune -exec rm -rf {} +
 git init -q

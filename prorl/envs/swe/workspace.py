@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ MAX_PATHS_BYTES = 8 << 20
 _SHOWN_PATHS = 5
 _WILD = re.compile(r"([*?\[\\])")
 
-_FURTHER = {"base_commit": "", "setup": "", "environment": {}, "requirements": [], "wheels": ""}
+_FURTHER = {"setup": "", "environment": {}, "requirements": [], "wheels": ""}
 """Fields that `prepare` reads beside files and archive, with what stands for none."""
 
 
@@ -72,11 +71,7 @@ async def _unpack(task: Task, archive: Path, sandbox: Sandbox) -> None:
             task, f"cannot read {archive} on this node: {cause.strerror}", "an archive"
         ) from cause
     await sandbox.put(shell.ARCHIVE, content)
-    script = shell.UNPACK_TAR
-    if archive.suffix == ".bundle":
-        commit = shlex.quote(task.data.get("base_commit", ""))
-        script = f"BASE_COMMIT={commit}\n{shell.UNPACK_BUNDLE}"
-    await _run(task, sandbox, f"unpacking {archive.name}", script, SETUP_S)
+    await _run(task, sandbox, f"unpacking {archive.name}", shell.UNPACK_TAR, SETUP_S)
 
 
 async def changes(sandbox: Sandbox) -> bytes:
