@@ -20,9 +20,9 @@ from prorl.types import Json, Task
 NAMES = (
     "questions:PRORL",
     "programs:HUMANEVAL",
-    "r2e_gym:FORMAT",
-    "swe_smith:FORMAT",
-    "swebench:FORMAT",
+    "swe:R2E_GYM",
+    "swe:SMITH",
+    "swe:SWEBENCH",
     "questions:VERL",
     "questions:NEMO_GYM",
     "programs:LIVECODEBENCH",

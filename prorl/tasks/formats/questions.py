@@ -25,7 +25,7 @@ from prorl.errors import TaskError
 from prorl.task_json import task_from_row
 from prorl.tasks.formats import Format, Row, conversation, detect, mapping, name_of, text
 from prorl.tasks.formats.programs import program_data
-from prorl.tasks.formats.swebench import IMAGES
+from prorl.tasks.formats.swe import IMAGES
 from prorl.types import Json, Task
 
 QUESTIONS = ("prompt", "question", "problem")

@@ -1,13 +1,26 @@
-"""SWE-bench and rows of its shape: Lite, Verified, Multilingual, SWE-Gym, SWE-rebench.
+"""Rows of software engineering: SWE-bench and its shape (Lite, Verified, Multilingual, SWE-Gym,
+SWE-rebench), SWE-smith, R2E-Gym.
 
-The source is Jimenez et al. 2024, github.com/SWE-bench/SWE-bench; SWE-rebench has `install_config`.
+SWE-bench is Jimenez et al. 2024, github.com/SWE-bench/SWE-bench; SWE-rebench has `install_config`.
 A row that brings no repository of its own (`files`, `archive`, `image`, as `prorl/envs/swe` reads
 them) is run in its producer's image: `docker_image`, `image_name` or, as SWE-bench names them,
-`swebench/sweb.eval.x86_64.<instance>`. `prorl image pull --rows FILE` puts them on a node, or the
-first task that needs one does. In SWE-bench's images the repository lies in /testbed and its Python
-in the conda environment `testbed`: the repository is copied into the workspace, and imported from
-there. Rows of swebench 5, of any language, say the rest themselves: `image`, `log_parser` and
-`eval_script`, of which what brings the tests' patch is left out, for the env does that.
+`swebench/sweb.eval.x86_64.<instance>`. In SWE-bench's images the repository lies in /testbed and
+its Python in the conda environment `testbed`: the repository is copied into the workspace, and
+imported from there. Rows of swebench 5, of any language, say the rest themselves: `image`,
+`log_parser` and `eval_script`, of which what brings the tests' patch is left out, for the env does
+that.
+
+SWE-smith (Yang et al. 2025, github.com/SWE-bench/SWE-smith) puts faults into repositories: `patch`
+is the diff that puts the fault in, the repository without it lies in /testbed of `image_name`. So
+the workspace is /testbed with the fault, the reference is the reverse of `patch`, and the tests are
+the repository's own.
+
+R2E-Gym (Jain et al. 2025, github.com/R2E-Gym/R2E-Gym) made tests for commits. `docker_image` holds
+the repository before the commit in /testbed with its own Python in /testbed/.venv, the tests in
+/r2e_tests and what runs them in /testbed/run_tests.sh. `expected_output_json` tells what each test
+says after the commit: those that pass then must pass. The agent's workspace is without tests; an
+image that others can read still holds them, so its admin takes them out of what RUN is given where
+that matters (`prorl image build`).
 """
 
 from __future__ import annotations
@@ -18,7 +31,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from prorl.errors import TaskError
-from prorl.tasks.formats import Format, Row, text
+from prorl.tasks.formats import Format, Row, mapping, text
 from prorl.types import DOCKER, Json, Task
 
 WORKSPACE = "/workspace"
@@ -77,7 +90,7 @@ PRODUCERS_PARSERS = (
 """How producers' own parsers begin, and which of ours reads the same."""
 
 
-def read(row: Row, index: int) -> Task:
+def read_swebench(row: Row, index: int) -> Task:
     """A task of instance_id, problem_statement, test_patch and FAIL_TO_PASS.
 
     All else is kept as it is.
@@ -253,6 +266,159 @@ def _label(path: str) -> str:
     return path.removeprefix("tests/").removesuffix(".py").replace("/", ".")
 
 
-FORMAT = Format(
-    "swebench", ("instance_id", "problem_statement", "test_patch", "FAIL_TO_PASS"), read
+SWEBENCH = Format(
+    "swebench", ("instance_id", "problem_statement", "test_patch", "FAIL_TO_PASS"), read_swebench
 )
+
+
+_EOP = "PRORL_EOP_OF_PATCH"
+_OTHER_SIGN = {"+": "-", "-": "+"}
+_HUNK = re.compile(r"^@@ -(\S+) \+(\S+) @@(.*)$", re.DOTALL)
+
+
+def reverse(patch: str) -> str:
+    """The unified diff that undoes one.
+
+    >>> print(reverse("--- a/x\\n+++ b/x\\n@@ -1,2 +1 @@ f\\n-a\\n-b\\n+c\\n"), end="")
+    --- a/x
+    +++ b/x
+    @@ -1 +1,2 @@ f
+    +a
+    +b
+    -c
+    """
+    lines: list[str] = []
+    is_head = True
+    for line in patch.splitlines(keepends=True):
+        hunk = _HUNK.match(line)
+        is_head = not hunk and (is_head or line.startswith("diff --git "))
+        lines.append(_reversed_head(line) if is_head else _reversed_body(line))
+        if is_head and lines[-1].startswith("--- ") and lines[:-1] and lines[-2].startswith("+++ "):
+            lines[-2], lines[-1] = lines[-1], lines[-2]
+    return "".join(lines)
+
+
+def _reversed_body(line: str) -> str:
+    """A line of a hunk, with what goes and what comes exchanged."""
+    if hunk := _HUNK.match(line):
+        return f"@@ -{hunk[2]} +{hunk[1]} @@{hunk[3]}"
+    return _OTHER_SIGN.get(line[0], line[0]) + line[1:]
+
+
+def _reversed_head(line: str) -> str:
+    """A line before a file's hunks, with what was and what will be exchanged."""
+    for one, other in (("new file mode ", "deleted file mode "), ("old mode ", "new mode ")):
+        for was, is_now in ((one, other), (other, one)):
+            if line.startswith(was):
+                return is_now + line.removeprefix(was)
+    if line.startswith("--- "):
+        return "+++ " + line[4:].replace("a/", "b/", 1)
+    if line.startswith("+++ "):
+        return "--- " + line[4:].replace("b/", "a/", 1)
+    return line
+
+
+def read_smith(row: Row, index: int) -> Task:
+    """instance_id, problem_statement, patch, FAIL_TO_PASS, PASS_TO_PASS, image_name."""
+    kept = ("repo", "base_commit", "FAIL_TO_PASS", "PASS_TO_PASS")
+    data = {key: row[key] for key in kept if row.get(key)}
+    fault = text(row, "patch")
+    names = (*names_of(row, "FAIL_TO_PASS"), *names_of(row, "PASS_TO_PASS"))
+    files = sorted({name.partition("::")[0] for name in names if "::" in name})
+    given = {
+        **data,
+        "setup": f"git apply --whitespace=nowarn - <<'{_EOP}'\n{fault.rstrip()}\n{_EOP}",
+        "test_command": f"{PYTEST} {' '.join(map(shlex.quote, files))}",
+    }
+    return Task(
+        task_id=text(row, "instance_id"),
+        env="swe",
+        prompt=text(row, "problem_statement"),
+        data={**data, "patch": reverse(fault), **in_image(row, given, text(row, "image_name"))},
+        data_source="swe-smith",
+    )
+
+
+SMITH = Format(
+    "swe-smith",
+    ("instance_id", "problem_statement", "patch", "FAIL_TO_PASS", "image_name"),
+    read_smith,
+    lambda row: not row.get("test_patch"),
+)
+
+
+_R2E_SETUP = """left="--exclude=./.venv --exclude=./r2e_tests --exclude=./run_tests.sh"
+tar -C /testbed -cf - $left . | tar -xf - --no-same-owner
+ln -sfn /testbed/.venv .venv"""
+_R2E_COMMAND = """rm -rf .venv r2e_tests
+ln -s /testbed/.venv .venv
+cp -r /r2e_tests r2e_tests
+sed 's#/testbed/##g' /testbed/run_tests.sh > .git/run_tests.sh
+bash .git/run_tests.sh"""
+"""A change may bring folders of these names: they are the image's when the tests run."""
+_R2E_PATH = "/testbed/.venv/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+def read_r2e(row: Row, index: int) -> Task:
+    """A task of docker_image, expected_output_json and problem_statement.
+
+    repo_name, commit_hash and parsed_commit_content are read where they are there.
+    """
+    expected = mapping(row["expected_output_json"], "expected_output_json")
+    # A test's name without what the harness prints behind it.
+    names = [name.split(" - ")[0].strip() for name, said in expected.items() if said == "PASSED"]
+    if not names:
+        raise TaskError("expected_output_json has no test that passes", "at least one")
+    data: dict[str, Json] = {
+        "image": image_of(text(row, "docker_image")),
+        "setup": _R2E_SETUP,
+        "environment": {"PATH": _R2E_PATH, "PYTHONPATH": f"{WORKSPACE}/src:{WORKSPACE}"},
+        "test_command": _R2E_COMMAND,
+        "FAIL_TO_PASS": names,
+        "PASS_TO_PASS": [],
+    }
+    if patch := _patch(row.get("parsed_commit_content")):
+        data["patch"] = patch
+    task_id = f"{row.get('repo_name') or 'r2e'}-{row.get('commit_hash') or index}"
+    prompt = text(row, "problem_statement")
+    return Task(task_id=task_id, env="swe", prompt=prompt, data=data, data_source="r2e-gym")
+
+
+def _patch(commit: Json) -> str:
+    """The commit's changes but its tests, from `parsed_commit_content`; empty where it has none."""
+    if not commit:
+        return ""
+    files = mapping(commit, "parsed_commit_content").get("file_diffs")
+    found = []
+    for one in files if isinstance(files, list) else []:
+        path = one.get("header", {}).get("file", {}).get("path", "")
+        is_test = any(part.startswith("test") for part in path.split("/")) or "_test." in path
+        if path.endswith(".py") and not is_test:
+            found.append(_diff(path, one))
+    return "".join(found)
+
+
+def _diff(path: str, one: dict[str, Json]) -> str:
+    is_new = not one.get("old_file_content") and not one.get("minus_file")
+    minus = "/dev/null" if is_new else f"a/{path}"
+    mode = "new file mode 100644\n" if is_new else ""
+    lines = [f"diff --git a/{path} b/{path}\n{mode}--- {minus}\n+++ b/{path}\n"]
+    marks = {"context": " ", "added": "+", "deleted": "-"}
+    for hunk in one.get("hunks", []):
+        about = hunk["descriptor"]
+        old, new = about["old_range"], about["new_range"]
+        lines.append(f"@@ -{_range(old)} +{_range(new)} @@\n")
+        for line in hunk["line_group"]["all_lines"]:
+            if line["type"] in marks:
+                lines.append(f"{marks[line['type']]}{line['content']}\n")
+            else:
+                lines.append("\\ No newline at end of file\n")
+    return "".join(lines)
+
+
+def _range(one: dict[str, Json]) -> str:
+    length = one.get("length")
+    return f"{one['start']}" if length is None else f"{one['start']},{length}"
+
+
+R2E_GYM = Format("r2e-gym", ("docker_image", "expected_output_json", "problem_statement"), read_r2e)
