@@ -28,7 +28,7 @@ protocol does not know. What wants another try raises GraderError.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -38,6 +38,7 @@ import msgspec
 from prorl import plugins
 from prorl.envs import BUILT_IN, ENTRY_POINTS, get_env
 from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.tools import SANDBOX_OPS
 from prorl.errors import RolloutError, TaskError, UserError
 from prorl.helper import Died, HelperError, Late, Program, Raised, pool
 from prorl.limits import Deadline
@@ -211,16 +212,15 @@ class _Doing:
     def __init__(self, sandbox: Sandbox | None) -> None:
         self._sandbox = sandbox
 
-    async def __call__(self, op: str, arguments: Sequence[Any]) -> tuple[str, Any]:
+    async def __call__(
+        self, op: str, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[str, Any]:
         assert self._sandbox is not None
         assert op in SANDBOX_OPS
         try:
-            return "gave", await getattr(self._sandbox, op)(*arguments)
+            return "gave", await getattr(self._sandbox, op)(*arguments, **named)
         except (RolloutError, UserError, OSError) as error:
             return "raised", error
-
-
-SANDBOX_OPS = ("call", "exec", "put", "get", "snapshot", "restore")
 
 
 class UsersEnv(BaseEnv):

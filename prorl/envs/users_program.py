@@ -6,17 +6,19 @@ import asyncio
 import inspect
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from prorl.envs import get_env
 from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.tools import SANDBOX_OPS
 from prorl.envs.user_tools import user_spec
 from prorl.errors import ProrlError, RolloutError, TaskError, UserError
 from prorl.helper.child import Answer, Channel, place_of, serve
 from prorl.limits import Deadline
 from prorl.protocols import CachedWorkspace, Env
-from prorl.types import Json, SandboxRef, Stage, Task, ToolResult
+from prorl.types import Json, SandboxRef, Stage, Task
 
 HOOKS = ("prepare", "call", "repeats", "artefact", "verify")
 
@@ -32,7 +34,7 @@ def prepare(channel: Channel, name: str, *tools: str) -> Answer:
 
     def answer(question: tuple[str, Task, tuple[Any, ...], SandboxRef | None]) -> Any:
         hook, task, given, ref = question
-        sandbox = None if ref is None else _Sandbox(ref, channel)
+        sandbox: Any = None if ref is None else _Sandbox(ref, channel)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # who waits may give up
         try:
             return ["gave", runner.run(_awaited(hooks[hook], task, sandbox, *given))]
@@ -117,42 +119,26 @@ async def _reference(env: Env, task: Task) -> Solution:
 
 
 class _Sandbox:
-    """Implements `prorl.protocols.Sandbox`: whoever asked us does it, on its own connection."""
+    """A `prorl.protocols.Sandbox`: whoever asked us does it, on its own connection."""
 
     def __init__(self, ref: SandboxRef, channel: Channel) -> None:
         self.ref, self._channel, self._number = ref, channel, channel.number
 
-    async def _ask(self, op: str, *arguments: Any) -> Any:
-        verdict, found = await asyncio.to_thread(
-            self._channel.call_back, self._number, op, arguments
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        if op not in SANDBOX_OPS:
+            raise AttributeError(op)
+        return partial(self._ask, op)
+
+    async def _ask(self, op: str, *arguments: Any, **named: Any) -> Any:
+        plain = [dict(one) if isinstance(one, Mapping) else one for one in arguments]
+        verdict, answer = await asyncio.to_thread(
+            self._channel.call_back, self._number, op, plain, named
         )
         if verdict == "raised":
-            raise found
+            raise answer
         if verdict == "cancelled":
             raise asyncio.CancelledError
-        return found
-
-    async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
-        found: ToolResult = await self._ask("call", tool, dict(arguments), timeout_s)
-        return found
-
-    async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
-        found: ToolResult = await self._ask("exec", list(argv), timeout_s, stdin)
-        return found
-
-    async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        await self._ask("put", path, content, mode)
-
-    async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
-        found: bytes = await self._ask("get", path, max_bytes)
-        return found
-
-    async def snapshot(self, path: str, max_bytes: int) -> int:
-        found: int = await self._ask("snapshot", path, max_bytes)
-        return found
-
-    async def restore(self, path: str) -> None:
-        await self._ask("restore", path)
+        return answer
 
     async def close(self) -> None:
         """Nothing: the connection is whose who asked us."""
