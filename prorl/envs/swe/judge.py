@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
 
 import orjson
 
@@ -48,63 +47,58 @@ only what comes behind another test is not found out.
 REAL, RIGHT, LEFT = "real", "right", "left"
 
 
-class Judge(NamedTuple):
-    task: Task
-    sandbox: Sandbox
-    deadline: Deadline
-    artefact: bytes
+class Judge:
+    """One change, in a prepared sandbox of its own."""
 
-    async def score(self) -> Score:
-        """Bring everything, run, and say what it is worth. Raises GraderError, SandboxError."""
-        await bring_tests(self.task, self.sandbox)
-        with tempfile.TemporaryDirectory(prefix="prorl-swe-") as folder:
-            snapshot = Path(folder, "fresh.tar")
-            has_twin = _has_twin(self.task)
-            if has_twin:
-                size = await self.sandbox.snapshot(str(snapshot), MAX_SNAPSHOT_BYTES)
-                has_twin = size > 0
-            problem, left = await self._change()
-            if problem:
-                return score_of(self.task, NOTHING, f"the change does not apply: {problem}")
-            return await _Runs(self, snapshot, left, has_twin).score()
-
-    async def _change(self) -> tuple[str, str]:
-        return await guarded_apply(self.sandbox, self.artefact, fields.rules(self.task))
-
-
-class _Runs:
-    def __init__(self, judge: Judge, snapshot: Path, left: str, has_twin: bool) -> None:
-        self._judge, self._snapshot, self._left = judge, snapshot, left
-        self._task, self._sandbox = judge.task, judge.sandbox
-        self._wanted = fields.test_names(judge.task, "FAIL_TO_PASS")
-        self._order = shuffled([REAL, RIGHT, LEFT]) if has_twin else [REAL]
+    def __init__(self, task: Task, sandbox: Sandbox, deadline: Deadline, artefact: bytes) -> None:
+        self._task, self._sandbox = task, sandbox
+        self._deadline, self._artefact = deadline, artefact
+        self._snapshot = Path()
         self._is_fresh = True
         self._is_ambiguous = True
         self._real: Tested | None = None
 
     async def score(self) -> Score:
+        """Bring everything, run, and say what it is worth. Raises GraderError, SandboxError."""
+        await bring_tests(self._task, self._sandbox)
+        with tempfile.TemporaryDirectory(prefix="prorl-swe-") as folder:
+            self._snapshot, order = Path(folder, "fresh.tar"), [REAL]
+            if _has_twin(self._task) and await self._sandbox.snapshot(
+                str(self._snapshot), MAX_SNAPSHOT_BYTES
+            ):
+                order = shuffled([REAL, RIGHT, LEFT])
+            problem, left = await self._change()
+            if problem:
+                return score_of(self._task, NOTHING, f"the change does not apply: {problem}")
+            return await self._runs(order, left)
+
+    async def _runs(self, order: Sequence[str], left: str) -> Score:
+        wanted = fields.test_names(self._task, "FAIL_TO_PASS")
         passed: dict[str, list[str]] = {}
-        for mode in self._order:
+        for mode in order:
             if mode == REAL:
                 self._real = await self._run_real()
-                score = score_of(self._task, self._real, self._left + self._real.log)
+                score = score_of(self._task, self._real, left + self._real.log)
                 if score.parts[0].value == 0:
                     return score
             elif self._is_ambiguous or not passed:
                 twin = await self._twin(mode, secrets.token_hex(8), self._fresh)
-                passed[mode] = twin.passing(self._wanted)
+                passed[mode] = twin.passing(wanted)
         assert self._real is not None
         forged: list[str] = []
         for mode, names in passed.items():
             forged = forged or await self._confirmed(mode, names)
-        return score_of(self._task, self._real, self._left + self._real.log, forged)
+        return score_of(self._task, self._real, left + self._real.log, forged)
+
+    async def _change(self) -> tuple[str, str]:
+        return await guarded_apply(self._sandbox, self._artefact, fields.rules(self._task))
 
     async def _run_real(self) -> Tested:
         try:
             if not self._is_fresh:
                 await self._fresh()
             self._is_fresh = False
-            return await run_task(self._task, self._sandbox, self._judge.deadline)
+            return await run_task(self._task, self._sandbox, self._deadline)
         except SandboxError as error:
             if error.code is not FailureCode.SANDBOX_BROKEN:
                 raise
@@ -119,7 +113,7 @@ class _Runs:
 
     async def _twin(self, mode: str, seed: str, prepare: Callable[[], Json]) -> Tested:
         """Run a twin; nothing has passed or failed where there is none, or no time."""
-        limit_s = self._judge.deadline.remaining_s - 2 * RUNNER_S
+        limit_s = self._deadline.remaining_s - 2 * RUNNER_S
         if self._real is None:
             limit_s -= float(self._task.data.get("timeout_s", TESTS_S))
         if limit_s < MIN_TWIN_S:
@@ -135,7 +129,7 @@ class _Runs:
             self._is_ambiguous = said["ambiguous"]
             if not said["altered"]:
                 return NOTHING
-            return await run_task(self._task, self._sandbox, self._judge.deadline, limit_s)
+            return await run_task(self._task, self._sandbox, self._deadline, limit_s)
         except SandboxError as error:
             if self._real is None or error.code is not FailureCode.SANDBOX_BROKEN:
                 raise
@@ -144,7 +138,7 @@ class _Runs:
     async def _fresh(self) -> None:
         """The checkout with the tests and the change, as nobody has run it."""
         await self._restore()
-        await self._judge._change()
+        await self._change()
 
     async def _with_reference(self) -> None:
         """The same with the reference in the place of the change."""
