@@ -40,7 +40,7 @@ from prorl.envs import BUILT_IN, ENTRY_POINTS, get_env
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.tools import SANDBOX_OPS
 from prorl.errors import RolloutError, TaskError, UserError
-from prorl.helper import Died, HelperError, Late, Program, Raised, pool
+from prorl.helper import Died, Late, Program, Raised, pool
 from prorl.limits import Deadline
 from prorl.protocols import Env, Reference, Sandbox
 from prorl.timing import now
@@ -185,9 +185,8 @@ class _Asking:
             raise RolloutError(FailureCode(code), message)
         except Raised as error:
             if error.words.startswith("TaskError: "):  # its import
-                raise TaskError(
-                    _with_place(error.words.removeprefix("TaskError: "), error)
-                ) from None
+                words = error.words.removeprefix("TaskError: ")
+                raise TaskError(f"{words} ({error.place})" if error.place else words) from None
             raise _fault(hook, f"{what}: {error}") from None
         except (Late, Died) as error:
             if (isinstance(error, Died) and error.was_killed) or error.waits_for_us:
@@ -200,10 +199,6 @@ class _Asking:
 def _fault(hook: str, text: str) -> RolloutError | TaskError:
     """What users' code did wrong."""
     return TaskError(text) if hook == "plan" else RolloutError(FailureCode.BAD_TASK, text)
-
-
-def _with_place(words: str, error: HelperError) -> str:
-    return f"{words} ({error.place})" if error.place else words
 
 
 class _Doing:

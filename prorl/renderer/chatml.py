@@ -25,7 +25,7 @@ import orjson
 from prorl.errors import ConfigError
 from prorl.renderer.grammar import hermes
 from prorl.renderer.speech import Speech, split_thoughts
-from prorl.types import Message, ToolCall, ToolSpec
+from prorl.types import Message, ToolSpec
 
 if TYPE_CHECKING:
     from prorl.protocols import Tokenizer
@@ -166,7 +166,8 @@ class ChatMLRenderer:
         for index, call in enumerate(message.tool_calls):
             if index or message.content:
                 yield "\n"
-            yield from (_CALL, "\n" + _call_json(call) + "\n", _CALL_END)
+            said = orjson.dumps({"name": call.name, "arguments": dict(call.arguments)}).decode()
+            yield from (_CALL, f"\n{said}\n", _CALL_END)
 
 
 def _signature(tool: ToolSpec) -> str:
@@ -180,7 +181,3 @@ def _tool_json(tool: ToolSpec) -> str:
         "parameters": dict(tool.parameters),
     }
     return orjson.dumps({"type": "function", "function": function}).decode()
-
-
-def _call_json(call: ToolCall) -> str:
-    return orjson.dumps({"name": call.name, "arguments": dict(call.arguments)}).decode()

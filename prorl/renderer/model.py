@@ -217,7 +217,9 @@ class TemplateRenderer:
         Broken calls have their error; so has one that is not closed where no stop token ends the
         turn, which was cut off then.
         """
-        ids, is_ended = self._up_to_stop(completion_ids)
+        stops = np.flatnonzero(np.isin(completion_ids, self.stop_token_ids))
+        is_ended = len(stops) > 0
+        ids = completion_ids[: stops[0]] if is_ended else completion_ids
         is_open = self.opens_thoughts if prompt_ids is None else self._is_open(prompt_ids)
         reasoning, text = self._split(self._speech.text(ids), is_open, is_ended)
         said = self.family.grammar(text, {tool.name: tool for tool in tools}, is_ended)
@@ -234,10 +236,6 @@ class TemplateRenderer:
             return "", text
         opener = self.family.markers[0] if is_ended and self.family.markers else ""
         return split_thoughts(text, self.family.thoughts, is_open=is_open, call_opener=opener)
-
-    def _up_to_stop(self, ids: Int32) -> tuple[Int32, bool]:
-        stops = np.flatnonzero(np.isin(ids, self.stop_token_ids))
-        return (ids[: stops[0]], True) if len(stops) else (ids, False)
 
     def _is_open(self, prompt_ids: Int32) -> bool:
         """Whether a prompt ends in the beginning of a thought."""

@@ -79,18 +79,15 @@ def _result(number: int) -> Message:
 def prove(renderer: TemplateRenderer) -> Proof:
     """Everything that is proved; raises nothing."""
     thinks = _thinks(renderer)
-    proved = cases(thinks=thinks, system=_takes_system(renderer))
+    values = renderer.family.dialect.messages((_SYSTEM, _QUESTION))
+    takes_system = renderer.template.try_render(values, add_generation_prompt=True) is not None
+    proved = cases(thinks=thinks, system=takes_system)
     return Proof(
         {case.kind: judge(renderer, case) for case in proved},
         thinks,
         _calls(renderer),
         _shows_tools(renderer),
     )
-
-
-def _takes_system(renderer: TemplateRenderer) -> bool:
-    values = renderer.family.dialect.messages((_SYSTEM, _QUESTION))
-    return renderer.template.try_render(values, add_generation_prompt=True) is not None
 
 
 def _thinks(renderer: TemplateRenderer) -> bool:

@@ -140,7 +140,11 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         directory=directory,
         template=templates.get("default", ""),
         tool_template=templates.get("tool_use", ""),
-        special_tokens={name: _token(settings[name]) for name in _SPECIALS if settings.get(name)},
+        special_tokens={
+            name: str(value.get("content", "") if isinstance(value, dict) else value)
+            for name in _SPECIALS
+            if (value := settings.get(name))
+        },
         stop_ids=tuple(value for value in _list(eos) if isinstance(value, int)),
         vocab_size=size if isinstance(size, int) else 0,
     )
@@ -182,10 +186,6 @@ def _list(value: Json) -> list[Any]:
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
-
-
-def _token(value: Json) -> str:
-    return str(value.get("content", "")) if isinstance(value, dict) else str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,7 +213,11 @@ def files_of(folder: Path) -> list[Path]:
         folder = folder / names[0]
     if (folder / "state.json").exists():
         return sorted(folder.glob("*.arrow"))
-    found = sorted(path for path in folder.rglob("*") if is_rows(path) and _visible(path, folder))
+    found = []
+    for path in sorted(filter(is_rows, folder.rglob("*"))):
+        parts = path.relative_to(folder).parts
+        if len(parts) <= 3 and not any(part.startswith((".", "_")) for part in parts):
+            found.append(path)
     names = sorted({_SHARD.sub("", path.name.partition(".")[0]) for path in found})
     if len(names) != 1:
         raise TaskError(
@@ -222,11 +226,6 @@ def files_of(folder: Path) -> list[Path]:
             f"name one: {found[0]}" if found else "",
         )
     return found
-
-
-def _visible(path: Path, folder: Path) -> bool:
-    parts = path.relative_to(folder).parts
-    return len(parts) <= 3 and not any(part.startswith((".", "_")) for part in parts)
 
 
 def _splits(path: Path) -> list[str]:

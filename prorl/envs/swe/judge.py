@@ -63,10 +63,10 @@ class Judge:
         await bring_tests(self._task, self._sandbox)
         with tempfile.TemporaryDirectory(prefix="prorl-swe-") as folder:
             self._snapshot, order = Path(folder, "fresh.tar"), [REAL]
-            if _has_twin(self._task) and await self._sandbox.snapshot(
-                str(self._snapshot), MAX_SNAPSHOT_BYTES
-            ):
-                order = shuffled([REAL, RIGHT, LEFT])
+            has_twin = fields.log_parser(self._task) in ("python", "sympy")
+            if has_twin and fields.patch(self._task).strip():
+                snapshot = self._sandbox.snapshot(str(self._snapshot), MAX_SNAPSHOT_BYTES)
+                order = shuffled([REAL, RIGHT, LEFT]) if await snapshot else order
             problem, left = await self._change()
             if problem:
                 return score_of(self._task, NOTHING, f"the change does not apply: {problem}")
@@ -156,10 +156,6 @@ class Judge:
 def shuffled(modes: list[str]) -> list[str]:
     """In an order that nobody can know."""
     return secrets.SystemRandom().sample(modes, len(modes))
-
-
-def _has_twin(task: Task) -> bool:
-    return fields.log_parser(task) in ("python", "sympy") and bool(fields.patch(task).strip())
 
 
 def _job(task: Task, seed: str, mode: str) -> bytes:

@@ -168,15 +168,12 @@ def blocks(
         inside, closed, after = piece.partition(closer)
         found = read(inside)
         if not (ended or closed) and number == len(outside):
-            last = found[-1]
-            found = [ToolCall(last.name, {}, _cut_off(last.error, inside), last.id, bare(inside))]
+            last, text = found[-1], bare(inside)
+            error = f"{CUT_OFF}: {last.error or excerpt(text)}"
+            found = [ToolCall(last.name, {}, error, last.id, text)]
         calls += found
         rest.append(after)
     return Said(clean("".join(rest).replace(closer, "")), tuple(calls))
-
-
-def _cut_off(error: str, text: str) -> str:
-    return f"{CUT_OFF}: {error or excerpt(bare(text))}"
 
 
 def clean(text: str) -> str:
