@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -276,6 +277,7 @@ def _identity(config: ServiceConfig, stage: str, name: str, slots: int, resumes:
         remote=bool(config.gateway),
         resumes=resumes,
         home=str(config.socket_dir),
+        died_at=os.environ.get(at_work.DIED_AT, ""),
         images=_images(config) if not GRAPH.upstream(stage) and config.gateway else None,
     )
 

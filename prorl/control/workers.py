@@ -55,6 +55,8 @@ class Hello(Payload, frozen=True, kw_only=True):
     """NAME=DIGEST of each image that an INIT of another host has; None: it may have any."""
     home: str = ""
     """Of the node's life: rows with sandboxes pass only between workers of one home."""
+    died_at: str = ""
+    """`run/rollout/attempt` whose step ended the last life of its name, where that is known."""
 
 
 class Started(Payload, frozen=True):

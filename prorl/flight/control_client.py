@@ -101,6 +101,8 @@ class Identity:
     """NAME=DIGEST of each image that this node has; None: not said."""
     home: str = ""
     """Folder of the node's sockets: another life of its name has another one."""
+    died_at: str = ""
+    """What ended the last life of its name, where that is known."""
 
     def hello(self) -> dict[str, Json]:
         return {
@@ -116,6 +118,7 @@ class Identity:
             "resumes": self.resumes,
             "images": self.images,
             "home": self.home,
+            "died_at": self.died_at,
         }
 
 

@@ -33,6 +33,8 @@ from typing import Any, Final, TypeVar
 from prorl.linux.calls import die_with_parent
 
 VARIABLE: Final = "PRORL_AT_WORK_FD"
+DIED_AT: Final = "PRORL_DIED_AT"
+"""In the next life's environment: what the last one was at when it died."""
 PAGE_BYTES: Final = 4096
 MOST_CHARGES: Final = 2
 MOST_OF_RUN: Final = 4

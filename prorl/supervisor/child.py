@@ -111,11 +111,12 @@ class Child:
         self._rotate()
         log_fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._heart, beat_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        died_at = self.died_at if self._process else ""
         if self._page >= 0:
             os.close(self._page)
         self._page, self._killed_at, self.ended_for = at_work.page(), "", ""
         try:
-            self._process = self._spawn(log_fd, beat_fd)
+            self._process = self._spawn(log_fd, beat_fd, died_at)
         except OSError:
             os.close(self._heart)
             raise
@@ -132,7 +133,7 @@ class Child:
         reading = self._read(self._process)
         self._reader = loop.create_task(reading, name=f"stdout of {self.spec.name}")
 
-    def _spawn(self, log_fd: int, beat_fd: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, log_fd: int, beat_fd: int, died_at: str) -> subprocess.Popen[bytes]:
         """The process, in a session of its own, with its log and where its heart beats."""
         return subprocess.Popen(
             [sys.executable, "-P", "-m", self.spec.module, *self.spec.args],
@@ -144,6 +145,7 @@ class Child:
                 **self._environment(),
                 heartbeat.VARIABLE: str(beat_fd),
                 at_work.VARIABLE: str(self._page),
+                at_work.DIED_AT: died_at,
             },
             start_new_session=True,
             pass_fds=(beat_fd, self._page),

@@ -48,7 +48,12 @@ SESSIONS = count(1)
 
 
 def hello(
-    core: Core, name: str, life: str = "a", held: tuple[AttemptKey, ...] = (), home: str = ""
+    core: Core,
+    name: str,
+    life: str = "a",
+    held: tuple[AttemptKey, ...] = (),
+    home: str = "",
+    died_at: str = "",
 ) -> WorkerRecord:
     """`NODE/ROLE-i` says hello; without a slash it is a worker of the service's own host."""
     node, _, worker = name.rpartition("/")
@@ -58,6 +63,7 @@ def hello(
         node=node or "local",
         location=f"at {name}{home}",
         home=home,
+        died_at=died_at,
         slots=4,
         schema_version=SCHEMA_VERSION,
         held=held,
@@ -298,6 +304,21 @@ def test_a_next_life_says_whether_the_process_died_or_its_host(
     if noticed:
         core.workers.gone(worker)
     hello(core, "n1/run-0", "second", home=home)
+    assert charged(record) == (0, losses)
+
+
+@noticed_or_not
+@pytest.mark.parametrize(("died_at", "losses"), [("r/0/1", 1), ("another/0/1", 0), ("", 1)])
+def test_a_death_whose_cause_is_known_is_charged_to_that_attempt_alone(
+    core: Core, noticed: bool, died_at: str, losses: int
+) -> None:
+    worker = hello(core, "run-0")
+    record = leased(core, worker)
+    assert record.key == ("r", 0, 1)
+    if noticed:
+        worker.resumes = True
+        core.workers.gone(worker)
+    hello(core, "run-0", "second", died_at=died_at)
     assert charged(record) == (0, losses)
 
 

@@ -91,6 +91,7 @@ class WorkerRecord:
     endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What it was told last."""
     home: str = ""
+    died_at: str = ""
     """Of its node's life: two lives of one node may be there for a moment, each with sandboxes."""
     alone_since: float | None = None
     """Of an INIT: since when no RUN of its node is there."""

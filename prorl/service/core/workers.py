@@ -133,6 +133,7 @@ class Workers:
             resumes=hello.resumes,
             images=digests(hello.images),
             home=hello.home,
+            died_at=hello.died_at,
         )
 
     def _not_claimed(self, worker: WorkerRecord) -> None:
@@ -148,7 +149,8 @@ class Workers:
             if record.holders or record.life.state not in IN_HAND:
                 continue
             if away and away.worker.incarnation != worker.incarnation:
-                end = EventKind.LOST if _died(away.worker, worker) else EventKind.RETURN
+                blamed = _blamed(record, away.worker, worker)
+                end = EventKind.LOST if blamed else EventKind.RETURN
                 self._rollouts.lost(record, end, known=True)
             else:
                 blamed = record.taken and not worker.remote
@@ -215,8 +217,8 @@ class Workers:
         same_life, held = earlier.incarnation == worker.incarnation, list(earlier.held)
         if same_life:
             self._away[worker.name] = _Away(earlier, held, self._clock())
-        returned = worker.remote if same_life else not _died(earlier, worker)
         for record in held:
+            returned = worker.remote if same_life else not _blamed(record, earlier, worker)
             self._rollouts.leave(record, earlier, CLAIM_GRACE_S if same_life else 0.0, returned)
 
     def gone(self, worker: WorkerRecord) -> None:
@@ -331,6 +333,12 @@ class Workers:
         self._journal.urgent = True
 
 
-def _died(earlier: WorkerRecord, worker: WorkerRecord) -> bool:
-    """Whether a worker's process died and its host did not: one supervisor started both lives."""
-    return earlier.home == worker.home and not earlier.leaving
+def _blamed(record: RolloutRecord, earlier: WorkerRecord, worker: WorkerRecord) -> bool:
+    """Whether the death of a worker's last life is charged to what that life held.
+
+    Not where its host died too, which shows in that another supervisor started this life; and
+    where it is known at which attempt it died, to that one alone.
+    """
+    if earlier.home != worker.home or earlier.leaving:
+        return False
+    return not worker.died_at or worker.died_at == "/".join(map(str, record.key))

@@ -53,6 +53,8 @@ async def hang(where: Path) -> None:
     at_work.start()
     with (where / "hung").open("a") as file:
         file.write("x")
+    with (where / "died at").open("a") as file:
+        file.write(os.environ.get(at_work.DIED_AT, "unknown") + "\n")
     number = ((where / "hung").stat().st_size - 1) // 2
     loop = asyncio.get_running_loop()
     others = [
@@ -73,6 +75,8 @@ def not_first(where: Path) -> bool:
     """Whether this is the second life; the third is as the first."""
     with (where / "lives").open("a") as file:
         file.write("x")
+    with (where / "died at").open("a") as file:
+        file.write(os.environ.get(at_work.DIED_AT, "unknown") + "\n")
     return (where / "lives").stat().st_size == 2
 
 
