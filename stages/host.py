@@ -155,7 +155,11 @@ class StageHost:
         self._gives_once = edge not in REDELIVERED_EDGES
         """What it gives is downstream's from its arrival on; until then it may be taken back."""
         self.outlet = Outlet(
-            edge, limit_bytes=finished_bytes, on_acked=self._acked, on_lost=self._lost
+            edge,
+            limit_bytes=finished_bytes,
+            on_acked=self._acked,
+            on_lost=self._lost,
+            on_left=self._taken,
         )
         self._working: dict[AttemptKey, asyncio.Task[None]] = {}
         self._finished: dict[AttemptKey, Row] = {}
@@ -358,6 +362,16 @@ class StageHost:
         for key in keys:
             del self._finished[key]
         self._leave(keys)
+
+    def _taken(self, keys: list[AttemptKey]) -> None:
+        """Let go of what a RUN had taken that went away.
+
+        One that is ended in its first step has told us, and not yet the gateway, that it took rows:
+        where no journal claims them, they would be in our hands for ever.
+        """
+        if self._gives_once:
+            for key in keys:
+                self._emit(Released(returned=True), key, stage=self.name)
 
     def _lost(self, keys: list[AttemptKey], hello: Mapping[str, Json]) -> None:
         """Settle rows of a RUN that went away before it said that it took them.

@@ -15,9 +15,10 @@ until its ack and sent again when the consumer is lost; on the others the Inlet 
 received, and `on_lost` names what a lost consumer never acked, and whose it was: nobody sends it
 again unless it is `put` again, `only` for the next life of that worker: until that has come, the
 row waits as one whose need nobody has. `on_acked` and `on_lost`
-come once per key that was put, and not at all for a key that was dropped. Held bytes are bounded
-by `limit_bytes` plus one row per waiting `put`; `send` is bounded by the credit that its caller was
-told of.
+come once per key that was put, and not at all for a key that was dropped. `on_left` names the last
+that a consumer acked before it left: it may not have lived to tell anybody else. Held bytes are
+bounded by `limit_bytes` plus one row per waiting `put`; `send` is bounded by the credit that its
+caller was told of.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from prorl.schema.columns import keys
 from prorl.schema.rows import Row, rows, stack
 from prorl.timing import now
 from prorl.types import AttemptKey, Json
+
+MOST_TAKEN = 1024
 
 Keys = Callable[[list[AttemptKey]], None]
 KeysOf = Callable[[list[AttemptKey], Mapping[str, Json]], None]
@@ -83,6 +86,7 @@ class Outlet:
         limit_bytes: int = 64 << 20,
         on_acked: Keys = _nothing,
         on_lost: KeysOf = _nobody,
+        on_left: Keys = _nothing,
         on_credit: Callable[[int], None] = _nothing,
         on_sent: KeysOf = _nobody,
         has: Has = _is_worker,
@@ -93,7 +97,7 @@ class Outlet:
         self._ledger = Ledger(redelivered=self._redelivered)
         self._limit_bytes = limit_bytes
         self._on_acked = on_acked
-        self._on_lost = on_lost
+        self._on_lost, self._on_left = on_lost, on_left
         self._on_credit = on_credit
         self._on_sent = on_sent
         self._rows: dict[AttemptKey, Sized] = {}
@@ -101,6 +105,7 @@ class Outlet:
         self._cut_at: float | None = None
         self._putting: deque[asyncio.Future[None]] = deque()
         self._channels: dict[int, Channel] = {}
+        self._taken: dict[int, deque[AttemptKey]] = {}
         self._names = count()
         self._paced = Paced(self._pump, ROWS_S)
 
@@ -178,6 +183,7 @@ class Outlet:
         """Handle one consumer for the life of its channel."""
         name = next(self._names)
         self._channels[name] = channel
+        self._taken[name] = deque(maxlen=MOST_TAKEN)
         self._ledger.join(name, partial(self._has, channel.peer))
         try:
             while (batch := await channel.receive()) is not None:
@@ -190,6 +196,7 @@ class Outlet:
             self._cut()
             if lost:
                 self._on_lost(lost, channel.peer)
+            self._on_left(list(self._taken.pop(name)))
             self._paced.ask()
 
     def _hear(self, name: int, batch: pa.RecordBatch) -> None:
@@ -204,6 +211,7 @@ class Outlet:
         known = self._forget(acked)
         if known:
             self._cut_at = None
+            self._taken[name].extend(known)
             self._on_acked(known)
         if granted:
             self._paced.ask()

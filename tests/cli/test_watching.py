@@ -10,7 +10,7 @@ import pytest
 from prorl.cli.app import dispatch
 from prorl.cli.commands.status import stage_rows
 from prorl.control import Stats
-from prorl.types import Json
+from prorl.types import Json, Trouble
 from tests.service.world import TOKEN, group, world
 
 
@@ -61,4 +61,8 @@ async def test_status_names_a_model_server_that_does_not_answer(
             while (await w.http("GET", "/v1/status"))[1]["backends"][0]["state"] != "ejected":
                 await asyncio.sleep(0.05)
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
-        assert f"{gone} is ejected: a probe was refused" in capsys.readouterr().out
+        w.core.watched.reported(gone, Trouble.MALFORMED, 1, 9, "another request's id")
+        assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
+        shown = capsys.readouterr().out
+        assert f"{gone} is ejected: a probe was refused" in shown
+        assert f"{gone} contradicted itself in 1 replies, refused and asked again" in shown

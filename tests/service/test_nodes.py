@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.control import ControlRow, Failover, Hello, Kind, Leaving, Released, Stats
+from prorl.control import ControlRow, Failover, Hello, Kind, Leaving, Released, Started, Stats
 from prorl.errors import FencedError, NotFoundError
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core import lines, workers
@@ -264,6 +264,22 @@ def test_what_a_leaving_worker_gives_back_is_charged_to_nobody(
     clock.now += 2
     core.rollouts.settle_orphans()
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_what_init_lets_go_of_is_runs_or_begins_anew(core: Core, clock: Clock, heard: bool) -> None:
+    """RUN took it from INIT and went away, before or after it said so."""
+    init, run = hello(core, "init-0"), hello(core, "run-0")
+    record = leased(core, init)
+    said = record.key._asdict()
+    core.control(init, ControlRow.of(Started(), stage="init", seq=2, **said))
+    if heard:
+        core.control(run, ControlRow.of(Started(), stage="run", seq=2, **said))
+    core.control(init, ControlRow.of(Released(returned=True), seq=3, **said))
+    clock.now += 2
+    core.rollouts.settle_orphans()
+    state = RolloutState.RUNNING if heard else RolloutState.QUEUED
+    assert (record.life.state, charged(record)) == (state, (0, 0))
 
 
 def test_so_is_what_it_still_had_when_it_was_ended(core: Core, clock: Clock) -> None:

@@ -391,6 +391,17 @@ async def test_a_ready_row_that_nobody_took_is_given_back_when_cancelled(net: Ne
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
 
 
+async def test_what_a_run_took_that_went_away_is_let_go_of(net: Net) -> None:
+    """RUN may have been ended before it told the gateway: else INIT would have it for ever."""
+    async with bench(net, Scripted(Stage.INIT)) as parts:
+        parts.upstream.send(leased(1, 2))
+        await take(parts.downstream, 2)
+        await until(lambda: parts.stage.held() == [])
+        assert parts.ended() == []
+        await parts.downstream.close()
+        await until(lambda: parts.ended() == [("released", 1, ""), ("released", 2, "")])
+
+
 async def test_a_draining_stage_finishes_what_it_has_and_takes_nothing(net: Net) -> None:
     operator = Scripted(Stage.RUN)
     operator.gate.clear()

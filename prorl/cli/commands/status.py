@@ -130,6 +130,9 @@ def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
     for one in found.get("workers", ()):
         if one["held_back"]:
             yield f"{one['node']} gets no leases: {one['held_back']}"
+    for one in found["backends"]:
+        if number := one["refused_replies"]:
+            yield f"{one['name']} contradicted itself in {number} replies, refused and asked again"
     yield from servers_out(found)
     yield from found["warnings"]
 
