@@ -16,7 +16,7 @@ from prorl.schema import LEASED, RAN, READY, SCORED, SEQUENCES, check_schema, co
 from prorl.schema.columns import Lease
 from prorl.schema.fields import SEQUENCE
 from prorl.schema.rows import row_hashes, rows
-from prorl.schema.sequences import dense, read_sequences, sequences_array, validate_sequences
+from prorl.schema.sequences import dense, read_sequences, sequence_values, validate_sequences
 from prorl.types import (
     Failure,
     Message,
@@ -43,7 +43,7 @@ NAMES = (
 
 def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
     """`sequences` rows of these records."""
-    structs = sequences_array(sequences)
+    structs = pa.array([sequence_values(s) for s in sequences], SEQUENCE)
     count = len(sequences)
     known = {
         "sequence_id": pa.array(range(count), pa.int64()),

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from prorl import control
 from prorl.control import (
-    PAYLOADS,
-    REPLIES,
     ControlRow,
     GroupEventRow,
     Hello,
@@ -34,7 +33,11 @@ from prorl.schema.fields import SCHEMA_VERSION
 from prorl.types import AttemptKey
 from tests.strategies import text
 
-RECORDS = [*PAYLOADS.values(), *REPLIES]
+RECORDS: list[type[Payload]] = [
+    record
+    for record in vars(control).values()
+    if isinstance(record, type) and issubclass(record, Payload) and hasattr(record, "kind")
+]
 
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
@@ -71,10 +74,10 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
 
 
 def test_every_kind_has_one_record() -> None:
-    assert set(PAYLOADS) == set(Kind) - {Kind.REPLY}
-    assert {record.kind for record in REPLIES} == {Kind.REPLY}
-    asked = {record.reply for record in PAYLOADS.values() if issubclass(record, Request)}
-    assert asked <= set(REPLIES)
+    kinds = [record.kind for record in RECORDS if record.kind is not Kind.REPLY]
+    assert sorted(kinds) == sorted(set(Kind) - {Kind.REPLY})
+    replies = {record for record in RECORDS if record.kind is Kind.REPLY}
+    assert {record.reply for record in RECORDS if issubclass(record, Request)} <= replies
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)

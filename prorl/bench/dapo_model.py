@@ -477,7 +477,7 @@ class _Service:
         if self.busy_until < math.inf or not missing or not self.kept:
             return False
         asked = [heapq.heappop(self.kept) for _ in range(min(missing, len(self.kept)))]
-        found = self.core.groups.handout(self.run, [KeptGroup(g, v, 1) for v, _, g in asked])
+        found = self.core.groups.handout(self.run, [KeptGroup(g, v) for v, _, g in asked])
         self.taken += len(found.delivered)
         if self.taken == self.setup.step:
             self.outcome.waited_s += self.now - self.idle_from

@@ -134,7 +134,7 @@ class Life:
                 self.core.groups.propose(run, [Decision(group_id=g, kept=True) for g in wanted])
             self.write(len(given))
             with self.meter("hand out", len(wanted)):
-                self.core.groups.handout(run, [KeptGroup(g, 0, 1) for g in wanted])
+                self.core.groups.handout(run, [KeptGroup(g, 0) for g in wanted])
             self.write(len(given))
             with self.meter("ack", 1):
                 self.core.groups.cursor(run, "primary", run.next_delivery)

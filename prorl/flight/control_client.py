@@ -1,4 +1,4 @@
-"""`ControlClient`: a worker's side of the control protocol (`prorl/control/`).
+"""`ControlClient`: a worker's side of the control protocol (`prorl/control.py`).
 
     on = {Kind.CANCEL: ..., Kind.ENDPOINTS: ...}
     client = ControlClient(network, config.gateway_flight, Identity(...), held=..., on=on)

@@ -16,7 +16,7 @@ no send. Several consumers compete; a row goes to one of them. On `lease` and `r
 as handed over when it is received (nothing is redelivered); on `ran` and `scored` the upstream
 keeps a row until its ack, which the consumer sends only after its own downstream acked (EVAL) or
 the commit is durable (store), and redelivers it to another consumer when the stream is lost.
-*Control protocol*: `prorl/control/`.
+*Control protocol*: `prorl/control.py`.
 
 Rules for all of them: list children are named `element`; token columns hold no nulls; a record
 batch stays under `MAX_BATCH_BYTES` unless one row (or, in streams to trainers, one group) alone is

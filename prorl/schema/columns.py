@@ -1,7 +1,7 @@
 """Records <-> rows of the edges: each conversion is one function.
 
 A stage reads its row with `read_*` and answers with `*_columns`: what it adds, as Python values,
-which `rows.grow` converts for many rows at once. Token sequences: `sequences.py`.
+which `rows.grow` converts for many rows at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from prorl.schema import LEASED, RAN, READY, SCORED
-from prorl.schema.fields import REWARD_PART, TURN
+from prorl.schema.fields import MESSAGE, REWARD_PART, TURN
 from prorl.schema.rows import Added, EdgeColumns, Row
 from prorl.schema.sequences import routed_values, sequence_values
 from prorl.task_json import task_from_json, task_to_json
@@ -60,7 +60,6 @@ class Lease:
     on_unknown: str = ""
     """What becomes of a tool call that may have run when its worker died; empty: no journal."""
     routing: bool = False
-    """Why it did not, where it had one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +78,6 @@ Values = tuple[Json, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyColumns(Added):
-    """The columns that INIT adds to a row."""
-
     columns = EdgeColumns.between(LEASED, READY)
     sandbox: SandboxRef
     prompt: list[Values]
@@ -90,8 +87,6 @@ class ReadyColumns(Added):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanColumns(Added):
-    """The columns that RUN adds to a row."""
-
     columns = EdgeColumns.between(READY, RAN)
     sequences: list[Values]
     turns: list[Values]
@@ -122,8 +117,6 @@ class RanColumns(Added):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredColumns(Added):
-    """The columns that EVAL adds to a row."""
-
     columns = EdgeColumns.between(RAN, SCORED)
     scored: bool
     reward: float
@@ -140,60 +133,39 @@ class ScoredColumns(Added):
         return Failure(code=self.eval_failure_code, message=self.eval_failure_message)
 
 
+_PLAIN = (
+    *("group_id", "sample_index", "rollout_key", "agent", "renderer", "backend", "min_version"),
+    *("eval_node", "run_seed", "queue_s", "extra", "on_unknown", "routing"),
+)
+"""Columns that are fields of `Lease` as they are."""
+
+
 def leased_batch(leases: Iterable[Lease]) -> pa.RecordBatch:
-    rows = [_leased_dict(lease) for lease in leases]
-    return pa.RecordBatch.from_pylist(rows, schema=LEASED)
+    return pa.RecordBatch.from_pylist([_leased_dict(lease) for lease in leases], schema=LEASED)
 
 
 def _leased_dict(lease: Lease) -> dict[str, Json]:
-    run_id, rollout_id, attempt = lease.key
+    task = lease.task
     return {
-        "run_id": run_id,
-        "rollout_id": rollout_id,
-        "group_id": lease.group_id,
-        "sample_index": lease.sample_index,
-        "rollout_key": lease.rollout_key,
-        "attempt": attempt,
-        "task_id": lease.task.task_id,
-        "data_source": lease.task.data_source,
-        "task": task_to_json(lease.task),
-        "env": lease.task.env,
-        "agent": lease.agent,
-        "renderer": lease.renderer,
+        **lease.key._asdict(),
+        **{name: getattr(lease, name) for name in _PLAIN},
+        "task_id": task.task_id,
+        "data_source": task.data_source,
+        "task": task_to_json(task),
+        "env": task.env,
         "sampling": asdict(lease.sampling),
         "limits": asdict(lease.limits),
-        "backend": lease.backend,
-        "min_version": lease.min_version,
-        "eval_node": lease.eval_node,
-        "run_seed": lease.run_seed,
-        "queue_s": lease.queue_s,
-        "extra": lease.extra,
-        "on_unknown": lease.on_unknown,
-        "routing": lease.routing,
     }
 
 
 def read_lease(row: Row) -> Lease:
     """The LEASED columns of a row of any edge."""
-    value = row.value
     return Lease(
         key=read_key(row),
-        group_id=value("group_id"),
-        sample_index=value("sample_index"),
-        rollout_key=value("rollout_key"),
         task=read_task(row),
-        agent=value("agent"),
-        renderer=value("renderer"),
-        sampling=SamplingParams(**value("sampling")),
-        limits=RolloutLimits(**value("limits")),
-        backend=value("backend"),
-        min_version=value("min_version"),
-        eval_node=value("eval_node"),
-        run_seed=value("run_seed"),
-        queue_s=value("queue_s"),
-        extra=value("extra"),
-        on_unknown=value("on_unknown"),
-        routing=value("routing"),
+        sampling=SamplingParams(**row.value("sampling")),
+        limits=RolloutLimits(**row.value("limits")),
+        **{name: row.value(name) for name in _PLAIN},
     )
 
 
@@ -245,22 +217,12 @@ def read_sandbox(row: Row) -> SandboxRef:
 
 def _message_values(message: Message) -> Values:
     """Values of a message in the order of MESSAGE."""
-    calls = (
-        orjson.dumps([call._asdict() for call in message.tool_calls]).decode()
-        if message.tool_calls
-        else "[]"
-    )
-    return (
-        message.role,
-        message.content,
-        calls,
-        message.name,
-        message.turn,
-        message.reasoning,
-        message.call_id,
-    )
+    calls = orjson.dumps([call._asdict() for call in message.tool_calls]).decode()
+    role, content, _, *rest = _message_fields(message)
+    return role, content, calls, *rest
 
 
+_message_fields = attrgetter(*(f.name for f in MESSAGE))
 _turn_values = attrgetter(*(f.name for f in TURN))
 _part_values = attrgetter(*(f.name for f in REWARD_PART))
 
@@ -268,15 +230,7 @@ _part_values = attrgetter(*(f.name for f in REWARD_PART))
 def read_message(value: dict[str, Json]) -> Message:
     """A MESSAGE struct as a record."""
     calls = tuple(ToolCall(**call) for call in orjson.loads(value["tool_calls"]))
-    return Message(
-        role=value["role"],
-        content=value["content"],
-        tool_calls=calls,
-        name=value["name"],
-        turn=value["turn"],
-        reasoning=value["reasoning"],
-        call_id=value["call_id"],
-    )
+    return Message(**{**value, "tool_calls": calls})
 
 
 def ran_columns(trajectory: Trajectory, *, run_s: float, resumes: int = 0) -> RanColumns:

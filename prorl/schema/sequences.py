@@ -1,12 +1,11 @@
 """Token sequences as columns: records <-> SEQUENCE structs, what is valid, the view of full length.
 
-The last is for clients without our code. Vectorised over a batch. Token ids and logprobs are copied
-once from numpy into Arrow buffers and are never Python lists.
+Vectorised over a batch. Token ids and logprobs are copied once from numpy into Arrow buffers and
+are never Python lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
 from operator import attrgetter
 from typing import Any
 
@@ -37,11 +36,6 @@ def routed_values(sequence: Sequence) -> tuple[int, int, bytes, bool]:
     wide = bool(experts.size) and not 0 <= int(experts.min()) <= int(experts.max()) < 256
     kept = experts.astype("<i2" if wide else "u1", copy=False)
     return sequence.segment, experts.shape[1], kept.tobytes(), wide
-
-
-def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
-    """Sequences as an Arrow array of SEQUENCE structs."""
-    return pa.array([sequence_values(s) for s in sequences], SEQUENCE)
 
 
 def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
@@ -161,12 +155,12 @@ def _problem(batch: pa.RecordBatch, i: int) -> str:
 
 
 def dense(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Add per-token columns of full length to a `sequences` or `stream` batch.
+    """Add per-token columns of full length to a `sequences` or `stream` batch, for clients without
+    our code.
 
-    For clients without our code. Replaces `logprobs` and the spans by lists as long as `token_ids`,
-    sharing its offsets: `loss_mask` uint8 (1 = trains), `sampled_mask` uint8, `logprobs` float32 (0
-    where nothing was sampled), `versions` int32 (-1 for context), `turns` int32 and `temperatures`
-    float32. One vectorised pass; nothing but `token_ids` is shared with the input.
+    Replaces `logprobs` and the spans by lists as long as `token_ids`, sharing its offsets:
+    `loss_mask` uint8 (1 = trains), `sampled_mask` uint8, `logprobs` float32 (0 where nothing was
+    sampled), `versions` int32 (-1 for context), `turns` int32 and `temperatures` float32.
     """
     tokens = batch.column("token_ids")
     offsets = pa.array(tokens.offsets.to_numpy() - tokens.offsets[0].as_py(), pa.int32())

@@ -83,7 +83,7 @@ _REQUESTS = frozenset(
         Kind.FAILOVER,
     }
 )
-_SUPERSEDED = Welcome(worker="", endpoints={}, superseded=True)
+_SUPERSEDED = Welcome(endpoints={}, superseded=True)
 """What an earlier life of a worker hears."""
 
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError)

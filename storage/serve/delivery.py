@@ -202,10 +202,7 @@ class LiveOrder:
 
     async def _ask(self, wanted: Wanted) -> None:
         chosen = self._pop_oldest(wanted)
-        groups = [
-            KeptGroup(entry.group_id, entry.min_version, self._size(entry.group_id))
-            for entry in chosen
-        ]
+        groups = [KeptGroup(entry.group_id, entry.min_version) for entry in chosen]
         try:
             for first in range(0, len(groups), HANDED_AT_ONCE):
                 await self._ask_for(wanted.consumer, groups[first : first + HANDED_AT_ONCE])

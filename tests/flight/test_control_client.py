@@ -55,9 +55,7 @@ class Gateway:
     def reply(self, channel: Channel, row: ControlRow) -> None:
         if row.kind is Kind.HELLO:
             hello = row.read_hello("hello")
-            welcome = Welcome(
-                worker=hello.worker, endpoints={"init": ("here",)}, refused=hello.held[:1]
-            )
+            welcome = Welcome(endpoints={"init": ("here",)}, refused=hello.held[:1])
             channel.send(to_batch([ControlRow.of(welcome, re=row.seq)]))
         elif row.kind in (Kind.RESERVE, Kind.CURSOR):
             answer = self.answer(row)

@@ -285,7 +285,7 @@ class Machine(RuleBasedStateMachine):
         )
         answers = []
         for _ in range(2):
-            answers.append(self.core.groups.handout(self.run, [KeptGroup(g, 0, 1) for g in ended]))
+            answers.append(self.core.groups.handout(self.run, [KeptGroup(g, 0) for g in ended]))
             if write:
                 self.write()
         assert answers[0] == answers[1], "the first hand-out stands"
@@ -318,7 +318,7 @@ class Machine(RuleBasedStateMachine):
     @rule(picks=st.lists(PICK, max_size=4))
     def handout(self, picks: list[int]) -> None:
         """The store hands groups out."""
-        wanted = [KeptGroup(pick % self.run.next_group, 0, 1) for pick in picks]
+        wanted = [KeptGroup(pick % self.run.next_group, 0) for pick in picks]
         answer = self.core.groups.handout(self.run, wanted)
         for group_id, seq in answer.delivered:
             assert self.core.groups.find(self.run, group_id).delivery_seq == seq  # type: ignore[union-attr]

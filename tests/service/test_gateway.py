@@ -290,9 +290,9 @@ async def test_handout_is_dense_in_the_order_asked_and_never_changes(tmp_path: P
         await w.submit(*(group(str(i)) for i in range(3)))
         await store.commit("r", "p", await init.take(3))
         await store.decide("r", 0, 1, 2)
-        first = await store.ask(handout("primary", [[2, 0, 9], [0, 0, 9]]), "r")
+        first = await store.ask(handout("primary", [[2, 0], [0, 0]]), "r")
         assert first.delivered == ((2, 0), (0, 1))
-        again = await store.ask(handout("other", [[0, 0, 9], [1, 0, 9], [2, 0, 9]]), "r")
+        again = await store.ask(handout("other", [[0, 0], [1, 0], [2, 0]]), "r")
         assert again.delivered == ((0, 1), (1, 2), (2, 0))
 
 
@@ -306,7 +306,7 @@ async def test_groups_that_are_too_old_go_stale_at_handout(tmp_path: Path) -> No
             assert (await w.http("POST", "/v1/runs/r/versions", {}))[1]["version"] == version
         told = [row.read(VersionPublished).version for row in await init.hear(Kind.VERSION, 3)]
         assert told == [0, 1, 2]
-        answer = await store.ask(handout("primary", [[0, 0, 9], [1, 1, 9]]), "r")
+        answer = await store.ask(handout("primary", [[0, 0], [1, 1]]), "r")
         assert (answer.delivered, answer.stale) == (((1, 0),), (0,))
         assert (await w.view())["groups"]["stale"] == 1
 
@@ -318,7 +318,7 @@ async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_pa
         keys = await init.take(2)
         await store.commit("r", "p", keys)
         await store.decide("r", 0, 1)
-        await store.ask(handout("primary", [[0, 0, 9], [1, 0, 9]]), "r")
+        await store.ask(handout("primary", [[0, 0], [1, 0]]), "r")
         with pytest.raises(ConflictError, match="r@3"):
             await store.ask(CommitCursor(consumer="primary", seq=3), "r")
         await store.ask(CommitCursor(consumer="observer", seq=2), "r")
@@ -359,11 +359,11 @@ async def test_groups_that_go_stale_after_the_target_are_replenished(tmp_path: P
         await store.decide("r", 0)
         assert (await w.view())["counts"]["cancelled"] == 0
         w.core.publish(w.core.run("r"), 1)
-        answer = await store.ask(handout("primary", [[0, 0, 1]]), "r")
+        answer = await store.ask(handout("primary", [[0, 0]]), "r")
         assert (answer.delivered, answer.stale) == ((), (0,))
         await store.commit("r", "q", keys[1:2])
         await store.decide("r", 1)
-        answer = await store.ask(handout("primary", [[1, 1, 1]]), "r")
+        answer = await store.ask(handout("primary", [[1, 1]]), "r")
         assert answer.delivered == ((1, 0),)
         await w.until(lambda v: v["counts"]["cancelled"] == 1)
 

@@ -88,7 +88,7 @@ class World:
 
     def hand(self, *groups: int, version: int = 0) -> tuple[list[tuple[int, int]], list[int]]:
         """What the store hands out: (group, place), and who went stale."""
-        asked = [KeptGroup(g, version, 1) for g in groups]
+        asked = [KeptGroup(g, version) for g in groups]
         answer = self.core.groups.handout(self.run, asked)
         return [(one.group_id, one.delivery_seq) for one in answer.delivered], list(answer.stale)
 

@@ -94,9 +94,9 @@ def test_a_forgotten_group_is_handed_out_once(core: Core) -> None:
     write(core, core.journal.take())
     run = core.run("r")
     assert not run.groups
-    answers = [core.groups.handout(run, [KeptGroup(1, 0, 1)]) for _ in range(2)]
+    answers = [core.groups.handout(run, [KeptGroup(1, 0)]) for _ in range(2)]
     write(core, core.journal.take())
-    answers += [core.groups.handout(run, [KeptGroup(1, 0, 1), KeptGroup(0, 0, 1)])]
+    answers += [core.groups.handout(run, [KeptGroup(1, 0), KeptGroup(0, 0)])]
     assert [answer.delivered for answer in answers] == [((1, 0),), ((1, 0),), ((1, 0), (0, 1))]
 
 
@@ -106,9 +106,9 @@ def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten
     complete(core, 1)
     run = core.run("r")
     in_flight = core.journal.take()
-    assert core.groups.handout(run, [KeptGroup(0, 0, 1)]).delivered == ((0, 0),)
+    assert core.groups.handout(run, [KeptGroup(0, 0)]).delivered == ((0, 0),)
     write(core, in_flight)
-    assert core.groups.handout(run, [KeptGroup(0, 0, 1)]).delivered == ((0, 0),), (
+    assert core.groups.handout(run, [KeptGroup(0, 0)]).delivered == ((0, 0),), (
         "the log still says that nobody has it"
     )
     write(core, core.journal.take())

@@ -15,13 +15,13 @@ from prorl.control import (
     Handout,
     Hello,
     Kind,
+    Payload,
     Progress,
     Started,
     Welcome,
     from_batch,
     to_batch,
 )
-from prorl.control.payload import Payload
 from prorl.errors import FencedError
 from prorl.protocols import Channel
 from prorl.schema import CONTROL

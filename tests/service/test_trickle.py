@@ -65,7 +65,7 @@ class Day:
         self.write()
         groups = [record.group.group_id for record in given]
         core.groups.propose(run, [Decision(group_id=g, kept=True) for g in groups])
-        core.groups.handout(run, [KeptGroup(g, 0, 1) for g in groups])
+        core.groups.handout(run, [KeptGroup(g, 0) for g in groups])
         self.write()
         core.groups.cursor(run, "primary", run.next_delivery)
         self.write()

@@ -66,7 +66,7 @@ def settings(tmp_path: Path, **more: Json) -> ServiceConfig:
 
 
 def handout(consumer: str, groups: Iterable[Iterable[int]]) -> Handout:
-    """Ask for groups by (group, min_version, bytes)."""
+    """Ask for groups by (group, min_version)."""
     return Handout(consumer=consumer, groups=tuple(KeptGroup(*group) for group in groups))
 
 

@@ -57,7 +57,7 @@ class Gateway:
             hello = row.read_hello(name)
             self.hellos.append(hello)
             self._endpoints[name] = (hello.role, hello.location)
-            welcome = Welcome(worker=name, endpoints=self.endpoints())
+            welcome = Welcome(endpoints=self.endpoints())
             self.tell(name, ControlRow.of(welcome, re=row.seq))
             for other in self.sessions.keys() - {name}:
                 self.tell(other, ControlRow.of(Endpoints(locations=self.endpoints())))

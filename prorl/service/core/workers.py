@@ -104,7 +104,6 @@ class Workers:
         self._not_claimed(worker)
         worker.endpoints = self._state.endpoints_of(worker)
         welcome = Welcome(
-            worker=worker.name,
             endpoints=worker.endpoints,
             refused=tuple(refused),
             adopted=tuple(adopted),
