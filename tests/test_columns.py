@@ -42,7 +42,6 @@ NAMES = (
 
 
 def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
-    """`sequences` rows of these records."""
     structs = pa.array([sequence_values(s) for s in sequences], SEQUENCE)
     count = len(sequences)
     known = {

@@ -1,6 +1,4 @@
-"""Every shape that crosses a process or reaches a disk.
-
-The four edges, the control stream, the tables of a run directory.
+"""Every shape that crosses a process or reaches a disk: edges, control stream, tables of a run.
 
 A rollout is a row that grows. Each edge's schema is the previous one plus what the stage added:
 

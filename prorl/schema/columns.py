@@ -1,7 +1,6 @@
-"""Records <-> rows of the edges: each conversion is one function.
-
-A stage reads its row with `read_*` and answers with `*_columns`: what it adds, as Python values,
-which `rows.grow` converts for many rows at once.
+"""Records <-> rows of the edges: each conversion is one function. A stage reads its row with
+`read_*` and answers with `*_columns`: what it adds, as Python values, which `rows.grow` converts
+for many rows at once.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class Lease:
     task: Task
     agent: str
     renderer: str = "{}"
-    """A `RendererSpec` as JSON."""
     sampling: SamplingParams
     limits: RolloutLimits
     backend: str
@@ -73,7 +71,6 @@ class Ready:
 
 
 Values = tuple[Json, ...]
-"""Of one struct, in the order of its fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +108,6 @@ class RanColumns(Added):
 
     @property
     def failure(self) -> Failure:
-        """What ended the attempt other than well."""
         return Failure(code=self.failure_code, message=self.failure_message)
 
 
@@ -129,7 +125,6 @@ class ScoredColumns(Added):
 
     @property
     def failure(self) -> Failure:
-        """Why EVAL gave no score."""
         return Failure(code=self.eval_failure_code, message=self.eval_failure_message)
 
 
@@ -159,7 +154,6 @@ def _leased_dict(lease: Lease) -> dict[str, Json]:
 
 
 def read_lease(row: Row) -> Lease:
-    """The LEASED columns of a row of any edge."""
     return Lease(
         key=read_key(row),
         task=read_task(row),
@@ -201,7 +195,6 @@ def ready_columns(
 
 
 def read_ready(row: Row) -> Ready:
-    """What RUN needs of a READY row."""
     return Ready(
         lease=read_lease(row),
         sandbox=read_sandbox(row),
@@ -228,7 +221,6 @@ _part_values = attrgetter(*(f.name for f in REWARD_PART))
 
 
 def read_message(value: dict[str, Json]) -> Message:
-    """A MESSAGE struct as a record."""
     calls = tuple(ToolCall(**call) for call in orjson.loads(value["tool_calls"]))
     return Message(**{**value, "tool_calls": calls})
 

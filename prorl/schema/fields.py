@@ -1,5 +1,4 @@
 """What the schemas are made of: columns without nulls, structs, and the fields that several share.
-
 `prorl.schema` puts them together; whoever reads or writes an edge or a table starts there.
 """
 
@@ -18,9 +17,8 @@ SCHEMA_VERSION = 2
 
 
 MEANINGS: dict[str, str] = {}
-"""What a column means, in one line, by its name: one name means one thing everywhere.
-
-`prorl schema` prints it; a table that says more of a column has a line of its own, `table.column`.
+"""What a column means, in one line, by its name: one name means one thing everywhere. `prorl
+schema` prints it; a table that says more of a column has a line of its own, `table.column`.
 """
 
 
@@ -138,7 +136,6 @@ ROUTED = _struct(
     ),
     required("wide", pa.bool_(), "whether an expert takes two bytes"),
 )
-"""Which experts the tokens of a sequence went through."""
 
 TURN = _struct(
     required("turn", pa.int32()),

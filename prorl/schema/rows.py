@@ -100,14 +100,12 @@ class EdgeColumns:
     """What one edge has more than the edge before it."""
 
     schema: pa.Schema
-    """Of the edge."""
     added: pa.StructType
     values: Callable[[Added], tuple[Json, ...]]
     """Of what a stage adds, in the order of `added`."""
 
     @classmethod
     def between(cls, before: pa.Schema, after: pa.Schema) -> EdgeColumns:
-        """The mapping from one edge's schema to the next one's."""
         fields = list(after)[len(before) :]
         values = attrgetter(*(field.name for field in fields)) if fields else _no_values
         return cls(after, pa.struct(fields), values)
@@ -116,7 +114,6 @@ class EdgeColumns:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
     """What a stage adds to one row: a record with a field for each added column, of its name.
-
     Structs are records or tuples in the order of their fields.
     """
 
@@ -129,7 +126,6 @@ class Added:
 
     @property
     def values(self) -> tuple[Json, ...]:
-        """The values in the order of the added columns."""
         return self.columns.values(self)
 
     @property
@@ -139,9 +135,8 @@ class Added:
 
 
 def grow(before: Sequence[Row], added: Sequence[Added]) -> pa.RecordBatch:
-    """Rows of the next edge.
-
-    Raises what Arrow raises for values that are not of their columns' types.
+    """Rows of the next edge. Raises what Arrow raises for values that are not of their columns'
+    types.
     """
     edge = added[0].columns
     columns = pa.array([one.values for one in added], edge.added).flatten()

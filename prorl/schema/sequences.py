@@ -1,5 +1,4 @@
 """Token sequences as columns: records <-> SEQUENCE structs, what is valid, the view of full length.
-
 Vectorised over a batch. Token ids and logprobs are copied once from numpy into Arrow buffers and
 are never Python lists.
 """
@@ -26,7 +25,6 @@ _SEQUENCE_NAMES = (
 )
 _SCALAR_NAMES = ("segment", "lineage", "parent", "weight")
 sequence_values = attrgetter(*_SCALAR_NAMES, *_SEQUENCE_NAMES)
-"""A sequence's values in the order of SEQUENCE."""
 
 
 def routed_values(sequence: Sequence) -> tuple[int, int, bytes, bool]:
@@ -66,92 +64,53 @@ def validate_sequences(batch: pa.RecordBatch) -> list[str]:
     nulls = [name for name in batch.schema.names if batch.column(name).null_count]
     if nulls:
         return [f"null in {', '.join(nulls)}"] * batch.num_rows
-    return (
-        [""] * batch.num_rows
-        if _is_valid(batch)
-        else [_problem(batch, i) for i in range(batch.num_rows)]
-    )
-
-
-def _is_valid(batch: pa.RecordBatch) -> bool:
-    """Whether every row is valid; `_problem` says of one row what is wrong."""
-
-    def flat(name: str) -> np.ndarray[Any, Any]:
-        return batch.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-    def lengths(name: str) -> np.ndarray[Any, Any]:
-        return np.diff(batch.column(name).offsets.to_numpy())
-
-    nested = (batch.column(name).flatten().null_count for name in _LISTS)
-    num_spans, num_tokens = lengths("span_end"), lengths("token_ids")
-    if (
-        any(nested)
-        or (num_spans == 0).any()
-        or any((lengths(name) != num_spans).any() for name in SPANS)
-    ):
-        return False
-    ends, kinds, logprobs = flat("span_end"), flat("span_kind"), flat("logprobs")
-    last = np.cumsum(num_spans) - 1
-    widths = np.diff(ends, prepend=0)
-    widths[last[:-1] + 1] = ends[last[:-1] + 1]
-    sampled = np.where(kinds >= SpanKind.TRAINED, widths, 0)
-    num_sampled = np.add.reduceat(sampled, last - num_spans + 1) if len(last) else num_spans
-    return bool(
-        (num_tokens > 0).all()
-        and (widths > 0).all()
-        and (ends[last] == num_tokens).all()
-        and (num_sampled == lengths("logprobs")).all()
-        and (np.isfinite(logprobs) & (logprobs <= 0)).all()
-        and _versions_fit(kinds, flat("span_version"))
-        and np.isfinite(batch.column("reward").to_numpy()).all()
-        and _is_placed(batch)
-    )
-
-
-def _is_placed(batch: pa.RecordBatch) -> bool:
-    """Whether weights are shares of a rollout and parents came before."""
-    weights, parents = batch.column("weight").to_numpy(), batch.column("parent").to_numpy()
-    known = set(batch.column("lineage").unique().to_pylist()) <= set(Lineage)
-    before = (parents >= -1) & (parents < batch.column("segment").to_numpy())
-    return bool(known and ((weights >= 0) & (weights <= 1) & before).all())
-
-
-def _versions_fit(kinds: np.ndarray[Any, Any], versions: np.ndarray[Any, Any]) -> bool:
-    """What trains says which weights sampled it; what does not train may not know."""
-    lowest = np.where(kinds == SpanKind.TRAINED, 0, -1)
-    return bool((versions >= lowest).all() and (versions[kinds == SpanKind.CONTEXT] == -1).all())
+    if not _problem(batch):
+        return [""] * batch.num_rows
+    return [_problem(batch.slice(i, 1)) for i in range(batch.num_rows)]
 
 
 _LISTS = ("token_ids", "logprobs", *SPANS)
 
 
-def _problem(batch: pa.RecordBatch, i: int) -> str:
-    def values(name: str) -> np.ndarray[Any, Any]:
-        array = batch.column(name)[i].values
-        if array.null_count:
-            return np.zeros(0)
-        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+def _problem(batch: pa.RecordBatch) -> str:
+    """What is wrong with some row of a batch; empty if nothing is."""
 
-    num_tokens = len(values("token_ids"))
-    ends, kinds = values("span_end"), values("span_kind")
-    versions, logprobs = values("span_version"), values("logprobs")
-    widths = np.diff(ends, prepend=0)
-    sampled = kinds >= SpanKind.TRAINED
-    if num_tokens == 0 or len(ends) == 0:
+    def flat(name: str) -> np.ndarray[Any, Any]:
+        return batch.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    lengths = {name: np.diff(batch.column(name).offsets.to_numpy()) for name in _LISTS}
+    num_spans, num_tokens = lengths["span_end"], lengths["token_ids"]
+    if any(batch.column(name).flatten().null_count for name in _LISTS):
+        return "null in a list"
+    if (num_tokens == 0).any() or (num_spans == 0).any():
         return "no tokens"
-    if ends[-1] != num_tokens or (widths <= 0).any():
-        return f"spans end at {ends[-1]} of {num_tokens} tokens or do not ascend"
-    if {len(values(name)) for name in SPANS} != {len(ends)}:
+    if any((lengths[name] != num_spans).any() for name in SPANS):
         return "span lists differ in length"
-    if int(widths[sampled].sum()) != len(logprobs):
-        return f"{int(widths[sampled].sum())} sampled tokens, {len(logprobs)} logprobs"
+    ends, kinds, versions, logprobs = map(
+        flat, ("span_end", "span_kind", "span_version", "logprobs")
+    )
+    last = np.cumsum(num_spans) - 1
+    widths = np.diff(ends, prepend=0)
+    widths[last[:-1] + 1] = ends[last[:-1] + 1]
+    if (ends[last] != num_tokens).any() or (widths <= 0).any():
+        return f"spans end at {ends[-1]} of {num_tokens[-1]} tokens or do not ascend"
+    sampled = np.where(kinds >= SpanKind.TRAINED, widths, 0)
+    num_sampled = np.add.reduceat(sampled, last - num_spans + 1) if len(last) else num_spans
+    if (num_sampled != lengths["logprobs"]).any():
+        return f"{num_sampled[-1]} sampled tokens, {lengths['logprobs'][-1]} logprobs"
     if not (np.isfinite(logprobs) & (logprobs <= 0)).all():
         return "a logprob is not finite or above 0"
-    if not _versions_fit(kinds, versions):
+    # What trains says which weights sampled it; what does not train may not know.
+    lowest = np.where(kinds == SpanKind.TRAINED, 0, -1)
+    if (versions < lowest).any() or (versions[kinds == SpanKind.CONTEXT] != -1).any():
         return "a version on context, or none on tokens that train"
-    if not np.isfinite(batch.column("reward")[i].as_py()):
+    if not np.isfinite(batch.column("reward").to_numpy()).all():
         return "the reward is not finite"
-    return "" if _is_placed(batch.slice(i, 1)) else "no such lineage, weight or parent"
+    weights, parents = batch.column("weight").to_numpy(), batch.column("parent").to_numpy()
+    known = set(batch.column("lineage").unique().to_pylist()) <= set(Lineage)
+    before = (parents >= -1) & (parents < batch.column("segment").to_numpy())
+    placed = known and ((weights >= 0) & (weights <= 1) & before).all()
+    return "" if placed else "no such lineage, weight or parent"
 
 
 def dense(batch: pa.RecordBatch) -> pa.RecordBatch:
