@@ -10,18 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from prorl.errors import ForbiddenError, UserError
-
-
-class Rule(NamedTuple):
-    what: str
-    """`METHOD /route/{with}/names` for HTTP, `exchange PATH`, `get`, `info` or `action NAME` for
-    Flight.
-    """
-    roles: frozenset[str]
-
 
 _READ = frozenset({"trainer", "operator", "viewer"})
 _WORK = frozenset({"trainer", "operator"})
@@ -93,25 +83,26 @@ _PATTERNS = tuple(
 
 
 def check_http(role: str | None, method: str, path: str) -> None:
-    """Raise ForbiddenError unless `role` may. None: somebody on this host.
-
-    Unknown routes are for nobody.
+    """Raise ForbiddenError unless `role` may. None: somebody on this host. Unknown routes are for
+    nobody.
     """
-    if role is None:
-        return
-    for known, pattern, roles in _PATTERNS:
-        if known == method and pattern.fullmatch(path):
-            return _check(role, f"{method} {path}", roles)
-    _check(role, f"{method} {path}", frozenset())
+    if role is not None:
+        roles, _ = _route(method, path)
+        _check(role, f"{method} {path}", roles)
 
 
 def named_run(method: str, path: str) -> str:
     """The run that a path names; empty for paths that are about none."""
-    for known, pattern, _ in _PATTERNS:
-        found = pattern.fullmatch(path)
-        if known == method and found is not None:
-            return found.groupdict().get("run_id", "")
-    return ""
+    _, names = _route(method, path)
+    return names.get("run_id", "")
+
+
+def _route(method: str, path: str) -> tuple[frozenset[str], dict[str, str]]:
+    """Roles of the route that a path is of (nobody, where there is none), and what it names."""
+    for known, pattern, roles in _PATTERNS:
+        if known == method and (match := pattern.fullmatch(path)):
+            return roles, match.groupdict()
+    return frozenset(), {}
 
 
 def check_lease(role: str) -> None:

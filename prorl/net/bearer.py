@@ -14,10 +14,8 @@ until its end; to take all of them back before, remove the file and start the se
 from __future__ import annotations
 
 import hmac
-import logging
 import os
 import secrets
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,32 +27,23 @@ from prorl.linux.files import write_private
 from prorl.net.access import may_be_granted
 
 SIGNING_KEY = "signing.key"
-"""File of a root."""
 
 MAX_TOKEN = 8000
 """Characters; a longer one is not looked at."""
 
 ALGORITHM = "HS256"
 
-TELL_S = 60.0
-"""Between two lines of the log about tokens that were refused: a scanner must not fill it."""
-
-log = logging.getLogger("prorl.net")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGrant:
     token_id: str
     role: str
-    """Empty: everything."""
     runs: tuple[str, ...] = ()
-    """Empty = any run."""
     tenant: str = ""
     """Whose runs it makes; empty = of whom they say."""
     max_weight: float = 0.0
     """Largest weight of a run that it makes; 0 = any."""
     expires_at: float = 0.0
-    """Seconds since the epoch; 0 = never."""
 
     def check_run(self, run: str) -> None:
         """Raise ForbiddenError unless what is asked for belongs to one of its runs."""
@@ -68,9 +57,8 @@ class TokenGrant:
             )
 
     def settle(self, config: RunConfig) -> RunConfig:
-        """The run as this token makes it: of its tenant, where the config names none.
-
-        Raises ForbiddenError for a run, tenant or weight that is not its own.
+        """The run as this token makes it: of its tenant, where the config names none. Raises
+        ForbiddenError for a run, tenant or weight that is not its own.
         """
         self.check_run(config.run_id)
         tenant, weight = config.tenant, config.weight
@@ -104,7 +92,6 @@ class Keys:
         token is made or believed.
         """
         self._owner, self._key = owner.encode(), signing_key
-        self._num_refused, self._told_at = 0, -TELL_S
 
     def issue(
         self,
@@ -137,16 +124,6 @@ class Keys:
         """What the `Authorization` header allows. Raises UnauthorizedError."""
         if not self._owner:
             return EVERYTHING
-        try:
-            return self._checked(header)
-        except UnauthorizedError as error:
-            self._num_refused += 1
-            if time.monotonic() - self._told_at >= TELL_S:
-                log.warning("%d callers refused, the last: %s", self._num_refused, error)
-                self._num_refused, self._told_at = 0, time.monotonic()
-            raise
-
-    def _checked(self, header: bytes) -> TokenGrant:
         scheme, _, given = header.partition(b" ")
         given = given.strip()
         if scheme.lower() != b"bearer":
@@ -160,12 +137,11 @@ class Keys:
 
         try:
             claims = jwt.decode(given, self._key, [ALGORITHM], {"require": ["grant"]})
-            grant = TokenGrant.of(claims["grant"])
+            return TokenGrant.of(claims["grant"])
         except jwt.ExpiredSignatureError:
             raise UnauthorizedError("a bearer token that has ended", "one that is valid") from None
         except (jwt.InvalidTokenError, KeyError, TypeError):
             raise wrong from None
-        return grant
 
 
 def keys_of(config: ServiceConfig) -> Keys:
@@ -188,5 +164,4 @@ def signing_key(root: Path) -> str:
 
 
 def named(runs: tuple[str, ...]) -> str:
-    """`run 'a'`, or `runs 'a', 'b'`."""
     return f"run{'s' * (len(runs) > 1)} {', '.join(map(repr, runs))}"

@@ -33,8 +33,6 @@ AUTHORITY_FILE = "trust.pem"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """All that somebody on another host needs to join a service in one role."""
-
     url: str
     """`https://HOST:PORT` of the gateway."""
     role: str
@@ -83,7 +81,6 @@ class Join:
 
 def prepare(root: Path, url: str, keys: Keys, own_days: float = LEAF_DAYS) -> Credentials:
     """Make what a service needs to be reached from other hosts, as far as it is not there.
-
     Credentials of its own below ROOT/tls, which it returns, and below ROOT/join a file for each
     role that others may join in. What does not end soon and says the same stays as it is.
     """
@@ -121,9 +118,8 @@ def url_of(root: Path) -> str:
 
 
 def renew(root: Path, role: str, days: float = LEAF_DAYS) -> Join:
-    """Write a join file of ROOT anew, with a fresh key and certificate of the same authority.
-
-    Those that were given out stay valid until their end. Raises ConfigError.
+    """Write a join file of ROOT anew, with a fresh key and certificate of the same authority. Those
+    that were given out stay valid until their end. Raises ConfigError.
     """
     path = root / "join" / f"{role}.json"
     old = Join.parse(path)
@@ -136,15 +132,10 @@ def ends_soon(root: Path) -> dict[str, float]:
     """Certificates of a root that end soon: file -> days left."""
     days: dict[str, float] = {}
     for path in (root / "tls" / SERVICE_FILE, *sorted((root / "join").glob("*.json"))):
-        read = Credentials.read if path.name == SERVICE_FILE else _credentials_in
         with suppress(ConfigError):  # none of ours, or not there: whoever uses it says so
-            if (found := read(path)).ends_soon:
+            if (found := Credentials.read(path)).ends_soon:
                 days[str(path)] = found.days_left()
     return days
-
-
-def _credentials_in(path: Path) -> Credentials:
-    return Join.parse(path).credentials
 
 
 def _lasts(path: Path, authority: Authority, address: str) -> bool:

@@ -61,9 +61,6 @@ DAY = datetime.timedelta(days=1)
 BACKDATE = datetime.timedelta(hours=1)
 """Clocks of two hosts differ; a certificate is valid from an hour before it was made."""
 
-SERVICE_FILE = "service.json"
-"""Credentials of the service's own processes, made anew at each start."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
@@ -91,9 +88,8 @@ class Credentials:
         return self._loaded(context)
 
     def client_context(self) -> ssl.SSLContext:
-        """The TLS context of a client that believes only our servers.
-
-        Dial with `server_hostname=peer_name`.
+        """The TLS context of a client that believes only our servers. Dial with
+        `server_hostname=peer_name`.
         """
         return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
@@ -106,9 +102,8 @@ class Credentials:
 
     @contextmanager
     def files(self) -> Iterator[tuple[Path, Path, Path]]:
-        """Authority, certificate and key as private files for the length of the block.
-
-        For libraries that read nothing else.
+        """Authority, certificate and key as private files for the length of the block. For
+        libraries that read nothing else.
         """
         with tempfile.TemporaryDirectory(prefix="prl-tls-") as folder:
             paths = Path(folder, "ca"), Path(folder, "cert"), Path(folder, "key")
@@ -117,16 +112,16 @@ class Credentials:
             yield paths
 
     def write(self, path: Path) -> None:
-        """Write them for their owner only (0600)."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `write` wrote. Raises ConfigError."""
+        """Of a file that `write` wrote, or of a join file. Raises ConfigError."""
         try:
-            return cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            values = json.loads(path.read_text())
+            return cls(**{name: values[name] for name in cls.__dataclass_fields__})
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"credentials {path}: {error}", "what the supervisor wrote") from None
 
     def check_valid(self) -> None:
@@ -148,13 +143,11 @@ class Credentials:
         return _general_name(address) in names.value
 
     def days_left(self) -> float:
-        """Until the certificate ends; negative when it has."""
         end = _certificate(self.certificate).not_valid_after_utc
         return (end - datetime.datetime.now(datetime.UTC)) / DAY
 
     @property
     def life_days(self) -> float:
-        """From when it was made."""
         made = _certificate(self.certificate)
         return (made.not_valid_after_utc - made.not_valid_before_utc - BACKDATE) / DAY
 
@@ -170,8 +163,6 @@ class Credentials:
 
 
 class LiveCredentials:
-    """Those that a file holds now: it is looked at again whenever they are needed."""
-
     def __init__(self, path: Path) -> None:
         """Raises ConfigError."""
         self._path, self._changed_ns = path, 0
@@ -179,7 +170,6 @@ class LiveCredentials:
 
     @property
     def current(self) -> Credentials:
-        """Raises ConfigError when there is no such file."""
         try:
             changed_ns = self._path.stat().st_mtime_ns
         except OSError as error:
@@ -223,7 +213,6 @@ class Authority:
 
     @property
     def certificate(self) -> str:
-        """PEM text: what every end believes."""
         return _pem(self._certificate)
 
     @classmethod
@@ -261,9 +250,8 @@ class Authority:
     def credentials(
         self, role: str, days: float = LEAF_DAYS, node: str = "", address: str = ""
     ) -> Credentials:
-        """A fresh key and certificate for a role; `node`: for this one alone.
-
-        `address`: by which a service is known to clients that believe our authority alone.
+        """A fresh key and certificate for a role; `node`: for this one alone. `address`: by which a
+        service is known to clients that believe our authority alone.
         """
         from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -279,9 +267,8 @@ class Authority:
         )
 
     def sign(self, request: str, node: str, days: float = OWN_DAYS) -> str:
-        """A certificate of this node for the key in `request` (PEM of a PKCS#10 request).
-
-        Nothing else that the request says counts. Raises UserError.
+        """A certificate of this node for the key in `request` (PEM of a PKCS#10 request). Nothing
+        else that the request says counts. Raises UserError.
         """
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -306,7 +293,6 @@ class NodeKey:
         self._key = ec.generate_private_key(ec.SECP256R1())
 
     def request(self, node: str) -> str:
-        """What the authority signs, PEM text."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.serialization import Encoding
@@ -347,7 +333,7 @@ def _sign(
 ) -> x509.Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import NameOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -367,28 +353,19 @@ def _sign(
         )
     )
     if issuer is not None:
-        builder = _with_usages(builder, name, address)
+        # Everybody may show it as a client; the service and nodes as a server of their name, too.
+        caller, usages = Caller.of(name), [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if caller.role in ("service", "node"):
+            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+            # gRPC tells us the first name of a caller alone: the one that says which node it is.
+            own = [f"{caller.node}.{server_name(caller.role)}"] if caller.node else []
+            names = [x509.DNSName(name) for name in (*own, server_name(caller.role))]
+            known = [_general_name(address)] if address else []
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([*names, *known]), critical=False
+            )
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     return builder.sign(key, hashes.SHA256())
-
-
-def _with_usages(
-    builder: x509.CertificateBuilder, subject: str, address: str
-) -> x509.CertificateBuilder:
-    """Everybody may show it as a client; the service and nodes as a server of their name, too."""
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    caller, usages = Caller.of(subject), [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if caller.role in ("service", "node"):
-        usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
-        # gRPC tells us the first name of a caller alone: the one that says which node it is.
-        own = [f"{caller.node}.{server_name(caller.role)}"] if caller.node else []
-        names = [x509.DNSName(name) for name in (*own, server_name(caller.role))]
-        known = [_general_name(address)] if address else []
-        builder = builder.add_extension(
-            x509.SubjectAlternativeName([*names, *known]), critical=False
-        )
-    return builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
 
 
 def _general_name(address: str) -> x509.GeneralName:

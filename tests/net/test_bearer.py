@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import time
 from pathlib import Path
 
 import aiohttp
-import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -23,7 +20,7 @@ from prorl.net.bearer import EVERYTHING, Keys, signing_key
 from prorl.schema import TRAINED
 from prorl.storage.read.replay import open_replay
 from prorl.storage.serve.endpoint import Endpoint
-from tests.service.world import TOKEN, World, world
+from tests.service.world import TOKEN, world
 from tests.storage.directory import new_run
 
 KEY = "k" * 64
@@ -35,30 +32,6 @@ def bearer(token: str) -> bytes:
     return f"Bearer {token}".encode()
 
 
-def is_spelt_otherwise(forged: str, token: str) -> bool:
-    """The last character of a part has bits that say nothing."""
-
-    def parts(text: str) -> list[bytes]:
-        return [base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)) for part in text.split(".")]
-
-    try:
-        return parts(forged) == parts(token)
-    except binascii.Error:
-        return False
-
-
-async def ask(w: World, method: str, path: str, token: str, body: object = None) -> int:
-    """The status of a request with a token of its own."""
-    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(
-            method, w.served.http + path, data=orjson.dumps(body), headers=headers
-        ) as answer,
-    ):
-        return answer.status
-
-
 def test_a_token_grants_what_it_was_made_for() -> None:
     keys = Keys("secret", KEY)
     grant, token = keys.issue("viewer", runs=("r",))
@@ -68,18 +41,6 @@ def test_a_token_grants_what_it_was_made_for() -> None:
         grant.check_run("other")
     with pytest.raises(UserError, match="one of trainer, operator, viewer, node"):
         keys.issue("service")
-
-
-def test_no_character_of_a_token_can_be_changed() -> None:
-    keys = Keys("secret", KEY)
-    _, token = keys.issue("viewer", runs=("r",))
-    for place in range(len(token)):
-        for other in ("A", "b", ".", ""):
-            forged = token[:place] + other + token[place + 1 :]
-            if is_spelt_otherwise(forged, token):
-                continue
-            with pytest.raises(UnauthorizedError):
-                keys.check(bearer(forged))
 
 
 @pytest.mark.parametrize(
@@ -98,12 +59,6 @@ def test_no_character_of_a_token_can_be_changed() -> None:
 def test_what_is_no_token_of_ours_is_refused(header: bytes) -> None:
     with pytest.raises(UnauthorizedError):
         Keys("secret", KEY).check(header)
-
-
-def test_a_token_that_another_key_signed_is_refused() -> None:
-    _, token = Keys("secret", "o" * 64).issue("viewer")
-    with pytest.raises(UnauthorizedError):
-        Keys("secret", KEY).check(bearer(token))
 
 
 def test_a_token_ends_at_its_date() -> None:
@@ -175,10 +130,13 @@ async def test_a_token_makes_runs_of_its_tenant_and_weight_alone(tmp_path: Path)
     keys = Keys(TOKEN, signing_key(tmp_path / "root"))
     _, token = keys.issue("trainer", tenant="lab", max_weight=2.0)
     async with world(tmp_path) as w:
-        for wrong in ({"tenant": "other"}, {"weight": 1e6}):
-            assert await ask(w, "POST", "/v1/runs", token, {"run_id": "a", **wrong}) == 403
-        assert await ask(w, "POST", "/v1/runs", token, {"run_id": "a", "weight": 2.0}) == 201
-        assert await ask(w, "POST", "/v1/runs", token, {"run_id": "b"}) == 201
+        for body, status in (
+            ({"run_id": "a", "tenant": "other"}, 403),
+            ({"run_id": "a", "weight": 1e6}, 403),
+            ({"run_id": "a", "weight": 2.0}, 201),
+            ({"run_id": "b"}, 201),
+        ):
+            assert (await w.http("POST", "/v1/runs", body, token))[0] == status
         runs = w.served.gateway.core.state.runs
         assert (runs["a"].config.tenant, runs["a"].config.weight) == ("lab", 2.0)
         assert (runs["b"].config.tenant, runs["b"].config.weight) == ("lab", 1.0)

@@ -44,7 +44,6 @@ class Echo:
 
 @contextmanager
 def opened(shown: Credentials | LiveCredentials, app: Echo) -> Iterator[tuple[int, Door]]:
-    """A door, and its port."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=1024) as listener,
         Door(listener, shown, app.take) as made,
@@ -53,7 +52,6 @@ def opened(shown: Credentials | LiveCredentials, app: Echo) -> Iterator[tuple[in
 
 
 def ask(port: int, shown: Credentials, words: bytes = b"hello") -> bytes:
-    """What an app answers to these words."""
     with (
         socket.create_connection(("127.0.0.1", port), 10) as plain,
         shown.client_context().wrap_socket(plain, server_hostname="service.prorl") as secure,

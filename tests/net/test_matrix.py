@@ -1,7 +1,6 @@
 """Who may do what, each cell asked for real: role of certificate x token x route or verb x run.
-
-Routes and verbs come from the app and from the server, so that what is added is asked as well;
-what should come of it is worked out here from the table, and not by the code that reads it.
+Routes and verbs come from the app and from the server, so that what is added is asked as well; what
+should come of it is worked out here from the table, and not by the code that reads it.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from prorl.flight import FlightNetwork, FlightReads, control_client
 from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.rpc import NOT_SERVED, RpcServer
 from prorl.flight.wire import Opening, call_options, open_client, with_version
-from prorl.net.access import FLIGHT, GRANTED, HTTP, OPEN
+from prorl.net.access import FLIGHT, GRANTED, HTTP, OPEN, check_flight, check_http
 from prorl.net.bearer import Keys, keys_of, signing_key
-from prorl.net.tls import Authority, Credentials
+from prorl.net.tls import ROLES, Authority, Credentials
 from prorl.protocols import Channel
 from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
@@ -74,7 +73,6 @@ class Cert:
 
 
 def tokens(root: Path) -> list[Shown]:
-    """Every kind there is."""
     keys = Keys(TOKEN, signing_key(root))
     by_owners = Keys("", TOKEN.ljust(32, "\0"))  # to HMAC the same key, and long enough for PyJWT
     made = [
@@ -98,11 +96,10 @@ def tokens(root: Path) -> list[Shown]:
 
 def certificates(authority: Authority) -> list[Cert]:
     """One a role, a node without a name and one with."""
-    roles = ("service", "node", "trainer", "operator", "viewer")
     named = authority.credentials("node", node="n1")
     return [
         Cert("here"),
-        *(Cert(role, authority.credentials(role)) for role in roles),
+        *(Cert(role, authority.credentials(role)) for role in ROLES),
         Cert("node:n1", named),
     ]
 
@@ -349,3 +346,12 @@ async def test_a_worker_that_is_refused_for_good_ends_and_says_why(
             with pytest.raises(control_client.REFUSALS, match="token that has ended"):
                 await asyncio.wait_for(client.wait(), 30)
             await client.close()
+
+
+@pytest.mark.parametrize("role", [*ROLES, "", "somebody"])
+def test_what_the_table_does_not_name_is_for_nobody(role: str) -> None:
+    for method, path in (("GET", "/v1/secrets"), ("PATCH", "/v1/runs"), ("GET", "/v1/runs/a/b/c")):
+        with pytest.raises(ForbiddenError):
+            check_http(role, method, path)
+    with pytest.raises(ForbiddenError):
+        check_flight(role, "exchange edge/ready")
