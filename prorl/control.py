@@ -90,8 +90,6 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Payload(Record, frozen=True):
-    """What a row of one kind carries."""
-
     kind: ClassVar[Kind]
 
 
@@ -164,7 +162,6 @@ class Progress(Payload, frozen=True, kw_only=True):
     kind = Kind.PROGRESS
     turn: Count
     tokens: Count
-    """Sampled so far."""
 
 
 class Failed(Payload, frozen=True, kw_only=True):
@@ -183,9 +180,8 @@ class Released(Payload, frozen=True, kw_only=True):
 
 
 class Leaving(Payload, frozen=True, kw_only=True):
-    """This worker was asked to leave, by a signal or by its node's own clock.
-
-    It takes nothing new, and what it gives back from here on is charged to nobody.
+    """This worker was asked to leave, by a signal or by its node's own clock. It takes nothing new,
+    and what it gives back from here on is charged to nobody.
     """
 
     kind = Kind.LEAVING
@@ -236,9 +232,7 @@ class Stats(Payload, frozen=True, kw_only=True):
     done: Count = 0
     failed: Count = 0
     busy_s: float = 0.0
-    """Seconds of all slots together."""
     tokens: Count = 0
-    """Sampled so far."""
     stalled_s: float = 0.0
     """For how long finished rows have waited since a stream to downstream broke."""
     backends: Mapping[str, Served] = {}
@@ -255,7 +249,6 @@ class Welcome(Payload, frozen=True, kw_only=True):
 
     kind = Kind.WELCOME
     endpoints: Mapping[str, tuple[str, ...]]
-    """Locations by role."""
     superseded: bool = False
     """A later life of that name is there: end yourself."""
     refused: tuple[AttemptKey, ...] = ()
@@ -317,10 +310,9 @@ class Assigned(Payload, frozen=True, kw_only=True):
 
 
 class Failover(Request[Assigned], frozen=True, kw_only=True):
-    """(run): a model call of this attempt went wrong; which backend goes on with it?
-
-    Answered when there is one, which may take as long as a rollout may wait. Code `fenced`: the
-    attempt is superseded or has ended.
+    """(run): a model call of this attempt went wrong; which backend goes on with it? Answered when
+    there is one, which may take as long as a rollout may wait. Code `fenced`: the attempt is
+    superseded or has ended.
     """
 
     kind, reply = Kind.FAILOVER, Assigned
@@ -360,8 +352,6 @@ class RefusalReason(StrEnum):
 
 
 class Refusal(NamedTuple):
-    """An attempt that the log does not take."""
-
     key: AttemptKey
     reason: RefusalReason
 
@@ -382,8 +372,6 @@ class Problem(Payload, frozen=True, kw_only=True):
 
 
 class Reserved(Payload, frozen=True, kw_only=True):
-    """What became of a `Reserve`."""
-
     kind = Kind.REPLY
     granted: tuple[AttemptKey, ...] = ()
     refused: tuple[Refusal, ...] = ()
@@ -412,9 +400,8 @@ class PartFile:
 
 
 class TrajectorySummary(Record, frozen=True, kw_only=True):
-    """What the log keeps of a committed trajectory besides its reward.
-
-    Columns of `rollouts`, in the log and in the run directory, under these names.
+    """What the log keeps of a committed trajectory besides its reward. Columns of `rollouts`, in
+    the log and in the run directory, under these names.
     """
 
     min_version: Version = -1
@@ -445,9 +432,8 @@ class Committed(Payload, frozen=True, kw_only=True):
 
 
 class CommitPart(Request[Committed], frozen=True, kw_only=True):
-    """(run): make a part's content count, in one transaction of the log, all of it or nothing.
-
-    The same `part` again gives the same answer. Code `fenced` with `Problem.refused`: nothing was
+    """(run): make a part's content count, in one transaction of the log, all of it or nothing. The
+    same `part` again gives the same answer. Code `fenced` with `Problem.refused`: nothing was
     committed; leave those rows out and try again as another part.
     """
 
@@ -476,8 +462,6 @@ class Disowned(Request[Done], frozen=True, kw_only=True):
 
 
 class Decision(Record, frozen=True, kw_only=True):
-    """What is proposed for a complete group."""
-
     group_id: Count
     kept: bool
     reason: str = ""
@@ -499,15 +483,11 @@ class Propose(Request[Done], frozen=True, kw_only=True):
 
 
 class KeptGroup(NamedTuple):
-    """A group that may be handed out."""
-
     group_id: int
     min_version: int
 
 
 class Delivered(NamedTuple):
-    """A group's place in the delivery order."""
-
     group_id: int
     delivery_seq: int
 
@@ -546,9 +526,7 @@ class TaskRow(Record, frozen=True, kw_only=True):
     env: str
     n: Count
     task: str
-    """Canonical JSON."""
     sampling: str
-    """JSON of `SamplingParams`."""
     extra: str
 
 
@@ -613,28 +591,23 @@ class Stuck(Payload, frozen=True, kw_only=True):
 
     kind = Kind.STUCK
     reason: str
-    """What it waits for, in words; empty when it moves."""
 
 
 class Unpublished(Record, frozen=True, kw_only=True):
-    """A commit of the log that was not published yet."""
-
     commit_seq: int
     part: str
     files: tuple[PartFile, ...]
 
 
 class RunNews(Payload, frozen=True, kw_only=True):
-    """(run): a run as it stands, before anything else of it and again when it ends.
-
-    What must be written and decided follows from the outbox, in order.
+    """(run): a run as it stands, before anything else of it and again when it ends. What must be
+    written and decided follows from the outbox, in order.
     """
 
     kind = Kind.RUN
     filter: str
     """A filter's name, or its SQL."""
     delivery: str
-    """As in the run's config."""
     group_size: Count
     state: str
     """`open` or `finished`: no group is open any more and everything is stored."""
@@ -652,9 +625,8 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRow:
-    """One event or command; fields that a kind does not use keep their defaults.
-
-    The payload is checked when it is read, so that rows that nobody reads cost nothing.
+    """One event or command; fields that a kind does not use keep their defaults. The payload is
+    checked when it is read, so that rows that nobody reads cost nothing.
     """
 
     kind: Kind
@@ -667,7 +639,6 @@ class ControlRow:
     stage: str = ""
     code: str = ""
     payload: str = "{}"
-    """JSON of the kind's record."""
 
     @classmethod
     def of(cls, payload: Payload, **columns: Any) -> ControlRow:
@@ -691,9 +662,8 @@ class ControlRow:
             ) from None
 
     def read_hello(self, where: str) -> Hello:
-        """The payload of a `hello`.
-
-        Raises SchemaError for a peer of another version, whatever else it says.
+        """The payload of a `hello`. Raises SchemaError for a peer of another version, whatever else
+        it says.
         """
         try:
             said = _versions.decode(self.payload)
@@ -734,3 +704,6 @@ def from_batch(batch: pa.RecordBatch) -> list[ControlRow]:
         ControlRow(**dict(zip(columns, values, strict=True)))
         for values in zip(*columns.values(), strict=True)
     ]
+
+
+REQUESTS = frozenset(request.kind for request in Request.__subclasses__())

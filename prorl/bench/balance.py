@@ -21,8 +21,8 @@ import numpy as np
 
 from prorl.bench.report import Figure, median
 from prorl.control import Served
+from prorl.service.pool.backend_watch import Paces
 from prorl.service.pool.balancer import Balancer
-from prorl.service.pool.pace import Paces
 
 ROLLOUTS = 1500
 BAR = 1.3

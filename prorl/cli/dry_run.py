@@ -34,7 +34,7 @@ async def dry_run(plan: JobPlan) -> int:
     from prorl.storage import check_filter
 
     check_filter(plan.run.filter)
-    spec = plan.run.renderer.spec(plan.service.tokenizer, 0.0)
+    spec = plan.run.renderer.settled(plan.service.tokenizer, 0.0)
     proved = await check(spec)
     rows = [
         *(("tasks", line) for line in plan.about),

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from prorl.config.renderer import RendererConfig
+from prorl.config.renderer import RendererSpec
 from prorl.config.validation import explain
 from prorl.errors import ConfigError
 from prorl.filters import FILTERS, PASS_RATE
@@ -126,13 +126,11 @@ class Listener(NamedTuple):
     """What a service shows to other hosts."""
 
     host: str
-    """Address to bind."""
     port: int
     advertised: str
 
     @property
     def url(self) -> str:
-        """Of the gateway's HTTPS."""
         return f"https://{self.advertised}:{self.port}"
 
     @property
@@ -146,7 +144,6 @@ class Listener(NamedTuple):
         return f"grpc+tls://{self.advertised}:{self.port + 2}"
 
     def bound(self, offset: int) -> str:
-        """Flight location to listen at."""
         return f"grpc+tls://{self.host}:{self.port + offset}"
 
 
@@ -271,7 +268,6 @@ class ServiceConfig(StrictModel):
 
     @property
     def gateway_flight(self) -> str:
-        """Flight location of the gateway's lease edge and control streams."""
         return self.gateway or f"grpc+unix://{self.socket_dir}/gateway.sock"
 
     @property
@@ -284,7 +280,6 @@ class ServiceConfig(StrictModel):
 
     def guests_at(self, worker: str) -> tuple[str, int, str] | None:
         """Where a RUN worker of this host lets guests in: host, port, URL; None where it does not.
-
         Nodes of other hosts have no key that guests' tokens could be checked with.
         """
         if not self.guests or self.gateway:
@@ -300,12 +295,10 @@ class ServiceConfig(StrictModel):
         return self.root / "tls"
 
     def run_directory(self, run_id: str) -> str:
-        """Path or URL of a run's directory."""
         return f"{self.store.url.rstrip('/') or self.root}/{run_id}"
 
     @property
     def sandbox_socket(self) -> Path:
-        """Unix socket of this node's sandboxd."""
         return self.socket_dir / "sandboxd.sock"
 
     def worker_name(self, worker: str) -> str:
@@ -313,12 +306,10 @@ class ServiceConfig(StrictModel):
         return f"{self.node_id}/{worker}" if self.gateway else worker
 
     def pool(self, stage: str) -> StageConfig:
-        """Size of the pool of a stage."""
         own = {"init": self.init, "run": self.run, "eval": self.eval}
         return own.get(stage) or self.pools.get(stage, StageConfig())
 
     def worker_flight(self, worker: str) -> str:
-        """Flight location that a worker's edges are served at."""
         return f"grpc+unix://{self.socket_dir}/{worker}.sock"
 
 
@@ -353,7 +344,6 @@ class Sampling(StrictModel):
         return self.top_p < 1.0 or self.top_k > 0
 
     def params(self) -> SamplingParams:
-        """The same values as the record that the service works with."""
         return SamplingParams(**self.model_dump())
 
 
@@ -386,7 +376,6 @@ class Limits(StrictModel):
     max_worker_losses: int = Field(default=_LIMITS.max_worker_losses, ge=0, le=1000)
 
     def limits(self) -> RolloutLimits:
-        """The same values as the record that the service works with."""
         return RolloutLimits(**self.model_dump())
 
 
@@ -411,7 +400,7 @@ class RunConfig(StrictModel):
         description="who drives the policy: native, a program that runs in the sandbox"
         " (mini-swe-agent, codex ...: docs/agents.md), 'command: WORDS', or your own",
     )
-    renderer: RendererConfig = RendererConfig()
+    renderer: RendererSpec = RendererSpec()
     seed: int = Field(default=0, ge=0, lt=1 << 62, description="the same seed repeats a seeded run")
     sampling: Sampling = Sampling()
     limits: Limits = Limits()

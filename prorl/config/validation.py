@@ -53,11 +53,8 @@ SHOWN = 200
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> ConfigError:
-    """One clear line for the first thing that pydantic refused.
-
-    With a did-you-mean for unknown keys.
-
-    `where` names the file or body that `model` was read from.
+    """One clear line for the first thing that pydantic refused. With a did-you-mean for unknown
+    keys. `where` names the file or body that `model` was read from.
     """
     first = error.errors()[0]
     path = dotted(first["loc"])

@@ -43,7 +43,7 @@ def make_renderer(spec: RendererSpec) -> Renderer:
     if not is_ours(spec):
         renderer: Renderer = plugins.make(ENTRY_POINTS, spec.name, ConfigError, {}, spec)
         return renderer
-    tokenizer = load_tokenizer(spec.model)
+    tokenizer = load_tokenizer(spec.model or "bytes")
     is_toy = not isinstance(tokenizer, HFTokenizer) or tokenizer.compact_tools
     if spec.name == CHATML or (not spec.name and is_toy):
         if spec.variables:

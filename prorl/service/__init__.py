@@ -1,4 +1,3 @@
-"""The gateway: the only process that decides a rollout's fate.
-
-Entry point: `python -m prorl.service`.
+"""The gateway: the only process that decides a rollout's fate. Entry point: `python -m
+prorl.service`.
 """

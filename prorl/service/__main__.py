@@ -1,7 +1,6 @@
-"""`python -m prorl.service --config ROOT/service.json`: the gateway's process.
-
-Prints `ready {"http": ..., "http_port": ..., "flight": ...}` when it serves. SIGTERM and SIGINT:
-stop serving, write what is in the journal, exit. The rest is `prorl/process.py`.
+"""`python -m prorl.service --config ROOT/service.json`: the gateway's process. Prints `ready
+{"http": ..., "http_port": ..., "flight": ...}` when it serves. SIGTERM and SIGINT: stop serving,
+write what is in the journal, exit. The rest is `prorl/process.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from prorl.service.serve import serving
 
 @asynccontextmanager
 async def gateway(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
-    """Start the gateway and give it once it listens."""
     async with serving(config, network, credentials=credentials_of(config)) as served:
         ready = {"http": served.http, "http_port": served.http_port, "flight": served.flight}
         yield Part(ready=ready, work=served.failed())

@@ -1,6 +1,4 @@
-"""The gateway's process: one loop that owns the core and everything around it.
-
-That is the log's one writer, the control streams, the lease edge.
+"""The gateway: one loop that owns the core, the log's one writer, control streams, the lease edge.
 
     control rows, HTTP requests, time -> Core -> Journal -> one transaction -> what waited for it:
     replies, cancels, leases, acks
@@ -22,6 +20,7 @@ from pathlib import Path
 from prorl.backends.catalogue import is_server
 from prorl.config import ServiceConfig
 from prorl.control import (
+    REQUESTS,
     BackendsTold,
     ControlRow,
     Kind,
@@ -59,7 +58,6 @@ LAZY_S = 0.1
 """How long changes that nobody waits for may wait for company in a transaction."""
 
 SWEEP_TICKS = 3
-"""`sweep` runs each so many lazy ticks."""
 
 WATCH_TICKS = 10
 
@@ -71,20 +69,7 @@ DISK_AGAIN_S = 1.0
 
 log = logging.getLogger("prorl.service")
 
-_REQUESTS = frozenset(
-    {
-        Kind.RESERVE,
-        Kind.COMMIT,
-        Kind.PUBLISHED,
-        Kind.DISOWNED,
-        Kind.PROPOSE,
-        Kind.HANDOUT,
-        Kind.CURSOR,
-        Kind.FAILOVER,
-    }
-)
 _SUPERSEDED = Welcome(endpoints={}, superseded=True)
-"""What an earlier life of a worker hears."""
 
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 
@@ -96,8 +81,6 @@ def _refuse(waiters: list[asyncio.Future[None]], error: StorageError) -> None:
 
 
 class Gateway:
-    """Serves one root. `run()` works until it is cancelled."""
-
     def __init__(
         self,
         config: ServiceConfig,
@@ -120,14 +103,7 @@ class Gateway:
         )
         self._watchdog = ProgressWatchdog(self.core.state, clock)
         self._log, self._network, self.wall = control_log, network, wall
-        self.leases = Leases(
-            self.core.state,
-            self.core.rollouts,
-            clock,
-            wall,
-            self.wake,
-            config.tokenizer,
-        )
+        self.leases = Leases(self.core.base, self.core.rollouts, self.wake, config.tokenizer)
         self.proofs = Proofs(wall)
         self.servers = Servers(config, lambda name: name in self.core.state.balancer.states)
         self.publisher = Publisher(
@@ -137,9 +113,7 @@ class Gateway:
             self.servers.key_of,
             model=config.model,
             sample=self.servers.sample,
-            record=lambda record: keep_version(
-                RunDir(config.run_directory(record.run_id)), record, wall()
-            ),
+            keep=lambda row: keep_version(RunDir(config.run_directory(row.run_id)), row, wall()),
         )
         self._channels: dict[WorkerRecord, Channel] = {}
         self._told: dict[WorkerRecord, int] = {}
@@ -148,7 +122,6 @@ class Gateway:
         self._dirty = asyncio.Event()
         self._lazy_due = False
         self.trouble = ""
-        """Why the log takes nothing now."""
         self._waiters: list[asyncio.Future[None]] = []
         self._closing: set[asyncio.Future[None]] = set()
 
@@ -161,9 +134,8 @@ class Gateway:
         return await self._network.listen(self.config.gateway_flight, routes)
 
     async def run(self) -> None:
-        """Carry the journal out, watch the time.
-
-        Raises StorageError when the log cannot be written.
+        """Carry the journal out, watch the time. Raises StorageError when the log cannot be
+        written.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -191,7 +163,6 @@ class Gateway:
 
     async def delete_run(self, run: RunRecord) -> None:
         """Remove a run with all that is stored of it. Raises ConflictError for one that is needed.
-
         Bit by bit, since commits wait for each transaction; the log's line of it goes last, so that
         what was interrupted can be said again.
         """
@@ -250,9 +221,8 @@ class Gateway:
         await self._dispatch(batch)
 
     async def _written(self, batch: LogBatch, waiters: list[asyncio.Future[None]]) -> bool:
-        """Whether the batch is in the log; not while the disk says no.
-
-        Whoever waits hears so; what is only read or watched is answered meanwhile.
+        """Whether the batch is in the log; not while the disk says no. Whoever waits hears so; what
+        is only read or watched is answered meanwhile.
         """
         try:
             await self._log.write(batch.writes)
@@ -269,7 +239,6 @@ class Gateway:
         return True
 
     async def _dispatch(self, batch: LogBatch) -> None:
-        """Everything that waited for this transaction."""
         self.core.durable(batch)
         stores = self.core.state.of_role("store")
         for worker, rows in batch.outbox.items():
@@ -296,10 +265,9 @@ class Gateway:
                     self._tell_stuck(run)
 
     async def _tell_store(self, store: WorkerRecord, runs: Iterable[RunRecord]) -> None:
-        """These runs, and what the outbox has behind the session's cursor.
-
-        Much takes long to read: the loop serves others meanwhile. Nothing becomes durable until it
-        is done, so that what is read is the log of one moment.
+        """These runs, and what the outbox has behind the session's cursor. Much takes long to read:
+        the loop serves others meanwhile. Nothing becomes durable until it is done, so that what is
+        read is the log of one moment.
         """
         for run in runs:
             self._send(store, run_news(self._log, run))
@@ -382,7 +350,7 @@ class Gateway:
             log.warning(
                 "worker %s: a %s row makes no sense: %r", worker.name, row.kind.value, error
             )
-            if row.kind in _REQUESTS:
+            if row.kind in REQUESTS:
                 problem = Problem(message=str(error))
                 answer = ControlRow.of(problem, re=row.seq, run_id=row.run_id, code="invalid")
                 self._send(worker, [answer])

@@ -34,10 +34,8 @@ logger = logging.getLogger("prorl.service")
 STOP_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Served:
-    """A gateway that serves HTTP and Flight."""
-
     gateway: Gateway
     http: str
     http_port: int
@@ -52,13 +50,6 @@ class Served:
             if part.done():
                 part.result()
         raise UnavailableError("the gateway's HTTP side has ended")
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to its owner: the log must be closed last."""
-
-    def install_signal_handlers(self) -> None:
-        """Install nothing: the process that serves handles signals itself."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -87,10 +78,9 @@ async def serving(
     log: ControlLog | None = None,
     credentials: AnyCredentials | None = None,
 ) -> AsyncIterator[Served]:
-    """Serve a root over HTTP and over `network`, which is not closed here.
-
-    With `credentials` over HTTPS at `config.listen` as well. Raises ConfigError, UnavailableError,
-    ConflictError, SchemaError.
+    """Serve a root over HTTP and over `network`, which is not closed here. With `credentials` over
+    HTTPS at `config.listen` as well. Raises ConfigError, UnavailableError, ConflictError,
+    SchemaError.
     """
     if not config.token:
         raise ConfigError(
@@ -117,29 +107,12 @@ async def serving(
             async with _web(app, listener) as (web, take):
                 if outer is not None and credentials is not None:
                     sockets.enter_context(Door(outer, credentials, take))
-                yield await _served(gateway, listener, work, web)
+                flight = await gateway.listen()
+                host, port = config.host, listener.getsockname()[1]
+                http = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                yield Served(gateway, http, port, flight, work, web)
         finally:
             await _end(gateway, work)
-
-
-async def _served(
-    gateway: Gateway,
-    listener: socket.socket,
-    work: asyncio.Future[None],
-    web: asyncio.Future[None],
-) -> Served:
-    """Listen to workers as well, and say where everything is."""
-    flight = await gateway.listen()
-    given, port = gateway.config.host, listener.getsockname()[1]
-    host = f"[{given}]" if ":" in given else given
-    return Served(
-        gateway=gateway,
-        http=f"http://{host}:{port}",
-        http_port=port,
-        flight=flight,
-        work=work,
-        web=web,
-    )
 
 
 async def _end(gateway: Gateway, work: asyncio.Future[None]) -> None:
@@ -163,7 +136,7 @@ async def _web(
         app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=60
     )
     config.load()
-    server, loop = _Server(config), asyncio.get_running_loop()
+    server, loop = uvicorn.Server(config), asyncio.get_running_loop()
 
     def take(connection: socket.socket, caller: Caller) -> None:
         def protocol() -> asyncio.Protocol:
@@ -174,6 +147,7 @@ async def _web(
 
         asyncio.run_coroutine_threadsafe(loop.connect_accepted_socket(protocol, connection), loop)
 
+    # Not `serve`: signals are the process's, which closes the log last.
     task = asyncio.ensure_future(server._serve(sockets=[listener]))
     try:
         yield task, take

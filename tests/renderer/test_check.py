@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.config.renderer import RendererConfig, RendererSpec
+from prorl.config.renderer import RendererSpec
 from prorl.errors import ConfigError
 from prorl.renderer.check import check
 from tests.renderer.small import TEMPLATE, write_model
@@ -19,7 +19,7 @@ async def test_what_is_found_comes_back(tmp_path: Path) -> None:
     facts = await check(spec)
     assert facts["family"] == "hermes"
     assert facts["thinks"] is False
-    assert (await check(RendererSpec()))["renderer"] == "ChatMLRenderer"
+    assert (await check(RendererSpec(model="bytes")))["renderer"] == "ChatMLRenderer"
 
 
 async def test_a_refusal_is_one_error(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ async def test_a_hostile_template_is_refused(tmp_path: Path, loop: str) -> None:
 
 
 def test_a_runs_spec_has_the_services_model_and_the_first_day() -> None:
-    spec = RendererConfig(on_rewrite="segment").spec("/models/a", 2 * DAY_S + 1.0)
+    spec = RendererSpec(on_rewrite="segment").settled("/models/a", 2 * DAY_S + 1.0)
     assert (spec.model, spec.date, spec.on_rewrite) == ("/models/a", "1970-01-03", "segment")
-    own = RendererConfig(model="/models/b", date="2026-11-22").spec("/models/a", 0.0)
+    own = RendererSpec(model="/models/b", date="2026-11-22").settled("/models/a", 0.0)
     assert (own.model, own.date) == ("/models/b", "2026-11-22")
     assert RendererSpec.from_json(own.to_json()) == own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -29,7 +30,9 @@ def renderer(directory: Path) -> TemplateRenderer:
     return _make(directory)
 
 
-def _make(directory: Path, on_rewrite: str = "append", **variables: Json) -> TemplateRenderer:
+def _make(
+    directory: Path, on_rewrite: Literal["append", "segment"] = "append", **variables: Json
+) -> TemplateRenderer:
     spec = RendererSpec(model=str(directory), variables=variables, on_rewrite=on_rewrite)
     renderer = make_renderer(spec)
     assert isinstance(renderer, TemplateRenderer)

@@ -1,4 +1,4 @@
-"""A run's counts from its rows, all of them: what its counters must say (`counters.py`)."""
+"""A run's counts from its rows, all of them: what its counters must say (`RunRecord.counters`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _COUNTS: Mapping[str, str] = {
 
 
 def recount(log: ControlLog, run: RunRecord) -> None:
-    """Set a run's counts from its rows."""
     asked = (run.run_id,)
     for name, statement in _COUNTS.items():
         setattr(run, name, log.read(statement, asked)[0][0])

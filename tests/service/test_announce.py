@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from prorl.control import Kind, Paused
 from prorl.types import Json
 from tests.service.test_publish import ModelServer, servers, urls
 from tests.service.world import World, world
+from tests.waiting import until
 
 
 async def announce(w: World, version: int, **labels: str) -> tuple[int, Json]:
@@ -112,9 +112,7 @@ async def test_a_server_that_lost_announced_weights_is_fenced_and_told_of_them_b
         server.version = "mine"
         assert (await announce(w, 1, **{server.url: "mine"}))[0] == 201
         server.version = "default"
-        async with asyncio.timeout(20):
-            while not w.core.state.balancer.fenced:
-                await asyncio.sleep(0.05)
+        await until(lambda: w.core.state.balancer.fenced)
         assert server.said == ["/update_weight_version"]
 
 
@@ -128,9 +126,7 @@ async def test_a_restart_of_the_gateway_remembers_who_is_held_and_what_was_annou
             await announce(w, 1, **dict.fromkeys(urls(found), "mine"))
             await hold(w, "pause", found[1])
         async with world(tmp_path, backends=urls(found)) as w, w.worker("run") as run:
-            async with asyncio.timeout(20):
-                while w.core.state.balancer.fenced != {found[1].url}:
-                    await asyncio.sleep(0.05)
+            await until(lambda: w.core.state.balancer.fenced == {found[1].url})
             (row,) = await run.hear(Kind.PAUSED)
             assert row.read(Paused).backend == found[1].url
             assert found[1].paused, "a trainer sends it weights"

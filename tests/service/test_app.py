@@ -25,7 +25,6 @@ from tests.service.world import TOKEN, group, world
 
 
 def task(**changes: Json) -> Json:
-    """A group's body."""
     return {"task": {"task_id": "t", "env": "noop", "prompt": "p"}, **changes}
 
 
@@ -84,7 +83,7 @@ async def test_what_would_be_stored_otherwise_than_sent_is_refused(
         await w.run()
         values = {"task_id": "t", "env": "noop", "prompt": "p", **changes}
         body: Json = {"groups": [{"task": values}]}
-        status, answer = await w.http_text("POST", "/v1/runs/r/groups", body)
+        status, answer = await w.http("POST", "/v1/runs/r/groups", body)
         assert (status, says in answer["message"], "\n" in answer["message"]) == (422, True, False)
         with pytest.raises(TaskError, match=says), connect("http://127.0.0.1:1") as client:
             client.submit("r", [values])
@@ -369,24 +368,6 @@ def _refs(value: Json) -> list[str]:
     return [ref for v in value for ref in _refs(v)] if isinstance(value, list) else []
 
 
-async def test_versions_are_never_used_again(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
-        await w.run()
-        said = [
-            (1, "a", 201),
-            (1, "a", 200),
-            (1, "b", 409),
-            (3, "c", 409),
-            (2, "b", 201),
-            (0, "c", 201),
-        ]
-        for version, path, expected in said:
-            assert (
-                await w.http("POST", "/v1/runs/r/versions", {"version": version, "path": path})
-            )[0] == expected
-        assert (await w.view())["version"] == 3
-
-
 def test_answers_never_wait_for_an_ack() -> None:
     with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
@@ -407,7 +388,7 @@ async def test_what_the_border_cannot_keep_is_refused_in_one_line(tmp_path: Path
             ({"task": task, "extra": {"x": "y" * (1 << 20)}}, "`extra` takes 1,048,584 bytes"),
         ):
             # orjson, which the service writes with, does not take the first two.
-            status, answer = await w.http_text("POST", "/v1/runs/r/groups", {"groups": [body]})
+            status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": [body]})
             assert (status, text in answer["message"]) == (422, True), answer
             assert "groups[0] (task 't')" in answer["message"]
         for path in ("groups", "rollouts"):

@@ -172,17 +172,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def add(self, name: str) -> None:
-        """A backend comes."""
         self.balancer.add(name)
 
     @rule(name=NAMES)
     def remove(self, name: str) -> None:
-        """A backend goes."""
         self.balancer.remove(name)
 
     @rule(name=NAMES, drain=st.booleans())
     def rest(self, name: str, drain: bool) -> None:
-        """A backend is drained or ejected."""
         if name in self.balancer.states:
             if drain:
                 self.balancer.drain(name)
@@ -195,18 +192,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def die(self, name: str) -> None:
-        """A backend is known to be dead."""
         assert self.balancer.eject(name)
 
     @rule(name=NAMES)
     def restore(self, name: str) -> None:
-        """A backend is well again."""
         if name in self.balancer.states:
             self.balancer.restore(name)
 
     @rule(rollout=ROLLOUTS)
     def acquire(self, rollout: int) -> None:
-        """A rollout wants a backend."""
         ready = [n for n, state in self.balancer.states.items() if state is BackendState.READY]
         least = min((self.balancer.in_flight(n) for n in ready), default=None)
         name = self.balancer.acquire(rollout)
@@ -221,13 +215,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(rollout=ROLLOUTS)
     def release(self, rollout: int) -> None:
-        """A rollout ends."""
         self.balancer.release(rollout)
         self.owner.pop(rollout, None)
 
     @invariant()
     def counts(self) -> None:
-        """In-flight counts are what is assigned."""
         for name in {*self.owner.values(), *self.balancer.states}:
             assert self.balancer.in_flight(name) == sum(
                 owner == name for owner in self.owner.values()

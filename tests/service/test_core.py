@@ -1,6 +1,5 @@
-"""Core and log against a model: any events in any order, with a crash at any point.
-
-Nothing accepted is lost, nothing ends twice.
+"""Core and log against a model: any events in any order, with a crash at any point. Nothing
+accepted is lost, nothing ends twice.
 """
 
 from __future__ import annotations
@@ -111,12 +110,10 @@ class Machine(RuleBasedStateMachine):
         self.start()
 
     def teardown(self) -> None:
-        """Close the log."""
         self.log.close()
         self.folder.cleanup()
 
     def start(self) -> None:
-        """A gateway starts from the log."""
         self.core = Core(self.log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
         self.waiting = []
         self.core.create_run(
@@ -130,7 +127,6 @@ class Machine(RuleBasedStateMachine):
 
     @initialize()
     def staffed(self) -> None:
-        """Workers of each role, and leases in their hands."""
         for pick in (0, 2, 4, 5):
             self.hello(pick)
         self.submit(2, "")
@@ -142,25 +138,20 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def run(self) -> RunRecord:
-        """The run."""
         return self.core.run("r")
 
     def live(self) -> list[RolloutRecord]:
-        """Live rollouts."""
         return list(self.run.rollouts.values())
 
     def workers(self) -> list[WorkerRecord]:
-        """Workers that are there."""
         return list(self.core.state.workers.values())
 
     def row(self, payload: Payload, **given: Json) -> ControlRow:
-        """A control row."""
         self.seq += 1
         return ControlRow.of(payload, seq=self.seq, **{"run_id": "r", **given})
 
     @rule(n=st.integers(1, 3), key=st.sampled_from(KEYS))
     def submit(self, n: int, key: str) -> None:
-        """A client submits a group."""
         body: GroupBody = group(key or "t", n=2 if key else n, key=key)
         before = self.run.next_group
         try:
@@ -185,18 +176,15 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.workers())
     @rule(pick=PICK)
     def gone(self, pick: int) -> None:
-        """A worker dies."""
         self.core.workers.gone(self.workers()[pick % len(self.workers())])
 
     @rule(room=st.integers(1, 5))
     def pump(self, room: int) -> None:
-        """There is credit for leases."""
         self.core.pump(room)
 
     @precondition(lambda self: self.waiting and self.core.state.of_role("init"))
     @rule(pick=PICK)
     def send(self, pick: int) -> None:
-        """A durable lease goes to a worker."""
         record, attempt = self.waiting.pop(pick % len(self.waiting))
         init = self.core.state.of_role("init")
         if record.life.state is RolloutState.LEASED and record.life.attempt == attempt:
@@ -210,7 +198,6 @@ class Machine(RuleBasedStateMachine):
         said=st.sampled_from([Started(), Failed(), Released(), Progress(turn=1, tokens=2)]),
     )
     def event(self, pick: int, who: int, back: int, said: Payload) -> None:
-        """A worker says something about an attempt that it may or may not have."""
         record = self.live()[pick % len(self.live())]
         worker = self.workers()[who % len(self.workers())]
         attempt = record.life.attempt - back
@@ -227,13 +214,11 @@ class Machine(RuleBasedStateMachine):
         )
 
     def stores(self) -> list[WorkerRecord]:
-        """The store, if it is there."""
         return self.core.state.of_role("store")
 
     @precondition(lambda self: self.stores() and self.live())
     @rule(picks=st.lists(PICK, max_size=3))
     def reserve(self, picks: list[int]) -> None:
-        """The store reserves attempts."""
         attempts = tuple(self.live()[pick % len(self.live())].key for pick in picks)
         self.core.control(self.stores()[0], self.row(Reserve(attempts=attempts)))
 
@@ -242,7 +227,6 @@ class Machine(RuleBasedStateMachine):
         picks=st.lists(PICK, max_size=3, unique=True), all_ended=st.booleans(), rows=st.booleans()
     )
     def commit(self, picks: list[int], all_ended: bool, rows: bool) -> None:
-        """The store commits what it reserved, rows of ended rollouts, tasks and events."""
         reserved = [r for r in self.live() if r.life.state is RolloutState.RESERVED]
         chosen = list(dict.fromkeys(reserved[pick % len(reserved)] for pick in picks if reserved))
         ended = [
@@ -268,7 +252,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.stores() and self.run.groups)
     @rule(pick=PICK, everything=st.booleans())
     def complete(self, pick: int, everything: bool) -> None:
-        """The attempts in hand of a group are reserved and committed."""
         groups = list(self.run.groups.values())
         attempts = tuple(
             r.key for r in groups[pick % len(groups)].rollouts if r.life.state in IN_HAND
@@ -278,7 +261,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(kept=st.booleans(), write=st.booleans())
     def decide_and_deliver(self, kept: bool, write: bool) -> None:
-        """Every complete group is decided and handed out, twice."""
         ended = [g.group_id for g in self.run.groups.values() if not g.pending]
         self.core.groups.propose(
             self.run, [Decision(group_id=g, kept=kept, reason="x") for g in ended]
@@ -293,7 +275,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.run.parts)
     @rule()
     def published(self) -> None:
-        """The store has published its commits."""
         for seq in list(self.run.parts.values()):
             self.core.commits.published(self.run, seq)
         self.core.commits.finish(self.run)
@@ -301,7 +282,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.run.next_group)
     @rule(pick=PICK, kept=st.booleans())
     def propose(self, pick: int, kept: bool) -> None:
-        """The store proposes a decision, perhaps again, perhaps another one."""
         group_id = pick % self.run.next_group
         before = self.core.groups.find(self.run, group_id)
         assert before is not None
@@ -317,7 +297,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.run.next_group)
     @rule(picks=st.lists(PICK, max_size=4))
     def handout(self, picks: list[int]) -> None:
-        """The store hands groups out."""
         wanted = [KeptGroup(pick % self.run.next_group, 0) for pick in picks]
         answer = self.core.groups.handout(self.run, wanted)
         for group_id, seq in answer.delivered:
@@ -325,7 +304,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seq=st.integers(0, 4))
     def cursor(self, seq: int) -> None:
-        """The trainer commits a cursor."""
         try:
             self.core.groups.cursor(self.run, "primary", seq)
         except ConflictError:
@@ -336,7 +314,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.live())
     @rule(pick=PICK, whole=st.sampled_from(["rollout", "rollout", "group", "run"]))
     def cancel(self, pick: int, whole: str) -> None:
-        """Somebody cancels."""
         record = self.live()[pick % len(self.live())]
         if whole == "rollout":
             self.core.cancel_rollout(record)
@@ -353,7 +330,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 3.0, 60.0]))
     def time(self, seconds: float) -> None:
-        """Time passes."""
         self.now += seconds
         self.core.sweep()
 
@@ -413,7 +389,6 @@ class Machine(RuleBasedStateMachine):
             assert tasks == set(range(self.run.next_group))
 
     def check_promises(self) -> None:
-        """Durable facts never change back."""
         rows = self.log.read("SELECT rollout_id, state, attempt FROM rollouts WHERE run_id = 'r'")
         found = {rollout_id: (RolloutState(state), attempt) for rollout_id, state, attempt in rows}
         for rollout_id, (state, attempt) in self.durable.items():

@@ -8,40 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from prorl.control import ControlRow, Decision, Failed, Hello, Propose
+from prorl.control import Decision, Failed, Propose
 from prorl.errors import ConflictError
-from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.core import Core
 from prorl.service.core.dataset import order
-from prorl.service.core.state import RunRecord
 from prorl.service.log.log import ControlLog
 from prorl.types import Json
+from tests.service.hand import Hand
 from tests.service.world import group, run_config, world
 
 TASKS, EPOCHS = 30, 3
 ORDER = [f"t{place}" for epoch in range(EPOCHS) for place in order(5, epoch, TASKS).tolist()]
 
 
-class Life:
-    """A gateway's core over a log that outlives it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.log = ControlLog(folder / "control.db")
-        self.begin()
-
-    def begin(self) -> None:
-        self.core = Core(self.log, ["scripted:oracle"], lambda: 1.0, lambda: 1.0)
-        hello = Hello(worker="init", role="init", schema_version=SCHEMA_VERSION)
-        self.core.workers.hello(1, ControlRow.of(hello))
-
-    @property
-    def run(self) -> RunRecord:
-        return self.core.run("r")
-
-    def write(self) -> None:
-        batch = self.core.journal.take()
-        self.log.write_now(batch.writes)
-        self.core.durable(batch)
+class Life(Hand):
+    def restart(self) -> None:
+        super().restart()
+        self.come("init")
 
     def feed(self, tasks: int = TASKS, **more: Json) -> None:
         self.core.create_run(run_config(epochs=EPOCHS, seed=5, max_open_groups=999, **more))
@@ -59,7 +41,7 @@ class Life:
 
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
-    return Life(tmp_path)
+    return Life(ControlLog(tmp_path / "control.db"), now=1.0)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -75,7 +57,7 @@ def test_a_gateway_that_is_killed_neither_skips_a_task_nor_takes_one_twice(
         if draw.random() < 0.7:
             life.write()
         if draw.random() < 0.3:
-            life.begin()
+            life.restart()
     life.core.pump(50)
     life.write()
     assert life.fed() == ORDER
@@ -98,7 +80,7 @@ def test_a_paused_run_goes_on_after_a_restart_only_when_it_is_told(life: Life) -
     life.core.end_of_groups(life.run)
     life.core.pause_run(life.run, True)
     life.write()
-    life.begin()
+    life.restart()
     life.core.pump(50)
     life.write()
     assert life.fed() == []

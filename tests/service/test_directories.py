@@ -50,7 +50,6 @@ def written_run(root: Path) -> RunDir:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")

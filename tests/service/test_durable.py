@@ -41,7 +41,6 @@ class Gated(ControlLog):
         self.open.set()
 
     def write_now(self, writes: Sequence[Write]) -> None:
-        """Wait for the gate, then write."""
         assert self.open.wait(10)
         super().write_now(writes)
 
@@ -52,7 +51,6 @@ class Full(ControlLog):
     full = False
 
     def write_now(self, writes: Sequence[Write]) -> None:
-        """Fail once full."""
         super().write_now([("INSERT INTO nowhere VALUES (1)", [()])] if self.full else writes)
 
 

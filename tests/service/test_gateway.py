@@ -26,7 +26,6 @@ from prorl.control import (
     Started,
     Stats,
     Terminal,
-    VersionPublished,
     Welcome,
     from_batch,
     to_batch,
@@ -97,9 +96,7 @@ async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(
 
 async def test_a_row_whose_failure_does_not_train_is_never_committed(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
-        await w.run()
-        await w.submit(group())
-        (key,) = await init.take()
+        (key,) = await w.leased(init)
         await store.ask(Reserve(attempts=(key,)))
         code = FailureCode.GRADER_ERROR
         row = CommittedRollout(rollout_id=0, attempt=1, reward=0.0, failure_code=code)
@@ -110,9 +107,7 @@ async def test_a_row_whose_failure_does_not_train_is_never_committed(tmp_path: P
 
 async def test_a_superseded_worker_is_told_to_stop(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("run") as run:
-        await w.run()
-        await w.submit(group())
-        (first,) = await init.take()
+        (first,) = await w.leased(init)
         init.say(Failed(), first, code="sandbox_start")
         await init.take()
         run.say(Started(), first)
@@ -123,9 +118,7 @@ async def test_a_superseded_worker_is_told_to_stop(tmp_path: Path) -> None:
 @KINDS
 async def test_cancel_reaches_the_holder_and_the_store(tmp_path: Path, kind: str) -> None:
     async with world(tmp_path, kind) as w, w.worker("init") as init, w.worker("store") as store:
-        await w.run()
-        await w.submit(group(n=2))
-        keys = await init.take(2)
+        keys = await w.leased(init, n=2)
         status, answer = await w.http("DELETE", f"/v1/runs/r/rollouts/{keys[0].rollout_id}")
         assert (status, answer["state"]) == (200, "cancelled")
         stop, *_ = await init.hear(Kind.CANCEL)
@@ -139,9 +132,7 @@ async def test_cancel_reaches_the_holder_and_the_store(tmp_path: Path, kind: str
 
 async def test_a_commit_in_flight_beats_a_cancellation(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
-        await w.run()
-        await w.submit(group())
-        keys = await init.take()
+        keys = await w.leased(init)
         await store.ask(Reserve(attempts=(keys[0],)))
         assert (await w.http("DELETE", "/v1/runs/r/rollouts/0"))[1]["state"] == "reserved"
         await store.commit("r", "p", keys)
@@ -152,9 +143,7 @@ async def test_a_store_that_dies_with_a_reservation_lets_the_cancellation_throug
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("run") as run:
-        await w.run()
-        await w.submit(group())
-        keys = await init.take()
+        keys = await w.leased(init)
         run.say(Started(), keys[0])
         async with w.worker("store") as store:
             await store.ask(Reserve(attempts=(keys[0],)))
@@ -181,9 +170,7 @@ async def test_retries_end_as_failed_with_a_row_for_the_store(tmp_path: Path) ->
 
 async def test_commit_answers_the_same_to_the_same_part(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
-        await w.run()
-        await w.submit(group(n=2))
-        keys = await init.take(2)
+        keys = await w.leased(init, n=2)
         first = await store.commit("r", "p", keys[:1])
         assert await store.commit("r", "p", keys[:1]) == first
         assert (await store.commit("r", "q", keys[1:])).commit_seq == first.commit_seq + 1
@@ -284,33 +271,6 @@ async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path:
         assert heard.index(Kind.WELCOME) < heard.index(Kind.RUN) < heard.index(Kind.REPLY)
 
 
-async def test_handout_is_dense_in_the_order_asked_and_never_changes(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
-        await w.run(delivery="stream")
-        await w.submit(*(group(str(i)) for i in range(3)))
-        await store.commit("r", "p", await init.take(3))
-        await store.decide("r", 0, 1, 2)
-        first = await store.ask(handout("primary", [[2, 0], [0, 0]]), "r")
-        assert first.delivered == ((2, 0), (0, 1))
-        again = await store.ask(handout("other", [[0, 0], [1, 0], [2, 0]]), "r")
-        assert again.delivered == ((0, 1), (1, 2), (2, 0))
-
-
-async def test_groups_that_are_too_old_go_stale_at_handout(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
-        await w.run(delivery="stream", max_staleness=1)
-        await w.submit(*(group(str(i)) for i in range(2)))
-        await store.commit("r", "p", await init.take(2))
-        await store.decide("r", 0, 1)
-        for version in (1, 2):
-            assert (await w.http("POST", "/v1/runs/r/versions", {}))[1]["version"] == version
-        told = [row.read(VersionPublished).version for row in await init.hear(Kind.VERSION, 3)]
-        assert told == [0, 1, 2]
-        answer = await store.ask(handout("primary", [[0, 0], [1, 1]]), "r")
-        assert (answer.delivered, answer.stale) == (((1, 0),), (0,))
-        assert (await w.view())["groups"]["stale"] == 1
-
-
 async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         await w.run(delivery="stream", max_unacked_groups=2)
@@ -328,57 +288,6 @@ async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_pa
         assert len(await init.take(1)) == 1
         await store.ask(CommitCursor(consumer="primary", seq=0), "r")
         assert (await w.view())["cursors"] == {"primary": 1, "observer": 2}, "a late commit"
-
-
-async def test_target_groups_makes_the_rest_redundant(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
-        await w.run(target_groups=1, filter="dapo", max_open_groups=3)
-        await w.submit(*(group(str(i)) for i in range(6)))
-        keys = sorted(await init.take(3))
-        await store.commit("r", "p", keys[:2])
-        await store.decide("r", 0, kept=False)
-        assert [key.rollout_id for key in await init.take(1)] == [3], (
-            "a dropped group is replenished"
-        )
-        await store.decide("r", 1)
-        view = await w.until(lambda v: v["counts"]["cancelled"] == 4)
-        assert (view["groups"]["kept"], view["groups"]["dropped"]) == (1, 1)
-        redundant = await store.hear(Kind.TERMINAL, 4)
-        assert {row.read(Terminal).failure_code for row in redundant} == {"redundant"}
-        await store.decide("r", 2, kept=True)
-        assert w.core.group("r", 2).reason == "incomplete", "nothing in it was completed"
-
-
-async def test_groups_that_go_stale_after_the_target_are_replenished(tmp_path: Path) -> None:
-    """The consumer gets what it asked for; only then is the rest of the pool redundant."""
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
-        await w.run(target_groups=1, filter="dapo", delivery="stream", max_staleness=0)
-        await w.submit(*(group(str(i)) for i in range(3)), last=True)
-        keys = sorted(await init.take(3))
-        await store.commit("r", "p", keys[:1])
-        await store.decide("r", 0)
-        assert (await w.view())["counts"]["cancelled"] == 0
-        w.core.publish(w.core.run("r"), 1)
-        answer = await store.ask(handout("primary", [[0, 0]]), "r")
-        assert (answer.delivered, answer.stale) == ((), (0,))
-        await store.commit("r", "q", keys[1:2])
-        await store.decide("r", 1)
-        answer = await store.ask(handout("primary", [[1, 1]]), "r")
-        assert answer.delivered == ((1, 0),)
-        await w.until(lambda v: v["counts"]["cancelled"] == 1)
-
-
-async def test_an_open_group_bound_holds(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
-        await w.run(max_open_groups=2)
-        await w.submit(*(group(str(i), n=2) for i in range(4)))
-        keys = await init.take(4)
-        assert {key.rollout_id // 2 for key in keys} == {0, 1}
-        await asyncio.sleep(0.3)
-        assert (await w.view())["counts"]["queued"] == 4
-        await store.commit("r", "p", sorted(keys)[:2])
-        await store.decide("r", 0)
-        assert {key.rollout_id // 2 for key in await init.take(2)} == {2}
 
 
 async def test_waiting_without_workers_ends_as_queue_deadline(tmp_path: Path) -> None:

@@ -8,81 +8,43 @@ from typing import Any
 
 import pytest
 
-from prorl.control import (
-    CommitPart,
-    Committed,
-    CommittedRollout,
-    ControlRow,
-    Decision,
-    Done,
-    GroupEventRow,
-    Hello,
-    KeptGroup,
-    Kind,
-    Rows,
-)
+from prorl.control import Decision, Done, GroupEventRow, KeptGroup, Kind, Rows
 from prorl.errors import ConflictError
-from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.core import Core
 from prorl.service.core.sampler import Rate
 from prorl.service.core.state import RunRecord, State
 from prorl.service.log.log import ControlLog
 from prorl.service.log.outbox import read_page
 from prorl.service.log.recover import load
 from prorl.types import FailureCode, GroupState, Json, RolloutState
+from tests.service.hand import Hand
 from tests.service.world import group, run_config
 
 
-class World:
-    """A core with a run and a worker of each role, driven by hand."""
+class World(Hand):
+    """A run with all its groups leased; a worker of each role."""
 
     def __init__(self, log: ControlLog) -> None:
-        self.now, self.log, self.parts = 100.0, log, 0
-        self.core = Core(log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
-        for role in ("init", "run", "store"):
-            hello = Hello(worker=role, role=role, schema_version=SCHEMA_VERSION)
-            self.core.workers.hello(1, ControlRow.of(hello))
-        self.run: RunRecord
+        super().__init__(log, now=100.0)
+        self.come("init", "run", "store")
 
     def begin(self, groups: int, n: int = 1, **config: Json) -> None:
-        """A run with all its groups leased."""
         self.core.create_run(run_config(**{"max_open_groups": 99, **config}))
-        self.run = self.core.run("r")
         bodies = [group(f"t{i}", n=n, key=f"k{i}") for i in range(groups)]
-        accepted = self.core.acceptance.check(self.run, bodies, {})
         if self.run.config.epochs:
             self.write()
-            self.core.datasets.add(self.run, accepted)
+            self.core.datasets.add(self.run, self.core.acceptance.check(self.run, bodies, {}))
             self.core.end_of_groups(self.run)
             self.write()
         else:
-            self.core.acceptance.groups(self.run, accepted)
+            self.submit(*bodies)
         self.core.pump(n * groups)
         self.write()
 
-    def write(self) -> None:
-        """A transaction."""
-        batch = self.core.journal.take()
-        self.log.write_now(batch.writes)
-        self.core.durable(batch)
-        for record, _ in batch.granted:
-            self.core.rollouts.hold(record, self.core.state.workers["init"])
-
     def complete(self, *groups: int) -> None:
-        """Commit all members of these groups."""
-        found = [r for g in groups for r in self.core.group("r", g).rollouts]
-        records = [r for r in found if not r.life.state.terminal]
-        self.core.commits.reserve(self.core.state.workers["store"], [r.key for r in records])
-        rows = tuple(
-            CommittedRollout(rollout_id=r.rollout_id, attempt=r.life.attempt, reward=1.0)
-            for r in records
-        )
-        self.parts += 1
-        asked = CommitPart(part=f"p{self.parts}", rollouts=rows)
-        assert isinstance(self.core.commits.commit(self.run, asked), Committed)
+        members = [r for g in groups for r in self.core.group("r", g).rollouts]
+        self.commit(r for r in members if not r.life.state.terminal)
 
     def decide(self, *groups: int, kept: bool = True, **more: Any) -> None:
-        """The store's proposal."""
         decisions = [Decision(group_id=g, kept=kept, reason="said", **more) for g in groups]
         assert self.core.groups.propose(self.run, decisions) == Done()
 
@@ -93,7 +55,6 @@ class World:
         return [(one.group_id, one.delivery_seq) for one in answer.delivered], list(answer.stale)
 
     def state(self, group_id: int) -> GroupState:
-        """Of a group."""
         return self.core.group("r", group_id).state
 
     def remembered(self) -> RunRecord:
@@ -104,7 +65,6 @@ class World:
         return state.runs["r"]
 
     def told(self) -> list[GroupEventRow]:
-        """Events of groups that the store is told, in order."""
         self.write()
         rows = [row for row in read_page(self.log, 0).rows if row.kind is Kind.ROWS]
         return [event for row in rows for event in row.read(Rows).events]
@@ -112,7 +72,6 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A core on a log of its own."""
     log = ControlLog(tmp_path / "control.db")
     yield World(log)
     log.close()

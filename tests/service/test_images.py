@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from prorl.flight.credit import Ledger
 from prorl.service.core.candidates import GroupBody
 from prorl.service.core.watchdog import Surroundings, reason
-from prorl.types import AttemptKey, RolloutState, Task
+from prorl.types import RolloutState, Task
 from tests.service.world import Worker, group, world
 
 PY, OTHER_PY = "py=sha256:a", "py=sha256:b"
@@ -23,7 +22,6 @@ def with_image(name: str, image: str = "py") -> GroupBody:
 
 
 async def take(worker: Worker, count: int) -> None:
-    """Take so many leases and free their slots as they come."""
     taken = 0
     while taken < count:
         taken += len(await worker.take())
@@ -102,21 +100,6 @@ async def test_a_path_asks_for_nothing(tmp_path: Path) -> None:
         await w.run()
         await w.submit(with_image("t", "/shared/py.sif"))
         await lacks.take(1)
-
-
-def test_a_row_goes_to_who_has_what_it_needs() -> None:
-    ledger = Ledger(redelivered=False)
-    needy, plain = AttemptKey("r", 1, 1), AttemptKey("r", 2, 1)
-    ledger.join(0, lambda image: not image)
-    ledger.grant(0, 9, 900)
-    ledger.put(needy, 1, needs="py")
-    ledger.put(plain, 1)
-    assert [given.key for given in ledger.assign()] == [plain], "a row that waits holds up no other"
-    assert ledger.free_for("py") is None
-    ledger.join(1, lambda image: image in ("", "py"))
-    assert (ledger.free_for("py"), ledger.lacked()) == (0, [])
-    ledger.grant(1, 1, 100)
-    assert [tuple(given) for given in ledger.assign()] == [(1, needy)]
 
 
 @pytest.mark.parametrize("image", ["", "py"])

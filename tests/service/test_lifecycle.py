@@ -82,26 +82,6 @@ def test_an_end_happens_once_and_is_told(life: RolloutLife, events: list[Happeni
     assert rows == (life.state in (RolloutState.FAILED, RolloutState.CANCELLED))
 
 
-@given(LIVES, st.lists(EVENTS, max_size=40))
-def test_from_any_state_a_rollout_can_end(life: RolloutLife, events: list[Happening]) -> None:
-    for kind, back, code in events:
-        life, _ = happen(life, kind, back, code)
-    while not life.state.terminal:
-        kind = EventKind.LEASE if life.state is RolloutState.QUEUED else EventKind.LOST
-        life, _ = step(life, Event(kind=kind, attempt=life.attempt))
-    assert life.worker_losses <= life.max_worker_losses + 1
-
-
-def test_what_is_given_back_however_often_never_fails() -> None:
-    life = RolloutLife(max_worker_losses=0, max_attempts=1)
-    for _ in range(5):
-        life, _ = step(life, Event(kind=EventKind.LEASE))
-        life, actions = step(life, Event(kind=EventKind.RETURN, attempt=life.attempt))
-        assert life.state is RolloutState.QUEUED
-        assert actions == (Action.RELEASE, Action.REQUEUE)
-    assert life.attempt == 5
-
-
 @given(LIVES, st.lists(EVENTS, max_size=60))
 def test_budgets_are_kept_apart(life: RolloutLife, events: list[Happening]) -> None:
     for kind, back, code in events:
@@ -120,23 +100,6 @@ def test_budgets_are_kept_apart(life: RolloutLife, events: list[Happening]) -> N
     if life.state is RolloutState.QUEUED:
         assert life.infra_failures < life.max_attempts
         assert life.worker_losses <= life.max_worker_losses
-
-
-@given(st.lists(st.sampled_from(list(GroupEvent)), max_size=20))
-def test_the_first_decision_and_the_first_hand_out_stand(events: list[GroupEvent]) -> None:
-    state, decided, handed = GroupState.OPEN, None, None
-    for event in events:
-        after = group_step(state, event)
-        if state is not GroupState.OPEN and decided is None:
-            decided = state
-        if after in (GroupState.DELIVERED, GroupState.STALE) and handed is None:
-            handed = after
-        state = after
-    if decided is GroupState.DROPPED:
-        assert state is GroupState.DROPPED
-    if handed is not None:
-        assert state in (handed, GroupState.ACKED)
-    assert state is not GroupState.ACKED or handed is GroupState.DELIVERED
 
 
 @given(LIVES, st.lists(EVENTS, max_size=60), st.integers(0, 5))

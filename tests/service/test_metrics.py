@@ -20,7 +20,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 async def scrape(w: World) -> dict[str, Metric]:
-    """The families by name, as Prometheus reads them."""
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,

@@ -74,7 +74,6 @@ def hello(
 
 
 def leased(core: Core, worker: WorkerRecord) -> RolloutRecord:
-    """One rollout in a worker's hands."""
     run = core.run("r")
     core.acceptance.groups(run, core.acceptance.check(run, [group("t")], {}))
     core.pump(1)
@@ -130,14 +129,6 @@ def test_a_blip_costs_nothing(core: Core, clock: Clock, away_s: float) -> None:
     core.rollouts.settle_orphans()
     assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
     assert list(record.holders) == [again]
-
-
-def test_a_node_that_stays_away_loses_what_it_held(core: Core, clock: Clock) -> None:
-    record = leased(core, hello(core, "n1/init-0"))
-    core.workers.gone(core.state.workers["n1/init-0"])
-    clock.now += REMOTE_GRACE_S + 1
-    core.rollouts.settle_orphans()
-    assert record.life.state is RolloutState.QUEUED
 
 
 def test_a_host_that_fell_silent_has_had_its_time(core: Core, clock: Clock) -> None:
@@ -282,22 +273,19 @@ def test_what_init_lets_go_of_is_runs_or_begins_anew(core: Core, clock: Clock, h
     assert (record.life.state, charged(record)) == (state, (0, 0))
 
 
-def test_so_is_what_it_still_had_when_it_was_ended(core: Core, clock: Clock) -> None:
+@pytest.mark.parametrize("another_life", [False, True])
+def test_so_is_what_it_still_had_when_it_was_ended(
+    core: Core, clock: Clock, another_life: bool
+) -> None:
     worker = hello(core, "n1/init-0")
     record = leased(core, worker)
     core.workers.drain("n1", None, "a test")
     core.workers.gone(worker)
-    clock.now += REMOTE_GRACE_S + 1
-    core.rollouts.settle_orphans()
-    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
-
-
-def test_and_what_another_life_comes_back_without(core: Core) -> None:
-    worker = hello(core, "n1/init-0")
-    record = leased(core, worker)
-    core.workers.drain("n1", None, "a test")
-    core.workers.gone(worker)
-    hello(core, "n1/init-0", "second")
+    if another_life:
+        hello(core, "n1/init-0", "second")
+    else:
+        clock.now += REMOTE_GRACE_S + 1
+        core.rollouts.settle_orphans()
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 

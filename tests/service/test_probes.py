@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from prorl.control import Served
 from prorl.errors import BackendError
 from prorl.service.core.state import State
-from prorl.service.pool.backend_watch import BackendWatch
+from prorl.service.pool.backend_watch import FADE_S, BackendWatch, Paces
 from prorl.service.pool.balancer import BackendState, Balancer
 from prorl.service.pool.health import DEAD_MISSES, SLOW_MISSES, Health, HealthVerdict
 from prorl.service.pool.probes import PROBE_S, PROBE_TIMEOUT_S, Probes
@@ -180,3 +181,29 @@ async def test_a_drain_is_not_ended_by_good_health() -> None:
         async with watching(pool, server):
             await until(pool, server.url, BackendState.DRAINING)
             assert not pool._balancer.able()
+
+
+def test_a_server_of_a_third_of_the_speed_gets_fewer_and_is_tried_again() -> None:
+    now = [0.0]
+    paces, balancer = Paces(lambda: now[0]), Balancer(["fast", "slow"])
+    paces.add("fast", Served(sampled=1000, llm_s=10.0))
+    paces.add("slow", Served(sampled=1000, llm_s=30.0))
+    balancer.weigh(paces.weights())
+    for rollout in range(100):
+        balancer.acquire(rollout)
+    assert balancer.in_flight("slow") == 10
+    now[0] = 20 * FADE_S
+    balancer.weigh(paces.weights())
+    assert balancer.acquire(100) == "slow", "what was measured long ago is forgotten"
+    balancer.weigh({})
+    assert balancer.acquire(101) == "slow"
+
+
+def test_small_differences_and_few_tokens_weigh_nothing() -> None:
+    paces = Paces(lambda: 0.0)
+    paces.add("a", Served(sampled=1000, llm_s=10.0))
+    paces.add("b", Served(sampled=1000, llm_s=12.0))
+    paces.add("c", Served(sampled=10, llm_s=10.0))
+    assert dict(paces.weights()) == {"a": 1.0, "b": 1.0}
+    paces.forget("a")
+    assert dict(paces.weights()) == {"b": 1.0}

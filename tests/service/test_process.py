@@ -23,20 +23,17 @@ from prorl.service.log.log_schema import LOG_VERSION
 from prorl.types import Json
 from tests.service.world import TOKEN, settings
 
-MODULE = ("-m", "prorl.service")
-KILLED = (str(Path(__file__).parent / "children" / "killed_gateway.py"),)
-
 
 @contextmanager
 def gateway(
-    tmp_path: Path, argv: tuple[str, ...] = MODULE, **more: Json
+    tmp_path: Path, failpoints: str = "", **more: Json
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A gateway process, killed at the end."""
     config = tmp_path / "service.json"
     values = settings(tmp_path, **more)
     config.write_text(values.model_dump_json())
     process = subprocess.Popen(
-        [sys.executable, *argv, "--config", str(config)],
+        [sys.executable, "-m", "prorl.service", "--config", str(config)],
+        env=os.environ | {"PRORL_FAILPOINTS": failpoints},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=Path(__file__).parents[2],
@@ -49,7 +46,6 @@ def gateway(
 
 
 def ready(process: subprocess.Popen[bytes]) -> str:
-    """Its HTTP address, once it says so."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith(b"ready "), process.communicate()[1].decode()
@@ -73,13 +69,12 @@ def call(url: str, method: str, path: str, body: Json = None) -> tuple[int, Json
 
 
 def body(*keys: str) -> Json:
-    """Groups with idempotency keys."""
     task = {"task_id": "t", "env": "noop", "prompt": "p"}
     return {"groups": [{"task": task, "n": 2, "key": key} for key in keys]}
 
 
 def test_killed_between_commit_and_reply_a_retry_gives_the_same_group(tmp_path: Path) -> None:
-    with gateway(tmp_path, KILLED) as process:
+    with gateway(tmp_path, "log.accepted:kill@1") as process:
         url = ready(process)
         assert call(url, "POST", "/v1/runs", {"run_id": "r"})[0] == 201
         assert call(url, "POST", "/v1/runs/r/groups", body("k")) == (0, None)

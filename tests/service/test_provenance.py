@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 
 from prorl.analysis.made_by import made_by
-from prorl.service.core.manifest import write_manifest
-from prorl.service.core.provenance import code_sha256, fingerprint, provenance
+from prorl.service.core.manifest import code_sha256, fingerprint, provenance, write_manifest
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.write.convert import task_rows
 from tests.service.test_directories import TASK, written_run

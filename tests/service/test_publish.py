@@ -14,12 +14,12 @@ from aiohttp import web
 
 from prorl.control import Kind, Paused, VersionPublished
 from prorl.service.pool import probes, publish
-from prorl.service.pool.balancer import Balancer
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.types import Json, Trouble
 from tests.backends.misbehaving import head, usage
 from tests.service.world import World, group, world
+from tests.waiting import until
 
 
 class ModelServer:
@@ -114,7 +114,6 @@ class ModelServer:
 
 
 def _token(body: Json) -> web.Response:
-    """One token, whose logprob follows the temperature."""
     logprobs = {"token_logprobs": [-0.001 if body["temperature"] < 1 else -1.0]}
     choice = {"token_ids": [65], "logprobs": logprobs, "finish_reason": "length"}
     return web.json_response(head(body) | {"choices": [choice], "usage": usage(body, 1)})
@@ -122,7 +121,6 @@ def _token(body: Json) -> web.Response:
 
 @asynccontextmanager
 async def servers(count: int, vllm: str = "") -> AsyncIterator[list[ModelServer]]:
-    """Model servers that listen."""
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(ModelServer(vllm)) for _ in range(count)]
         for server in found:
@@ -131,12 +129,10 @@ async def servers(count: int, vllm: str = "") -> AsyncIterator[list[ModelServer]
 
 
 def urls(found: list[ModelServer]) -> tuple[str, ...]:
-    """As backends of a service."""
     return tuple(server.url for server in found)
 
 
 async def say(w: World, path: str, version: int = 0) -> tuple[int, Json]:
-    """Publish."""
     return await w.http("POST", "/v1/runs/r/versions", {"version": version, "path": path})
 
 
@@ -385,9 +381,7 @@ async def test_a_backend_that_lost_its_weights_gets_them_again_after_a_restart_o
         server.version = "0"
         async with world(tmp_path, backends=(server.url,)) as w:
             assert (await w.view())["version"] == 2
-            async with asyncio.timeout(10 + publish.WATCH_S):
-                while server.number != "2":
-                    await asyncio.sleep(0.05)
+            await until(lambda: server.number == "2")
             assert server.path == "/w/2"
             assert (await say(w, "/w/3"))[1]["version"] == 3
 
@@ -456,9 +450,7 @@ async def test_who_joins_late_gets_nothing_before_it_has_the_newest_weights(
         w.core.set_backend(late.url, "ready")
         assert w.core.state.balancer.state(late.url) == "fenced"
         late.refuses = False
-        async with asyncio.timeout(30):
-            while w.core.state.balancer.state(late.url) != "ready":
-                await asyncio.sleep(0.05)
+        await until(lambda: w.core.state.balancer.state(late.url) == "ready")
         assert (late.path, late.number) == ("/w/1", "1")
 
 
@@ -492,16 +484,3 @@ async def test_scripts_need_only_an_id(tmp_path: Path) -> None:
             201,
             {"run_id": "r", "version": 1, "failed": {}, "pending": False},
         )
-
-
-def test_a_fenced_backend_is_given_nothing_in_the_pool_or_out_of_it() -> None:
-    balancer = Balancer(["a", "b"])
-    balancer.fence("a")
-    balancer.fence("x")
-    assert [balancer.acquire(i) for i in range(3)] == ["b", "b", "b"]
-    assert balancer.acquire(9, among=["x", "a"]) is None
-    balancer.unfence("a")
-    balancer.unfence("x")
-    assert balancer.acquire(10) == "a"
-    assert balancer.acquire(9, among=["x"]) == "x"
-    assert "x" not in balancer.states

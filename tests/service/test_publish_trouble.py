@@ -11,6 +11,7 @@ from prorl.errors import ConflictError
 from prorl.types import Trouble
 from tests.service.test_publish import say, servers, urls
 from tests.service.world import world
+from tests.waiting import until
 
 
 async def test_a_run_whose_servers_are_out_delays_no_other_runs_publication(
@@ -86,7 +87,7 @@ async def test_a_server_whose_answer_was_lost_is_left_paused_by_nobody(
         assert (await say(w, "/w/1"))[0] == 503
         assert server.paused == (lost == "/resume")
         server.resumes, server.fails_at = True, ""
-        async with asyncio.timeout(60):
-            while server.paused or w.core.state.balancer.state(server.url) != "ready":
-                await asyncio.sleep(0.02)
+        await until(
+            lambda: not (server.paused or w.core.state.balancer.state(server.url) != "ready")
+        )
         assert server.number == "1"

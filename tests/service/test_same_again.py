@@ -7,12 +7,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from prorl.control import ControlRow, Hello
-from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.core import Core
 from prorl.service.log.log import ControlLog
-from tests.service.test_memory import submit
-from tests.service.world import run_config
+from tests.service.hand import Hand
+from tests.service.world import group, run_config
 
 COUNT = 40
 
@@ -22,11 +19,11 @@ def _lives(folder: Path, seed: int) -> tuple[list[int], list[tuple[float, int]]]
     dies: who waits for a lease, in order, and who rests until when.
     """
     log = ControlLog(folder / f"{seed}" / "control.db")
-    core = Core(log, ["scripted:oracle"], lambda: 0.0, lambda: 0.0)
+    hand = Hand(log)
+    core = hand.core
     core.create_run(run_config(limits={"max_attempts": 10}))
-    hello = Hello(worker="init", role="init", schema_version=SCHEMA_VERSION)
-    worker = core.workers.hello(1, ControlRow.of(hello))
-    submit(core, "r", COUNT)
+    hand.submit(*(group(str(i)) for i in range(COUNT)))
+    (worker,) = hand.come("init")
     core.pump(COUNT)
     run = core.run("r")
     for rollout_id in _order():

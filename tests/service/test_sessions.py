@@ -26,34 +26,34 @@ from prorl.errors import FencedError
 from prorl.protocols import Channel
 from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
-from prorl.types import AttemptKey, RolloutState
+from prorl.types import AttemptKey, Json, RolloutState
 from tests.service.world import World, group, world
+from tests.waiting import until
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
 
 
-async def dial(w: World, role: str, incarnation: str) -> Channel:
-    """A session of `ROLE-0` that says only what a test has it say."""
+async def dial(w: World, role: str, incarnation: str, worker: str = "", **more: Json) -> Channel:
+    """A session of a worker that says only what a test has it say."""
     channel = await w.network.dial(w.config.gateway_flight, "control", {}, CONTROL, CONTROL)
     hello = Hello(
         role=role,
-        worker=f"{role}-0",
+        worker=worker or f"{role}-0",
         location="there",
         incarnation=incarnation,
         schema_version=SCHEMA_VERSION,
+        **more,
     )
     say(channel, hello, seq=1)
     return channel
 
 
 def say(channel: Channel, payload: Payload, *, seq: int, key: AttemptKey | None = None) -> None:
-    """One row."""
     of = key._asdict() if key else {"run_id": "r"}
     channel.send(to_batch([ControlRow.of(payload, seq=seq, stage="run", **of)]))
 
 
 async def heard(channel: Channel) -> list[ControlRow]:
-    """Everything until the stream ends."""
     rows: list[ControlRow] = []
     async with asyncio.timeout(30):
         while (batch := await channel.receive()) is not None:
@@ -66,13 +66,9 @@ async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
     tmp_path: Path, kind: str
 ) -> None:
     async with world(tmp_path, kind) as w, w.worker("init") as init:
-        await w.run()
-        await w.submit(group())
-        (key,) = await init.take()
+        (key,) = await w.leased(init)
         frozen = await dial(w, "store", "first")
-        async with asyncio.timeout(30):
-            while w.core.state.store is None:
-                await asyncio.sleep(0.01)
+        await until(lambda: w.core.state.store is not None)
         w.core.journal.send(w.core.state.store, ControlRow(kind=Kind.REPLY, re=77))
         async with w.worker("store") as store:
             row = CommittedRollout(rollout_id=0, attempt=key.attempt, reward=1.0)
@@ -86,13 +82,9 @@ async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
 
 async def test_who_counts_as_dead_holds_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init:
-        await w.run()
-        await w.submit(group())
-        (key,) = await init.take()
+        (key,) = await w.leased(init)
         frozen = await dial(w, "run", "first")
-        async with asyncio.timeout(30):
-            while not w.core.state.of_role("run"):
-                await asyncio.sleep(0.01)
+        await until(lambda: w.core.state.of_role("run"))
         w.core.workers.gone(w.core.state.of_role("run")[0])
         say(frozen, Started(), seq=2, key=key)
         await heard(frozen)
@@ -128,22 +120,11 @@ async def test_a_lease_on_another_lifes_stream_is_not_the_present_ones(tmp_path:
 
 async def claim(w: World, key: AttemptKey, incarnation: str, worker: str = "run-0") -> Channel:
     """A RUN worker that comes with the journal of an attempt."""
-    channel = await w.network.dial(w.config.gateway_flight, "control", {}, CONTROL, CONTROL)
-    hello = Hello(
-        role="run",
-        worker=worker,
-        location="there",
-        incarnation=incarnation,
-        schema_version=SCHEMA_VERSION,
-        resumes=True,
-        claims=(Claim(*key, 0),),
-    )
-    say(channel, hello, seq=1)
-    return channel
+    claims = (Claim(*key, 0),)
+    return await dial(w, "run", incarnation, worker, resumes=True, claims=claims)
 
 
 async def welcome(channel: Channel) -> Welcome:
-    """What it is told first."""
     async with asyncio.timeout(30):
         while (batch := await channel.receive()) is not None:
             for row in from_batch(batch):
@@ -155,39 +136,29 @@ async def welcome(channel: Channel) -> Welcome:
 async def test_inits_word_that_comes_after_runs_makes_it_no_holder(tmp_path: Path) -> None:
     """Else RUN's death would lose nothing, and the rollout would run for ever."""
     async with world(tmp_path) as w, w.worker("init") as init:
-        await w.run()
-        await w.submit(group())
-        (key,) = await init.take()
+        (key,) = await w.leased(init)
         record = w.core.run("r").rollouts[key.rollout_id]
         first = await claim(w, key, "first")
         await welcome(first)
         init.say(Started(), key)
         init.say(Progress(turn=1, tokens=1), key)
-        async with asyncio.timeout(30):
-            while not w.core.run("r").turns:
-                await asyncio.sleep(0.01)
+        await until(lambda: w.core.run("r").turns)
         assert {worker.role for worker in record.holders} == {"run"}
         await first.close()
 
 
 async def test_the_next_life_has_the_attempt_again_and_nobody_else(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init:
-        await w.run()
-        await w.submit(group())
-        (key,) = await init.take()
+        (key,) = await w.leased(init)
         record = w.core.run("r").rollouts[key.rollout_id]
-        async with asyncio.timeout(30):
-            while not record.taken:
-                await asyncio.sleep(0.01)
+        await until(lambda: record.taken)
         first = await claim(w, key, "first")
         assert (await welcome(first)).adopted == (Claim(*key, 1),)
         other = await claim(w, key, "else", worker="run-1")
         told = await welcome(other)
         assert (told.adopted, told.elsewhere) == ((), (key,)), "a living worker has it"
         await first.close()
-        async with asyncio.timeout(30):
-            while any(worker.name == "run-0" for worker in w.core.state.of_role("run")):
-                await asyncio.sleep(0.01)
+        await until(lambda: "run-0" not in w.core.state.workers)
         assert record.life.state is RolloutState.RUNNING, "its next life is waited for"
         second = await claim(w, key, "second")
         assert (await welcome(second)).adopted == (Claim(*key, 2),)
@@ -198,19 +169,13 @@ async def test_the_next_life_has_the_attempt_again_and_nobody_else(tmp_path: Pat
 
 async def test_a_next_life_that_claims_nothing_is_waited_for_no_longer(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init:
-        await w.run()
-        await w.submit(group())
-        (key,) = await init.take()
+        (key,) = await w.leased(init)
         record = w.core.run("r").rollouts[key.rollout_id]
-        async with asyncio.timeout(30):
-            while not record.taken:
-                await asyncio.sleep(0.01)
+        await until(lambda: record.taken)
         first = await claim(w, key, "first")
         await welcome(first)
         await first.close()
-        async with asyncio.timeout(30):
-            while w.core.state.of_role("run"):
-                await asyncio.sleep(0.01)
+        await until(lambda: not w.core.state.of_role("run"))
         second = await claim(w, key._replace(attempt=9), "second")
         assert (await welcome(second)).adopted == ()
         assert record.life.worker_losses == 1

@@ -10,45 +10,34 @@ from pathlib import Path
 import pytest
 
 from prorl.config import Quota
-from prorl.control import CommitPart, CommittedRollout, ControlRow, Hello
-from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.core import Core
 from prorl.service.core.state import RolloutRecord, RunRecord
 from prorl.service.log.log import ControlLog
 from prorl.types import AttemptKey, Json, RolloutState
+from tests.service.hand import Hand
 from tests.service.world import group, run_config
 
 SLOTS, ROLLOUT_S = 8, 1.0
 
 
-class Shop:
-    """A core whose INIT has `SLOTS` slots, each rollout of which takes `ROLLOUT_S`."""
+class Shop(Hand):
+    """INIT has `SLOTS` slots, each rollout of which takes `ROLLOUT_S`."""
 
     def __init__(self, log: ControlLog, quotas: dict[str, Quota]) -> None:
-        self.now = 0.0
-        clock = lambda: self.now  # noqa: E731
-        self.core = Core(log, ["scripted:oracle"], clock, clock, quotas=quotas)
-        for role in ("init", "store"):
-            hello = Hello(worker=role, role=role, schema_version=SCHEMA_VERSION)
-            self.core.workers.hello(1, ControlRow.of(hello))
-        self._log = log
+        super().__init__(log, quotas=quotas)
+        self.come("init", "store")
         self.busy: list[tuple[float, int, RolloutRecord]] = []
         self.leased_at: dict[AttemptKey, float] = {}
 
-    def run(self, name: str, **config: Json) -> RunRecord:
-        """Make a run."""
+    def open(self, name: str, count: int, **config: Json) -> RunRecord:
+        """A run with so many groups of one."""
         self.core.create_run(run_config(run_id=name, **config))
+        self.add(self.core.run(name), count)
         return self.core.run(name)
 
-    def submit(self, run: RunRecord, count: int) -> None:
-        """Accept groups of one rollout."""
-        acceptance = self.core.acceptance
+    def add(self, run: RunRecord, count: int) -> None:
         for start in range(0, count, 500):
-            bodies = [group(f"{run.next_group + i}") for i in range(min(500, count - start))]
-            checked = acceptance.check(run, bodies, {})
-            acceptance.check_room(run, checked)
-            acceptance.groups(run, checked)
-        self._write()
+            bodies = (group(f"{run.next_group + i}") for i in range(min(500, count - start)))
+            self.submit(*bodies, run=run)
 
     def step(self) -> None:
         """Lease what there is room for; then the next rollout to end is committed."""
@@ -59,27 +48,13 @@ class Shop:
                     self.leased_at[record.key] = self.now
                     end = self.now + ROLLOUT_S
                     heapq.heappush(self.busy, (end, len(self.leased_at), record))
-        self._write()
+        self.write()
         if self.busy:
             self.now, _, record = heapq.heappop(self.busy)
-            self._commit(record)
-
-    def _commit(self, record: RolloutRecord) -> None:
-        core, run = self.core, record.run
-        core.rollouts.hold(record, core.state.workers["init"])
-        core.commits.reserve(core.state.workers["store"], [record.key])
-        row = CommittedRollout(rollout_id=record.rollout_id, attempt=1, reward=1.0)
-        part = CommitPart(part=f"p{run.next_commit}", rollouts=(row,), outbox_upto=run.outbox_end)
-        core.commits.commit(run, part)
-        self._write()
-
-    def _write(self) -> None:
-        batch = self.core.journal.take()
-        self._log.write_now(batch.writes)
-        self.core.durable(batch)
+            self.commit([record], record.run.outbox_end)
+            self.write()
 
     def in_hand(self) -> dict[str, int]:
-        """By run."""
         return {name: run.in_hand for name, run in self.core.state.open.items()}
 
 
@@ -99,9 +74,8 @@ def mean_wait(tmp_path: Path, others: int, **quotas: Quota) -> float:
     tmp_path.mkdir()
     with shop(tmp_path, **quotas) as s:
         if others:
-            s.submit(s.run("theirs", tenant="big", max_open_groups=10**6), others)
-        ours = s.run("ours", tenant="small", max_open_groups=10**6)
-        s.submit(ours, 100)
+            s.open("theirs", others, tenant="big", max_open_groups=10**6)
+        ours = s.open("ours", 100, tenant="small", max_open_groups=10**6)
         while ours.rollout_states[RolloutState.QUEUED]:
             s.step()
         waits = [at for key, at in s.leased_at.items() if key.run_id == "ours"]
@@ -130,12 +104,12 @@ def test_a_tenant_below_its_share_waits_for_one_rollout_to_end_at_most(tmp_path:
     """
     waits: list[float] = []
     with shop(tmp_path) as s:
-        s.submit(s.run("theirs", tenant="big", max_open_groups=10**6), 1000)
-        ours = s.run("ours", tenant="small", max_open_groups=10**6)
+        s.open("theirs", 1000, tenant="big", max_open_groups=10**6)
+        ours = s.open("ours", 0, tenant="small", max_open_groups=10**6)
         s.step()
         for _ in range(20):
             began, first = s.now, ours.next_rollout
-            s.submit(ours, SLOTS // 2)
+            s.add(ours, SLOTS // 2)
             while ours.in_hand or ours.rollout_states[RolloutState.QUEUED]:
                 s.step()
             leased = {k.rollout_id: at for k, at in s.leased_at.items() if k.run_id == "ours"}
@@ -149,8 +123,8 @@ def test_a_tenant_below_its_share_waits_for_one_rollout_to_end_at_most(tmp_path:
 def test_many_runs_of_one_tenant_share_its_part(tmp_path: Path) -> None:
     with shop(tmp_path) as s:
         for number in range(6):
-            s.submit(s.run(f"big-{number}", tenant="big"), 50)
-        s.submit(s.run("small", tenant="small"), 50)
+            s.open(f"big-{number}", 50, tenant="big")
+        s.open("small", 50, tenant="small")
         for _ in range(60):
             s.step()
         s.core.pump(SLOTS - len(s.busy))
@@ -161,19 +135,18 @@ def test_many_runs_of_one_tenant_share_its_part(tmp_path: Path) -> None:
 
 def test_bounds_hold_back_their_tenant_and_nobody_else(tmp_path: Path) -> None:
     with shop(tmp_path, big=Quota(rollouts_in_hand=3)) as s:
-        s.submit(s.run("a", tenant="big"), 50)
-        s.submit(s.run("b", tenant="big"), 50)
+        s.open("a", 50, tenant="big")
+        s.open("b", 50, tenant="big")
         s.core.pump(SLOTS)
         assert s.in_hand() == {"a": 2, "b": 1}
-        s.submit(s.run("d", tenant="other"), 50)
+        s.open("d", 50, tenant="other")
         s.core.pump(SLOTS - 3)
         assert s.in_hand()["d"] == SLOTS - 3
 
 
 def test_waiting_behind_a_quota_ends_no_rollout(tmp_path: Path) -> None:
     with shop(tmp_path, big=Quota(rollouts_in_hand=1)) as s:
-        run = s.run("a", tenant="big", limits={"queue_s": 5.0})
-        s.submit(run, 3)
+        run = s.open("a", 3, tenant="big", limits={"queue_s": 5.0})
         s.core.pump(SLOTS)
         s.now += 100.0
         s.core.sweep()

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from prorl.control import CommitPart, CommittedRollout, ControlRow, Decision, Hello, KeptGroup
-from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.core import Core
+from prorl.control import Decision, KeptGroup
 from prorl.service.core.watchdog import ProgressWatchdog
 from prorl.service.log.log import CHECKPOINT_PAGES, ControlLog
-from prorl.types import AttemptKey
+from tests.service.hand import Hand
 from tests.service.world import group, run_config
 from tests.waiting import resident_bytes
 
@@ -22,45 +20,23 @@ MINUTES, A_MINUTE = 24 * 60, 60
 PAGE_BYTES = 4096
 
 
-class Day:
+class Day(Hand):
     """One streaming run whose trainer keeps up; each minute brings sixty groups of one."""
 
     def __init__(self, log: ControlLog) -> None:
-        self.now = 0.0
-        self.log = log
-        self.core = Core(log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
+        super().__init__(log)
         self.watchdog = ProgressWatchdog(self.core.state, lambda: self.now)
-        for role in ("init", "run", "eval", "store"):
-            hello = Hello(worker=role, role=role, schema_version=SCHEMA_VERSION)
-            self.core.workers.hello(1, ControlRow.of(hello))
+        self.come("init", "run", "eval", "store")
         self.core.create_run(run_config(delivery="stream", max_unacked_groups=2 * A_MINUTE))
-        self.run = self.core.run("r")
-
-    def write(self) -> None:
-        """A transaction."""
-        batch = self.core.journal.take()
-        self.log.write_now(batch.writes)
-        self.core.durable(batch)
 
     def minute(self, number: int) -> None:
         """Sixty rollouts from their acceptance to their trainer's checkpoint."""
         core, run = self.core, self.run
-        bodies = [group(f"{number}/{i}", key=f"k{number}/{i}") for i in range(A_MINUTE)]
-        core.acceptance.groups(run, core.acceptance.check(run, bodies, {}))
-        self.write()
+        self.submit(*(group(f"{number}/{i}", key=f"k{number}/{i}") for i in range(A_MINUTE)))
         core.pump(A_MINUTE)
         self.write()
-        store, given = core.state.workers["store"], list(run.rollouts.values())
-        core.commits.reserve(store, [AttemptKey("r", r.rollout_id, 1) for r in given])
-        rows = tuple(
-            CommittedRollout(rollout_id=r.rollout_id, attempt=1, reward=1.0) for r in given
-        )
-        told = run.outbox_end
-        part = f"p{number}"
-        core.commits.commit(
-            run,
-            CommitPart(part=part, rollouts=rows, outbox_upto=told),
-        )
+        given = list(run.rollouts.values())
+        self.commit(given, run.outbox_end)
         core.commits.published(run, run.next_commit - 1)
         self.write()
         groups = [record.group.group_id for record in given]

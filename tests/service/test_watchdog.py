@@ -7,45 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from prorl.control import ControlRow, Hello, Progress, Started
-from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.core import Core
+from prorl.control import ControlRow, Progress, Started
 from prorl.service.core.watchdog import ProgressWatchdog
 from prorl.service.log.log import ControlLog
+from tests.service.hand import Hand
 from tests.service.world import group, run_config
 
 
-class Clockwork:
-    """A core whose time is moved by hand."""
-
+class Clockwork(Hand):
     def __init__(self, log: ControlLog) -> None:
-        self.now = 0.0
-        self.core = Core(log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
+        super().__init__(log)
         self.watchdog = ProgressWatchdog(self.core.state, lambda: self.now)
         self.core.create_run(run_config(delivery="stream", max_unacked_groups=1))
-        self.run = self.core.run("r")
-
-    def come(self, *roles: str) -> None:
-        """Workers come."""
-        for role in roles:
-            hello = Hello(worker=role, role=role, schema_version=SCHEMA_VERSION)
-            self.core.workers.hello(1, ControlRow.of(hello))
-
-    def submit(self, count: int) -> None:
-        """Accept groups of one, durably."""
-        bodies = [group(str(i)) for i in range(count)]
-        checked = self.core.acceptance.check(self.run, bodies, {})
-        self.core.acceptance.groups(self.run, checked)
-        self.write()
-
-    def write(self) -> None:
-        """A transaction."""
-        batch = self.core.journal.take()
-        self.core.log.write_now(batch.writes)
-        self.core.durable(batch)
 
     def stuck(self, disk: str = "", seconds: float = 27.0) -> str:
-        """What the run says after a quiet while."""
         self.watchdog.look(disk)
         self.now += seconds
         self.watchdog.look(disk)
@@ -54,14 +29,13 @@ class Clockwork:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Clockwork]:
-    """A core with one streaming run."""
     log = ControlLog(tmp_path / "control.db")
     yield Clockwork(log)
     log.close()
 
 
 def test_each_thing_that_may_be_missing_is_named(world: Clockwork) -> None:
-    world.submit(3)
+    world.submit(*map(group, "abc"))
     assert world.stuck(disk="the disk of /x is full") == "the disk of /x is full"
     assert world.stuck() == "no store worker is there"
     world.come("store", "run", "init")
@@ -85,7 +59,7 @@ def test_each_thing_that_may_be_missing_is_named(world: Clockwork) -> None:
 
 def test_what_moves_is_not_stuck(world: Clockwork) -> None:
     world.come("store", "run", "init", "eval")
-    world.submit(1)
+    world.submit(group())
     world.core.pump(8)
     (record,) = world.run.rollouts.values()
     run = world.core.state.workers["run"]

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import orjson
 
 from prorl.config import RunConfig, ServiceConfig
 from prorl.control import (
@@ -47,7 +46,6 @@ TOKEN = "secret"
 
 
 def group(name: str = "t", n: int = 1, key: str = "") -> GroupBody:
-    """A group of the env that needs nothing."""
     return GroupBody(task=Task(task_id=name, env="noop", prompt=name), n=n, key=key)
 
 
@@ -66,7 +64,6 @@ def settings(tmp_path: Path, **more: Json) -> ServiceConfig:
 
 
 def handout(consumer: str, groups: Iterable[Iterable[int]]) -> Handout:
-    """Ask for groups by (group, min_version)."""
     return Handout(consumer=consumer, groups=tuple(KeptGroup(*group) for group in groups))
 
 
@@ -117,11 +114,9 @@ class Worker:
         await self.control.close()
 
     def of(self, kind: Kind) -> list[ControlRow]:
-        """What it has heard of a kind."""
         return [row for row in self.heard if row.kind is kind]
 
     async def hear(self, kind: Kind, count: int = 1) -> list[ControlRow]:
-        """Wait until it has heard `count` rows of a kind."""
         async with asyncio.timeout(30):
             while len(found := self.of(kind)) < count:
                 self._news.clear()
@@ -141,11 +136,9 @@ class Worker:
         return taken
 
     def say(self, payload: Payload, key: AttemptKey, code: str = "") -> None:
-        """An event about an attempt."""
         self.control.emit(payload, key, stage=self.role, code=code)
 
     async def ask(self, asked: Request[ReplyT], run_id: str = "") -> ReplyT:
-        """A request and its answer."""
         async with asyncio.timeout(30):
             return await self.control.request(asked, run_id=run_id)
 
@@ -158,7 +151,6 @@ class Worker:
         num_sampled: int = 0,
         **more: Json,
     ) -> Committed:
-        """Reserve, commit and publish."""
         keys = tuple(keys)
         await self.ask(Reserve(attempts=keys))
         rollouts = tuple(
@@ -175,7 +167,6 @@ class Worker:
         return answer
 
     async def decide(self, run_id: str, *groups: int, kept: bool = True) -> None:
-        """Propose the same decision for groups."""
         decisions = tuple(
             Decision(
                 group_id=g, kept=kept, reason="test", num_valid=1, mean_reward=1.0, min_version=0
@@ -186,8 +177,6 @@ class Worker:
 
 
 class World:
-    """A served gateway and an HTTP client."""
-
     def __init__(
         self,
         config: ServiceConfig,
@@ -199,7 +188,6 @@ class World:
 
     @property
     def core(self):  # type: ignore[no-untyped-def]
-        """The gateway's core."""
         return self.served.gateway.core
 
     def crash(self) -> None:
@@ -215,49 +203,39 @@ class World:
         held: Iterable[AttemptKey] = (),
         images: tuple[str, ...] | None = None,
     ) -> Worker:
-        """A worker that is not connected yet."""
         return Worker(self.network, self.config, role, name or f"{role}-0", held, images)
 
     async def http(
         self, method: str, path: str, body: Json = None, token: str = TOKEN
     ) -> tuple[int, Json]:
-        """A request with a token, by default the owner's."""
+        # The standard library's JSON writes numbers of any size.
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-        data = None if body is None else io.BytesIO(orjson.dumps(body))
+        data = None if body is None else io.BytesIO(json.dumps(body).encode())
         async with self._session.request(
             method, self.served.http + path, data=data, headers=headers
         ) as answer:
             return answer.status, await answer.json()
 
-    async def http_text(self, method: str, path: str, body: Json) -> tuple[int, Json]:
-        """The same with the standard library's JSON, which writes numbers of any size."""
-        headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
-        async with self._session.request(
-            method,
-            self.served.http + path,
-            data=io.BytesIO(json.dumps(body).encode()),
-            headers=headers,
-        ) as answer:
-            return answer.status, await answer.json()
-
     async def run(self, run_id: str = "r", **config: Json) -> None:
-        """Make a run."""
         status, answer = await self.http("POST", "/v1/runs", {"run_id": run_id, **config})
         assert status in (200, 201), answer
 
     async def submit(self, *groups: GroupBody, run_id: str = "r", last: bool = False) -> list[Json]:
-        """Submit groups."""
         body = {"groups": [one.model_dump(mode="json") for one in groups], "last": last}
         status, answer = await self.http("POST", f"/v1/runs/{run_id}/groups", body)
         assert status in (200, 202), answer
         return list(answer["groups"])
 
+    async def leased(self, init: Worker, n: int = 1, **config: Json) -> list[AttemptKey]:
+        """Make a run with a group whose members INIT has."""
+        await self.run(**config)
+        await self.submit(group(n=n))
+        return await init.take(n)
+
     async def view(self, run_id: str = "r") -> Json:
-        """The run as HTTP shows it."""
         return (await self.http("GET", f"/v1/runs/{run_id}"))[1]
 
     async def until(self, holds: Callable[[Json], bool], run_id: str = "r") -> Json:
-        """Wait until the run's view satisfies something."""
         async with asyncio.timeout(30):
             while not holds(view := await self.view(run_id)):
                 await asyncio.sleep(0.02)
@@ -279,5 +257,4 @@ async def world(
 
 
 def run_config(**given: Json) -> RunConfig:
-    """A run's config."""
     return RunConfig(**{"run_id": "r", **given})

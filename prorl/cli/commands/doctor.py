@@ -13,7 +13,7 @@ from prorl.cli.options import JsonOut, ModelSettings
 from prorl.cli.output import answer, clean, say, say_json
 from prorl.cli.probes import probes
 from prorl.cli.settings import assignment
-from prorl.config.renderer import RendererConfig, RendererSpec
+from prorl.config.renderer import RendererSpec
 from prorl.errors import UserError
 from prorl.types import Json
 
@@ -76,8 +76,8 @@ def spec_of(directory: Path, sets: tuple[str, ...] | list[str]) -> RendererSpec:
         for key, value in nested.items():
             both = isinstance(value, dict) and isinstance(values.get(key), dict)
             values[key] = {**values[key], **value} if both else value
-    config = RendererConfig.model_validate({**values, "model": str(directory.absolute())})
-    return config.spec("", 0.0)
+    spec = RendererSpec.model_validate({**values, "model": str(directory.absolute())})
+    return spec.settled("", 0.0)
 
 
 def lines(proved: dict[str, Json]) -> Iterator[str]:

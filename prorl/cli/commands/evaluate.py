@@ -116,7 +116,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
     from prorl.envs.users import env_by_name
     from prorl.sandbox.node.probe import choose
     from prorl.sandbox.spawn import spawned
-    from prorl.service.core.provenance import code_sha256
+    from prorl.service.core.manifest import code_sha256
     from prorl.stages.rescore import rescore as grade
     from prorl.storage.keep.scores import add_scores, check_name
     from prorl.storage.read.catalog import StoredRun

@@ -16,7 +16,6 @@ import orjson
 from prorl.config import RunConfig
 from prorl.config.validation import differing
 from prorl.errors import ConflictError, QueueFullError
-from prorl.limits import Clock
 from prorl.service.core.candidates import (
     Candidate,
     GroupBody,
@@ -25,32 +24,22 @@ from prorl.service.core.candidates import (
     run_digest,
 )
 from prorl.service.core.lifecycle import RolloutLife
-from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State
+from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord
 from prorl.service.log import log_schema as sql
-from prorl.service.log.journal import Journal, group_row, rollout_row
-from prorl.service.log.log import ControlLog
+from prorl.service.log.journal import Base, Part, group_row, rollout_row
 from prorl.service.log.outbox import TASK
 from prorl.service.log.recover import find_run, load_keys
 from prorl.types import GroupState, RolloutState
 
 
-class Acceptance:
-    def __init__(
-        self,
-        log: ControlLog,
-        state: State,
-        journal: Journal,
-        clock: Clock,
-        wall: Clock,
-        max_queued: int,
-    ) -> None:
-        self._log, self._state, self._journal = log, state, journal
-        self._clock, self._wall, self._max_queued = clock, wall, max_queued
+class Acceptance(Part):
+    def __init__(self, base: Base, max_queued: int) -> None:
+        super().__init__(base)
+        self._max_queued = max_queued
 
     def run(self, config: RunConfig) -> bool:
-        """Accept a run; False when it is there already.
-
-        Raises ConflictError when it is there with another config.
+        """Accept a run; False when it is there already. Raises ConflictError when it is there with
+        another config.
         """
         name = run_digest(config)
         if (known := find_run(self._log, self._state, config.run_id)) is not None:
@@ -76,7 +65,6 @@ class Acceptance:
         first: int = 0,
     ) -> list[Candidate]:
         """Check groups before one is accepted. Raises TaskError that names the row, ConflictError.
-
         `seen` has the keys of earlier parts of the same batch, `first` is the place of `bodies[0]`
         in it.
         """
@@ -86,8 +74,11 @@ class Acceptance:
         for index, body in enumerate(bodies, first):
             where = f"groups[{index}] (task {body.task.task_id!r})"
             candidate = candidate_of(body, run.config, default, where)
-            if candidate.key:
-                _check_key(candidate, there.get(candidate.key), seen, where)
+            if key := candidate.key:
+                known = there.get(key)
+                before = known.digest if known else seen.setdefault(key, candidate.digest)
+                if before != candidate.digest:
+                    raise used(key, where)
             candidates.append(candidate)
         return candidates
 
@@ -95,7 +86,6 @@ class Acceptance:
         return self._there(run, [key]).get(key)
 
     def _there(self, run: RunRecord, keys: Iterable[str]) -> dict[str, GroupRecord]:
-        """The groups that have one of these keys, by key; from memory, else from the log."""
         found = {key: run.keys[key] for key in keys if key in run.keys}
         if run.next_group == len(run.groups):
             return found  # nothing was forgotten
@@ -105,19 +95,15 @@ class Acceptance:
     def groups(
         self, run: RunRecord, candidates: Sequence[Candidate]
     ) -> list[tuple[GroupRecord, bool]]:
-        """Accept groups in order; a known key gives the group that is there.
-
-        Raises ConflictError when the run takes no more.
+        """Accept groups in order; a known key gives the group that is there. Raises ConflictError
+        when the run takes no more.
         """
         accepted: list[tuple[GroupRecord, bool]] = []
         there = self._there(run, [candidate.key for candidate in candidates])
         for candidate in candidates:
             known = there.get(candidate.key) or run.keys.get(candidate.key)
             if known is not None and known.digest != candidate.digest:
-                raise ConflictError(
-                    f"key {candidate.key!r} was used for another task, n or sampling",
-                    hint="use another key",
-                )
+                raise used(candidate.key)
             if known is None:
                 check_open(run)
             accepted.append((known or self.add(run, candidate), known is None))
@@ -125,9 +111,8 @@ class Acceptance:
         return accepted
 
     def check_room(self, run: RunRecord, candidates: Sequence[Candidate]) -> None:
-        """Before the first of a request is accepted.
-
-        Raises QueueFullError when the service takes no more.
+        """Before the first of a request is accepted. Raises QueueFullError when the service takes
+        no more.
         """
         queued = sum(run.rollout_states[RolloutState.QUEUED] for run in self._state.open.values())
         wanted = sum(candidate.n for candidate in candidates)
@@ -141,13 +126,26 @@ class Acceptance:
             )
 
     def add(self, run: RunRecord, candidate: Candidate) -> GroupRecord:
-        """One more group, last in the pool."""
-        now = self._clock()
-        group = _group(run, candidate, self._wall())
-        group.rollouts = _rollouts(group, now)
+        now, group_id, limits = self._clock(), run.next_group, run.config.limits
+        key = candidate.key or digest(b"group", run.run_id.encode(), str(group_id).encode())
+        group = GroupRecord(
+            run=run,
+            group_id=group_id,
+            first_rollout=run.next_rollout,
+            accepted_at=self._wall(),
+            pending=candidate.n,
+            **candidate._replace(key=key)._asdict(),
+        )
+        life = RolloutLife(
+            max_attempts=limits.max_attempts, max_worker_losses=limits.max_worker_losses
+        )
+        group.rollouts = [
+            RolloutRecord(group, group.first_rollout + index, index, life, since=now)
+            for index in range(group.n)
+        ]
         self._insert(group)
         run.add(group)
-        run.pool.append(group.group_id, now)
+        run.pool.extend(group.group_id, group.group_id + 1, now)
         run.group_size = max(run.group_size, group.n)
         self._journal.settle(group)
         self._journal.mark_run(run)
@@ -186,47 +184,8 @@ def check_same(known: RunConfig, config: RunConfig) -> None:
         raise ConflictError(given, "the same config", hint)
 
 
-def _check_key(
-    candidate: Candidate, known: GroupRecord | None, seen: dict[str, str], where: str
-) -> None:
-    """Raises ConflictError for a key that stands for something else, here or in the same batch."""
-    before = known.digest if known else seen.setdefault(candidate.key, candidate.digest)
-    if before != candidate.digest:
-        given = f"{where}: key {candidate.key!r} was used for another task, n or sampling"
-        raise ConflictError(given, "the same content for the same key", "use another key")
-
-
-def _group(run: RunRecord, candidate: Candidate, wall: float) -> GroupRecord:
-    task, group_id = candidate.task, run.next_group
-    key = candidate.key or digest(b"group", run.run_id.encode(), str(group_id).encode())
-    return GroupRecord(
-        run=run,
-        group_id=group_id,
-        key=key,
-        digest=candidate.digest,
-        n=candidate.n,
-        first_rollout=run.next_rollout,
-        task_id=task.task_id,
-        data_source=task.data_source,
-        env=task.env,
-        task=candidate.text,
-        sampling=candidate.sampling,
-        extra=candidate.extra,
-        accepted_at=wall,
-        pending=candidate.n,
-    )
-
-
-def _rollouts(group: GroupRecord, now: float) -> list[RolloutRecord]:
-    limits = group.run.config.limits
-    life = RolloutLife(max_attempts=limits.max_attempts, max_worker_losses=limits.max_worker_losses)
-    return [
-        RolloutRecord(
-            group=group,
-            rollout_id=group.first_rollout + index,
-            sample_index=index,
-            life=life,
-            since=now,
-        )
-        for index in range(group.n)
-    ]
+def used(key: str, where: str = "") -> ConflictError:
+    """A key that stands for something else, here or in the same batch."""
+    given = f"key {key!r} was used for another task, n or sampling"
+    given = f"{where}: {given}" if where else given
+    return ConflictError(given, "the same content for the same key", "use another key")

@@ -1,6 +1,5 @@
-"""What may become a group: bodies of `POST /v1/runs/{run}/groups`, checked and digested.
-
-No state is asked.
+"""What may become a group: bodies of `POST /v1/runs/{run}/groups`, checked and digested. No state
+is asked.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from prorl.task_json import check_values, task_to_json
 from prorl.types import Json, Task
 
 CheckTask = Callable[[Task], Awaitable[None] | None]
-"""Raises TaskError for a task that its env cannot run; a user's env is waited for."""
 
 
 MAX_TASK_BYTES = 4 << 20
@@ -44,8 +42,6 @@ class GroupBody(StrictModel):
 
 
 class GroupsBody(StrictModel):
-    """Body of `POST /v1/runs/{run}/groups`."""
-
     groups: list[GroupBody] = Field(max_length=10000, description="at least one, or `last`")
     last: bool = Field(default=False, description="no more groups will come: the run may finish")
 
@@ -57,11 +53,15 @@ class GroupsBody(StrictModel):
 
 
 class Candidate(NamedTuple):
-    task: Task
-    text: str
-    n: int
+    """What a group is made of, as the log keeps it of a dataset's task."""
+
     key: str
     digest: str
+    n: int
+    task_id: str
+    data_source: str
+    env: str
+    task: str
     sampling: str
     extra: str
 
@@ -72,7 +72,6 @@ def digest(*parts: bytes) -> str:
 
 
 def run_digest(config: RunConfig) -> str:
-    """Digest of a run's config: equal for equal configs, whatever the order of keys."""
     return digest(orjson.dumps(config.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS))
 
 
@@ -89,9 +88,8 @@ async def check_envs(bodies: Sequence[GroupBody], check: CheckTask, first: int) 
 
 
 def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> Candidate:
-    """A group of a run, whose task was checked; `default`: the run's own sampling, as JSON.
-
-    Raises TaskError that names the row.
+    """A group of a run, whose task was checked; `default`: the run's own sampling, as JSON. Raises
+    TaskError that names the row.
     """
     try:
         if run.delivery == "stream" and body.sampling and body.sampling.is_cut_off:
@@ -110,7 +108,9 @@ def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> C
         raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
     sampling = orjson.dumps(asdict(body.sampling.params())).decode() if body.sampling else default
     name = digest(text.encode(), str(body.n).encode(), sampling.encode())
-    return Candidate(body.task, text, body.n, body.key, name, sampling, extra)
+    task = body.task
+    about = (task.task_id, task.data_source, task.env)
+    return Candidate(body.key, name, body.n, *about, text, sampling, extra)
 
 
 def _check_size(what: str, text: str, limit: int) -> None:

@@ -21,29 +21,24 @@ from prorl.control import (
     Reserved,
 )
 from prorl.errors import ConflictError
-from prorl.limits import Clock
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.sampler import reached
-from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, WorkerRecord
 from prorl.service.log import log_schema as sql
-from prorl.service.log.journal import Journal
-from prorl.service.log.log import ControlLog
+from prorl.service.log.journal import Base, Part
 from prorl.service.log.recover import find_run, load_rollout
 from prorl.types import FAILURE_CLASS, AttemptKey, RolloutState
 
 
-class Commits:
-    def __init__(
-        self, log: ControlLog, state: State, journal: Journal, rollouts: Rollouts, wall: Clock
-    ) -> None:
-        self._log, self._state, self._journal = log, state, journal
-        self._rollouts, self._wall = rollouts, wall
+class Commits(Part):
+    def __init__(self, base: Base, rollouts: Rollouts) -> None:
+        super().__init__(base)
+        self._rollouts = rollouts
 
     def reserve(self, store: WorkerRecord, attempts: Iterable[AttemptKey]) -> Reserved:
-        """Promise that these attempts will be committed if the store lives.
-
-        A cancellation waits for it from here on.
+        """Promise that these attempts will be committed if the store lives. A cancellation waits
+        for it from here on.
         """
         granted: list[AttemptKey] = []
         refused: list[Refusal] = []
@@ -98,7 +93,6 @@ class Commits:
         return Committed(commit_seq=self._insert(run, asked))
 
     def _insert(self, run: RunRecord, asked: CommitPart) -> int:
-        """Give a part the run's next number."""
         run.stored_bytes += sum(file.bytes for file in asked.files)
         commit_seq = run.parts[asked.part] = run.next_commit
         run.next_commit += 1
@@ -166,9 +160,8 @@ class Commits:
             self._journal.settle(record.group)
 
     def published(self, run: RunRecord, commit_seq: int) -> None:
-        """Note that commits/<seq>.json is on disk.
-
-        Raises ConflictError for a commit that the log does not know.
+        """Note that commits/<seq>.json is on disk. Raises ConflictError for a commit that the log
+        does not know.
         """
         if not 1 <= commit_seq < run.next_commit:
             raise ConflictError(
@@ -189,7 +182,6 @@ class Commits:
         return True
 
     def fail(self, run: RunRecord, reason: str) -> None:
-        """End a run that no store can write; it is told to none any more."""
         if run.state == "open":
             self._end(run, "failed", reason)
 

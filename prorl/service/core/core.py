@@ -1,7 +1,5 @@
-"""The gateway's functional core: events in, changes of the state and effects out.
-
-Events are control rows, requests and time; effects are what to write and what to say, collected in
-a journal.
+"""The gateway's functional core: control rows, requests and time in, changes of the state out, and
+what to write and say, collected in a journal.
 
 No I/O but reads of the log, no await, no thread: `gateway.py` brings the events and carries the
 journal out. What a method answers may be told to others only after the journal's next `take` is
@@ -16,6 +14,7 @@ from types import MappingProxyType
 
 from prorl.config import Quota, RunConfig
 from prorl.control import (
+    REQUESTS,
     CommitCursor,
     CommitPart,
     ControlRow,
@@ -49,10 +48,9 @@ from prorl.service.core.state import (
     State,
     WorkerRecord,
 )
-from prorl.service.core.workers import Workers
+from prorl.service.core.workers import Workers, version_row
 from prorl.service.log import log_schema as sql
-from prorl.service.log import messages
-from prorl.service.log.journal import Journal, LogBatch
+from prorl.service.log.journal import Base, Journal, LogBatch
 from prorl.service.log.log import ControlLog
 from prorl.service.log.outbox import last_seq
 from prorl.service.log.recover import find_run, load, load_rollout
@@ -83,32 +81,25 @@ class Core:
         for name in named:
             if stored.get(name) == "draining":
                 self.state.balancer.drain(name)
-        self.rollouts = Rollouts(self.state, self.journal, clock, wall)
-        self.grants = LeaseGrants(self.state, log, self.journal, self.rollouts, clock, wall, quotas)
-        self.groups = Groups(log, self.journal, self.rollouts, clock, wall)
-        self.commits = Commits(log, self.state, self.journal, self.rollouts, wall)
-        self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
+        self.base = base = Base(log, self.state, self.journal, clock, wall)
+        self.rollouts = Rollouts(base)
+        self.grants = LeaseGrants(base, self.rollouts, quotas)
+        self.groups = Groups(base, self.rollouts)
+        self.commits = Commits(base, self.rollouts)
+        self.workers = Workers(base, self.rollouts, self.commits)
         self.watched = BackendWatch(self.state, clock, on_backends)
-        self.failovers = Reassignments(
-            self.state, self.watched, self.journal, self.rollouts, self._reply
-        )
-        self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued)
-        self.datasets = Datasets(log, self.journal, self.acceptance)
+        self.failovers = Reassignments(base, self.watched, self.rollouts, self._reply)
+        self.acceptance = Acceptance(base, max_queued)
+        self.datasets = Datasets(base, self.acceptance)
         self._claim_grace_s = claim_grace_s
         self._leases: list[tuple[RolloutRecord, int]] = []
         """Of the life before, with their attempts: whoever has one is about to say so."""
+        # Whoever has them may be on another host, where a broken stream is noticed late; a lease
+        # that nobody claims was lost by us on its way, and is nobody's fault.
         for record in load(log, self.state, clock()):
-            self._await_claim(record)
-
-    def _await_claim(self, record: RolloutRecord) -> None:
-        """Wait, after a restart, for whoever runs it to say so.
-
-        They may be on another host, where a broken stream is noticed late; a lease that nobody
-        claims was lost by us on its way, and is nobody's fault.
-        """
-        self.rollouts.await_claim(record, REMOTE_GRACE_S, EventKind.RETURN)
-        if record.life.state is RolloutState.LEASED:
-            self._leases.append((record, record.life.attempt))
+            self.rollouts.await_claim(record, REMOTE_GRACE_S, EventKind.RETURN)
+            if record.life.state is RolloutState.LEASED:
+                self._leases.append((record, record.life.attempt))
 
     def _give_up_leases(self) -> None:
         """Those of the life before that nobody has claimed when all workers are back."""
@@ -120,7 +111,6 @@ class Core:
                     self.rollouts.await_claim(record, 0.0, EventKind.RETURN, sooner=True)
 
     def run(self, run_id: str) -> RunRecord:
-        """A run by name. Raises NotFoundError."""
         run = find_run(self.log, self.state, run_id)
         if run is None:
             raise NotFoundError(f"unknown run {run_id!r}; make it first, or see `prorl show`")
@@ -130,7 +120,6 @@ class Core:
         return find_run(self.log, self.state, run_id)
 
     def group(self, run_id: str, group_id: int) -> GroupRecord:
-        """The group with this id. Raises NotFoundError."""
         run = self.run(run_id)
         group = self.groups.find(run, group_id) if 0 <= group_id < run.next_group else None
         if group is None:
@@ -145,7 +134,6 @@ class Core:
         return group
 
     def rollout(self, run_id: str, rollout_id: int) -> RolloutRecord:
-        """The rollout with this id. Raises NotFoundError."""
         run = self.run(run_id)
         known = 0 <= rollout_id < run.next_rollout
         record = run.rollouts.get(rollout_id) if known else None
@@ -169,14 +157,12 @@ class Core:
         return self.acceptance.run(config)
 
     def end_of_groups(self, run: RunRecord) -> None:
-        """Note that no more groups will come: the run ends once all are decided and stored."""
         if not run.last:
             run.last = True
             self.journal.mark_run(run)
         self.journal.urgent = True
 
     def pause_run(self, run: RunRecord, paused: bool) -> None:
-        """Start no more groups, or go on; what is started ends."""
         run.paused = paused
         self.journal.mark_run(run)
         self.journal.urgent = True
@@ -204,7 +190,6 @@ class Core:
         self.journal.urgent = True
 
     def cancel_rollout(self, record: RolloutRecord) -> None:
-        """End a rollout unless it has ended; a commit in flight wins."""
         self.rollouts.apply(record, Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED))
         self.journal.urgent = True
 
@@ -220,7 +205,7 @@ class Core:
 
     def tell_version(self, run: RunRecord) -> None:
         for worker in self.state.workers.values():
-            self.journal.send(worker, messages.version_row(run))
+            self.journal.send(worker, version_row(run))
 
     def start_with(self, run: RunRecord, labels: Iterable[str]) -> None:
         """What servers called their weights when the run began: its version 0."""
@@ -247,9 +232,8 @@ class Core:
     # ---- what workers say
 
     def control(self, worker: WorkerRecord, row: ControlRow) -> None:
-        """One row of a worker's control stream, after its hello.
-
-        Raises UserError for a row that makes no sense.
+        """One row of a worker's control stream, after its hello. Raises UserError for a row that
+        makes no sense.
         """
         worker.seen_at = self._clock()
         match row.kind:
@@ -265,14 +249,7 @@ class Core:
                 self._reply(worker, row, reserved)
             case Kind.FAILOVER:
                 self.failovers.ask(worker, row)
-            case (
-                Kind.COMMIT
-                | Kind.PUBLISHED
-                | Kind.DISOWNED
-                | Kind.PROPOSE
-                | Kind.HANDOUT
-                | Kind.CURSOR
-            ):
+            case kind if kind in REQUESTS:
                 self._request(worker, row)
             case _:
                 raise UserError(f"a worker said {row.kind.value!r}", "an event or a request")
@@ -347,9 +324,8 @@ class Core:
         self.grants.pump(room, room_for)
 
     def sweep(self) -> None:
-        """Do what only time decides.
-
-        Claims that did not come, budgets for waiting that are used up, runs that have ended.
+        """Do what only time decides. Claims that did not come, budgets for waiting that are used
+        up, runs that have ended.
         """
         self._give_up_leases()
         self.rollouts.settle_orphans()

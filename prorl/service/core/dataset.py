@@ -20,20 +20,15 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from prorl.errors import ConflictError
-from prorl.service.core.accept import Acceptance, check_open
+from prorl.service.core.accept import Acceptance, check_open, used
 from prorl.service.core.candidates import Candidate
 from prorl.service.core.sampler import may_open
 from prorl.service.core.state import RunRecord
 from prorl.service.log import log_schema as sql
-from prorl.service.log.journal import Journal
-from prorl.service.log.log import ControlLog
-from prorl.types import Task
+from prorl.service.log.journal import Base, Part
 
 AT_ONCE = 64
-"""Groups that are made in one go."""
 TURNS = 1024
-"""Of tasks, looked at in one go."""
 
 _KEYS = 500
 
@@ -58,14 +53,14 @@ def order(seed: int, epoch: int, size: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
-class Datasets:
-    def __init__(self, log: ControlLog, journal: Journal, acceptance: Acceptance) -> None:
-        self._log, self._journal, self._acceptance = log, journal, acceptance
+class Datasets(Part):
+    def __init__(self, base: Base, acceptance: Acceptance) -> None:
+        super().__init__(base)
+        self._acceptance = acceptance
 
     def add(self, run: RunRecord, candidates: Sequence[Candidate]) -> int:
-        """Put tasks at the dataset's end; how many were not there yet, by their keys.
-
-        Raises ConflictError for a key that stands for another task, or a dataset that is whole.
+        """Put tasks at the dataset's end; how many were not there yet, by their keys. Raises
+        ConflictError for a key that stands for another task, or a dataset that is whole.
         """
         there = run.new_tasks | self._there(run, [candidate.key for candidate in candidates])
         added = 0
@@ -75,24 +70,19 @@ class Datasets:
             known = there.get(key)
             if known is None:
                 check_open(run)
-                row = (run.run_id, place, key, candidate.digest, candidate.n)
-                task = candidate.task
-                facts = (task.task_id, task.data_source, task.env, candidate.text)
-                more = (candidate.sampling, candidate.extra)
-                self._journal.insert(sql.INSERT_TASK, (*row, *facts, *more, 0))
+                row = (run.run_id, place, *candidate._replace(key=key), 0)
+                self._journal.insert(sql.INSERT_TASK, row)
                 there[key] = run.new_tasks[key] = candidate.digest
                 run.num_tasks += 1
                 run.group_size = max(run.group_size, candidate.n)
                 added += 1
             elif known != candidate.digest:
-                given = f"key {key!r} was used for another task, n or sampling"
-                raise ConflictError(given, hint="use another key")
+                raise used(key)
         self._journal.mark_run(run)
         self._journal.urgent = True
         return added
 
     def _there(self, run: RunRecord, keys: Sequence[str]) -> dict[str, str]:
-        """Digests of tasks that the log has, by key."""
         found: dict[str, str] = {}
         wanted = [key for key in keys if key]
         for first in range(0, len(wanted), _KEYS):
@@ -103,9 +93,8 @@ class Datasets:
         return found
 
     def fill(self, run: RunRecord, room: int) -> None:
-        """Make the groups that the sampler wants, once the pool has too few for `room` leases.
-
-        A task that the filter has sit out has its turn and no group. What it said is on disk before
+        """Make the groups that the sampler wants, once the pool has too few for `room` leases. A
+        task that the filter has sit out has its turn and no group. What it said is on disk before
         the next turn is looked at.
         """
         if not run.feeds or run.new_tasks or run.curating or (run.pool and len(run.pool) >= room):
@@ -142,7 +131,6 @@ class Datasets:
             self._acceptance.add(run, candidate._replace(key=key, sampling=sampling))
 
     def _lengths(self, run: RunRecord, chosen: Sequence[tuple[int, Candidate]]) -> dict[str, float]:
-        """Tokens that a rollout of each task is expected to have, by the task's key."""
         before = {f"{epoch - 1}/{one.key}": one.key for epoch, one in chosen if epoch}
         marks = ", ".join("?" * len(before))
         rows = self._log.read(_LENGTHS.format(marks), (run.run_id, *before)) if before else []
@@ -158,16 +146,5 @@ class Datasets:
         """The tasks at these places, in their order, and the epoch until which each sits out."""
         marks = ", ".join("?" * len(set(places)))
         rows = self._log.read(_TASKS.format(marks), (run.run_id, *set(places)))
-        found = {
-            place: (
-                Candidate(
-                    Task(task_id=task_id, data_source=source, env=env, prompt=""),
-                    *(text, n, key, digest, sampling, extra),
-                ),
-                resting,
-            )
-            for _, place, key, digest, n, task_id, source, env, text, sampling, extra, resting in (
-                rows
-            )
-        }
+        found = {place: (Candidate(*candidate), resting) for _, place, *candidate, resting in rows}
         return [found[place] for place in places]

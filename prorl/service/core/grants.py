@@ -1,6 +1,5 @@
-"""Which rollout goes next: leases to runs in turn, groups out of the pool.
-
-And the end of those that will never start.
+"""Which rollout goes next: leases to runs in turn, groups out of the pool; the end of those that
+will never start.
 
 A run says whose it is (`tenant` in its config). Leases go to the tenant with the fewest rollouts in
 hand for its weight, and in it to the run with the fewest for its own; a bound that is reached holds
@@ -15,14 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from prorl.config import Quota
-from prorl.limits import Clock
 from prorl.service.core.images import image_of
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.rollouts import PIECE, Rollouts
 from prorl.service.core.sampler import may_open
-from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State
-from prorl.service.log.journal import Journal
-from prorl.service.log.log import ControlLog
+from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord
+from prorl.service.log.journal import Base, Part
 from prorl.service.log.recover import load_groups
 from prorl.types import RolloutState
 
@@ -69,11 +66,9 @@ class TenantLoad:
         return self._in_hand.total()
 
     def quota(self, run: RunRecord) -> Quota:
-        """The quota of the run's tenant; one without a row has no bounds."""
         return self._quotas.get(run.config.tenant, UNBOUNDED)
 
     def share(self, run: RunRecord) -> Share:
-        """The run's place in the order of leases."""
         ours = self._in_hand[run.config.tenant] / self.quota(run).weight
         return ours, run.in_hand / run.config.weight
 
@@ -85,27 +80,15 @@ class TenantLoad:
         self._in_hand[run.config.tenant] += 1
 
 
-class LeaseGrants:
-    """Grants leases among the runs, the fewest in hand first."""
-
-    def __init__(
-        self,
-        state: State,
-        log: ControlLog,
-        journal: Journal,
-        rollouts: Rollouts,
-        clock: Clock,
-        wall: Clock,
-        quotas: Mapping[str, Quota],
-    ) -> None:
-        self._state, self._log, self._journal, self._rollouts = state, log, journal, rollouts
-        self._clock, self._wall, self._quotas = clock, wall, quotas
+class LeaseGrants(Part):
+    def __init__(self, base: Base, rollouts: Rollouts, quotas: Mapping[str, Quota]) -> None:
+        super().__init__(base)
+        self._rollouts, self._quotas = rollouts, quotas
 
     def pump(self, room: int, room_for: RoomFor = anywhere) -> None:
-        """Grant up to `room` leases, each to the run with fewest in hand.
-
-        Groups start as the sampler and their tenant's quota allow: neither a run of long rollouts
-        nor a tenant with many runs comes to own every slot.
+        """Grant up to `room` leases, each to the run with fewest in hand. Groups start as the
+        sampler and their tenant's quota allow: neither a run of long rollouts nor a tenant with
+        many runs comes to own every slot.
         """
         if room <= 0:
             return
@@ -131,9 +114,8 @@ class LeaseGrants:
         return TenantLoad(self._quotas, self._state.open.values())
 
     def prune(self) -> bool:
-        """End up to `PIECE` rollouts whose run is cancelled or has enough.
-
-        Those in hand before those that will never start; whether there are more.
+        """End up to `PIECE` rollouts whose run is cancelled or has enough. Those in hand before
+        those that will never start; whether there are more.
         """
         room = PIECE
         for run in self._state.open.values():
@@ -154,9 +136,8 @@ class LeaseGrants:
         return False
 
     def _load(self, run: RunRecord, group_id: int) -> GroupRecord:
-        """A group of the pool, from memory or from the log; in memory from now on.
-
-        From the log come those after it as well.
+        """A group of the pool, from memory or from the log; in memory from now on. From the log
+        come those after it as well.
         """
         if group_id not in run.groups:
             for found in load_groups(self._log, run, group_id, run.ahead, self._clock()):
@@ -223,10 +204,8 @@ class LeaseGrants:
         return None
 
     def expire(self, run: RunRecord, now: float, load: TenantLoad) -> None:
-        """End what has waited too long.
-
-        Waiting counts while the run wants leases and nobody works: not behind its own backpressure,
-        nor behind other runs, nor in a queue that moves.
+        """End what has waited too long. Waiting counts while the run wants leases and nobody works:
+        not behind its own backpressure, nor behind other runs, nor in a queue that moves.
         """
         budget_s = run.config.limits.queue_s
         for record in [*run.ready, *(record for _, _, record in run.resting)]:

@@ -1,7 +1,8 @@
-"""The groups of a run that are accepted and not started: ids in order, as ranges.
+"""The groups of a run that are accepted and not started: ids in order, which are neighbours.
 
 The groups themselves stay in the log until they are opened, so that a million that wait cost
-memory for the requests that brought them and not for what they hold.
+memory for the requests that brought them and not for what they hold. One that has ended while it
+waited has its turn, too.
 """
 
 from __future__ import annotations
@@ -11,68 +12,54 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 JOIN_S = 60.0
-"""Ids that came within so long of each other share a range, and the time of the last."""
+"""Ids that came within so long of each other share a time: that of the last."""
 
 
 @dataclass(slots=True)
-class _Range:
-    first: int
+class _Came:
     end: int
+    """Behind the last id."""
     began: float
     since: float
-    """When its last id came."""
 
 
 class GroupPool:
     """The groups of a run that wait to be opened, first in, first out.
 
     >>> pool = GroupPool()
-    >>> for group_id in (3, 4, 5, 9):
-    ...     pool.append(group_id, now=1.0)
-    >>> len(pool), list(pool), pool.popleft(), 4 in pool, 3 in pool
-    (4, [3, 4, 5, 9], 3, True, False)
+    >>> pool.extend(3, 6, now=1.0)
+    >>> pool.extend(6, 7, now=90.0)
+    >>> len(pool), pool.popleft(), list(pool), pool.first_since()
+    (4, 3, [4, 5, 6], 1.0)
     """
 
     def __init__(self) -> None:
-        self._ranges: deque[_Range] = deque()
-        self._len = 0
+        self.first = self._end = 0
+        self._came: deque[_Came] = deque()
 
     def __len__(self) -> int:
-        return self._len
+        return self._end - self.first
 
     def __iter__(self) -> Iterator[int]:
-        return (group_id for ids in self._ranges for group_id in range(ids.first, ids.end))
-
-    def __contains__(self, group_id: int) -> bool:
-        return any(ids.first <= group_id < ids.end for ids in self._ranges)
-
-    def append(self, group_id: int, now: float) -> None:
-        """It has come; ids only grow."""
-        self.extend(group_id, group_id + 1, now)
+        return iter(range(self.first, self._end))
 
     def extend(self, first: int, end: int, now: float) -> None:
-        """All ids from `first` to before `end` have come; ids only grow."""
-        last = self._ranges[-1] if self._ranges else None
-        if last is not None and last.end == first and now - last.began < JOIN_S:
-            last.end, last.since = end, now
+        """All ids from `first` to before `end` have come, behind those that wait."""
+        assert not self or first == self._end
+        self.first, self._end = self.first if self else first, end
+        if self._came and now - self._came[-1].began < JOIN_S:
+            self._came[-1].end, self._came[-1].since = end, now
         else:
-            self._ranges.append(_Range(first, end, now, now))
-        self._len += end - first
+            self._came.append(_Came(end, now, now))
 
     def popleft(self) -> int:
         """The one that has waited longest. Raises IndexError when there is none."""
-        ids = self._ranges[0]
-        ids.first += 1
-        if ids.first == ids.end:
-            self._ranges.popleft()
-        self._len -= 1
-        return ids.first - 1
-
-    @property
-    def first(self) -> int:
-        """The one that has waited longest. Raises IndexError when there is none."""
-        return self._ranges[0].first
+        came = self._came[0]
+        self.first += 1
+        if self.first == came.end:
+            self._came.popleft()
+        return self.first - 1
 
     def first_since(self) -> float:
         """No later than this did the first id come. Raises IndexError when there is none."""
-        return self._ranges[0].since
+        return self._came[0].since

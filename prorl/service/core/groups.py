@@ -1,6 +1,4 @@
-"""What happens to a group after its members have ended. First decision stands.
-
-Decisions, hand-out, cursors, policy versions.
+"""What happens to a group after its members have ended: decisions, hand-out, cursors, versions.
 
 Everything here is an event of the group's table (`lifecycle.GROUP_TABLE`); a repeated request gets
 what the log holds. `delivery_seq` is dense per run, given in the order in which the store asks
@@ -22,14 +20,12 @@ from prorl.control import (
     Rows,
 )
 from prorl.errors import ConflictError
-from prorl.limits import Clock
 from prorl.service.core.lifecycle import GroupEvent, group_step
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.sampler import full, reached, step_reached
 from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.log import log_schema as sql
-from prorl.service.log.journal import Journal
-from prorl.service.log.log import ControlLog
+from prorl.service.log.journal import Base, Part
 from prorl.service.log.recover import load_group
 from prorl.types import FailureCode, GroupState, RolloutState
 
@@ -37,12 +33,10 @@ FOLLOWS = 0.1
 """What one more group counts in how long groups take, and are waited for."""
 
 
-class Groups:
-    def __init__(
-        self, log: ControlLog, journal: Journal, rollouts: Rollouts, clock: Clock, wall: Clock
-    ) -> None:
-        self._log, self._journal, self._rollouts = log, journal, rollouts
-        self._clock, self._wall = clock, wall
+class Groups(Part):
+    def __init__(self, base: Base, rollouts: Rollouts) -> None:
+        super().__init__(base)
+        self._rollouts = rollouts
 
     def find(self, run: RunRecord, group_id: int) -> GroupRecord | None:
         return run.groups.get(group_id) or load_group(self._log, run, group_id)
@@ -93,9 +87,8 @@ class Groups:
             run.group_s = _mean(run.group_s, now - group.opened_at)
 
     def handout(self, run: RunRecord, wanted: Iterable[KeptGroup]) -> HandedOut:
-        """Give kept groups their place in the delivery order, as asked.
-
-        Those that are too old go stale instead.
+        """Give kept groups their place in the delivery order, as asked. Those that are too old go
+        stale instead.
         """
         delivered: list[Delivered] = []
         before = run.next_delivery
@@ -137,10 +130,9 @@ class Groups:
         self._event(group, "delivered", True)
 
     def cursor(self, run: RunRecord, consumer: str, seq: int) -> None:
-        """Everything below `seq` is trained and durable.
-
-        A late or repeated commit of less changes nothing (a trainer that was rolled back reads by
-        the cursor of its checkpoint). Raises ConflictError.
+        """Everything below `seq` is trained and durable. A late or repeated commit of less changes
+        nothing (a trainer that was rolled back reads by the cursor of its checkpoint). Raises
+        ConflictError.
         """
         if not 0 <= seq <= run.next_delivery:
             raise ConflictError(
@@ -169,10 +161,9 @@ class Groups:
                 self._journal.mark_group(group)
 
     def give_version(self, run: RunRecord, version: int, path: str) -> int:
-        """An id for the weights in `path`: `version`, or the next one for 0.
-
-        The same id and path again change nothing. Raises ConflictError for an id that was used for
-        something else, or that is not the next.
+        """An id for the weights in `path`: `version`, or the next one for 0. The same id and path
+        again change nothing. Raises ConflictError for an id that was used for something else, or
+        that is not the next.
         """
         self._journal.urgent = True
         version = version or run.given_version + 1
@@ -198,7 +189,6 @@ class Groups:
         return version
 
     def publish(self, run: RunRecord, version: int) -> bool:
-        """The weights of a given version serve; False when this or a newer one did before."""
         self._journal.urgent = True
         if version <= run.version:
             return False
@@ -208,9 +198,8 @@ class Groups:
         return True
 
     def _end_redundant(self, run: RunRecord) -> None:
-        """End what was started and is not decided, if the run, or its step, has enough.
-
-        The run's pool ends bit by bit (`Core.prune`).
+        """End what was started and is not decided, if the run, or its step, has enough. The run's
+        pool ends bit by bit (`Core.prune`).
         """
         demand = run.demand
         if reached(demand):

@@ -29,7 +29,6 @@ def digests(images: Iterable[str] | None) -> Mapping[str, str] | None:
 
 
 def image_of(group: GroupRecord) -> str:
-    """Name of the image that a group's task asks for; empty = none."""
     return _named(group.task) if '"image"' in group.task else ""
 
 
@@ -41,7 +40,6 @@ def _named(task: str) -> str:
 
 
 def has_image(state: State, worker: WorkerRecord | None, image: str) -> bool:
-    """Whether a worker's node has it, the same as the first node that said so."""
     if worker is None or worker.images is None:
         return True
     known = (w.images[image] for w in state.workers.values() if w.images and image in w.images)
@@ -49,6 +47,5 @@ def has_image(state: State, worker: WorkerRecord | None, image: str) -> bool:
 
 
 def nobody_has(state: State, image: str) -> bool:
-    """Whether every INIT that is there lacks it."""
     there = state.of_role("init")
     return bool(there) and not any(has_image(state, worker, image) for worker in there)

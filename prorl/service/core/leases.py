@@ -19,39 +19,28 @@ import orjson
 import pyarrow as pa
 
 from prorl.flight.outlet import Outlet
-from prorl.limits import Clock
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, LEASED
 from prorl.service.core.images import has_image, image_of
 from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.rollouts import Rollouts
-from prorl.service.core.state import RolloutRecord, State
+from prorl.service.core.state import RolloutRecord
+from prorl.service.log.journal import Base, Part
 from prorl.timing import CLAIM_GRACE_S
 from prorl.types import AttemptKey, Json, RolloutState
 
 MIN_AHEAD, MAX_AHEAD = 8, 256
-"""Leases granted ahead of credit."""
 
 
 _STRUCT = pa.struct(list(LEASED))
 
 
-class Leases:
+class Leases(Part):
     def __init__(
-        self,
-        state: State,
-        rollouts: Rollouts,
-        clock: Clock,
-        wall: Clock,
-        wake: Callable[[], None],
-        tokenizer: str,
+        self, base: Base, rollouts: Rollouts, wake: Callable[[], None], tokenizer: str
     ) -> None:
-        self._state = state
-        self._rollouts = rollouts
-        self._clock = clock
-        self._wall = wall
-        self._wake = wake
-        self._tokenizer = tokenizer
+        super().__init__(base)
+        self._rollouts, self._wake, self._tokenizer = rollouts, wake, tokenizer
         self._granted: deque[tuple[RolloutRecord, int]] = deque()
         self._streams = 0
         self._window = 0
@@ -69,9 +58,8 @@ class Leases:
 
     @property
     def room(self) -> int:
-        """How many more leases should be granted now.
-
-        0 while at least half of what we want ahead is there.
+        """How many more leases should be granted now. 0 while at least half of what we want ahead
+        is there.
         """
         if not self._streams or not self._window:
             return 0
@@ -84,15 +72,13 @@ class Leases:
         return len(self._granted)
 
     def add(self, granted: list[tuple[RolloutRecord, int]]) -> None:
-        """Send granted leases whose transaction is durable, as far as there is credit.
-
-        The rest is kept.
+        """Send granted leases whose transaction is durable, as far as there is credit. The rest is
+        kept.
         """
         self._granted.extend(granted)
         self.send()
 
     def overdue(self) -> list[RolloutRecord]:
-        """Leases that have waited here for longer than the run lets a rollout wait."""
         now = self._clock()
         return [
             r
@@ -119,9 +105,8 @@ class Leases:
         return not image or has_image(self._state, worker, image)
 
     def room_for(self, record: RolloutRecord) -> int | None:
-        """How many leases would soon find room at a node that has the rollout's image.
-
-        None where no node has it.
+        """How many leases would soon find room at a node that has the rollout's image. None where
+        no node has it.
         """
         image = image_of(record.group)
         if not image:
@@ -188,11 +173,10 @@ class Leases:
         return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=LEASED)
 
     def _row(self, record: RolloutRecord, wall: float, now: float) -> tuple[Json, ...]:
-        """One lease: its values in the order of LEASED."""
         group = record.group
         run, config = group.run, group.run.config
         if run.leased is None:
-            spec = config.renderer.spec(self._tokenizer, run.created_at)
+            spec = config.renderer.settled(self._tokenizer, run.created_at)
             run.leased = spec.to_json(), asdict(config.limits.limits())
         renderer, limits = run.leased
         # Weights older than this would make the group stale at its hand-out.

@@ -34,17 +34,13 @@ from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, GroupState, Ro
 
 class EventKind(StrEnum):
     LEASE = "lease"
-    """The gateway grants it to an INIT worker."""
     STARTED_RUN = "started_run"
-    """RUN took it over."""
     RESERVE = "reserve"
-    """The store wants to commit the attempt."""
     UNRESERVE = "unreserve"
     """The store that reserved it is gone or gave up; another holder still has the row."""
     COMMIT = "commit"
     """The part that holds it is durable."""
     FAILED = "failed"
-    """The attempt failed; the code says how."""
     LOST = "lost"
     """No worker holds the attempt any more."""
     RETURN = "return"
@@ -61,11 +57,8 @@ class Action(StrEnum):
     """What the gateway must do once the new state is durable."""
 
     GRANT = "grant"
-    """Send the lease."""
     REQUEUE = "requeue"
-    """Put it back in front of the queue."""
     CANCEL_ATTEMPT = "cancel_attempt"
-    """Tell every holder to stop the current attempt."""
     FENCE = "fence"
     """Refuse: the sender works on an attempt that is superseded or decided."""
     STORE_TERMINAL = "store_terminal"
@@ -78,9 +71,8 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened to an attempt.
-
-    `attempt` is -1 for events that are about the rollout itself (LEASE, CANCEL, EXPIRE).
+    """One thing that happened to an attempt. `attempt` is -1 for events that are about the rollout
+    itself (LEASE, CANCEL, EXPIRE).
     """
 
     kind: EventKind
@@ -110,12 +102,10 @@ class RolloutLife:
 
     @property
     def failure_class(self) -> FailureClass:
-        """Class of `code`."""
         return FAILURE_CLASS[self.code]
 
 
 Step = tuple[RolloutLife, tuple[Action, ...]]
-"""New life, and what to do once it is durable."""
 
 Rule = Callable[[RolloutLife, Event], Step]
 

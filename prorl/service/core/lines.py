@@ -24,8 +24,6 @@ HINT = "do large packets pass? compare the MTU of both ends"
 
 
 class Lines:
-    """The lines of all nodes of other hosts."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sessions: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
@@ -45,21 +43,17 @@ class Lines:
             self._rests[worker.node] = num_breaks, self._clock() + rest_s
 
     def stalls(self, node: str) -> None:
-        """What it has finished does not come through, now."""
         self._stalled[node] = self._clock() + LAST_REST_S
 
     def works(self, node: str) -> None:
-        """What it has finished comes through."""
         self._stalled.pop(node, None)
 
     def delivered(self, worker: WorkerRecord) -> None:
-        """A row that the worker had is in the store."""
         self._sessions.pop(worker.node, None)
         self._rests.pop(worker.node, None)
         self.works(worker.node)
 
     def troubles(self) -> list[tuple[str, str]]:
-        """Nodes that get no leases now, and why."""
         return [(n, why) for n in {*self._rests, *self._stalled} if (why := self.trouble(n))]
 
     def trouble(self, node: str) -> str:

@@ -1,25 +1,28 @@
-"""`ROOT/<run>/manifest.json`: what a copied run directory must say of itself.
-
-Written once, when the run is made, before it is accepted.
+"""`ROOT/<run>/manifest.json`: what a copied run directory must say of itself. Written once, when
+the run is made, before it is accepted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
 import orjson
 
+import prorl
+from prorl.backends.catalogue import checkpoint
 from prorl.config import RunConfig, ServiceConfig
 from prorl.errors import ConflictError, ForeignDirectoryError, StorageError
 from prorl.linux.failpoints import failpoint
 from prorl.linux.files import make_folder
 from prorl.schema import check_version
 from prorl.schema.fields import SCHEMA_VERSION
-from prorl.service.core.provenance import provenance
 from prorl.service.core.state import RunRecord
 from prorl.storage.files.durable import check_conditional, write_durably
 from prorl.storage.files.layout import MANIFEST, RunDir, manifest_digest
@@ -58,8 +61,17 @@ def write_manifest(
     config = run.model_dump(mode="json")
     try:
         if not _is_there(directory, config, owner):
-            content = _content(service, run, config, created_at, renderer, served)
-            _make(directory, {**content, "owner": owner})
+            content = {
+                "run_id": run.run_id,
+                "schema_version": SCHEMA_VERSION,
+                "code_version": code_version(),
+                "created_at": created_at,
+                **provenance(service, run, served),
+                "renderer": renderer,
+                "config": config,
+                "owner": owner,
+            }
+            _make(directory, content)
             failpoint("manifest.written")
     except NameTakenError:
         hint = "choose another run_id"
@@ -73,9 +85,8 @@ def write_manifest(
 
 
 def _is_there(directory: RunDir, config: Json, owner: str) -> bool:
-    """Whether our manifest of this config stands there already.
-
-    Raises ConflictError for a file, for another run, and where trajectories are stored.
+    """Whether our manifest of this config stands there already. Raises ConflictError for a file,
+    for another run, and where trajectories are stored.
     """
     if directory.local and Path(directory.root).is_file():
         given = f"{directory.where} is a file of the service"
@@ -100,7 +111,6 @@ def _is_there(directory: RunDir, config: Json, owner: str) -> bool:
 
 def claim_store(service: ServiceConfig, owner: str) -> None:
     """Take `store.url` for this root: one service writes there, as one does in a root on a disk.
-
     Raises ConflictError when another root has it, ConfigError, StorageError.
     """
     if not service.store.url:
@@ -152,25 +162,6 @@ def read_renderer(service: ServiceConfig, run_id: str) -> Json:
     return renderer if isinstance(renderer, dict) and "sample_ids" in renderer else None
 
 
-def _content(
-    service: ServiceConfig,
-    run: RunConfig,
-    config: Json,
-    created_at: float,
-    renderer: Json,
-    served: Mapping[str, Json],
-) -> dict[str, Json]:
-    return {
-        "run_id": run.run_id,
-        "schema_version": SCHEMA_VERSION,
-        "code_version": code_version(),
-        "created_at": created_at,
-        **provenance(service, run, served),
-        "renderer": renderer,
-        "config": config,
-    }
-
-
 def _read(run: RunDir) -> dict[str, Json] | None:
     run.fs.invalidate_cache()
     path = run.path(MANIFEST)
@@ -186,7 +177,6 @@ def _read(run: RunDir) -> dict[str, Json] | None:
 
 
 def _make(run: RunDir, content: dict[str, Json]) -> None:
-    """A directory with nothing but its manifest."""
     if run.local:
         folder = Path(run.root)
         make_folder(folder)
@@ -203,3 +193,77 @@ def _make(run: RunDir, content: dict[str, Json]) -> None:
     content = {**content, "digest": manifest_digest(content)}
     data = orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n"
     write_durably(run.fs, run.path(MANIFEST), data)
+
+
+# ---- what made a run: which policy, tokenizer, sandboxes, code
+
+EDGE_BYTES = 32 << 20
+"""Of a file the first and the last so many are hashed."""
+
+
+def provenance(
+    service: ServiceConfig, run: RunConfig, served: Mapping[str, Json] = MappingProxyType({})
+) -> dict[str, Json]:
+    """JSON values; `turns.backend` is a key of `backends`; no hash of what is not here. `served`:
+    what model servers say of their models; a `root` that is a folder here is hashed. Tokenizer and
+    template are hashed where they were proved: `renderer` of the manifest.
+    """
+    backends = run.backends or service.backends
+    return {
+        "backends": {name: _backend(service, name, served.get(name) or {}) for name in backends},
+        "model": service.model,
+        "tokenizer": run.renderer.model or service.tokenizer,
+        "sandbox": {
+            "kind": service.sandbox.kind,
+            "image": service.sandbox.image,
+            "node": service.node_id,
+        },
+        "topology": service.topology,
+        "code_sha256": code_sha256(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def _backend(service: ServiceConfig, name: str, served: Mapping[str, Json]) -> dict[str, Json]:
+    policy = service.models.get(name, name)
+    folder = (checkpoint(policy) if ":" in policy else policy) or str(served.get("root") or "")
+    found: dict[str, Json] = {
+        "policy": policy,
+        "sha256": fingerprint(Path(folder)) if folder else "",
+    }
+    return {**found, "served": dict(served)} if served else found
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over the names, sizes and contents of a folder's files; empty when there is none.
+    Blocking: a moment for a checkpoint of many shards, of which it reads the ends.
+    """
+    if not folder.is_dir():
+        return ""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(EDGE_BYTES))
+            file.seek(max(EDGE_BYTES, size - EDGE_BYTES))
+            digest.update(file.read())
+    return digest.hexdigest()
+
+
+@cache
+def code_sha256() -> str:
+    """SHA-256 of every Python file of the installed package, by path. An edited checkout has
+    another one than the release of the same version.
+    """
+    digest, root = hashlib.sha256(), Path(prorl.__file__).parent
+    paths = (
+        Path(folder, name)
+        for folder, _, names in os.walk(root, followlinks=True)  # links in a checkout
+        for name in names
+        if name.endswith(".py")
+    )
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,7 +1,6 @@
-"""What the gateway saw happen since it started, for `/metrics` and `prorl status`.
-
-How long rollouts were where, what failed, and what became of the time of a run's steps. Nothing
-decides by them, and a restart begins at zero.
+"""What the gateway saw happen since it started, for `/metrics` and `prorl status`. How long
+rollouts were where, what failed, and what became of the time of a run's steps. Nothing decides by
+them, and a restart begins at zero.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 300
 """Upper ends of the histograms' buckets, in seconds; one more takes the rest."""
 
 LAST = 10
-"""Steps that shares are of."""
 
 
 class Phase(StrEnum):
     """Where a rollout spends its time, from acceptance to its commit."""
 
     QUEUE = "queue"
-    """It waits for a lease."""
     INIT = "init"
     RUN = "run"
     EVAL = "eval"
@@ -53,7 +50,6 @@ class Spent(NamedTuple):
     slots_s: float = 0.0
     """Of RUN's slots, all together; other runs' rollouts are in them, too."""
     busy_s: float = 0.0
-    """Of these: with a rollout."""
     worked_s: float = 0.0
     """Of the run's rollouts in RUN and EVAL."""
     wasted_s: float = 0.0
@@ -68,11 +64,8 @@ class Spent(NamedTuple):
 
 @dataclass(slots=True)
 class Effort:
-    """What a run's steps cost."""
-
     total: Spent = field(default_factory=Spent)
     last: deque[Spent] = field(default_factory=lambda: deque(maxlen=LAST))
-    """A step each."""
     handed: deque[float] = field(default_factory=deque)
     """When the groups that no commit covers were handed out: as many as are not acked."""
     worked_s: float = 0.0
@@ -93,7 +86,6 @@ class Effort:
         self.wasted_s += rollouts * self.worked_s / max(1, self.num_worked)
 
     def committed(self, groups: int, now: float, busy_s: float, slots: int) -> None:
-        """The trainer is done with so many more groups: a step is over."""
         known = len(self.handed) >= groups
         handed = [self.handed.popleft() for _ in range(groups)] if known else [now]
         if known and self._before is not None:
@@ -113,7 +105,6 @@ class Effort:
 
     @property
     def recent(self) -> Spent:
-        """Of the last steps together."""
         spent = Spent()
         for step in self.last:
             spent = spent.plus(step)
@@ -127,5 +118,4 @@ class Observed:
         """Of attempts, also of those that were tried again."""
 
     def left(self, phase: Phase, seconds: float) -> None:
-        """A rollout left a phase, for the next one or for good."""
         self.phases[phase].add(seconds)

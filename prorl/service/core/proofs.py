@@ -23,17 +23,12 @@ MOST = 64
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One run that is being made, or was refused and nobody has heard it."""
-
     config: RunConfig
     since: float
-    """Seconds since the epoch."""
     made: asyncio.Future[bool]
 
 
 class Proofs:
-    """Of a gateway; all on its loop."""
-
     def __init__(self, wall: Clock) -> None:
         self._wall, self._proofs = wall, dict[str, Proof]()
         self.said_s = SAID_S
@@ -42,7 +37,6 @@ class Proofs:
         self, config: RunConfig, create: Callable[[], Coroutine[None, None, bool]]
     ) -> bool | None:
         """Whether this made the run; None: it is still being proved. Raises what `create` does.
-
         Raises ConflictError for another config than the one that is being proved.
         """
         name = config.run_id

@@ -16,9 +16,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from zlib import crc32
 
-from prorl.control import Cancel, ControlRow, Kind
-from prorl.filters import find_filter
-from prorl.limits import Clock
+from prorl.control import Cancel, ControlRow, GroupComplete, Kind, Terminal
+from prorl.filters import GroupMember, find_filter
 from prorl.service.core.lifecycle import Action, Event, EventKind, step
 from prorl.service.core.lines import Lines
 from prorl.service.core.observed import Observed, Phase
@@ -28,11 +27,9 @@ from prorl.service.core.state import (
     GroupRecord,
     RolloutRecord,
     RunRecord,
-    State,
     WorkerRecord,
 )
-from prorl.service.log import messages
-from prorl.service.log.journal import Journal
+from prorl.service.log.journal import Base, Part
 from prorl.timing import RELEASE_GRACE_S
 from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
 
@@ -69,7 +66,6 @@ class Orphan(NamedTuple):
     until: float
     """When it will be certain, on the loop's clock."""
     end: EventKind
-    """LOST or RETURN."""
     line: WorkerRecord | None = None
     """Of another host, whose stream has ended: its line, or all of it."""
 
@@ -77,20 +73,18 @@ class Orphan(NamedTuple):
 _NO_ORPHAN = Orphan(-1, 0.0, EventKind.LOST)
 
 
-class Rollouts:
-    def __init__(self, state: State, journal: Journal, clock: Clock, wall: Clock) -> None:
-        self._state, self._journal, self._clock, self._wall = state, journal, clock, wall
-        self.lines = Lines(clock)
+class Rollouts(Part):
+    def __init__(self, base: Base) -> None:
+        super().__init__(base)
+        self.lines = Lines(base.clock)
         self.observed = Observed()
         self._orphans: dict[RolloutRecord, Orphan] = {}
-        """Attempts that may be lost."""
 
     def find(self, run_id: str, rollout_id: int) -> RolloutRecord | None:
         run = self._state.runs.get(run_id)
         return run.rollouts.get(rollout_id) if run else None
 
     def apply(self, record: RolloutRecord, event: Event, message: str = "") -> bool:
-        """Apply an event; False when the sender is fenced."""
         before = record.life
         life, actions = step(before, event)
         if life is not before:
@@ -129,7 +123,6 @@ class Rollouts:
         record.entered = now
 
     def stepped(self, run: RunRecord, groups: int) -> None:
-        """Note what the trainer's step cost."""
         stats = [worker.stats for worker in self._state.of_role("run") if worker.stats]
         busy_s, slots = sum(one.busy_s for one in stats), sum(one.slots for one in stats)
         run.effort.committed(groups, self._clock(), busy_s, slots)
@@ -156,7 +149,7 @@ class Rollouts:
                     record.run,
                     Kind.TERMINAL,
                     record.group.group_id,
-                    messages.terminal(record, self._wall()),
+                    _terminal(record, self._wall()),
                 )
             case Action.CHECK_GROUP:
                 self._check(record.group)
@@ -167,10 +160,14 @@ class Rollouts:
         """A member has ended: the group is complete, or the others cannot change its verdict."""
         if group.pending == 0:
             self._started(group)
-            row = messages.group_complete(group)
+            row = GroupComplete(
+                group_id=group.group_id,
+                task_id=group.task_id,
+                members=tuple(map(member, group.rollouts)),
+            )
             self._journal.tell_store(group.run, Kind.GROUP_COMPLETE, group.group_id, row)
         elif not group.cut:
-            valid = [m.reward for m in map(messages.member, group.rollouts) if m.valid]
+            valid = [m.reward for m in map(member, group.rollouts) if m.valid]
             rewards = [reward for reward in valid if reward is not None]
             if find_filter(group.run.config.filter).hopeless(rewards, group.pending):
                 self._cut(group, FailureCode.REDUNDANT)
@@ -189,16 +186,13 @@ class Rollouts:
         for group in started if enough else ():
             if group.pending == 0 or group.cut or group.n - group.pending < enough:
                 continue
-            ended = sorted(
-                max(r.entered, r.since) for r in group.rollouts if messages.member(r).valid
-            )
+            ended = sorted(max(r.entered, r.since) for r in group.rollouts if member(r).valid)
             if len(ended) >= enough and ended[enough - 1] <= before:
                 self._cut(group, FailureCode.LATE)
 
     def _started(self, group: GroupRecord) -> None:
-        """A group that ended before it was started counts as started.
-
-        Now it waits for its decision, not in the pool.
+        """A group that ended before it was started counts as started. Now it waits for its
+        decision, not in the pool.
         """
         if not group.opened:
             group.opened = True
@@ -206,16 +200,14 @@ class Rollouts:
             self._journal.mark_group(group)
 
     def stop(self, worker: WorkerRecord, key: AttemptKey) -> None:
-        """Tell a worker to stop an attempt."""
         self._journal.send(worker, ControlRow.of(Cancel(), **key._asdict()))
         self._journal.urgent = True
 
     # ---- the end of what was started, bit by bit
 
     def end_groups(self, run: RunRecord, code: FailureCode, *, waiting: bool = True) -> None:
-        """End every group of the run that is in memory and open; of the `waiting` only if asked.
-
-        A piece now, the rest by `end_more`; until then the run is given no lease.
+        """End every group of the run that is in memory and open; of the `waiting` only if asked. A
+        piece now, the rest by `end_more`; until then the run is given no lease.
         """
         if not run.ending:
             open_groups = [g for g in run.groups.values() if g.state is GroupState.OPEN]
@@ -239,7 +231,6 @@ class Rollouts:
     # ---- holders
 
     def hold(self, record: RolloutRecord, worker: WorkerRecord) -> None:
-        """The worker has the current attempt."""
         record.holders.add(worker)
         worker.held.add(record)
         if record.life.state is not RolloutState.RESERVED or worker.role == "store":
@@ -274,10 +265,9 @@ class Rollouts:
         sooner: bool = False,
         line: WorkerRecord | None = None,
     ) -> None:
-        """Wait for a claim of an attempt whose holders are not known.
-
-        It is lost, or returned, unless one claims it within `grace_s`. Waits no longer than that if
-        `sooner`, however long it was to wait before.
+        """Wait for a claim of an attempt whose holders are not known. It is lost, or returned,
+        unless one claims it within `grace_s`. Waits no longer than that if `sooner`, however long
+        it was to wait before.
         """
         earlier = self._orphan(record)
         end = EventKind.RETURN if earlier.end is EventKind.RETURN else end
@@ -307,9 +297,8 @@ class Rollouts:
             self.apply(record, Event(kind=EventKind.UNRESERVE, attempt=record.life.attempt))
 
     def settle_returned(self) -> None:
-        """Queue at once what was given back.
-
-        The gateway stops, and its next life knows no more of it than the log does.
+        """Queue at once what was given back. The gateway stops, and its next life knows no more of
+        it than the log does.
         """
         for record, orphan in list(self._orphans.items()):
             current = orphan.attempt == record.life.attempt and record.life.state in IN_HAND
@@ -318,7 +307,6 @@ class Rollouts:
                 self.lost(record, EventKind.RETURN)
 
     def settle_orphans(self) -> None:
-        """Give up attempts whose grace is over."""
         now = self._clock()
         due = [record for record, orphan in self._orphans.items() if orphan.until <= now]
         for record in due:
@@ -340,7 +328,6 @@ class Rollouts:
     def started(
         self, worker: WorkerRecord, record: RolloutRecord, attempt: int, stage: str
     ) -> bool:
-        """A worker took the attempt; False when it is superseded or decided."""
         if record.life.attempt != attempt or record.life.state not in IN_HAND:
             return False
         if stage == "run":
@@ -356,7 +343,6 @@ class Rollouts:
         return True
 
     def failed(self, record: RolloutRecord, attempt: int, code: str, message: str) -> bool:
-        """The attempt ended without a valid row; False when it is superseded or decided."""
         known = (
             FailureCode(code)
             if code in FailureCode._value2member_map_ and code
@@ -378,11 +364,44 @@ class Rollouts:
 
 
 def _rest_s(record: RolloutRecord) -> float:
-    """Seconds that what broke rests.
-
-    It needs time, and those that it broke together must not come back together: each has a jitter
-    of its own, the same whenever it is asked for.
+    """Seconds that what broke rests. It needs time, and those that it broke together must not come
+    back together: each has a jitter of its own, the same whenever it is asked for.
     """
     jitter = crc32(repr(record.key).encode()) / (1 << 32)
     longest = min(LAST_REST_S, FIRST_REST_S * 2.0 ** (record.life.infra_failures - 1))
     return longest * (0.5 + 0.5 * jitter)
+
+
+def _terminal(record: RolloutRecord, wall: float) -> Terminal:
+    group, life = record.group, record.life
+    return Terminal(
+        rollout_id=record.rollout_id,
+        group_id=group.group_id,
+        sample_index=record.sample_index,
+        rollout_key=record.rollout_key,
+        attempt=life.attempt,
+        status=life.state,
+        failure_class=life.failure_class,
+        failure_code=life.code,
+        failure_message=record.message,
+        task_id=group.task_id,
+        data_source=group.data_source,
+        env=group.env,
+        agent=group.run.config.agent,
+        queue_s=max(0.0, wall - group.accepted_at),
+        extra=group.extra,
+    )
+
+
+def member(record: RolloutRecord) -> GroupMember:
+    """State of a group's member as the store decides by."""
+    life = record.life
+    return GroupMember(
+        rollout_id=record.rollout_id,
+        sample_index=record.sample_index,
+        attempt=life.attempt,
+        state=life.state,
+        failure_class=life.failure_class,
+        reward=record.reward if life.state is RolloutState.COMPLETED else None,
+        num_trained=record.summary.num_trained,
+    )

@@ -1,6 +1,4 @@
-"""The sampler: how many groups may be started, and when a run has enough.
-
-Pure: numbers in, numbers out.
+"""The sampler: how many groups may be started, and when a run has enough. Pure.
 
 A run has a pool of groups that are started in order. Only kept groups count, and what is open
 becomes kept with the rate at which the filter has kept others (`Rate`): as many are started as
@@ -80,11 +78,9 @@ class Demand:
     """The counts of a run that decide whether another of its groups may be started."""
 
     open_groups: int
-    """Started and not decided."""
     unacked: int
     """Kept groups that the primary consumer's cursor does not cover yet."""
     kept: int
-    """Kept and not gone stale."""
     max_open: int
     max_unacked: int
     target: int = 0
@@ -92,9 +88,7 @@ class Demand:
     filtered: bool = False
     """Whether the run's filter may drop a group."""
     streaming: bool = False
-    """Whether unacknowledged groups hold the run back."""
     delivered: int = 0
-    """Handed out."""
     perishable: bool = False
     """Whether a kept group may still go stale before it is handed out."""
     paused: bool = False
@@ -182,7 +176,6 @@ def may_open(demand: Demand) -> int:
 
 
 def _open_for(demand: Demand, missing: int, side: int) -> int:
-    """How many open groups are wanted for so many kept ones."""
     if missing <= 0 or not demand.filtered:
         return max(0, missing)  # every started group will be kept: one more is one too many
     groups = demand.rate.groups_for(missing, side)

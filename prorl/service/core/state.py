@@ -1,7 +1,6 @@
-"""What the gateway knows, in memory: runs, groups, rollouts, workers.
-
-A cache of the control log, rebuilt from it at start. Only live things are here: a group leaves
-(`forget`) once it is decided and every row of it is stored; `recover.py` reads any group back.
+"""What the gateway knows, in memory: runs, groups, rollouts, workers. A cache of the control log,
+rebuilt from it at start. Only live things are here: a group leaves (`forget`) once it is decided
+and every row of it is stored; `recover.py` reads any group back.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TypeVar
+
+import orjson
 
 from prorl.config import RunConfig
 from prorl.control import Served, Stats, TrajectorySummary
@@ -42,6 +43,17 @@ group at a time would cost more than they do.
 IN_HAND = frozenset({RolloutState.LEASED, RolloutState.RUNNING, RolloutState.RESERVED})
 
 
+_COUNTS = (
+    *("next_group", "next_rollout", "next_commit", "next_event", "outbox_end", "outbox_stored"),
+    *("next_delivery", "acked", "version", "given_version", "unstored", "stored_bytes"),
+    *("open_groups", "undecided", "kept", "waiting", "group_size", "num_rewards", "paused"),
+    *("num_tasks", "fed", "skipped", "group_s", "taken_s", "reward_sum"),
+)
+"""Counts that the log keeps of a run, as one text: no restart counts rows."""
+
+_STATES = ("group_states", "rollout_states")
+
+
 class Ordered(dict[T, None]):
     """A set in the order in which its members came.
 
@@ -57,18 +69,14 @@ class Ordered(dict[T, None]):
     """
 
     def add(self, member: T) -> None:
-        """Last, unless it is there."""
         self[member] = None
 
     def discard(self, member: T) -> None:
-        """Take it out, if it is there."""
         self.pop(member, None)
 
 
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
-    """A process with a control stream."""
-
     name: str
     session: int
     incarnation: str
@@ -83,28 +91,24 @@ class WorkerRecord:
     came_at: float = 0.0
     seen_at: float = 0.0
     remote: bool = False
-    """On another host than the gateway."""
     leaving: bool = False
     """It was asked to leave: what it gives back is charged to nobody."""
     resumes: bool = False
     """Whoever comes after it under its name goes on with what it held."""
     endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What it was told last."""
     home: str = ""
-    died_at: str = ""
     """Of its node's life: two lives of one node may be there for a moment, each with sandboxes."""
+    died_at: str = ""
     alone_since: float | None = None
     """Of an INIT: since when no RUN of its node is there."""
     held_back: str = ""
-    """Why it gets no leases now."""
     images: Mapping[str, str] | None = None
     """Digests of its node's images by name; None: it may have any."""
 
     @property
     def grace_s(self) -> float:
-        """How long it may be away before what it holds is lost.
-
-        A cable may have been pulled, or its next life is about to read its journal.
+        """How long it may be away before what it holds is lost. A cable may have been pulled, or
+        its next life is about to read its journal.
         """
         waited_for = self.remote or (self.resumes and not self.leaving)
         return REMOTE_GRACE_S if waited_for else 0.0
@@ -112,8 +116,6 @@ class WorkerRecord:
 
 @dataclass(slots=True, eq=False)
 class RolloutRecord:
-    """A rollout that is not forgotten: its life, and who holds its attempt."""
-
     group: GroupRecord
     rollout_id: int
     sample_index: int
@@ -126,7 +128,6 @@ class RolloutRecord:
     part: str = ""
     """Of the store, that holds its row; empty = not stored."""
     summary: TrajectorySummary = NO_TRAJECTORY
-    """Of the committed trajectory."""
     holders: Ordered[WorkerRecord] = field(default_factory=Ordered)
     taken: bool = False
     """Whether INIT said that it has the lease."""
@@ -146,6 +147,10 @@ class RolloutRecord:
         return AttemptKey(self.group.run.run_id, self.rollout_id, self.life.attempt)
 
     @property
+    def holder_names(self) -> list[str]:
+        return sorted(worker.name for worker in self.holders)
+
+    @property
     def rollout_key(self) -> str:
         """The rollout's name for clients and backends, the same for every attempt."""
         return f"{self.group.key}/{self.sample_index}"
@@ -153,8 +158,6 @@ class RolloutRecord:
 
 @dataclass(slots=True, eq=False)
 class GroupRecord:
-    """A group that is not forgotten, with its members."""
-
     run: RunRecord
     group_id: int
     key: str
@@ -165,12 +168,9 @@ class GroupRecord:
     data_source: str
     env: str
     task: str
-    """Canonical JSON."""
     sampling: str
-    """JSON of `SamplingParams`."""
     extra: str
     accepted_at: float
-    """Seconds since the epoch."""
     state: GroupState = GroupState.OPEN
     opened: bool = False
     reason: str = ""
@@ -180,7 +180,6 @@ class GroupRecord:
     delivery_seq: int = -1
     rollouts: list[RolloutRecord] = field(default_factory=list)
     pending: int = 0
-    """Members that are not terminal."""
     opened_at: float = 0.0
     """On the loop's clock; 0 = before the gateway started."""
     cut: bool = False
@@ -199,15 +198,12 @@ class GroupRecord:
 
 @dataclass(slots=True, eq=False)
 class RunRecord:
-    """A run that is not finished."""
-
     config: RunConfig
     digest: str
     created_at: float
     state: str = "open"
     """`open`, `finished`, or `failed`: nothing of it can be stored."""
     last: bool = False
-    """No more groups will come."""
     cancelled: bool = False
     started_at: float = 0.0
     finished_at: float = 0.0
@@ -225,9 +221,7 @@ class RunRecord:
     ending: deque[tuple[GroupRecord, FailureCode]] = field(default_factory=deque)
     """Started groups that are still to be ended, and why (`Rollouts.end_groups`)."""
     num_tasks: int = 0
-    """Of its dataset, if it feeds itself."""
     fed: int = 0
-    """Places of it that had their turn, over all epochs."""
     skipped: int = 0
     """Of these, those that the filter had sit out."""
     curating: int = 0
@@ -244,11 +238,8 @@ class RunRecord:
     outbox_stored: int = 0
     """Up to it the store has written what the outbox had for it."""
     unstored: int = 0
-    """Rollouts whose row no part holds yet."""
     stored_bytes: int = 0
-    """Of the files of its commits, before compaction."""
     group_size: int = 1
-    """Of the largest group."""
     open_groups: int = 0
     """Started and not decided."""
     undecided: int = 0
@@ -267,9 +258,7 @@ class RunRecord:
     taken_at: float = 0.0
     """When one was taken last, on the loop's clock; 0 = not since the gateway started."""
     paused: bool = False
-    """No group is started until it is resumed; what is started ends."""
     version: int = 0
-    """Newest published policy version."""
     given_version: int = 0
     """Highest id given to weights, published or not: never given again."""
     published: bool = False
@@ -288,13 +277,9 @@ class RunRecord:
     granted_at: float = 0.0
     """When it last moved: a lease was granted, or somebody else held it back."""
     turns: int = 0
-    """Reported since the gateway started."""
     moved: tuple[tuple[object, ...], float] = ((), 0.0)
-    """Last signs of progress, and when they changed."""
     effort: Effort = field(default_factory=Effort)
-    """What its trainer's steps cost, since the gateway started."""
     calls: Served = field(default_factory=Served)
-    """Its prompts in prefix caches, since the gateway started."""
     stuck: str = ""
     """What it waits for, when it does not move."""
     leased: tuple[str, dict[str, Json]] | None = None
@@ -307,6 +292,27 @@ class RunRecord:
         return self.config.run_id
 
     @property
+    def shown_state(self) -> str:
+        return "cancelled" if self.cancelled and self.state == "finished" else self.state
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {state.value: self.rollout_states[state] for state in RolloutState}
+
+    @property
+    def group_counts(self) -> dict[str, int]:
+        counts = {state.value: self.group_states[state] for state in GroupState}
+        return counts | {"pool": len(self.pool)}
+
+    @property
+    def reward_mean(self) -> float | None:
+        return self.reward_sum / self.num_rewards if self.num_rewards else None
+
+    @property
+    def num_commits(self) -> int:
+        return self.next_commit - 1
+
+    @property
     def wanted(self) -> bool:
         """Whether a store has anything to do for it: it is open, or its trainer is behind."""
         streams = self.config.delivery == "stream"
@@ -316,7 +322,6 @@ class RunRecord:
 
     @property
     def feeds(self) -> bool:
-        """Whether groups will still be made of its dataset."""
         whole = self.last and not self.cancelled and self.state == "open"
         return whole and self.fed < self.num_tasks * self.config.epochs
 
@@ -335,7 +340,6 @@ class RunRecord:
         return Event(kind=EventKind.EXPIRE) if self.expired else None
 
     def doomed(self, demand: Demand) -> bool:
-        """Whether what waits in the pool will never start."""
         return self.cancelled or self.expired or reached(demand)
 
     @property
@@ -356,7 +360,6 @@ class RunRecord:
 
     @property
     def demand(self) -> Demand:
-        """The counts that decide whether another group may be started."""
         config = self.config
         return Demand(
             open_groups=self.open_groups,
@@ -377,6 +380,24 @@ class RunRecord:
             late=self.late_groups,
             taken_s=self.taken_s,
         )
+
+    @property
+    def counters(self) -> str:
+        """Written with every transaction that changes one."""
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        counts["rate"] = list(self.rate)
+        for name in _STATES:
+            states: Counter[str] = getattr(self, name)
+            counts[name] = {str(state): count for state, count in states.items() if count}
+        return orjson.dumps(counts).decode()
+
+    def restore(self, counters: str) -> None:
+        counts = orjson.loads(counters)
+        self.rate = Rate(*counts.pop("rate"))
+        for name in _STATES:
+            setattr(self, name, Counter(counts.pop(name)))
+        for name, count in counts.items():
+            setattr(self, name, count)
 
     def queue_again(self, record: RolloutRecord, now: float, rest_s: float) -> None:
         """It goes first when it has rested."""
@@ -408,7 +429,6 @@ class State:
         self.runs: dict[str, RunRecord] = {}
         """Those that are wanted, and some that somebody asked for; the log has all."""
         self.num_commits = 0
-        """Of all runs ever."""
         self.open: dict[str, RunRecord] = {}
         """Those that are not finished: all that costs anything."""
         self.workers: dict[str, WorkerRecord] = {}

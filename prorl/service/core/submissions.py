@@ -1,5 +1,4 @@
 """What a submission goes through before it counts: a run's config, a group's task and its room.
-
 Checks come first and may take long; what they let in is accepted in pieces, so that a long batch
 lets others in between.
 """
@@ -44,7 +43,6 @@ CHECK_S = 25.0
 
 
 def known_env(load_code: bool) -> CheckTask:
-    """A check that a task's env exists and can read the task; a user's does so in a helper."""
     find = cache(env_by_name)
 
     def check(task: Task) -> Awaitable[None] | None:
@@ -65,7 +63,6 @@ def known_env(load_code: bool) -> CheckTask:
 
 
 async def check_users(find: GetEnv, task: Task) -> None:
-    """Have a user's env check a task. Raises TaskError; UnavailableError if it cannot be asked."""
     try:
         async with asyncio.timeout(CHECK_S):
             await open_env(find, task)
@@ -79,10 +76,9 @@ async def check_users(find: GetEnv, task: Task) -> None:
 
 
 async def create(gateway: Gateway, config: RunConfig, *, new_servers: bool = True) -> bool:
-    """Make a run, durably; False when it is there already, with the same config.
-
-    `new_servers`: whether it may name model servers that are not in the pool; whoever may has this
-    host ask any URL. Raises ConfigError, ConflictError, ForbiddenError.
+    """Make a run, durably; False when it is there already, with the same config. `new_servers`:
+    whether it may name model servers that are not in the pool; whoever may has this host ask any
+    URL. Raises ConfigError, ConflictError, ForbiddenError.
     """
     if not is_named(config.filter):
         await asyncio.to_thread(lambda: storage.check_filter(config.filter))
@@ -106,10 +102,9 @@ PROGRAM_CALLS = 200
 
 
 def by_model(config: RunConfig, renderer: Mapping[str, Json]) -> RunConfig:
-    """The config, with budgets for a program or a model that thinks, where the user says none.
-
-    A thought may fill the context: half an hour at 10 tokens a second. `renderer` is what was
-    proved of it.
+    """The config, with budgets for a program or a model that thinks, where the user says none. A
+    thought may fill the context: half an hour at 10 tokens a second. `renderer` is what was proved
+    of it.
     """
     sampling, limits = config.sampling, config.limits
     is_program = program_of(config.agent) is not None
@@ -128,11 +123,8 @@ def by_model(config: RunConfig, renderer: Mapping[str, Json]) -> RunConfig:
 
 
 async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
-    """Check what a run that is not there yet names, then give it a directory and a manifest.
-
-    The config as it is from here on.
-
-    Raises ConfigError, ConflictError.
+    """Check what a run that is not there yet names, then give it a directory and a manifest. The
+    config as it is from here on. Raises ConfigError, ConflictError.
     """
     if not gateway.config.load_code:
         if program_of(config.agent) is None:
@@ -140,7 +132,7 @@ async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
         plugins.refuse_places(config.renderer.name, ConfigError, "renderer")
     await check_agent(config.agent)
     created_at = gateway.wall()
-    renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
+    renderer = await check_renderer(config.renderer.settled(gateway.config.tokenizer, created_at))
     served = await _check_backends(gateway, config, renderer)
     config = by_model(config, renderer)
     # A put to an object store may take seconds; everybody would wait.
@@ -166,9 +158,8 @@ def _check_names(gateway: Gateway, config: RunConfig, new_servers: bool) -> None
 async def _check_backends(
     gateway: Gateway, config: RunConfig, renderer: Mapping[str, Json]
 ) -> dict[str, Json]:
-    """Ask once, here and not by failing rollouts, what backends are and serve; their answers.
-
-    Those that only this run names must answer; servers must have the run's vocabulary. Raises
+    """Ask once, here and not by failing rollouts, what backends are and serve; their answers. Those
+    that only this run names must answer; servers must have the run's vocabulary. Raises
     ConfigError.
     """
     known = gateway.core.watched.names()
@@ -202,9 +193,8 @@ def pieces(sizes: Sequence[int]) -> Iterator[slice]:
 async def accept(
     gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask
 ) -> list[tuple[GroupRecord, bool]]:
-    """Check all, then accept all, in pieces. Raises as `Acceptance.check` and `check_room` do.
-
-    No groups are made yet of what is a dataset.
+    """Check all, then accept all, in pieces. Raises as `Acceptance.check` and `check_room` do. No
+    groups are made yet of what is a dataset.
     """
     acceptance = gateway.core.acceptance
     candidates: list[Candidate] = []

@@ -1,7 +1,5 @@
 """Why a run does not move, said within `QUIET_S` of its last sign of progress.
 
-In words that name what to look at. `reason` is pure: counts in, a line out.
-
 Progress is any change of a run's counts, and each turn that RUN reports. What the line names is the
 first thing, in the order of the dataflow backwards, that would have to happen next.
 """
@@ -25,19 +23,15 @@ QUIET_S = 25.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     workers: Mapping[str, int]
-    """By role."""
     able: bool
-    """Whether a backend of the run takes rollouts."""
     image: str = ""
     """That the next rollout asks for and no node has."""
     held_back: str = ""
     """Why no INIT worker gets leases."""
     disk: str = ""
-    """What is wrong with the disk of the root."""
 
 
 def signs(run: RunRecord) -> tuple[object, ...]:
-    """What changes when a run moves."""
     return (
         *(run.rollout_states[state] for state in RolloutState),
         run.next_group,
@@ -51,7 +45,6 @@ def signs(run: RunRecord) -> tuple[object, ...]:
 
 
 def reason(run: RunRecord, around: Surroundings) -> str:
-    """What an open run that does not move waits for; empty when it has nothing to do."""
     if around.disk:
         return around.disk
     for role in reversed(GRAPH.roles):

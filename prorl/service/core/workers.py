@@ -16,22 +16,15 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from prorl.control import Claim, ControlRow, Drain, Endpoints, Hello, Welcome
+from prorl.control import Claim, ControlRow, Drain, Endpoints, Hello, VersionPublished, Welcome
 from prorl.errors import FencedError, NotFoundError, UserError
 from prorl.graph import GRAPH
-from prorl.limits import Clock
 from prorl.service.core.commits import Commits
 from prorl.service.core.images import digests
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.rollouts import Rollouts
-from prorl.service.core.state import (
-    IN_HAND,
-    RolloutRecord,
-    State,
-    WorkerRecord,
-)
-from prorl.service.log import messages
-from prorl.service.log.journal import Journal
+from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, WorkerRecord
+from prorl.service.log.journal import Base, Part
 from prorl.timing import (
     CLAIM_GRACE_S,
     GONE_S,
@@ -40,7 +33,7 @@ from prorl.timing import (
     REMOTE_GRACE_S,
     WORKER_SILENCE_S,
 )
-from prorl.types import AttemptKey, RolloutState
+from prorl.types import AttemptKey, RolloutState, RunWeights
 
 REMEMBERED_LIVES = 1024
 
@@ -53,38 +46,26 @@ class _Away(NamedTuple):
     until: float
 
 
-class Workers:
-    def __init__(
-        self,
-        state: State,
-        journal: Journal,
-        rollouts: Rollouts,
-        commits: Commits,
-        clock: Clock,
-    ) -> None:
-        self._state, self._journal, self._rollouts = state, journal, rollouts
-        self._commits, self._clock = commits, clock
+class Workers(Part):
+    def __init__(self, base: Base, rollouts: Rollouts, commits: Commits) -> None:
+        super().__init__(base)
+        self._rollouts, self._commits = rollouts, commits
         self._lives: dict[str, str] = {}
         """Name by incarnation, the last one of each name behind its earlier ones; of names that are
         not here at most `REMEMBERED_LIVES`.
         """
         self._away: dict[str, _Away] = {}
-        """What workers that may come back held when their streams ended."""
         self._came_at: float | None = None
-        """When the last hello was heard."""
 
     def all_came(self, quiet_s: float) -> bool:
-        """Whether workers have come, and none for so long.
-
-        After a restart all come together, as fast as machine and network allow.
+        """Whether workers have come, and none for so long. After a restart all come together, as
+        fast as machine and network allow.
         """
         return self._came_at is not None and self._clock() - self._came_at >= quiet_s
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
-        """A worker has come, or come back.
-
-        Raises UserError for one that we cannot speak with, FencedError for an earlier life of a
-        name that has a later one.
+        """A worker has come, or come back. Raises UserError for one that we cannot speak with,
+        FencedError for an earlier life of a name that has a later one.
         """
         hello = row.read_hello("a worker's hello")
         if hello.role not in GRAPH.roles or not hello.worker:
@@ -111,7 +92,7 @@ class Workers:
         )
         self._journal.send(worker, ControlRow.of(welcome, re=row.seq))
         for run in self._state.open.values():
-            self._journal.send(worker, messages.version_row(run))
+            self._journal.send(worker, version_row(run))
         self._tell_endpoints()
         return worker
 
@@ -171,9 +152,8 @@ class Workers:
     def _adopt(
         self, worker: WorkerRecord, claims: Iterable[Claim]
     ) -> tuple[list[Claim], list[AttemptKey]]:
-        """Attempts of an earlier life that go on here, and those that somebody else runs.
-
-        Nobody else runs the first: they go on in a new life.
+        """Attempts of an earlier life that go on here, and those that somebody else runs. Nobody
+        else runs the first: they go on in a new life.
         """
         adopted, elsewhere = list[Claim](), list[AttemptKey]()
         for claim in claims:
@@ -221,9 +201,8 @@ class Workers:
             self._rollouts.leave(record, earlier, CLAIM_GRACE_S if same_life else 0.0, returned)
 
     def gone(self, worker: WorkerRecord) -> None:
-        """Its control stream has ended: everything that only it held is lost.
-
-        At once or, where only the network may have failed, unless it comes back within its grace.
+        """Its control stream has ended: everything that only it held is lost. At once or, where
+        only the network may have failed, unless it comes back within its grace.
         """
         if not self.current(worker):
             return
@@ -244,15 +223,13 @@ class Workers:
         return min(worker.grace_s, max(LEAST_GRACE_S, GONE_S - unheard_s))
 
     def forget(self) -> None:
-        """What those held whose grace is over is their own no more."""
         now = self._clock()
         for name in [name for name, away in self._away.items() if away.until < now]:
             del self._away[name]
 
     def drain(self, node: str, deadline_s: float | None, reason: str) -> list[WorkerRecord]:
-        """Ask every worker of a node to leave, again if need be; who they are.
-
-        Raises NotFoundError for a node of which no worker is there.
+        """Ask every worker of a node to leave, again if need be; who they are. Raises NotFoundError
+        for a node of which no worker is there.
         """
         workers = [w for w in self._state.workers.values() if w.node == node and w.role != "store"]
         if not workers:
@@ -271,9 +248,8 @@ class Workers:
         return [w for w in self._state.workers.values() if now - w.seen_at > WORKER_SILENCE_S]
 
     def hold_back(self) -> None:
-        """Note which INIT workers get no leases, and why; take back what one waits with in vain.
-
-        A RUN may be on its way back; if it is not, the leases of its INIT would wait for ever.
+        """Note which INIT workers get no leases, and why; take back what one waits with in vain. A
+        RUN may be on its way back; if it is not, the leases of its INIT would wait for ever.
         """
         now = self._clock()
         self._give_up_stalled(now)
@@ -298,10 +274,8 @@ class Workers:
 
     def _give_up_stalled(self, now: float) -> None:
         """Give to others what a node has finished and cannot deliver, though its EVAL and the store
-        have both been here.
-
-        EVAL keeps its rows and tries on, which shows when the line works again; late ones are
-        refused.
+        have both been here. EVAL keeps its rows and tries on, which shows when the line works
+        again; late ones are refused.
         """
         stores = [now - store.came_at for store in self._state.of_role("store")]
         for worker in self._state.of_role(GRAPH.names[-1]):
@@ -320,9 +294,8 @@ class Workers:
                     self._rollouts.leave(record, holder, returned=True)
 
     def _tell_endpoints(self) -> None:
-        """Tell each worker whose upstreams have changed.
-
-        To tell everybody everything grows with the square of the nodes.
+        """Tell each worker whose upstreams have changed. To tell everybody everything grows with
+        the square of the nodes.
         """
         for worker in self._state.workers.values():
             endpoints = self._state.endpoints_of(worker)
@@ -341,3 +314,8 @@ def _blamed(record: RolloutRecord, earlier: WorkerRecord, worker: WorkerRecord) 
     if earlier.home != worker.home or earlier.leaving:
         return False
     return not worker.died_at or worker.died_at == "/".join(map(str, record.key))
+
+
+def version_row(run: RunRecord) -> ControlRow:
+    weights = RunWeights(run.tag, run.start, run.published, run.announced)
+    return ControlRow.of(VersionPublished(version=run.version, weights=weights), run_id=run.run_id)

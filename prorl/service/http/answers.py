@@ -32,18 +32,29 @@ class BodyTooLarge(UserError):
     """More bytes than the route takes (HTTP 413)."""
 
 
-_ERRORS: tuple[tuple[type[ProrlError], int, str], ...] = (
-    (BodyTooLarge, 413, "too_large"),
-    (UnauthorizedError, 401, "unauthorized"),
-    (ForbiddenError, 403, "forbidden"),
-    (NotFoundError, 404, "not_found"),
-    (ConflictError, 409, "conflict"),
-    (FencedError, 409, "fenced"),
-    (UserError, 422, "invalid"),
-    (QueueFullError, 429, "queue_full"),
-    (UnavailableError, 503, "unavailable"),
-    (StorageError, 507, "storage"),
+_ERRORS: tuple[tuple[type[ProrlError], int, str, str], ...] = (
+    (BodyTooLarge, 413, "too_large", "more bytes than the route takes"),
+    (UnauthorizedError, 401, "unauthorized", "no bearer token, or one that does not count"),
+    (
+        *(ForbiddenError, 403, "forbidden"),
+        "the role of the token or of the certificate may not do this, or not to this run",
+    ),
+    (NotFoundError, 404, "not_found", "no such run, group, rollout, node or backend"),
+    (FencedError, 409, "fenced", "the name or key is taken by something else"),
+    (ConflictError, 409, "conflict", "the name or key is taken by something else"),
+    (UserError, 422, "invalid", "the request is wrong"),
+    (
+        *(QueueFullError, 429, "queue_full"),
+        "more rollouts wait than the service, or the tenant, may have",
+    ),
+    (
+        *(UnavailableError, 503, "unavailable"),
+        "something that the answer needs is not there now: ask again",
+    ),
+    (StorageError, 507, "storage", "the store or the log could not make it durable"),
+    (ProrlError, 500, "internal", "a bug"),
 )
+"""Status, code and meaning of each error; the first that fits counts."""
 
 
 class ErrorBody(BaseModel):
@@ -55,19 +66,7 @@ class ErrorBody(BaseModel):
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": what}
-    for status, what in (
-        (401, "no bearer token, or one that does not count"),
-        (403, "the role of the token or of the certificate may not do this, or not to this run"),
-        (404, "no such run, group, rollout, node or backend"),
-        (409, "the name or key is taken by something else"),
-        (413, "more bytes than the route takes"),
-        (422, "the request is wrong"),
-        (429, "more rollouts wait than the service, or the tenant, may have"),
-        (500, "a bug"),
-        (503, "something that the answer needs is not there now: ask again"),
-        (507, "the store or the log could not make it durable"),
-    )
+    status: {"model": ErrorBody, "description": what} for _, status, _, what in _ERRORS
 }
 """Any route may answer so."""
 
@@ -80,15 +79,15 @@ def also(shape: object, **answers: str) -> dict[int | str, dict[str, Any]]:
 
 
 def reply(content: Json, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
+    """`content`: JSON values, and models among them."""
+    data = orjson.dumps(content, default=lambda model: model.model_dump(mode="json"))
+    return Response(data, status, media_type="application/json")
 
 
 def refusal(error: ProrlError, request_id: str) -> Response:
-    status, code = 500, "internal"
-    for kind, kinds_status, kinds_code in _ERRORS:
-        if isinstance(error, kind):
-            status, code = kinds_status, kinds_code
-            break
+    status, code = next(
+        (status, code) for kind, status, code, _ in _ERRORS if isinstance(error, kind)
+    )
     return _error(status, code, str(error), request_id)
 
 

@@ -41,7 +41,7 @@ def create_app(gateway: Gateway, check: CheckTask | None = None) -> GuardMiddlew
     node_routes(app, gateway)
     core = gateway.core
 
-    @app.get("/v1/status", response_model=shapes.Status)
+    @app.get("/v1/status", response_model=views.Status)
     async def status() -> Response:
         """Workers, stages, the bottleneck, backends, runs."""
         listener = gateway.config.listener

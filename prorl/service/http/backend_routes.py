@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Literal
 
 from fastapi import FastAPI, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from prorl.backends.catalogue import is_server
 from prorl.backends.vllm_probe import Vocabulary
-from prorl.config import RunConfig
+from prorl.config import RunConfig, StrictModel
 from prorl.errors import NotFoundError
 from prorl.renderer.load import SAMPLE
 from prorl.service import shapes
@@ -27,29 +27,20 @@ from prorl.service.pool.servers import valid_url
 from prorl.types import Json
 
 
-class BackendBody(BaseModel):
-    """Body of `POST /v1/backends`."""
-
-    model_config = ConfigDict(extra="forbid")
+class BackendBody(StrictModel):
     name: str = Field(
         min_length=1, max_length=500, description="scripted:oracle, http://host:port ..."
     )
 
 
-class HoldBody(BaseModel):
-    """Body of `POST /v1/backends/pause` and `/resume`."""
-
-    model_config = ConfigDict(extra="forbid")
+class HoldBody(StrictModel):
     names: list[str] = Field(min_length=1, max_length=1000, description="model servers")
     mode: Literal["abort", "wait", "keep"] = Field(
         default="abort", description="what becomes of calls that run: cut, ended first, or frozen"
     )
 
 
-class PoolBody(BaseModel):
-    """Body of `PUT /v1/backends`: the whole pool."""
-
-    model_config = ConfigDict(extra="forbid")
+class PoolBody(StrictModel):
     backends: list[str] = Field(min_length=1, max_length=1000)
 
 
@@ -84,11 +75,9 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/v1/backends/pause", response_model=shapes.Held)
     async def pause(body: HoldBody) -> Response:
-        """Stop servers, for a trainer that gives them weights itself or lets them sleep.
-
-        They get no rollouts, and who waits for them spends no budget, until `resume`; what they
-        sample after it trains once a version is announced. Idempotent; `failed` says who did not
-        stop and why.
+        """Stop servers, for a trainer that gives them weights itself or lets them sleep. They get
+        no rollouts, and who waits for them spends no budget, until `resume`; what they sample after
+        it trains once a version is announced. Idempotent; `failed` says who did not stop and why.
         """
         names = servers_of(body)
         held = gateway.publisher.held
@@ -97,9 +86,8 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/v1/backends/resume", response_model=shapes.Held)
     async def resume(body: HoldBody) -> Response:
-        """Let servers sample again.
-
-        `failed` says who cannot, or gets no rollouts since nobody announced what it serves.
+        """Let servers sample again. `failed` says who cannot, or gets no rollouts since nobody
+        announced what it serves.
         """
         names = servers_of(body)
         said = await asyncio.gather(*map(gateway.publisher.resume, names))

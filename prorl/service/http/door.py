@@ -35,8 +35,6 @@ Take = Callable[[socket.socket, Caller], None]
 
 
 class Door:
-    """`with Door(listener, credentials, take):` lets callers of other hosts in."""
-
     def __init__(self, listener: socket.socket, credentials: AnyCredentials, take: Take) -> None:
         listener.setblocking(False)
         self._listener, self._credentials, self._take = listener, credentials, take
@@ -153,7 +151,6 @@ class Door:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until one side ends."""
     with suppress(OSError, ssl.SSLError):
         while data := await reader.read(CHUNK_BYTES):
             writer.write(data)

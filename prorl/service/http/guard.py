@@ -1,9 +1,6 @@
-"""The border of the HTTP side: who is let in, and how much.
-
-Bearer tokens, body limits, request ids.
-
-Plain ASGI, so that a request which is refused costs nothing. Callers on this host have no role;
-those of other hosts come over TLS with a certificate that names one (`prorl.net.access`).
+"""The border of the HTTP side: who is let in, and how much. Bearer tokens, body limits, request
+ids. Plain ASGI, so that a request which is refused costs nothing. Callers on this host have no
+role; those of other hosts come over TLS with a certificate that names one (`prorl.net.access`).
 """
 
 from __future__ import annotations
@@ -22,17 +19,13 @@ from prorl.service.http.answers import BodyTooLarge, refusal
 
 MAX_BODY_BYTES = 8 << 20
 MAX_GROUPS_BYTES = 64 << 20
-"""Of a batch of groups."""
 
 
 class GuardMiddleware:
-    """ASGI middleware around the app: refuses before the app sees a request."""
-
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the request, then pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -76,9 +69,8 @@ def _too_large(given: str, limit: int) -> BodyTooLarge:
 
 
 class _Body:
-    """Counts what comes, whatever the header said.
-
-    Once it is too much, what the app makes of that is not sent.
+    """Counts what comes, whatever the header said. Once it is too much, what the app makes of that
+    is not sent.
     """
 
     def __init__(self, receive: Receive, send: Send, limit: int) -> None:

@@ -1,12 +1,14 @@
-"""`GET /metrics` in Prometheus' text format, read from the state at each scrape.
-
-Series are bounded by what is alive: runs that are open, workers that are connected, backends that
-are known. What a finished run was is in its run directory.
+"""`GET /metrics` in Prometheus' text format, read from the state at each scrape. Series are bounded
+by what is alive: runs that are open, workers that are connected, backends that are known. What a
+finished run was is in its run directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -25,8 +27,8 @@ from prorl.types import FAILURE_CLASS, GroupState, RolloutState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Value = tuple[tuple[str, ...], float]
-"""Labels, and what was measured."""
+Values = Mapping[Any, float]
+"""By tuples of labels."""
 
 
 def exposition(core: Core, leases_waiting: int, version: str) -> bytes:
@@ -40,43 +42,16 @@ class _Service(Collector):
         self._core, self._leases_waiting, self._version = core, leases_waiting, version
 
     def collect(self) -> Iterator[Metric]:
-        core, state = self._core, self._core.state
-        yield _gauge("build_info", "1, with the version.", ("version",), [((self._version,), 1)])
-        yield _gauge(
-            "leases_waiting",
-            "Free slots of INIT that wait for work.",
-            (),
-            [((), self._leases_waiting)],
-        )
-        yield _counter(
-            "log_transactions", "Commits of the control log.", (), [((), core.log.transactions)]
-        )
-        yield from _of_runs(state)
-        yield from _of_workers(state)
+        core = self._core
+        yield _gauge("build_info", "1, with the version.", ("version",), {(self._version,): 1})
+        waiting = "Free slots of INIT that wait for work."
+        yield _gauge("leases_waiting", waiting, (), {(): self._leases_waiting})
+        transactions = "Commits of the control log."
+        yield _counter("log_transactions", transactions, (), {(): core.log.transactions})
+        yield from _of_runs(core.state)
+        yield from _of_workers(core.state)
         yield from _of_backends(core)
         yield from _of_rollouts(core.rollouts.observed)
-
-
-def _of_runs(state: State) -> Iterator[Metric]:
-    runs = list(state.open.values())
-    yield _gauge(
-        "rollouts",
-        "Rollouts of open runs by state.",
-        ("run", "state"),
-        [((run.run_id, s.value), run.rollout_states[s]) for run in runs for s in RolloutState],
-    )
-    yield _gauge(
-        "groups",
-        "Groups of open runs by state.",
-        ("run", "state"),
-        [((run.run_id, s.value), run.group_states[s]) for run in runs for s in GroupState],
-    )
-    for name, text, read in _RUN_GAUGES:
-        yield _gauge(name, text, ("run",), [((run.run_id,), read(run)) for run in runs])
-    for name, (metric, text) in _STEP_COUNTERS.items():
-        values = [((run.run_id,), getattr(run.effort.total, name)) for run in runs]
-        yield _counter(f"run_{metric}", text, ("run",), values)
-    yield from _reuse("run", "run", {run.run_id: run.calls for run in runs})
 
 
 _RUN_GAUGES: tuple[tuple[str, str, Callable[[RunRecord], float]], ...] = (
@@ -111,36 +86,34 @@ _STEP_COUNTERS = {
 }
 
 
-def _of_workers(state: State) -> Iterator[Metric]:
-    workers = [worker for worker in state.workers.values() if worker.stats is not None]
-    labels = ("stage", "node", "worker")
-    yield _gauge(
-        "workers",
-        "Connected workers by stage and node.",
-        ("stage", "node"),
-        [(key, count) for key, count in _count(state.workers.values()).items()],
-    )
-    yield _gauge(
-        "held_rollouts",
-        "Attempts that a worker has in hand.",
-        labels,
-        [(_labels(worker), len(worker.held)) for worker in state.workers.values()],
-    )
-    for name, text in _GAUGES.items():
-        values = [(_labels(worker), getattr(worker.stats, name)) for worker in workers]
-        yield _gauge(f"stage_{name}", text, labels, values)
-    for name, (metric, text) in _COUNTERS.items():
-        values = [(_labels(worker), getattr(worker.stats, name)) for worker in workers]
-        yield _counter(f"stage_{metric}", text, labels, values)
+def _of_runs(state: State) -> Iterator[Metric]:
+    runs = state.open
+    by_state, label = ("run", "state"), ("run",)
+    rollouts = {
+        (run_id, s.value): run.rollout_states[s]
+        for run_id, run in runs.items()
+        for s in RolloutState
+    }
+    yield _gauge("rollouts", "Rollouts of open runs by state.", by_state, rollouts)
+    groups = {
+        (run_id, s.value): run.group_states[s] for run_id, run in runs.items() for s in GroupState
+    }
+    yield _gauge("groups", "Groups of open runs by state.", by_state, groups)
+    for name, text, read in _RUN_GAUGES:
+        yield _gauge(name, text, label, {(run_id,): read(run) for run_id, run in runs.items()})
+    for name, (metric, text) in _STEP_COUNTERS.items():
+        spent = {(run_id,): getattr(run.effort.total, name) for run_id, run in runs.items()}
+        yield _counter(f"run_{metric}", text, label, spent)
+    yield from _reuse("run", {run_id: run.calls for run_id, run in runs.items()})
 
 
-_GAUGES = {
+_WORKER_GAUGES = {
     "slots": "Rows that a worker takes at a time.",
     "busy": "Slots that have a row.",
     "queued": "Finished rows that wait for downstream.",
 }
 
-_COUNTERS = {
+_WORKER_COUNTERS = {
     "done": ("rows", "Rows that a worker finished."),
     "failed": ("failures", "Attempts that ended in a worker."),
     "busy_s": ("busy_seconds", "Seconds that slots had a row, of all slots together."),
@@ -148,71 +121,56 @@ _COUNTERS = {
 }
 
 
+def _of_workers(state: State) -> Iterator[Metric]:
+    workers, labels = state.workers.values(), ("stage", "node", "worker")
+    connected = Counter((worker.role, worker.node) for worker in workers)
+    yield _gauge("workers", "Connected workers by stage and node.", ("stage", "node"), connected)
+    held = {_labels(worker): len(worker.held) for worker in workers}
+    yield _gauge("held_rollouts", "Attempts that a worker has in hand.", labels, held)
+    stats = {_labels(worker): worker.stats for worker in workers if worker.stats is not None}
+    for name, text in _WORKER_GAUGES.items():
+        values = {key: getattr(said, name) for key, said in stats.items()}
+        yield _gauge(f"stage_{name}", text, labels, values)
+    for name, (metric, text) in _WORKER_COUNTERS.items():
+        values = {key: getattr(said, name) for key, said in stats.items()}
+        yield _counter(f"stage_{metric}", text, labels, values)
+
+
+def _labels(worker: WorkerRecord) -> tuple[str, ...]:
+    return worker.role, worker.node, worker.name
+
+
 def _of_backends(core: Core) -> Iterator[Metric]:
-    views = core.watched.view()
-    yield _gauge(
-        "backend_up",
-        "1 if it may be given work.",
-        ("backend",),
-        [((view["name"],), float(view["state"] == "ready")) for view in views],
-    )
-    yield _gauge(
-        "backend_in_flight",
-        "Rollouts that it serves.",
-        ("backend",),
-        [((view["name"],), view["in_flight"]) for view in views],
-    )
-    yield _counter(
-        "backend_refused_replies",
-        "Replies of it that contradicted the request or themselves.",
-        ("backend",),
-        [((view["name"],), view["refused_replies"]) for view in views],
-    )
-    yield _counter(
-        "backend_busy_replies",
-        "Calls that it put off (HTTP 408, 429, 503).",
-        ("backend",),
-        [((view["name"],), view["busy_replies"]) for view in views],
-    )
-    yield from _reuse("backend", "backend", core.watched.calls)
-    yield _gauge(
-        "rollouts_without_backend",
-        "Attempts that wait for a backend.",
-        (),
-        [((), core.failovers.num_waiting)],
-    )
+    views, label = {(view["name"],): view for view in core.watched.view()}, ("backend",)
+    up = {name: float(view["state"] == "ready") for name, view in views.items()}
+    yield _gauge("backend_up", "1 if it may be given work.", label, up)
+    in_flight = {name: view["in_flight"] for name, view in views.items()}
+    yield _gauge("backend_in_flight", "Rollouts that it serves.", label, in_flight)
+    refused = {name: view["refused_replies"] for name, view in views.items()}
+    text = "Replies of it that contradicted the request or themselves."
+    yield _counter("backend_refused_replies", text, label, refused)
+    busy = {name: view["busy_replies"] for name, view in views.items()}
+    text = "Calls that it put off (HTTP 408, 429, 503)."
+    yield _counter("backend_busy_replies", text, label, busy)
+    yield from _reuse("backend", core.watched.calls)
+    waiting = {(): core.failovers.num_waiting}
+    yield _gauge("rollouts_without_backend", "Attempts that wait for a backend.", (), waiting)
 
 
 def _of_rollouts(observed: Observed) -> Iterator[Metric]:
-    yield _counter(
-        "failures",
-        "Attempts that failed since the gateway started.",
-        ("failure_class", "code"),
-        [((FAILURE_CLASS[code].value, code.value), n) for code, n in observed.failures.items()],
-    )
+    failures = {(FAILURE_CLASS[code].value, code.value): n for code, n in observed.failures.items()}
+    text = "Attempts that failed since the gateway started."
+    yield _counter("failures", text, ("failure_class", "code"), failures)
     seconds = HistogramMetricFamily(
         "prorl_rollout_phase_seconds",
         "How long rollouts were in each phase: queue, init, run, eval, store.",
         labels=["phase"],
     )
+    ends = [*map(str, BUCKETS), "+Inf"]
     for phase, histogram in observed.phases.items():
-        seconds.add_metric([phase.value], _cumulated(histogram.counts), histogram.total_s)
+        cumulated = list(zip(ends, accumulate(map(float, histogram.counts)), strict=True))
+        seconds.add_metric([phase.value], cumulated, histogram.total_s)
     yield seconds
-
-
-def _cumulated(counts: list[int]) -> list[tuple[str, float]]:
-    ends, total, pairs = [*map(str, BUCKETS), "+Inf"], 0, []
-    for end, count in zip(ends, counts, strict=True):
-        total += count
-        pairs.append((end, float(total)))
-    return pairs
-
-
-def _reuse(prefix: str, label: str, calls: Mapping[str, Served]) -> Iterator[Metric]:
-    """Prompts and their prefix caches."""
-    for name, text in _REUSE.items():
-        values = [((key,), float(getattr(sums, name))) for key, sums in calls.items()]
-        yield _counter(f"{prefix}_{name}_tokens", text, (label,), values)
 
 
 _REUSE = {
@@ -223,29 +181,21 @@ _REUSE = {
 }
 
 
-def _count(workers: Iterable[WorkerRecord]) -> Mapping[tuple[str, ...], int]:
-    counts: dict[tuple[str, ...], int] = {}
-    for worker in workers:
-        key = worker.role, worker.node
-        counts[key] = counts.get(key, 0) + 1
-    return counts
+def _reuse(label: str, calls: Mapping[str, Served]) -> Iterator[Metric]:
+    for name, text in _REUSE.items():
+        tokens = {(key,): float(getattr(sums, name)) for key, sums in calls.items()}
+        yield _counter(f"{label}_{name}_tokens", text, (label,), tokens)
 
 
-def _labels(worker: WorkerRecord) -> tuple[str, ...]:
-    return worker.role, worker.node, worker.name
-
-
-def _gauge(name: str, text: str, labels: tuple[str, ...], values: Iterable[Value]) -> Metric:
+def _gauge(name: str, text: str, labels: tuple[str, ...], values: Values) -> Metric:
     return _filled(GaugeMetricFamily(f"prorl_{name}", text, labels=labels), values)
 
 
-def _counter(name: str, text: str, labels: tuple[str, ...], values: Iterable[Value]) -> Metric:
+def _counter(name: str, text: str, labels: tuple[str, ...], values: Values) -> Metric:
     return _filled(CounterMetricFamily(f"prorl_{name}", text, labels=labels), values)
 
 
-def _filled(
-    metric: GaugeMetricFamily | CounterMetricFamily, values: Iterable[Value]
-) -> GaugeMetricFamily | CounterMetricFamily:
-    for labels, value in values:
+def _filled(metric: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+    for labels, value in values.items():
         metric.add_metric(labels, value)
     return metric

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from prorl.config import NAME
+from prorl.config import NAME, StrictModel
 from prorl.errors import ForbiddenError, UserError
 from prorl.net.tls import MAX_NODE_NAME, Authority, Caller
 from prorl.service import shapes
@@ -14,17 +14,11 @@ from prorl.service.http import views
 from prorl.service.http.answers import reply
 
 
-class CertificateBody(BaseModel):
-    """Body of `POST /v1/nodes/{node}/certificate`."""
-
-    model_config = ConfigDict(extra="forbid")
+class CertificateBody(StrictModel):
     request: str = Field(max_length=10_000, description="PKCS#10 request in PEM text")
 
 
-class DrainBody(BaseModel):
-    """Body of `POST /v1/nodes/{node}/drain`."""
-
-    model_config = ConfigDict(extra="forbid")
+class DrainBody(StrictModel):
     deadline_s: float | None = Field(
         default=None,
         ge=0,
@@ -35,15 +29,14 @@ class DrainBody(BaseModel):
 
 
 def node_routes(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/v1/node", response_model=shapes.NodeSettings)
+    @app.get("/v1/node", response_model=views.NodeSettings)
     async def node() -> Response:
         """The settings that a node on another host shares with the service."""
-        return reply(views.node_settings(gateway.config))
+        return reply(views.NodeSettings.model_validate(gateway.config))
 
     @app.post("/v1/nodes/{node}/certificate", status_code=201, response_model=shapes.Certificate)
     async def certificate(node: str, body: CertificateBody, request: Request) -> Response:
         """Sign a node's own key: with what comes back it speaks as this node, and as no other.
-
         Whoever has a certificate of a node already gets one of the same name alone.
         """
         caller: Caller | None = request.scope["state"].get("caller")
@@ -63,10 +56,8 @@ def node_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/v1/nodes/{node}/drain", status_code=202, response_model=shapes.Drained)
     async def drain(node: str, body: DrainBody) -> Response:
-        """Have a node take nothing new, end or give back what it has, and leave.
-
-        Charged to no rollout. Saying it again is fine, the earlier deadline counts. 404 once it has
-        left.
+        """Have a node take nothing new, end or give back what it has, and leave. Charged to no
+        rollout. Saying it again is fine, the earlier deadline counts. 404 once it has left.
         """
         asked = gateway.core.workers.drain(node, body.deadline_s, body.reason or "an operator")
         gateway.wake()

@@ -1,22 +1,24 @@
-"""What HTTP shows of the state, as JSON values.
-
-Counts are the log's; gauges (busy, queued) are what workers said last.
+"""What HTTP shows of the state, as JSON values. Counts are the log's; gauges (busy, queued) are
+what workers said last.
 """
 
 from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
-from prorl.config import Listener, ServiceConfig
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from prorl.config import Listener, RunConfig
 from prorl.control import Stats
 from prorl.graph import GRAPH
 from prorl.service import shapes
 from prorl.service.core.core import Core
 from prorl.service.core.observed import Spent
-from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
-from prorl.types import GroupState, RolloutState
+from prorl.service.core.state import RunRecord, State, WorkerRecord
 
 LONGEST = 10
 """Attempts that status names: who looks for a straggler needs the first few."""
@@ -24,24 +26,14 @@ LONGEST = 10
 _GAUGES = tuple(name for name in Stats.__struct_fields__ if name not in ("backends", "runs"))
 
 
-def run_summary(run: RunRecord) -> shapes.RunSummary:
-    """A line of `GET /v1/runs`."""
-    return {
-        "run_id": run.run_id,
-        "state": "cancelled" if run.cancelled and run.state == "finished" else run.state,
-        "counts": {state.value: run.rollout_states[state] for state in RolloutState},
-        "groups": {state.value: run.group_states[state] for state in GroupState}
-        | {"pool": len(run.pool)},
-        "stuck": run.stuck,
-        "reward_mean": run.reward_sum / run.num_rewards if run.num_rewards else None,
-        "num_rewards": run.num_rewards,
-        "cached_share": run.calls.cached_share,
-        "reused_share": run.calls.reused_share,
-        "steps": _steps(run.effort.recent),
-        "created_at": run.created_at,
-        "started_at": run.started_at or None,
-        "finished_at": run.finished_at or None,
-    }
+class View(BaseModel):
+    """What is shown of a record: of each field, its attribute of that name or at a path."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+def at(path: str, **more: Any) -> Any:
+    return Field(validation_alias=AliasPath(*path.split(".")), **more)
 
 
 def _steps(spent: Spent) -> shapes.Steps | None:
@@ -55,77 +47,155 @@ def _steps(spent: Spent) -> shapes.Steps | None:
     }
 
 
-def run_view(core: Core, run: RunRecord, outside: Listener | None = None) -> shapes.RunView:
-    """The answer to `GET /v1/runs/{run}`. `outside`: what is shown to a caller of another host."""
+Time = Annotated[float | None, BeforeValidator(lambda seconds: seconds or None)]
+
+
+class RunSummary(View):
+    run_id: str
+    state: str = at("shown_state")
+    counts: Mapping[str, int]
+    """Rollouts by state."""
+    groups: Mapping[str, int] = at("group_counts")
+    """Groups by state, and how many wait in the `pool`."""
+    stuck: str
+    """What a run that does not move waits for, or why it was refused or has failed."""
+    reward_mean: float | None
+    num_rewards: int
+    cached_share: float | None = at("calls.cached_share")
+    reused_share: float | None = at("calls.reused_share")
+    steps: Annotated[shapes.Steps | None, BeforeValidator(_steps)] = at("effort.recent")
+    created_at: float
+    started_at: Time
+    finished_at: Time
+
+
+class RunView(RunSummary):
+    """The answer to `GET /v1/runs/{run}`."""
+
+    config: RunConfig
+    last: bool
+    """No more groups will come."""
+    cancelled: bool
+    paused: bool
+    tasks: int = at("num_tasks")
+    """Of the dataset of a run that feeds itself."""
+    fed: int
+    """Turns of these, over all epochs: a group each, or none if the task sits out."""
+    skipped: int
+    """Turns without a group."""
+    unstored: int
+    delivered: int = at("next_delivery")
+    cursors: Mapping[str, int]
+    version: int
+    start: tuple[str, ...]
+    commits: int = at("num_commits")
+    flight: str = ""
+    """Where its trainer reads; empty without a store."""
+    served: bool = False
+    stages: Mapping[str, Mapping[str, float]] = {}
+
+
+def run_view(core: Core, run: RunRecord, outside: Listener | None = None) -> RunView:
+    """`outside`: what is shown to a caller of another host."""
     store = core.state.store
-    location = outside.store if outside is not None else store.location if store else ""
-    return {
-        **run_summary(run),
-        "config": run.config.model_dump(mode="json"),
-        "last": run.last,
-        "cancelled": run.cancelled,
-        "paused": run.paused,
-        "tasks": run.num_tasks,
-        "fed": run.fed,
-        "skipped": run.skipped,
-        "unstored": run.unstored,
-        "delivered": run.next_delivery,
-        "cursors": dict(run.cursors),
-        "version": run.version,
-        "start": list(run.start),
-        "commits": run.next_commit - 1,
-        "flight": location if store else "",
-        "served": store is not None and run.wanted,
-        "stages": stages(core.state),
-    }
+    view = RunView.model_validate(run)
+    view.stages = stages(core.state)
+    if store is not None:
+        view.flight = store.location if outside is None else outside.store
+        view.served = run.wanted
+    return view
 
 
-def group_view(group: GroupRecord) -> shapes.GroupView:
-    """The answer to `GET /v1/runs/{run}/groups/{group}`."""
-    return {
-        "run_id": group.run.run_id,
-        "group_id": group.group_id,
-        "key": group.key,
-        "task_id": group.task_id,
-        "data_source": group.data_source,
-        "env": group.env,
-        "n": group.n,
-        "state": group.state.value,
-        "reason": group.reason,
-        "num_valid": group.num_valid,
-        "mean_reward": group.mean_reward,
-        "min_version": group.min_version,
-        "delivery_seq": group.delivery_seq,
-        "rollouts": [rollout_view(rollout) for rollout in group.rollouts],
-    }
+class RolloutView(View):
+    rollout_id: int
+    group_id: int = at("group.group_id")
+    sample_index: int
+    rollout_key: str
+    task_id: str = at("group.task_id")
+    state: str = at("life.state")
+    attempt: int = at("life.attempt")
+    infra_failures: int = at("life.infra_failures")
+    worker_losses: int = at("life.worker_losses")
+    failure_class: str = at("life.failure_class")
+    failure_code: str = at("life.code")
+    failure_message: str = at("message")
+    reward: float | None
+    backend: str
+    holders: list[str] = at("holder_names")
+    part: str
+    min_version: int = at("summary.min_version")
+    max_version: int = at("summary.max_version")
+    num_turns: int = at("summary.num_turns")
+    num_tokens: int = at("summary.num_tokens")
+    num_sampled: int = at("summary.num_sampled")
+    num_trained: int = at("summary.num_trained")
 
 
-def rollout_view(record: RolloutRecord) -> shapes.RolloutView:
-    """The answer to `GET /v1/runs/{run}/rollouts/{rollout}`."""
-    return {
-        "rollout_id": record.rollout_id,
-        "group_id": record.group.group_id,
-        "sample_index": record.sample_index,
-        "rollout_key": record.rollout_key,
-        "task_id": record.group.task_id,
-        "state": record.life.state.value,
-        "attempt": record.life.attempt,
-        "infra_failures": record.life.infra_failures,
-        "worker_losses": record.life.worker_losses,
-        "failure_class": record.life.failure_class.value,
-        "failure_code": record.life.code.value,
-        "failure_message": record.message,
-        "reward": record.reward,
-        "backend": record.backend,
-        "holders": sorted(worker.name for worker in record.holders),
-        "part": record.part,
-        "min_version": record.summary.min_version,
-        "max_version": record.summary.max_version,
-        "num_turns": record.summary.num_turns,
-        "num_tokens": record.summary.num_tokens,
-        "num_sampled": record.summary.num_sampled,
-        "num_trained": record.summary.num_trained,
-    }
+class GroupView(View):
+    run_id: str = at("run.run_id")
+    group_id: int
+    key: str
+    task_id: str
+    data_source: str
+    env: str
+    n: int
+    state: str
+    reason: str
+    num_valid: int
+    mean_reward: float | None
+    min_version: int
+    delivery_seq: int
+    rollouts: list[RolloutView]
+
+
+class AcceptedGroup(View):
+    group_id: int
+    key: str
+    first_rollout_id: int = at("first_rollout")
+    n: int
+    state: str
+    created: bool = False
+
+
+class NodeSettings(View):
+    """What every RUN of a service must agree on, wherever it is; the key goes to nodes only."""
+
+    model: str
+    models: Mapping[str, str]
+    tokenizer: str
+    backend_key: str
+    gateway: str = at("listener.gateway", default="")
+
+
+class Runs(TypedDict):
+    runs: list[RunSummary]
+
+
+class Accepted(TypedDict):
+    run_id: str
+    groups: list[AcceptedGroup]
+    tasks: int
+    """Of the dataset of a run that feeds itself."""
+
+
+class Status(TypedDict):
+    pid: int
+    """The gateway's."""
+    workers: list[shapes.WorkerView]
+    endpoints: Mapping[str, tuple[str, ...]]
+    outside: Mapping[str, str]
+    """Where callers of other hosts find the store and the gateway."""
+    stages: Mapping[str, Mapping[str, float]]
+    bottleneck: str
+    backends: list[shapes.BackendView]
+    waiting_for_backend: int
+    runs: list[RunSummary]
+    leases_waiting: int
+    longest_held: list[shapes.Holding]
+    """The first ten."""
+    commits: int
+    log_transactions: int
+    warnings: list[str]
 
 
 def stages(state: State) -> dict[str, dict[str, float]]:
@@ -143,9 +213,8 @@ def _stage(state: State, stage: str) -> dict[str, float]:
 
 
 def bottleneck(state: State) -> str:
-    """The stage that holds the others back.
-
-    Its busy share and queue (in multiples of its slots) are largest.
+    """The stage that holds the others back. Its busy share and queue (in multiples of its slots)
+    are largest.
     """
     load = {
         name: g["busy_share"] + g["queued"] / max(1, g["slots"])
@@ -162,7 +231,7 @@ def status(
     runs: Iterable[RunRecord],
     warnings: list[str],
     listener: Listener | None = None,
-) -> shapes.Status:
+) -> Status:
     """`GET /v1/status`. `now` on the loop's clock; `runs`: besides the open ones; `listener`: what
     other hosts are shown.
     """
@@ -176,26 +245,12 @@ def status(
         "bottleneck": bottleneck(state),
         "backends": core.watched.view(),
         "waiting_for_backend": core.failovers.num_waiting,
-        "runs": [run_summary(run) for run in (*state.open.values(), *runs)],
+        "runs": [RunSummary.model_validate(run) for run in (*state.open.values(), *runs)],
         "leases_waiting": leases_waiting,
         "longest_held": _longest_held(state, now),
         "commits": state.num_commits,
         "log_transactions": core.log.transactions,
         "warnings": warnings,
-    }
-
-
-def node_settings(config: ServiceConfig) -> shapes.NodeSettings:
-    """`GET /v1/node`: what every RUN of a service must agree on, wherever it is.
-
-    JSON values of `ServiceConfig`; the model servers' key goes to nodes only.
-    """
-    return {
-        "model": config.model,
-        "models": config.models,
-        "tokenizer": config.tokenizer,
-        "backend_key": config.backend_key,
-        "gateway": config.listener.gateway if config.listener else "",
     }
 
 
@@ -223,7 +278,7 @@ def _longest_held(state: State, now: float) -> list[shapes.Holding]:
             "task_id": record.group.task_id,
             "attempt": record.life.attempt,
             "held_s": now - record.since,
-            "holders": sorted(worker.name for worker in record.holders),
+            "holders": record.holder_names,
             "backend": record.backend,
         }
         for record in heapq.nsmallest(LONGEST, held, key=lambda record: record.since)

@@ -1,5 +1,4 @@
 """The journal: what has changed in memory and is not on disk yet, and what may be said once it is.
-
 Everything that happens between two transactions lands here; `take` turns it into one transaction
 and the effects that wait for it. A rollout that changed five times costs one UPDATE.
 """
@@ -14,10 +13,10 @@ from typing import Any
 import msgspec
 
 from prorl.control import ControlRow, Payload
-from prorl.service.core import counters
-from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, WorkerRecord
+from prorl.limits import Clock
+from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.service.log import log_schema as sql
-from prorl.service.log.log import Write
+from prorl.service.log.log import ControlLog, Write
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,16 +25,11 @@ class LogBatch:
     outbox: dict[WorkerRecord, list[ControlRow]] = field(default_factory=dict)
     """Control rows by session: what was meant for one never reaches another."""
     runs: dict[RunRecord, None] = field(default_factory=dict)
-    """Those that were made or have ended: the store hears of it."""
     granted: list[tuple[RolloutRecord, int]] = field(default_factory=list)
-    """Leases that may be sent, with their attempt."""
     settled: list[GroupRecord] = field(default_factory=list)
-    """Groups that may be forgotten."""
 
 
 class Journal:
-    """Collects the changes of one transaction and what follows from them."""
-
     def __init__(self, last_seq: int = 0) -> None:
         """`last_seq`: the last row that the outbox was ever given."""
         self._last_seq = last_seq
@@ -57,17 +51,14 @@ class Journal:
         self._inserts[statement].append(row)
 
     def mark_rollout(self, record: RolloutRecord) -> None:
-        """Update its row in the next transaction."""
         self._rollouts[record] = None
 
     def mark_group(self, record: GroupRecord) -> None:
-        """Update its row in the next transaction."""
         self._groups[record] = None
 
     def mark_run(self, record: RunRecord) -> None:
-        """Update its row and counts in the next transaction.
-
-        A change of a group or rollout of it does so too.
+        """Update its row and counts in the next transaction. A change of a group or rollout of it
+        does so too.
         """
         self._runs[record] = None
 
@@ -88,11 +79,9 @@ class Journal:
         self._batch.runs[run] = None
 
     def grant(self, record: RolloutRecord) -> None:
-        """A lease that may be sent once it is durable."""
         self._batch.granted.append((record, record.life.attempt))
 
     def settle(self, record: GroupRecord) -> None:
-        """A group that may be forgotten once this is durable."""
         self._batch.settled.append(record)
 
     def marks(self, run: RunRecord) -> bool:
@@ -106,7 +95,6 @@ class Journal:
         )
 
     def take(self) -> LogBatch:
-        """Everything so far, as one batch; the journal starts afresh."""
         batch, self._batch = self._batch, LogBatch()
         # New rows first: a row may have been made and changed since the last transaction.
         batch.writes.extend(
@@ -129,6 +117,24 @@ class Journal:
         self._inserts, self._rollouts, self._groups, self._runs = defaultdict(list), {}, {}, {}
         self.urgent = False
         return batch
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What every part of the core works with."""
+
+    log: ControlLog
+    state: State
+    journal: Journal
+    clock: Clock
+    """The loop's."""
+    wall: Clock
+
+
+class Part:
+    def __init__(self, base: Base) -> None:
+        self._log, self._state, self._journal = base.log, base.state, base.journal
+        self._clock, self._wall = base.clock, base.wall
 
 
 def rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
@@ -160,6 +166,6 @@ def run_row(record: RunRecord) -> tuple[Any, ...]:
         int(record.cancelled),
         record.started_at,
         record.finished_at,
-        counters.dump(record),
+        record.counters,
         int(record.wanted),
     )

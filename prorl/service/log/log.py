@@ -1,18 +1,13 @@
 """The control log: ROOT/control.db, SQLite in WAL mode with `synchronous=FULL`.
 
-The truth about every rollout.
-
 One writer: `write` runs a list of statements as one transaction, on one thread, and returns when it
-is on disk. The gateway keeps at most one transaction in flight and collects everything that happens
-meanwhile for the next one: many waiting operations share one fsync (group commit) and no timer
-delays anybody. Reads use a second connection, from the loop; they see what is durable, nothing
-else.
+is on disk; what happens meanwhile shares the next one (group commit). Reads use a second
+connection, from the loop; they see what is durable, nothing else.
 
 Invariants: one process at a time (a lock file beside the log); a log of another version is refused
 before anything is written; after an error of a write nothing more is written (dirty pages may be
 gone: the process ends and starts again from the log), unless the disk refused it as a whole. Not
-promised: network file systems (SQLite's
-WAL needs shared memory).
+promised: network file systems (SQLite's WAL needs shared memory).
 """
 
 from __future__ import annotations
@@ -34,7 +29,6 @@ from prorl.linux.files import make_folder
 from prorl.service.log.log_schema import LOG_VERSION, RUN_TABLES, STEPS, TABLES_SQL
 
 Write = tuple[str, Sequence[Sequence[Any]]]
-"""A statement and the parameters of each time it runs."""
 
 CHECKPOINT_PAGES = 4000
 """The WAL is copied into the database when it has that many 4 KiB pages."""
@@ -47,8 +41,6 @@ _UNWRITTEN = frozenset(
 
 
 class ControlLog:
-    """An open control log. Open it with `ControlLog(path)`, end with `close()`."""
-
     def __init__(self, path: Path) -> None:
         make_folder(path.parent)
         self.path = path
@@ -72,10 +64,8 @@ class ControlLog:
         self.transactions = 0
 
     async def write(self, writes: Sequence[Write]) -> None:
-        """Run all statements as one durable transaction.
-
-        Raises DiskRefusedError when nothing of it was written and it may be tried again; any other
-        StorageError from then on always.
+        """Run all statements as one durable transaction. Raises DiskRefusedError when nothing of it
+        was written and it may be tried again; any other StorageError from then on always.
         """
         await asyncio.get_running_loop().run_in_executor(self._thread, self.write_now, writes)
 
@@ -108,7 +98,6 @@ class ControlLog:
         return self._reader.execute(statement, parameters).fetchall()
 
     def close(self) -> None:
-        """Finish the write in flight and close; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -131,9 +120,8 @@ def lock_log(path: Path) -> int:
 
 
 def forget_run(path: Path, run_id: str) -> None:
-    """Remove a run from a log, whatever it says of it: its name is free again.
-
-    Raises ConflictError while a service works on the root, StorageError.
+    """Remove a run from a log, whatever it says of it: its name is free again. Raises ConflictError
+    while a service works on the root, StorageError.
     """
     lock = lock_log(path.with_suffix(".lock"))
     try:
@@ -149,7 +137,6 @@ def forget_run(path: Path, run_id: str) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection whose commits are on disk when they return. Raises StorageError."""
     try:
         connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, cached_statements=64
@@ -163,9 +150,8 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _failed(path: Path, error: Exception) -> StorageError:
-    """The error of a log; a quota and a read-only file system look to SQLite like a failed write.
-
-    A failed fsync is none of these: what it should have written may be gone.
+    """The error of a log; a quota and a read-only file system look to SQLite like a failed write. A
+    failed fsync is none of these: what it should have written may be gone.
     """
     code = getattr(error, "sqlite_errorcode", 0)
     if code & 0xFF in _REFUSED or code in _UNWRITTEN:
@@ -181,17 +167,12 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f" ('owner', '{uuid.uuid4().hex}'); COMMIT;"
         )
         return
-    found = log_version(connection, path)
+    try:
+        version = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
+        found = int(version)
+    except (sqlite3.Error, TypeError, ValueError):
+        given = f"{path} is not a control log of prorl"
+        raise SchemaError(given, "a root made by `prorl`") from None
     if found != LOG_VERSION:
         hint = "use the prorl that wrote it, or another root"
         raise SchemaError(f"control log {path} has version {found}", f"version {LOG_VERSION}", hint)
-
-
-def log_version(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of an open log. Raises SchemaError for what is none."""
-    try:
-        return int(connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0])
-    except (sqlite3.Error, TypeError, ValueError):
-        raise SchemaError(
-            f"{path} is not a control log of prorl", "a root made by `prorl`"
-        ) from None

@@ -6,7 +6,7 @@ Ids (`group_id`, `rollout_id`, `commit_seq`, `event_seq`, `delivery_seq`) are de
 columns hold values of the enums in `prorl.types`; `at` of a group event is microseconds since the
 epoch, every other time seconds. A rollout is *stored* when `part` names the part that holds its
 row; what else the store owes is in `outbox` (`outbox.py`). `runs.counters` is the JSON of
-`counters.py`, empty when nobody has counted; `runs.wanted`: it is loaded at start. A partial index
+`RunRecord.counters`; `runs.wanted`: it is loaded at start. A partial index
 is used only by a query that repeats its condition. A version's `note` is the path of its weights.
 """
 

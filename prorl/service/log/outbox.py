@@ -27,10 +27,8 @@ TASK = "task"
 """Kind of a row that stands for the text of group `ref`."""
 
 PAGE = 500
-"""Rows that are read at once."""
 
 MAX_ROWS_BYTES = 1 << 20
-"""Of task text in one control row."""
 
 _ROWS = "SELECT seq, run_id, kind, ref, payload FROM outbox WHERE seq > ? ORDER BY seq LIMIT ?"
 _TASK_COLUMNS = TaskRow.__struct_fields__
@@ -76,15 +74,12 @@ def run_news(log: ControlLog, run: RunRecord) -> list[ControlRow]:
 
 
 class Page(NamedTuple):
-    """Some rows behind a cursor, where it is after them, and whether there are more."""
-
     rows: list[ControlRow]
     upto: int
     more: bool
 
 
 def read_page(log: ControlLog, after: int) -> Page:
-    """The next rows behind a cursor."""
     found = log.read(_ROWS, (after, PAGE))
     rows: list[ControlRow] = []
     for (run_id, is_task), stretch in groupby(found, key=lambda row: (row[1], row[2] == TASK)):

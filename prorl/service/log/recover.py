@@ -1,7 +1,6 @@
-"""From the control log back to memory: whole at start, single groups later.
-
-Rebuilt from the log alone, by what is unfinished and not by what was ever done; what the log cannot
-know (who holds an attempt) comes from the workers' `hello` within `RECOVERY_GRACE_S`.
+"""From the control log back to memory: whole at start, single groups later. Rebuilt from the log
+alone, by what is unfinished and not by what was ever done; what the log cannot know (who holds an
+attempt) comes from the workers' `hello` within `RECOVERY_GRACE_S`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import orjson
 from prorl.config import RunConfig, parse
 from prorl.control import TrajectorySummary
 from prorl.errors import SchemaError
-from prorl.service.core import counters
 from prorl.service.core.lifecycle import EventKind, RolloutLife
 from prorl.service.core.state import (
     IN_HAND,
@@ -35,10 +33,6 @@ _STARTED = (
     f"SELECT {', '.join(sql.GROUP_COLUMNS)} FROM groups INDEXED BY groups_started"
     " WHERE run_id = ? AND state = 'open' AND opened = 1 ORDER BY group_id"
 )
-_POOLED = (
-    "SELECT group_id FROM groups INDEXED BY groups_pooled"
-    " WHERE run_id = ? AND state = 'open' AND opened = 0 ORDER BY group_id"
-)
 _POOL_END = (
     "(SELECT group_id FROM groups INDEXED BY groups_pooled"
     " WHERE run_id = ? AND state = 'open' AND opened = 0 ORDER BY group_id {} LIMIT 1)"
@@ -58,7 +52,6 @@ _UNPUBLISHED = (
 _SERVED = "SELECT version, note FROM versions WHERE run_id = ? AND (published OR version = 0)"
 """What a run published, and what served when it began."""
 _KEYS = 500
-"""Keys that are looked up with one statement."""
 _STATES = {state.value: state for state in RolloutState}
 _CODES = {code.value: code for code in FailureCode}
 _GROUP_ID = sql.ROLLOUT_COLUMNS.index("group_id")
@@ -66,9 +59,8 @@ _IN_GROUP = " AND rollout_id >= ? AND rollout_id < ? ORDER BY rollout_id"
 
 
 def load(log: ControlLog, state: State, now: float) -> list[RolloutRecord]:
-    """Fill `state` with every run of the log that is not over.
-
-    Returns the rollouts whose attempts are in somebody's hands.
+    """Fill `state` with every run of the log that is not over. Returns the rollouts whose attempts
+    are in somebody's hands.
     """
     state.num_commits = log.read("SELECT count(*) FROM parts")[0][0]
     for values in log.read(f"{_RUNS} INDEXED BY runs_wanted WHERE wanted = 1 ORDER BY created_at"):
@@ -96,7 +88,7 @@ def closed_runs(log: ControlLog) -> list[RunRecord]:
         fields = dict(zip(sql.RUN_COLUMNS, values, strict=True))
         config = RunConfig.model_construct(run_id=fields["run_id"])
         run = _run_record(fields, config)
-        counters.restore(run, fields["counters"])
+        run.restore(fields["counters"])
         found.append(run)
     return found
 
@@ -111,7 +103,7 @@ def _add_run(log: ControlLog, state: State, values: tuple[Any, ...], now: float)
     run = _run_record(fields, config)
     state.add(run)
     if fields["counters"]:
-        counters.restore(run, fields["counters"])
+        run.restore(fields["counters"])
     run.cursors = dict(log.read(_CURSORS, (run.run_id,)))
     run.parts = dict(log.read(_UNPUBLISHED, (run.run_id,)))
     versions = log.read(_SERVED, (run.run_id,))
@@ -163,7 +155,6 @@ def load_keys(log: ControlLog, run: RunRecord, keys: Sequence[str]) -> list[Grou
 
 
 def load_rollout(log: ControlLog, run: RunRecord, rollout_id: int) -> RolloutRecord | None:
-    """A rollout of a forgotten group."""
     rows = log.read(
         "SELECT group_id FROM rollouts WHERE run_id = ? AND rollout_id = ?",
         (run.run_id, rollout_id),
@@ -190,23 +181,13 @@ def _live(log: ControlLog, run: RunRecord, now: float) -> None:
         group = _members(log, _group(run, values), now)
         run.add(group)
         run.ready.extend(r for r in group.rollouts if r.life.state is RolloutState.QUEUED)
-    _pool(log, run, now)
+    first, last = log.read(_POOL_ENDS, (run.run_id, run.run_id))[0]
+    if first is not None:
+        run.pool.extend(first, last + 1, now)
     doom = run.doom
     if doom is not None and doom.kind is EventKind.CANCEL:  # its end was cut short
         run.ending.extend((group, doom.code) for group in run.groups.values())
     run.granted_at = now
-
-
-def _pool(log: ControlLog, run: RunRecord, now: float) -> None:
-    """The ids that wait; when they are without a gap, as they mostly are, their ends say all."""
-    first, last = log.read(_POOL_ENDS, (run.run_id, run.run_id))[0]
-    if first is None:
-        return
-    if last - first + 1 == run.undecided - run.open_groups:
-        run.pool.extend(first, last + 1, now)
-        return
-    for (group_id,) in log.read(_POOLED, (run.run_id,)):
-        run.pool.append(group_id, now)
 
 
 def _members(log: ControlLog, group: GroupRecord, now: float) -> GroupRecord:

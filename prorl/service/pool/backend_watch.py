@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from prorl.backends.catalogue import is_server
 from prorl.control import Served, Stats
@@ -18,20 +20,81 @@ from prorl.limits import Clock
 from prorl.service.core.state import State
 from prorl.service.pool.balancer import Balancer
 from prorl.service.pool.health import Health, HealthVerdict
-from prorl.service.pool.pace import Paces
 from prorl.service.shapes import BackendView
 from prorl.types import Trouble
 
 BUSY_S = 30.0
 """A server that put a call off is called busy for so long."""
 
+POWER = 2.0
+ALIKE = 1.25
+"""Ratios up to here are chance."""
+MOST = 8.0
+"""No server counts as slower than this."""
+FADE_S = 30.0
+TOKENS = 2000
+"""So many tokens later a measurement counts a third."""
+MIN_TOKENS = 500
+"""Fewer say nothing."""
+
 log = logging.getLogger("prorl.service")
 
 
-class BackendWatch:
-    """Health of every model server that somebody may be sent to.
+class _Pace(NamedTuple):
+    seconds: float
+    tokens: float
+    at: float
 
-    `on_change` is called when one goes out or comes back.
+
+class Paces:
+    """Seconds that a token of each server takes, as RUN's calls have it, and what follows from it.
+
+    A rollout on a server that takes twice as long for a token weighs as four on one that does not
+    (`POWER`): so many fewer are there. What was measured fades with `FADE_S`: one that is given
+    nothing is tried again. Pure but for the clock.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._paces: dict[str, _Pace] = {}
+
+    def add(self, name: str, calls: Served) -> None:
+        if calls.sampled:
+            before = self._paces.get(name, _Pace(0.0, 0.0, 0.0))
+            kept = math.exp(-calls.sampled / TOKENS)
+            self._paces[name] = _Pace(
+                kept * before.seconds + calls.llm_s,
+                kept * before.tokens + calls.sampled,
+                self._clock(),
+            )
+
+    def forget(self, name: str) -> None:
+        self._paces.pop(name, None)
+
+    def weights(self) -> Mapping[str, float]:
+        """What a rollout weighs on each server that is known: 1 on the fastest."""
+        paces = {
+            name: one.seconds / one.tokens
+            for name, one in self._paces.items()
+            if one.tokens >= MIN_TOKENS and one.seconds > 0
+        }
+        fastest = min(paces.values(), default=1.0)
+        now = self._clock()
+        return {
+            name: self._weight(pace / fastest, now - self._paces[name].at)
+            for name, pace in paces.items()
+        }
+
+    @staticmethod
+    def _weight(ratio: float, age_s: float) -> float:
+        if ratio < ALIKE:
+            return 1.0
+        return float((1.0 + (min(ratio, MOST) - 1.0) * math.exp(-age_s / FADE_S)) ** POWER)
+
+
+class BackendWatch:
+    """Health of every model server that somebody may be sent to. `on_change` is called when one
+    goes out or comes back.
     """
 
     def __init__(
@@ -58,7 +121,6 @@ class BackendWatch:
         return self._health.setdefault(name, Health())
 
     def forget(self, name: str) -> None:
-        """It is watched no longer."""
         self._health.pop(name, None)
         self._paces.forget(name)
         self.doubts.pop(name, None)
@@ -70,13 +132,11 @@ class BackendWatch:
         return sorted(name for name, health in self._health.items() if health.is_out)
 
     def probed(self, name: str, trouble: Trouble | None) -> None:
-        """A probe of one that is in."""
         health = self.health(name)
         if not health.is_out:
             self._judge(name, health.probe(trouble), f"a probe was {trouble}")
 
     def reported(self, name: str, trouble: Trouble, faults: int, calls: int, message: str) -> None:
-        """RUN says that a model call went wrong."""
         if not is_server(name):
             return
         health = self.health(name)
@@ -89,7 +149,6 @@ class BackendWatch:
             self.doubts.setdefault(name, asyncio.Event()).set()
 
     def tried(self, name: str, trouble: Trouble | None, jitter: float) -> None:
-        """One that is out was asked for a token."""
         health = self.health(name)
         if trouble is not None:
             health.failed_again(self._clock(), trouble, jitter)
@@ -133,7 +192,6 @@ class BackendWatch:
         return f"busy, waited for: {health.busy_reason}"
 
     def view(self) -> list[BackendView]:
-        """What `status` shows of each backend."""
         names = {**dict.fromkeys(self._balancer.states), **dict.fromkeys(sorted(self.names()))}
         pool, unknown = self._balancer.states, Health()
         return [

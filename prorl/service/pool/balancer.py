@@ -1,10 +1,8 @@
-"""Which backend serves a rollout: a min-heap over in-flight work, sticky for the rollout's life.
-
-Pure.
+"""Which backend serves a rollout: a min-heap over in-flight work, sticky for its life. Pure.
 
 A backend's load is the number of rollouts that it serves *now*: `release` lowers it when a
 rollout ends (a count that never goes down is round-robin with extra steps). On a slow server a
-rollout weighs more (`weigh`, from `pace.py`). Equal loads go to the one that was chosen longest
+rollout weighs more (`weigh`, from `Paces`). Equal loads go to the one that was chosen longest
 ago. Health and loads are kept for every backend, in the pool or named by a run alone.
 
 Invariants: the in-flight counts sum to the number of rollouts assigned; a rollout keeps its backend
@@ -29,13 +27,10 @@ Suits = Callable[[str], bool]
 
 
 class BackendState(StrEnum):
-    """What a backend may be given."""
-
     READY = "ready"
     EJECTED = "ejected"
     """It is ill: no rollout until it has shown that it is well."""
     DRAINING = "draining"
-    """Asked to finish what it has."""
     FENCED = "fenced"
     """It has not the newest weights: no rollout until it has them."""
 
@@ -98,15 +93,13 @@ class Balancer:
         self._forget_idle(name)
 
     def drain(self, name: str) -> None:
-        """Give it nothing more. Raises NotFoundError."""
         if name not in self._state:
             raise NotFoundError(f"backend {name!r} is not in the pool")
         self._state[name] = BackendState.DRAINING
 
     def eject(self, name: str, *, dead: bool = True) -> bool:
-        """Give it nothing while it is ill.
-
-        False when it is merely slow (not `dead`) and half of the pool is out already.
+        """Give it nothing while it is ill. False when it is merely slow (not `dead`) and half of
+        the pool is out already.
         """
         if name in self._ejected:
             return True
@@ -140,7 +133,6 @@ class Balancer:
         suits: Suits | None = None,
     ) -> str | None:
         """The rollout's backend: what it has, else the least loaded of the pool or of `among`.
-
         `among` need not be in the pool, `avoid` is the last resort; None when nothing is able.
         """
         if rollout in self._owner:
@@ -157,9 +149,8 @@ class Balancer:
         return bool(self._able_of(among or self._state, suits))
 
     def assign(self, rollout: Hashable, name: str) -> None:
-        """Say that this backend serves the rollout, e.g. after a restart.
-
-        Replaces an earlier assignment.
+        """Say that this backend serves the rollout, e.g. after a restart. Replaces an earlier
+        assignment.
         """
         self.release(rollout)
         self._owner[rollout] = name
@@ -182,10 +173,8 @@ class Balancer:
         return name not in self._ejected and name not in self._fenced
 
     def _push(self, name: str) -> None:
-        """Note the present count; older entries of the backend stay.
-
-        Entries are never updated in place: what does not match the present count is skipped when it
-        surfaces.
+        """Note the present count; older entries of the backend stay. Entries are never updated in
+        place: what does not match the present count is skipped when it surfaces.
         """
         if self._able(name):
             heapq.heappush(self._heap, (self.load(name), self._chosen[name], name))

@@ -39,13 +39,10 @@ STEADY_S = 60.0
 
 
 class HealthVerdict(StrEnum):
-    """What follows from a piece of evidence."""
-
     NONE = ""
     SLOW = "slow"
     """Out, unless half of the pool is out."""
     DEAD = "dead"
-    """Out."""
 
 
 @dataclass(slots=True)
@@ -64,16 +61,13 @@ class Health:
     """Not asked whether it is well before."""
     reason: str = ""
     refused_replies: int = 0
-    """Model calls whose replies contradicted the request or themselves."""
     busy_replies: int = 0
     """Model calls that it put off (HTTP 408, 429, 503)."""
     busy_at: float = -1e9
-    """When it last did."""
     busy_reason: str = ""
 
     @property
     def is_out(self) -> bool:
-        """Whether it is given nothing."""
         return self.out_since >= 0.0
 
     def probe(self, trouble: Trouble | None) -> HealthVerdict:
@@ -114,7 +108,6 @@ class Health:
         self.back_at = now + min(longest_s, self._backoff_s) * (0.5 + jitter / 2)
 
     def back(self, now: float) -> None:
-        """It has shown that it is well."""
         self.out_since, self.well_since, self.misses, self.reason = -1.0, now, 0, ""
 
     @property

@@ -53,29 +53,31 @@ class HeldServers:
 
     async def pause(self, name: str, mode: str) -> str:
         """Hold one; empty, or why it is not paused. Said again, it changes nothing."""
-        return await self._change(name, self._pause(name, mode))
 
-    async def _pause(self, name: str, mode: str) -> None:
-        if self._marks.get(name):
-            return
-        self._balancer.fence(name)
-        self._marks[name] = ""
-        self._tell_paused(name, True)
-        target = self._target(name)
-        await target.pause(mode)
-        if not (await target.dialect()).states_labels:
-            await asyncio.sleep(SETTLE_S)
-        mark = f"{MARK}:{secrets.token_hex(6)}"
-        await target.rename(mark)
-        self._marks[name] = mark
+        async def hold() -> None:
+            if self._marks.get(name):
+                return
+            self._balancer.fence(name)
+            self._marks[name] = ""
+            self._tell_paused(name, True)
+            target = self._target(name)
+            await target.pause(mode)
+            if not (await target.dialect()).states_labels:
+                await asyncio.sleep(SETTLE_S)
+            mark = f"{MARK}:{secrets.token_hex(6)}"
+            await target.rename(mark)
+            self._marks[name] = mark
+
+        return await self._change(name, hold())
 
     async def resume(self, name: str) -> str:
         """Let one sample again; empty, or why it cannot. The fence ends with an announcement."""
-        return await self._change(name, self._resume(name))
 
-    async def _resume(self, name: str) -> None:
-        await self._target(name).resume()
-        self.forget(name)
+        async def go_on() -> None:
+            await self._target(name).resume()
+            self.forget(name)
+
+        return await self._change(name, go_on())
 
     def forget(self, name: str) -> None:
         if self._marks.pop(name, None) is not None:

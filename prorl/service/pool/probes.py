@@ -1,7 +1,5 @@
 """Asks model servers whether they are well, each by a task of its own.
 
-So one server's silence delays nobody.
-
 One that is in is asked for its health every `PROBE_S`; one that is out for a token, since a server
 that fails each model call says that it is well all the same. Whatever a name leads to, also in the
 resolver, is its own trouble and never the gateway's.
@@ -36,10 +34,7 @@ Try = Callable[[str], Awaitable[None]]
 
 
 class Probes:
-    """Watches what is to be watched.
-
-    `is_loading` tells which servers take new weights just now.
-    """
+    """Watches what is to be watched. `is_loading` tells which servers take new weights just now."""
 
     def __init__(
         self,

@@ -3,18 +3,15 @@
     id durable -> each backend: pause -> update -> resume -> `version` is durable and told
     -> the trainer has its answer
 
-Invariants: an id is never given twice, whatever fails; of several backends never more than half are
-paused at a time; one publication at a time, each server by itself: one that is out is left for
-later, one that goes out in the middle is given up, and neither delays the rest; a version is
-published only when a backend serves it (a run whose backends are scripts needs none). A backend
-that has not the newest weights, because it did not take them, joined late or was started anew, is
-fenced: no new rollout until it has them. Every load has a label that is never used again, which is
-how tokens are told apart (`prorl/backends/labels.py`). Runs that share a backend share its weights:
-what one run publishes serves the others too, whose tokens of it do not train. A trainer that sends
-weights itself announces them: a server is believed that stood paused (`held.py`) or states the
-label that the trainer gave it, and gets ours; the others are fenced until they are announced too.
-A backend that no open run uses is let go: the next run begins with what it serves then, recorded as
-its version 0.
+Invariants: an id is never given twice; never more than half of several backends are paused at a
+time; one publication at a time, and no server that is out, or goes out, delays the rest; a version
+is published only when a backend serves it (a run whose backends are scripts needs none). A backend
+without the newest weights is fenced until it has them. Every load has a label that is never used
+again, which is how tokens are told apart (`prorl/backends/labels.py`). Runs that share a backend
+share its weights: tokens of another run's do not train. A trainer that sends weights itself
+announces them: a server is believed that stood paused (`held.py`) or states the label that the
+trainer gave it, and gets ours. A backend that no open run uses is let go: the next run begins with
+what it serves then, its version 0.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ from prorl.service.core.core import Core
 from prorl.service.core.state import RunRecord
 from prorl.service.log.log_schema import ANNOUNCED
 from prorl.service.pool.held import MARK, SETTLE_S, HeldServers
-from prorl.service.pool.weights import Expected, Published, Record, ServedWeights
+from prorl.service.pool.weights import Expected, Published, ServedWeights, VersionRow
 from prorl.types import FailureCode, Trouble
 
 if TYPE_CHECKING:
@@ -69,16 +66,11 @@ log = logging.getLogger("prorl.service.pool.publish")
 
 Durable = Callable[[], Awaitable[None]]
 Sample = Callable[[str, Sequence[int], int], Awaitable[tuple[int, float]]]
-"""(backend, prompt, seed) -> the next token and its logprob, at temperature 1."""
 TellPaused = Callable[[str, bool], None]
-"""(backend, paused): said to RUN at once."""
 
 
 class Publisher:
-    """Gives weights to the backends of runs.
-
-    `watch` runs as long as the gateway, then `close`.
-    """
+    """Gives weights to the backends of runs. `watch` runs as long as the gateway, then `close`."""
 
     def __init__(
         self,
@@ -89,10 +81,10 @@ class Publisher:
         *,
         model: str = "",
         sample: Sample | None = None,
-        record: Callable[[Record], object] = lambda record: None,
+        keep: Callable[[VersionRow], object] = lambda row: None,
     ) -> None:
         self._core, self._durable, self._tell_paused = core, durable, tell_paused
-        self._key_of, self._model, self._record = key_of, model, record
+        self._key_of, self._model, self._keep_row = key_of, model, keep
         self._sample = sample
         self._mistaken: dict[str, float] = {}
         """Servers that serve other weights than their label says: when to look again."""
@@ -105,8 +97,6 @@ class Publisher:
         self._running: dict[tuple[str, int], asyncio.Task[Published]] = {}
         self._tending: dict[str, asyncio.Task[None]] = {}
         self._loading: set[str] = set()
-        self._maybe_paused: set[str] = set()
-        """Servers that may hear a `/pause` which nothing has ended."""
         self._wanted = core.state.should_serve
         self.held = HeldServers(core.state.balancer, self._target, self._lock, tell_paused)
 
@@ -200,21 +190,7 @@ class Publisher:
             took = tuple(name for name in servers if name not in failed)
             for name in took:
                 self._serves(name, weights)
-            fresh = self._core.publish(run, version, by_service=True)
-            await self._durable()
-            load_s = time.monotonic() - began
-            await self._keep(
-                Record(
-                    run.run_id,
-                    version,
-                    weights.label,
-                    pause=ANNOUNCED,
-                    took=took,
-                    failed=failed,
-                    load_s=load_s,
-                )
-            )
-            return Published(version, fresh, failed)
+            return await self._published(run, weights, took, failed, began)
 
     async def _claim(self, name: str, weights: ServedWeights, stated: str) -> str:
         """Give a server that has a trainer's weights their label; empty, or why it has them not."""
@@ -250,9 +226,8 @@ class Publisher:
             self._core.watched.on_change()
 
     async def resume(self, name: str) -> str:
-        """Let a server that a trainer held sample again; empty, or what is wrong with it.
-
-        Without an announcement since its pause nobody knows its weights: it stays fenced.
+        """Let a server that a trainer held sample again; empty, or what is wrong with it. Without
+        an announcement since its pause nobody knows its weights: it stays fenced.
         """
         if why := await self.held.resume(name):
             return why
@@ -271,7 +246,6 @@ class Publisher:
             log.warning("version %d of run %s was not published: %s", key[1], key[0], error)
 
     async def _publish(self, run: RunRecord, weights: ServedWeights) -> Published:
-        version, path = weights.version, weights.path
         async with self._turn_with_servers(run, weights) as names:
             failed: dict[str, str] = {}
             began = time.monotonic()
@@ -279,35 +253,38 @@ class Publisher:
                 failed = await self._spread(names, weights, pooled=not run.config.backends)
                 if len(failed) == len(names):
                     raise UnavailableError(
-                        f"no backend took version {version} of run {run.run_id}:"
+                        f"no backend took version {weights.version} of run {run.run_id}:"
                         f" {'; '.join(failed.values())}"
                     )
-            fresh = self._core.publish(run, version, by_service=bool(names))
-            await self._durable()
             took = tuple(name for name in names if name not in failed)
-            load_s = time.monotonic() - began
-            await self._keep(
-                Record(
-                    run.run_id,
-                    version,
-                    weights.label,
-                    path,
-                    weights.pause,
-                    is_adapter(path),
-                    took,
-                    failed,
-                    load_s,
-                )
-            )
-            return Published(version, fresh, failed)
+            return await self._published(run, weights, took, failed, began)
+
+    async def _published(
+        self,
+        run: RunRecord,
+        weights: ServedWeights,
+        took: Sequence[str],
+        failed: Mapping[str, str],
+        began: float,
+    ) -> Published:
+        fresh = self._core.publish(run, weights.version, by_service=bool(took))
+        await self._durable()
+        _, _, version, path, pause, _ = weights
+        reasons = [f"{name}: {why}" for name, why in failed.items()]
+        load_s = time.monotonic() - began
+        row = VersionRow(
+            *(run.run_id, version, weights.label, path, pause),
+            *(bool(path) and is_adapter(path), took, reasons, load_s),
+        )
+        await self._keep(row)
+        return Published(version, fresh, failed)
 
     @asynccontextmanager
     async def _turn_with_servers(
         self, run: RunRecord, weights: ServedWeights
     ) -> AsyncIterator[list[str]]:
-        """The turn to publish, once one of the servers that should take the weights is not out.
-
-        Or none should. Who waits for its servers, as its rollouts do, keeps no turn from others.
+        """The turn to publish, once one of the servers that should take the weights is not out. Or
+        none should. Who waits for its servers, as its rollouts do, keeps no turn from others.
         Raises ConflictError when the run ends while its servers are out.
         """
         while True:
@@ -322,14 +299,14 @@ class Publisher:
                 given = f"version {weights.version} of run {run.run_id!r}, which has ended"
                 raise ConflictError(given, "an open run", "all its servers were out")
 
-    async def _keep(self, record: Record) -> None:
+    async def _keep(self, row: VersionRow) -> None:
         """In the run's directory, for readers: a disk that refuses stops no training."""
         try:
-            await asyncio.to_thread(self._record, record)
+            await asyncio.to_thread(self._keep_row, row)
         except OSError as error:
             log.warning(
                 "version %d of run %s is not in the run's table: %s",
-                *(record.version, record.run_id, error),
+                *(row.version, row.run_id, error),
             )
 
     def _servers(self, run: RunRecord) -> list[str]:
@@ -343,7 +320,10 @@ class Publisher:
         health = self._core.watched.health
         if pooled:
             self._newest = weights
-        self._want(names, weights)
+        for name in names:
+            self._wanted[name] = weights
+            if health(name).is_out:
+                self._core.state.balancer.fence(name)
         able = [name for name in names if not health(name).is_out]
         slots = asyncio.Semaphore(max(1, len(able) // 2))
 
@@ -355,12 +335,6 @@ class Publisher:
         told = dict(zip(able, reasons, strict=True))
         out = {name: f"{name} is out: {health(name).reason}" for name in names if name not in told}
         return out | {name: reason for name, reason in told.items() if reason}
-
-    def _want(self, names: Iterable[str], weights: ServedWeights) -> None:
-        for name in names:
-            self._wanted[name] = weights
-            if self._core.watched.health(name).is_out:
-                self._core.state.balancer.fence(name)
 
     async def _give(self, name: str) -> str:
         """Have one backend serve what it should; empty, or why it does not. It is fenced then."""
@@ -435,8 +409,7 @@ class Publisher:
     async def _load(self, name: str, weights: ServedWeights) -> None:
         target = self._target(name)
         if weights.is_named(await target.label()):
-            if name in self._maybe_paused:  # by us, in this life or an earlier one
-                await self._resume(name, target)
+            await target.resume()  # we may have paused it, in this life or an earlier one
             return
         if weights.is_announced:
             raise BackendError(
@@ -446,20 +419,19 @@ class Publisher:
         self._loading.add(name)
         self._tell_paused(name, True)
         try:
-            self._maybe_paused.add(name)
             try:
-                await _exchange(target, weights, settles=not dialect.states_labels)
+                await target.pause(weights.pause)
+                if not dialect.states_labels:
+                    await asyncio.sleep(SETTLE_S)
+                label = label_of(weights.tag, weights.version, secrets.token_hex(4))
+                await target.update(weights.path, weights.version, label)
             finally:
                 # Also after a failure: requests that wait end sooner than by their time-out, and
                 # say which weights they had. A pause without an answer may have come too.
-                await self._resume(name, target)
+                await target.resume()
         finally:
             self._loading.discard(name)
             self._tell_paused(name, False)
-
-    async def _resume(self, name: str, target: WeightTarget) -> None:
-        await target.resume()
-        self._maybe_paused.discard(name)
 
     def _target(self, name: str) -> WeightTarget:
         # Here: an HTTP client is a tenth of the gateway's start, and few have servers by then.
@@ -484,7 +456,6 @@ class Publisher:
             self._core.state.balancer.fence(name)
 
     def left(self, name: str) -> None:
-        """It is not ours to give weights to any more."""
         self._wanted.pop(name, None)
         self._targets.pop(name, None)
         self.held.forget(name)
@@ -497,12 +468,11 @@ class Publisher:
         await self._durable()
         if told:
             label = " ".join(sorted({*told.values()}))
-            await self._keep(Record(run.run_id, 0, label, took=tuple(sorted(told))))
+            await self._keep(VersionRow(run.run_id, 0, label, took=sorted(told)))
 
     async def _stated(self, names: Sequence[str], limit_s: float = 2.0) -> dict[str, str]:
-        """What servers call the weights that they serve now.
-
-        Those that do not say it in time are left out.
+        """What servers call the weights that they serve now. Those that do not say it in time are
+        left out.
         """
 
         async def ask(name: str) -> str:
@@ -550,22 +520,16 @@ class Publisher:
                 or time.monotonic() < self._mistaken.get(name, 0.0)
             ):
                 return
-            if name in self._core.state.balancer.fenced or await self._is_behind(name):
+            label = (await self._stated([name])).get(name)  # None: away, which probes notice
+            is_behind = label is not None and not self._wanted[name].is_named(label)
+            if is_behind or name in self._core.state.balancer.fenced:
                 await self._give(name)
         finally:
             self._tending.pop(name, None)
 
-    async def _is_behind(self, name: str) -> bool:
-        try:
-            with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
-                return not self._wanted[name].is_named(await self._target(name).label())
-        except RolloutError:
-            return False  # away: probes notice, and it is asked again
-
     def _recall(self) -> None:
-        """What backends should serve, from the log, after a restart of the gateway.
-
-        Until they say so they are fenced.
+        """What backends should serve, from the log, after a restart of the gateway. Until they say
+        so they are fenced.
         """
         runs = [run for run in self._core.state.open.values() if run.version]
         for run in sorted(runs, key=lambda run: run.created_at):
@@ -584,14 +548,4 @@ class Publisher:
                 if not run.config.backends:
                     self._newest = weights
         for name in self._wanted:
-            self._maybe_paused.add(name)
             self._core.state.balancer.fence(name)
-
-
-async def _exchange(target: WeightTarget, weights: ServedWeights, *, settles: bool) -> None:
-    """Pause a server and load the weights; `settles`: it needs a while between the two."""
-    await target.pause(weights.pause)
-    if settles:
-        await asyncio.sleep(SETTLE_S)
-    label = label_of(weights.tag, weights.version, secrets.token_hex(4))
-    await target.update(weights.path, weights.version, label)

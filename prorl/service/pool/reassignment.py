@@ -1,6 +1,4 @@
-"""Attempts that lost their backend in the middle wait here for another.
-
-They keep everything that they have.
+"""Attempts that lost their backend in the middle wait here for another, with all that they have.
 
 A failure is evidence first (`backend_watch.py`), then the attempt is assigned anew: not to the one
 that failed it when there is another, not to one with older weights than it has seen. With no able
@@ -14,25 +12,18 @@ from collections.abc import Callable
 
 from prorl.control import Assigned, ControlRow, Failover, Payload, Problem
 from prorl.service.core.rollouts import Rollouts
-from prorl.service.core.state import IN_HAND, RolloutRecord, State, WorkerRecord
-from prorl.service.log.journal import Journal
+from prorl.service.core.state import IN_HAND, RolloutRecord, WorkerRecord
+from prorl.service.log.journal import Base, Part
 from prorl.service.pool.backend_watch import BackendWatch
 from prorl.types import AttemptKey
 
 Reply = Callable[[WorkerRecord, ControlRow, Payload, str], None]
 
 
-class Reassignments:
-    def __init__(
-        self,
-        state: State,
-        watched: BackendWatch,
-        journal: Journal,
-        rollouts: Rollouts,
-        reply: Reply,
-    ) -> None:
-        self._state, self._watched, self._journal = state, watched, journal
-        self._rollouts, self._reply = rollouts, reply
+class Reassignments(Part):
+    def __init__(self, base: Base, watched: BackendWatch, rollouts: Rollouts, reply: Reply) -> None:
+        super().__init__(base)
+        self._watched, self._rollouts, self._reply = watched, rollouts, reply
         self._waiting: dict[AttemptKey, tuple[WorkerRecord, ControlRow, Failover]] = {}
 
     @property
@@ -40,7 +31,6 @@ class Reassignments:
         return len(self._waiting)
 
     def ask(self, worker: WorkerRecord, row: ControlRow) -> None:
-        """RUN wants another backend for an attempt. Raises SchemaError."""
         asked = row.read(Failover)
         record = self._current(asked.attempt)
         if record is None:
@@ -55,7 +45,6 @@ class Reassignments:
         self.serve()
 
     def serve(self) -> None:
-        """Answer all who can be: something may have changed."""
         in_vain: set[tuple[str, tuple[str, ...], int]] = set()
         for key, (worker, row, asked) in list(self._waiting.items()):
             record = self._current(key)

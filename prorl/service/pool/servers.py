@@ -1,6 +1,5 @@
-"""The gateway's own calls to model servers.
-
-A token from one that was out, everything from one that is new.
+"""The gateway's own calls to model servers. A token from one that was out, everything from one that
+is new.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from prorl.backends.vllm import VllmBackend
 
 CHECK_S = 30.0
-"""For everything that a new server is asked."""
 VOCABULARY_S = 10.0
 ANY_VOCABULARY = 2**31 - 1
 _RENDERER = ChatMLRenderer(load_tokenizer("bytes"))
@@ -68,8 +66,6 @@ def valid_url(url: str) -> str:
 
 
 class Servers:
-    """Calls servers; with the key those that may have it."""
-
     def __init__(self, config: ServiceConfig, is_ours: Callable[[str], bool]) -> None:
         self._config, self._is_ours = config, is_ours
 
@@ -78,7 +74,6 @@ class Servers:
         return self._config.backend_key if self._is_ours(name) else ""
 
     async def try_call(self, name: str) -> None:
-        """One token, as a rollout would get it. Raises BackendError."""
         async with self._open(name, self.key_of(name)) as backend:
             await first_token(backend, np.zeros(1, dtype=np.int32))
 
@@ -89,9 +84,8 @@ class Servers:
         return int(said.token_ids_C[0]), float(said.logprobs_C[0])
 
     async def check(self, name: str, *, ours: bool) -> None:
-        """Everything that a backend must be, whoever uses it.
-
-        Raises ConfigError with what it is not.
+        """Everything that a backend must be, whoever uses it. Raises ConfigError with what it is
+        not.
         """
         if not is_server(name):
             await open_url(name, BackendContext(_RENDERER, env_by_name)).close()
@@ -110,9 +104,8 @@ class Servers:
     async def check_vocabulary(
         self, name: str, wanted: Vocabulary, *, ours: bool = False
     ) -> dict[str, Json]:
-        """A run's vocabulary is the server's; what that says of its model.
-
-        Raises ConfigError; one that is away is not asked.
+        """A run's vocabulary is the server's; what that says of its model. Raises ConfigError; one
+        that is away is not asked.
         """
         key = self._config.backend_key if ours else self.key_of(name)
         try:

@@ -7,28 +7,38 @@ import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pyarrow as pa
+from pydantic import Field, model_validator
 
 from prorl.backends.labels import label_of
+from prorl.config import StrictModel
 from prorl.schema import APPENDED
 from prorl.service.log.log_schema import ANNOUNCED
 from prorl.storage.files.layout import RunDir
 
 
-class Expected(NamedTuple):
-    """The trainer's own logprobs at temperature 1 of tokens that may follow a prompt."""
+class Expected(StrictModel):
+    """What the trainer itself computes of one prompt, to be compared with what servers say."""
 
-    prompt_ids: tuple[int, ...]
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    tolerance: float = 0.1
+    prompt_ids: tuple[int, ...] = Field(min_length=1, max_length=1 << 16)
+    ids: tuple[int, ...] = Field(min_length=1, max_length=4096, description="likely next tokens")
+    logprobs: tuple[float, ...] = Field(
+        min_length=1, max_length=4096, description="theirs, at temperature 1"
+    )
+    tolerance: float = Field(default=0.1, gt=0, description="of the median difference")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if len(self.ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.ids)} ids with {len(self.logprobs)} logprobs")
+        return self
 
     def problem(self, sampled: Sequence[tuple[int, float]]) -> str:
         """What is wrong with tokens that a server sampled after the prompt, as (id, logprob).
 
-        >>> expected = Expected((1,), (5, 6), (-0.7, -0.7))
+        >>> expected = Expected(prompt_ids=(1,), ids=(5, 6), logprobs=(-0.7, -0.7))
         >>> expected.problem([(5, -0.71), (6, -0.69)]), expected.problem([(5, -2.0)])
         ('', 'logprobs are 1.3 from those of the trainer')
         >>> expected.problem([(7, -0.1)] * 32)
@@ -48,8 +58,6 @@ class Expected(NamedTuple):
 
 
 class ServedWeights(NamedTuple):
-    """What a backend should serve."""
-
     run_id: str
     tag: str
     version: int
@@ -71,8 +79,17 @@ class ServedWeights(NamedTuple):
         return label.startswith(f"{self.label}:")
 
 
-class Record(NamedTuple):
-    """A row of the run's table `versions`."""
+class Published(NamedTuple):
+    version: int
+    fresh: bool = False
+    """False when it was published before."""
+    failed: Mapping[str, str] = MappingProxyType({})
+    pending: bool = False
+    """Still being given to backends: say it again."""
+
+
+class VersionRow(NamedTuple):
+    """A row of the run's table `versions`, but for its time."""
 
     run_id: str
     version: int
@@ -80,43 +97,19 @@ class Record(NamedTuple):
     path: str = ""
     pause: str = ""
     adapter: bool = False
-    took: tuple[str, ...] = ()
-    failed: Mapping[str, str] = MappingProxyType({})
+    took: Sequence[str] = ()
+    failed: Sequence[str] = ()
     load_s: float = 0.0
 
 
-class Published(NamedTuple):
-    version: int
-    fresh: bool = False
-    """False when it was published before."""
-    failed: Mapping[str, str] = MappingProxyType({})
-    """Backends that did not take it yet, with the reason."""
-    pending: bool = False
-    """Still being given to backends: say it again."""
-
-
-def keep_version(directory: RunDir, record: Record, at: float) -> bool:
-    """Append one to the table `versions`; `at` in seconds since 1970. False when it is there.
-
-    The log decides; the table is for readers of the directory, written behind the log and before
-    the trainer has its answer. Raises StorageError.
+def keep_version(directory: RunDir, row: VersionRow, at: float) -> bool:
+    """Append to the table `versions`; `at` in seconds since 1970. False when it is there. The log
+    decides; the table is for readers of the directory, written behind the log and before the
+    trainer has its answer. Raises StorageError.
     """
-    from prorl.storage.keep.appended import (
-        AppendedTable,  # Parquet: megabytes that few gateways need
-    )
+    # Here: Parquet is megabytes that few gateways need.
+    from prorl.storage.keep.appended import AppendedTable
 
-    schema = APPENDED["versions"]
-    row = {
-        "run_id": record.run_id,
-        "version": record.version,
-        "label": record.label,
-        "path": record.path,
-        "pause": record.pause,
-        "adapter": record.adapter,
-        "took": list(record.took),
-        "failed": [f"{name}: {why}" for name, why in record.failed.items()],
-        "load_s": record.load_s,
-        "at": datetime.fromtimestamp(at, UTC),
-    }
-    rows = pa.Table.from_pylist([row], schema=schema)
-    return AppendedTable(directory, "versions").append(rows, str(record.version))
+    values = {**row._asdict(), "at": datetime.fromtimestamp(at, UTC)}
+    table = pa.Table.from_pylist([values], schema=APPENDED["versions"])
+    return AppendedTable(directory, "versions").append(table, str(row.version))
