@@ -37,9 +37,9 @@ from prorl.envs.tools import (
     field_error,
     make_spec,
     run_call,
+    task_tools,
     text_field,
 )
-from prorl.envs.user_tools import task_tools
 from prorl.errors import ConfigError, RolloutError, TaskError, boundary
 from prorl.limits import Deadline
 from prorl.rubric import Rubric

@@ -12,8 +12,7 @@ from typing import Any
 
 from prorl.envs import get_env
 from prorl.envs.base import BaseEnv, Solution
-from prorl.envs.tools import SANDBOX_OPS
-from prorl.envs.user_tools import user_spec
+from prorl.envs.tools import SANDBOX_OPS, user_spec
 from prorl.errors import ProrlError, RolloutError, TaskError, UserError
 from prorl.helper.child import Answer, Channel, place_of, serve
 from prorl.limits import Deadline

@@ -7,7 +7,7 @@
 | proof | what is proved of a model when its renderer is made |
 | load | the factory: from a directory to its renderer |
 | template, sandbox | reading a template and running it within bounds |
-| guard | content never spells a marker |
+| guard | content never spells a marker, and what was sampled as none is none |
 | family, grammar | the table of families; how each writes calls |
 """
 

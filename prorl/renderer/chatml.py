@@ -24,7 +24,7 @@ import orjson
 
 from prorl.errors import ConfigError
 from prorl.renderer.grammar import hermes
-from prorl.renderer.speech import Speech, split_thoughts
+from prorl.renderer.guard import Speech, split_thoughts
 from prorl.types import Message, ToolSpec
 
 if TYPE_CHECKING:

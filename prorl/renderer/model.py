@@ -22,9 +22,8 @@ import numpy as np
 
 from prorl.errors import ConfigError, TaskError
 from prorl.renderer.family import Family
-from prorl.renderer.guard import MARK, OPEN, Guard
+from prorl.renderer.guard import MARK, OPEN, Guard, Speech, split_thoughts
 from prorl.renderer.sandbox import TemplateFault
-from prorl.renderer.speech import Speech, split_thoughts
 from prorl.renderer.template import ChatTemplate, made_up_id, tool_values
 from prorl.renderer.verdict import Proof, TurnKind, Verdict
 from prorl.types import Json, Message, ToolCall, ToolSpec

@@ -21,7 +21,7 @@ Every sandbox can serve the tools of `catalogue.py`: `bash`, `python`, `files`, 
 
 A task of any env that derives from `BaseEnv` gets it, or one of ours that the env does not offer,
 with `"tools": ["weather", "ipython"]` in its data; an env of your own offers it to all its tasks
-with `offers = (user_spec("weather"),)` (`prorl.envs.user_tools`).
+with `offers = (user_spec("weather"),)` (`prorl.envs.tools`).
 
 Where it runs. On the host the module is imported and `description` and `parameters` are read,
 nothing is called. What the policy calls runs inside the sandbox, with the agent's rights and

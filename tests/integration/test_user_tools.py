@@ -40,7 +40,7 @@ PACKAGE = {
         """
         from prorl.envs.noop import NoopEnv
         from prorl.envs.tools import Solution, run_call
-        from prorl.envs.user_tools import user_spec
+        from prorl.envs.tools import user_spec
         from prorl.types import RewardPart, SandboxSpec, Score, Stage, ToolCall
 
         class TripEnv(NoopEnv):

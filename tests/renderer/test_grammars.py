@@ -10,7 +10,7 @@ from prorl.renderer import grammar
 from prorl.renderer.family import FAMILIES, Family
 from prorl.renderer.grammar import Grammar
 from prorl.renderer.grammar.common import coerce
-from prorl.renderer.speech import split_thoughts
+from prorl.renderer.guard import split_thoughts
 from prorl.types import Json, ToolSpec
 
 TOOLS = {

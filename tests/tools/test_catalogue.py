@@ -8,8 +8,7 @@ import zipfile
 import pytest
 
 from prorl.envs import get_env
-from prorl.envs.tools import IPYTHON, JUPYTER, PYTHON, served
-from prorl.envs.user_tools import schema_problem
+from prorl.envs.tools import IPYTHON, JUPYTER, PYTHON, schema_problem, served
 from prorl.errors import TaskError
 from prorl.tools import bundle
 from prorl.tools.catalogue import CATALOGUE

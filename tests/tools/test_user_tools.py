@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import prorl.sandbox
-from prorl.envs import user_tools
+from prorl.envs import tools
 from prorl.envs.math import MathEnv
 from prorl.errors import SandboxError, TaskError
 from prorl.renderer import ChatMLRenderer
@@ -139,10 +139,10 @@ TOOLS = {
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("USER", "somebody")
-    user_tools.user_spec.cache_clear()
+    tools.user_spec.cache_clear()
     with installed(tmp_path / "site", "acme", FILES, {"prorl.tools": TOOLS}, monkeypatch):
         yield
-    user_tools.user_spec.cache_clear()
+    tools.user_spec.cache_clear()
 
 
 def _task(*tools: Json) -> Task:

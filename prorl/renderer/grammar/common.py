@@ -1,7 +1,7 @@
 """What the call grammars share: text with fenced markers in, content and calls out; nothing raises.
 
 A grammar reads text in which only real markers look like markers: what a model spelled letter by
-letter is fenced (`prorl.renderer.speech`). What it takes out of the text it unfences.
+letter is fenced (`prorl.renderer.guard`). What it takes out of the text it unfences.
 """
 
 from __future__ import annotations
