@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from prorl.envs.arith import ArithEnv
-from prorl.envs.shop import ShopEnv
+from prorl.envs.arith import ArithEnv, ShopEnv
 from prorl.envs.tools import PYTHON
 from prorl.types import Message, Task, ToolCall
 

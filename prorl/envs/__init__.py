@@ -37,7 +37,7 @@ BUILT_IN: Mapping[str, str] = {
     "swe": "prorl.envs.swe:SweEnv",
     "stem": "prorl.envs.stem:StemEnv",
     "arith": "prorl.envs.arith:ArithEnv",
-    "shop": "prorl.envs.shop:ShopEnv",
+    "shop": "prorl.envs.arith:ShopEnv",
     "guest": "prorl.envs.guest:GuestEnv",
     "noop": "prorl.envs.noop:NoopEnv",
 }

@@ -1,6 +1,7 @@
-"""The env `arith`: arithmetic in words with a real `python` tool, for small policies.
+"""The envs `arith` and `shop`: arithmetic in words with a real `python` tool, for small policies.
 
-Its messages and the tool's output are short.
+Messages and outputs of tools are short. In `shop` prices must be looked up first, by a tool that is
+answered here from the task's data (`prices`: item -> integer; `items` asked for, in order).
 
 `task.data`: `expression` (the right Python expression), `answer` (its value as text);
 `prorl.tasks.generated` makes such tasks. RUN needs a sandbox for the tool; EVAL needs none: the
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.base import BaseEnv, Solution, tool
 from prorl.envs.tools import BAD_CALL, PYTHON
+from prorl.errors import TaskError
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
 from prorl.types import Judgement, Task, ToolCall, ToolResult
@@ -49,6 +51,34 @@ class ArithEnv(BaseEnv):
     def reference(self, task: Task) -> Solution:
         return Solution(
             (ToolCall(PYTHON.name, {"code": task.data["expression"]}),), task.data["answer"]
+        )
+
+
+class ShopEnv(ArithEnv):
+    name = "shop"
+    repeatable = ("price",)
+
+    @tool("Price of one item.", item={"type": "string"})
+    def price(self, task: Task, item: str) -> str:
+        return str(task.data["prices"].get(item, "error: not sold"))
+
+    def check(self, task: Task) -> None:
+        super().check(task)
+        prices, items = task.data.get("prices"), task.data.get("items")
+        if (
+            not isinstance(prices, dict)
+            or not isinstance(items, list)
+            or not all(item in prices for item in items)
+        ):
+            raise TaskError(
+                f"task {task.task_id}: prices {prices!r} for items {items!r}",
+                "a price for each item",
+            )
+
+    def reference(self, task: Task) -> Solution:
+        prices = tuple(ToolCall("price", {"item": item}) for item in task.data["items"])
+        return Solution(
+            (*prices, ToolCall(PYTHON.name, {"code": task.data["expression"]})), task.data["answer"]
         )
 
 

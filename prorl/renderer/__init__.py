@@ -6,7 +6,7 @@
 | chatml | `ChatMLRenderer`: no files, for the byte tokenizer and for toy models |
 | proof | what is proved of a model when its renderer is made |
 | load | the factory: from a directory to its renderer |
-| template, sandbox | reading a template and running it within bounds |
+| template | reading a template and running it within bounds |
 | guard | content never spells a marker, and what was sampled as none is none |
 | family, grammar | the table of families; how each writes calls |
 """

@@ -20,9 +20,8 @@ import numpy as np
 from prorl.errors import ConfigError, UserError
 from prorl.renderer.grammar import plain
 from prorl.renderer.guard import bare
-from prorl.renderer.model import TemplateRenderer
+from prorl.renderer.model import Finding, Proof, TemplateRenderer, TurnKind, Verdict
 from prorl.renderer.template import made_up_id, tool_values
-from prorl.renderer.verdict import Finding, Proof, TurnKind, Verdict
 from prorl.tokenizer import HFTokenizer
 from prorl.types import Message, ToolCall, ToolSpec
 

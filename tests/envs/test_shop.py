@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.envs.shop import ShopEnv
+from prorl.envs.arith import ShopEnv
 from prorl.errors import TaskError
 from prorl.limits import Deadline
 from prorl.tasks.generated import generate

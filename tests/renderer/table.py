@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from prorl.errors import ConfigError
 from prorl.renderer.family import find_family
-from prorl.renderer.verdict import TurnKind, Verdict
+from prorl.renderer.model import TurnKind, Verdict
 from tests.renderer import families
 from tests.renderer.families import MODELS, TEMPLATES, Model
 

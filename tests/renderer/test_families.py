@@ -14,7 +14,7 @@ import pytest
 
 from prorl.errors import ConfigError
 from prorl.renderer.family import find_family
-from prorl.renderer.verdict import TurnKind, Verdict
+from prorl.renderer.model import TurnKind, Verdict
 from prorl.tokenizer import HFTokenizer
 from prorl.types import Message
 from tests.renderer import families

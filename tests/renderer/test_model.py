@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from prorl.config.renderer import RendererSpec
 from prorl.errors import ConfigError, TaskError
 from prorl.renderer import describe, make_renderer
-from prorl.renderer.model import TemplateRenderer
-from prorl.renderer.verdict import TurnKind, Verdict
+from prorl.renderer.model import TemplateRenderer, TurnKind, Verdict
 from prorl.tokenizer import SPECIALS
 from prorl.types import Json, Message, ToolCall
 from tests.renderer.small import LOOK, TEMPLATE, write_model

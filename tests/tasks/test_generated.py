@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from prorl.envs import get_env
 from prorl.errors import TaskError
 from prorl.tasks import load_tasks
-from prorl.tasks.generated import SETS, generate
-from prorl.tasks.generated.arith import FORMS, OPENINGS
-from prorl.tasks.generated.split import split_of, wordings
+from prorl.tasks.generated import OPENINGS, SETS, SUMS, generate, split_of, wordings
 from prorl.types import Task
 
 NAMES = sorted(SETS)
@@ -86,7 +84,7 @@ def test_operands_belong_to_one_split_whatever_their_type(operands: list[int]) -
 
 
 def test_every_opening_and_phrase_is_in_training() -> None:
-    for form in FORMS:
+    for form in SUMS:
         pairs = wordings(OPENINGS, form.phrases, "train")
         assert {opening for opening, _ in pairs} == set(OPENINGS)
         assert {phrase for _, phrase in pairs} == set(form.phrases)
