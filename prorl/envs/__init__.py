@@ -13,10 +13,8 @@ Each implements `prorl.protocols.Env`.
 | guest | - | a program of another framework, in an interpreter of its own, says the reward |
 | noop | - | always 1; no sandbox, for benches and tests |
 
-All of them derive from `BaseEnv` (`base.py`) and take further tools of yours
-(`prorl/tools/__init__.py`), an image and resources from `task.data`. An env of your own is an entry
-point of the group `prorl.envs` whose value is a class (or function) that takes no arguments and
-gives an Env.
+An env of your own is an entry point of the group `prorl.envs` whose value is a class (or function)
+that takes no arguments and gives an Env.
 """
 
 from __future__ import annotations

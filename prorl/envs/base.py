@@ -11,7 +11,7 @@
 
 What a domain gives: its tools, `offers` for those that run inside the sandbox and methods marked
 with `tool` for those that run on the host, and its score, a `rubric`. All else may stay as it is;
-each method of `prorl.protocols.Env` may be replaced. README, "An env of your own", has a whole one.
+each method of `prorl.protocols.Env` may be replaced. docs/extending.md has a whole one.
 
 | `task.data` | read by every env that derives from this one |
 |---|---|

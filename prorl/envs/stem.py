@@ -10,9 +10,7 @@ The answer is a choice, a quantity with its unit or a short text.
 | tolerance | relative, of numbers (0.01; whole numbers without a unit are exact) |
 | solution | kept for people |
 
-The answer is what follows the last `####`, is in the last `\\boxed{}`, or follows the last "answer
-is"; else the last line. `answers/science.py` says what is right. Nothing is guessed: what none of
-its rules settles is wrong, and the log says how it was read.
+`answers/science.py` says what is right; what none of its rules settles is wrong.
 """
 
 from __future__ import annotations

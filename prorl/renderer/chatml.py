@@ -1,12 +1,4 @@
-"""Messages <-> token ids in ChatML with Hermes tool calls.
-
-It is the format of Qwen 2.5/3 and of many fine-tunes.
-
-    <|im_start|>system\\n ... tools ... <|im_end|>\\n <|im_start|>user\\nHow much is
-    6*7?<|im_end|>\\n <|im_start|>assistant\\n<tool_call>\\n{"name": "python", "arguments": {"code":
-    "6*7"}}\\n</tool_call><|im_end|>\\n
-    <|im_start|>user\\n<tool_response>\\n42\\n</tool_response><|im_end|>\\n
-    <|im_start|>assistant\\n#### 42<|im_end|>
+"""Messages <-> token ids in ChatML with Hermes tool calls, as Qwen 2.5 and 3 have it.
 
 Invariants: ids that exist are never rendered again (`bridge` gives only what follows them); content
 can never spell a marker, since `Tokenizer.encode` yields no specials; `parse` never raises,

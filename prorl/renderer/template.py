@@ -1,20 +1,15 @@
 """A model's chat template as its directory holds it, and how our records look to it.
 
-    template = ChatTemplate.load(Path("Qwen3-4B"), date(2026, 11, 22))
-    template.render([{"role": "user", "content": "6*7?"}], tools=None, add_generation_prompt=True)
-
 What a template sees is what transformers' `apply_chat_template` gives it: messages and tools in
 OpenAI's form, the special tokens of tokenizer_config.json, `strftime_now` (of one day: a run over
 midnight keeps its prompts), and the variables of the run. A variable that the template does not
 read is refused.
 
-A template is code of strangers: it runs in jinja2's immutable sandbox, with bounds.
-
-Invariants: a template gets plain JSON values and changes none; nothing of Python is reachable
-through attributes; there is no loader, so `include` and `import` raise; a render ends after
-`MAX_STEPS` loop items or `MAX_CHARS` characters with a `TemplateFault`. Not bounded: the memory
-that one filter or string method takes (`center`), and calls: the process that proves a template
-(`check.py`) has a limit of processor time.
+A template is code of strangers: it runs in jinja2's immutable sandbox, gets plain JSON values and
+changes none; nothing of Python is reachable through attributes; there is no loader, so `include`
+and `import` raise; a render ends after `MAX_STEPS` loop items or `MAX_CHARS` characters with a
+`TemplateFault`. Not bounded: the memory that one filter or string method takes (`center`), and
+calls: the process that proves a template (`check.py`) has a limit of processor time.
 """
 
 from __future__ import annotations

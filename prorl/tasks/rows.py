@@ -1,13 +1,7 @@
-"""Where rows come from: a path -> rows, each with its place for people.
+"""Where rows come from: a path -> rows, each with its place for people (docs/tasks.md, Containers).
 
-| path | rows |
-|---|---|
-| file | JSON Lines, plain or gzipped; one JSON list; Parquet |
-| folder | what `datasets.save_to_disk` wrote; else its only split of Parquet or JSON Lines files |
-
-What kind of file it is, is seen from its first bytes, not from its name. A row that cannot be read
-is given as a TaskError, so that a reader may go on behind it; a file that cannot be read raises
-one.
+A row that cannot be read is given as a TaskError, so that a reader may go on behind it; a file that
+cannot be read raises one.
 """
 
 from __future__ import annotations

@@ -12,22 +12,17 @@ The policy changes a repository so that hidden tests pass.
 | requirements, wheels | where there is no image: Python packages (`envs/base.py`), else pytest |
 | setup | shell commands that make the workspace ready, as the agent's user; once a node |
 | test_command | shell commands that run the tests; default: pytest on the files of `test_patch` |
-| log_parser | how the log is read (`logs/`); default: as `test_command` looks |
+| log_parser | how the log is read (`logs.py`); default: as `test_command` looks |
 | environment | variables of setup, tests and the agent's bash: name -> text |
 | timeout_s, setup_s | limits of tests (60), setup (600); below `limits.eval_s`, `limits.init_s` |
 | verified | true: `verify` is left out, somebody has done it |
 | tools, sandbox | further tools (`prorl/tools`); fields of SandboxSpec |
 
-The repository lies in the workspace as one git commit without history: a later fix cannot be read
-out of it. An image needs git and python3. What crosses into EVAL is the diff to that commit. EVAL
-prepares a fresh workspace in the same way, brings the tests, then the diff without what decides
-about it (`guard.py`), runs the tests as they are and altered (`judge.py`).
-
-The reward is 1 when all named tests pass, else 0; a diff that does not apply, tests that hang or a
-sandbox that they break are 0 too. A workspace whose changes cannot be read any more is the policy's
-failure, `sandbox_broken`. Once a node the task itself is tried (`verify`): on the untouched
-repository PASS_TO_PASS must pass and FAIL_TO_PASS not, and with the reference all of them; a task
-for which that does not hold is `bad_task`, and no policy is blamed.
+The repository lies in the workspace as one git commit without history; an image needs git and
+python3. What crosses into EVAL is the diff to that commit, which is brought behind the tests into a
+workspace prepared afresh, without what decides about it (`guard.py`). The reward is 1 when all
+named tests pass, else 0; a diff that does not apply, tests that hang or a sandbox that they break
+are 0, too; a workspace whose changes cannot be read any more is `sandbox_broken`.
 
 Who can forge a verdict: `judge.py`, and `docs/software-engineering.md` for what remains possible.
 """

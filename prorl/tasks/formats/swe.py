@@ -18,9 +18,7 @@ the repository's own.
 R2E-Gym (Jain et al. 2025, github.com/R2E-Gym/R2E-Gym) made tests for commits. `docker_image` holds
 the repository before the commit in /testbed with its own Python in /testbed/.venv, the tests in
 /r2e_tests and what runs them in /testbed/run_tests.sh. `expected_output_json` tells what each test
-says after the commit: those that pass then must pass. The agent's workspace is without tests; an
-image that others can read still holds them, so its admin takes them out of what RUN is given where
-that matters (`prorl image build`).
+says after the commit: those that pass then must pass.
 """
 
 from __future__ import annotations
