@@ -1,4 +1,4 @@
-"""The env `arith`: a real python tool, short outputs, exact answers."""
+"""The envs `arith` and `shop`: a real python tool, prices of the task, short and exact answers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from prorl.envs.arith import ArithEnv
+from prorl.envs.arith import ArithEnv, ShopEnv
 from prorl.errors import TaskError
 from prorl.limits import Deadline
 from prorl.tasks.generated import generate
 from prorl.testing import LocalSandbox
-from prorl.types import ToolCall
+from prorl.types import Stage, ToolCall
 
-ENV = ArithEnv()
+ENV, SHOP = ArithEnv(), ShopEnv()
 (TASK,) = generate("arith", seed=0, n=1)
+BASKET = next(task for task in generate("shop", seed=0, n=20) if len(task.data["items"]) == 2)
 
 
 async def test_the_reference_is_worth_one_and_anything_else_nothing() -> None:
@@ -81,3 +82,48 @@ def test_a_task_without_its_answer_is_refused() -> None:
     ENV.check(TASK)
     with pytest.raises(TaskError, match="answer"):
         ENV.check(dataclasses.replace(TASK, data={"expression": "1+1"}))
+
+
+async def test_the_reference_looks_every_price_up_computes_and_is_worth_one(tmp_path: Path) -> None:
+    sandbox = LocalSandbox(tmp_path)
+    reference = SHOP.reference(BASKET)
+    outputs = []
+    for call in reference.calls:
+        call = (
+            call
+            if call.name == "price"
+            else ToolCall("python", {"code": f"print({call.arguments['code']})"})
+        )
+        outputs.append((await SHOP.call(BASKET, sandbox, call, 10.0)).output)
+    assert outputs == [
+        *(str(BASKET.data["prices"][item]) for item in BASKET.data["items"]),
+        BASKET.data["answer"],
+    ]
+    assert [name for name, _ in sandbox.calls] == ["python"]
+    score = await SHOP.score(
+        BASKET, await SHOP.artefact(BASKET, outputs[-1], sandbox), None, Deadline(1.0)
+    )
+    assert score.reward == 1.0
+
+
+async def test_prices_need_no_sandbox_and_only_what_is_sold_has_one() -> None:
+    assert SHOP.sandbox(BASKET, Stage.EVAL) is None
+    unknown = await SHOP.call(BASKET, None, ToolCall("price", {"item": "yachts"}), 1.0)
+    assert unknown.output == "error: not sold"
+    for call in (
+        ToolCall("price", {}),
+        ToolCall("price", {"item": 7}),
+        ToolCall("cost", {"item": "figs"}),
+    ):
+        assert (await SHOP.call(BASKET, None, call, 1.0)).exit_code == 2
+
+
+def test_a_task_with_an_item_that_has_no_price_is_refused() -> None:
+    SHOP.check(BASKET)
+    for data in (
+        {**BASKET.data, "items": ["yachts"]},
+        {**BASKET.data, "prices": 3},
+        {"prices": {}, "items": [], "answer": "1"},
+    ):
+        with pytest.raises(TaskError):
+            SHOP.check(dataclasses.replace(BASKET, data=data))
