@@ -57,8 +57,8 @@ MAX_EMPTY_ABORTS = 20
 class Sampler:
     """The model calls of one attempt; `record` gets a turn for each."""
 
-    def __init__(self, context: AttemptContext, record: AttemptRecord | None = None) -> None:
-        self.record = record or AttemptRecord(tuple(context.messages))
+    def __init__(self, context: AttemptContext) -> None:
+        self.record = AttemptRecord(tuple(context.messages))
         self._context, self._journal = context, context.journal
         self._clock = context.deadline.clock
         self._min_version = context.min_version
