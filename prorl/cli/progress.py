@@ -59,6 +59,7 @@ class Progress:
     def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._quiet, self._clock = quiet, clock
         self._began_s = self._told_s = clock()
+        self._told_end = False
         self._looks: deque[tuple[float, int]] = deque(maxlen=10)
         """When, and how many tokens there were."""
         self._terminal = not quiet and sys.stderr.isatty()
@@ -81,7 +82,7 @@ class Progress:
 
     def update(self, run: Run, total: int, more: Iterable[str] = ()) -> None:
         """Show the newest answer; `total` rollouts will be asked for."""
-        now_s, stages = self._clock(), run["stages"]
+        now_s, stages, over = self._clock(), run["stages"], run["state"] != "open"
         total = max(total, sum(run["counts"].values()))
         tokens = sum(int(load["tokens"]) for load in stages.values())
         self._looks.append((now_s, tokens))
@@ -95,11 +96,11 @@ class Progress:
                 self._bars.update(task, completed=passed(run, stage), total=total, more=said)
             self._text.plain = f" {line}"
             self._live.refresh()
-        elif not self._quiet and (run["state"] != "open" or now_s - self._told_s >= LINE_EVERY_S):
+        elif not self._quiet and (over != self._told_end or now_s - self._told_s >= LINE_EVERY_S):
             flight = " ".join(f"{stage} {load['busy']:.0f}" for stage, load in stages.items())
             done = f"done {ended(run):,}/{total:,} · in flight {flight or 'none'}"
             note(f"{now_s - self._began_s:5.0f} s  {done} · {line}")
-            self._told_s = now_s
+            self._told_s, self._told_end = now_s, over
             self._looks = deque(list(self._looks)[-1:], maxlen=10)
 
     def close(self) -> None:

@@ -29,11 +29,12 @@ def test_the_line_says_reward_rate_and_failures() -> None:
 def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    times = iter((0.0, 0.0, 5.0, 10.0, 15.0, 16.0))
+    times = iter((0.0, 0.0, 5.0, 10.0, 15.0, 16.0, 17.0))
     shown = Progress(clock=lambda: next(times))
     for tokens in (0, 500, 3000, 3000):
         shown.update(_run(tokens, completed=3), 20, ("step 1",))
-    shown.update(_run(3000, state="finished", completed=3), 20)
+    for _ in range(2):  # a consumer has not read it all
+        shown.update(_run(3000, state="finished", completed=3), 20)
     shown.close()
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("   10 s  done 3/20 · in flight init 0 run 8 eval 1 · step 1 · reward")
