@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -65,14 +64,6 @@ def _note(ratio: float, best: float) -> str:
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 HEAP, OURS, ALL_KNOWN = "cumulative heap", "ours", "knows the work"
-
-
-class Pick(Protocol):
-    def begin(self, rollout: int, task: int, tokens: float) -> int: ...
-    def heard(self, server: int, tokens: float, seconds: float) -> None: ...
-    def end(self, rollout: int) -> None: ...
-    def join(self, server: int) -> None: ...
-    def tell(self, now: float) -> None: ...
 
 
 class Cumulative:
@@ -139,7 +130,7 @@ class Ours(Cumulative):
         self._balancer.weigh(self._paces.weights())
 
 
-PICKS: Mapping[str, Callable[[range, Floats], Pick]] = {
+PICKS: Mapping[str, Callable[[range, Floats], Cumulative]] = {
     OURS: Ours,
     HEAP: Cumulative,
     ALL_KNOWN: Knows,
@@ -202,7 +193,7 @@ def _lognormal(draws: np.random.Generator, mean: float, count: int) -> Floats:
     return draws.lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA, int(count))
 
 
-def simulate(make: Callable[[range, Floats], Pick], load: Load, work: Work) -> list[float]:
+def simulate(make: Callable[[range, Floats], Cumulative], load: Load, work: Work) -> list[float]:
     """Seconds of each rollout, in the order in which they ended."""
     world = _World(make, load, work)
     while len(world.taken) < len(work.tokens):
@@ -211,7 +202,7 @@ def simulate(make: Callable[[range, Floats], Pick], load: Load, work: Work) -> l
 
 
 class _World:
-    def __init__(self, make: Callable[[range, Floats], Pick], load: Load, work: Work) -> None:
+    def __init__(self, make: Callable[[range, Floats], Cumulative], load: Load, work: Work) -> None:
         self._load, self._work = load, work
         self._speed_S = np.ones(SERVERS)
         self._speed_S[: load.slow] = load.speed

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,8 +30,7 @@ import stamina
 from prorl.bench.children import disk
 from prorl.bench.meter import pss_mb, tree
 from prorl.bench.report import Figure, Report, median, verdict
-from prorl.client.client import Client
-from prorl.client.http import Http
+from prorl.client.client import Client, connect
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of
 from prorl.errors import NotFoundError, UnavailableError, UserError
@@ -180,46 +178,32 @@ def first_lease(starts: int) -> Figure:
 
 
 def _one_first_lease() -> float:
-    with (
-        tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder,
-        _prorl_run(Path(folder)) as (process, start),
-    ):
-        while not _leased(Path(folder) / "root"):
-            if process.poll():
-                raise UnavailableError(f"`prorl run` ended with {process.returncode}")
-            time.sleep(0.01)
-        return time.perf_counter() - start
-
-
-@contextmanager
-def _prorl_run(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-    tasks = folder / "tasks.jsonl"
-    tasks.write_text('{"task_id": "1", "env": "noop", "prompt": "do nothing"}\n')
-    what = ["--tasks", str(tasks), "--policy", "noop", "--name", "first"]
-    where = ["--root", str(folder / "root"), "--quiet"]
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prorl.cli", "run", *what, *where], stdout=subprocess.DEVNULL
-    )
-    try:
-        yield process, start
-        process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
+        tasks, root = Path(folder) / "tasks.jsonl", Path(folder) / "root"
+        tasks.write_text('{"task_id": "1", "env": "noop", "prompt": "do nothing"}\n')
+        what = ["--tasks", str(tasks), "--policy", "noop", "--name", "first", "--quiet"]
+        argv = [sys.executable, "-m", "prorl.cli", "run", *what, "--root", str(root)]
+        start = time.perf_counter()
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+        try:
+            while not _leased(root):
+                if process.poll():
+                    raise UnavailableError(f"`prorl run` ended with {process.returncode}")
+                time.sleep(0.01)
+            took_s = time.perf_counter() - start
+            process.wait(60)
+            return took_s
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _leased(root: Path) -> bool:
     try:
-        service = ServiceConfig.model_validate_json((root / "service.json").read_text())
-        if not service.http_port:
-            return False
-        run = Http(
-            f"http://{service.host}:{service.http_port}", service.token, retry_s=0.01
-        ).request("GET", "v1", "runs", "first")
+        with connect(root, retry_s=0.01) as client:
+            states: dict[str, int] = client.run("first")["counts"]
     except (OSError, UserError, NotFoundError, UnavailableError):
         return False
-    states: dict[str, int] = run["counts"]
     return sum(states.values()) > states.get("queued", 0)
 
 

@@ -20,6 +20,8 @@ from prorl.tasks.generated import generate
 from prorl.types import Json, Task
 
 SETS = ("arith", "shop")
+POOL = 4
+"""Different tasks for each group that will be trained on; DAPO drops some."""
 DEMO_FILE = "demo.json"
 GUEST = "demo"
 """Whom the tasks of another agent are for."""
@@ -61,11 +63,6 @@ class Recipe(BaseModel):
     minibatches: int = Field(default=2, ge=1)
     steps_ahead: int = Field(
         default=1, ge=0, le=1, description="1: the next step is sampled while this one trains"
-    )
-    pool: float = Field(
-        default=4.0,
-        ge=1,
-        description="different tasks for each group that will be trained on; DAPO drops some",
     )
     heldout: int = Field(
         default=96, ge=1, description="held-out tasks of each set, sampled at temperature 1"
@@ -131,7 +128,7 @@ def eval_run(recipe: Recipe, name: str) -> RunConfig:
 
 
 def train_tasks(recipe: Recipe) -> list[Task]:
-    count = int(recipe.steps * recipe.groups_per_step * recipe.pool / len(SETS)) + 1
+    count = recipe.steps * recipe.groups_per_step * POOL // len(SETS) + 1
     return _in_turn(recipe, "train", 1000 + recipe.seed, count)
 
 
