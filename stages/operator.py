@@ -159,15 +159,8 @@ class StageOperator:
     async def open(self) -> None:
         """Prepare the operator before its first row."""
 
-    def expect(self, row: Row) -> None:
-        """A row has come; nobody knows yet that it has."""
-
-    def settle(self) -> None:
-        """Settle the rows that have come: somebody is about to hear of them.
-
-        Their sender, which then forgets them, or the gateway, which then expects of this worker's
-        next life that it knows them.
-        """
+    def received(self, row: Row) -> None:
+        """A row has come; neither its sender nor the gateway has heard yet that it has."""
 
     def claims(self) -> Iterable[Claim]:
         """Attempts of the worker's last life, with which it can go on."""

@@ -202,12 +202,9 @@ class RunOperator(StageOperator):
         if self._keeps_journals:
             await self._adoption.open()
 
-    def expect(self, row: Row) -> None:
-        """Its journal begins with its first record, or with `settle`."""
-        self._journals.expect(row)
-
-    def settle(self) -> None:
-        self._journals.settle()
+    def received(self, row: Row) -> None:
+        """Its journal begins."""
+        self._journals.begin(row)
 
     def claims(self) -> Iterable[Claim]:
         """Attempts whose journal and sandbox are here."""

@@ -103,7 +103,6 @@ class Worker:
             identity,
             held=self._held,
             claims=self._operator.claims,
-            settle=self._operator.settle,
             stats=self._stats,
             on=dict.fromkeys({**self._operator.handlers, **self._handlers}, self._hear),
         )
@@ -113,8 +112,7 @@ class Worker:
             identity.hello(),
             slots=pool.slots,
             window_bytes=pool.finished_bytes,
-            expect=self._operator.expect,
-            settle=self._operator.settle,
+            received=self._operator.received,
         )
         self.stage = StageHost(
             self._operator,

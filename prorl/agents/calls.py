@@ -56,7 +56,7 @@ class ToolCalls:
 
     async def _once(self, turn: int, number: int, call: ToolCall, limit_s: float) -> ToolResult:
         sandbox = self._context.sandbox
-        doubtful = self._journal.begin(turn, number)
+        doubtful = self._journal.begin()
         marked = sandbox if isinstance(sandbox, Marks) else None
         if doubtful and not await self._repeats(call):
             return self._unknown(f"{call.name} may have run when its worker died")

@@ -122,12 +122,8 @@ class Identity:
         }
 
 
-def _nothing() -> None:
-    """Settle nothing: the default of `settle`."""
-
-
 class ControlClient:
-    """One worker's control stream, kept open. `settle` is called before anything is said on it.
+    """One worker's control stream, kept open.
 
     All methods and handlers run on one event loop; handlers must not block.
     """
@@ -141,12 +137,11 @@ class ControlClient:
         held: Callable[[], Iterable[AttemptKey]] = tuple,
         stats: Callable[[], Stats] = Stats,
         claims: Callable[[], Iterable[Claim]] = tuple,
-        settle: Callable[[], None] = _nothing,
         on: Mapping[Kind, Handler],
     ) -> None:
         self._network, self._location, self._identity = network, location, identity
         self._held, self._stats, self._on = held, stats, on
-        self._claims, self._settle = claims, settle
+        self._claims = claims
         self._channel: Channel | None = None
         self._seq = 0
         self._outgoing: list[ControlRow] = []
@@ -253,7 +248,6 @@ class ControlClient:
     def _flush(self) -> None:
         said, self._outgoing = self._outgoing, []
         if said and self._channel is not None:
-            self._settle()
             self._channel.send(to_batch(said))
 
     async def _keep(self) -> None:

@@ -15,8 +15,8 @@ the other edges, it is acked again at once (the last `REMEMBERED` keys are remem
 the commit's uniqueness decides).
 
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
-`expect` is told of each row that has come, and `settle` before their senders are, so that what is
-acked is not lost: by then its consumer has it already. Credit and acks travel together (`pacing`).
+`received` is told of each row before anybody hears that it has come. Credit and acks travel
+together (`pacing`).
 Rows in hand are bounded by credit (`prorl.flight.credit_book`).
 """
 
@@ -74,8 +74,8 @@ class _Held:
     done: bool = False
 
 
-def _nothing(*_: Row) -> None:
-    """Keep no row: the default of `expect` and `settle`."""
+def _nothing(_: Row) -> None:
+    """Keep no row: the default of `received`."""
 
 
 class Inlet:
@@ -89,11 +89,10 @@ class Inlet:
         *,
         slots: int,
         window_bytes: int = 64 << 20,
-        expect: Callable[[Row], None] = _nothing,
-        settle: Callable[[], None] = _nothing,
+        received: Callable[[Row], None] = _nothing,
     ) -> None:
         self.edge = edge
-        self._expect, self._settle = expect, settle
+        self._received = received
         self._network, self._hello = network, dict(hello)
         self._redelivered = edge in REDELIVERED_EDGES
         self._grants = CreditBook(slots=slots, window_bytes=window_bytes)
@@ -245,7 +244,7 @@ class Inlet:
             self._held[key] = _Held(name, name)
             self._ready.append(Taken(key, row, share))
             if not self._redelivered:
-                self._expect(row)
+                self._received(row)
                 self._note(name, Back(ACK, key=key))
         if self._ready:
             self._arrived.set()  # first: whoever takes them need not wait for what is said back
@@ -284,7 +283,6 @@ class Inlet:
 
         Credit is counted here, once for all rows that came and went meanwhile.
         """
-        self._settle()  # before a sender hears that it may forget a row
         self._note_credit(self._grants.top_up())
         back, self._back = self._back, {}
         for name, said in back.items():

@@ -10,8 +10,7 @@ not end within its time begins anew elsewhere.
 
 from prorl.journal.attempt import UNKNOWN, AttemptJournal, CallId, Marks
 from prorl.journal.folder import Journals
-from prorl.journal.records import Answer, Ended, Said
-from prorl.journal.recovered import Recovered
+from prorl.journal.records import Answer, Ended, Recovered, Said
 
 __all__ = [
     "UNKNOWN",

@@ -58,26 +58,13 @@ class Marks(Protocol):
         """What it is asked next belongs to this tool call; None: to none."""
 
 
-def nothing() -> None:
-    """Keep nothing: the default of `keep`."""
-
-
 class AttemptJournal:
-    """The journal of one attempt in one of its lives. Belongs to the event loop.
-
-    `keep` sees to it that the next life hears of the attempt, if it has not been seen to yet.
-    """
+    """The journal of one attempt in one of its lives. Belongs to the event loop."""
 
     def __init__(
-        self,
-        sink: Sink | None = None,
-        *,
-        keep: Callable[[], None] = nothing,
-        on_unknown: str = "tell",
-        epoch: int = 0,
+        self, sink: Sink | None = None, *, on_unknown: str = "tell", epoch: int = 0
     ) -> None:
         self._sink, self.on_unknown, self.epoch = sink, on_unknown, epoch
-        self._keep = keep
         self._turns: dict[int, Said] = {}
         self._answers: dict[tuple[int, int], Answer] = {}
         self.ended: Ended | None = None
@@ -113,7 +100,8 @@ class AttemptJournal:
         """
         said = self._turns.get(turn)
         if said is not None and said.prompt != prompt:
-            self._forget(turn)
+            self._turns = {n: said for n, said in self._turns.items() if n < turn}
+            self._answers = {key: told for key, told in self._answers.items() if key[0] < turn}
             said = None
         cut = said is not None and said.completion.finish_reason is FinishReason.ABORT
         if said is not None and (not cut or self.ended):
@@ -121,15 +109,11 @@ class AttemptJournal:
         self.check_open()
         return None
 
-    def _forget(self, turn: int) -> None:
-        """From this turn on."""
-        self._turns = {n: said for n, said in self._turns.items() if n < turn}
-        self._answers = {key: told for key, told in self._answers.items() if key[0] < turn}
-
     def say(self, said: Said) -> None:
         self._lived = True
         self._turns[said.turn] = said
-        self._write(FrameKind.SAID, said_body, said)
+        if self._sink is not None:
+            self._sink(FrameKind.SAID, said_body(said))
 
     # ---- tool calls
 
@@ -140,29 +124,24 @@ class AttemptJournal:
             self.check_open()
         return answer
 
-    def begin(self, turn: int, index: int) -> bool:
+    def begin(self) -> bool:
         """A call is about to be made; whether an earlier life may have made it."""
-        self._keep()
         doubtful, self._lived = not self._lived, True
         return doubtful
 
     def tell(self, answer: Answer) -> str:
         """Write an answer down; the text that the policy is told."""
         self._answers[answer.turn, answer.index] = answer
-        self._write(FrameKind.ANSWER, answer_body, answer)
+        if self._sink is not None:
+            self._sink(FrameKind.ANSWER, answer_body(answer))
         return answer.text
 
     # ---- the end
 
     def end(self, ended: Ended) -> None:
         self.ended = ended
-        self._write(FrameKind.END, ended_body, ended)
-
-    def _write(
-        self, kind: FrameKind, body: Callable[..., bytes], record: Said | Answer | Ended
-    ) -> None:
         if self._sink is not None:
-            self._sink(kind, body(record))
+            self._sink(FrameKind.END, ended_body(ended))
 
     def check_open(self) -> None:
         """Raise RolloutError when the attempt has ended and nothing more may happen."""

@@ -2,12 +2,10 @@
 
     ROOT/journal/run-0/ lock 0.journal 1.journal ...
 
-A file begins with the row as it was received and is emptied when the row leaves the worker's hands
-(committed, failed, cancelled); the next attempt has it then, since making and removing a file costs
-ten times what emptying one does. It is begun before the row's sender or the gateway hears that the
-row has come, and before a record or a tool call of it, but not while the row is on its way to its
-agent. A worker that starts finds the files of its last life: `recover`. One writer: the folder is
-locked for as long as its process lives. There are as many files as attempts were in hand at a time.
+A file begins with the row as it was received, before anybody hears that it has come, and is emptied
+when the row leaves the worker's hands (committed, failed, cancelled); the next attempt has it then,
+since making and removing a file costs eight times what emptying one does. A worker that starts
+finds the files of its last life. One writer: the folder is locked for as long as its process lives.
 Bounded by `limit_bytes` over all files; an attempt whose record does not fit, or cannot be written,
 loses its journal, aloud, and goes on without one.
 """
@@ -17,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -25,18 +24,12 @@ import pyarrow as pa
 
 from prorl.errors import SchemaError
 from prorl.journal import frames
-from prorl.journal.attempt import AttemptJournal, nothing
-from prorl.journal.records import (
-    FrameKind,
-    life_body,
-)
-from prorl.journal.recovered import Recovered, parse_journal, reopened
+from prorl.journal.attempt import AttemptJournal
+from prorl.journal.records import FrameKind, Recovered, life_body, parse_journal
 from prorl.linux import locks
 from prorl.schema.columns import read_key
 from prorl.schema.rows import Row
 from prorl.types import AttemptKey
-
-Sync = Callable[[int], None]
 
 LIMIT_BYTES = 1 << 30
 SUFFIX = ".journal"
@@ -45,16 +38,12 @@ log = logging.getLogger("prorl.journal")
 
 
 class _Open:
-    """The journal of an attempt in hand.
+    """The journal of an attempt in hand; one without a file was given up, or has left."""
 
-    One that has a row is not begun yet; one without a file was given up, or its attempt has left.
-    """
+    __slots__ = ("fd", "key", "num_bytes", "num_frames", "path")
 
-    __slots__ = ("fd", "key", "num_bytes", "num_frames", "path", "row")
-
-    def __init__(self, key: AttemptKey, row: Row | None = None) -> None:
-        self.key, self.row = key, row
-        self.path, self.fd = Path(), -1
+    def __init__(self, key: AttemptKey, path: Path, fd: int) -> None:
+        self.key, self.path, self.fd = key, path, fd
         self.num_bytes = self.num_frames = 0
 
 
@@ -65,13 +54,14 @@ class Journals:
     """
 
     def __init__(
-        self, folder: Path, limit_bytes: int = LIMIT_BYTES, sync: Sync | None = None
+        self,
+        folder: Path,
+        limit_bytes: int = LIMIT_BYTES,
+        sync: Callable[[int], None] | None = None,
     ) -> None:
         self._folder, self._limit_bytes, self._sync = folder, limit_bytes, sync
         self._open: dict[AttemptKey, _Open] = {}
         """Of all attempts in hand; bounded by the worker's slots."""
-        self._expected: dict[AttemptKey, _Open] = {}
-        """Those of them that are not begun."""
         self._spare: list[tuple[Path, int]] = []
         """Files that are empty."""
         self._pasts: dict[AttemptKey, tuple[Recovered, int]] = {}
@@ -79,7 +69,6 @@ class Journals:
         self._numbers = count()
         self.num_bytes = 0
         """Of all files."""
-        self.num_given_up = 0
 
     def open(self) -> list[Recovered]:
         """Lock the folder; what the last life left, damaged files aside, which are removed aloud.
@@ -91,12 +80,10 @@ class Journals:
             self._lock = locks.take(self._folder / "lock")
         except OSError:
             log.warning("another process writes %s: no journal is kept", self._folder)
-            self.close()
             return []
         paths = sorted(self._folder.glob("*" + SUFFIX))
         self._numbers = count(1 + max((int(p.stem) for p in paths if p.stem.isdigit()), default=-1))
-        found = [self._recover(path) for path in paths]
-        return [recovered for recovered in found if recovered is not None]
+        return [recovered for path in paths if (recovered := self._recover(path)) is not None]
 
     def close(self) -> None:
         """Close every file; those that hold something stay. Idempotent."""
@@ -104,12 +91,10 @@ class Journals:
             if journal.fd >= 0:
                 os.close(journal.fd)
                 journal.fd = -1
-            journal.row = None
         for path, fd in self._spare:
             os.close(fd)
             path.unlink(missing_ok=True)
         self._open.clear()
-        self._expected.clear()
         self._spare.clear()
         if self._lock >= 0:
             os.close(self._lock)
@@ -117,35 +102,23 @@ class Journals:
 
     # ---- an attempt's life
 
-    def expect(self, row: Row) -> None:
-        """Note a row that has come: its journal is begun by the first record, or by `settle`.
+    def begin(self, row: Row) -> None:
+        """Write a row down that has come; nobody has heard yet that it has.
 
-        None is begun when its run wants none, or when there is nothing to keep: a policy without
-        tools makes one call, which its death costs in any case.
+        Not when its run wants no journal, or when there is nothing to keep: a policy without tools
+        makes one call, which its death costs in any case.
         """
         if self._lock < 0 or not row.value("on_unknown") or row.value("tools") == "[]":
             return
         key = read_key(row)
         if key in self._open:
             return
-        self._open[key] = self._expected[key] = _Open(key, row)
-
-    def settle(self) -> None:
-        """Begin the journals of all rows that have come, before anybody hears that they have."""
-        for journal in list(self._expected.values()):
-            self._begin(journal)
-
-    def _begin(self, journal: _Open) -> None:
-        """Give an expected row its file; nothing for any other."""
-        row, journal.row = journal.row, None
-        if row is None:
-            return
-        del self._expected[journal.key]
+        journal = self._open[key] = _Open(key, Path(), -1)
         fresh = not self._spare
         try:
             journal.path, journal.fd = self._made() if fresh else self._spare.pop()
         except OSError as error:
-            self._gave_up(journal, error)
+            self._give_up(journal, error)
             return
         self._write(journal, FrameKind.ROW, row.as_batch.serialize())
         if fresh:
@@ -158,24 +131,21 @@ class Journals:
     def attempt(self, key: AttemptKey, *, on_unknown: str) -> AttemptJournal:
         recovered, epoch = self._pasts.pop(key, (None, 0))
         kept = self._open.get(key)
-        journal = AttemptJournal(
-            partial(self._write, kept) if kept is not None else None,
-            keep=partial(self._begin, kept) if kept is not None else nothing,
-            on_unknown=on_unknown,
-            epoch=epoch,
-        )
+        sink = partial(self._write, kept) if kept is not None else None
+        journal = AttemptJournal(sink, on_unknown=on_unknown, epoch=epoch)
         for record in recovered.records if recovered else ():
             journal.remember(record)
         return journal
 
     def adopt(self, recovered: Recovered, epoch: int) -> None:
-        """Go on writing what the last life left, as the life `epoch`."""
-        journal = _Open(recovered.key)
-        journal.path, journal.num_frames = recovered.path, recovered.num_frames
+        """Go on writing what the last life left, behind its last whole frame, as life `epoch`."""
+        journal = _Open(recovered.key, recovered.path, -1)
+        journal.num_frames = recovered.num_frames
         try:
-            journal.fd = reopened(recovered)
+            journal.fd = os.open(recovered.path, os.O_WRONLY | os.O_APPEND)
+            os.ftruncate(journal.fd, recovered.num_bytes)
         except OSError as error:
-            self._gave_up(journal, error)
+            self._give_up(journal, error)
             self.refuse(recovered)
         else:
             journal.num_bytes = recovered.num_bytes
@@ -192,28 +162,27 @@ class Journals:
     def drop(self, key: AttemptKey) -> None:
         """The attempt is no longer in hand; idempotent."""
         self._pasts.pop(key, None)
-        self._expected.pop(key, None)
         journal = self._open.pop(key, None)
         if journal is not None:
-            self._end(journal)
+            self._end(journal, again=True)
 
-    def _end(self, journal: _Open, *, again: bool = True) -> None:
+    def _end(self, journal: _Open, *, again: bool) -> None:
         """What a journal holds goes now; `again`: its file waits for another attempt."""
-        fd, journal.fd, journal.row = journal.fd, -1, None
+        fd, journal.fd = journal.fd, -1
         if fd < 0:
             return
         self.num_bytes -= journal.num_bytes
-        if again and _emptied(fd):
-            self._spare.append((journal.path, fd))
-        else:
-            os.close(fd)
-            journal.path.unlink(missing_ok=True)
+        if again:
+            with suppress(OSError):
+                os.ftruncate(fd, 0)
+                self._spare.append((journal.path, fd))
+                return
+        os.close(fd)
+        journal.path.unlink(missing_ok=True)
 
     # ---- writing
 
     def _write(self, journal: _Open, kind: FrameKind, record: bytes | pa.Buffer) -> None:
-        if journal.row is not None:
-            self._begin(journal)
         if journal.fd < 0:
             return
         head = frames.seal(kind, journal.num_frames, record)
@@ -226,7 +195,7 @@ class Journals:
             if self._sync is not None:
                 self._sync(journal.fd)
         except OSError as error:
-            self._gave_up(journal, error)
+            self._give_up(journal, error)
             return
         journal.num_frames += 1
         journal.num_bytes += size
@@ -243,10 +212,9 @@ class Journals:
             finally:
                 os.close(fd)
         except OSError as error:
-            self._gave_up(journal, error)
+            self._give_up(journal, error)
 
-    def _gave_up(self, journal: _Open, error: OSError) -> None:
-        self.num_given_up += 1
+    def _give_up(self, journal: _Open, error: OSError) -> None:
         log.warning("%s goes on without a journal: %s", journal.key, error)
         self._end(journal, again=False)
         self.drop(journal.key)
@@ -269,11 +237,3 @@ class Journals:
             return None
         self.num_bytes += prefix.end
         return recovered
-
-
-def _emptied(fd: int) -> bool:
-    try:
-        os.ftruncate(fd, 0)
-    except OSError:
-        return False
-    return True

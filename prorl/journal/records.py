@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -23,8 +24,18 @@ import numpy as np
 import pyarrow as pa
 
 from prorl.errors import SchemaError
+from prorl.journal.frames import Prefix
 from prorl.schema import READY
-from prorl.types import Completion, FailureCode, FinishReason, PolicyVersion, StopReason
+from prorl.schema.columns import read_key
+from prorl.schema.rows import Row
+from prorl.types import (
+    AttemptKey,
+    Completion,
+    FailureCode,
+    FinishReason,
+    PolicyVersion,
+    StopReason,
+)
 
 if TYPE_CHECKING:
     from prorl.types import Int32
@@ -174,8 +185,8 @@ def read(kind: FrameKind, body: memoryview) -> Past | Life:
         raise SchemaError(f"a {kind.name} record cannot be read: {error}", "a record") from None
 
 
-def read_row(body: memoryview) -> pa.RecordBatch:
-    """The batch of one row in a frame's body. Raises SchemaError."""
+def read_row(body: memoryview) -> Row:
+    """The one row in a frame's body. Raises SchemaError."""
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(bytes(body)), READY)
         batch.validate(full=True)
@@ -183,7 +194,7 @@ def read_row(body: memoryview) -> pa.RecordBatch:
         raise SchemaError(f"a ROW record cannot be read: {error}", "a record batch") from None
     if batch.num_rows != 1:
         raise SchemaError(f"a ROW record of {batch.num_rows} rows", "one row")
-    return batch
+    return Row(batch, 0)
 
 
 def _check_said(said: Said) -> Said:
@@ -251,3 +262,34 @@ _READ: dict[FrameKind, Callable[[memoryview], Past | Life]] = {
     FrameKind.ANSWER: _read_answer,
     FrameKind.END: _read_ended,
 }
+
+
+class Recovered(NamedTuple):
+    """What the last life of this worker left of an attempt."""
+
+    key: AttemptKey
+    row: Row
+    epoch: int
+    """Of its last life."""
+    records: tuple[Past, ...]
+    path: Path
+    num_bytes: int
+    num_frames: int
+
+
+def parse_journal(path: Path, prefix: Prefix) -> Recovered:
+    """The records of a file's frames. Raises SchemaError for what a worker cannot have written."""
+    if not prefix.frames or prefix.frames[0].kind != FrameKind.ROW:
+        raise SchemaError("it does not begin with a row", "a row, then records")
+    row, epoch, records = read_row(prefix.frames[0].body), 0, list[Past]()
+    for place, frame in enumerate(prefix.frames[1:], 1):
+        if frame.kind not in _READ:
+            raise SchemaError(f"frame {place} is of kind {frame.kind}", "a row, then records")
+        record = read(FrameKind(frame.kind), frame.body)
+        if isinstance(record, Life):
+            epoch = record.epoch
+        else:
+            records.append(record)
+    return Recovered(
+        read_key(row), row, epoch, tuple(records), path, prefix.end, len(prefix.frames)
+    )

@@ -81,7 +81,6 @@ async def joined(
     commands: list[ControlRow],
     held: Callable[[], list[AttemptKey]] = list,
     remote: bool = False,
-    settle: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[ControlClient]:
     location = await net.network.listen(
         net.name("gateway"), {"control": (gateway.accept, CONTROL, CONTROL)}
@@ -94,7 +93,6 @@ async def joined(
         *(net.network, location, identity),
         held=held,
         stats=lambda: Stats(busy=1),
-        settle=settle,
         on=on,
     )
     client.start()
@@ -125,19 +123,6 @@ async def test_hello_says_who_and_what_is_held(net: Net) -> None:
         assert [row.kind for row in commands] == [Kind.WELCOME, Kind.ENDPOINTS]
         assert commands[0].read(Welcome).refused == (key(3),)
         assert commands[1].read(Endpoints).locations == {"init": ("here",)}
-
-
-async def test_what_is_said_is_settled_before(net: Net) -> None:
-    gateway = Gateway(echo)
-    settled: list[int] = []
-    async with joined(
-        net, gateway, [], settle=lambda: settled.append(len(gateway.heard))
-    ) as client:
-        assert settled == [0]
-        before = len(gateway.heard)
-        client.emit(Started(), key(0), stage="run")
-        await until(lambda: len(gateway.heard) > before)
-        assert settled[1] == before
 
 
 async def test_events_arrive_in_order_with_dense_seqs(net: Net) -> None:

@@ -26,7 +26,6 @@ from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.errors import UnavailableError
 from prorl.journal import Answer, Ended, Said
-from prorl.journal.recovered import look
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.supervisor.service import Supervisor
@@ -34,6 +33,7 @@ from prorl.tasks.generated import generate
 from prorl.types import AttemptKey, Json, Task
 from tests.integration.checks import check_complete, check_nothing_left, rows
 from tests.integration.counting import said
+from tests.journal.made import look
 from tests.waiting import until
 
 TURNS = 6

@@ -17,11 +17,11 @@ import prorl
 from prorl.backends.embedded import TOY
 from prorl.errors import ProrlError
 from prorl.journal import Answer
-from prorl.journal.recovered import look
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
 from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.journal.made import look
 from tests.waiting import wait_until
 
 TURNS, COUNT = 30, 6

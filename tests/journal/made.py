@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
-from prorl.journal import Answer, Ended, Said
+from prorl.journal import Answer, Ended, Recovered, Said, frames
+from prorl.journal.records import parse_journal
 from prorl.schema.columns import leased_batch
 from prorl.schema.rows import Row
 from prorl.types import (
@@ -67,6 +69,15 @@ def answer(turn: int, index: int = 0) -> Answer:
 ENDED = Ended(
     stop=StopReason.DONE, code=FailureCode.NONE, message="", artefact=b"\x00answer", spent_s=3.0
 )
+
+
+def look(path: Path) -> Recovered | None:
+    """What a file holds that another process may be writing; None while it holds no whole row."""
+    try:
+        prefix = frames.read(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return parse_journal(path, prefix) if prefix.frames else None
 
 
 def same(one: object, other: object) -> bool:

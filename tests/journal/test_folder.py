@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.journal import Answer, AttemptJournal, Ended, Journals, Said
-from prorl.journal.recovered import Recovered
+from prorl.journal import Answer, AttemptJournal, Ended, Journals, Recovered, Said
 from prorl.schema.columns import read_key
 from prorl.schema.rows import row_hashes
 from prorl.types import FinishReason
@@ -21,8 +20,7 @@ RECORDS = (said(0), answer(0), answer(0, 1), said(1, FinishReason.LENGTH), ENDED
 def _write(folder: Path) -> Journals:
     journals = Journals(folder)
     assert journals.open() == []
-    journals.expect(row())
-    journals.settle()
+    journals.begin(row())
     _tell(journals.attempt(read_key(row()), on_unknown="tell"))
     return journals
 
@@ -53,36 +51,6 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
     assert (found.key, found.epoch) == (read_key(row()), 0)
 
 
-def _expected(folder: Path) -> tuple[Journals, AttemptJournal]:
-    """A row that has come, and whose sender has not heard of it."""
-    journals = Journals(folder)
-    journals.open()
-    journals.expect(row())
-    return journals, journals.attempt(read_key(row()), on_unknown="tell")
-
-
-def test_a_row_is_on_the_node_with_the_first_thing_that_happens_to_it(tmp_path: Path) -> None:
-    journals, journal = _expected(tmp_path / "said")
-    assert not list((tmp_path / "said").glob("*.journal"))
-    journal.say(said(0))
-    journals.settle()
-    journals.close()
-    (found,) = Journals(tmp_path / "said").open()
-    assert _prefix(found) == 1
-    journals, journal = _expected(tmp_path / "called")
-    assert not journal.begin(0, 0)
-    journals.close()
-    (found,) = Journals(tmp_path / "called").open()
-    assert _prefix(found) == 0
-
-
-def test_a_row_that_leaves_before_its_sender_hears_of_it_leaves_nothing(tmp_path: Path) -> None:
-    journals, _ = _expected(tmp_path)
-    journals.drop(read_key(row()))
-    journals.settle()
-    assert not list(tmp_path.glob("*.journal"))
-
-
 def test_an_attempt_that_leaves_leaves_nothing(tmp_path: Path) -> None:
     journals = _write(tmp_path)
     assert journals.num_bytes > 0
@@ -95,12 +63,10 @@ def test_an_attempt_that_leaves_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_next_attempt_has_the_file_of_one_that_left(tmp_path: Path) -> None:
     journals = _write(tmp_path)
-    journals.expect(row(2))
-    journals.settle()
+    journals.begin(row(2))
     assert len(list(tmp_path.glob("*.journal"))) == 2
     journals.drop(read_key(row()))
-    journals.expect(row(3))
-    journals.settle()
+    journals.begin(row(3))
     journals.attempt(read_key(row(3)), on_unknown="tell").say(said(0))
     assert len(list(tmp_path.glob("*.journal"))) == 2
     journals.drop(read_key(row(2)))  # its empty file is one that a killed worker leaves
@@ -109,8 +75,7 @@ def test_the_next_attempt_has_the_file_of_one_that_left(tmp_path: Path) -> None:
     (found,) = again.open()
     assert (found.key, found.num_frames) == (read_key(row(3)), 2)
     assert len(list(tmp_path.glob("*.journal"))) == 1
-    again.expect(row(4))
-    again.settle()
+    again.begin(row(4))
     assert len({path.name for path in tmp_path.glob("*.journal")} | {found.path.name}) == 2
     journals.close()
 
@@ -125,8 +90,7 @@ def test_what_was_dropped_is_not_written_by_its_agent(tmp_path: Path) -> None:
     journals = _write(tmp_path)
     late = journals.attempt(read_key(row()), on_unknown="tell")
     journals.drop(read_key(row()))
-    journals.expect(row(2))
-    journals.settle()
+    journals.begin(row(2))
     late.say(said(5))
     journals.close()
     (found,) = Journals(tmp_path).open()
@@ -185,26 +149,19 @@ def test_the_next_life_goes_on_where_the_last_one_was_cut(tmp_path: Path) -> Non
     assert all(map(same, again.records, (*RECORDS[:-1], answer(1))))
 
 
-def test_a_past_that_cannot_be_written_on_is_still_the_past(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_past_that_cannot_be_written_on_is_still_the_past(tmp_path: Path, is_gone: bool) -> None:
     _write(tmp_path).close()
     (path,) = tmp_path.glob("*.journal")
     journals = Journals(tmp_path, limit_bytes=path.stat().st_size)
     (found,) = journals.open()
+    if is_gone:
+        path.unlink()
     journals.adopt(found, epoch=4)
-    assert (journals.num_given_up, journals.num_bytes) == (1, 0)
+    assert (journals.num_bytes, list(tmp_path.glob("*.journal"))) == (0, [])
     journal = journals.attempt(found.key, on_unknown="tell")
     assert journal.epoch == 4
     assert same(journal.said(0, b"") or said(9), said(0))
-
-
-def test_a_journal_that_cannot_be_opened_again_is_still_the_past(tmp_path: Path) -> None:
-    _write(tmp_path).close()
-    journals = Journals(tmp_path)
-    (found,) = journals.open()
-    found.path.unlink()
-    journals.adopt(found, epoch=4)
-    assert (journals.num_given_up, journals.num_bytes) == (1, 0)
-    assert journals.attempt(found.key, on_unknown="tell").epoch == 4
 
 
 def test_who_is_refused_leaves_nothing(tmp_path: Path) -> None:
@@ -220,8 +177,7 @@ def test_a_folder_has_one_writer(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     second = Journals(tmp_path)
     assert second.open() == []
     assert "another process" in caplog.text
-    second.expect(row(2))
-    second.settle()
+    second.begin(row(2))
     assert len(list(tmp_path.glob("*.journal"))) == 1
     first.close()
 
@@ -231,12 +187,11 @@ def test_more_than_the_bound_is_not_kept_and_said(
 ) -> None:
     journals = Journals(tmp_path, limit_bytes=5000)
     journals.open()
-    journals.expect(row())
-    journals.settle()
+    journals.begin(row())
     journal = journals.attempt(read_key(row()), on_unknown="tell")
     for turn in range(20):
         journal.say(said(turn))
-    assert (journals.num_bytes, journals.num_given_up) == (0, 1)
+    assert journals.num_bytes == 0
     assert "without a journal" in caplog.text
     assert not list(tmp_path.glob("*.journal"))
 
@@ -245,8 +200,7 @@ def test_more_than_the_bound_is_not_kept_and_said(
 def test_where_nothing_is_worth_keeping_nothing_is_written(tmp_path: Path, other: object) -> None:
     journals = Journals(tmp_path)
     journals.open()
-    journals.expect(other)  # type: ignore[arg-type]
-    journals.settle()
+    journals.begin(other)  # type: ignore[arg-type]
     assert not list(tmp_path.glob("*.journal"))
 
 
@@ -254,8 +208,7 @@ def test_with_sync_each_record_is_on_disk_before_what_comes_next(tmp_path: Path)
     synced: list[str] = []
     journals = Journals(tmp_path, sync=lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     journals.open()
-    journals.expect(row())
-    journals.settle()
+    journals.begin(row())
     path = str(next(tmp_path.glob("*.journal")))
     assert synced == [path, str(tmp_path)]
     journal = journals.attempt(read_key(row()), on_unknown="tell")
@@ -273,8 +226,6 @@ def test_a_disk_that_fails_costs_the_journal_and_not_the_attempt(
 
     journals = Journals(tmp_path, sync=fails)
     journals.open()
-    journals.expect(row())
-    journals.settle()
-    assert journals.num_given_up == 1
+    journals.begin(row())
     assert "no more disk" in caplog.text
     assert not list(tmp_path.glob("*.journal"))

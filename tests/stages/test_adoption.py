@@ -17,8 +17,7 @@ async def test_who_is_adopted_goes_on_and_a_sandbox_in_use_is_left_alone(tmp_pat
     last = Journals(tmp_path)
     last.open()
     for number in range(3):
-        last.expect(row(number))
-        last.settle()
+        last.begin(row(number))
     last.close()
     host = RecordingHost()
     adoption = Adoption(Journals(tmp_path), as_host(host))
