@@ -27,6 +27,7 @@ from prorl.control import (
     Drain,
     Endpoints,
     Failover,
+    Hello,
     Kind,
     Payload,
     Released,
@@ -35,7 +36,7 @@ from prorl.control import (
 )
 from prorl.envs.users import env_by_name
 from prorl.errors import StorageError
-from prorl.flight import ControlClient, Identity, Inlet
+from prorl.flight import ControlClient, Inlet, this_life
 from prorl.graph import GRAPH, REDELIVERED_EDGES
 from prorl.linux import at_work
 from prorl.protocols import Network, SandboxHost
@@ -109,7 +110,7 @@ class Worker:
         self._inlet = Inlet(
             network,
             GRAPH.takes(stage),
-            identity.hello(),
+            identity,
             slots=pool.slots,
             window_bytes=pool.finished_bytes,
             received=self._operator.received,
@@ -264,9 +265,9 @@ class Worker:
         self._control.emit(payload, key, stage=stage, code=code)
 
 
-def _identity(config: ServiceConfig, stage: str, name: str, slots: int, resumes: bool) -> Identity:
+def _identity(config: ServiceConfig, stage: str, name: str, slots: int, resumes: bool) -> Hello:
     """Who a worker is, as its gateway and its neighbours hear it."""
-    return Identity(
+    return this_life(
         role=stage,
         worker=config.worker_name(name),
         node=config.node_id,

@@ -23,7 +23,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 import stamina
+from msgspec.structs import replace
 
 from prorl.client.advantages import Advantages, add_advantages
 from prorl.client.fetch import Fetched, FlightSource

@@ -25,9 +25,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from prorl.flight import tune
-from prorl.flight.plan import ReadPlan, boot_id, inode
 from prorl.flight.refusals import STREAM_ERRORS, from_flight
-from prorl.flight.ticket import Cursor, Ticket
+from prorl.flight.ticket import Cursor, ReadPlan, Ticket, boot_id, inode
 from prorl.flight.wire import call_options, check_peer_schema, guard_fork, open_client
 from prorl.net.tls import Credentials
 from prorl.schema import ROUTING, STREAM

@@ -1,7 +1,7 @@
 """`ControlClient`: a worker's side of the control protocol (`prorl/control.py`).
 
     on = {Kind.CANCEL: ..., Kind.ENDPOINTS: ...}
-    client = ControlClient(network, config.gateway_flight, Identity(...), held=..., on=on)
+    client = ControlClient(network, config.gateway_flight, this_life(...), held=..., on=on)
     client.start()
     await client.welcomed.wait()
     client.emit(Started(), key, stage="run")    # fire and forget; events travel together
@@ -25,8 +25,12 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
+from typing import Any
+
+import msgspec
+from msgspec import structs
 
 from prorl.control import (
     Claim,
@@ -54,18 +58,15 @@ from prorl.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from prorl.flight.backoff import Backoff
 from prorl.flight.edge import NO_KEY
-from prorl.flight.pacing import BACK_S, Paced
+from prorl.flight.pacing import BACK_S, Paced, backoff_s
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.timing import FAR_HEARTBEAT_S, HEARTBEAT_S
-from prorl.types import AttemptKey, Json
+from prorl.types import AttemptKey
 
 PATH = "control"
-
-LAST_BACKOFF_S = 0.5
 
 REFUSALS = (UnauthorizedError, ForbiddenError)
 """What does not pass by itself: our certificate or token is not, or no longer, one of theirs."""
@@ -78,48 +79,11 @@ log = logging.getLogger("prorl.flight")
 Handler = Callable[[ControlRow], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """Who dials: what a worker says of itself on every stream."""
-
-    role: str
-    """`init`, `run`, `eval` or `store`."""
-    worker: str
-    node: str = "local"
-    location: str = ""
-    """Where its own edge is served."""
-    slots: int = 0
-    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Of this life: a name alone may be another life's."""
-    remote: bool = False
-    """On another host than the gateway: a stream that breaks may be the network."""
-    leaving: bool = False
-    """It was asked to leave."""
-    resumes: bool = False
-    """Keeps a journal, from which the next life of its name goes on."""
-    images: tuple[str, ...] | None = None
-    """NAME=DIGEST of each image that this node has; None: not said."""
-    home: str = ""
-    """Folder of the node's sockets: another life of its name has another one."""
-    died_at: str = ""
-    """What ended the last life of its name, where that is known."""
-
-    def hello(self) -> dict[str, Json]:
-        return {
-            "role": self.role,
-            "worker": self.worker,
-            "incarnation": self.incarnation,
-            "node": self.node,
-            "pid": os.getpid(),
-            "location": self.location,
-            "slots": self.slots,
-            "remote": self.remote,
-            "leaving": self.leaving,
-            "resumes": self.resumes,
-            "images": self.images,
-            "home": self.home,
-            "died_at": self.died_at,
-        }
+def this_life(**said: Any) -> Hello:
+    """What a worker says of itself on every stream, in a life of its own."""
+    return Hello(
+        incarnation=uuid.uuid4().hex, pid=os.getpid(), schema_version=SCHEMA_VERSION, **said
+    )
 
 
 class ControlClient:
@@ -132,7 +96,7 @@ class ControlClient:
         self,
         network: Network,
         location: str,
-        identity: Identity,
+        identity: Hello,
         *,
         held: Callable[[], Iterable[AttemptKey]] = tuple,
         stats: Callable[[], Stats] = Stats,
@@ -167,11 +131,11 @@ class ControlClient:
 
     def announce(self, location: str) -> None:
         """Where this worker's edge is served; told with the next hello."""
-        self._identity = replace(self._identity, location=location)
+        self._identity = structs.replace(self._identity, location=location)
 
     def leave(self, reason: str) -> None:
         """This worker leaves in order: told now, and with every hello from here on."""
-        self._identity = replace(self._identity, leaving=True)
+        self._identity = structs.replace(self._identity, leaving=True)
         self.emit(Leaving(reason=reason))
 
     async def wait(self) -> None:
@@ -251,18 +215,19 @@ class ControlClient:
             self._channel.send(to_batch(said))
 
     async def _keep(self) -> None:
-        backoff = Backoff(self._location, LAST_BACKOFF_S)
+        tries = 0
         while True:
-            hello = self._identity.hello()
+            hello = msgspec.to_builtins(self._identity)
             try:
                 channel = await self._network.dial(self._location, PATH, hello, CONTROL, CONTROL)
             except ProrlError as error:
                 if isinstance(error, REFUSALS) and self.alone_s > REFUSED_S:
                     raise
                 log.debug("cannot dial the gateway: %s", error)
-                await backoff.wait()
+                await asyncio.sleep(backoff_s(self._location, tries))
+                tries += 1
             else:
-                backoff.reset()
+                tries = 0
                 await self._session(channel)
 
     async def _session(self, channel: Channel) -> None:
@@ -285,11 +250,8 @@ class ControlClient:
     def _open(self, channel: Channel) -> None:
         self._channel = channel
         self._seq = 0
-        hello = Hello(
-            **self._identity.hello(),
-            schema_version=SCHEMA_VERSION,
-            held=tuple(self._held()),
-            claims=tuple(self._claims()),
+        hello = structs.replace(
+            self._identity, held=tuple(self._held()), claims=tuple(self._claims())
         )
         self._say(ControlRow.of(hello))
         unanswered = list(self._pending.values())

@@ -17,7 +17,7 @@ NO_KEY = AttemptKey("", -1, -1)
 
 
 class Back(NamedTuple):
-    """One row of EDGE_BACK: credit or acks that go upstream."""
+    """One row of EDGE_BACK: credit or an ack that goes upstream."""
 
     kind: str
     rows: int = 0

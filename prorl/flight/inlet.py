@@ -17,7 +17,7 @@ the commit's uniqueness decides).
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
 `received` is told of each row before anybody hears that it has come. Credit and acks travel
 together (`pacing`).
-Rows in hand are bounded by credit (`prorl.flight.credit_book`).
+Rows in hand are bounded by credit (`CreditBook`).
 """
 
 from __future__ import annotations
@@ -25,34 +25,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 
+from prorl.control import Hello
 from prorl.errors import ProrlError
 from prorl.flight import trace
-from prorl.flight.backoff import Backoff
-from prorl.flight.credit_book import CreditBook, Grant
+from prorl.flight.credit import CreditBook, Grant
 from prorl.flight.edge import ACK, CREDIT, Back, encode
-from prorl.flight.pacing import BACK_S, Paced
+from prorl.flight.pacing import BACK_S, Paced, backoff_s
 from prorl.flight.queues import wire_bytes
 from prorl.graph import REDELIVERED_EDGES
 from prorl.protocols import Channel, Network
 from prorl.schema import EDGE_BACK, EDGES
 from prorl.schema.columns import keys
 from prorl.schema.rows import Row, rows
-from prorl.types import AttemptKey, Json
+from prorl.types import AttemptKey
 
 REMEMBERED = 4096
 
 _NOBODY = -1
 """The upstream of a row that no stream of this life brought."""
-
-LAST_BACKOFF_S = 1.0
-"""Between two tries to dial an upstream: doubled from the first to the last."""
 
 log = logging.getLogger("prorl.flight")
 
@@ -85,7 +83,7 @@ class Inlet:
         self,
         network: Network,
         edge: str,
-        hello: Mapping[str, Json],
+        hello: Hello,
         *,
         slots: int,
         window_bytes: int = 64 << 20,
@@ -93,7 +91,7 @@ class Inlet:
     ) -> None:
         self.edge = edge
         self._received = received
-        self._network, self._hello = network, dict(hello)
+        self._network, self._hello = network, msgspec.to_builtins(hello)
         self._redelivered = edge in REDELIVERED_EDGES
         self._grants = CreditBook(slots=slots, window_bytes=window_bytes)
         self._channels: dict[int, Channel] = {}
@@ -200,7 +198,7 @@ class Inlet:
 
     async def _keep(self, location: str) -> None:
         """Dial and serve one upstream for as long as it is announced."""
-        backoff = Backoff(location, LAST_BACKOFF_S)
+        tries = 0
         try:
             while location in self._announced and not self._closed:
                 try:
@@ -209,9 +207,10 @@ class Inlet:
                     )
                 except ProrlError as error:
                     log.debug("cannot dial %s: %s", location, error)
-                    await backoff.wait()
+                    await asyncio.sleep(backoff_s(location, tries))
+                    tries += 1
                 else:
-                    backoff.reset()
+                    tries = 0
                     await self._serve(channel)
         finally:
             self._dialling.pop(location, None)

@@ -1,8 +1,7 @@
 """`LocalNetwork`: the same channels inside one event loop, for `topology: inline` and for tests.
 
-Only record batches pass, never other objects; schemas and versions are compared as over Flight.
-Accepting, refusing and ending follow the same rules: a handler accepts by its first `send` or
-`receive`, and raising before that refuses the dialler with that error.
+Only record batches pass; schemas and versions are compared, and streams accepted, refused and
+ended, as over Flight.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from prorl.errors import NotFoundError, ProrlError, UnavailableError
+from prorl.errors import ProrlError, UnavailableError
 from prorl.flight.queues import Inbox
-from prorl.flight.wire import check_hello, check_peer_schema, with_version
-from prorl.protocols import Accept, Channel
+from prorl.flight.wire import Opening, Routes, check_peer_schema, route_of, with_version
+from prorl.protocols import Channel
 from prorl.types import Json
-
-Routes = Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]
 
 log = logging.getLogger("prorl.flight")
 
@@ -47,11 +44,9 @@ class LocalChannel:
 
     @property
     def node(self) -> str:
-        """None: both ends are in one process."""
         return ""
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Give a batch to the other end; drops silently after the end."""
         self.accept()
         if self._other is not None:
             self._other._inbox.put(batch)
@@ -65,10 +60,10 @@ class LocalChannel:
             self.accepted.set_result(None)
 
     async def close(self) -> None:
-        """End both directions after what was sent; idempotent."""
         self.end()
 
     def end(self) -> None:
+        """End both directions after what was sent."""
         other, self._other = self._other, None
         self._inbox.end()
         if other is not None:
@@ -90,7 +85,6 @@ class LocalNetwork:
         await self.close()
 
     async def listen(self, name: str, routes: Routes) -> str:
-        """Serve routes under a name. Raises UnavailableError when it is taken."""
         if name in self._served:
             raise UnavailableError(f"cannot listen at {name}: taken")
         self._served[name] = routes
@@ -104,26 +98,19 @@ class LocalNetwork:
         sends: pa.Schema,
         receives: pa.Schema,
     ) -> Channel:
-        """Open a channel once the handler accepts it; raises as `FlightNetwork.dial` does."""
         routes = self._served.get(location)
         if routes is None or self._closed:
             raise UnavailableError(f"{location} {path}: nobody listens")
-        said = with_version(hello)
-        check_hello(said, f"{said.get('worker', 'the dialler')} of {path}")
-        if path not in routes:
-            raise NotFoundError(f"no route {path}; served: {', '.join(sorted(routes))}")
-        accept, handler_receives, handler_sends = routes[path]
+        opening = Opening(path, with_version(hello))
+        accept, handler_receives, handler_sends = route_of(routes, opening)
         check_peer_schema(handler_sends, receives, f"{location} {path}")
         check_peer_schema(sends, handler_receives, path)
-        dialled, served = LocalChannel.link(said)
-        self._handle(served, accept)
-        await served.accepted
-        return dialled
-
-    def _handle(self, served: LocalChannel, accept: Accept) -> None:
+        dialled, served = LocalChannel.link(opening.hello)
         handler = asyncio.ensure_future(accept(served))
         self._handlers[handler] = served
         handler.add_done_callback(self._handled)
+        await served.accepted
+        return dialled
 
     def _handled(self, handler: asyncio.Future[None]) -> None:
         served = self._handlers.pop(handler)
@@ -141,7 +128,6 @@ class LocalNetwork:
         served.end()
 
     async def close(self) -> None:
-        """Stop listening, end every channel; idempotent."""
         self._closed = True
         self._served.clear()
         handlers = dict(self._handlers)

@@ -1,26 +1,18 @@
 """`tune`: keep glibc from giving pages back to the kernel between record batches.
 
-Fresh pages halve Flight's throughput.
-
-Called by the mains of processes that serve Flight and by the trainer's client, before the first
-Flight call. Price: resident memory stays at its high-water mark. `PRORL_NO_MALLOC_TUNING=1` turns
-it off; on another libc it does nothing.
+Fresh pages halve Flight's throughput. Called by the mains of processes that serve Flight and by the
+trainer's client, before the first Flight call. Price: resident memory stays at its high-water mark.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
-OPT_OUT = "PRORL_NO_MALLOC_TUNING"
-
 
 def tune() -> bool:
-    """Apply the settings; False when opted out or not possible here."""
-    if os.environ.get(OPT_OUT):
-        return False
+    """Apply the settings; False where libc has none."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -50,8 +50,6 @@ MOST_TAKEN = 1024
 Keys = Callable[[list[AttemptKey]], None]
 KeysOf = Callable[[list[AttemptKey], Mapping[str, Json]], None]
 """Also whose they are: its first word."""
-
-
 Has = Callable[[Mapping[str, Json], str], bool]
 """Whether a consumer, by its first word, has what a row needs."""
 
@@ -61,16 +59,12 @@ class Sized(NamedTuple):
     num_bytes: int
 
 
-def _nothing(_: object) -> None:
+def _nothing(*_: object) -> None:
     """Do nothing with what is told: the default."""
 
 
 def _is_worker(peer: Mapping[str, Json], name: str) -> bool:
     return not name or peer.get("worker") == name
-
-
-def _nobody(_: list[AttemptKey], __: Mapping[str, Json]) -> None:
-    """Tell nobody which rows were lost: the default."""
 
 
 class Outlet:
@@ -85,10 +79,10 @@ class Outlet:
         *,
         limit_bytes: int = 64 << 20,
         on_acked: Keys = _nothing,
-        on_lost: KeysOf = _nobody,
+        on_lost: KeysOf = _nothing,
         on_left: Keys = _nothing,
         on_credit: Callable[[int], None] = _nothing,
-        on_sent: KeysOf = _nobody,
+        on_sent: KeysOf = _nothing,
         has: Has = _is_worker,
     ) -> None:
         self.edge = edge
@@ -119,7 +113,6 @@ class Outlet:
 
     @property
     def free_rows(self) -> int:
-        """Rows that could be sent at once now."""
         return self._ledger.free_rows
 
     @property

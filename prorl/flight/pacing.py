@@ -1,14 +1,9 @@
-"""`Paced`: runs a flush at once when it has rested, else at the end of its interval.
-
-Quick when idle, joined when busy.
-
-A message costs two thread wake-ups and a system call at each end, whatever it holds. At low rates
-each row therefore goes at once, at high rates all of an interval go together.
-"""
+"""When to flush, and when to dial again."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 
 ROWS_S = 0.005
@@ -17,11 +12,17 @@ ROWS_S = 0.005
 BACK_S = 0.02
 """For credit, acks and events, which nobody waits for while there is credit."""
 
+FIRST_BACKOFF_S = 0.02
+LAST_BACKOFF_S = 1.0
+LAST_UNIX_BACKOFF_S = 0.2
+"""Of a service that starts all dial the gateway; a socket of this host refuses at once."""
+
 
 class Paced:
-    """Calls `flush` soon after `ask`, once for all that asked meanwhile.
+    """Calls `flush` soon after `ask`, once for all that asked meanwhile, at most once an interval.
 
-    At most once per `interval_s`.
+    A message costs two thread wake-ups and a system call at each end, whatever it holds. At low
+    rates each row therefore goes at once, at high rates all of an interval go together.
     """
 
     def __init__(self, flush: Callable[[], None], interval_s: float) -> None:
@@ -30,7 +31,6 @@ class Paced:
         self._last = float("-inf")
 
     def ask(self) -> None:
-        """Flush within the pace, together with what else is asked for until then."""
         if self._asked is not None:
             return
         loop = asyncio.get_running_loop()
@@ -44,3 +44,9 @@ class Paced:
             self._asked = None
         self._last = asyncio.get_running_loop().time()
         self._flush()
+
+
+def backoff_s(location: str, tries: int) -> float:
+    """How long to wait before a location is dialled again that has refused this often."""
+    last_s = LAST_UNIX_BACKOFF_S if location.startswith("grpc+unix://") else LAST_BACKOFF_S
+    return min(last_s, FIRST_BACKOFF_S * 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.0)

@@ -1,11 +1,7 @@
 """The two hand-over points between an event loop and a stream's threads. Neither holds a decision.
 
-`Inbox` takes batches from a reader thread (or the other local end) and gives them to one receiver
-on the loop; many arrivals cost one wake-up. `Sender` takes batches from the loop and gives a writer
-thread all that is queued, joined into few batches.
-
-The inbox is bounded by the credit that its owner granted. The sender is bounded by
-`MAX_QUEUED_BYTES`: a peer that reads nothing breaks its own stream instead of filling our memory.
+The inbox is bounded by the credit that its owner granted, the sender by `MAX_QUEUED_BYTES`: a peer
+that reads nothing breaks its own stream instead of filling our memory.
 """
 
 from __future__ import annotations
@@ -27,7 +23,9 @@ JOIN_BYTES = 256 << 10
 
 
 class Inbox:
-    """Batches on their way to the one coroutine that receives them."""
+    """From a reader thread (or the other local end) to one coroutine; many arrivals cost one
+    wake-up.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -72,10 +70,7 @@ class Inbox:
 
 
 def wire_bytes(batch: pa.RecordBatch) -> int:
-    """What the batch weighs as a message.
-
-    Many times cheaper to ask than `nbytes`, and right for slices.
-    """
+    """What it weighs as a message: many times cheaper than `nbytes`, and right for slices."""
     return int(pa.ipc.get_record_batch_size(batch))
 
 
@@ -85,10 +80,7 @@ class Sized(NamedTuple):
 
 
 class Sender:
-    """Batches on their way to a writer thread.
-
-    `put` belongs to the loop, `take` to the thread, `end` to anyone.
-    """
+    """From the loop (`put`) to a writer thread (`take`); `end` belongs to anyone."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Sized | None] = SimpleQueue()
@@ -109,23 +101,18 @@ class Sender:
         self._queue.put(None)
 
     def take(self, timeout_s: float) -> tuple[list[pa.RecordBatch], bool]:
-        """All that is queued, joined, and whether it is the end.
-
-        Empty after `timeout_s` with nothing queued.
-        """
-        found: list[Sized] = []
+        """All that is queued, joined, and whether it is the end; nothing after `timeout_s`."""
+        queued: list[Sized] = []
         ended = True
         try:
-            while (
-                sized := self._queue.get(timeout=timeout_s)
-                if not found
-                else self._queue.get_nowait()
-            ) is not None:
-                found.append(sized)
+            sized = self._queue.get(timeout=timeout_s)
+            while sized is not None:
+                queued.append(sized)
+                sized = self._queue.get_nowait()
         except Empty:
             ended = False
-        self._taken_bytes += sum(sized.num_bytes for sized in found)
-        return join(found), ended
+        self._taken_bytes += sum(sized.num_bytes for sized in queued)
+        return join(queued), ended
 
 
 def join(batches: list[Sized]) -> list[pa.RecordBatch]:
@@ -135,9 +122,10 @@ def join(batches: list[Sized]) -> list[pa.RecordBatch]:
     >>> [batch.num_rows for batch in join([one, one, one])]
     [3]
     """
+    runs = (batches[part] for part in together([sized.num_bytes for sized in batches]))
     return [
-        _concat([batch for batch, _ in batches[part]])
-        for part in together([sized.num_bytes for sized in batches])
+        run[0].batch if len(run) == 1 else pa.concat_batches([batch for batch, _ in run])
+        for run in runs
     ]
 
 
@@ -161,12 +149,8 @@ def together(sizes: Iterable[int]) -> list[slice]:
     return parts
 
 
-def _concat(run: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return run[0] if len(run) == 1 else pa.concat_batches(run)
-
-
 def call_threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Run `call` on the loop, or not at all when the loop is gone (its process is leaving)."""
+    """Run `call` on the loop, unless the loop is gone: its process is leaving."""
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from prorl.errors import (
-    ConfigError,
-    NotFoundError,
-    ProrlError,
-    UnauthorizedError,
-)
-from prorl.flight.channel import CLOSE_S, ServedChannel
+from prorl.errors import ConfigError, NotFoundError, ProrlError, UnauthorizedError
 from prorl.flight.refusals import STREAM_ERRORS, to_flight
-from prorl.flight.wire import Opening, check_hello, check_peer_schema
+from prorl.flight.wire import Opening, Routes, check_peer_schema, route_of
 from prorl.net.access import check_flight, check_node
 from prorl.net.bearer import Keys, TokenGrant
 from prorl.net.tls import Caller, Credentials
-from prorl.protocols import Accept
+
+if TYPE_CHECKING:
+    from prorl.flight.server import FlightNetwork
 
 ACCEPT_S = 10.0
 """How long a handler may take to accept or refuse a stream."""
@@ -90,11 +84,6 @@ class Served(fl.ServerMiddlewareFactory):  # type: ignore[misc]
             raise to_flight(NotFoundError(f"{verb} is not served; docs/protocol.md says what is"))
 
 
-AnswerT = TypeVar("AnswerT")
-
-Routes = Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightReads:
     """What a listener answers beside channels.
@@ -114,27 +103,12 @@ class FlightReads:
     """
 
 
-class Loop(Protocol):
-    """What the RPC threads ask of the loop: `FlightNetwork`."""
-
-    def begin_stream(self, opening: Opening, accept: Accept, node: str) -> ServedChannel:
-        """Start a handler on the loop."""
-
-    def answer(
-        self,
-        context: fl.ServerCallContext,
-        handler: Callable[[bytes], Awaitable[AnswerT]],
-        argument: bytes,
-    ) -> AnswerT:
-        """Run a read on the loop and wait for it; raises Flight errors."""
-
-
 class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
     """The RPC threads' side: every method hands over to the loop and waits."""
 
     def __init__(
         self,
-        loop: Loop,
+        network: FlightNetwork,
         location: str,
         routes: Routes,
         reads: FlightReads | None,
@@ -152,7 +126,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
             middleware={"served": Served(), **({BEARER: Bearer(keys)} if self._by_token else {})},
             **(_tls(location, credentials) if self._secure else {}),
         )
-        self._loop, self._routes, self._reads = loop, routes, reads
+        self._network, self._routes, self._reads = network, routes, reads
 
     def do_exchange(
         self,
@@ -166,11 +140,15 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
             caller = self._check(context, f"exchange {opening.path}")
             if caller.role == "node":
                 check_node(caller.node, opening.hello)
-            accept, receives, sends = self._route(opening)
+            accept, receives, sends = route_of(self._routes, opening)
             check_peer_schema(reader.schema, receives, opening.path)
-            stream = self._loop.begin_stream(opening, accept, caller.node)
+            stream = self._network.begin_stream(opening, accept, caller.node)
             stream.wait_accepted(ACCEPT_S)
-        _begin(writer, sends, stream)
+        try:
+            writer.begin(sends)  # the schema, by which the dialler knows that it is accepted
+        except STREAM_ERRORS:
+            stream.abandon()
+            raise fl.FlightCancelledError("the dialler went away") from None
         stream.serve(reader, writer)
 
     def get_flight_info(
@@ -181,7 +159,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
             self._check(context, "info", body)
             if self._reads is None or self._reads.info is None:
                 raise NotFoundError("this endpoint describes nothing")
-        return self._loop.answer(context, self._reads.info, body)
+        return self._network.answer(context, self._reads.info, body)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
         with _as_flight():
@@ -189,7 +167,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
             if self._reads is None:
                 raise NotFoundError("this endpoint serves no data")
         return fl.RecordBatchStream(
-            self._loop.answer(context, self._reads.get, bytes(ticket.ticket))
+            self._network.answer(context, self._reads.get, bytes(ticket.ticket))
         )
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
@@ -200,7 +178,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
             handler = self._reads.actions.get(action.type) if self._reads is not None else None
             if handler is None:
                 raise NotFoundError(f"no action {action.type}")
-        return [self._loop.answer(context, handler, body)]
+        return [self._network.answer(context, handler, body)]
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
         with _as_flight():
@@ -231,16 +209,6 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
                 caller = Caller(grant.role)
         return caller
 
-    def _route(self, opening: Opening) -> tuple[Accept, pa.Schema, pa.Schema]:
-        check_hello(
-            opening.hello, f"{opening.hello.get('worker', 'the dialler')} of {opening.path}"
-        )
-        if opening.path not in self._routes:
-            raise NotFoundError(
-                f"no route {opening.path}; served: {', '.join(sorted(self._routes))}"
-            )
-        return self._routes[opening.path]
-
 
 @contextmanager
 def _as_flight() -> Iterator[None]:
@@ -259,19 +227,3 @@ def _tls(location: str, credentials: Credentials | None) -> dict[str, Any]:
         "verify_client": True,
         "root_certificates": credentials.authority,
     }
-
-
-async def shut_down(server: RpcServer) -> None:
-    """`shutdown` waits for open streams without limit, so it gets a thread and a deadline."""
-    stopping = threading.Thread(target=server.shutdown, name="flight-shutdown", daemon=True)
-    stopping.start()
-    await asyncio.to_thread(stopping.join, CLOSE_S)
-
-
-def _begin(writer: Any, sends: pa.Schema, stream: ServedChannel) -> None:
-    """Send the schema, by which the dialler knows that it is accepted. Raises FlightError."""
-    try:
-        writer.begin(sends)
-    except STREAM_ERRORS:
-        stream.abandon()
-        raise fl.FlightCancelledError("the dialler went away") from None

@@ -19,20 +19,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from prorl.errors import (
-    ProrlError,
-    UnavailableError,
-)
-from prorl.flight.channel import DialledChannel, ServedChannel, dial_blocking
+from prorl.errors import ProrlError, UnavailableError
+from prorl.flight.channel import CLOSE_S, DialledChannel, ServedChannel, dial_blocking
 from prorl.flight.queues import call_threadsafe
 from prorl.flight.refusals import STREAM_ERRORS, to_flight
-from prorl.flight.rpc import AnswerT, FlightReads, Routes, RpcServer, shut_down
-from prorl.flight.wire import Opening, check_location, guard_fork, with_version
+from prorl.flight.rpc import FlightReads, RpcServer
+from prorl.flight.wire import Opening, Routes, check_location, guard_fork, with_version
 from prorl.net.bearer import Keys
 from prorl.net.tls import AnyCredentials, Credentials
 from prorl.protocols import Accept, Channel
@@ -50,6 +47,8 @@ LOOK_S = 30.0
 
 REBIND_S = 0.2
 """gRPC lets go of a port some milliseconds after it was told to."""
+
+AnswerT = TypeVar("AnswerT")
 
 log = logging.getLogger("prorl.flight")
 
@@ -169,28 +168,17 @@ class FlightNetwork:
         if location.startswith("grpc+tls") and shown is not None:
             token = "" if shown.role == "service" else token
             shown.check_valid()
-        dialling = asyncio.to_thread(
-            dial_blocking,
-            loop,
-            location,
-            opening,
-            (sends, receives),
-            token,
-            DIAL_S,
-            shown,
+        schemas = (sends, receives)
+        dialling = asyncio.ensure_future(
+            asyncio.to_thread(dial_blocking, loop, location, opening, schemas, token, DIAL_S, shown)
         )
-        channel = await self._settle(asyncio.ensure_future(dialling))
-        self._dialled = {end for end in self._dialled if not end.gone} | {channel}
-        return channel
-
-    async def _settle(self, dialling: asyncio.Future[DialledChannel]) -> DialledChannel:
-        """Wait for a dial; if we are cancelled meanwhile, close what it opened."""
         try:
             channel = await asyncio.shield(dialling)
         except asyncio.CancelledError:
             dialling.add_done_callback(_discard)
             raise
         channel.start()
+        self._dialled = {end for end in self._dialled if not end.gone} | {channel}
         return channel
 
     async def close(self) -> None:
@@ -206,7 +194,12 @@ class FlightNetwork:
         if self._renewing is not None:
             self._renewing.cancel()
         for listening in self._servers:
-            await shut_down(listening.server)
+            # `shutdown` waits for open streams without limit: it gets a thread and a deadline
+            stopping = threading.Thread(
+                target=listening.server.shutdown, name="flight-shutdown", daemon=True
+            )
+            stopping.start()
+            await asyncio.to_thread(stopping.join, CLOSE_S)
 
     def begin_stream(self, opening: Opening, accept: Accept, node: str) -> ServedChannel:
         assert self._loop is not None

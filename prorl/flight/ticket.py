@@ -32,14 +32,16 @@ behaviour: the endpoint's promises stand in `storage/serve/endpoint.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+import os
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self
 
-import orjson
+import msgspec
+from msgspec import Meta
 
 from prorl.errors import ConflictError, UserError
-from prorl.types import Json
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Layout = Literal["packed", "dense", "routing"]
 """`packed`: the STREAM schema.
@@ -78,84 +80,82 @@ class Cursor(NamedTuple):
         return f"{self.run}@{self.seq}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    """JSON in a Flight ticket, command or FlightInfo.app_metadata."""
+
+    def dumps(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def _read(cls, data: bytes, what: str, hint: str = "") -> Self:
+        """Raises UserError that says what is wrong with it."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            given = f"{what} {data[:200].decode(errors='replace')}: {error}"
+            expected = f"a JSON object with keys of {', '.join(cls.__struct_fields__)}"
+            raise UserError(given, expected, hint) from None
+
+
+class Ticket(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A bounded request for whole groups of one run, in delivery order."""
 
-    run: str
+    run: Annotated[str, Meta(min_length=1)]
     consumer: str = "primary"
     """Only `primary` moves backpressure and staleness; each name has its own committed cursor."""
     cursor: str = ""
-    max_bytes: int = 64 << 20
+    max_bytes: Annotated[int, Meta(ge=1)] = 64 << 20
     """Of Arrow data; at least one group comes, however large it is."""
-    max_groups: int = 0
+    max_groups: Annotated[int, Meta(ge=0)] = 0
     """0 = no bound."""
-    wait_s: float = 10.0
+    wait_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """For the first group."""
     columns: tuple[str, ...] = ()
     """Of the STREAM schema; empty = all."""
     layout: Layout = "packed"
 
-    def dumps(self) -> bytes:
-        """The bytes of a Flight ticket, command or FlightInfo.app_metadata."""
-        return orjson.dumps(self)
-
     @classmethod
     def parse(cls, data: bytes) -> Ticket:
-        """Read a ticket or command. Raises UserError that says what is wrong with it."""
-        values = json_object(data, "ticket")
-        _check_values(values, cls.__dataclass_fields__)
-        ticket = cls(**{**values, "columns": tuple(values.get("columns", ()))})
-        if not ticket._is_in_range:
-            raise UserError(
-                f"ticket {data.decode(errors='replace')}",
-                "max_bytes >= 1, max_groups >= 0, wait_s in 0..3600, a known layout",
-            )
+        ticket = cls._read(data, "ticket")
         if ticket.cursor:
             Cursor.parse(ticket.cursor, ticket.run)
         return ticket
 
-    @property
-    def _is_in_range(self) -> bool:
-        counts = self.max_bytes >= 1 and self.max_groups >= 0
-        return counts and 0 <= self.wait_s <= 3600 and self.layout in get_args(Layout)
+
+class ReadPlan(_Said, frozen=True, kw_only=True):
+    """What a ticket is answered with: which groups, and where they lie on the server's host."""
+
+    cursor: str
+    """After these groups; equal to the ticket's when there are none."""
+    num_groups: int
+    end: bool
+    """Nothing will ever come after `cursor`: the run is finished, or the replay is at its end."""
+    stuck: str = ""
+    """Why there are no groups, if the run does not move."""
+    boot_id: str = ""
+    path: str = ""
+    inode: tuple[int, int] = (0, 0)
+    """Device and inode of the file."""
+    batches: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def parse(cls, data: bytes) -> ReadPlan:
+        """Read FlightInfo.app_metadata; keys of a later version are ignored."""
+        return cls._read(data, "the endpoint's plan", "is this a prorl store or replay?")
 
 
-_TICKET_TYPES: dict[str, tuple[type, ...]] = {
-    "run": (str,),
-    "consumer": (str,),
-    "cursor": (str,),
-    "max_bytes": (int,),
-    "max_groups": (int,),
-    "wait_s": (float, int),
-    "columns": (list,),
-    "layout": (str,),
-}
-
-
-def _check_values(values: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raises UserError for an unknown key, a value of another type, or a ticket without a run."""
-    if unknown := sorted(set(values) - set(known)):
-        raise UserError(
-            f"ticket has unknown keys {', '.join(unknown)}", f"keys among {', '.join(known)}"
-        )
-    for name, kinds in _TICKET_TYPES.items():
-        if name in values and (
-            not isinstance(values[name], kinds) or isinstance(values[name], bool)
-        ):
-            raise UserError(f"ticket key {name} = {values[name]!r}", kinds[0].__name__)
-    if not all(isinstance(name, str) for name in values.get("columns", ())):
-        raise UserError(f"ticket key columns = {values['columns']!r}", "names of columns")
-    if not values.get("run"):
-        raise UserError("ticket names no run", 'at least {"run": NAME}')
-
-
-def json_object(data: bytes, what: str) -> dict[str, Json]:
-    """The object that `data` is as JSON. Raises UserError that names it `what`."""
+def inode(path: str) -> tuple[int, int]:
+    """Device and inode of a file; zeros where there is none."""
     try:
-        values = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        raise UserError(f"{what} is not JSON", "a JSON object") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{what} is JSON but not an object", "a JSON object")
-    return values
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
+def boot_id() -> str:
+    """Id of this kernel's boot, equal for all processes of one host; empty where there is none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

@@ -1,10 +1,8 @@
 """When each row was offered on an edge and taken, and when a server was called: marks.
 
-For `prorl bench pipeline` and for trials. Off unless `start` was called.
-
-A mark is a line `ns edge what run rollout attempt` in FOLDER/NAME, flushed at once, in nanoseconds
-of CLOCK_MONOTONIC, which all processes of a host share. It costs a write per row and end, so it is
-never on while throughput or CPU are measured.
+For `prorl bench pipeline` and for trials; off unless `start` was called. A mark is a line
+`ns edge what run rollout attempt` in FOLDER/NAME, by CLOCK_MONOTONIC, which all processes of a host
+share. It costs a write per row and end: never on while throughput or CPU are measured.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ def start(folder: Path, name: str) -> None:
 
 
 def mark(edge: str, what: str, keys: Iterable[AttemptKey]) -> None:
-    """Note that these rows are here now; nothing when tracing is off."""
+    """These rows are here now."""
     if _file is not None:
         now_ns = time.monotonic_ns()
         _file.writelines(
@@ -57,10 +55,7 @@ def read(folder: Path, since_s: float) -> Iterator[Mark]:
 
 
 def handoffs(marks: Iterable[Mark], edge: str) -> list[float]:
-    """Seconds from offered to taken of every row that has both.
-
-    In the order in which they were offered.
-    """
+    """Seconds from offered to taken of every row that has both, as they were offered."""
     ours = sorted(mark for mark in marks if mark.edge == edge)
     taken = {mark.key: mark.at_s for mark in reversed(ours) if mark.what == TAKEN}
     return [

@@ -1,6 +1,4 @@
-"""What every Flight call of prorl has in common.
-
-Client options, the bearer token, the fork guard, the opening words. Errors are in `refusals.py`.
+"""What every Flight call of prorl has in common: options, bearer token, fork guard, first words.
 
 gRPC's keepalive pings need both `keepalive_*` and `ping_timeout_ms` to notice a frozen peer, and a
 server that sends nothing for minutes answers them with GOAWAY "too many pings": our servers
@@ -18,9 +16,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from prorl.errors import ConfigError, SchemaError, UserError
+from prorl.errors import ConfigError, NotFoundError, SchemaError, UserError
 from prorl.net.join import JOIN_HINT
 from prorl.net.tls import Credentials
+from prorl.protocols import Accept
 from prorl.schema import check_schema, check_version
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.types import Json
@@ -43,6 +42,9 @@ KEEPALIVE: tuple[tuple[str, int], ...] = (
 UNIX_PATH_BYTES = 107
 """Longest Unix socket path that the kernel takes."""
 
+
+Routes = Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]
+"""Path -> (handler, schema received, schema sent)."""
 
 _forked = False
 _guarded = False
@@ -74,9 +76,13 @@ def with_version(hello: Mapping[str, Json]) -> dict[str, Json]:
     return {"schema_version": SCHEMA_VERSION, **hello}
 
 
-def check_hello(hello: Mapping[str, Json], where: str) -> None:
-    """Raise SchemaError unless the dialler speaks our schema version."""
-    check_version(hello.get("schema_version"), where)
+def route_of(routes: Routes, opening: Opening) -> tuple[Accept, pa.Schema, pa.Schema]:
+    """Handler and schemas of a path. Raises NotFoundError, SchemaError for another version."""
+    path, hello = opening
+    check_version(hello.get("schema_version"), f"{hello.get('worker', 'the dialler')} of {path}")
+    if path not in routes:
+        raise NotFoundError(f"no route {path}; served: {', '.join(sorted(routes))}")
+    return routes[path]
 
 
 def check_peer_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
@@ -116,10 +122,7 @@ def open_client(location: str, credentials: Credentials | None = None) -> fl.Fli
 
 
 def call_options(token: str, timeout_s: float | None = None) -> fl.FlightCallOptions:
-    """Options of a call: bearer token, deadline, and buffers aligned for their type.
-
-    gRPC wants header names in lower case.
-    """
+    """Bearer token (gRPC wants lower case), deadline, and buffers aligned for their type."""
     headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
     aligned = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
     return fl.FlightCallOptions(timeout=timeout_s, headers=headers, read_options=aligned)
@@ -142,10 +145,7 @@ def check_location(location: str) -> None:
 
 
 def guard_fork() -> None:
-    """Arm the guard on first use; raise in a process that was forked after Flight was used.
-
-    It would hang.
-    """
+    """Arm the guard on first use; raise in a process forked after that: it would hang."""
     global _guarded
     if _forked:
         raise UserError(

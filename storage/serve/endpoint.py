@@ -17,7 +17,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -26,12 +26,12 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
+from msgspec.structs import replace
 
 from prorl.errors import NotFoundError, UserError
 from prorl.flight import FlightReads
-from prorl.flight.plan import ReadPlan, boot_id, inode
 from prorl.flight.queues import wire_bytes
-from prorl.flight.ticket import Cursor, Ticket
+from prorl.flight.ticket import Cursor, ReadPlan, Ticket, boot_id, inode
 from prorl.schema import ROUTING, STREAM
 from prorl.schema.sequences import dense
 from prorl.storage.files.layout import RunDir

@@ -32,7 +32,7 @@ from prorl.control import (
 )
 from prorl.errors import ConflictError, ForeignDirectoryError, NotFoundError, ProrlError
 from prorl.flight import FlightNetwork
-from prorl.flight.control_client import ControlClient, Identity
+from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.inlet import Inlet, Taken
 from prorl.protocols import Network
 from prorl.storage.keep.retention import leftovers
@@ -76,7 +76,7 @@ class Store:
         self._run_came = asyncio.Event()
         self._foreign: dict[str, str] = {}
         """Why runs are not served that the log knew, as long as we live."""
-        identity = Identity(
+        identity = this_life(
             role="store", worker=WORKER, node=config.node_id, location=location, slots=SLOTS
         )
         self.control = ControlClient(
@@ -87,9 +87,7 @@ class Store:
             stats=self._stats,
             on=self._handlers(),
         )
-        self._inlet = Inlet(
-            network, "scored", identity.hello(), slots=SLOTS, window_bytes=WINDOW_BYTES
-        )
+        self._inlet = Inlet(network, "scored", identity, slots=SLOTS, window_bytes=WINDOW_BYTES)
         self._group: asyncio.TaskGroup | None = None
         self._lives: set[asyncio.Task[None]] = set()
 

@@ -5,12 +5,12 @@ and commits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from prorl.bench.stored import write_run
 from prorl.bench.synthetic import Shape, delivered, group

@@ -26,7 +26,7 @@ from prorl.control import (
     to_batch,
 )
 from prorl.errors import ConflictError, UnavailableError
-from prorl.flight import ControlClient, Identity, control_client
+from prorl.flight import ControlClient, control_client, this_life
 from prorl.protocols import Channel
 from prorl.schema import CONTROL
 from prorl.types import AttemptKey
@@ -85,7 +85,7 @@ async def joined(
     location = await net.network.listen(
         net.name("gateway"), {"control": (gateway.accept, CONTROL, CONTROL)}
     )
-    identity = Identity(role="run", worker="run-0", location="there", slots=4, remote=remote)
+    identity = this_life(role="run", worker="run-0", location="there", slots=4, remote=remote)
     on = dict.fromkeys(
         (Kind.CANCEL, Kind.DRAIN, Kind.ENDPOINTS, Kind.WELCOME, Kind.VERSION), commands.append
     )
@@ -179,7 +179,7 @@ async def test_after_a_loss_a_fresh_session_sends_unanswered_requests_again(net:
 
 async def test_requests_made_without_a_session_wait_for_one(net: Net) -> None:
     gateway = Gateway(echo)
-    identity = Identity(role="store", worker="store-0")
+    identity = this_life(role="store", worker="store-0")
     client = ControlClient(net.network, net.name("gateway"), identity, on={})
     client.start()
     asking = asyncio.ensure_future(client.request(reserve(1)))

@@ -9,8 +9,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.flight.credit import Ledger
-from prorl.flight.credit_book import CreditBook, Grant
+from prorl.flight.credit import CreditBook, Grant, Ledger
 from prorl.types import AttemptKey
 
 WINDOW = 1000

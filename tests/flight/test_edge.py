@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from prorl.flight import Inlet, Outlet
+from prorl.flight import Inlet, Outlet, this_life
 from prorl.flight.inlet import Taken
 from prorl.flight.queues import wire_bytes
 from prorl.schema.rows import Row
@@ -29,8 +29,7 @@ async def serve(net: Net, outlet: Outlet, name: str = "up") -> str:
 
 
 def inlet_of(net: Net, edge: str, *locations: str, slots: int = 4, worker: str = "w") -> Inlet:
-    hello = {"worker": worker, "role": "run", "incarnation": ""}
-    inlet = Inlet(net.network, edge, hello, slots=slots)
+    inlet = Inlet(net.network, edge, this_life(role="run", worker=worker), slots=slots)
     inlet.set_upstreams(locations)
     return inlet
 
@@ -284,7 +283,7 @@ async def test_a_row_that_is_offered_again_is_acked_and_not_given_twice(
 async def test_a_row_is_kept_before_its_consumer_or_its_sender_hears_of_it(net: Net) -> None:
     seen: list[str] = []
     outlet = Outlet("ready", on_acked=lambda _: seen.append("acked"))
-    hello = {"worker": "w", "role": "run", "incarnation": ""}
+    hello = this_life(role="run", worker="w")
     inlet = Inlet(net.network, "ready", hello, slots=1, received=lambda row: seen.append("kept"))
     inlet.set_upstreams([await serve(net, outlet)])
     taking = asyncio.ensure_future(take(inlet, 1))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.flight.pacing import Paced
+from prorl.flight.pacing import Paced, backoff_s
 from prorl.flight.queues import JOIN_BYTES, Inbox, Sender, Sized, join, wire_bytes
 from prorl.schema import MAX_BATCH_BYTES
 from tests.flight.rows import leased
@@ -86,3 +86,10 @@ async def test_flushes_are_quick_when_idle_and_joined_when_busy() -> None:
     paced.now()
     await asyncio.sleep(0.1)
     assert len(flushed) == 3
+
+
+@pytest.mark.parametrize(("location", "last_s"), [("grpc+unix:///a.sock", 0.2), ("grpc://a:1", 1)])
+def test_waits_between_dials_grow_to_a_bound(location: str, last_s: float) -> None:
+    waits = [backoff_s(location, tries) for tries in range(2000)]
+    assert waits[0] <= 0.02
+    assert last_s / 2 <= min(waits[10:]) < max(waits) <= last_s

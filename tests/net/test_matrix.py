@@ -24,7 +24,7 @@ import pytest
 from prorl.control import ControlRow, Hello, to_batch
 from prorl.errors import ForbiddenError, ProrlError
 from prorl.flight import FlightNetwork, FlightReads, control_client
-from prorl.flight.control_client import ControlClient, Identity
+from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.rpc import NOT_SERVED, RpcServer
 from prorl.flight.wire import Opening, call_options, open_client, with_version
 from prorl.net.access import FLIGHT, GRANTED, HTTP, OPEN, check_flight, check_http
@@ -339,7 +339,7 @@ async def test_a_worker_that_is_refused_for_good_ends_and_says_why(
         at = served.gateway.config.listener.gateway
         node = next(cert for cert in shown if cert.name == "node:n1").credentials
         gone = next(token for token in known if token.name == "ended").text
-        identity = Identity(role="run", worker="n1/run-0", node="n1", remote=True)
+        identity = this_life(role="run", worker="n1/run-0", node="n1", remote=True)
         async with FlightNetwork(gone, node) as network:
             client = ControlClient(network, at, identity, on={})
             client.start()

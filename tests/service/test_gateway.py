@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from prorl.control import (
@@ -31,7 +32,7 @@ from prorl.control import (
     to_batch,
 )
 from prorl.errors import ConflictError, FencedError
-from prorl.flight import FlightNetwork, Identity
+from prorl.flight import FlightNetwork, this_life
 from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.rollouts import FIRST_REST_S
@@ -254,13 +255,12 @@ async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path:
     """Else a trainer that asks at once finds an open run closed, and its stream at the end."""
     async with world(tmp_path) as w:
         await w.run()
-        identity = Identity(role="store", worker="store-0", location="at-store", slots=8)
-        hello = Hello(**identity.hello(), schema_version=SCHEMA_VERSION)
+        identity = this_life(role="store", worker="store-0", location="at-store", slots=8)
         asked = ControlRow.of(Handout(consumer=""), run_id="r")
         channel = await w.network.dial(
-            w.config.gateway_flight, "control", identity.hello(), CONTROL, CONTROL
+            w.config.gateway_flight, "control", msgspec.to_builtins(identity), CONTROL, CONTROL
         )
-        channel.send(to_batch([replace(ControlRow.of(hello), seq=1), replace(asked, seq=2)]))
+        channel.send(to_batch([replace(ControlRow.of(identity), seq=1), replace(asked, seq=2)]))
         heard: list[Kind] = []
         async with asyncio.timeout(30):
             while Kind.REPLY not in heard:

@@ -34,7 +34,7 @@ from prorl.control import (
     TrajectorySummary,
 )
 from prorl.flight import FlightNetwork, LocalNetwork
-from prorl.flight.control_client import ControlClient, Identity
+from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.inlet import Inlet
 from prorl.protocols import Network
 from prorl.service.core.candidates import GroupBody
@@ -84,7 +84,7 @@ class Worker:
         self.heard: list[ControlRow] = []
         self._news = asyncio.Event()
         self.stats = Stats()
-        identity = Identity(role=role, worker=name, location=f"at-{name}", slots=8, images=images)
+        identity = this_life(role=role, worker=name, location=f"at-{name}", slots=8, images=images)
         self.incarnation = identity.incarnation
         self.control = ControlClient(
             network,
@@ -94,7 +94,7 @@ class Worker:
             stats=lambda: self.stats,
             on=dict.fromkeys(Kind, self._hear),
         )
-        self.inlet = Inlet(network, "lease", identity.hello(), slots=8) if role == "init" else None
+        self.inlet = Inlet(network, "lease", identity, slots=8) if role == "init" else None
         self._location = config.gateway_flight
 
     def _hear(self, row: ControlRow) -> None:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from prorl.control import Cancel, ControlRow, Endpoints, Hello, Kind, Welcome, from_batch, to_batch
-from prorl.flight import Inlet, Outlet
+from prorl.flight import Inlet, Outlet, this_life
 from prorl.protocols import Channel, Network, Sandbox, SandboxHost
 from prorl.schema import CONTROL
 from prorl.schema.columns import Lease, leased_batch
@@ -84,7 +84,9 @@ class Store:
     """Takes scored rows; acks them at once unless told to wait."""
 
     def __init__(self, network: Network, upstream: Iterable[str], slots: int = 256) -> None:
-        self.inlet = Inlet(network, "scored", {"worker": "store-0", "role": "store"}, slots=slots)
+        self.inlet = Inlet(
+            network, "scored", this_life(role="store", worker="store-0"), slots=slots
+        )
         self.inlet.set_upstreams(upstream)
         self.rows: dict[AttemptKey, Row] = {}
         self.num_received = 0

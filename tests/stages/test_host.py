@@ -15,7 +15,7 @@ import pytest
 from prorl.config.renderer import RendererSpec
 from prorl.control import Payload, Started
 from prorl.errors import BackendError
-from prorl.flight import Inlet, Outlet
+from prorl.flight import Inlet, Outlet, this_life
 from prorl.flight.edge import CREDIT, Back, encode
 from prorl.graph import GRAPH
 from prorl.schema import EDGE_BACK, EDGES
@@ -91,12 +91,17 @@ class Bench:
         self.events: list[tuple[str, int, str]] = []
         self.acked: list[AttemptKey] = []
         self.upstream = Outlet(GRAPH.takes(operator.stage), on_acked=self.acked.extend)
-        self.inlet = Inlet(net.network, GRAPH.takes(operator.stage), {"worker": "w"}, slots=slots)
+        self.inlet = Inlet(
+            net.network, GRAPH.takes(operator.stage), this_life(role="run", worker="w"), slots=slots
+        )
         self.stage = StageHost(
             operator, self.inlet, self.emit, slots=slots, finished_bytes=finished_bytes
         )
         self.downstream = Inlet(
-            net.network, GRAPH.row(operator.stage).gives, {"worker": "next"}, slots=100
+            net.network,
+            GRAPH.row(operator.stage).gives,
+            this_life(role="run", worker="next"),
+            slots=100,
         )
 
     def emit(self, payload: Payload, key: AttemptKey, *, stage: str, code: str = "") -> None:
@@ -437,7 +442,11 @@ async def test_stats_count_what_happens(net: Net) -> None:
 async def _dies_with_a_row(net: Net) -> None:
     """A RUN worker that takes a row and is gone before its ack."""
     channel = await net.network.dial(
-        net.name("down"), "edge/ready", {"worker": "run-0"}, EDGE_BACK, EDGES["ready"]
+        net.name("down"),
+        "edge/ready",
+        {"worker": "run-0"},
+        EDGE_BACK,
+        EDGES["ready"],
     )
     channel.send(encode([Back(CREDIT, 1, 1 << 20)]))
     assert await asyncio.wait_for(channel.receive(), 30) is not None
@@ -455,7 +464,7 @@ async def test_what_a_dead_run_worker_may_have_begun_goes_to_no_other(net: Net) 
         parts.downstream.set_upstreams([net.name("down")])
         parts.upstream.send(_journaled(2))
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
-        again = Inlet(net.network, "ready", {"worker": "run-0"}, slots=1)
+        again = Inlet(net.network, "ready", this_life(role="run", worker="run-0"), slots=1)
         again.set_upstreams([net.name("down")])
         assert [row.key for row in await take(again, 1)] == [key(1)]
         await until(lambda: parts.stage.held() == [])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prorl.config import ServiceConfig
-from prorl.flight import FlightNetwork, Inlet
+from prorl.flight import FlightNetwork, Inlet, this_life
 from prorl.protocols import Network, Sandbox, SandboxHost
 from prorl.schema.rows import Row
 from prorl.service.core.candidates import GroupBody
@@ -83,7 +83,7 @@ async def submitted(w: World, turns: int = TURNS) -> None:
 async def ran(w: World, tmp_path: Path, name: str) -> Row:
     """What RUN of a node gives to EVAL, which takes it."""
     location = f"grpc+unix://{tmp_path / name}/run-0.sock"
-    inlet = Inlet(w.network, "ran", {"worker": "eval-0", "role": "eval"}, slots=1)
+    inlet = Inlet(w.network, "ran", this_life(role="eval", worker="eval-0"), slots=1)
     inlet.set_upstreams([location])
     try:
         async with asyncio.timeout(60):

@@ -14,7 +14,7 @@ import pyarrow as pa
 from prorl.client.client import Client
 from prorl.control import Started
 from prorl.flight import FlightNetwork
-from prorl.flight.control_client import ControlClient, Identity
+from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.inlet import Inlet
 from prorl.flight.outlet import Outlet
 from prorl.schema.columns import read_lease
@@ -54,12 +54,12 @@ class Pipeline:
             else "at-eval-0"
         )
         self._network = world.network
-        init = Identity(role="init", worker="init-0", slots=64)
-        scored = Identity(role="eval", worker="eval-0", location=self.location, slots=64)
+        init = this_life(role="init", worker="init-0", slots=64)
+        scored = this_life(role="eval", worker="eval-0", location=self.location, slots=64)
         self.outlet = Outlet("scored")
         self._init = ControlClient(world.network, world.config.gateway_flight, init, on={})
         self._eval = ControlClient(world.network, world.config.gateway_flight, scored, on={})
-        self._inlet = Inlet(world.network, "lease", init.hello(), slots=64)
+        self._inlet = Inlet(world.network, "lease", init, slots=64)
         self._gateway = world.config.gateway_flight
         self._work: asyncio.Task[None] | None = None
 
