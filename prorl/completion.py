@@ -10,11 +10,15 @@ whole, so nothing is repaired here: the completion is refused.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prorl.errors import BackendError
 from prorl.types import Completion, FailureCode, FinishReason
+
+if TYPE_CHECKING:
+    from prorl.types import Int32
 
 LEAST_LOGPROB = -104.0
 """The smallest probability that float32 holds is e^-103.3: what is less likely is never sampled."""
@@ -70,3 +74,14 @@ def _value_problem(completion: Completion, vocab_size: int) -> str:
         value, place = float(logprobs_C[bad[0]]), int(bad[0])
         return f"logprob {value:g} at {place}; from {LEAST_LOGPROB:g} to 0 are possible"
     return ""
+
+
+def num_shared(one_L: Int32, other_L: Int32) -> int:
+    """How many ids both begin with.
+
+    >>> num_shared(np.array([1, 2, 3, 4], np.int32), np.array([1, 2, 5], np.int32))
+    2
+    """
+    count = min(len(one_L), len(other_L))
+    differs_L = one_L[:count] != other_L[:count]
+    return int(differs_L.argmax()) if differs_L.any() else count

@@ -1,7 +1,4 @@
-"""Model servers as a RUN worker knows them.
-
-Opened once, paused or gone as the gateway says, how the last calls to each went, and how many at a
-time it takes.
+"""Model servers as a RUN worker knows them: open, paused, gone, busy, and how their calls went.
 
 Invariants: opening one delays nobody who wants another; whoever waits for a server hears at once
 when something changes about it; the key is sent to those that the operator named and to no other.
@@ -21,7 +18,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from prorl.backends.catalogue import is_server
-from prorl.backends.logprobs import first_token
+from prorl.backends.probe import first_token
 from prorl.control import Served
 from prorl.errors import BackendError, RolloutError, boundary
 from prorl.limits import Clock
@@ -47,7 +44,7 @@ class Waiting(Protocol):
     """An attempt that waits for a server."""
 
     def look(self) -> None:
-        """Something has changed about it."""
+        """Something has changed about the server."""
 
 
 @runtime_checkable
@@ -105,7 +102,7 @@ class Backends:
     def __init__(self, open_: Open, clock: Clock = now, *, has_key: bool = False) -> None:
         self._open, self.clock = open_, clock
         self._opened: dict[tuple[str, int, bool], asyncio.Task[Backend]] = {}
-        """By URL, the run's renderer (it lives as long as the worker) and whether with the key."""
+        """By URL, the run's renderer and whether with the key."""
         self._paused: set[str] = set()
         self._gone: dict[str, float] = {}
         self._keyed: Collection[str] = frozenset()
@@ -124,10 +121,7 @@ class Backends:
         self._waiting: dict[str, set[Waiting]] = {}
 
     async def get(self, url: str, renderer: Renderer) -> Backend:
-        """A backend by URL, for runs with this renderer; who begins together waits for one opening.
-
-        Raises BackendError.
-        """
+        """A backend by URL; who begins together waits for one opening. Raises BackendError."""
         if not self._told.is_set():
             await self._heard_of_keys()
         keyed = url in self._keyed
@@ -138,7 +132,7 @@ class Backends:
         return opening.result() if opening.done() else await asyncio.shield(opening)
 
     async def _heard_of_keys(self) -> None:
-        """The gateway's first word says who may have the key; nobody is asked before it."""
+        """Nobody is asked before the gateway has said who may have the key."""
         try:
             await asyncio.wait_for(self._told.wait(), OPEN_S)
         except TimeoutError:
@@ -172,7 +166,6 @@ class Backends:
     # ---- what the gateway says
 
     def set_paused(self, url: str, paused: bool) -> None:
-        """It takes new weights, or serves again."""
         (self._paused.add if paused else self._paused.discard)(url)
         if not paused:
             for (name, *_), opening in self._opened.items():
@@ -199,7 +192,6 @@ class Backends:
     # ---- what attempts ask
 
     def is_paused(self, url: str) -> bool:
-        """Whether it takes new weights."""
         return url in self._paused
 
     def gone_since(self, url: str) -> float | None:
@@ -208,7 +200,7 @@ class Backends:
 
     @contextmanager
     def watch(self, url: str, attempt: Waiting) -> Iterator[None]:
-        """Count the attempt among those that wait for this backend, for the length of a call."""
+        """The attempt waits for this backend, for the length of a call."""
         waiting, flow = self._waiting.setdefault(url, set()), self._flow(url)
         waiting.add(attempt)
         flow.in_flight += 1
@@ -219,7 +211,6 @@ class Backends:
             flow.in_flight -= 1
 
     def wait_s(self, url: str) -> float:
-        """How long a call has to wait since the server is busy; 0 = it may begin now."""
         return self._flow(url).wait_s(self.clock())
 
     def _flow(self, url: str) -> Flow:

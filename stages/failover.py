@@ -1,15 +1,12 @@
 """An attempt's policy, whichever servers it takes.
 
-A server that dies, freezes, lies or falls behind costs the attempt nothing that it has.
-
     call -> trouble -> the tokens that came are a piece of the turn -> ask the gateway -> go on
 
-Invariants: tokens that were received stay, and the next server continues from the exact ids; time
-without a server, and silence of one, is waiting: the budget stands still. A server that is busy is
-waited for as long as it says, by fewer calls at a time, and that is waiting, too. A call that a
-later one overtook is given up; a failure that another server would repeat (the same bad reply
-`MAX_FAULTS` times) ends the attempt. Nothing is retried without a pause that grows, with jitter. A
-backend that is no server (a script) is never left.
+Invariants: tokens that were received stay, and the next server continues from the exact ids; while
+there is no server, or it is silent or busy, the budget stands still. A call that a later one
+overtook is given up; a failure that another server would repeat (the same bad reply `MAX_FAULTS`
+times) ends the attempt. Nothing is retried without a pause that grows, with jitter. A backend that
+is no server (a script) is never left.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import numpy as np
 
 from prorl.agents.sampler import SILENT_S
 from prorl.backends.catalogue import is_server
-from prorl.completion import check_completion
+from prorl.completion import check_completion, num_shared
 from prorl.control import Assigned, Failover, Served
 from prorl.errors import BackendError
 from prorl.flight import trace
@@ -106,10 +103,7 @@ class Routed:
         """Prompt and completion of the last call."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """As the backend does; a completion that was cut is marked as aborted.
-
-        Raises BackendError when no server can help.
-        """
+        """A completion that was cut is marked as aborted. Raises BackendError."""
         faults = 0
         while True:
             if self._lost is not None:
@@ -131,7 +125,13 @@ class Routed:
 
     async def _call(self, request: GenerateRequest) -> Completion:
         """A completion, or the tokens that came before trouble did."""
-        asked = self._asked(request)
+        known, weights = self._known()
+        asked = replace(
+            request,
+            known_version=max(known, request.known_version),
+            weights=weights,
+            on_part=lambda part: self._hear(part, request),
+        )
         self._part, self._heard_at = None, self._clock()
         self._prompt_tokens = len(request.prompt_ids_L)
         left_s = self._deadline.remaining_s
@@ -161,22 +161,12 @@ class Routed:
         self._count(completion)
         return completion
 
-    def _asked(self, request: GenerateRequest) -> GenerateRequest:
-        """What the server is asked; parts come to `_hear`."""
-        known, weights = self._known()
-        return replace(
-            request,
-            known_version=max(known, request.known_version),
-            weights=weights,
-            on_part=lambda part: self._hear(part, request),
-        )
-
     def _note(self, request: GenerateRequest, completion: Completion) -> None:
         """What the call was, for those who watch how servers do."""
         if not is_server(self.name):
             return
         prompt_L, cached = request.prompt_ids_L, completion.cached_tokens
-        repeated = shared(self._computed_L, prompt_L)
+        repeated = num_shared(self._computed_L, prompt_L)
         self._computed_L = np.concatenate([prompt_L, completion.token_ids_C])
         call = Served(
             prompt=len(prompt_L),
@@ -189,7 +179,6 @@ class Routed:
         self._backends.count(self.name, self._key.run_id, call)
 
     async def _attend(self, request: GenerateRequest) -> Completion:
-        """Wait for the server as long as it is worth it."""
         url = self.name
         if not is_server(url):  # never silent, never out
             return await self._hear_out(url, request)
@@ -252,10 +241,7 @@ class Routed:
         return await (await self._backends.get(url, self._renderer)).generate(request)
 
     def _patience_s(self, url: str) -> float:
-        """Seconds until this must be looked at again; stops the budget while nothing comes.
-
-        Raises BackendError when waiting any longer is in vain.
-        """
+        """Seconds until this must be looked at again. Raises BackendError: waiting is in vain."""
         paused = self._backends.is_paused(url)
         self._stand_still("paused", paused)
         silent_s, gone = self._clock() - self._heard_at, self._backends.gone_since(url)
@@ -285,7 +271,6 @@ class Routed:
         return BackendError(FailureCode.BACKEND_UNAVAILABLE, message, Trouble.SILENT)
 
     def look(self) -> None:
-        """Something has changed about the server."""
         self._stand_still("paused", self._backends.is_paused(self.name))
         self._news.set()
 
@@ -354,7 +339,7 @@ class Routed:
         )
 
     async def _move(self, lost: Failover) -> None:
-        """Let the gateway say who goes on. Raises BackendError when nobody does in time."""
+        """Let the gateway say who goes on. Raises BackendError."""
         assert self._ask is not None
         self._stand_still("moving", True)
         try:
@@ -373,14 +358,3 @@ class Routed:
             self._stand_still("moving", False)
         self._num_lost += 1
         self._lost = None
-
-
-def shared(before_L: Int32, now_L: Int32) -> int:
-    """How many ids both begin with.
-
-    >>> shared(np.array([1, 2, 3, 4], np.int32), np.array([1, 2, 5], np.int32))
-    2
-    """
-    count = min(len(before_L), len(now_L))
-    differs_L = before_L[:count] != now_L[:count]
-    return int(differs_L.argmax()) if differs_L.any() else count

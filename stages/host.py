@@ -1,6 +1,4 @@
-"""`StageHost`: hosts an operator between an Inlet and an Outlet.
-
-Knows rows, credit and events; nothing of sandboxes, models or graders.
+"""`StageHost`: hosts an operator between an Inlet and an Outlet; knows rows, credit and events.
 
     upstream --rows--> Inlet --> operator, one task per row, at most `slots` --> Growth --> Outlet
     --rows--> downstream
@@ -51,14 +49,6 @@ class Poison(Protocol):
     def __call__(self, key: AttemptKey, *, users: bool) -> str: ...
 
 
-def _harmless(key: AttemptKey, *, users: bool) -> str:
-    return ""
-
-
-def _nothing(_: list[AttemptKey]) -> None:
-    """Tell nobody: the default where nobody listens."""
-
-
 class _Waiting(NamedTuple):
     before: Row
     added: Added
@@ -77,10 +67,7 @@ class Growth:
         self._waiting: list[_Waiting] = []
 
     async def __call__(self, before: Row, added: Added) -> Row:
-        """The row of the next edge.
-
-        Raises RolloutError (`stage_error`) for values that do not fit their columns.
-        """
+        """The row of the next edge. Raises RolloutError for values that fit no column."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._convert)
@@ -90,33 +77,23 @@ class Growth:
 
     def _convert(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if not _try(waiting):
+        if _convert(waiting) is not None:
             for one in waiting:
-                _try([one])
+                if (error := _convert([one])) is not None and not one.grown.done():
+                    one.grown.set_exception(error)
 
 
-def _try(waiting: list[_Waiting]) -> bool:
-    """Convert these together; False when several were tried and one of them cannot be converted."""
+def _convert(waiting: list[_Waiting]) -> RolloutError | None:
+    """Give these their rows, unless nobody waits any more; why none of them can have one."""
     try:
         with boundary(RolloutError, FailureCode.STAGE_ERROR, "what a stage adds"):
             batch = grow([one.before for one in waiting], [one.added for one in waiting])
     except RolloutError as error:
-        if len(waiting) == 1:
-            _settle(waiting[0].grown, error)
-        return len(waiting) == 1
+        return error
     for i, one in enumerate(waiting):
-        _settle(one.grown, Row(batch, i))
-    return True
-
-
-def _settle(grown: asyncio.Future[Row], result: Row | RolloutError) -> None:
-    """Give the result, unless nobody waits any more."""
-    if grown.done():
-        return
-    if isinstance(result, RolloutError):
-        grown.set_exception(result)
-    else:
-        grown.set_result(result)
+        if not one.grown.done():
+            one.grown.set_result(Row(batch, i))
+    return None
 
 
 class StageHost:
@@ -136,8 +113,8 @@ class StageHost:
         finished_bytes: int = 64 << 20,
         cancelled: set[AttemptKey] | None = None,
         tokens: Callable[[], int] = int,
-        on_left: Callable[[list[AttemptKey]], None] = _nothing,
-        poison: Poison = _harmless,
+        on_left: Callable[[list[AttemptKey]], None] = lambda keys: None,
+        poison: Poison = lambda key, *, users: "",
         clock: Clock = now,
     ) -> None:
         self.name = operator.stage
@@ -175,10 +152,7 @@ class StageHost:
     # ---- life
 
     async def run(self) -> None:
-        """Work until the inlet is closed; rows in hand then are cancelled without a word.
-
-        The process is leaving.
-        """
+        """Work until the inlet is closed: the process leaves, and cancels what is in hand."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             while taken := await self._inlet.take():
@@ -191,15 +165,10 @@ class StageHost:
         self._inlet.stop()
 
     async def wait_empty(self) -> None:
-        """Wait until nothing is in hand: every row was acked, or reported."""
         await self._empty.wait()
 
     def cancel(self, key: AttemptKey) -> None:
-        """Stop a row that is in hand.
-
-        Partial turns are kept; a row that RUN or EVAL has finished goes on, the log decides about
-        it.
-        """
+        """Stop a row in hand; one that RUN or EVAL has finished goes on: the log decides."""
         task = self._working.get(key)
         if task is not None:
             if key not in self._cancelled:
@@ -219,10 +188,9 @@ class StageHost:
             self.cancel(key)
 
     def give_back(self) -> None:
-        """Stop what is not in other hands yet, and give it back.
+        """Stop what is not in other hands yet, and what comes late, and give it back.
 
-        That is every row that is worked on, and at INIT those that RUN has not been sent. So it is
-        with rows that come late; finished ones wait for whom they are for.
+        That is every row that is worked on, and at INIT those that RUN has not been sent.
         """
         self._giving_back = True
         for key in list(self._working):
@@ -252,7 +220,9 @@ class StageHost:
     def _start(self, taken: Taken) -> None:
         assert self._tasks is not None
         key = taken.key
-        if not self._decided(taken.row):
+        code = FailureCode(taken.row.value("failure_code")) if self._is_acked_later else None
+        is_decided = code is not None and not FAILURE_CLASS[code].trains
+        if not is_decided:  # an earlier stage has reported the attempt's failure
             self._emit(Started(), key, stage=self.name)
         self._count_busy()
         self._empty.clear()
@@ -260,13 +230,6 @@ class StageHost:
         self._working[key] = self._tasks.create_task(work)
         if self._giving_back:
             self.cancel(key)
-
-    def _decided(self, row: Row) -> bool:
-        """Whether an earlier stage has already reported the attempt's failure."""
-        return (
-            self._is_acked_later
-            and not FAILURE_CLASS[FailureCode(row.value("failure_code"))].trains
-        )
 
     async def _work(self, taken: Taken) -> None:
         key, row = taken.key, taken.row
@@ -301,7 +264,7 @@ class StageHost:
             self._inlet.done(key)
 
     async def _operate(self, key: AttemptKey, row: Row) -> Added | None:
-        """Run the operator; what the row gets, or None when the attempt ends here, reported."""
+        """What the row gets, or None when the attempt ends here, reported."""
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
                 self._check_harmless(key, row)
@@ -374,11 +337,9 @@ class StageHost:
                 self._emit(Released(returned=True), key, stage=self.name)
 
     def _lost(self, keys: list[AttemptKey], hello: Mapping[str, Json]) -> None:
-        """Settle rows of a RUN that went away before it said that it took them.
+        """Rows of a RUN that went away before it said that it took them: it may have begun.
 
-        Nobody else gets them, since it may have begun. A RUN that keeps journals has written down
-        that they came before it began, and its next life knows them: they are offered again, to
-        nobody else.
+        Its next life knows those that it keeps a journal of: they are offered again, to it alone.
         """
         assert self._tasks is not None
         worker, lost = str(hello.get("worker", "")), list[AttemptKey]()
@@ -397,10 +358,7 @@ class StageHost:
         asyncio.get_running_loop().call_later(NEXT_LIFE_S, self._wait_no_longer, key)
 
     def _wait_no_longer(self, key: AttemptKey) -> None:
-        """Start anew, elsewhere, what a worker may have begun that does not come back.
-
-        Charged to nobody.
-        """
+        """Give up, charged to nobody, what a worker may have begun that does not come back."""
         if self.outlet.awaits(key):
             self.outlet.drop(key)
             self._give_up([key], returned=True)
@@ -408,7 +366,6 @@ class StageHost:
             asyncio.get_running_loop().call_later(NEXT_LIFE_S, self._wait_no_longer, key)
 
     def _give_up(self, keys: list[AttemptKey], *, returned: bool = False) -> None:
-        """Give rows up that nobody downstream gets."""
         assert self._tasks is not None
         for key in keys:
             row = self._finished.pop(key, None)

@@ -1,7 +1,4 @@
-"""INIT: LEASED -> READY.
-
-Makes the sandbox that RUN will act in, with the task's files in it; renders nothing, samples
-nothing.
+"""INIT: LEASED -> READY: makes the sandbox that RUN will act in, with the task's files in it.
 
 A task that its env cannot read is `bad_task` or `unknown_env` (class task, not tried again);
 trouble with the sandbox is class infra. What INIT started it gives back in `release`; once RUN took
@@ -22,8 +19,6 @@ from prorl.types import FailureCode, SandboxRef, SandboxSpec, Stage, Task
 
 
 class InitOperator(StageOperator):
-    """The operator of INIT: takes LEASED rows and gives READY rows."""
-
     stage = Stage.INIT
 
     async def __call__(self, row: Row) -> Added:

@@ -1,9 +1,4 @@
-"""What the operators of INIT, RUN and EVAL have in common: envs, the node's sandboxes, and an end.
-
-An operator works on one row and knows nothing of queues. Besides its work it may declare what it
-wants to hear of the control stream (`handlers`), and has a `close`; a worker asks no operator which
-stage it is.
-"""
+"""What the operators of INIT, RUN and EVAL have in common: envs, the node's sandboxes, an end."""
 
 from __future__ import annotations
 
@@ -124,7 +119,6 @@ class StageOperator:
         is_cancelled: Callable[[AttemptKey], bool] = lambda key: False,
         clock: Clock = now,
     ) -> None:
-        """`is_cancelled`: whether the attempt that is being worked on was cancelled."""
         self._host, self._get_env, self._clock = host, get_env, clock
         self._is_cancelled = is_cancelled
         self.num_tokens = 0
@@ -136,11 +130,9 @@ class StageOperator:
         return {}
 
     async def __call__(self, row: Row) -> Added:
-        """Work on one row; see `prorl.protocols.Operator`."""
         raise NotImplementedError
 
     async def release(self, row: Row) -> None:
-        """Stop every sandbox that the attempt has; calling it again does nothing."""
         task = read_task(row)
         if users_code(task) or needs_sandbox(self._get_env(task.env), task):
             await self._host.stop_owner(owner_of(read_key(row)))
@@ -157,7 +149,7 @@ class StageOperator:
         return await open_env(self._get_env, task, within_s)
 
     async def open(self) -> None:
-        """Prepare the operator before its first row."""
+        """Before its first row."""
 
     def received(self, row: Row) -> None:
         """A row has come; neither its sender nor the gateway has heard yet that it has."""
@@ -174,4 +166,4 @@ class StageOperator:
         """These attempts are no longer in the stage's hands."""
 
     async def close(self) -> None:
-        """Give back what outlives rows; calling it again does nothing."""
+        """Give back what outlives rows; idempotent."""

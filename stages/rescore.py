@@ -1,6 +1,4 @@
-"""EVAL without inference: the stored artefacts of a run graded again.
-
-With other tests, another env or other code.
+"""EVAL without inference: the stored artefacts of a run graded again, with other tests or code.
 
 The same operator as in the service grades (`eval.py`): fresh sandboxes, the same tries, the same
 classes of failure. Nothing of the run changes; what comes out is a table of `scores`.

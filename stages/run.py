@@ -1,7 +1,4 @@
-"""RUN: READY -> RAN.
-
-The agent drives the policy against the backend that the gateway assigned, in the sandbox that INIT
-made.
+"""RUN: READY -> RAN: the agent drives the policy, in the sandbox that INIT made.
 
 EVAL's sandbox is reserved when RUN starts, so that it is warm when RUN ends. RUN stops the RUN
 sandbox in every case, and the reservation too when nothing will be scored. The agent keeps the
@@ -92,7 +89,6 @@ class RunOperator(StageOperator):
 
     @classmethod
     def of_worker(cls, parts: WorkerParts) -> RunOperator:
-        """With the model servers of the service, and a journal of the worker's own."""
         config = parts.config
         return cls(
             parts.host,
@@ -142,10 +138,7 @@ class RunOperator(StageOperator):
         """Of each run: its newest published version, and how its servers' labels read."""
 
     async def __call__(self, row: Row) -> Added:
-        """Run one attempt.
-
-        Raises RolloutError when it cannot begin; what happens later is in the row.
-        """
+        """Raises RolloutError when it cannot begin; what happens later is in the row."""
         began = self._clock()
         ready = read_ready(row)
         lease = ready.lease
@@ -203,19 +196,15 @@ class RunOperator(StageOperator):
             await self._adoption.open()
 
     def received(self, row: Row) -> None:
-        """Its journal begins."""
         self._journals.begin(row)
 
     def claims(self) -> Iterable[Claim]:
-        """Attempts whose journal and sandbox are here."""
         return self._adoption.claims()
 
     def adopted(self, claims: Iterable[Claim], elsewhere: Iterable[AttemptKey]) -> Iterable[Taken]:
-        """Rows to go on with; the journals of the others go."""
         return self._adoption.decided(claims, elsewhere)
 
     def left(self, keys: Iterable[AttemptKey]) -> None:
-        """Their journals go with them."""
         for key in keys:
             self._journals.drop(key)
 
@@ -250,10 +239,7 @@ class RunOperator(StageOperator):
         return trajectory
 
     async def _renderer(self, spec: str) -> Renderer:
-        """The renderer of a run's model, made once for equal specs.
-
-        A vocabulary takes a second to load; attempts that begin together wait for one.
-        """
+        """The renderer of a run's model, made once for equal specs: a vocabulary takes a second."""
         whose = FailureCode.STAGE_ERROR
         if not renderers.is_ours(RendererSpec.from_json(spec)):
             whose = FailureCode.BAD_TASK
@@ -312,7 +298,6 @@ class RunOperator(StageOperator):
         self.backends.told(said.gone, said.keyed)
 
     async def close(self) -> None:
-        """Close the backends and the journals; calling it again does nothing."""
         self._journals.close()
         await self._stack.aclose()
         await self.backends.close()

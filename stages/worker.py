@@ -27,7 +27,6 @@ from prorl.control import (
     Drain,
     Endpoints,
     Failover,
-    Hello,
     Kind,
     Payload,
     Released,
@@ -80,7 +79,18 @@ class Worker:
         cancelled: set[AttemptKey] = set()
         module, _, kind = row.operator.partition(":")
         operator: type[StageOperator] = getattr(import_module(module), kind)
-        identity = _identity(config, stage, name, pool.slots, operator.resumes)
+        identity = this_life(
+            role=stage,
+            worker=config.worker_name(name),
+            node=config.node_id,
+            location=config.worker_flight(name),
+            slots=pool.slots,
+            remote=bool(config.gateway),
+            resumes=operator.resumes,
+            home=str(config.socket_dir),
+            died_at=os.environ.get(at_work.DIED_AT, ""),
+            images=_images(config) if not GRAPH.upstream(stage) and config.gateway else None,
+        )
         self._operator = operator.of_worker(
             WorkerParts(
                 config=config,
@@ -95,14 +105,14 @@ class Worker:
         self._handlers: Mapping[Kind, Handler] = {
             Kind.WELCOME: self._welcome,
             Kind.ENDPOINTS: self._endpoints,
-            Kind.CANCEL: self._cancel,
+            Kind.CANCEL: lambda row: self.stage.cancel(row.key),
             Kind.DRAIN: self._drain,
         }
         self._control = ControlClient(
             network,
             config.gateway_flight,
             identity,
-            held=self._held,
+            held=lambda: self.stage.held(),
             claims=self._operator.claims,
             stats=self._stats,
             on=dict.fromkeys({**self._operator.handlers, **self._handlers}, self._hear),
@@ -167,7 +177,7 @@ class Worker:
         await self._operator.close()
 
     async def wait(self) -> None:
-        """Wait until drained; raises what broke the worker."""
+        """Until drained; raises what broke the worker."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
@@ -237,9 +247,6 @@ class Worker:
             locations.get(role, ()) if role else [self._config.gateway_flight]
         )
 
-    def _cancel(self, row: ControlRow) -> None:
-        self.stage.cancel(row.key)
-
     def _drain(self, row: ControlRow) -> None:
         said = row.read(Drain)
         self.leave(said.deadline_s, said.reason)
@@ -248,9 +255,6 @@ class Worker:
 
     async def _failover(self, asked: Failover) -> Assigned:
         return await self._control.request(asked, run_id=asked.attempt.run_id)
-
-    def _held(self) -> list[AttemptKey]:
-        return self.stage.held()
 
     def _stats(self) -> Stats:
         stats = self.stage.stats()
@@ -263,22 +267,6 @@ class Worker:
 
     def _emit(self, payload: Payload, key: AttemptKey, *, stage: str, code: str = "") -> None:
         self._control.emit(payload, key, stage=stage, code=code)
-
-
-def _identity(config: ServiceConfig, stage: str, name: str, slots: int, resumes: bool) -> Hello:
-    """Who a worker is, as its gateway and its neighbours hear it."""
-    return this_life(
-        role=stage,
-        worker=config.worker_name(name),
-        node=config.node_id,
-        location=config.worker_flight(name),
-        slots=slots,
-        remote=bool(config.gateway),
-        resumes=resumes,
-        home=str(config.socket_dir),
-        died_at=os.environ.get(at_work.DIED_AT, ""),
-        images=_images(config) if not GRAPH.upstream(stage) and config.gateway else None,
-    )
 
 
 def _images(config: ServiceConfig) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ Imports nothing heavy, and no backend before one is opened.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from prorl import plugins
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from prorl.protocols import Backend, Env, Renderer
 
 ENTRY_POINTS = "prorl.backends"
+ADAPTER_FILE = "adapter_config.json"
 
 
 class BackendContext(NamedTuple):
@@ -164,6 +166,11 @@ def checkpoint(url: str) -> str:
 def embedded(directory: str) -> str:
     """The URL of a checkpoint that the service serves itself."""
     return f"embedded:{directory}"
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a directory holds a LoRA adapter as PEFT writes it, not a whole checkpoint."""
+    return bool(path) and os.path.exists(os.path.join(path, ADAPTER_FILE))
 
 
 def examples() -> str:

@@ -1,33 +1,43 @@
-"""Serves any `Backend` over HTTP in vLLM's token subset.
-
-So `VllmBackend`, and whoever else speaks to vLLM, can use it.
+"""Serves any `Backend` over HTTP in vLLM's token subset, for `VllmBackend` and others who speak it.
 
     POST /v1/completions {prompt: [ids], max_tokens, temperature, top_p, top_k, seed,
                           stop_token_ids, request_id, stream}
-    GET /health /version /v1/models /metrics      POST /tokenize /detokenize
+    GET /health /version /v1/models      POST /tokenize
 
-Invariants: a client that goes away cancels its generation; a request that asks for what is not
-served (text prompts, n > 1) is refused, never half served. `weight_versions` states where the
-weights changed, which vLLM's completions do not; so does each event of a stream, for its own
-tokens. `stream_interval` is the tokens that an event collects. Not promised: TLS (bind to
-loopback), or any parameter that is not named here.
+Invariants: a client that goes away cancels its generation, streamed or not; a request that asks for
+what is not served (text prompts, n > 1) is refused, never half served; a stream's pieces laid end
+to end are the one object's tokens; an error before the first piece has a status of its own.
+`weight_versions` states where the weights changed, which vLLM's completions do not; so does each
+event of a stream, for its own tokens. `stream_interval` is the tokens that an event collects. Not
+promised: TLS (bind to loopback), or any parameter that is not named here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from importlib.metadata import version as distribution_version
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
+import msgspec
 import numpy as np
 import orjson
 from aiohttp import web
+from msgspec import Meta
 
-from prorl.backends.server_reply import Shape, stream
 from prorl.errors import BackendError, ConfigError
-from prorl.types import FailureCode, GenerateRequest, Json, PolicyVersion, SamplingParams
+from prorl.types import (
+    Completion,
+    FailureCode,
+    FinishReason,
+    GenerateRequest,
+    Json,
+    PolicyVersion,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -37,79 +47,147 @@ if TYPE_CHECKING:
     from prorl.protocols import Backend, Tokenizer
     from prorl.types import Int32
 
-
-def read_request(
-    body: Mapping[str, Json], model: str, vocab_size: int, session: str
-) -> GenerateRequest:
-    """The request that a body asks for. Raises ValueError with what is wrong."""
-    if body.get("model") not in (None, "", model):
-        raise ValueError(f"the model {body['model']!r} is not served; {model!r} is")
-    if body.get("n", 1) != 1 or body.get("echo"):
-        raise ValueError("echo and n > 1 are not served")
-    for name, off in _OFF.items():
-        if body.get(name, off) != off:
-            raise ValueError(f"{name}: {off:g} is expected, others are not served")
-    sampling = SamplingParams(
-        temperature=_number(body, "temperature", 1.0, 0.0, 1e6),
-        top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
-        top_k=max(0, int(_number(body, "top_k", 0, -1, 1 << 31))),
-        max_tokens=int(_number(body, "max_tokens", 16, 1, 1 << 24)),
-    )
-    stops = body.get("stop_token_ids") or []
-    return GenerateRequest(
-        prompt_ids_L=read_ids(body.get("prompt"), "prompt", vocab_size),
-        sampling=sampling,
-        seed=_integer(body, "seed"),
-        stop_token_ids=tuple(read_ids(stops, "stop_token_ids", vocab_size).tolist())
-        if stops
-        else (),
-        request_id=str(body.get("request_id") or time.monotonic_ns()),
-        session=session,
-        part_tokens=int(_number(body, "stream_interval", 1, 1, 1 << 16)),
-    )
-
-
-_OFF = {
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-
-
-def read_ids(values: Json, name: str, vocab_size: int) -> Int32:
-    """A list of ids below `vocab_size`, not empty. Raises ValueError that names it."""
-    array = np.asarray(values if isinstance(values, list) else None)
-    if array.ndim != 1 or array.dtype.kind != "i" or not len(array):
-        raise ValueError(f"{name}: a list of token ids is expected")
-    if array.min() < 0 or array.max() >= vocab_size:
-        raise ValueError(
-            f"{name}: ids from 0 to {vocab_size - 1} are expected, found {array.min()} to"
-            f" {array.max()}"
-        )
-    ids: np.ndarray[tuple[int], np.dtype[np.int32]] = array.astype(np.int32)
-    return ids
-
-
-def _number(body: Mapping[str, Json], name: str, default: float, low: float, high: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ValueError(f"{name}: a number from {low:g} to {high:g} is expected, found {value!r}")
-    return value
-
-
-def _integer(body: Mapping[str, Json], name: str) -> int:
-    value = body.get(name)
-    if value is None:
-        return time.time_ns() >> 1
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name}: an integer >= 0 is expected, found {value!r}")
-    return value
-
-
 MAX_BODY_BYTES = 32 << 20
+
+_Off = Annotated[float, Meta(ge=0, le=0)]
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """The body of a request for a completion, as far as it is served."""
+
+    prompt: list[int]
+    model: str | None = None
+    n: Literal[1] = 1
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    max_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] = 16
+    seed: Annotated[int, Meta(ge=0)] | None = None
+    stop_token_ids: list[int] = []
+    request_id: str = ""
+    stream: bool = False
+    stream_interval: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
+    min_p: _Off = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=1, le=1)] = 1.0
+    presence_penalty: _Off = 0.0
+    frequency_penalty: _Off = 0.0
+
+
+def _ids(values: list[int], name: str, vocab_size: int) -> Int32:
+    """Ids below `vocab_size`. Raises ValueError that names them."""
+    if wrong := [value for value in values if not 0 <= value < vocab_size]:
+        raise ValueError(f"{name}: ids from 0 to {vocab_size - 1} are expected, found {wrong[0]}")
+    return np.array(values, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    model: str
+    tokenizer: Tokenizer
+    label: Callable[[PolicyVersion], str]
+    """What the server calls its weights."""
+
+    def whole(self, request: GenerateRequest, completion: Completion) -> dict[str, Json]:
+        choice = self._choice(completion, completion.finish_reason)
+        return self._head(request) | {"choices": [choice], "usage": usage(request, completion)}
+
+    def piece(
+        self, request: GenerateRequest, so_far: Completion, sent: int, finish: FinishReason | None
+    ) -> dict[str, Json]:
+        """One event of a stream: what came behind `sent`; `finish` in the last that has tokens."""
+        choice = self._choice(rest_of(so_far, sent), finish)
+        return self._head(request) | {"choices": [choice], "usage": usage(request, so_far)}
+
+    def last(self, request: GenerateRequest, completion: Completion) -> dict[str, Json]:
+        return self._head(request) | {"choices": [], "usage": usage(request, completion)}
+
+    def _head(self, request: GenerateRequest) -> dict[str, Json]:
+        return {
+            "id": f"cmpl-{request.request_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.model,
+        }
+
+    def _choice(self, part: Completion, finish: FinishReason | None) -> dict[str, Json]:
+        ids, starts = part.token_ids_C, (0, *part.version_ends)
+        return {
+            "index": 0,
+            "text": self.tokenizer.decode(ids[(ids >= 0) & (ids < self.tokenizer.vocab_size)]),
+            "token_ids": np.ascontiguousarray(ids),
+            "logprobs": {
+                "token_logprobs": np.ascontiguousarray(part.logprobs_C),
+                "tokens": None,
+                "top_logprobs": None,
+            },
+            "finish_reason": finish.value if finish else None,
+            "stop_reason": None,
+            "weight_versions": [
+                {"version": self.label(version), "start": start, "end": end}
+                for version, start, end in zip(
+                    part.versions, starts, part.version_ends, strict=False
+                )
+            ],
+        }
+
+
+def usage(request: GenerateRequest, completion: Completion) -> dict[str, Json]:
+    prompt_tokens, sampled = len(request.prompt_ids_L), len(completion.token_ids_C)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": prompt_tokens + sampled,
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+    }
+
+
+def rest_of(completion: Completion, start: int) -> Completion:
+    spans = [
+        (end - start, version)
+        for end, version in zip(completion.version_ends, completion.versions, strict=False)
+        if end > start
+    ]
+    return replace(
+        completion,
+        token_ids_C=completion.token_ids_C[start:],
+        logprobs_C=completion.logprobs_C[start:],
+        version_ends=tuple(end for end, _ in spans),
+        versions=tuple(version for _, version in spans),
+    )
+
+
+async def stream(
+    http: web.Request, shape: Shape, backend: Backend, request: GenerateRequest
+) -> web.StreamResponse:
+    """Answer with a stream. Raises BackendError as long as nothing was sent."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    parts: asyncio.Queue[Completion | None] = asyncio.Queue(request.sampling.max_tokens + 1)
+    told = replace(request, on_part=parts.put_nowait)
+    work = asyncio.ensure_future(backend.generate(told))
+    work.add_done_callback(lambda _: parts.put_nowait(None))
+    sent = 0
+    try:
+        while (part := await parts.get()) is not None:
+            await _send(http, response, shape.piece(request, part, sent, None))
+            sent = len(part.token_ids_C)
+        completion = work.result()
+        piece = shape.piece(request, completion, sent, completion.finish_reason)
+        await _send(http, response, piece)
+        await _send(http, response, shape.last(request, completion))
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+    return response
+
+
+async def _send(http: web.Request, response: web.StreamResponse, value: Json) -> None:
+    if not response.prepared:
+        await response.prepare(http)
+    await response.write(
+        b"data: " + orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+    )
 
 
 class TokenServer:
@@ -137,7 +215,6 @@ class TokenServer:
         self._shape = Shape(model=model, tokenizer=tokenizer, label=label)
         self._backend, self._tokenizer, self._model = backend, tokenizer, model
         self._host, self._port, self._max_model_len = host, port, max_model_len
-        self._running = self._prompt_tokens = self._generated_tokens = self._cached_tokens = 0
         # Cancelling the handler is what turns a client's hang-up into an abort.
         self._runner = web.AppRunner(
             self._app(routes), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
@@ -178,9 +255,7 @@ class TokenServer:
                 web.get("/health", self._health),
                 web.get("/version", self._version),
                 web.get("/v1/models", self._models),
-                web.get("/metrics", self._metrics),
                 web.post("/tokenize", self._tokenize),
-                web.post("/detokenize", self._detokenize),
                 *routes,
             ]
         )
@@ -196,36 +271,42 @@ class TokenServer:
         return await handler(request)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
         try:
-            wanted = self._wanted(body, request.headers.get("x-session-id", ""))
-        except ValueError as cause:
+            asked = msgspec.json.decode(await request.read(), type=Asked)
+            wanted = self._wanted(asked, request.headers.get("x-session-id", ""))
+        except (ValueError, msgspec.MsgspecError) as cause:
             return _error(400, str(cause))
-        self._running += 1
         try:
-            if body.get("stream"):
-                response, completion = await stream(request, self._shape, self._backend, wanted)
-            else:
-                completion = await self._backend.generate(wanted)
-                response = _json(self._shape.whole(wanted, completion))
+            if asked.stream:
+                return await stream(request, self._shape, self._backend, wanted)
+            completion = await self._backend.generate(wanted)
+            return _json(self._shape.whole(wanted, completion))
         except BackendError as error:
             return _error(503 if error.code is FailureCode.BACKEND_UNAVAILABLE else 500, str(error))
-        finally:
-            self._running -= 1
-        self._prompt_tokens += len(wanted.prompt_ids_L)
-        self._generated_tokens += len(completion.token_ids_C)
-        self._cached_tokens += completion.cached_tokens
-        return response
 
-    def _wanted(self, body: Mapping[str, Json], session: str) -> GenerateRequest:
-        """As `read_request`; raises ValueError also for a prompt that fills the context."""
-        wanted = read_request(body, self._model, self._tokenizer.vocab_size, session)
-        length = len(wanted.prompt_ids_L)
-        if length >= self._max_model_len:
+    def _wanted(self, asked: Asked, session: str) -> GenerateRequest:
+        """The request that a body asks for. Raises ValueError with what is wrong."""
+        if asked.model not in (None, "", self._model):
+            raise ValueError(f"the model {asked.model!r} is not served; {self._model!r} is")
+        if not 0 < len(asked.prompt) < self._max_model_len:
             raise ValueError(
-                f"the prompt has {length} tokens; the context is {self._max_model_len}"
+                f"the prompt has {len(asked.prompt)} tokens; the context is {self._max_model_len}"
             )
-        return wanted
+        size = self._tokenizer.vocab_size
+        return GenerateRequest(
+            prompt_ids_L=_ids(asked.prompt, "prompt", size),
+            sampling=SamplingParams(
+                temperature=asked.temperature,
+                top_p=asked.top_p,
+                top_k=max(0, asked.top_k),
+                max_tokens=asked.max_tokens,
+            ),
+            seed=time.time_ns() >> 1 if asked.seed is None else asked.seed,
+            stop_token_ids=tuple(_ids(asked.stop_token_ids, "stop_token_ids", size).tolist()),
+            request_id=asked.request_id or str(time.monotonic_ns()),
+            session=session,
+            part_tokens=asked.stream_interval,
+        )
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -242,52 +323,13 @@ class TokenServer:
         }
         return _json({"object": "list", "data": [model]})
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        values = {
-            "num_requests_running": self._running,
-            "num_requests_waiting": 0,
-            "prompt_tokens_total": self._prompt_tokens,
-            "generation_tokens_total": self._generated_tokens,
-            "prompt_tokens_cached_total": self._cached_tokens,
-        }
-        lines = [
-            f'vllm:{name}{{model_name="{self._model}"}} {value}\n' for name, value in values.items()
-        ]
-        return web.Response(text="".join(lines), content_type="text/plain")
-
     async def _tokenize(self, request: web.Request) -> web.Response:
-        body = await _body(request)
-        prompt = body.get("prompt")
-        if not isinstance(prompt, str):
-            return _error(400, "prompt: a text is expected")
-        ids = self._tokenizer.encode(prompt)
-        return _json({"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids})
-
-    async def _detokenize(self, request: web.Request) -> web.Response:
         try:
-            return _json(
-                {
-                    "prompt": self._tokenizer.decode(
-                        read_ids(
-                            (await _body(request)).get("tokens"),
-                            "tokens",
-                            self._tokenizer.vocab_size,
-                        )
-                    )
-                }
-            )
-        except ValueError as cause:
-            return _error(400, str(cause))
-
-
-async def _body(request: web.Request) -> Mapping[str, Json]:
-    try:
-        value = orjson.loads(await request.read())
-    except orjson.JSONDecodeError as cause:
-        raise web.HTTPBadRequest(text=f"not valid JSON: {cause}") from cause
-    if not isinstance(value, dict):
-        raise web.HTTPBadRequest(text="a JSON object is expected")
-    return value
+            text = orjson.loads(await request.read())["prompt"]
+            ids = self._tokenizer.encode(text)
+        except (ValueError, KeyError, TypeError):
+            return _error(400, "prompt: a text is expected")
+        return _json({"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids})
 
 
 def _json(value: Json) -> web.Response:

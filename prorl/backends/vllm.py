@@ -26,7 +26,7 @@ import orjson
 
 from prorl.backends.catalogue import address
 from prorl.backends.labels import Labels
-from prorl.backends.logprobs import check_logprobs
+from prorl.backends.probe import check_logprobs
 from prorl.backends.vllm_http import MAX_REPLY_BYTES, Connections, HttpLimits
 from prorl.backends.vllm_reply import MAX_EVENT_BYTES, Events, Reply
 from prorl.completion import check_completion

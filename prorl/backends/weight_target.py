@@ -28,8 +28,7 @@ from typing import NamedTuple
 import aiohttp
 import orjson
 
-from prorl.backends.adapter import is_adapter
-from prorl.backends.catalogue import address, weights_of
+from prorl.backends.catalogue import address, is_adapter, weights_of
 from prorl.errors import BackendError, boundary
 from prorl.types import FailureCode, Json, Trouble
 

@@ -117,11 +117,6 @@ class Helpers:
                 self._free.append((helper, self._clock()))
                 self._sweep_later(IDLE_S)
 
-    async def warm(self) -> None:
-        if not self._free:
-            self._free.append((await self._start(), self._clock()))
-            self._sweep_later(IDLE_S)
-
     async def _start(self) -> Helper:
         """A fresh helper; a start that its asker gives up goes on, for the next one."""
         starting = asyncio.ensure_future(self._begin())

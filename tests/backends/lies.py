@@ -77,12 +77,16 @@ def _text_of(name: str, value: Json) -> Callable[[Json], None]:
     return change
 
 
-def _first_logprob(value: Json) -> Lie:
+def _first(change: Callable[..., object], *values: Json) -> Lie:
     def lie(events: list[Json]) -> list[Json]:
-        events[0]["choices"][0]["logprobs"]["token_logprobs"][0] = value
+        change(events[0]["choices"][0], *values)
         return events
 
     return lie
+
+
+def _first_logprob(value: Json) -> Lie:
+    return _first(lambda choice: choice["logprobs"]["token_logprobs"].__setitem__(0, value))
 
 
 def _usage(name: str, value: Json) -> Lie:
@@ -90,6 +94,18 @@ def _usage(name: str, value: Json) -> Lie:
         *events[:-1],
         events[-1] | {"usage": events[-1]["usage"] | {name: value}},
     ]
+
+
+def _fewer(choice: Json, name: str) -> None:
+    choice["logprobs"][name].pop()
+
+
+def _replaced(choice: Json, name: str, first: Json) -> None:
+    choice[name][0] = first
+
+
+def _with_logprobs(choice: Json, name: str, value: Json) -> None:
+    choice["logprobs"][name] = value
 
 
 LIES: Mapping[str, Lie] = {
@@ -113,14 +129,8 @@ LIES: Mapping[str, Lie] = {
     "ended by length": _last(_text_of("finish_reason", "length")),
     "ended by another token": _last(_text_of("stop_reason", 65)),
     "ended by a text": _last(_text_of("stop_reason", "</s>")),
-    "as many texts as it likes": lambda events: [
-        _with_logprobs(events[0], "tokens", ["x"]),
-        *events[1:],
-    ],
-    "fewer likely tokens than tokens": lambda events: [
-        _with_logprobs(events[0], "top_logprobs", [{"x": -0.1}]),
-        *events[1:],
-    ],
+    "as many texts as it likes": _first(_with_logprobs, "tokens", ["x"]),
+    "fewer likely tokens than tokens": _first(_with_logprobs, "top_logprobs", [{"x": -0.1}]),
     "no reason for the end": _last(_text_of("finish_reason", None)),
     "a prompt cut by one": _counts("prompt_tokens", -1),
     "a prompt of another": lambda events: _choices(_text_of("prompt_token_ids", [1, 2, 3]))(events),
@@ -137,22 +147,13 @@ LIES: Mapping[str, Lie] = {
     "a logprob above 0": _first_logprob(0.01),
     "a logprob that is null": _first_logprob(None),
     "a logprob that is true": _first_logprob(True),
-    "an id that is true": lambda events: [
-        _replaced(events[0], "token_ids", True),
-        *events[1:],
-    ],
-    "an id that is text": lambda events: [_replaced(events[0], "token_ids", "65"), *events[1:]],
-    "an id of no vocabulary": lambda events: [
-        _replaced(events[0], "token_ids", 1 << 20),
-        *events[1:],
-    ],
-    "an id below 0": lambda events: [_replaced(events[0], "token_ids", -1), *events[1:]],
-    "an id that is a fraction": lambda events: [
-        _replaced(events[0], "token_ids", 65.5),
-        *events[1:],
-    ],
+    "an id that is true": _first(_replaced, "token_ids", True),
+    "an id that is text": _first(_replaced, "token_ids", "65"),
+    "an id of no vocabulary": _first(_replaced, "token_ids", 1 << 20),
+    "an id below 0": _first(_replaced, "token_ids", -1),
+    "an id that is a fraction": _first(_replaced, "token_ids", 65.5),
     "a logprob that is text": _first_logprob("-0.5"),
-    "a logprob too few": lambda events: [_fewer(events[0], "token_logprobs"), *events[1:]],
+    "a logprob too few": _first(_fewer, "token_logprobs"),
     "ended by an abort": _last(_text_of("finish_reason", "abort")),
     "ended as no engine ends": _last(_text_of("finish_reason", "tool_calls")),
     "a count that is text": _usage("completion_tokens", "9"),
@@ -169,18 +170,3 @@ LIES: Mapping[str, Lie] = {
     ],
     "an error between": lambda events: [events[0], events[1] | {"error": {"code": 500}}],
 }
-
-
-def _fewer(event: Json, name: str) -> Json:
-    event["choices"][0]["logprobs"][name].pop()
-    return event
-
-
-def _replaced(event: Json, name: str, first: Json) -> Json:
-    event["choices"][0][name][0] = first
-    return event
-
-
-def _with_logprobs(event: Json, name: str, value: Json) -> Json:
-    event["choices"][0]["logprobs"][name] = value
-    return event

@@ -25,11 +25,8 @@ class Call:
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    cached: int = 0
     is_whole: bool = False
     """Whether the reply came to its end."""
-    tokens: int = 0
-    """Wanted at most."""
 
 
 @dataclass
@@ -110,10 +107,8 @@ def _calls(connection: Connection) -> Iterator[Call]:
         body = orjson.loads(asked)
         if str(body["request_id"]).startswith("probe"):
             continue
-        call = Call(at, body["request_id"], body["prompt"], tokens=body["max_tokens"])
+        call = Call(at, body["request_id"], body["prompt"])
         for value in _values(kind, said):
-            details = (value.get("usage") or {}).get("prompt_tokens_details") or {}
-            call.cached = details.get("cached_tokens") or call.cached
             for choice in value.get("choices") or ():
                 call.ids += choice["token_ids"] or []
                 call.logprobs += (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]

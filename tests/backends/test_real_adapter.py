@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from prorl.backends.adapter import ADAPTER_FILE
+from prorl.backends.catalogue import ADAPTER_FILE
 from prorl.backends.embedded import TOY
 from prorl.backends.vllm import VllmBackend
 from prorl.backends.weight_target import WeightTarget

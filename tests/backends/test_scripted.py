@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from prorl.backends import open_backend
-from prorl.backends.speakers import WRONG_ANSWER, is_right
+from prorl.backends.scripted import WRONG_ANSWER, is_right
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError
 from prorl.renderer import ChatMLRenderer

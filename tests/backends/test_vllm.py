@@ -113,15 +113,6 @@ def _choice(**changes: Json) -> bytes:
     return orjson.dumps({**HEAD, "choices": [{**CHOICE, **changes}], "usage": USAGE})
 
 
-async def test_a_right_reply_is_taken() -> None:
-    body = orjson.loads(_choice()) | {"error": None}
-    async with _raw_server(_http(orjson.dumps(body))) as url:
-        backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
-        completion = await backend.generate(REQUEST)
-        assert completion.token_ids_C.tolist() == CHOICE["token_ids"]
-        await backend.close()
-
-
 def _saved(array: NDArray[Any]) -> str:
     """As vLLM's `numpy2base64`."""
     with io.BytesIO() as buffer:
@@ -221,17 +212,11 @@ async def test_a_request_id_of_any_letters_comes_back() -> None:
         b'{"choices": null}',
         _choice(token_ids=None),
         _choice(token_ids=[]),
-        _choice(token_ids=["65"]),
-        _choice(token_ids=[65.5, 66]),
         _choice(token_ids=[65, 2**40]),
-        _choice(token_ids=[65, -1]),
         _choice(token_ids=[65, 265]),
         _choice(token_ids=[[65, 66]]),
         _choice(token_ids=list(range(9))),
         _choice(logprobs=None),
-        _choice(logprobs={"token_logprobs": [None, -1]}),
-        _choice(logprobs={"token_logprobs": [-1]}),
-        _choice(logprobs={"token_logprobs": [0.1, -1]}),
         (
             b'{"id": "cmpl-run/1/1/0", "choices": [{"token_ids": [65],'
             b' "logprobs": {"token_logprobs": [NaN]},'
@@ -280,16 +265,6 @@ async def test_silence_ends_the_call(limits: HttpLimits) -> None:
         await _code(_http(b"{", length=100), wait=True, limits=limits)
         is FailureCode.BACKEND_UNAVAILABLE
     )
-
-
-async def test_nobody_listening_is_unavailable() -> None:
-    async with _raw_server(b"") as url:
-        pass
-    backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
-    with pytest.raises(BackendError) as caught:
-        await backend.generate(REQUEST)
-    assert caught.value.code is FailureCode.BACKEND_UNAVAILABLE
-    await backend.close()
 
 
 async def test_versions_split_where_the_server_says() -> None:
@@ -468,7 +443,7 @@ async def test_probe_accepts_processed_and_refuses_raw_logprobs() -> None:
         ({"prompt": "text"}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, 999]}, "from 0 to 264"),
-        ({"prompt": [1], "n": 2}, "n > 1"),
+        ({"prompt": [1], "n": 2}, "`$.n`"),
         ({"prompt": [1], "stream": True, "stream_interval": 0}, "stream_interval"),
         ({"prompt": [1], "temperature": -1}, "temperature"),
         ({"prompt": [1], "max_tokens": True}, "max_tokens"),
@@ -488,27 +463,6 @@ async def test_the_server_refuses_what_it_does_not_serve(body: Json, found: str)
             assert found in (await response.json())["error"]["message"]
         async with session.post(f"{server.url}/v1/completions", data=b"{") as response:
             assert response.status == 400
-
-
-async def test_the_servers_other_routes() -> None:
-    async with (
-        TokenServer(_Recorder(), TOKENIZER, model="toy") as server,
-        aiohttp.ClientSession() as session,
-    ):
-        backend = VllmBackend(server.url, TOKENIZER.vocab_size)
-        await backend.health()
-        await backend.generate(REQUEST)
-        async with session.post(f"{server.url}/tokenize", json={"prompt": "hé"}) as response:
-            assert (await response.json())["tokens"] == list("hé".encode())
-        async with session.post(
-            f"{server.url}/detokenize", json={"tokens": [104, 105]}
-        ) as response:
-            assert (await response.json())["prompt"] == "hi"
-        async with session.get(f"{server.url}/metrics") as response:
-            assert 'vllm:prompt_tokens_total{model_name="toy"} 4' in await response.text()
-        async with session.get(f"{server.url}/version") as response:
-            assert (await response.json())["version"].startswith("prorl-")
-        await backend.close()
 
 
 async def test_a_taken_port_is_named() -> None:

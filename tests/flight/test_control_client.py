@@ -9,10 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from prorl.control import (
-    Cancel,
     CommitCursor,
     ControlRow,
-    Drain,
     Endpoints,
     Kind,
     Problem,
@@ -147,18 +145,6 @@ async def test_requests_get_their_replies_and_errors(net: Net) -> None:
         assert [answer.granted for answer in answers] == [(key(n),) for n in range(10)]
         with pytest.raises(ConflictError, match="cursor 9 is ahead"):
             await client.request(CommitCursor(consumer="c", seq=9), run_id="r")
-
-
-async def test_commands_reach_their_handlers(net: Net) -> None:
-    gateway, commands = Gateway(echo), list[ControlRow]()
-    async with joined(net, gateway, commands):
-        gateway.command(
-            ControlRow.of(Cancel(), run_id="run", rollout_id=5, attempt=1),
-            ControlRow.of(Drain()),
-        )
-        await until(lambda: len(commands) == 4)
-    assert commands[2].key == key(5)
-    assert commands[3].kind is Kind.DRAIN
 
 
 async def test_after_a_loss_a_fresh_session_sends_unanswered_requests_again(net: Net) -> None:

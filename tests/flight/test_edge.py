@@ -49,17 +49,6 @@ async def test_rows_flow_within_credit_and_in_order(net: Net) -> None:
     await inlet.close()
 
 
-async def test_no_credit_no_send(net: Net) -> None:
-    outlet = Outlet("ready")
-    inlet = inlet_of(net, "ready", await serve(net, outlet), slots=2)
-    for n in range(5):
-        await put(outlet, ready(n))
-    await take(inlet, 2)
-    await asyncio.sleep(0.05)
-    assert (inlet.in_hand, outlet.num_waiting) == (2, 3)
-    await inlet.close()
-
-
 async def test_put_waits_while_the_bound_is_reached(net: Net) -> None:
     size = wire_bytes(ran(0))
     acked: list[AttemptKey] = []
@@ -76,19 +65,6 @@ async def test_put_waits_while_the_bound_is_reached(net: Net) -> None:
     await asyncio.wait_for(third, 30)
     assert acked == [key(0)]
     await inlet.close()
-
-
-async def test_competing_consumers_share_the_rows(net: Net) -> None:
-    outlet = Outlet("ready")
-    location = await serve(net, outlet)
-    inlets = [inlet_of(net, "ready", location, slots=5, worker=f"w{n}") for n in range(2)]
-    await until(lambda: outlet.free_rows == 10)
-    for n in range(10):
-        await put(outlet, ready(n))
-    shares = [await take(inlet, 5) for inlet in inlets]
-    assert sorted(row.key.rollout_id for share in shares for row in share) == list(range(10))
-    for inlet in inlets:
-        await inlet.close()
 
 
 async def test_a_lost_consumer_gives_unacked_rows_to_another_on_redelivered_edges(net: Net) -> None:
@@ -192,18 +168,6 @@ async def test_a_supplier_makes_rows_when_there_is_credit(net: Net) -> None:
     assert [row.key for row in await take(inlet, 2)] == [key(3), key(4)]
     assert sum(credits) == 5
     assert sent[0] == ([key(0), key(1), key(2)], "w")
-    await inlet.close()
-
-
-async def test_a_dropped_row_is_not_sent(net: Net) -> None:
-    outlet = Outlet("ready")
-    location = await serve(net, outlet)
-    await put(outlet, ready(1))
-    await put(outlet, ready(2))
-    assert outlet.drop(key(1))
-    assert not outlet.drop(key(1))
-    inlet = inlet_of(net, "ready", location)
-    assert [row.key for row in await take(inlet, 1)] == [key(2)]
     await inlet.close()
 
 

@@ -14,7 +14,7 @@ from prorl.envs.noop import NoopEnv
 from prorl.errors import RolloutError, SandboxError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox, Verifies
-from prorl.stages.verified import Verified
+from prorl.stages.eval import Verified
 from prorl.testing import make_task
 from prorl.types import FailureCode, SandboxSpec, Stage, Task
 from tests.stages.service import RecordingHost, as_host

@@ -2,7 +2,7 @@
 
 `python -m prorl.backends.embedded --model DIR [--port 0] [--parent PID]`
 
-Prints `ready {"url", "model", "version", "pid"}` when it listens. It dies with the thread that
+Prints `ready {"url", "model", "pid"}` when it listens. It dies with the thread that
 started it, and at once when `--parent` is not its parent any more. SIGTERM ends it within a second;
 requests in flight get what they have. With the environment variable VLLM_API_KEY set, everything
 but /health asks for that bearer token.
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     if options.parent:
         die_with_parent(signal.SIGKILL, options.parent)
-    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
     try:
         run(_serve(options))
     except ProrlError as error:
@@ -49,14 +49,11 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
     parser.add_argument("--served-model-name", default="", help="default: the directory's name")
-    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes any free port")
-    parser.add_argument("--version", type=int, default=0, help="id of these weights")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="requests computed at a time")
     parser.add_argument(
         "--max-model-len", type=int, default=4096, help="context, at most the model's"
     )
-    parser.add_argument("--threads", type=int, default=1, help="BLAS threads")
     parser.add_argument("--parent", type=int, default=0, help="pid to die with")
     return parser.parse_args(argv)
 
@@ -70,12 +67,11 @@ async def _serve(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     backend = EmbeddedBackend(
         options.model,
-        version=options.version,
         settings=Settings(rows=options.max_num_seqs, length=options.max_model_len),
     )
     name = options.served_model_name or options.model.resolve().name
     async with _server(options, backend, name) as server:
-        ready = {"url": server.url, "model": name, "version": options.version, "pid": os.getpid()}
+        ready = {"url": server.url, "model": name, "pid": os.getpid()}
         print(f"ready {orjson.dumps(ready).decode()}", flush=True)
         await stop.wait()
         await backend.close()
@@ -90,7 +86,6 @@ def _server(options: argparse.Namespace, backend: EmbeddedBackend, name: str) ->
         backend,
         HFTokenizer(options.model),
         model=name,
-        host=options.host,
         port=options.port,
         max_model_len=backend.engine.length,
         routes=control_routes(backend),

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prorl.backends.embedded.model import Chunk, KVCache, Model
-from prorl.backends.embedded.prefix import PrefixStore, common_prefix
+from prorl.backends.embedded.prefix import PrefixStore
 from prorl.backends.embedded.sampling import draw, uniforms
 from prorl.backends.embedded.weights import load, read_shape
+from prorl.completion import num_shared
 from prorl.errors import BackendError, ConfigError
 from prorl.types import FailureCode, FinishReason, PolicyVersion
 
@@ -89,20 +90,15 @@ class Engine:
         self.version = version
         self._model = Model(load(directory), self.length)
         self._cache = KVCache(self.shape, rows, self.length)
-        self._prefixes = PrefixStore(prefix_bytes, self.length)
-        self._ids: Int32 = np.full((rows, self.length), -1, dtype=np.int32)
+        self._prefixes = PrefixStore(prefix_bytes)
         self._running: list[ActiveRequest] = []
         self._waiting: deque[ActiveRequest] = deque()
         self._max_waiting = max_waiting
-        self.prompt_tokens = self.cached_tokens = self.sampled_tokens = 0
+        self.sampled_tokens = 0
 
     @property
     def busy(self) -> bool:
         return bool(self._running or self._waiting)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
 
     def add(self, request: GenerateRequest) -> ActiveRequest:
         """Queue a request. Raises BackendError for one that cannot be served."""
@@ -145,7 +141,6 @@ class Engine:
         for index, chunk in enumerate(chunks):
             row = self._running[chunk.row]
             row.computed = chunk.start + len(chunk.ids)
-            self._ids[chunk.row, chunk.start : row.computed] = chunk.ids
             if row.computed == row.length:
                 ready.append((index, row))
         self._sample(logits[[index for index, _ in ready]], [row for _, row in ready])
@@ -170,7 +165,6 @@ class Engine:
         self._running.clear()
         self._waiting.clear()
         self._prefixes.clear()
-        self._ids[:] = -1
 
     def running_and_waiting(self) -> list[ActiveRequest]:
         return [*self._running, *self._waiting]
@@ -192,7 +186,6 @@ class Engine:
         self._model = Model(load(directory), self.length)
         self.version = version
         self._prefixes.clear()
-        self._ids[:] = -1
         for row in self._running:
             row.computed = 0
 
@@ -203,34 +196,26 @@ class Engine:
             row = self._waiting[0]
             prompt = row.ids[: row.length]
             reused = self._reuse(row)
-            if any(_shared(prompt, other) >= reused + _WORTH_WAITING for other in pending):
+            if any(num_shared(prompt, other) >= reused + _WORTH_WAITING for other in pending):
                 return
             self._waiting.popleft()
             self._running.append(row)
-            self.prompt_tokens += row.length
-            self.cached_tokens += reused
             row.computed = row.cached = reused
             pending.append(prompt)
 
     def _reuse(self, row: ActiveRequest) -> int:
         """Fill the next free row from a running row or the store; leave one token to compute."""
-        target = len(self._running)
-        prompt = row.ids[: row.length]
-        limit = row.length - 1
-        running = (
-            common_prefix(self._ids[:target, : row.length], prompt)
-            if target
-            else np.zeros(1, dtype=np.intp)
-        )
-        source = int(running.argmax())
+        target, prompt, limit = len(self._running), row.ids[: row.length], row.length - 1
+        running = [num_shared(other.ids[: other.computed], prompt) for other in self._running]
+        longest = max(running, default=0)
         stored = self._prefixes.find(prompt)
-        common = min(limit, max(int(running[source]), stored.common if stored else 0))
-        if stored and stored.common >= running[source]:
+        if stored and stored.common >= longest:
+            common = min(limit, stored.common)
             self._cache.write(target, stored.saved[:, :, :, :common])
-        elif common:
-            self._cache.copy(source, target, common)
-        self._ids[target] = -1
-        self._ids[target, :common] = prompt[:common]
+            return common
+        common = min(limit, longest)
+        if common:
+            self._cache.copy(running.index(longest), target, common)
         return common
 
     def _chunks(self) -> list[Chunk]:
@@ -265,10 +250,3 @@ class Engine:
         if place != last:
             self._running[place] = moved
             self._cache.copy(last, place, moved.computed)
-            self._ids[place] = self._ids[last]
-        self._ids[last] = -1
-
-
-def _shared(first: Int32, second: Int32) -> int:
-    length = min(len(first), len(second))
-    return int(common_prefix(first[None, :length], second[:length])[0])

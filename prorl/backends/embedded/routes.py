@@ -2,7 +2,7 @@
 
 vLLM's own routes for pausing, and one for weights on disk.
 
-    POST /pause?mode=abort|wait|keep    POST /resume    GET /is_paused    GET /weight_info
+    POST /pause?mode=abort|wait|keep    POST /resume    GET /weight_info
     POST /update_weights {"path": "/dir", "version": 7, "label": "what replies call them"}
     POST /update_weight_version {"new_version": "what replies call them from now on"}
 
@@ -31,7 +31,6 @@ def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
     return [
         web.post("/pause", routes.pause),
         web.post("/resume", routes.resume),
-        web.get("/is_paused", routes.is_paused),
         web.get("/weight_info", routes.weight_info),
         web.post("/update_weights", routes.update_weights),
         web.post("/update_weight_version", routes.rename),
@@ -58,9 +57,6 @@ class _Routes:
     async def resume(self, request: web.Request) -> web.Response:
         self._backend.resume()
         return web.json_response({"status": "resumed"})
-
-    async def is_paused(self, request: web.Request) -> web.Response:
-        return web.json_response({"is_paused": self._backend.paused})
 
     async def weight_info(self, request: web.Request) -> web.Response:
         backend = self._backend

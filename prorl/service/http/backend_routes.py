@@ -15,7 +15,7 @@ from fastapi import FastAPI, Response
 from pydantic import Field
 
 from prorl.backends.catalogue import is_server
-from prorl.backends.vllm_probe import Vocabulary
+from prorl.backends.probe import Vocabulary
 from prorl.config import RunConfig, StrictModel
 from prorl.errors import NotFoundError
 from prorl.renderer.load import SAMPLE

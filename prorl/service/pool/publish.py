@@ -25,8 +25,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from prorl.backends.adapter import is_adapter
-from prorl.backends.catalogue import is_server
+from prorl.backends.catalogue import is_adapter, is_server
 from prorl.backends.labels import START_LABELS, label_of
 from prorl.errors import (
     BackendError,

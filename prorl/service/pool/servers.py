@@ -21,8 +21,7 @@ from prorl.backends.catalogue import (
     is_server,
     open_url,
 )
-from prorl.backends.logprobs import first_token
-from prorl.backends.vllm_probe import Vocabulary, check_server, check_vocabulary
+from prorl.backends.probe import Vocabulary, check_server, check_vocabulary, first_token
 from prorl.config import ServiceConfig
 from prorl.envs.users import env_by_name
 from prorl.errors import BackendError, ConfigError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,27 +23,22 @@ def _saved(ids: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 def test_find_gives_the_longest_common_prefix_of_all_that_was_added(
     added: list[list[int]], wanted: list[int]
 ) -> None:
-    store = PrefixStore(1 << 20, LENGTH)
+    store = PrefixStore(1 << 20)
     for ids in added:
         store.add(np.array(ids, dtype=np.int32), _saved(ids))
     match = store.find(np.array(wanted, dtype=np.int32))
-    best = max((sum(1 for _ in _common(ids, wanted)) for ids in added), default=0)
+    pairs = [
+        takewhile(lambda pair: pair[0] == pair[1], zip(ids, wanted, strict=False)) for ids in added
+    ]
+    best = max((len([*same]) for same in pairs), default=0)
     assert (match.common if match else 0) == best
     if match:
         assert match.saved[0, 0, 0, : match.common, 0].tolist() == wanted[: match.common]
 
 
-def _common(first: list[int], second: list[int]) -> list[int]:
-    length = next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
-        min(len(first), len(second)),
-    )
-    return first[:length]
-
-
 @given(sequences, st.integers(0, 100))
 def test_bytes_stay_within_the_budget(added: list[list[int]], budget: int) -> None:
-    store = PrefixStore(budget, LENGTH)
+    store = PrefixStore(budget)
     for ids in added:
         store.add(np.array(ids, dtype=np.int32), _saved(ids))
         assert store.used_bytes <= budget
@@ -50,7 +47,7 @@ def test_bytes_stay_within_the_budget(added: list[list[int]], budget: int) -> No
 
 
 def test_the_least_recently_used_goes_first_and_an_extended_entry_at_once() -> None:
-    store = PrefixStore(4 * 6, LENGTH)
+    store = PrefixStore(4 * 6)
     for ids in ([1, 1, 1], [2, 2, 2]):
         store.add(np.array(ids, dtype=np.int32), _saved(ids))
     assert store.find(np.array([1], dtype=np.int32)) is not None
