@@ -1,7 +1,4 @@
-"""Backends: where tokens come from.
-
-All implement `prorl.protocols.Backend` and pass the same contract tests. `catalogue.py` has the
-table of URL schemes, and says how a backend of your own joins it.
+"""Backends: where tokens come from. All pass the same contract tests; `catalogue.py` has the table.
 
 | URL | what |
 |---|---|
@@ -33,21 +30,14 @@ if TYPE_CHECKING:
 def open_backend(
     url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = ""
 ) -> Backend:
-    """Open the backend that a URL names.
-
-    `env` finds an env by name, for scripted backends. Connects to nothing yet. Raises ConfigError.
-    """
+    """`env` finds one by name, for scripts. Connects to nothing yet. Raises ConfigError."""
     return open_url(url, BackendContext(renderer, env, model, api_key))
 
 
 async def open_probed(
     url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = ""
 ) -> Backend:
-    """As `open_backend`, for one whose logprobs are those of what it samples from.
-
-    A backend that can be probed has shown it. Raises BackendError, and ConfigError when it cannot
-    be opened.
-    """
+    """As `open_backend`; one that can be probed has shown what it is. Raises BackendError, too."""
     backend = open_backend(url, renderer, env, model=model, api_key=api_key)
     if isinstance(backend, ProbedBackend):
         try:

@@ -43,14 +43,12 @@ class BackendContext(NamedTuple):
 
 
 class Opener(Protocol):
-    """Makes a backend of its URL; connects to nothing yet. Raises ConfigError."""
+    """Connects to nothing yet. Raises ConfigError."""
 
     def __call__(self, url: str, context: BackendContext) -> Backend: ...
 
 
 class Scheme(NamedTuple):
-    """How the backends of one URL scheme come to be."""
-
     example: str
     """As errors and help name it."""
     opener: str = ""
@@ -134,7 +132,6 @@ def address(url: str) -> str:
 
 
 def health_url(url: str) -> str:
-    """What a model server is asked for to know whether it is well."""
     return address(url) + CATALOGUE[scheme_of(url)].health
 
 

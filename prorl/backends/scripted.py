@@ -1,6 +1,4 @@
-"""Policies that are scripts: in-process backends that take and give token ids like any other.
-
-For tests, checks and benches.
+"""Policies that are scripts: in-process backends, for tests, checks and benches.
 
 Invariants: what they say depends on (run seed, task, sample index) and the turn alone, so that a
 run repeats and a retry says the same; which turn it is they read from the prompt's ids, never from
@@ -71,7 +69,6 @@ _FAULTS = ("error", "hang", "nan", "positive", "short", "foreign")
 
 
 def open_scripted(url: str, context: BackendContext) -> Backend:
-    """A scripted backend from its URL. Raises ConfigError."""
     name, script = _parse(url)
     speakers = _speakers(script, context)
     if name == "faulty":
@@ -129,7 +126,6 @@ class ScriptedBackend:
         self._speaker, self._script = speaker, script
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """What the speaker says, cut at the requested length, late or spoilt as the script asks."""
         if self._script.delay_s:
             await asyncio.sleep(self._script.delay_s)
         fault = self._fault(request)
@@ -207,17 +203,12 @@ class Speaker(Protocol):
 
 
 class Spoken(NamedTuple):
-    """What a speaker says: ids, with logprobs or without any of its own."""
-
     ids_C: Int32
     logprobs_C: Float32 | None = None
 
 
 class Oracle:
-    """Makes the reference's calls one a turn, then answers.
-
-    Or, where `is_right` says no, gives a useless answer at once.
-    """
+    """Makes the reference's calls one a turn, then answers; useless where it is not right."""
 
     def __init__(
         self,
@@ -271,10 +262,7 @@ class Useless:
 
 
 class Dice:
-    """A distribution made from the last id alone.
-
-    Eight likely ids and a stop token, the rest unlikely.
-    """
+    """A distribution made from the last id: eight likely ids and a stop token."""
 
     def __init__(self, renderer: Renderer, *, raw: bool) -> None:
         self._vocab_size, self._raw = renderer.vocab_size, raw
@@ -312,10 +300,7 @@ def _log_softmax(logits: Float32) -> Float32:
 
 
 def is_right(request: GenerateRequest, mean: float) -> bool:
-    """Whether flaky solves this sample.
-
-    Each task has its own probability, `mean` on average over tasks.
-    """
+    """Whether flaky solves this sample; each task has its own probability, `mean` on average."""
     task_id = request.task.task_id if request.task else ""
     if mean <= 0.0:
         return False

@@ -41,7 +41,6 @@ _PAUSES = {"abort": "abort", "keep": "retract"}
 
 
 def open_sglang(url: str, context: BackendContext) -> SglangBackend:
-    """An SGLang server by its address. Raises nothing: it is not asked yet."""
     return SglangBackend(
         url, context.renderer.vocab_size, model=context.model, api_key=context.api_key
     )

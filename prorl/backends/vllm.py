@@ -49,7 +49,6 @@ _STREAMED: Mapping[str, Json] = {
 
 
 def open_vllm(url: str, context: BackendContext) -> VllmBackend:
-    """A model server by its address. Raises nothing: it is not asked yet."""
     return VllmBackend(
         url, context.renderer.vocab_size, model=context.model, api_key=context.api_key
     )
@@ -86,17 +85,16 @@ class VllmBackend:
         self._labels = Labels(self._label)
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one completion.
-
-        Raises BackendError; MAX_TOKENS when the prompt leaves the model's context no room.
-        """
+        """Raises BackendError; MAX_TOKENS when the prompt leaves the context no room."""
         model = self._model or await self.discover()
         if self.max_model_len and len(request.prompt_ids_L) >= self.max_model_len:
             raise BackendError(
                 FailureCode.MAX_TOKENS,
                 f"{len(request.prompt_ids_L)} tokens fill a context of {self.max_model_len}",
             )
-        request = self._fitted(request)
+        room = self.max_model_len - len(request.prompt_ids_L)
+        if self.max_model_len and request.sampling.max_tokens > room:  # vLLM would refuse it
+            request = replace(request, sampling=replace(request.sampling, max_tokens=room))
         before = await self._labels.before()
         wire_id = quote(request.request_id, safe="/")
         body = orjson.dumps(self._body(request, model, wire_id), option=orjson.OPT_SERIALIZE_NUMPY)
@@ -121,13 +119,6 @@ class VllmBackend:
         with self._malformed():
             completion = reply.completion(label, time.monotonic() - began)
         return check_completion(completion, self.vocab_size, request.sampling.max_tokens)
-
-    def _fitted(self, request: GenerateRequest) -> GenerateRequest:
-        """Asking for no more tokens than the context has room for: vLLM refuses that."""
-        room = self.max_model_len - len(request.prompt_ids_L)
-        if not self.max_model_len or request.sampling.max_tokens <= room:
-            return request
-        return replace(request, sampling=replace(request.sampling, max_tokens=room))
 
     async def _receive(
         self, request: GenerateRequest, body: bytes, headers: Mapping[str, str], reply: Reply
@@ -177,10 +168,7 @@ class VllmBackend:
             raise BackendError(error.code, error.message, Trouble.MALFORMED) from error
 
     async def probe(self) -> None:
-        """Refuse a server whose logprobs are not those of the distribution it samples from.
-
-        Raises ConfigError, or BackendError when the server cannot be asked.
-        """
+        """As `check_logprobs`."""
         await self.discover()
         await check_logprobs(self, self.vocab_size)
 
@@ -189,7 +177,7 @@ class VllmBackend:
         self._labels.expire()
 
     async def health(self) -> None:
-        """Return when the server says that it is well. Raises BackendError."""
+        """Raises BackendError unless the server says that it is well."""
         await self._connections.exchange("GET", self.health_path)
 
     async def close(self) -> None:

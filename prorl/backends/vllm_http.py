@@ -28,8 +28,6 @@ MAX_RETRY_AFTER_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Times and counts of one connection pool."""
-
     max_in_flight: int = 1024
     connect_s: float = 10.0
     read_s: float = 300.0
@@ -47,10 +45,7 @@ class HttpLimits:
 
 
 class Connections:
-    """The HTTP connections to the server at `url`.
-
-    Opens with the first call and belongs to its event loop.
-    """
+    """To the server at `url`; opens with the first call and belongs to its event loop."""
 
     def __init__(self, url: str, api_key: str, limits: HttpLimits) -> None:
         self.url, self._api_key, self._limits = url, api_key, limits
@@ -74,10 +69,7 @@ class Connections:
         headers: Mapping[str, str],
         limit_s: float = 0.0,
     ) -> AsyncGenerator[tuple[str, AsyncIterator[bytes]]]:
-        """One request; the reply's content type, and its bytes as they come.
-
-        Raises BackendError, also while they are read.
-        """
+        """One request; the reply's content type, and its bytes. Raises BackendError, also later."""
         where = self.url + path
         async with self._slots:
             with _as_backend_error(where):

@@ -1,6 +1,4 @@
-"""A completion from what vLLM sends: one JSON object, or a stream of events.
-
-The objects of a stream of server-sent events each bring a few tokens more.
+"""A completion from what vLLM sends: one JSON object, or a stream of events with a few tokens each.
 
 Invariants: what makes no sense, or contradicts the request or itself, raises (KeyError, TypeError,
 ValueError), and nothing is repaired: a reply says whose it is (`id`, `model`, `index`, the prompt's

@@ -1,6 +1,4 @@
-"""How a model server is given new weights, in the words that it understands.
-
-Pause, update, resume.
+"""How a model server is given new weights: pause, update, resume, in the words that it understands.
 
 | dialect | server | update |
 |---|---|---|
@@ -98,7 +96,7 @@ VLLM_RELOAD = WeightDialect(
         WeightCall(
             "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
         ),
-        WeightCall("/update_weight_version", {"new_version": label}),
+        _rename(label),
     ),
 )
 VLLM_ADAPTER = WeightDialect(
@@ -109,16 +107,13 @@ VLLM_ADAPTER = WeightDialect(
             "/v1/load_lora_adapter",
             {"lora_name": model, "lora_path": path, "load_inplace": True},
         ),
-        WeightCall("/update_weight_version", {"new_version": label}),
+        _rename(label),
     ),
 )
 
 
 class WeightTarget:
-    """One model server that takes weights; its session belongs to the caller.
-
-    `model`: the name that rollouts ask for.
-    """
+    """One model server; the session is the caller's, `model` the name that rollouts ask for."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, key: str = "", model: str = ""
@@ -147,10 +142,7 @@ class WeightTarget:
         await self._call("POST", self._words.resume.path, self._words.resume.body, ASK_S)
 
     async def update(self, path: str, version: int, label: str) -> None:
-        """Load the weights of a directory that the server can read, while it is paused.
-
-        Raises BackendError.
-        """
+        """Load the weights of a directory while it is paused. Raises BackendError."""
         dialect = await self.dialect()
         if is_adapter(path):
             if not (dialect.takes_adapters and self._model):

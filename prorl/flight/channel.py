@@ -1,8 +1,7 @@
 """`Channel` over one Arrow Flight `DoExchange`: both ends.
 
-pyarrow's streams block, so each end has two threads without state: a reader that hands batches to
-the loop, and a writer that takes what the loop queued, joined into few batches. On the serving side
-the reader is the RPC's own thread. Everything that decides runs on the owner's loop.
+pyarrow's streams block, so each end has two threads without state, a reader and a writer; on the
+serving side the reader is the RPC's own. Everything that decides runs on the owner's loop.
 
 How a stream ends. The dialler says `GOODBYE`; a server that wants to end says it first, and the
 dialler answers with its own. The RPC thread returns when the dialler said it (or is gone), the
@@ -24,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -63,10 +63,7 @@ def _read(reader: fl.FlightStreamReader, inbox: Inbox) -> bool:
 
 
 def _write(writer: fl.FlightStreamWriter, sender: Sender, *, idle: bool) -> None:
-    """Write what is queued until it ends, then goodbye.
-
-    `idle`: keep the connection's pings welcome.
-    """
+    """Write what is queued, then goodbye; `idle`: keep the connection's pings welcome."""
     try:
         while True:
             batches, ended = sender.take(IDLE_S)
@@ -96,16 +93,13 @@ class _End(ABC):
 
     @property
     def peer(self) -> Mapping[str, Json]:
-        """What the dialler said in its hello."""
         return self._peer
 
     @property
     def node(self) -> str:
-        """The node whose certificate the dialler showed."""
         return self._node
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Queue a batch; drops silently after the end."""
         if self._closing or self._gone.is_set():
             return
         if not self._sender.put(batch):
@@ -136,15 +130,16 @@ class DialledChannel(_End):
         super().__init__(loop, hello)
         self._client = client
         self._writer, self._reader = streams
-        self._writing = threading.Thread(target=self._run_writer, name="flight-writer", daemon=True)
+        self._writing = threading.Thread(
+            target=partial(_write, self._writer, self._sender, idle=False),
+            name="flight-writer",
+            daemon=True,
+        )
         self._reading = threading.Thread(target=self._run_reader, name="flight-reader", daemon=True)
 
     def start(self) -> None:
         self._writing.start()
         self._reading.start()
-
-    def _run_writer(self) -> None:
-        _write(self._writer, self._sender, idle=False)
 
     def _run_reader(self) -> None:
         if _read(self._reader, self._inbox):
@@ -162,7 +157,6 @@ class DialledChannel(_End):
 
     @property
     def gone(self) -> bool:
-        """Whether stream, connection and threads are all gone."""
         return self._gone.is_set()
 
     def end(self) -> None:
@@ -190,18 +184,15 @@ class ServedChannel(_End):
     ) -> None:
         super().__init__(loop, hello, node)
         self.accepted: Future[None] = Future()
-        """Done when the handler first sends or receives (accepted) or fails before that (refused).
-        """
+        """Done when the handler first sends or receives, or fails before that (refused)."""
         self.handled: Future[None] = Future()
         """Done when the handler has returned or raised."""
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Queue a batch; accepts the stream."""
         self.accept()
         super().send(batch)
 
     async def receive(self) -> pa.RecordBatch | None:
-        """Next batch, or None when the stream has ended; accepts the stream."""
         self.accept()
         return await super().receive()
 
@@ -237,9 +228,8 @@ class ServedChannel(_End):
         self, reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
     ) -> None:
         """Occupy the RPC thread until dialler, handler and writer thread are done."""
-        writing = threading.Thread(
-            target=self._run_writer, args=(writer,), name="flight-writer", daemon=True
-        )
+        write = partial(_write, writer, self._sender, idle=True)
+        writing = threading.Thread(target=write, name="flight-writer", daemon=True)
         writing.start()
         _read(reader, self._inbox)
         self._inbox.end_threadsafe()
@@ -247,18 +237,12 @@ class ServedChannel(_End):
         writing.join()
         call_threadsafe(self._loop, self._gone.set)
 
-    def _run_writer(self, writer: fl.MetadataRecordBatchWriter) -> None:
-        _write(writer, self._sender, idle=True)
-
     def _cut(self) -> None:
         self._inbox.end()
         self._sender.end()
 
     async def close(self) -> None:
-        """Say goodbye after what is queued. Idempotent.
-
-        The RPC ends once the dialler half-closed and the handler returned.
-        """
+        """Say goodbye after what is queued; idempotent."""
         if not self._closing:
             self._closing = True
             self._sender.end()
@@ -274,12 +258,9 @@ def dial_blocking(
     timeout_s: float,
     credentials: Credentials | None = None,
 ) -> DialledChannel:
-    """Open a stream: blocks until the other end accepts it.
+    """Open a stream: blocks until the other end accepts it; raises what it refused with.
 
-    Raises the prorl error that it refused with.
-
-    The stream has no deadline, so a timer cuts it when the other end neither accepts nor refuses in
-    time.
+    The stream has no deadline, so a timer cuts it when the other end does neither in time.
     """
     sends, receives = schemas
     where = f"{location} {opening.path}"

@@ -10,12 +10,9 @@
 The client dials for ever: after a loss it opens a fresh session (seq from 1, `hello` with what is
 held then) and sends requests that have no reply again, in their order. Events of a lost session are
 not sent again, and events without a session are dropped: `hello` says what is held, and the gateway
-has already decided what it could not see. `welcome` is given to its handler, with the attempts that
-the gateway refused; its endpoints are given to the `endpoints` handler too.
-
-`stats` goes out each half second, from afar each two: it is the heartbeat. Pending requests are
-bounded by their callers; a reply with a code raises ConflictError, FencedError, NotFoundError,
-StorageError or, for any other code, UnavailableError.
+has already decided what it could not see. The endpoints of a `welcome` go to the `endpoints`
+handler, too. `stats` is the heartbeat. Pending requests are bounded by their callers; a reply with
+a code raises the error of `_ERRORS`.
 """
 
 from __future__ import annotations
@@ -139,18 +136,12 @@ class ControlClient:
         self.emit(Leaving(reason=reason))
 
     async def wait(self) -> None:
-        """Wait until the client is closed; raises what a handler raised.
-
-        Somebody must wait: a client that has ended in silence is a worker that hears nothing.
-        """
+        """Until it is closed; raises what a handler raised, so somebody must wait."""
         if self._keeping is not None:
             await asyncio.shield(self._keeping)
 
     async def close(self) -> None:
-        """Send what was said, end the session; idempotent.
-
-        Requests without a reply raise UnavailableError.
-        """
+        """Send what was said, fail open requests; idempotent."""
         if self._keeping is not None:
             self._paced.now()
             self._keeping.cancel()
@@ -231,7 +222,6 @@ class ControlClient:
                 await self._session(channel)
 
     async def _session(self, channel: Channel) -> None:
-        """One session: hello, unanswered requests, then whatever comes."""
         self._open(channel)
         beating = asyncio.ensure_future(self._beat())
         beating.add_done_callback(_raise_what_it_raised)
@@ -300,16 +290,15 @@ def _raise_what_it_raised(task: asyncio.Future[None]) -> None:
         task.result()
 
 
+_ERRORS = {
+    "conflict": ConflictError,
+    "fenced": FencedError,
+    "not_found": NotFoundError,
+    "storage": StorageError,
+}
+
+
 def _error(row: ControlRow) -> ProrlError:
     message = row.read(Problem).message or row.code
-    match row.code:
-        case "conflict":
-            return ConflictError(message)
-        case "fenced":
-            return FencedError(message)
-        case "not_found":
-            return NotFoundError(message)
-        case "storage":
-            return StorageError(message)
-        case _:
-            return UnavailableError(f"{row.code}: {message}")
+    kind = _ERRORS.get(row.code)
+    return kind(message) if kind else UnavailableError(f"{row.code}: {message}")

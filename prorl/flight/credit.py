@@ -101,7 +101,7 @@ class Ledger:
             self.num_waiting += 1
 
     def join(self, consumer: int, has: Callable[[str], bool] = _everything) -> None:
-        """Take in a consumer, without credit yet. `has`: whether it has what a row needs."""
+        """A consumer without credit yet. `has`: whether it has what a row needs."""
         self._consumers[consumer] = _Consumer(has=has)
 
     def free_for(self, needs: str) -> int | None:
@@ -122,10 +122,7 @@ class Ledger:
         return not any(account.has(row.needs) for account in self._consumers.values())
 
     def grant(self, consumer: int, rows: int, num_bytes: int) -> None:
-        """Credit from a consumer.
-
-        Negative rows take credit back, and what was used meanwhile is owed.
-        """
+        """Negative rows take credit back; what was used meanwhile is owed."""
         account = self._consumers[consumer]
         account.rows += rows
         if num_bytes:
@@ -183,11 +180,7 @@ class Ledger:
         return known
 
     def leave(self, consumer: int) -> list[AttemptKey]:
-        """Forget a consumer that is gone.
-
-        Its unacked rows wait again in front, or are returned as lost on an edge that redelivers
-        nothing.
-        """
+        """Its unacked rows wait again in front, or are lost where nothing is redelivered: which."""
         holds = list(self._consumers.pop(consumer).holds)
         if not self._redelivered:
             for key in holds:
@@ -238,7 +231,6 @@ class CreditBook:
 
     @property
     def in_hand(self) -> int:
-        """Rows received and not done."""
         return self._orphans + sum(upstream.in_hand for upstream in self._upstreams.values())
 
     @property
@@ -248,7 +240,6 @@ class CreditBook:
         return self._slots if count < 2 else max(2 * self._slots, count)
 
     def join(self, upstream: int) -> None:
-        """An upstream that has no credit yet."""
         self._upstreams[upstream] = _Upstream()
 
     def leave(self, upstream: int) -> None:
@@ -260,7 +251,6 @@ class CreditBook:
         self._orphans += rows
 
     def received(self, upstream: int, rows: int) -> None:
-        """Count rows that came from an upstream against what it was granted."""
         account = self._upstreams[upstream]
         account.granted -= rows
         account.in_hand += rows

@@ -1,6 +1,4 @@
-"""`Inlet`: the consumer's side of an edge.
-
-Dials every announced upstream, grants credit, yields rows, sends acks.
+"""`Inlet`: the consumer's side of an edge: dials upstreams, grants credit, yields rows, sends acks.
 
     inlet = Inlet(network, "ran", hello, slots=16)
     inlet.set_upstreams(locations)              # whenever `endpoints` changes
@@ -77,7 +75,7 @@ def _nothing(_: Row) -> None:
 
 
 class Inlet:
-    """Rows from every upstream. All methods run on one event loop."""
+    """Belongs to one event loop."""
 
     def __init__(
         self,
@@ -111,12 +109,10 @@ class Inlet:
 
     @property
     def num_upstreams(self) -> int:
-        """Streams that are open now."""
         return len(self._channels)
 
     @property
     def in_hand(self) -> int:
-        """Rows received whose slot is not free again."""
         return self._grants.in_hand
 
     def set_upstreams(self, locations: Iterable[str]) -> None:
@@ -132,10 +128,7 @@ class Inlet:
             self._arrived.set()
 
     async def take(self) -> list[Taken]:
-        """All rows that have arrived, at least one; an empty list once closed.
-
-        Raises what broke the inlet.
-        """
+        """All rows that have arrived, at least one; none once closed. Raises what broke it."""
         while not self._ready and not self._closed:
             if self._broken is not None:
                 raise self._broken
@@ -197,7 +190,6 @@ class Inlet:
         await asyncio.gather(*dialling, return_exceptions=True)
 
     async def _keep(self, location: str) -> None:
-        """Dial and serve one upstream for as long as it is announced."""
         tries = 0
         try:
             while location in self._announced and not self._closed:
@@ -278,10 +270,7 @@ class Inlet:
             self._back.setdefault(name, []).append(back)
 
     def _flush(self) -> None:
-        """Send the credit and the acks that are due.
-
-        Credit is counted here, once for all rows that came and went meanwhile.
-        """
+        """Credit is counted here, once for all rows that came and went meanwhile."""
         self._note_credit(self._grants.top_up())
         back, self._back = self._back, {}
         for name, said in back.items():

@@ -1,6 +1,4 @@
-"""`Outlet`: the producer's side of an edge.
-
-Owns the rows that wait or are not acked; consumers come and go over `serve`.
+"""`Outlet`: the producer's side of an edge; owns the rows that wait or are not acked.
 
     outlet = Outlet("ready", limit_bytes=64 << 20, on_acked=..., on_lost=...)
     await network.listen(location, {outlet.path: outlet.route})
@@ -68,10 +66,7 @@ def _is_worker(peer: Mapping[str, Json], name: str) -> bool:
 
 
 class Outlet:
-    """Rows for whoever has credit.
-
-    Every method and callback runs on one event loop; callbacks must not block.
-    """
+    """Belongs to one event loop; callbacks must not block."""
 
     def __init__(
         self,
@@ -117,7 +112,6 @@ class Outlet:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of rows that wait or are kept for redelivery."""
         return self._held_bytes
 
     @property
@@ -139,10 +133,7 @@ class Outlet:
         return bool(self._channels) and self._ledger.lacks(key)
 
     async def put(self, row: Row, key: AttemptKey, num_bytes: int, *, only: str = "") -> None:
-        """Offer one row, `only` to the worker of that name; waits while `limit_bytes` are held.
-
-        A key that is here already changes nothing.
-        """
+        """Offer one row, unless it is here, `only` to this worker; waits while the bound is met."""
         while self._held_bytes >= self._limit_bytes:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putting.append(waiting)
@@ -173,7 +164,6 @@ class Outlet:
         return self._forget(self._ledger.waiting())
 
     async def serve(self, channel: Channel) -> None:
-        """Handle one consumer for the life of its channel."""
         name = next(self._names)
         self._channels[name] = channel
         self._taken[name] = deque(maxlen=MOST_TAKEN)

@@ -64,17 +64,7 @@ class _Listening(NamedTuple):
 
 
 class FlightNetwork:
-    """Implements `prorl.protocols.Network` between processes.
-
-    Made, used and closed on one event loop.
-
-    >>> import asyncio
-    >>> async def main() -> str:
-    ...     async with FlightNetwork(token="secret") as network:
-    ...         return (await network.listen("grpc://127.0.0.1:0", {})).rpartition(":")[0]
-    >>> asyncio.run(main())
-    'grpc://127.0.0.1'
-    """
+    """Implements `prorl.protocols.Network` between processes. Belongs to one event loop."""
 
     def __init__(
         self, token: str = "", credentials: AnyCredentials | None = None, keys: Keys | None = None
@@ -101,12 +91,8 @@ class FlightNetwork:
         await self.close()
 
     async def listen(self, name: str, routes: Routes, reads: FlightReads | None = None) -> str:
-        """Serve routes (and reads) at a location; port 0 = any.
-
-        `grpc+unix:///path`, `grpc://host:port` or, with certificates on both sides,
-        `grpc+tls://host:port`.
-
-        Returns the location to dial.
+        """Serve routes (and reads) at `grpc+unix:///path`, `grpc://host:port` or, with
+        certificates on both sides, `grpc+tls://host:port`; port 0 = any. The location to dial.
 
         Raises ConfigError for a location of another form, UnavailableError when it is taken.
         """
@@ -156,11 +142,8 @@ class FlightNetwork:
         sends: pa.Schema,
         receives: pa.Schema,
     ) -> Channel:
-        """Open a channel once the other end accepts it.
-
-        Raises UnavailableError when nobody answers, SchemaError when versions or columns differ,
-        ConfigError for a refused token, else the prorl error that the other end's handler refused
-        with.
+        """Raises UnavailableError when nobody answers, SchemaError when versions or columns differ,
+        ConfigError for a refused token, else what the other end's handler refused with.
         """
         loop = asyncio.get_running_loop()
         opening, token = Opening(path, with_version(hello)), self._token

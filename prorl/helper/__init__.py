@@ -1,14 +1,5 @@
 """Code that may not share a loop with ours runs in a process of its own: a helper.
 
-    role.py                                       whoever asks, on its loop
-    ------------------------------------------    --------------------------------------------------
-    def prepare() -> Answer:                      ROLE = Program("prorl.envs.role", cpu_s=1.5)
-        import slow_package                       ...
-        return lambda question: slow(question)    value = await pool(ROLE).ask(question)
-
-    if __name__ == "__main__":
-        serve(prepare)                            # from prorl.helper.child
-
     Helpers (a pool, one a loop and Program)      python -m prorl.envs.role
         Helper -- question (pickle) ------------> answer(question)
                <- "op", what it wants of us ----- call_back(...)        as often as it likes

@@ -1,8 +1,5 @@
 """The journal of turns: a rollout outlives the worker that runs it.
 
-`frames` is the file format, `records` what it holds, `attempt` what an agent asks and tells,
-`folder` all journals of one worker, from a row's arrival to its commit.
-
 Promised: what was recorded survives the death of the worker, however violent. Not promised: that it
 survives the node or a stop in order, since sandboxes end with them: what a node that leaves could
 not end within its time begins anew elsewhere.

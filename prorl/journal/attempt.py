@@ -42,8 +42,6 @@ UNKNOWN = (
 
 
 class CallId(NamedTuple):
-    """A tool call of an attempt, in one life of it."""
-
     epoch: int
     turn: int
     number: int

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-"""Flags with which a folder is locked itself."""
-
 FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 
 

@@ -15,7 +15,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Stat(NamedTuple):
-    """What proc_pid_stat(5) says of one process, in part."""
+    """proc_pid_stat(5), in part."""
 
     state: str
     """One letter; Z and X: it has ended, and waits to be reaped."""
@@ -28,7 +28,7 @@ class Stat(NamedTuple):
 
 
 class SysVObject(NamedTuple):
-    """A System V shared memory segment, message queue or set of semaphores."""
+    """Of System V: shared memory, a queue or a set of semaphores."""
 
     kind: str
     """shm, msg or sem."""
@@ -58,7 +58,6 @@ def pids() -> list[int]:
 
 
 def stat(pid: int) -> Stat | None:
-    """State, parent, times and memory of a process; None when it is gone."""
     # the program's name, in brackets, can hold anything
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     if not fields:
@@ -73,11 +72,7 @@ def stat(pid: int) -> Stat | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a live process started, in clock ticks since boot; None when it is gone or a zombie.
-
-    >>> start_ticks(os.getpid()) == start_ticks(os.getpid())
-    True
-    """
+    """When a live process started, in clock ticks since boot; None when it is gone or a zombie."""
     found = stat(pid)
     return None if found is None or found.state in "ZX" else found.start_ticks
 
@@ -101,7 +96,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def num_ptys(pid: int) -> int:
-    """Number of terminals whose master side a process has open."""
+    """Terminals whose master side a process has open."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:

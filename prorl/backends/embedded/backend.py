@@ -1,7 +1,5 @@
 """The engine as a `Backend`: one asyncio task steps it while there is work.
 
-Weights change while it is paused.
-
 Invariants: everything happens on one event loop, which is the engine's alone for the length of a
 step (milliseconds for the models it is meant for); a cancelled `generate` leaves no request behind;
 weights never change in the middle of a step; a request that comes while it is paused waits and is
@@ -45,10 +43,7 @@ class Settings(NamedTuple):
 
 
 class EmbeddedBackend:
-    """Implements `prorl.protocols.Backend` and what a weight publisher needs.
-
-    The latter is `pause`, `update_weights`, `resume`.
-    """
+    """Implements `prorl.protocols.Backend`, and `pause`, `update_weights`, `resume`."""
 
     def __init__(
         self,
@@ -78,19 +73,14 @@ class EmbeddedBackend:
 
     @property
     def paused(self) -> bool:
-        """Whether new requests wait."""
         return self._paused
 
     @property
     def version(self) -> PolicyVersion:
-        """Version of the weights that sample the next token."""
         return self.engine.version
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one completion.
-
-        Raises BackendError; cancelling takes the request out of the batch.
-        """
+        """Raises BackendError; cancelling takes the request out of the batch."""
         started = time.monotonic()
         await self._open.wait()
         row = self.engine.add(request)
@@ -107,10 +97,7 @@ class EmbeddedBackend:
         return _completion(row, self.name, time.monotonic() - started)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop sampling between two steps.
-
-        `abort` ends what runs with its tokens so far, `keep` freezes it until `resume`.
-        """
+        """`abort` ends what runs with its tokens so far, `keep` freezes it until `resume`."""
         self._paused = True
         if mode == "abort":
             for row in self.engine.running_and_waiting():
@@ -130,10 +117,9 @@ class EmbeddedBackend:
         self._wake()
 
     def update_weights(self, directory: str | Path, version: int, label: str = "") -> None:
-        """Take over another version of the weights between two steps.
+        """`label` is what replies call them (default: the version).
 
-        `label` is what replies call them (default: the version). Raises ConfigError; then the old
-        ones go on serving.
+        Raises ConfigError; then the old ones go on serving.
         """
         known = PolicyVersion(version)
         if self._labels.get(known, label) != label:
@@ -161,10 +147,7 @@ class EmbeddedBackend:
             self._task = asyncio.create_task(self._drive())
 
     async def _drive(self) -> None:
-        """Step while there is work, giving way to the loop after each step.
-
-        A bug in the engine fails the requests, not the server.
-        """
+        """A bug in the engine fails the requests, not the server."""
         while self.engine.busy and not self._paused:
             try:
                 with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, "embedded engine"):

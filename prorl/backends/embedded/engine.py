@@ -36,10 +36,7 @@ _WORTH_WAITING = 16
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
-    """One request on its way.
-
-    `ids[:length]` are prompt and sampled so far; `computed` of them are in the cache.
-    """
+    """`ids[:length]` are prompt and sampled so far; `computed` of them are in the cache."""
 
     request: GenerateRequest
     ids: Int32
@@ -170,9 +167,7 @@ class Engine:
         return [*self._running, *self._waiting]
 
     def load(self, directory: Path, version: PolicyVersion) -> None:
-        """Serve other weights from the next step on.
-
-        What runs goes on with them: its context is computed anew, its tokens stay.
+        """What runs goes on with other weights: its context is computed anew, its tokens stay.
 
         Raises ConfigError for a directory that is not this model; then nothing has changed.
         """
@@ -219,10 +214,7 @@ class Engine:
         return common
 
     def _chunks(self) -> list[Chunk]:
-        """What each row computes next; rows that sample come first in the budget.
-
-        So a long prompt delays nobody for long.
-        """
+        """What each row computes next; those that sample come first: no prompt delays them long."""
         left = STEP_TOKENS - len(self._running)
         chunks = []
         for index, row in enumerate(self._running):

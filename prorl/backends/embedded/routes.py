@@ -1,6 +1,4 @@
-"""How a weight publisher speaks to the embedded backend.
-
-vLLM's own routes for pausing, and one for weights on disk.
+"""How a weight publisher speaks to the embedded backend: as to vLLM, and one route for weights.
 
     POST /pause?mode=abort|wait|keep    POST /resume    GET /weight_info
     POST /update_weights {"path": "/dir", "version": 7, "label": "what replies call them"}
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
-    """The routes by which weights are changed, for `TokenServer`."""
     routes = _Routes(backend)
     return [
         web.post("/pause", routes.pause),
@@ -38,8 +35,6 @@ def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
 
 
 class _Routes:
-    """What each route does; a mistake of the caller is answered with 400."""
-
     def __init__(self, backend: EmbeddedBackend) -> None:
         self._backend = backend
 
@@ -63,7 +58,6 @@ class _Routes:
         return web.json_response({"weight_version": backend.label(backend.version)})
 
     async def update_weights(self, request: web.Request) -> web.Response:
-        """Load the weights of a directory and sample with them from the next token on."""
         try:
             body: Json = orjson.loads(await request.read())
             path, version, label = body["path"], body["version"], body.get("label", "")
