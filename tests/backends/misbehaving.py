@@ -32,11 +32,7 @@ class Mode(StrEnum):
     BUSY = "429"
     EMPTY = "200 with an empty body"
     GARBAGE = "no JSON"
-    SHORT = "a logprob too few"
     NAN = "a logprob that is no number"
-    POSITIVE = "a logprob above 0"
-    FOREIGN = "an id outside the vocabulary"
-    NULL = "ids left out"
     HALF = "the connection breaks after a piece"
     SILENT = "connected, and not a byte"
     DRIP = "a byte now and then"
@@ -171,14 +167,15 @@ class Misbehaving:
         events = []
         for start in range(0, len(ids), PIECE):
             end = min(start + PIECE, len(ids))
-            logprobs = (-0.01 * (1 + np.arange(start, end))).tolist()
-            spoilt, spoilt_logprobs = self._spoilt(ids[start:end], logprobs)
+            logprobs: list[Json] = (-0.01 * (1 + np.arange(start, end))).tolist()
+            if self.mode is Mode.NAN:
+                logprobs[0] = None
             choice = {
                 "index": 0,
                 "text": "",
-                "token_ids": spoilt,
+                "token_ids": ids[start:end],
                 "prompt_token_ids": None if start else body["prompt"],
-                "logprobs": {"token_logprobs": spoilt_logprobs},
+                "logprobs": {"token_logprobs": logprobs},
                 "finish_reason": self._reason(ids) if end == len(ids) else None,
                 "stop_reason": None,
             }
@@ -197,20 +194,6 @@ class Misbehaving:
             if prompt[len(prompt) - n :] == self._said[:n].tolist()
         )
         return self._said[told:][:max_tokens]
-
-    def _spoilt(self, ids: list[int], logprobs: list[float]) -> tuple[Json, list[Json]]:
-        match self.mode:
-            case Mode.SHORT:
-                return ids, logprobs[:-1]
-            case Mode.NAN:
-                return ids, [None, *logprobs[1:]]
-            case Mode.POSITIVE:
-                return ids, [0.5, *logprobs[1:]]
-            case Mode.FOREIGN:
-                return [RENDERER.vocab_size, *ids[1:]], list(logprobs)
-            case Mode.NULL:
-                return None, list(logprobs)
-        return ids, list(logprobs)
 
 
 def head(body: Json) -> dict[str, Json]:

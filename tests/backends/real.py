@@ -15,13 +15,25 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import numpy as np
+import pytest
 
 from prorl.backends.embedded import TOY
+from prorl.types import Completion, GenerateRequest
 from tests.backends.tap import Tap
 
 VLLM_PYTHON = os.environ.get("PRORL_VLLM_PYTHON", "")
+NEEDS_VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(
+        not VLLM_PYTHON,
+        reason="PRORL_VLLM_PYTHON names no interpreter with vLLM; `make test-vllm` makes one",
+    ),
+    pytest.mark.timeout(900),
+]
 START_S = 480.0
 """On two cores that others use too an import of vLLM alone has taken minutes."""
 CONTEXT = 512
@@ -130,3 +142,15 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def furthest(model: Any, asked: GenerateRequest, got: Completion) -> float:
+    """The largest difference of what was sampled to the logprobs of a model of transformers."""
+    import torch
+
+    ids = torch.from_numpy(np.concatenate([asked.prompt_ids_L, got.token_ids_C]).astype(np.int64))
+    with torch.no_grad():
+        logits_LV = model(input_ids=ids[None]).logits[0] / asked.sampling.temperature
+    first = len(asked.prompt_ids_L) - 1
+    logprobs = logits_LV[first:-1].log_softmax(-1).gather(1, ids[first + 1 :, None])[:, 0]
+    return float(np.abs(got.logprobs_C - logprobs.numpy()).max())

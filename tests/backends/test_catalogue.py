@@ -9,7 +9,6 @@ import pytest
 
 from prorl.backends import open_backend, open_probed
 from prorl.backends.catalogue import CATALOGUE
-from prorl.backends.vllm import VllmBackend
 from prorl.cli.settings import POLICIES, backend
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError
@@ -46,11 +45,6 @@ ECHO = """
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_of_the_table_opens(policy: str) -> None:
     assert open_backend(POLICIES[policy], RENDERER, get_env).name == POLICIES[policy]
-
-
-def test_both_schemes_of_http_are_model_servers() -> None:
-    for url in ("http://host:1", "https://host"):
-        assert isinstance(open_backend(url, RENDERER, get_env), VllmBackend)
 
 
 def test_a_checkpoint_is_served_before_it_is_opened() -> None:

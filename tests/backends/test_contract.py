@@ -195,11 +195,3 @@ async def test_the_version_is_the_backends(open_: Open) -> None:
     else:
         backend.policy_version = PolicyVersion(3)  # type: ignore[attr-defined]
         assert (await backend.generate(_request())).versions == (3,)
-
-
-@SAMPLERS
-async def test_closing_twice_is_fine(open_: Open, sampler: str) -> None:
-    backend = await open_(sampler)
-    await backend.generate(_request())
-    await backend.close()
-    await backend.close()

@@ -48,11 +48,6 @@ async def toy(
         await engine.close()
 
 
-async def test_a_server_that_samples_what_it_says_is_fit() -> None:
-    async with toy() as (_, backend, _):
-        await backend.probe()
-
-
 async def test_a_server_with_logprobs_of_the_model_alone_is_refused() -> None:
     renderer = ChatMLRenderer(ByteTokenizer())
     raw = open_backend("scripted:random?raw=1", renderer, get_env)

@@ -9,7 +9,7 @@ import asyncio
 import base64
 import io
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from prorl.backends.vllm_http import Connections, HttpLimits
 from prorl.backends.vllm_reply import MAX_EVENT_BYTES, Events
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError
+from prorl.protocols import Backend
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer, HFTokenizer
 from prorl.types import (
@@ -352,21 +353,6 @@ class _Filling(EmbeddedBackend):
         )
 
 
-async def test_probe_refuses_a_server_that_samples_the_likeliest_alone() -> None:
-    tokenizer = HFTokenizer(TOY)
-    for kind, accepted in ((EmbeddedBackend, True), (_Filling, False)):
-        engine = kind(TOY)
-        async with TokenServer(engine, tokenizer, model="toy") as server:
-            backend = VllmBackend(server.url, tokenizer.vocab_size)
-            if accepted:
-                await backend.probe()
-            else:
-                with pytest.raises(ConfigError, match="--generation-config vllm"):
-                    await backend.probe()
-            await backend.close()
-        await engine.close()
-
-
 class _Liar(EmbeddedBackend):
     """Says other logprobs than it samples by."""
 
@@ -378,27 +364,35 @@ class _Liar(EmbeddedBackend):
         return replace(said, logprobs_C=changed)
 
 
+def _liar(change: Callable[[Float32], Float32]) -> Callable[[], Backend]:
+    return lambda: type("Liar", (_Liar,), {"change": staticmethod(change)})(TOY)
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("make", "says"),
     [
-        lambda logprobs: logprobs - 0.1,
-        lambda logprobs: logprobs + 0.1,
-        lambda logprobs: 0.8 * logprobs,
-        lambda logprobs: 1.25 * logprobs,
+        (lambda: EmbeddedBackend(TOY), ""),
+        (lambda: _Filling(TOY), "--generation-config vllm"),
+        (_liar(lambda logprobs: logprobs - 0.1), "neither shifted nor scaled"),
+        (_liar(lambda logprobs: logprobs + 0.1), "neither shifted nor scaled"),
+        (_liar(lambda logprobs: 0.8 * logprobs), "neither shifted nor scaled"),
+        (_liar(lambda logprobs: 1.25 * logprobs), "neither shifted nor scaled"),
+        (lambda: open_backend("scripted:random", RENDERER, get_env), ""),
+        (lambda: open_backend("scripted:random?raw=1", RENDERER, get_env), "processed_logprobs"),
     ],
-    ids=["less by a tenth", "more by a tenth", "four fifths", "five fourths"],
+    ids=["ours", "fills top_k", "less", "more", "four fifths", "five fourths", "dice", "raw"],
 )
-async def test_probe_refuses_logprobs_that_are_shifted_or_scaled(
-    change: Callable[[Float32], Float32],
+async def test_probe_refuses_logprobs_of_another_distribution(
+    make: Callable[[], Backend], says: str
 ) -> None:
-    tokenizer = HFTokenizer(TOY)
-    engine = type("Liar", (_Liar,), {"change": staticmethod(change)})(TOY)
-    async with TokenServer(engine, tokenizer, model="toy") as server:
+    policy = make()
+    tokenizer = HFTokenizer(TOY) if isinstance(policy, EmbeddedBackend) else TOKENIZER
+    async with TokenServer(policy, tokenizer, model="toy") as server:
         backend = VllmBackend(server.url, tokenizer.vocab_size)
-        with pytest.raises(ConfigError, match="neither shifted nor scaled"):
+        with pytest.raises(ConfigError, match=says) if says else nullcontext():
             await backend.probe()
         await backend.close()
-    await engine.close()
+    await policy.close()
 
 
 async def test_what_is_off_is_said_too() -> None:
@@ -421,20 +415,6 @@ async def test_a_priority_is_told_to_the_server() -> None:
         await backend.generate(replace(REQUEST, sampling=sampling, stop_token_ids=()))
         await backend.close()
     assert server.bodies[0]["priority"] == -7
-
-
-async def test_probe_accepts_processed_and_refuses_raw_logprobs() -> None:
-    for url, accepted in (("scripted:random", True), ("scripted:random?raw=1", False)):
-        async with TokenServer(
-            open_backend(url, RENDERER, get_env), TOKENIZER, model="toy"
-        ) as server:
-            backend = VllmBackend(server.url, TOKENIZER.vocab_size)
-            if accepted:
-                await backend.probe()
-            else:
-                with pytest.raises(ConfigError, match="processed_logprobs"):
-                    await backend.probe()
-            await backend.close()
 
 
 @pytest.mark.parametrize(

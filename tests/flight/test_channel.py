@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from prorl.errors import ConfigError, ConflictError, UnauthorizedError, UnavailableError
+from prorl.errors import ConfigError, ConflictError, UnavailableError
 from prorl.flight import FlightNetwork, FlightReads
 from prorl.flight.refusals import from_flight
 from prorl.flight.wire import call_options, open_client
@@ -76,27 +76,6 @@ async def test_the_listener_notices_a_killed_dialler_at_once(tmp_path: Path) -> 
             await asyncio.wait_for(lost.wait(), 1)
         await asyncio.sleep(0.05)
         assert flight_threads() == []
-
-
-async def test_a_wrong_or_missing_token_is_refused_on_every_method(tmp_path: Path) -> None:
-    async def get(ticket: bytes) -> pa.Table:
-        return pa.table({"n": [1]})
-
-    async with (
-        FlightNetwork(token="secret") as network,
-        FlightNetwork(token="guess") as other,
-        FlightNetwork() as bare,
-    ):
-        location = await network.listen(
-            f"grpc+unix://{tmp_path}/s", {"p": (echo, NUMBERS, NUMBERS)}, FlightReads(get=get)
-        )
-        for stranger in (other, bare):
-            with pytest.raises(
-                UnauthorizedError, match=r"refused the bearer token: .*bearer token"
-            ):
-                await stranger.dial(location, "p", {}, NUMBERS, NUMBERS)
-        with open_client(location) as client, pytest.raises(fl.FlightUnauthenticatedError):
-            await asyncio.to_thread(client.do_get, fl.Ticket(b""))
 
 
 async def test_no_thread_socket_or_file_is_left(tmp_path: Path) -> None:

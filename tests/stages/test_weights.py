@@ -97,14 +97,6 @@ async def test_a_budget_runs_again_after_resume_and_between_calls() -> None:
     assert not backends.is_paused("b")
 
 
-async def test_the_newest_version_is_the_label_where_a_server_states_none() -> None:
-    deadline = Deadline(30.0)
-    backend = open_backend("scripted:noop", RENDERER, get_env)
-    policy = routed(opened(backend), backend.name, deadline, version=7)
-    trajectory = await NativeAgent().run(context(policy, deadline=deadline))
-    assert trajectory.sequences[0].span_version_S.tolist() == [-1, 7]
-
-
 async def test_a_backend_with_older_weights_may_not_go_on_with_a_rollout() -> None:
     first, second = RENDERER.completion(CALL), RENDERER.completion(ANSWER)
     backend = Replies(sampled(first, version=4), sampled(second, version=3))

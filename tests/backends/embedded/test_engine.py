@@ -73,17 +73,6 @@ def test_requests_join_and_leave_between_steps_without_disturbing_others() -> No
         np.testing.assert_allclose(row.logprobs, reference.logprobs[:count], atol=BOUND)
 
 
-def test_seeds_choose_the_tokens_and_repeat_them() -> None:
-    (prompt,) = prompts(1)
-    first, again = (run(engine(), [request(prompt, 3)])[0] for _ in range(2))
-    assert same_tokens(first, again)
-    assert first.logprobs == again.logprobs
-    assert (
-        len({run(engine(), [request(prompt, seed)])[0].completion.tobytes() for seed in range(8)})
-        > 1
-    )
-
-
 def test_an_aborted_request_continues_as_if_it_had_never_stopped() -> None:
     whole = run(engine(), [request(prompts(1)[0], 11, stops=(), max_tokens=20)])[0]
     for cut in (1, 7, 19):

@@ -123,27 +123,3 @@ def test_positions_turn_by_the_angles_that_transformers_rounds_to() -> None:
     sign = np.repeat([-1.0, 1.0], cos.shape[1] // 2)
     assert np.abs(ours._cos[:, 0] - cos).max() < 1e-6
     assert np.abs(ours._sin[:, 0] - sign * sin).max() < 1e-6
-
-
-def test_the_toys_tokenizer_is_the_same_for_transformers() -> None:
-    theirs = transformers.AutoTokenizer.from_pretrained(TOY)
-    config = transformers.AutoConfig.from_pretrained(TOY)
-    assert len(theirs) == config.vocab_size == RENDERER.vocab_size
-    for text in (
-        "Work out 12 times 345 plus 6.",
-        '\n{"name":"python","arguments":{"code":"(1+2)*3"}}\n',
-        "naïve  ok\n",
-    ):
-        assert (
-            theirs.encode(text, add_special_tokens=False)
-            == RENDERER.tokenizer.encode(text).tolist()
-        )
-    messages = [
-        {"role": "system", "content": "Answer with a number."},
-        {"role": "user", "content": "6*7?"},
-    ]
-    rendered = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert (
-        rendered == "<|im_start|>system\nAnswer with a"
-        " number.<|im_end|>\n<|im_start|>user\n6*7?<|im_end|>\n<|im_start|>assistant\n"
-    )
