@@ -185,28 +185,15 @@ class Worker:
     async def _drained(self) -> None:
         """Wait until asked to leave and free to: nothing is in hand, or nobody is there for it."""
         await self._draining.wait()
-        emptied = asyncio.ensure_future(self._emptied())
-        try:
-            while not self._in_vain():
-                if (await asyncio.wait({emptied}, timeout=LOOK_S))[0]:
-                    return emptied.result()
-        finally:
-            emptied.cancel()
-
-    async def _emptied(self) -> None:
-        if self._is_acked_later:
-            await self._inlet.wait_alone()  # what RUN has finished is scored first
-        await self.stage.wait_empty()
-
-    def _in_vain(self) -> bool:
-        """Whether all that is in hand waits for a gateway and a store that do not answer."""
-        alone_s = self._control.alone_s
-        to_come = self._is_acked_later and self._inlet.num_upstreams
-        if alone_s < ALONE_S or self.stage.stats().busy or to_come:
-            return False
-        held = len(self.stage.held())
-        log.warning("no gateway for %.0f s: leaving with %d finished rows in hand", alone_s, held)
-        return True
+        # what RUN has finished is scored first
+        while self._is_acked_later and self._inlet.num_upstreams:
+            await asyncio.sleep(LOOK_S)
+        while held := len(self.stage.held()):
+            alone_s = self._control.alone_s
+            if alone_s >= ALONE_S and not self.stage.stats().busy:
+                log.warning("no gateway for %.0f s: leaving with %d finished rows", alone_s, held)
+                return
+            await asyncio.sleep(LOOK_S)
 
     def leave(self, deadline_s: float | None, reason: str) -> None:
         """Take nothing new, end what is in hand, and be done.

@@ -1,14 +1,12 @@
 """Which weights sampled a token: labels that servers state, and how they become versions.
 
 The gateway names the weights of each load `TAG:VERSION:NONCE` (`prorl/service/pool/publish.py`):
-the tag is the run's, the nonce that of one load of one server, never used again. A server that
-was started anew states what it was started with (`default`, `0`), one that another run published
-to that run's tag. Version 0 of a run is what the servers served when it began.
+the tag is the run's, the nonce that of one load of one server, never used again. Version 0 of a run
+is what the servers served when it began.
 
 Invariants: a version is the run's own or UNKNOWN_VERSION; a token whose server stated one thing
-before the call and another after it is unknown. Where replies state nothing, `Labels` asks the
-server, and many calls share one question: a label that stands before a call begins and after it
-ends stood in between, since none is used twice.
+before the call and another after it is unknown: a label that stands before a call begins and after
+it ends stood in between. Where replies state nothing, many calls share one question.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ def _is_number(text: str) -> bool:
 
 
 MUTE_S = 30.0
-"""A server that states nothing is asked again after this long: it may be another one by then."""
+"""A server that states nothing is asked again after this long."""
 
 
 class Labels:

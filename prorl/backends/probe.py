@@ -31,14 +31,13 @@ _PROBES, _ROUNDS = 8, 4
 _CERTAIN, _MOVED, _SAME, _APART = -0.3, 0.05, 0.01, 3.0
 _ALL = 1 << 20
 """More tokens than any vocabulary has."""
+_HINT = "set `run.renderer.model` to the directory of the model that it serves"
 _COMMON_IDS = 256
 """Ids below it are in every vocabulary."""
 
 
 async def check_logprobs(backend: Backend, vocab_size: int) -> None:
     """Refuse a server whose logprobs are not those of the distribution that a run asks for.
-
-    `vocab_size` is that of the run: prompts are made of ids below it.
 
     Near temperature 0 the choice is certain, and at temperature 2 the same choice is less likely
     than that. Raw logprobs are the model's own at both: not near 0 where it is unsure, and equal
@@ -65,7 +64,11 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
     ]
     falls = [fall for some, all_ in zip(hot, whole, strict=True) for fall in _falls(some, all_)]
     # Where it is flat the two have no token in common, but then they differ much on average.
-    apart = _mean(hot) - _mean(whole)
+    means = [
+        statistics.mean(logprob for tokens in rounds for _, logprob in tokens)
+        for rounds in (hot, whole)
+    ]
+    apart = means[0] - means[1]
     if (falls and statistics.median(falls) > _SAME) or apart > _APART:
         raise ConfigError(
             f"{backend.name}: with top_k 0 logprobs are {apart:.3f} above those with top_k {_ALL},"
@@ -85,10 +88,6 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
             "1: logprobs of the distribution sampled from, neither shifted nor scaled",
             "start vLLM with --logprobs-mode processed_logprobs",
         )
-
-
-def _mean(rounds: list[list[tuple[int, float]]]) -> float:
-    return statistics.mean(logprob for tokens in rounds for _, logprob in tokens)
 
 
 def _falls(before: list[tuple[int, float]], after: list[tuple[int, float]]) -> list[float]:
@@ -131,10 +130,7 @@ async def _first_tokens(
 
 
 async def check_server(backend: VllmBackend, model: str = "") -> None:
-    """Refuse a server that cannot serve rollouts: health, model, logprobs.
-
-    Raises ConfigError with what it lacks, also when it cannot be asked.
-    """
+    """Raises ConfigError with what it lacks, also when it cannot be asked."""
     try:
         await backend.health()
         served = await backend.models()
@@ -162,14 +158,18 @@ class Vocabulary(NamedTuple):
 
 
 async def check_vocabulary(backend: VllmBackend, wanted: Vocabulary) -> dict[str, Json]:
-    """Refuse a server of another model: by its last id, its context, and the ids of a text.
+    """What a server says of its model. Raises ConfigError where it is not the run's.
 
-    What it says of its model.
-
-    Text is compared where the server says which ids it gets. Raises ConfigError; BackendError when
-    the server cannot be asked.
+    Text is compared where the server says which ids it gets. BackendError: it cannot be asked.
     """
-    await _check_last_id(backend, wanted.size)
+    last = np.array([wanted.size - 1], dtype=np.int32)
+    try:
+        await first_token(backend, last)
+    except BackendError as error:
+        if error.trouble is not Trouble.DECLINED:
+            raise
+        given = f"{backend.name} does not take id {last[0]}: {error.message}"
+        raise ConfigError(given, f"the run's vocabulary of {wanted.size}", _HINT) from error
     model = await backend.discover()
     if wanted.max_tokens > backend.max_model_len > 0:
         raise ConfigError(
@@ -182,21 +182,3 @@ async def check_vocabulary(backend: VllmBackend, wanted: Vocabulary) -> dict[str
         given = f"{backend.name} encodes {wanted.text!r} as {theirs}"
         raise ConfigError(given, f"the run's {list(wanted.ids)}", _HINT)
     return {"model": model, **backend.served}
-
-
-_HINT = "set `run.renderer.model` to the directory of the model that it serves"
-
-
-async def _check_last_id(backend: VllmBackend, size: int) -> None:
-    """Raises ConfigError where a vocabulary of that size is larger than the server's."""
-    last = np.array([size - 1], dtype=np.int32)
-    try:
-        await first_token(backend, last)
-    except BackendError as error:
-        if error.trouble is not Trouble.DECLINED:
-            raise
-        raise ConfigError(
-            f"{backend.name} does not take id {last[0]}: {error.message}",
-            f"the run's vocabulary of {size}",
-            _HINT,
-        ) from error

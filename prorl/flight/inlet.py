@@ -93,8 +93,6 @@ class Inlet:
         self._redelivered = edge in REDELIVERED_EDGES
         self._grants = CreditBook(slots=slots, window_bytes=window_bytes)
         self._channels: dict[int, Channel] = {}
-        self._alone = asyncio.Event()
-        self._alone.set()
         self._names = count()
         self._announced: set[str] = set()
         self._dialling: dict[str, asyncio.Task[None]] = {}
@@ -171,9 +169,6 @@ class Inlet:
             self._remember(key)
             self._say(held.upstream, Back(ACK, key=key))
 
-    async def wait_alone(self) -> None:
-        await self._alone.wait()
-
     def stop(self) -> None:
         """Take idle credit back: only rows that are on their way still come."""
         self._note_credit(self._grants.close())
@@ -210,7 +205,6 @@ class Inlet:
     async def _serve(self, channel: Channel) -> None:
         name = next(self._names)
         self._channels[name] = channel
-        self._alone.clear()
         self._grants.join(name)
         self._paced.ask()
         try:
@@ -220,8 +214,6 @@ class Inlet:
             del self._channels[name]
             self._back.pop(name, None)
             self._grants.leave(name)
-            if not self._channels:
-                self._alone.set()
             self._paced.ask()
             await channel.close()
 

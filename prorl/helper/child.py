@@ -1,7 +1,11 @@
 """The helper's side: answers questions on a socket, one after the other, until the parent is gone.
 
-The main thread belongs to the answers. A child that an answer forks holds no end of the socket and
-dies with the helper.
+def prepare() -> Answer:
+    import slow_package
+    return lambda question: slow(question)
+
+if __name__ == "__main__":
+    serve(prepare)
 """
 
 from __future__ import annotations
@@ -82,7 +86,6 @@ class Channel:
             return found
 
     def close(self) -> None:
-        """For a process that was forked off: it is none of this conversation."""
         self._socket.close()
 
 
@@ -136,10 +139,7 @@ def _utf8(value: Any) -> Any:
 
 
 def trouble(error: BaseException) -> dict[str, Any]:
-    """What an exception says, and the line that it came from: the last one that is a user's.
-
-    Where none is, the last one of all.
-    """
+    """What an exception says, and the line that it came from: the last that is a user's, if any."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     try:
@@ -155,10 +155,7 @@ def trouble(error: BaseException) -> dict[str, Any]:
 
 
 def place_of(error: BaseException, is_users: Callable[[str], bool] | None = None) -> str:
-    """`file:line in function` of the last line of users' in what went wrong; empty without one.
-
-    Of an error that was caused by another, the other's.
-    """
+    """`file:line in function` of users' last line, in the first cause that has one; else empty."""
     known: list[BaseException] = []
     at: BaseException | None = error
     while at is not None and at not in known:

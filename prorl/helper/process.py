@@ -107,7 +107,6 @@ class Helper:
 
     @property
     def pid(self) -> int:
-        """For whoever looks at the processes."""
         return self._child.pid
 
     @classmethod
@@ -148,7 +147,7 @@ class Helper:
         strict: bool = False,
         call_back: CallBack | None = None,
     ) -> Any:
-        """The answer. Raises HelperError; then, but for `Raised`, the process has ended.
+        """Raises HelperError; then, but for `Raised`, the process has ended.
 
         `strict`: whoever asks has a time-out of its own, so nothing is given back.
         """

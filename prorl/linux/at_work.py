@@ -7,14 +7,11 @@
     name = at_work.read(page)                                   # the parent, when it has died
     at_work.charge(folder, name, "silent for 8 s")
 
-A process dies in a step of its loop that never ends, or that the interpreter does not survive. The
-page names the piece of work whose step that was, so that it alone is charged, not all that was in
-hand; at MOST_CHARGES the next life of the process does not touch it (`poison`). Charges are kept
+The page names the piece of work in whose step the process died, so that it alone is charged, not
+all that was in hand; at MOST_CHARGES the next life does not touch it (`poison`). Charges are kept
 by the work's name without its last part, its attempt. Tasks that a step makes are the same work.
-
-Where users' code may run in the steps, a run all of whose work ends the process is not touched
-either: at MOST_OF_RUN pieces of it, and none that went well in between (`went_well`). What such
-code leaves with (`sys.exit`) is an error of its step; a process that it forked ends with the step.
+Where users' code may run in the steps, a run of whose work MOST_OF_RUN pieces ended the process,
+and none went well in between, is not touched either.
 """
 
 from __future__ import annotations
@@ -48,14 +45,14 @@ _is_forked = False
 
 
 def page() -> int:
-    """A page for a child; the caller closes it."""
+    """For a child; the caller closes it."""
     made = os.memfd_create("at-work", os.MFD_CLOEXEC)
     os.truncate(made, PAGE_BYTES)
     return made
 
 
 def read(page: int) -> str:
-    """What the process that has the page is at; empty between steps."""
+    """Empty between steps."""
     return os.pread(page, PAGE_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
 
 
@@ -78,7 +75,6 @@ def clear() -> None:
 
 
 def during(name: str, work: Coroutine[Any, Any, ResultT]) -> Coroutine[Any, Any, ResultT]:
-    """The same work, each step of which is marked by this name."""
     return work if _page is None else _Marked(name.encode()[: PAGE_BYTES - 1] + b"\0", work, _page)
 
 
@@ -155,7 +151,6 @@ def poison(folder: Path, name: str, *, users: bool = False) -> str:
 
 
 def went_well(folder: Path, name: str) -> None:
-    """A piece of work has ended well: not all of its run ends the process."""
     _of_run(folder, name).unlink(missing_ok=True)
 
 

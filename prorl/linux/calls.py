@@ -1,9 +1,7 @@
-"""The system calls that Python lacks, by ctypes.
+"""The system calls that Python lacks, by ctypes; each raises OSError with what was tried.
 
-Each raises OSError with what was tried. Those that change the process (namespaces, privileges,
-mounts) are for launchers, which are forked and have one thread.
-
-Numbers are those of the generic ABI (mount, prctl) or of x86_64 and aarch64 (raw system calls).
+Those that change the process (namespaces, privileges, mounts) are for launchers, which are forked
+and have one thread. Numbers are of the generic ABI, or of x86_64 and aarch64 (raw system calls).
 """
 
 from __future__ import annotations
@@ -91,17 +89,8 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def prctl(option: int, value: int = 0, pointer: int = 0) -> None:
-    """prctl(2), with the options that are named above."""
-    _check(
-        _libc.prctl(
-            option,
-            ctypes.c_ulong(value),
-            ctypes.c_ulong(pointer),
-            ctypes.c_ulong(0),
-            ctypes.c_ulong(0),
-        ),
-        f"prctl {option}",
-    )
+    words = map(ctypes.c_ulong, (value, pointer, 0, 0))
+    _check(_libc.prctl(option, *words), f"prctl {option}")
 
 
 def die_with_parent(signal_number: int, parent: int = 0) -> None:
@@ -169,7 +158,6 @@ def change_tree(fd: int, attributes: int, user_namespace: int = 0) -> None:
 
 
 def attach_tree(fd: int, target: str) -> None:
-    """Attach the mount that `clone_tree` gave at an existing path."""
     result = _libc.syscall(
         SYS_MOVE_MOUNT, fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH
     )
@@ -177,7 +165,7 @@ def attach_tree(fd: int, target: str) -> None:
 
 
 def remove_sysv(kind: str, number: int) -> None:
-    """Remove a System V object (`shm`, `msg` or `sem`) by its id."""
+    """`kind`: shm, msg or sem."""
     ipc_rmid = 0
     if kind == "sem":
         result = _libc.semctl(number, 0, ipc_rmid)

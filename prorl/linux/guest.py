@@ -7,8 +7,7 @@
             output       of the guest and all that it starts
             work/        where it runs, and leaves reward.json
 
-What the guest has started ends with it: it is looked at only then, so nobody writes meanwhile. When
-the parent dies, or says SIGTERM, all of it ends at once.
+What the guest has started ends with it, and all of it when the parent dies or says SIGTERM.
 """
 
 from __future__ import annotations
@@ -48,11 +47,8 @@ def play(folder: Path, argv: list[str], env: dict[str, str], task: str) -> dict[
                 preexec_fn=_begin,
             )
         except OSError as error:
-            return {
-                "exit_code": NOT_FOUND,
-                "output": f"{argv[0]}: {error.strerror}",
-                "reward": None,
-            }
+            why = f"{argv[0]}: {error.strerror}"
+            return {"exit_code": NOT_FOUND, "output": why, "reward": None}
     status = guard.watch(child.pid)
     child.returncode = 0  # reaped
     guard.end_all()
@@ -85,7 +81,6 @@ def _reward(path: Path) -> str | None:
 
 
 def main() -> None:
-    """See the module."""
     guard.become(int(sys.argv[1]))
     if not (text := sys.stdin.read()):
         return  # it was cancelled before it was told anything

@@ -4,12 +4,9 @@
     Popen(..., pass_fds=(write_end,), env={VARIABLE: str(write_end)})
     heartbeat.start()                                     # the child, on its loop
 
-Silence means that the loop, which owns all of the process's state, does not turn: the process is
-stopped, hangs in a call, or spins. Its parent ends it then, because everything survives a death
-and nothing survives a freeze. A process without a parent that listens beats for nobody.
-
-A loop that has not turned for SAYS_S has its threads' tracebacks on stderr, its log, before it is
-ended: that takes no lock of Python's, which may be what hangs.
+Silence means that the loop, which owns all of the process's state, does not turn. Its parent ends
+it then, because everything survives a death and nothing survives a freeze. After SAYS_S its
+threads' tracebacks are on stderr: that takes no lock of Python's, which may be what hangs.
 """
 
 from __future__ import annotations

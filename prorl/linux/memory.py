@@ -1,7 +1,6 @@
 """How much memory is left to this process: the machine's, or less where a control group bounds it.
 
-Both versions of control groups count page cache as used, which the kernel gives back when it is
-asked: inactive file pages count as free here.
+Control groups count page cache as used: inactive file pages count as free here.
 """
 
 from __future__ import annotations

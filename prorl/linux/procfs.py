@@ -1,8 +1,7 @@
 """What /proc says about processes: who a pid is, what is below it, what it uses.
 
-A pid alone can be reused, so a process is named by its pid and its start time. Every answer is a
-snapshot: a process can be gone, or have a child more, by the time it is read. What is gone, or not
-ours to read, is None, 0 or not in the list; nothing here raises.
+A pid can be reused, so a process is named by its pid and its start time. What is gone, or not ours
+to read, is None, 0 or not in the list; nothing here raises.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     python -m prorl.backends.embedded --model prorl/assets/toy
         serves vLLM's token subset, prints `ready {json}`
 
-Read in this order: `weights.py` (files -> arrays), `model.py` (one step of the network),
-`sampling.py` (logits -> tokens), `prefix.py` (what is not computed twice), `engine.py` (who is in
-the batch), `backend.py` (asyncio), `__main__.py` (the process). This file imports nothing heavy, so
-that the process can settle the number of BLAS threads before numpy is loaded.
+This file imports nothing heavy, so that the process can settle the number of BLAS threads before
+numpy is loaded.
 """
 
 from pathlib import Path

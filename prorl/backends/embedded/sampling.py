@@ -2,9 +2,8 @@
 
 The draw for the token at position p of a sequence uses the number that a counter-based generator
 (Philox, Salmon et al. 2011) gives for (seed, p): the same request samples the same tokens alone, in
-a batch, or continued after an abort with prompt + partial. Probabilities are float64 and the draw
-inverts their cumulative sum, so that float32 noise of a different batch (1e-6) changes a token
-about once in a million draws.
+a batch, or continued after an abort. Probabilities are float64, so that float32 noise of another
+batch (1e-6) changes a token about once in a million draws.
 
 Logprobs are those of the distribution sampled from: log-softmax at the temperature, after top-k and
 top-p. At temperature 0 the most likely token is taken and its logprob is that of temperature 1, as

@@ -97,12 +97,10 @@ _NEEDED = (
 
 
 def _rope(config: Json) -> Json:
-    """The settings of the rotary embedding, whichever key holds them."""
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
 def _read_config(path: Path) -> Json:
-    """The settings of a plain Qwen3. Raises ConfigError for anything else."""
     try:
         config = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as cause:
@@ -174,22 +172,13 @@ def _input_major(matrix: Float32) -> Float32:
     return np.ascontiguousarray(matrix.T, dtype=np.float32)
 
 
-def _library() -> Any:
-    """The package safetensors. Raises ConfigError where it is not installed."""
-    try:
-        import safetensors
-    except ImportError as cause:
-        raise ConfigError(
-            "the embedded backend reads safetensors files",
-            "safetensors",
-            "pip install 'prorl[torch]'",
-        ) from cause
-    return safetensors
-
-
 class _Tensors:
     def __init__(self, directory: Path) -> None:
-        safetensors = _library()
+        try:
+            import safetensors
+        except ImportError as cause:
+            given = "the embedded backend reads safetensors files"
+            raise ConfigError(given, "safetensors", "pip install 'prorl[torch]'") from cause
         files = sorted(directory.glob("*.safetensors"))
         if not files:
             raise ConfigError(
@@ -199,7 +188,8 @@ class _Tensors:
         self._raw: dict[str, Mapping[str, Any]] = {}
         for file in files:
             try:
-                self._raw.update(safetensors.deserialize(file.read_bytes()))
+                deserialize: Any = safetensors.deserialize
+                self._raw.update(deserialize(file.read_bytes()))
             except (OSError, safetensors.SafetensorError) as cause:
                 raise ConfigError(
                     f"cannot read {file}: {cause}", "a whole safetensors file"
