@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
@@ -68,7 +68,15 @@ async def rescore(
 
     asked = list(_asked(stored, tasks or {}, env, eval_s))
     found = await asyncio.gather(*map(one, (row for row in asked if "task" in row)))
-    lost = [_lost(name, row) for row in asked if "task" not in row]
+    lost = [
+        {
+            **_key(name, row),
+            "failure_code": FailureCode.EVAL_FAILED.value,
+            "failure_message": row["reason"],
+        }
+        for row in asked
+        if "task" not in row
+    ]
     ordered = sorted([*found, *lost], key=lambda row: int(row["rollout_id"]))
     return pa.Table.from_pylist([{**row, "made_by": made_by} for row in ordered], schema=SCORES)
 
@@ -78,7 +86,7 @@ def _asked(
 ) -> Iterator[dict[str, Any]]:
     """Rows for EVAL; one that cannot be graded has no `task` but the reason."""
     texts = dict(_tasks(stored, tasks, env))
-    limits = {**_limits(), "eval_s": eval_s}
+    limits = asdict(RolloutLimits(eval_s=eval_s))
     for row in stored.sql(_ASKED).to_pylist():
         base = {"run_id": stored.run_id, **row, "limits": limits}
         if row["artefact_digest"] and artefact_digest(row["artefact"]) != row["artefact_digest"]:
@@ -92,11 +100,6 @@ def _tasks(stored: StoredRun, tasks: Mapping[str, Task], env: str) -> Iterable[t
         task = task_from_json(row["task"])
         task = tasks.get(task.task_id, task)
         yield row["group_id"], task_to_json(replace(task, env=env or task.env))
-
-
-def _limits() -> dict[str, Json]:
-    limits = RolloutLimits()
-    return {field.name: getattr(limits, field.name) for field in RAN.field("limits").type}
 
 
 def _key(name: str, row: Mapping[str, Json]) -> dict[str, Json]:
@@ -114,8 +117,3 @@ def _score(name: str, row: Mapping[str, Json], added: Any) -> dict[str, Json]:
         "grader_log": added.grader_log,
         "eval_s": added.eval_s,
     }
-
-
-def _lost(name: str, row: Mapping[str, Json]) -> dict[str, Json]:
-    code = FailureCode.EVAL_FAILED.value
-    return {**_key(name, row), "failure_code": code, "failure_message": row["reason"]}

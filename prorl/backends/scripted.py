@@ -70,7 +70,13 @@ _FAULTS = ("error", "hang", "nan", "positive", "short", "foreign")
 
 def open_scripted(url: str, context: BackendContext) -> Backend:
     name, script = _parse(url)
-    speakers = _speakers(script, context)
+    renderer, env = context.renderer, context.env
+    speakers: dict[str, Callable[[], Speaker]] = {
+        "oracle": lambda: Oracle(renderer, env, lambda request: True),
+        "flaky": lambda: Oracle(renderer, env, lambda request: is_right(request, script.p)),
+        "noop": lambda: Useless(renderer),
+        "random": lambda: Dice(renderer, raw=script.raw >= 1.0),
+    }
     if name == "faulty":
         if script.base not in speakers:
             raise ConfigError(f"{url}: base={script.base}", f"one of {', '.join(speakers)}")
@@ -86,16 +92,6 @@ def open_scripted(url: str, context: BackendContext) -> Backend:
             f"{url} asks for faults", "scripted:faulty", f"write scripted:faulty?base={name}&..."
         )
     return ScriptedBackend(url, speakers[name](), script)
-
-
-def _speakers(script: Script, context: BackendContext) -> dict[str, Callable[[], Speaker]]:
-    renderer, env = context.renderer, context.env
-    return {
-        "oracle": lambda: Oracle(renderer, env, lambda request: True),
-        "flaky": lambda: Oracle(renderer, env, lambda request: is_right(request, script.p)),
-        "noop": lambda: Useless(renderer),
-        "random": lambda: Dice(renderer, raw=script.raw >= 1.0),
-    }
 
 
 def _parse(url: str) -> tuple[str, Script]:

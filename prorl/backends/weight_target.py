@@ -212,10 +212,6 @@ class WeightTarget:
                 Trouble.SILENT if isinstance(cause, TimeoutError) else Trouble.REFUSED,
             ) from cause
         if response.status != 200:
-            raise _refused(where, response.status, reply)
+            text = f"HTTP {response.status}: {reply[:300].decode('utf-8', 'replace')}"
+            raise BackendError(FailureCode.BACKEND_PROTOCOL, f"{where}: {text}")
         return reply
-
-
-def _refused(where: str, status: int, reply: bytes) -> BackendError:
-    text = reply[:300].decode("utf-8", "replace")
-    return BackendError(FailureCode.BACKEND_PROTOCOL, f"{where}: HTTP {status}: {text}")

@@ -260,7 +260,9 @@ class ControlClient:
     def _hear(self, row: ControlRow) -> None:
         match row.kind:
             case Kind.REPLY:
-                self._answered(row)
+                _, waiting = self._pending.get(row.re, (row, None))
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(row)
             case Kind.WELCOME:
                 welcome = row.read(Welcome)
                 if welcome.superseded:
@@ -277,11 +279,6 @@ class ControlClient:
         handler = self._on.get(row.kind)
         if handler is not None:
             handler(row)
-
-    def _answered(self, row: ControlRow) -> None:
-        _, waiting = self._pending.get(row.re, (row, None))
-        if waiting is not None and not waiting.done():
-            waiting.set_result(row)
 
 
 def _raise_what_it_raised(task: asyncio.Future[None]) -> None:

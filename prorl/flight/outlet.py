@@ -61,10 +61,6 @@ def _nothing(*_: object) -> None:
     """Do nothing with what is told: the default."""
 
 
-def _is_worker(peer: Mapping[str, Json], name: str) -> bool:
-    return not name or peer.get("worker") == name
-
-
 class Outlet:
     """Belongs to one event loop; callbacks must not block."""
 
@@ -78,7 +74,7 @@ class Outlet:
         on_left: Keys = _nothing,
         on_credit: Callable[[int], None] = _nothing,
         on_sent: KeysOf = _nothing,
-        has: Has = _is_worker,
+        has: Has = lambda peer, name: not name or peer.get("worker") == name,
     ) -> None:
         self.edge = edge
         self._redelivered = edge in REDELIVERED_EDGES

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.helper import Died, HelperError, Late, Program, Raised, close, pool
+from prorl.helper import Died, Late, Program, Raised, close, pool
 from prorl.helper.process import Helper
 from prorl.linux.procfs import start_ticks
 from tests.waiting import until
@@ -219,10 +219,6 @@ def test_they_end_with_their_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             return
         time.sleep(0.05)
     raise AssertionError("a helper outlived its loop")
-
-
-async def test_an_error_is_one_line() -> None:
-    assert str(HelperError("ValueError: x", "a.py:3 in f")) == "ValueError: x (a.py:3 in f)"
 
 
 def _is_gone(pid: object) -> bool:

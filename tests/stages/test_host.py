@@ -27,7 +27,7 @@ from prorl.schema.columns import (
     scored_columns,
 )
 from prorl.schema.rows import Added, Row, stack
-from prorl.stages.host import StageHost
+from prorl.stages.host import Growth, StageHost
 from prorl.types import (
     NO_FAILURE,
     AttemptKey,
@@ -235,6 +235,15 @@ async def test_a_result_that_cannot_be_sent_ends_its_own_row_only(net: Net, slot
         await until(lambda: parts.ended() == [("failed", 1, "stage_error")])
         assert operator.released == [1]
         assert sorted(parts.stage.held()) == [key(0), key(2)]
+
+
+async def test_rows_that_end_together_become_one_message_in_their_order() -> None:
+    growth, added = Growth(), ran_columns(trajectory(), run_s=0.0)
+    grown = await asyncio.gather(*(growth(Row(ready(n), 0), added) for n in range(5)))
+    assert all(row.batch is grown[0].batch for row in grown)
+    assert [(row.place, row.value("rollout_id")) for row in grown] == [(n, n) for n in range(5)]
+    later = await growth(Row(ready(9), 0), added)
+    assert (later.batch.num_rows, later.value("rollout_id")) == (1, 9)
 
 
 async def test_a_row_that_ends_in_the_turn_of_its_cancellation_is_given_back(net: Net) -> None:

@@ -60,7 +60,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 async def _serve(options: argparse.Namespace) -> None:
     # numpy is first loaded here, after the number of threads is settled.
-    from prorl.backends.embedded.backend import EmbeddedBackend, Settings
+    from prorl.backends.embedded.backend import EmbeddedBackend
+    from prorl.backends.embedded.engine import Settings
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

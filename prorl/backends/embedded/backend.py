@@ -12,11 +12,11 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from prorl.backends.embedded.engine import ActiveRequest, Engine
+from prorl.backends.embedded.engine import ActiveRequest, Engine, Settings
 from prorl.errors import BackendError, boundary
 from prorl.types import Completion, FailureCode, FinishReason, PolicyVersion
 
@@ -29,17 +29,6 @@ _OTHERS = 1 << 30
 """Numbers for weights whose own number is taken."""
 _LOOK_S = 0.005
 """How often a drain looks whether all have ended."""
-
-
-class Settings(NamedTuple):
-    """How much it may use."""
-
-    rows: int = 64
-    """Requests computed at a time."""
-    length: int = 4096
-    """Context, at most that of the model."""
-    prefix_bytes: int = 64 << 20
-    """Keys and values kept for the next turn."""
 
 
 class EmbeddedBackend:
@@ -55,13 +44,7 @@ class EmbeddedBackend:
     ) -> None:
         self.name = name
         chosen = settings or Settings()
-        self.engine = Engine(
-            Path(directory),
-            version=PolicyVersion(version),
-            rows=chosen.rows,
-            length=chosen.length,
-            prefix_bytes=chosen.prefix_bytes,
-        )
+        self.engine = Engine(Path(directory), version=PolicyVersion(version), settings=chosen)
         self._waiters: dict[ActiveRequest, asyncio.Future[None]] = {}
         self._streams: dict[ActiveRequest, int] = {}
         """Tokens of each streamed row that were told."""
@@ -94,7 +77,9 @@ class EmbeddedBackend:
             self._waiters.pop(row, None)
             self._streams.pop(row, None)
             self.engine.abort(row)
-        return _completion(row, self.name, time.monotonic() - started)
+        assert row.finish is not None
+        llm_s = time.monotonic() - started
+        return replace(_snapshot(row, self.name), finish_reason=row.finish, llm_s=llm_s)
 
     def pause(self, mode: PauseMode = "abort") -> None:
         """`abort` ends what runs with its tokens so far, `keep` freezes it until `resume`."""
@@ -153,7 +138,10 @@ class EmbeddedBackend:
                 with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, "embedded engine"):
                     finished = self.engine.step()
             except BackendError as error:
-                self._fail(error)
+                for waiter in self._waiters.values():
+                    if not waiter.done():
+                        waiter.set_exception(error)
+                self.engine.reset()
                 return
             for row in finished:
                 self._finish(row)
@@ -169,21 +157,10 @@ class EmbeddedBackend:
                 assert row.request.on_part is not None
                 row.request.on_part(_snapshot(row, self.name))
 
-    def _fail(self, error: BackendError) -> None:
-        for waiter in self._waiters.values():
-            if not waiter.done():
-                waiter.set_exception(error)
-        self.engine.reset()
-
     def _finish(self, row: ActiveRequest) -> None:
         waiter = self._waiters.get(row)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-
-
-def _completion(row: ActiveRequest, name: str, seconds: float) -> Completion:
-    assert row.finish is not None
-    return replace(_snapshot(row, name), finish_reason=row.finish, llm_s=seconds)
 
 
 def _snapshot(row: ActiveRequest, name: str) -> Completion:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -69,6 +69,18 @@ class ActiveRequest:
             self.finish = FinishReason.LENGTH
 
 
+class Settings(NamedTuple):
+    """How much it may use."""
+
+    rows: int = 64
+    """Requests computed at a time."""
+    length: int = 4096
+    """Context, at most that of the model."""
+    prefix_bytes: int = 64 << 20
+    """Keys and values kept for the next turn."""
+    max_waiting: int = 4096
+
+
 class Engine:
     """Serves one checkpoint directory. `step` until `busy` is false."""
 
@@ -77,20 +89,17 @@ class Engine:
         directory: Path,
         *,
         version: PolicyVersion,
-        rows: int,
-        length: int,
-        prefix_bytes: int,
-        max_waiting: int = 4096,
+        settings: Settings,
     ) -> None:
         self.shape = read_shape(directory)
-        self.length = min(length, self.shape.max_length)
+        self.length = min(settings.length, self.shape.max_length)
         self.version = version
         self._model = Model(load(directory), self.length)
-        self._cache = KVCache(self.shape, rows, self.length)
-        self._prefixes = PrefixStore(prefix_bytes)
+        self._cache = KVCache(self.shape, settings.rows, self.length)
+        self._prefixes = PrefixStore(settings.prefix_bytes)
         self._running: list[ActiveRequest] = []
         self._waiting: deque[ActiveRequest] = deque()
-        self._max_waiting = max_waiting
+        self._max_waiting = settings.max_waiting
         self.sampled_tokens = 0
 
     @property

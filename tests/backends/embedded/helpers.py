@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from prorl.backends.embedded import TOY
-from prorl.backends.embedded.engine import ActiveRequest, Engine
+from prorl.backends.embedded.engine import ActiveRequest, Engine, Settings
 from prorl.renderer import ChatMLRenderer
 from prorl.tasks.generated import generate
 from prorl.tokenizer import HFTokenizer
@@ -16,23 +16,9 @@ from prorl.types import GenerateRequest, Message, PolicyVersion, SamplingParams
 RENDERER = ChatMLRenderer(HFTokenizer(TOY))
 
 
-def engine(
-    *,
-    rows: int = 64,
-    length: int = 512,
-    prefix_bytes: int = 64 << 20,
-    version: int = 0,
-    max_waiting: int = 100,
-) -> Engine:
-    given = PolicyVersion(version)
-    return Engine(
-        TOY,
-        version=given,
-        rows=rows,
-        length=length,
-        prefix_bytes=prefix_bytes,
-        max_waiting=max_waiting,
-    )
+def engine(*, version: int = 0, length: int = 512, **settings: int) -> Engine:
+    chosen = Settings(**{"length": length, "max_waiting": 100, **settings})
+    return Engine(TOY, version=PolicyVersion(version), settings=chosen)
 
 
 def prompts(n: int) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:

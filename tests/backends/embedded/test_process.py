@@ -21,13 +21,14 @@ import numpy as np
 import pytest
 
 from prorl.backends.embedded import TOY
-from prorl.backends.embedded.backend import EmbeddedBackend, Settings
+from prorl.backends.embedded.backend import EmbeddedBackend
+from prorl.backends.embedded.engine import Settings
 from prorl.backends.embedded.routes import control_routes
 from prorl.backends.server import TokenServer
 from prorl.backends.vllm import VllmBackend
 from prorl.backends.weight_target import WeightTarget
 from prorl.errors import BackendError
-from prorl.types import FinishReason, PolicyVersion, RunWeights
+from prorl.types import FinishReason, RunWeights
 from tests.backends.embedded.helpers import RENDERER, prompts, request
 
 
@@ -134,21 +135,6 @@ async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_ver
         rest = await held
         assert rest.versions == (5,), "as the label reads for the run that published"
         assert rest.version_ends == (len(rest.token_ids_C),)
-
-
-async def test_a_kept_request_crosses_the_update_with_both_versions() -> None:
-    async with _served() as (engine, client, publisher):
-        running = asyncio.create_task(
-            client.generate(request(prompts(1)[0], 6, stops=(), max_tokens=200))
-        )
-        while engine.engine.sampled_tokens < 20:
-            await asyncio.sleep(0)
-        await publisher.post("/pause?mode=keep")
-        await publisher.post("/update_weights", json={"path": str(TOY), "version": 2})
-        await publisher.post("/resume")
-        completion = await running
-        assert completion.versions == (PolicyVersion(0), PolicyVersion(2))
-        assert 20 <= completion.version_ends[0] < completion.version_ends[1] == 200
 
 
 async def test_bad_updates_are_refused_and_serving_goes_on(tmp_path: Path) -> None:
