@@ -21,7 +21,7 @@ from prorl.limits import Clock, Deadline
 from prorl.protocols import CachedWorkspace, Env, SandboxHost, Verifies
 from prorl.schema.columns import read_failure, read_key, read_limit, read_task, scored_columns
 from prorl.schema.rows import Added, Row
-from prorl.stages.operator import StageOperator, needs_sandbox, owner_of, prepare
+from prorl.stages.operator import StageOperator, goes_on, needs_sandbox, owner_of, prepare
 from prorl.task_json import task_to_json
 from prorl.timing import now
 from prorl.types import (
@@ -171,10 +171,8 @@ class EvalOperator(StageOperator):
         except RolloutError as error:
             failure = Failure(code=error.code, message=error.message)
         except asyncio.CancelledError:
-            running = asyncio.current_task()
-            if running is None or not self._is_cancelled(key):
+            if not goes_on(self._is_cancelled(key)):
                 raise
-            running.uncancel()
             failure = Failure(code=FailureCode.CANCELLED)
         return scored_columns(score=score, failure=failure, eval_s=self._clock() - began)
 

@@ -36,7 +36,7 @@ from prorl.linux import at_work
 from prorl.protocols import Operator
 from prorl.schema.columns import RanColumns
 from prorl.schema.rows import Added, Row, grow
-from prorl.stages.operator import Emit, owner_of, users_parts
+from prorl.stages.operator import Emit, goes_on, owner_of, users_parts
 from prorl.timing import NEXT_LIFE_S, now
 from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Json, Stage
 
@@ -270,7 +270,7 @@ class StageHost:
                 self._check_harmless(key, row)
                 result = await self._operator(row)
         except asyncio.CancelledError:
-            if not self._was_cancelled(key):
+            if not goes_on(key in self._cancelled):
                 raise
             failure = Failure(code=FailureCode.CANCELLED)
         except ProrlError as error:
@@ -295,14 +295,6 @@ class StageHost:
             code = FailureCode.BAD_TASK if users else FailureCode.STAGE_ERROR
             code = FailureCode.EVAL_FAILED if self.name == Stage.EVAL else code
             raise RolloutError(code, ": ".join(filter(None, (users, why))))
-
-    def _was_cancelled(self, key: AttemptKey) -> bool:
-        """Whether the attempt was cancelled and not we; then this task goes on."""
-        task = asyncio.current_task()
-        if key not in self._cancelled or task is None:
-            return False
-        task.uncancel()
-        return True
 
     def _report(self, key: AttemptKey, failure: Failure) -> None:
         self._num_failed += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,15 @@ class Emit(Protocol):
 def owner_of(key: AttemptKey) -> str:
     """Name of an attempt at sandboxd."""
     return f"{key.run_id}/{key.rollout_id}/{key.attempt}"
+
+
+def goes_on(is_cancelled: bool) -> bool:
+    """Whether the attempt was cancelled and not we; then this task, which was, goes on."""
+    task = asyncio.current_task()
+    if not is_cancelled or task is None:
+        return False
+    task.uncancel()
+    return True
 
 
 def users_parts(row: Row) -> str:

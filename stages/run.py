@@ -51,6 +51,7 @@ from prorl.stages.operator import (
     Handler,
     StageOperator,
     WorkerParts,
+    goes_on,
     needs_sandbox,
     owner_of,
 )
@@ -224,11 +225,8 @@ class RunOperator(StageOperator):
                 await asyncio.wait({work}, timeout=max(context.deadline.remaining_s, 0.05))
         except asyncio.CancelledError:
             work.cancel()
-            if not self._is_cancelled(context.key):
+            if not goes_on(self._is_cancelled(context.key)):
                 raise
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
             await asyncio.wait({work}, timeout=GRACE_S)
         if not work.done():
             work.cancel()

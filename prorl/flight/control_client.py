@@ -55,7 +55,7 @@ from prorl.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from prorl.flight.edge import NO_KEY
+from prorl.flight.credit import NO_KEY
 from prorl.flight.pacing import BACK_S, Paced, backoff_s
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL

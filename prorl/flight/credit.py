@@ -1,6 +1,6 @@
 """The arithmetic of an edge: who may send how much, who holds which row.
 
-Pure: no I/O, no clock, no batches.
+Pure: no I/O, no clock.
 
 `Ledger` is the producer's book. Rows wait in order; `assign` gives each to the consumer with most
 credit; a row has one consumer at a time. On redelivered edges a row stays in the book until its ack
@@ -22,10 +22,13 @@ rows of different size.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import pyarrow as pa
+
+from prorl.schema import EDGE_BACK
 from prorl.types import AttemptKey
 
 
@@ -300,3 +303,41 @@ class CreditBook:
         """Take nothing more: the credit to take back. Rows that are on their way still come."""
         self._closed = True
         return self._take_back(0)
+
+
+# ---- what an edge says backwards: EDGE_BACK batches
+
+CREDIT = "credit"
+ACK = "ack"
+
+NO_KEY = AttemptKey("", -1, -1)
+
+
+class Back(NamedTuple):
+    """One row of EDGE_BACK: credit or an ack that goes upstream."""
+
+    kind: str
+    rows: int = 0
+    num_bytes: int = 0
+    key: AttemptKey = NO_KEY
+
+
+_STRUCT = pa.struct(list(EDGE_BACK))
+
+
+def encode(said: Sequence[Back]) -> pa.RecordBatch:
+    """The rows as one record batch.
+
+    >>> decode(encode([Back(CREDIT, 2, 100)])) == [Back(CREDIT, 2, 100)]
+    True
+    """
+    rows = [(kind, rows, num_bytes, *key) for kind, rows, num_bytes, key in said]
+    return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=EDGE_BACK)
+
+
+def decode(batch: pa.RecordBatch) -> list[Back]:
+    columns = (column.to_pylist() for column in batch.columns)
+    return [
+        Back(kind, rows, num_bytes, AttemptKey(run_id, rollout_id, attempt))
+        for kind, rows, num_bytes, run_id, rollout_id, attempt in zip(*columns, strict=True)
+    ]

@@ -34,8 +34,7 @@ import pyarrow as pa
 from prorl.control import Hello
 from prorl.errors import ProrlError
 from prorl.flight import trace
-from prorl.flight.credit import CreditBook, Grant
-from prorl.flight.edge import ACK, CREDIT, Back, encode
+from prorl.flight.credit import ACK, CREDIT, Back, CreditBook, Grant, encode
 from prorl.flight.pacing import BACK_S, Paced, backoff_s
 from prorl.flight.queues import wire_bytes
 from prorl.graph import REDELIVERED_EDGES

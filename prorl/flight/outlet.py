@@ -31,8 +31,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from prorl.flight import trace
-from prorl.flight.credit import Ledger
-from prorl.flight.edge import ACK, CREDIT, decode
+from prorl.flight.credit import ACK, CREDIT, Ledger, decode
 from prorl.flight.pacing import ROWS_S, Paced
 from prorl.flight.queues import together, wire_bytes
 from prorl.graph import REDELIVERED_EDGES

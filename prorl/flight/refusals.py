@@ -7,6 +7,7 @@ server tracebacks never do. A class of `prorl.errors` arrives as that class; any
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,8 +88,4 @@ def _first_words(text: str) -> str:
     for said, meaning in _TLS_CAUSES:
         if said in text:
             return meaning
-    return (
-        text.partition(". gRPC client debug context")[0]
-        .partition("; Detail")[0]
-        .partition(". Detail:")[0]
-    )
+    return re.split(r"\. gRPC client debug context|; Detail|\. Detail:", text, maxsplit=1)[0]

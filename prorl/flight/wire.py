@@ -46,8 +46,8 @@ UNIX_PATH_BYTES = 107
 Routes = Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]
 """Path -> (handler, schema received, schema sent)."""
 
-_forked = False
-_guarded = False
+_used_by = 0
+"""The process that has used Flight first."""
 
 
 class Opening(NamedTuple):
@@ -145,19 +145,12 @@ def check_location(location: str) -> None:
 
 
 def guard_fork() -> None:
-    """Arm the guard on first use; raise in a process forked after that: it would hang."""
-    global _guarded
-    if _forked:
+    """Raise in a process that was forked after its parent used Flight: it would hang."""
+    global _used_by
+    if _used_by not in (0, os.getpid()):
         raise UserError(
             "Arrow Flight in a process that was forked after its parent had used it",
             "a process of its own, since it would hang",
             'DataLoader(..., multiprocessing_context="spawn"), or connect in the worker only',
         )
-    if not _guarded:
-        os.register_at_fork(after_in_child=_mark_forked)
-        _guarded = True
-
-
-def _mark_forked() -> None:
-    global _forked
-    _forked = True
+    _used_by = os.getpid()

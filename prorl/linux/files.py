@@ -1,10 +1,11 @@
-"""Files and folders that are there after a power cut, and files that only their owner may read."""
+"""Files and folders that are there after a power cut, and the room on their disk."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
+from typing import Final
 
 
 def sync_directory(path: Path) -> None:
@@ -42,3 +43,15 @@ def write_private(path: Path, text: str) -> None:
     except OSError:
         os.unlink(name)
         raise
+
+
+FULL_BYTES: Final = 1 << 20
+"""A file system with less room than this is full: nobody is to blame for failing there."""
+
+
+def disk_full(path: Path) -> str:
+    """What is wrong with the room where a path lies; empty when there is some."""
+    found = os.statvfs(path)
+    if found.f_bavail * found.f_frsize >= FULL_BYTES:
+        return ""
+    return f"the disk of {path} is full: waiting for room"

@@ -33,7 +33,7 @@ from prorl.control import (
 )
 from prorl.errors import ConflictError, DiskRefusedError, FencedError, StorageError, UserError
 from prorl.limits import Clock, steady
-from prorl.linux.disk import disk_full
+from prorl.linux.files import disk_full
 from prorl.net.access import check_node
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL

@@ -31,7 +31,7 @@ from typing import Self
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
 from prorl.linux import at_work
-from prorl.linux.disk import disk_full
+from prorl.linux.files import disk_full
 from prorl.linux.forked import EXIT_CRASHED, EXIT_DISK, EXIT_LEFT, EXIT_REFUSED, EXIT_REPLACED
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.root import Root

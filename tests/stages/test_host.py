@@ -16,7 +16,7 @@ from prorl.config.renderer import RendererSpec
 from prorl.control import Payload, Started
 from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet, this_life
-from prorl.flight.edge import CREDIT, Back, encode
+from prorl.flight.credit import CREDIT, Back, encode
 from prorl.graph import GRAPH
 from prorl.schema import EDGE_BACK, EDGES
 from prorl.schema.columns import (

@@ -30,7 +30,7 @@ from prorl.control import (
     Terminal,
 )
 from prorl.errors import FencedError
-from prorl.flight.edge import NO_KEY
+from prorl.flight.credit import NO_KEY
 from prorl.storage.write.writer import RunWriter
 from prorl.types import AttemptKey, Json
 
