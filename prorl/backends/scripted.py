@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from prorl.errors import BackendError, ConfigError, TaskError
 from prorl.types import (
@@ -36,32 +38,32 @@ if TYPE_CHECKING:
     from prorl.types import Float32, Int32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """What a scripted URL asks for; each field is a query parameter.
+Share = Annotated[float, Meta(ge=0, le=1)]
+"""A probability per model call."""
 
-    Shares are probabilities per model call.
-    """
 
-    p: float = 0.5
+class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a scripted URL asks for; each field is a query parameter."""
+
+    p: Share = 0.5
     """flaky: mean probability of being right; each task has its own."""
-    delay_s: float = 0.0
+    delay_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     """Time of every model call."""
     base: str = "oracle"
     """faulty: whose tokens are spoilt."""
-    error: float = 0.0
+    error: Share = 0.0
     """faulty: share that fails as an unreachable backend does."""
-    hang: float = 0.0
+    hang: Share = 0.0
     """faulty: share that never answers."""
-    nan: float = 0.0
+    nan: Share = 0.0
     """faulty: share with a NaN logprob."""
-    positive: float = 0.0
+    positive: Share = 0.0
     """faulty: share with a logprob above 0."""
-    short: float = 0.0
+    short: Share = 0.0
     """faulty: share with one logprob too few."""
-    foreign: float = 0.0
+    foreign: Share = 0.0
     """faulty: share with an id outside the vocabulary."""
-    raw: float = 0.0
+    raw: Share = 0.0
     """random: 1 gives logprobs of temperature 1 whatever was asked for, as vLLM's default does."""
 
 
@@ -69,7 +71,14 @@ _FAULTS = ("error", "hang", "nan", "positive", "short", "foreign")
 
 
 def open_scripted(url: str, context: BackendContext) -> Backend:
-    name, script = _parse(url)
+    parts = urlsplit(url)
+    try:
+        asked = dict(parse_qsl(parts.query, keep_blank_values=True))
+        script = msgspec.convert(asked, Script, strict=False)
+    except msgspec.ValidationError as error:
+        names = ", ".join(Script.__struct_fields__)
+        raise ConfigError(f"{url}: {error}", f"numbers from 0 to 1, of {names}") from None
+    name = parts.path
     renderer, env = context.renderer, context.env
     speakers: dict[str, Callable[[], Speaker]] = {
         "oracle": lambda: Oracle(renderer, env, lambda request: True),
@@ -92,25 +101,6 @@ def open_scripted(url: str, context: BackendContext) -> Backend:
             f"{url} asks for faults", "scripted:faulty", f"write scripted:faulty?base={name}&..."
         )
     return ScriptedBackend(url, speakers[name](), script)
-
-
-def _parse(url: str) -> tuple[str, Script]:
-    parts = urlsplit(url)
-    kinds = {field.name: str if field.name == "base" else float for field in fields(Script)}
-    values: dict[str, Json] = {}
-    for key, text in parse_qsl(parts.query, keep_blank_values=True):
-        if key not in kinds:
-            raise ConfigError(f"{url}: unknown parameter {key!r}", ", ".join(kinds))
-        try:
-            values[key] = kinds[key](text)
-        except ValueError as cause:
-            raise ConfigError(f"{url}: {key}={text!r}", "a number") from cause
-        if kinds[key] is float and not 0.0 <= values[key] <= (3600.0 if key == "delay_s" else 1.0):
-            raise ConfigError(
-                f"{url}: {key}={text}",
-                "seconds from 0 to 3600" if key == "delay_s" else "a share from 0 to 1",
-            )
-    return parts.path, Script(**values)
 
 
 class ScriptedBackend:

@@ -88,25 +88,29 @@ class Shape:
     """What the server calls its weights."""
 
     def whole(self, request: GenerateRequest, completion: Completion) -> dict[str, Json]:
-        choice = self._choice(completion, completion.finish_reason)
-        return self._head(request) | {"choices": [choice], "usage": usage(request, completion)}
+        return self.piece(request, completion, 0, completion.finish_reason)
 
     def piece(
         self, request: GenerateRequest, so_far: Completion, sent: int, finish: FinishReason | None
     ) -> dict[str, Json]:
-        """One event of a stream: what came behind `sent`; `finish` in the last that has tokens."""
+        """What came behind `sent`; `finish` in the last that has tokens."""
         choice = self._choice(rest_of(so_far, sent), finish)
-        return self._head(request) | {"choices": [choice], "usage": usage(request, so_far)}
+        return self.last(request, so_far) | {"choices": [choice]}
 
     def last(self, request: GenerateRequest, completion: Completion) -> dict[str, Json]:
-        return self._head(request) | {"choices": [], "usage": usage(request, completion)}
-
-    def _head(self, request: GenerateRequest) -> dict[str, Json]:
+        prompt_tokens, sampled = len(request.prompt_ids_L), len(completion.token_ids_C)
         return {
             "id": f"cmpl-{request.request_id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": self.model,
+            "choices": [],
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": sampled,
+                "total_tokens": prompt_tokens + sampled,
+                "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+            },
         }
 
     def _choice(self, part: Completion, finish: FinishReason | None) -> dict[str, Json]:
@@ -129,16 +133,6 @@ class Shape:
                 )
             ],
         }
-
-
-def usage(request: GenerateRequest, completion: Completion) -> dict[str, Json]:
-    prompt_tokens, sampled = len(request.prompt_ids_L), len(completion.token_ids_C)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": sampled,
-        "total_tokens": prompt_tokens + sampled,
-        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
-    }
 
 
 def rest_of(completion: Completion, start: int) -> Completion:

@@ -10,85 +10,81 @@ the reply comes after they serve.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+import json
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-import orjson
+import msgspec
 from aiohttp import web
 
-from prorl.backends.embedded.backend import PauseMode
 from prorl.errors import ConfigError
 
 if TYPE_CHECKING:
     from prorl.backends.embedded.backend import EmbeddedBackend
-    from prorl.types import Json
+
+BodyT = TypeVar("BodyT")
+
+
+class _Update(msgspec.Struct):
+    path: str
+    version: Annotated[int, msgspec.Meta(ge=0)]
+    label: str = ""
+
+
+class _Rename(msgspec.Struct):
+    new_version: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Pause(msgspec.Struct):
+    mode: Literal["abort", "keep", "wait"] = "abort"
 
 
 def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
-    routes = _Routes(backend)
+    async def pause(request: web.Request) -> web.Response:
+        try:
+            mode = msgspec.convert(dict(request.query), _Pause).mode
+        except msgspec.ValidationError as error:
+            raise _refusal(error) from None
+        if mode == "wait":
+            await backend.drain()
+        else:
+            backend.pause(mode)
+        return web.json_response({"status": "paused"})
+
+    async def resume(request: web.Request) -> web.Response:
+        backend.resume()
+        return web.json_response({"status": "resumed"})
+
+    async def weight_info(request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": backend.label(backend.version)})
+
+    async def update_weights(request: web.Request) -> web.Response:
+        asked = await _body(request, _Update)
+        try:
+            backend.update_weights(asked.path, asked.version, asked.label)
+        except ConfigError as error:
+            raise _refusal(error) from None
+        return web.json_response({"weight_version": backend.label(backend.version)})
+
+    async def rename(request: web.Request) -> web.Response:
+        backend.rename((await _body(request, _Rename)).new_version)
+        return web.json_response({"success": True})
+
     return [
-        web.post("/pause", routes.pause),
-        web.post("/resume", routes.resume),
-        web.get("/weight_info", routes.weight_info),
-        web.post("/update_weights", routes.update_weights),
-        web.post("/update_weight_version", routes.rename),
+        web.post("/pause", pause),
+        web.post("/resume", resume),
+        web.get("/weight_info", weight_info),
+        web.post("/update_weights", update_weights),
+        web.post("/update_weight_version", rename),
     ]
 
 
-class _Routes:
-    def __init__(self, backend: EmbeddedBackend) -> None:
-        self._backend = backend
-
-    async def pause(self, request: web.Request) -> web.Response:
-        asked = request.query.get("mode", "abort")
-        if asked == "wait":
-            await self._backend.drain()
-            return web.json_response({"status": "paused"})
-        for mode in get_args(PauseMode):
-            if mode == asked:
-                self._backend.pause(mode)
-                return web.json_response({"status": "paused"})
-        return _refuse(f"mode {asked!r}; {', '.join(get_args(PauseMode))} or wait is expected")
-
-    async def resume(self, request: web.Request) -> web.Response:
-        self._backend.resume()
-        return web.json_response({"status": "resumed"})
-
-    async def weight_info(self, request: web.Request) -> web.Response:
-        backend = self._backend
-        return web.json_response({"weight_version": backend.label(backend.version)})
-
-    async def update_weights(self, request: web.Request) -> web.Response:
-        try:
-            body: Json = orjson.loads(await request.read())
-            path, version, label = body["path"], body["version"], body.get("label", "")
-        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            return _refuse('{"path": "/dir", "version": 7} is expected')
-        if not (isinstance(path, str) and isinstance(label, str)) or not _is_version(version):
-            return _refuse(
-                f"path {path!r}, version {version!r}; a directory and an integer >= 0 are expected"
-            )
-        try:
-            self._backend.update_weights(path, version, label)
-        except ConfigError as error:
-            return _refuse(str(error))
-        return web.json_response({"weight_version": self._backend.label(version)})
-
-    async def rename(self, request: web.Request) -> web.Response:
-        try:
-            label = orjson.loads(await request.read())["new_version"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            label = None
-        if not isinstance(label, str) or not label:
-            return _refuse('{"new_version": "label"} is expected')
-        self._backend.rename(label)
-        return web.json_response({"success": True})
+async def _body(request: web.Request, kind: type[BodyT]) -> BodyT:
+    try:
+        return msgspec.json.decode(await request.read(), type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _refusal(error) from None
 
 
-def _is_version(version: Json) -> bool:
-    return isinstance(version, int) and not isinstance(version, bool) and version >= 0
-
-
-def _refuse(message: str) -> web.Response:
-    return web.json_response(
-        {"error": {"message": message, "type": "BadRequestError", "code": 400}}, status=400
-    )
+def _refusal(error: Exception) -> web.HTTPBadRequest:
+    body = {"error": {"message": str(error), "type": "BadRequestError", "code": 400}}
+    return web.HTTPBadRequest(text=json.dumps(body), content_type="application/json")
