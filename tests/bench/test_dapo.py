@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from prorl.bench.dapo_model import (
     Outcome,
     Setup,
     Workload,
+    _memory,
+    _Service,
     batch_then_filter,
     prime_rl,
     refill_within_step,
@@ -52,3 +56,27 @@ def test_ours_wastes_less_and_is_faster_where_rollouts_have_tails() -> None:
     assert refill.seconds > 1.3 * ours.seconds
     assert batch_then_filter(work, setup).seconds > 2 * ours.seconds
     assert ours.wasted < 0.5 * refill.wasted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("train_s", [6.0, 60.0, 600.0])
+def test_two_hundred_steps_leave_nothing_in_memory(train_s: float) -> None:
+    """A trainer ten times faster, as fast and ten times slower than rollouts come."""
+    objects, groups = list[int](), list[int]()
+
+    class Watched(_Service):
+        def _train(self) -> None:
+            super()._train()
+            self.load._drawn.clear()
+            if self.stepped % 20 == 0:
+                gc.collect()
+                objects.append(len(gc.get_objects()))
+                groups.append(len(self.run.groups))
+
+    setup = Setup(slots=64, step=8, steps=200, train_s=train_s)
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        Watched(Path(folder), Workload(seed=5, n=4), setup, {}).work()
+    print(f"train_s {train_s:g}: {objects[0]:,} ... {objects[-1]:,} objects, groups {groups}")
+    assert max(groups) <= 4 * setup.step, "max_open_groups"
+    assert max(objects[5:]) < 1.02 * max(objects[:5])

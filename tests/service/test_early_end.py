@@ -62,3 +62,17 @@ def test_where_nothing_may_be_stale_a_full_step_ends_what_is_open(tmp_path: Path
     found = played(tmp_path, fast, slow, max_open_groups=2, max_staleness=0, target_groups=9)
     assert found.seconds == 15
     assert found.worked_s == 40, "what was open had ended when the step was full"
+
+
+def test_a_late_group_is_counted_on_once_its_rewards_differ(tmp_path: Path) -> None:
+    """Others are begun in the place of one that may still teach nothing."""
+    first = {"rewards": [1.0, 0.0, 1.0], "seconds": [10.0] * 3}
+
+    def started(rewards: list[float]) -> int:
+        slow = {"rewards": rewards, "seconds": [10.0, 10.0, 900.0]}
+        file = tmp_path / "work"
+        file.write_text("\n".join(map(json.dumps, [first, *[slow] * 99])))
+        setup = Setup(slots=512, step=1, steps=2, train_s=5.0)
+        return serve(Workload(n=3, file=file), setup, {"max_open_groups": 64}).started
+
+    assert started([1.0, 0.0, 1.0]) < started([1.0, 1.0, 0.0])

@@ -70,7 +70,7 @@ def arm(client: Client, root: Path, name: str, seed: int, filter_: str) -> dict[
     said = client.run(name)
     asked = [task for one in SETS for task in generate(one, split="heldout", seed=7, n=HELDOUT)]
     stored, points = StoredRun(root / name), []
-    for step in range(0, STEPS + 1, EVERY):
+    for step in range(2 * EVERY, STEPS + 1, EVERY):
         (found,) = stored.sql(
             f"select count(*) as n from rollouts where num_sampled > 0 and min_version < {step}"
         ).to_pylist()

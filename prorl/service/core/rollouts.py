@@ -169,6 +169,7 @@ class Rollouts(Part):
         elif not group.cut:
             valid = [m.reward for m in map(member, group.rollouts) if m.valid]
             rewards = [reward for reward in valid if reward is not None]
+            group.differs = len(set(rewards)) > 1
             if find_filter(group.run.config.filter).hopeless(rewards, group.pending):
                 self._cut(group, FailureCode.REDUNDANT)
 
@@ -178,11 +179,15 @@ class Rollouts(Part):
         self._journal.urgent = True
 
     def look(self, run: RunRecord) -> None:
-        """Count the groups that are late, and end what is left of those that have enough."""
+        """Count the groups that are late, and end what is left of those that have enough.
+
+        One whose members differ already waits for a straggler; it is counted on.
+        """
         now, enough = self._clock(), run.config.enough
         began, before = now - LATE * run.group_s, now - run.config.grace_s
         started = [g for g in run.groups.values() if g.opened and g.state is GroupState.OPEN]
-        run.late_groups = sum(group.opened_at < began for group in started) if run.group_s else 0
+        late = (group.opened_at < began and not group.differs for group in started)
+        run.late_groups = sum(late) if run.group_s else 0
         for group in started if enough else ():
             if group.pending == 0 or group.cut or group.n - group.pending < enough:
                 continue

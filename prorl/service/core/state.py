@@ -182,6 +182,8 @@ class GroupRecord:
     pending: int = 0
     opened_at: float = 0.0
     """On the loop's clock; 0 = before the gateway started."""
+    differs: bool = False
+    """Rewards of two of its members do, while others have none yet."""
     cut: bool = False
     """Its other members were ended early: they could not change what becomes of it."""
 
