@@ -57,16 +57,11 @@ group by all order by 1, 3""",
         where="valid and min_version = {x}",
     ),
     "pass": Analysis(
-        title="pass@k: share of groups with a reward among k members",
+        title="pass@k: share of groups with a full reward among k members",
         part=_LEARNING,
-        sql=f"""
-with g as (
-    select group_id, count(*) as n, count(*) filter (reward > 0) as c
-    from rollouts where {_MEMBER} group by 1),
-k as (select unnest([1, 2, 4, 8, 16]) as k)
-select k as x, avg(if(n - c < k, 1.0, 1.0 - exp(
-        lgamma(n - c + 1) - lgamma(n - c - k + 1) + lgamma(n - k + 1) - lgamma(n + 1)))) as y,
-    count(*) as groups from g, k where n >= k group by 1 order by 1""",
+        sql="""
+select k as x, avg(pass_at_k) as y, count(*) as groups from passk where k <= 16
+group by 1 order by 1""",
         picture="line",
     ),
     "length": Analysis(

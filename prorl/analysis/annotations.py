@@ -18,10 +18,8 @@ _GIVEN = ("rollout_id", "label", "attempt", "turn", "value", "comment")
 
 
 def annotation_rows(rows: Iterable[Mapping[str, Json]], *, author: str, run_id: str) -> pa.Table:
-    """Rows of ANNOTATIONS from dictionaries with `rollout_id` and `label`.
-
-    `attempt`, `turn`, `value` and `comment` may be given as well. Raises UserError, which counts
-    rows from 1.
+    """Rows of ANNOTATIONS from dictionaries with `rollout_id` and `label`. `attempt`, `turn`,
+    `value` and `comment` may be given as well. Raises UserError, which counts rows from 1.
     """
     now = datetime.now(UTC)
     made = []
@@ -40,9 +38,8 @@ def annotation_rows(rows: Iterable[Mapping[str, Json]], *, author: str, run_id: 
 
 
 def annotate(stored: StoredRun, rows: Iterable[Mapping[str, Json]], *, author: str) -> int:
-    """Append annotations to a stored run, all or none; how many.
-
-    Raises UserError for rows that are none or name rollouts that the run does not have.
+    """Append annotations to a stored run, all or none; how many. Raises UserError for rows that are
+    none or name rollouts that the run does not have.
     """
     table = annotation_rows(rows, author=author, run_id=stored.run_id)
     known = set(stored.read("rollouts", ["rollout_id"]).column("rollout_id").to_pylist())

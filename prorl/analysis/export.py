@@ -1,10 +1,8 @@
 """A stored run in the shapes that others read, in the order of delivery.
 
-One row per sequence (`trl`, `verl`, `hf`) or per rollout (`chat`, `atif`).
-
-Token-carrying rows say everything that a sequence is (ids, logprobs of sampled tokens, spans,
-keys), beside the columns that the trainer of that name reads, so `importing.py` gives back equal
-rows.
+One row per sequence (`trl`, `verl`, `hf`) or per rollout (`chat`, `atif`). Token-carrying rows say
+everything that a sequence is (ids, logprobs of sampled tokens, spans, keys), beside the columns
+that the trainer of that name reads, so `importing.py` gives back equal rows.
 """
 
 from __future__ import annotations
@@ -22,13 +20,6 @@ from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.replay import ReplayOrder, stored_index
 from prorl.types import Json
 
-_DTYPES = {
-    "env_mask": pa.uint8(),
-    "response_mask": pa.uint8(),
-    "loss_mask": pa.uint8(),
-    "sampled_mask": pa.uint8(),
-}
-
 
 def arrow_schema(row: Mapping[str, Json]) -> pa.Schema:
     """Columns of a token-carrying row: ids int32, logprobs float32, masks uint8, text, keys."""
@@ -38,8 +29,8 @@ def arrow_schema(row: Mapping[str, Json]) -> pa.Schema:
 def _dtype(name: str, value: Json) -> pa.DataType:
     if name in SPANS:
         return pa.list_(SPANS[name].value_type)
-    if name in _DTYPES:
-        return pa.list_(_DTYPES[name])
+    if name.endswith("_mask"):
+        return pa.list_(pa.uint8())
     if "log" in name and isinstance(value, list):
         return pa.list_(pa.float32())
     if name in ("prompts", "responses") or name.endswith("_ids"):
@@ -102,10 +93,9 @@ def _token_rows(stored: StoredRun, everything: bool = False) -> Rows:
 
 
 def trl(stored: StoredRun, everything: bool = False) -> Rows:
-    """As TRL's `rollout_func` gives them: prompt, completion, logprobs, and a mask.
-
-    The prompt is the context before the first sampled token; logprobs are as long as the
-    completion; the mask says which of its tokens are the model's.
+    """As TRL's `rollout_func` gives them: prompt, completion, logprobs, and a mask. The prompt is
+    the context before the first sampled token; logprobs are as long as the completion; the mask
+    says which of its tokens are the model's.
     """
     for row in _token_rows(stored, everything):
         ids, mask, sampled = (row.pop(n) for n in ("token_ids", "loss_mask", "sampled_mask"))
@@ -133,9 +123,8 @@ def verl(stored: StoredRun, everything: bool = False) -> Rows:
 
 
 def hf(stored: StoredRun, everything: bool = False) -> Rows:
-    """Rows for `datasets.load_dataset`, with the conversation.
-
-    Ids of the whole sequence; masks and logprobs as long as it.
+    """Rows for `datasets.load_dataset`, with the conversation. Ids of the whole sequence; masks and
+    logprobs as long as it.
     """
     said = _messages(stored)
     for row in _token_rows(stored, everything):

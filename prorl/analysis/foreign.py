@@ -48,8 +48,6 @@ SHAPES = (
 
 
 class Line(NamedTuple):
-    """A row and where it stands, for who has to mend it."""
-
     where: str
     row: Row
 
@@ -76,12 +74,10 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def has_ids(row: Row) -> bool:
-    """Whether a row carries the ids of a sequence."""
     return any(shape.completion in row for shape in SHAPES)
 
 
 def sequence_rows(given: list[Line], keys: list[dict[str, Json]]) -> list[dict[str, Json]]:
-    """A row of SEQUENCES for each line. Raises UserError for lists that do not fit together."""
     siblings = Counter(key["rollout_id"] for key in keys)
     return [
         key
@@ -128,7 +124,10 @@ _GROUPED = ("group_id", "uid", "prompt", "task_id")
 
 
 def _sequence(line: Line) -> dict[str, Json]:
-    shape = _shape(line)
+    shape = next((shape for shape in SHAPES if shape.completion in line.row), None)
+    if shape is None:
+        wanted = " or ".join(shape.completion for shape in SHAPES)
+        raise UserError(f"{line.where} has {', '.join(line.row) or 'nothing'}", wanted)
     prompt = _numbers(line, shape.prompt, np.int32) if shape.prompt else np.zeros(0, np.int32)
     completion = _numbers(line, shape.completion, np.int32)
     mask = _mask(line, shape, len(completion))
@@ -136,22 +135,17 @@ def _sequence(line: Line) -> dict[str, Json]:
     _check_length(line, shape, shape.logprobs, logprobs, len(completion))
     spans = _spans(line, len(prompt), mask)
     kinds, ends = np.array(spans["span_kind"]), np.array(spans["span_end"])
-    _check_tiling(line.where, kinds, ends, len(prompt) + len(completion))
+    if not len(ends) or len(kinds) != len(ends) or (np.diff(ends, prepend=0) <= 0).any():
+        raise UserError(f"{line.where}: spans that do not tile the tokens", "span_end that grows")
+    if ends[-1] != len(prompt) + len(completion):
+        given = f"{line.where}: spans up to {ends[-1]} of {len(prompt) + len(completion)} tokens"
+        raise UserError(given, "spans of all tokens")
     sampled = np.repeat(kinds >= 1, np.diff(ends, prepend=0))[len(prompt) :]
     return {
         "token_ids": np.concatenate([prompt, completion]),
         "logprobs": logprobs[sampled],
         **spans,
     }
-
-
-def _shape(line: Line) -> Shape:
-    """Whose names a row uses. Raises UserError for nobody's."""
-    shape = next((shape for shape in SHAPES if shape.completion in line.row), None)
-    if shape is None:
-        wanted = " or ".join(shape.completion for shape in SHAPES)
-        raise UserError(f"{line.where} has {', '.join(line.row) or 'nothing'}", wanted)
-    return shape
 
 
 def _mask(line: Line, shape: Shape, length: int) -> np.ndarray[Any, Any]:
@@ -170,17 +164,6 @@ def _check_length(
     if len(values) != length:
         given = f"{line.where}: {len(values)} of {name} for {length} of {shape.completion}"
         raise UserError(given, "lists of one length")
-
-
-def _check_tiling(
-    where: str, kinds: np.ndarray[Any, Any], ends: np.ndarray[Any, Any], num_tokens: int
-) -> None:
-    """Raises UserError unless the spans follow each other from the first token to the last."""
-    if not len(ends) or len(kinds) != len(ends) or (np.diff(ends, prepend=0) <= 0).any():
-        raise UserError(f"{where}: spans that do not tile the tokens", "span_end that grows")
-    if ends[-1] != num_tokens:
-        given = f"{where}: spans up to {ends[-1]} of {num_tokens} tokens"
-        raise UserError(given, "spans of all tokens")
 
 
 def _numbers(line: Line, name: str, dtype: type[np.generic]) -> np.ndarray[Any, Any]:
@@ -216,7 +199,6 @@ def _reward(line: Line) -> float:
 
 
 def _spans(line: Line, prompt: int, mask: np.ndarray[Any, Any]) -> dict[str, Json]:
-    """The spans as they were given, or what the mask says."""
     if all(isinstance(line.row.get(name), list) for name in SPANS):
         return {
             name: _numbers(line, name, SEQUENCES.field(name).type.value_type.to_pandas_dtype())

@@ -21,17 +21,15 @@ from prorl.errors import ConflictError, UserError
 from prorl.schema import GROUPS, MESSAGES, ROLLOUTS, SEQUENCES
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.schema.sequences import validate_sequences
-from prorl.storage.files.commit_files import Commit
 from prorl.storage.files.durable import write_durably
-from prorl.storage.files.layout import MANIFEST, PartFile, RunDir
+from prorl.storage.files.layout import MANIFEST, Commit, PartFile, RunDir
 from prorl.storage.files.parts import empties, encode, part_file
 from prorl.types import Json, RolloutState
 
 
 def import_rows(lines: Iterable[Line], directory: Path, source: str) -> int:
-    """Make a run directory of these rows; how many rollouts there were.
-
-    Raises UserError for the first row that is refused, ConflictError when something is there.
+    """Make a run directory of these rows; how many rollouts there were. Raises UserError for the
+    first row that is refused, ConflictError when something is there.
     """
     if directory.exists():
         raise ConflictError(f"{directory} exists", "the name of a run that is not there")
@@ -43,7 +41,11 @@ def import_rows(lines: Iterable[Line], directory: Path, source: str) -> int:
     if not given:
         raise UserError(f"{source} holds no row", "one row a sequence")
     keys = keys_of(given)
-    spoken = [(line, key) for line, key in zip(given, keys, strict=True) if _is_spelled(line.row)]
+    spoken = [  # all are sequences but those that came as words alone
+        (line, key)
+        for line, key in zip(given, keys, strict=True)
+        if has_ids(line.row) or "rollout" not in line.row
+    ]
     rows = sequence_rows([line for line, _ in spoken], [key for _, key in spoken])
     batch = pa.RecordBatch.from_pylist(rows, schema=SEQUENCES)
     problems, seen = validate_sequences(batch) if rows else [], set[int]()
@@ -54,11 +56,6 @@ def import_rows(lines: Iterable[Line], directory: Path, source: str) -> int:
         seen.add(key["sequence_id"])
     _write(directory, batch, given, keys, source)
     return len({key["rollout_id"] for key in keys})
-
-
-def _is_spelled(row: Row) -> bool:
-    """Whether it is a sequence: all rows are but those that came as words alone."""
-    return has_ids(row) or "rollout" not in row
 
 
 def _write(
@@ -105,8 +102,8 @@ def _rollouts(batch: pa.RecordBatch, given: list[Line], keys: list[dict[str, Jso
         about["logprob_sum"] = (about["logprob_sum"] or 0.0) + float(
             np.sum(sequence["logprobs"], dtype=np.float64)
         )
-        known = [v for v in (about["min_version"],) if v >= 0]
-        about["min_version"] = min([*known, *versions], default=-1)
+        low = about["min_version"]
+        about["min_version"] = min([low] * (low >= 0) + versions, default=-1)
         about["max_version"] = max([about["max_version"], *versions])
     return pa.Table.from_pylist(list(made.values()), ROLLOUTS)
 
@@ -147,7 +144,6 @@ _ZEROS: Mapping[str, Json] = {
     field.name: None if field.nullable else "" if pa.types.is_string(field.type) else 0
     for field in ROLLOUTS
 }
-"""A row of `rollouts` of which nothing is known."""
 
 
 def _groups(keys: list[dict[str, Json]]) -> pa.Table:
@@ -159,25 +155,21 @@ def _groups(keys: list[dict[str, Json]]) -> pa.Table:
     now = datetime.now(UTC)
     delivered = 0
     for group, rewards in members.items():
-        shared = _decision(group, list(rewards.values()), now)
-        for event in ("decided", "delivered") if shared["kept"] else ("decided",):
+        graded = [reward for reward in rewards.values() if not np.isnan(reward)]
+        kept = len(graded) == len(rewards)
+        shared = {
+            "group_id": group,
+            "kept": kept,
+            "reason": "imported" if kept else "not graded",
+            "num_members": len(rewards),
+            "num_valid": len(graded),
+            "min_version": 0,
+            "mean_reward": float(np.mean(graded)) if graded else 0.0,
+            "at": now,
+        }
+        for event in ("decided", "delivered") if kept else ("decided",):
             place = delivered if event == "delivered" else -1
             numbered = {"event_seq": len(rows), "event": event, "delivery_seq": place}
             rows.append({**shared, **numbered})
-        delivered += shared["kept"]
+        delivered += kept
     return pa.Table.from_pylist(rows, GROUPS)
-
-
-def _decision(group: int, rewards: list[float], now: datetime) -> dict[str, Json]:
-    """What each event of an imported group says: kept, when every member was graded."""
-    graded = [reward for reward in rewards if not np.isnan(reward)]
-    return {
-        "group_id": group,
-        "kept": len(graded) == len(rewards),
-        "reason": "imported" if len(graded) == len(rewards) else "not graded",
-        "num_members": len(rewards),
-        "num_valid": len(graded),
-        "min_version": 0,
-        "mean_reward": float(np.mean(graded)) if graded else 0.0,
-        "at": now,
-    }

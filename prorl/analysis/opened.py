@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,49 +23,12 @@ import pyarrow as pa
 from prorl.analysis.annotations import annotate
 from prorl.errors import NotFoundError, StorageError, UserError
 from prorl.helper import HelperError, Late, Program, pool
+from prorl.helper.child import Answer, serve
 from prorl.schema import TABLES
 from prorl.storage.read.catalog import DERIVED, VIEWS, StoredRun, is_intact, sources_of
 from prorl.storage.read.runs import below, is_run, is_url, list_runs
 from prorl.storage.read.sql import LockedDuckDB
 from prorl.types import Json
-
-
-class Answer:
-    """The answer to a query, in the form that is asked for."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def arrow(self) -> pa.Table:
-        return self._table
-
-    def rows(self) -> list[dict[str, Json]]:
-        return list(self._table.to_pylist())
-
-    def df(self) -> Any:
-        """The answer as a pandas DataFrame. Raises UserError without pandas."""
-        _needed("pandas", "df")
-        return self._table.to_pandas()
-
-    def pl(self) -> Any:
-        """The answer as a polars DataFrame. Raises UserError without polars."""
-        return _needed("polars", "pl").from_arrow(self._table)
-
-    def duckdb(self) -> Any:
-        """The answer as a DuckDB relation, to ask further."""
-        return duckdb.from_arrow(self._table)
-
-    def __repr__(self) -> str:
-        return f"{self._table.num_rows} rows of {', '.join(self._table.column_names)}"
-
-
-def _needed(package: str, method: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError:
-        raise UserError(
-            f"no {package} here", f"{package} for .{method}()", f"pip install {package}"
-        ) from None
 
 
 class Runs:
@@ -78,33 +40,33 @@ class Runs:
     def __repr__(self) -> str:
         return f"{len(self.runs)} runs: {', '.join(run.run_id for run in self.runs)}"
 
-    def sql(self, statement: str, timeout_s: float | None = None) -> Answer:
-        """One SELECT over the views. Raises UserError for anything else.
+    def sql(self, statement: str) -> duckdb.DuckDBPyRelation:
+        """`table` for people: `.df()`, `.pl()`, `.arrow()`, or asked further."""
+        return duckdb.from_arrow(self.table(statement))
 
-        With `timeout_s` a process of its own opens the runs anew, and is killed when that is over.
+    def table(self, statement: str, timeout_s: float | None = None) -> pa.Table:
+        """One SELECT over the views. Raises UserError for anything else. With `timeout_s` a process
+        of its own opens the runs anew, and is killed when that is over.
         """
         if timeout_s is not None:
             places = tuple(run.directory.where for run in self.runs)
-            return Answer(_within(timeout_s, places, statement))
+            return _within(timeout_s, places, statement)
         if len(self.runs) == 1:
-            return Answer(self.runs[0].sql(statement))
-        database = LockedDuckDB(threads=4, memory="2GB")
-        try:
+            return self.runs[0].sql(statement)
+        with LockedDuckDB(threads=4, memory="2GB") as database:
             named = sources_of(statement)
             for name in VIEWS:
                 _view(database, name, self.runs if name in named else self.runs[:1])
             for name, derived in DERIVED.items():
                 database.view(name, derived.sql)
-            return Answer(database.query(statement))
-        except StorageError as error:
-            raise self._blame(error) from None
-        finally:
-            database.close()
+            try:
+                return database.query(statement)
+            except StorageError as error:
+                raise self._blame(error) from None
 
     def annotate(self, rows: Iterable[Mapping[str, Json]], *, author: str) -> int:
-        """Append annotations to the one run that is open here; how many.
-
-        They are rows of `rollout_id`, `label`, `value`, `comment`, `turn`. Raises UserError.
+        """Append annotations to the one run that is open here; how many. They are rows of
+        `rollout_id`, `label`, `value`, `comment`, `turn`. Raises UserError.
         """
         if len(self.runs) != 1:
             raise UserError(f"annotations on {len(self.runs)} runs", "one open run")
@@ -117,19 +79,12 @@ class Runs:
                 return run.blame(error)
         return error
 
-    def arrow(self, table: str, columns: list[str] | None = None) -> pa.Table:
-        """A whole table of all runs."""
-        if table not in VIEWS:
-            raise UserError(f"no table {table!r}", f"one of {', '.join(VIEWS)}")
-        chosen = ", ".join(f'"{name}"' for name in columns) if columns else "*"
-        return self.sql(f"select {chosen} from {table}").arrow()
 
-
-PROGRAM = Program("prorl.analysis.sql_program", memory_bytes=0, most=1)
+PROGRAM = Program(__spec__.name, memory_bytes=0, most=1)
+"""One huge value cannot be interrupted, only killed."""
 
 
 def _within(timeout_s: float, places: tuple[str, ...], statement: str) -> pa.Table:
-    """What a SELECT gives, unless it takes longer. Raises UserError, StorageError."""
     with tempfile.TemporaryDirectory(prefix="prorl-sql-") as folder:
         path = f"{folder}/answer.arrow"
         asking = _ask((places, statement, path), timeout_s)
@@ -172,9 +127,8 @@ def _view(database: LockedDuckDB, name: str, runs: Iterable[StoredRun]) -> None:
 
 
 def open_runs(*where: str | Path) -> Runs:
-    """Open run directories: paths, globs of paths, roots (all their runs), URLs.
-
-    Raises NotFoundError when nothing is there.
+    """Open run directories: paths, globs of paths, roots (all their runs), URLs. Raises
+    NotFoundError when nothing is there.
     """
     found = [place for given in where for place in _places(str(given))]
     if not found:
@@ -191,3 +145,24 @@ def _places(given: str) -> list[str]:
     if any(mark in given for mark in "*?["):
         return sorted(path for path in glob(given) if is_run(path))
     return [below(given, name) for name in list_runs(given)]
+
+
+def prepare() -> Answer:
+    return _answer
+
+
+def _answer(question: tuple[tuple[str, ...], str, str]) -> Any:
+    places, statement, path = question
+    try:
+        found = open_runs(*places).table(statement)
+    except UserError as error:
+        return ["refused", error.given, error.expected, error.hint]
+    except (StorageError, NotFoundError) as error:
+        return ["damaged", str(error)]
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, found.schema) as writer:
+        writer.write_table(found)
+    return ["written"]
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -202,7 +202,6 @@ def _branches(paths: list[list[Json]]) -> list[dict[str, Json]]:
 
 
 def _results(row: Row) -> Iterator[dict[str, Json]]:
-    """Rows of verifiers' results: a prompt and a completion, each of messages."""
     asked, said = row["prompt"], row["completion"]
     asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     said = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
@@ -317,7 +316,6 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Json]:
 
 
 def _plain(content: Any) -> str:
-    """Text of a message: of its parts, those that are text."""
     if isinstance(content, list):
         parts = [part if isinstance(part, str) else part.get("text") for part in content]
         return "\n".join(part for part in parts if isinstance(part, str))

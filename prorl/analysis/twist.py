@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.errors import UserError
-from prorl.storage.keep.scores import read_scores
+from prorl.storage.keep.appended import read_scores
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.groups import GroupIndex
 from prorl.storage.read.replay import ReplayOrder, delivery_order, stored_index
@@ -34,9 +34,8 @@ class Twist:
     filter: str = ""
     """`dapo`, or SQL as for a run: decides over the rewards that are served."""
     score: str = ""
-    """A scoring (`prorl eval --stored`) in place of the first reward.
-
-    Members without a verdict are left out.
+    """A scoring (`prorl eval --stored`) in place of the first reward. Members without a verdict are
+    left out.
     """
     seed: int | None = None
     """Shuffle the groups by it."""
@@ -64,15 +63,12 @@ class RescoredIndex:
         self._index.forget(group_ids)
 
     def routing(self, group_id: int) -> pa.Table:
-        """As it is stored."""
         return self._index.routing(group_id)
 
 
 def open_twisted(where: str, twist: Twist) -> tuple[ReplayOrder, GroupIndex | RescoredIndex]:
-    """Order and data of a stored run, twisted.
-
-    Raises UserError for SQL that does not give groups, NotFoundError for a scoring that is not
-    there, and as `StoredRun`.
+    """Order and data of a stored run, twisted. Raises UserError for SQL that does not give groups,
+    NotFoundError for a scoring that is not there, and as `StoredRun`.
     """
     stored = StoredRun(where)
     index: GroupIndex = stored_index(stored)
@@ -88,14 +84,9 @@ def open_twisted(where: str, twist: Twist) -> tuple[ReplayOrder, GroupIndex | Re
         groups = [group for group in groups if group in kept]
     if twist.seed is not None:
         random.Random(twist.seed).shuffle(groups)
-    order = ReplayOrder(stored, groups=groups, run_id=twisted_name(stored.run_id, twist))
+    digest = hashlib.sha256(orjson.dumps([stored.run_id, asdict(twist)])).hexdigest()
+    order = ReplayOrder(stored, groups=groups, run_id=f"{stored.run_id}~{digest[:8]}")
     return order, index if rewards is None else RescoredIndex(index, rewards)
-
-
-def twisted_name(run_id: str, twist: Twist) -> str:
-    """What a twisted run is called."""
-    digest = hashlib.sha256(orjson.dumps([run_id, asdict(twist)])).hexdigest()
-    return f"{run_id}~{digest[:8]}"
 
 
 def _rewards(stored: StoredRun, score: str) -> dict[int, float]:
@@ -132,19 +123,15 @@ def _members(stored: StoredRun, rewards: dict[int, float] | None) -> pa.Table:
 
 
 def _kept(members: pa.Table, name: str) -> set[int]:
-    """The groups that a filter keeps; its SQL is not asked about those that are too small.
-
-    It sees no `history`: what came before a group is not said by an order that was made anew.
+    """The groups that a filter keeps; its SQL is not asked about those that are too small. It sees
+    no `history`: what came before a group is not said by an order that was made anew.
     """
     chosen = named_filter(name)
     enough = pc.greater_equal(members.column("num_members"), chosen.min_valid)
-    database = LockedDuckDB(what="filter")
-    try:
+    with LockedDuckDB(what="filter") as database:
         database.register("rollouts", members.filter(enough))
         database.register("history", EMPTY["history"])
         found = database.query(chosen.sql, TIMEOUT_S)
-    finally:
-        database.close()
     if not {"group_id", "kept"} <= set(found.column_names):
         raise UserError(f"the filter gives {', '.join(found.column_names)}", "group_id, kept")
     kept = found.filter(found.column("kept"))

@@ -149,7 +149,7 @@ def _stored(run: Path) -> tuple[Times, Times]:
 
     query = """SELECT epoch_us(committed_at) / 1e6 AS ended, backend
         FROM rollouts JOIN turns USING (run_id, rollout_id, attempt)"""
-    table = open_runs(str(run)).sql(query).arrow()
+    table = open_runs(str(run)).table(query)
     waited = [float(name.partition("delay_s=")[2]) for name in table.column("backend").to_pylist()]
     return np.array(table.column("ended").to_pylist()), np.array(waited)
 

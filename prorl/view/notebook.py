@@ -12,8 +12,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import duckdb
+
 from prorl.analysis.analyses import ANALYSES
-from prorl.analysis.opened import Answer, Runs
+from prorl.analysis.opened import Runs
 from prorl.analysis.opened import open_runs as opened
 from prorl.errors import UserError
 from prorl.types import Json
@@ -27,19 +29,17 @@ from rollouts group by 1 order by 1"""
 
 
 class ShownRuns(Runs):
-    """Stored runs as they were when they were opened, with pictures."""
-
     @property
     def plot(self) -> Plots:
         """`run.plot.reward()` and the other analyses of `prorl report`."""
         return Plots(self)
 
-    def rollouts(self) -> Answer:
+    def rollouts(self) -> duckdb.DuckDBPyRelation:
         """A row for each rollout of all runs, without its artefact."""
         return self.sql("select * exclude (artefact) from rollouts")
 
     def _repr_html_(self) -> str:
-        rows = self.sql(_SUMMARY).rows()
+        rows = self.table(_SUMMARY).to_pylist()
         names = list(rows[0]) if rows else ["no rollout is stored"]
         head = "".join(f"<th>{escape(name)}</th>" for name in names)
         lines = ("".join(f"<td>{_said(value)}</td>" for value in row.values()) for row in rows)
@@ -47,8 +47,6 @@ class ShownRuns(Runs):
 
 
 class Plots:
-    """The analyses by name, each a callable that gives a figure."""
-
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
 
@@ -67,14 +65,12 @@ class Plots:
         rows = [
             row | {"z": run.run_id} if len(self._runs.runs) > 1 else row
             for run in self._runs.runs
-            for row in Runs([run]).sql(asked.sql).rows()
+            for row in Runs([run]).table(asked.sql).to_pylist()
         ]
         return Figure({"name": name, "title": asked.title, "picture": asked.picture, "rows": rows})
 
 
 class Figure:
-    """A picture of an analysis, and the rows that it shows."""
-
     def __init__(self, asked: dict[str, Json]) -> None:
         self._asked = asked
 
@@ -102,8 +98,7 @@ def _said(value: Any) -> str:
 
 
 def open_runs(*where: str | Path) -> ShownRuns:
-    """Open run directories: paths, globs of paths, roots (all their runs), URLs.
-
-    Raises NotFoundError when nothing is there.
+    """Open run directories: paths, globs of paths, roots (all their runs), URLs. Raises
+    NotFoundError when nothing is there.
     """
     return ShownRuns(opened(*where).runs)

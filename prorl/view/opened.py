@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from prorl.analysis.analyses import ANALYSES
 from prorl.analysis.made_by import made_by
 from prorl.errors import NotFoundError, ProrlError, StorageError, UserError
-from prorl.schema import TABLES
+from prorl.schema import ARROW_ERRORS, TABLES
 from prorl.storage.files.layout import PartFile
-from prorl.storage.files.part_reader import PartReader
+from prorl.storage.files.part_reader import dataset
 from prorl.storage.read.catalog import DERIVED, OF_ROLLOUTS, VIEWS, StoredRun, sources_of
 from prorl.storage.read.sql import LockedDuckDB
 from prorl.types import Json
@@ -76,8 +76,6 @@ PLACE = "row_number_here"
 
 
 class Question(NamedTuple):
-    """Which rollouts, in which order."""
-
     where: str = ""
     order: str = "rollout_id"
     down: bool = False
@@ -138,21 +136,13 @@ class Opened:
         self._figures.clear()
 
     def _narrow(self, file: PartFile) -> pa.Table | ProrlError:
-        """Its narrow columns, or what is wrong; one that came later than the file is null."""
+        """Its narrow columns, or what is wrong."""
         try:
-            with PartReader(self.stored.directory, file) as part:
-                there = set(part.columns)
-                rows = part.read(columns=[name for name in NARROW.names if name in there])
-        except ProrlError as error:
-            return error
-        columns = [
-            rows.column(field.name) if field.name in there else pa.nulls(rows.num_rows, field.type)
-            for field in NARROW
-        ]
-        return pa.Table.from_arrays(columns, schema=NARROW)
+            return dataset(self.stored.directory, [file.path], NARROW).to_table()
+        except ARROW_ERRORS as error:
+            return StorageError(f"{file.path}: {error}")
 
     def about(self) -> dict[str, Json]:
-        """What the run is, in figures of all of its rollouts."""
         with self._lock:
             manifest, commits = self.stored.manifest, self.stored.commits
             backends = dict(manifest.get("backends") or {}).values()
@@ -175,7 +165,6 @@ class Opened:
             }
 
     def made_by(self) -> dict[str, str]:
-        """What made the run, in words and hashes."""
         return made_by(self.stored, self.ask)
 
     def ask(self, sql: str, rows: int = 0) -> list[dict[str, Json]]:
@@ -192,7 +181,6 @@ class Opened:
             raise self.stored.blame(error) from None
 
     def page(self, question: Question, offset: int, limit: int) -> dict[str, Json]:
-        """Some of the rollouts that a filter leaves, and how many it leaves."""
         with self._lock:
             found = self._places(question)
             rows = self.rows.take(pa.array(found[offset : offset + limit]))
@@ -213,7 +201,6 @@ class Opened:
         return places
 
     def facets(self, question: Question) -> list[dict[str, Json]]:
-        """How often each value of some columns is among the chosen rollouts, and among all."""
         chosen = f"coalesce((\n{question.where}\n), false)" if question.where.strip() else "true"
         counts = " union all ".join(
             f"select {place} as place, '{name}' as name, {name}::varchar as value,"
@@ -227,7 +214,6 @@ class Opened:
         )
 
     def neighbours(self, question: Question, rollout_id: int) -> dict[str, Json]:
-        """The rollouts before and after one in a filtered table; None at its ends."""
         with self._lock:
             ids = self.rows.column("rollout_id").take(pa.array(self._places(question)))
             at = pc.index(ids, rollout_id).as_py()
@@ -237,7 +223,6 @@ class Opened:
             return {"at": at if inside else None, "of": len(ids), "before": before, "after": after}
 
     def figure(self, name: str) -> dict[str, Json]:
-        """One ready analysis with its rows, or why it cannot be made."""
         with self._lock:
             if name not in self._figures:
                 asked = ANALYSES[name]
@@ -250,9 +235,8 @@ class Opened:
             return dict(self._figures[name])
 
     def rollout(self, rollout_id: int) -> dict[str, Json]:
-        """Everything of one rollout but its tokens; parts that cannot be read are named.
-
-        Raises NotFoundError.
+        """Everything of one rollout but its tokens; parts that cannot be read are named. Raises
+        NotFoundError.
         """
         found, damaged = self.tables(rollout_id, ("rollouts", "messages", "turns"))
         rows = found["rollouts"].to_pylist()

@@ -112,7 +112,6 @@ class Library:
                 self.open(name)
 
     def service(self) -> Json:
-        """Status of the service that works on this root. Raises ProrlError where none answers."""
         with connect(self._service, retry_s=0.1) as client:
             return client.status()
 
@@ -166,8 +165,6 @@ class Guard:
 
 
 def create_app(library: Library, token: str, hosts: frozenset[str], author: str) -> ASGIApp:
-    """The viewer of a library. `hosts`: values of Host that name us; `author`: of annotations."""
-
     def runs(_: Request) -> Json:
         return {"runs": library.names()}
 
@@ -266,8 +263,6 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
 
 
 class Listening(NamedTuple):
-    """A viewer that listens and is about to serve."""
-
     url: str
     """With the token."""
     library: Library

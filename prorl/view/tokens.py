@@ -28,8 +28,6 @@ _LONGEST = 8
 
 
 class Pieces:
-    """What ids of one tokenizer spell."""
-
     def __init__(self, spec: str) -> None:
         self.trouble = ""
         self._tokenizer: Tokenizer | None = None

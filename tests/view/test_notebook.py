@@ -21,10 +21,9 @@ def test_a_run_shows_its_rows_and_its_figures(tmp_path: Path) -> None:
     make_run(tmp_path / "b", 16, 1)
     runs = prorl.open(tmp_path)
     assert "<td>a</td><td>32</td>" in runs._repr_html_()
-    assert runs.rollouts().arrow().num_rows == 48
-    assert runs.rollouts().duckdb().filter("run_id = 'b'").aggregate("count(*)").fetchall() == [
-        (16,)
-    ]
+    rollouts = runs.rollouts()
+    assert rollouts.to_arrow_table().num_rows == 48
+    assert rollouts.filter("run_id = 'b'").aggregate("count(*)").fetchall() == [(16,)]
     assert {row["z"] for row in runs.plot.reward().rows} == {"a", "b"}
     with pytest.raises(UserError, match="no analysis 'rewrd'"):
         runs.plot.rewrd()

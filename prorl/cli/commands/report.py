@@ -72,7 +72,7 @@ def report(
     if only or json:
         chosen = {only: ANALYSES[only]} if only else ANALYSES
         runs = open_runs(place)
-        found = {name: runs.sql(asked.sql).rows() for name, asked in chosen.items()}
+        found = {name: runs.table(asked.sql).to_pylist() for name, asked in chosen.items()}
         if json:
             say_json(found)
             return 0
@@ -93,7 +93,7 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     makers = [_made_by(StoredRun(place)) for place in places]
     made = {what: [one.get(what, "") for one in makers] for what in {**makers[0], **makers[1]}}
     before, after = (
-        {row["task_id"]: row["reward"] for row in open_runs(place).sql(TASKS).rows()}
+        {row["task_id"]: row["reward"] for row in open_runs(place).table(TASKS).to_pylist()}
         for place in places
     )
     moved = moved_tasks(before, after)

@@ -37,7 +37,7 @@ def sql(
     if not more:
         raise UserError(f"prorl sql {run}", "runs, then one SELECT")
     places = [run_directory(name, root) for name in (run, *more[:-1])]
-    rows = open_runs(*places).sql(more[-1], timeout_s).arrow()
+    rows = open_runs(*places).table(more[-1], timeout_s)
     if json:
         say_json(rows.to_pylist())
     else:
