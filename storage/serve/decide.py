@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.control import Decision, GroupComplete, Propose
+from prorl.errors import ConfigError
 from prorl.filters import GroupDecision
 from prorl.linux.failpoints import failpoint
 from prorl.schema import ROLLOUTS
@@ -27,8 +28,7 @@ from prorl.storage.read.replay import estimate_bytes
 from prorl.storage.serve.filter import (
     SEEN,
     GroupFilter,
-    RefusingFilter,
-    compile_filter,
+    filter_error,
     valid_members,
 )
 from prorl.storage.serve.filter_process import FilterLostError
@@ -46,7 +46,7 @@ DECIDED_AT_ONCE = 500
 
 
 class Decider:
-    """Decides the groups of one run; `drain` ends `run` when nothing is undecided, then `close`."""
+    """Of one run; `drain` ends `run` when nothing is undecided, then `close`."""
 
     def __init__(
         self,
@@ -60,7 +60,9 @@ class Decider:
         """`find` reads a rollout's row of an earlier life; blocking."""
         self._run_id, self._filter_name = run_id, filter_name
         self._facts, self._control, self._find = facts, control, find
-        self._filter: GroupFilter | RefusingFilter | None = None
+        self._filter: GroupFilter | None = None
+        self._refused = ""
+        """Why the filter does not compile, in a run that exists already: all groups are dropped."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"filter {run_id}")
         """Its own: a user's slow SQL delays its run and no other."""
         self._complete: dict[int, GroupComplete] = {}
@@ -71,7 +73,6 @@ class Decider:
         self._draining = False
 
     def complete(self, group: GroupComplete) -> None:
-        """All members of a group are terminal: decide."""
         self._complete[group.group_id] = group
         self._asked.set()
 
@@ -89,12 +90,10 @@ class Decider:
             self._asked.set()
 
     def drain(self) -> None:
-        """Decide what is here, then end."""
         self._draining = True
         self._asked.set()
 
     async def run(self) -> None:
-        """Decide whatever is complete, until drained."""
         while True:
             await self._asked.wait()
             groups = self._next_groups()
@@ -136,15 +135,19 @@ class Decider:
         return groups
 
     def _is_known(self, group: GroupComplete) -> bool:
-        """Whether we know of every member's commit: the log may tell of the end before its answer
-        to the commit has come.
-        """
+        """Whether every member's commit is here: the log may tell of the group's end before."""
         completed = sum(member.state is RolloutState.COMPLETED for member in group.members)
         return self._facts.num_rollouts(group.group_id) >= completed
 
     def _judge(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
         """Decide groups on the filter's thread, which alone owns it: compiling may take a while."""
-        self._filter = self._filter or compile_filter(self._filter_name)
+        if self._filter is None and not self._refused:
+            try:
+                self._filter = GroupFilter(self._filter_name)
+            except ConfigError as error:
+                self._refused = filter_error(error)
+        if self._filter is None:
+            return [GroupDecision(g.group_id, kept=False, reason=self._refused) for g in groups]
         stored = self._stored(groups)
         found = self._filter.decide(groups, stored, self._history)
         self._history.add(stored)
@@ -206,10 +209,7 @@ _UNSEEN = np.array((np.iinfo(np.int32).max, 0, 0, 0), _FACTS)
 
 
 class FactBook:
-    """Facts of every group of a run that has a stored trajectory.
-
-    20 bytes for each id; ids are dense in a run.
-    """
+    """Facts of every group that has a stored trajectory: 20 bytes an id, ids are dense."""
 
     def __init__(self) -> None:
         self._groups = np.empty(0, _FACTS)
@@ -246,7 +246,7 @@ class FactBook:
         return self._of("num_rollouts", group_id)
 
     def num_bytes(self, group_id: int) -> int:
-        """About how many bytes of Arrow data the group's sequences are."""
+        """Of Arrow data in its sequences, about."""
         return self._of("num_bytes", group_id)
 
     def can_be_served(self, group_id: int) -> bool:

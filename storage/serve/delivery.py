@@ -1,6 +1,6 @@
 """One run's delivery order, and who has read how far.
 
-`LiveOrder` asks the control log for it; `replay.py` has it from a directory.
+`LiveOrder` asks the control log for it; `read/replay.py` has it from a directory.
 
 There is one order per run: `delivery_seq` is dense from 0 and given when a group is first handed
 out, oldest span version first, then in the order of decisions. Every consumer is a cursor over that
@@ -15,20 +15,97 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import count
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prorl.control import GroupEventRow, HandedOut, KeptGroup
+from prorl.errors import ConflictError
 from prorl.limits import Clock
-from prorl.storage.serve.order import Given, Wanted, bounded, check_seq
 from prorl.timing import now
 
 HANDED_AT_ONCE = 64
 """Groups of one request to the log, whose loop reads each back: a quarter of a millisecond."""
 
 _KNOWN_MORE = 4096
+
+
+class Wanted(NamedTuple):
+    """What a ticket asks of the order."""
+
+    consumer: str
+    seq: int
+    max_groups: int
+    """0 = no bound."""
+    max_bytes: int
+    wait_s: float
+
+
+class Given(NamedTuple):
+    """The groups from `Wanted.seq` on."""
+
+    groups: tuple[int, ...]
+    end: bool
+    """Nothing will ever come after them."""
+    stuck: str = ""
+    """Why there are none, if the run does not move."""
+
+
+class Order(Protocol):
+    """What the endpoint needs of a run."""
+
+    run_id: str
+
+    @property
+    def delivered(self) -> int:
+        """How many groups have a delivery_seq."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no group will ever be added to those that have a delivery_seq."""
+
+    def committed(self, consumer: str) -> int:
+        """delivery_seq that this consumer's last commit named; 0 without one."""
+
+    async def take(self, wanted: Wanted) -> Given:
+        """Groups from `wanted.seq` on: at least one unless none comes in time. Raises ConflictError
+        for a seq ahead of the order.
+        """
+
+    async def commit(self, consumer: str, seq: int) -> None:
+        """Everything before `seq` is trained and durable. Raises ConflictError for a seq ahead of
+        the order.
+        """
+
+
+def bounded(
+    groups: Iterable[int], size: Callable[[int], int], max_groups: int, max_bytes: int
+) -> list[int]:
+    """A prefix within the bounds, but at least one group.
+
+    >>> bounded([1, 2, 3], lambda group: 10, 0, 25)
+    [1, 2]
+    """
+    taken: list[int] = []
+    total = 0
+    for group in groups:
+        total += size(group)
+        if taken and (total > max_bytes or (max_groups and len(taken) >= max_groups)):
+            break
+        taken.append(group)
+    return taken
+
+
+def check_seq(seq: int, delivered: int, run_id: str) -> None:
+    """Raise ConflictError for a cursor that the order has not reached."""
+    if seq > delivered:
+        raise ConflictError(
+            f"cursor {run_id}@{seq} is ahead of run {run_id}, which has delivered {delivered}"
+            " groups",
+            f"at most {run_id}@{delivered}",
+            "is this the run that the checkpoint was trained on?",
+        )
 
 
 class _Entry(NamedTuple):
@@ -46,10 +123,7 @@ SaveCursor = Callable[[str, int], Awaitable[None]]
 
 
 class LiveOrder:
-    """The order of a running run: hands kept groups out through the control log.
-
-    Belongs to the event loop.
-    """
+    """The order of a running run: hands kept groups out through the control log."""
 
     def __init__(
         self,
@@ -91,14 +165,14 @@ class LiveOrder:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since anybody took, committed, or was told of a decision."""
+        """Since anybody took, committed, or was told of a decision."""
         return self._clock() - self._used_at
 
     def committed(self, consumer: str) -> int:
         return self._cursors.get(consumer, 0)
 
     def restore(self, delivered: NDArray[np.int64]) -> None:
-        """Take over what an earlier life delivered, in order, before anything else is told."""
+        """What an earlier life delivered, in order; before anything else is told."""
         self._delivered.frombytes(delivered.tobytes())
         known = np.zeros(int(delivered.max(initial=-1)) + 1, np.uint8)
         known[delivered] = 1
@@ -127,7 +201,7 @@ class LiveOrder:
         return not known
 
     def keep(self, group_id: int, min_version: int) -> None:
-        """The log decided to keep a group: it may be served from now on. Idempotent."""
+        """The log decided: it may be served from now on. Idempotent."""
         if self._is_new(group_id):
             self._kept[group_id] = min_version
             heapq.heappush(self._oldest_first, _Entry(min_version, next(self._decisions), group_id))
@@ -169,10 +243,7 @@ class LiveOrder:
         return Given(tuple(groups), end=end, stuck="" if groups else self._stuck)
 
     async def _until_ready(self, wanted: Wanted) -> None:
-        """Wait for something at `wanted.seq`, as long as it can still come and there is time.
-
-        Returns also when nothing will ever be there, or the run has got stuck.
-        """
+        """Until something is at `wanted.seq`, or cannot come in time, or the run has got stuck."""
         deadline = asyncio.get_running_loop().time() + wanted.wait_s
         known = self._stuck
         while self.delivered == wanted.seq and not self.finished:
@@ -225,17 +296,15 @@ class LiveOrder:
         chosen: list[_Entry] = []
         total = 0
         while self._oldest_first:
-            group_id = self._oldest_first[0].group_id
-            if group_id in self._kept:
-                total += self._size(group_id)
-                if chosen and (
-                    total > wanted.max_bytes
-                    or (wanted.max_groups and len(chosen) >= wanted.max_groups)
-                ):
-                    break
-                chosen.append(heapq.heappop(self._oldest_first))
-            else:
-                heapq.heappop(self._oldest_first)
+            entry = heapq.heappop(self._oldest_first)
+            if entry.group_id not in self._kept:
+                continue
+            total += self._size(entry.group_id)
+            full = wanted.max_groups and len(chosen) >= wanted.max_groups
+            if chosen and (full or total > wanted.max_bytes):
+                heapq.heappush(self._oldest_first, entry)
+                break
+            chosen.append(entry)
         return chosen
 
     async def commit(self, consumer: str, seq: int) -> None:

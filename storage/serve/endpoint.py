@@ -1,6 +1,4 @@
-"""What a store or a replay answers to trainers over Flight: plans, tables, commits, status.
-
-The shapes are in `prorl/flight/ticket.py`.
+"""What a store or a replay answers to trainers over Flight (shapes: `prorl/flight/ticket.py`).
 
 A plan names groups and the place of each in one hot file, in delivery order; it ends early where
 the next group would lie in another file, so that a plan never needs two. `do_get` answers from the
@@ -20,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -35,8 +33,8 @@ from prorl.flight.ticket import Cursor, ReadPlan, Ticket, boot_id, inode
 from prorl.schema import ROUTING, STREAM
 from prorl.schema.sequences import dense
 from prorl.storage.files.layout import RunDir
+from prorl.storage.serve.delivery import Given, Order, Wanted
 from prorl.storage.serve.hot import HotCopy, Location
-from prorl.storage.serve.order import Given, Order, Wanted
 from prorl.storage.write.lineage import append_recorded, read_recorded, recorded_run
 from prorl.types import Json
 
@@ -57,13 +55,6 @@ and who wants more asks again.
 
 MAX_FOUND = 8
 """Stored runs that are kept open for those who ask again."""
-
-
-class Planned(NamedTuple):
-    """Places of a ticket's groups in one hot file."""
-
-    places: tuple[Location, ...]
-    end: bool
 
 
 class GroupReader(Protocol):
@@ -88,7 +79,7 @@ class ServedRun:
 
 
 class Endpoint:
-    """Answers for several runs. `add` them, hand `reads()` to a listener, `close()` at the end."""
+    """`add` runs, hand `reads()` to a listener, `close()` at the end."""
 
     def __init__(self, hot_directory: Path, hot_bytes: int) -> None:
         self._runs: dict[str, ServedRun] = {}
@@ -103,7 +94,7 @@ class Endpoint:
         self._finding: dict[str, asyncio.Task[ServedRun | None]] = {}
 
     def add(self, order: Order, index: GroupReader, directory: RunDir | None = None) -> None:
-        """Serve a run from now on; `directory`: what trainers may record in."""
+        """`directory`: what trainers may record in."""
         self._runs[order.run_id] = ServedRun(order=order, index=index, directory=directory)
         self._found.pop(order.run_id, None)
 
@@ -122,11 +113,11 @@ class Endpoint:
         )
 
     async def on_thread(self, run_id: str, work: Callable[[], ResultT]) -> ResultT:
-        """Run work that touches a run's index on the thread that owns it."""
+        """Work that touches a run's index, on the thread that owns it."""
         return await asyncio.get_running_loop().run_in_executor(self._thread(run_id), work)
 
     def soon(self, run_id: str, work: Callable[[], None]) -> None:
-        """Queue such work before everything that is asked for later."""
+        """The same, before everything that is asked for later."""
         self._thread(run_id).submit(work).add_done_callback(_report)
 
     def _thread(self, run_id: str) -> ThreadPoolExecutor:
@@ -145,33 +136,29 @@ class Endpoint:
             raise UserError("a plan of routing", "do_get with the ticket: no file is mapped")
         schema = _shape(_EMPTY, ticket).schema
         run, seq, given = await self._take(ticket)
-        planned = await self.on_thread(ticket.run, lambda: self._locate(run, seq, given))
-        num_groups, first = len(planned.places), Cursor(ticket.run, seq)
+        places = await self.on_thread(ticket.run, lambda: self._locate(run, seq, given))
+        num_groups, path = len(places), places[0].path if places else ""
+        first, behind = Cursor(ticket.run, seq), Cursor(ticket.run, seq + num_groups)
         same = replace(
             ticket, cursor=str(first), max_groups=num_groups, max_bytes=MAX_BYTES, wait_s=0.0
+        )
+        plan = ReadPlan(
+            cursor=str(behind),
+            num_groups=num_groups,
+            end=given.end and num_groups == len(given.groups),
+            stuck=given.stuck,
+            boot_id=self._boot_id,
+            path=path,
+            inode=inode(path),
+            batches=tuple((place.offset, place.length) for place in places),
         )
         return fl.FlightInfo(
             schema,
             fl.FlightDescriptor.for_command(command),
             [fl.FlightEndpoint(same.dumps(), [])] if num_groups else [],
             -1,
-            sum(place.length for place in planned.places),
-            app_metadata=self._plan(first, planned, given.stuck).dumps(),
-        )
-
-    def _plan(self, first: Cursor, planned: Planned, stuck: str) -> ReadPlan:
-        """What the trainer is told: the cursor behind these groups, and where to map them."""
-        places = planned.places
-        path = places[0].path if places else ""
-        return ReadPlan(
-            cursor=str(Cursor(first.run, first.seq + len(places))),
-            num_groups=len(places),
-            end=planned.end,
-            stuck=stuck,
-            boot_id=self._boot_id,
-            path=path,
-            inode=inode(path),
-            batches=tuple((place.offset, place.length) for place in places),
+            sum(place.length for place in places),
+            app_metadata=plan.dumps(),
         )
 
     async def get(self, data: bytes) -> pa.Table:
@@ -195,7 +182,6 @@ class Endpoint:
         )
 
     async def commit(self, body: bytes) -> bytes:
-        """Serve the action `commit`."""
         values = _body(body)
         run = await self._run(str(values.get("run", "")))
         cursor = Cursor.parse(str(values.get("cursor", "")), run.order.run_id)
@@ -203,7 +189,7 @@ class Endpoint:
         return b"{}"
 
     async def record(self, body: bytes) -> bytes:
-        """Action `record`: a checkpoint's lineage, durable when this answers."""
+        """A checkpoint's lineage is durable when this answers."""
         recorded = read_recorded(body)
         run = await self._run(recorded.run)
         if (directory := run.directory) is None:
@@ -214,7 +200,7 @@ class Endpoint:
         return b'{"recorded": true}'
 
     async def status(self, body: bytes) -> bytes:
-        """Action `status`: of one run, of the only run, or of all."""
+        """Of one run, of the only run, or of all."""
         values = _body(body)
         consumer = str(values.get("consumer", "primary"))
         if name := values.get("run"):
@@ -238,10 +224,8 @@ class Endpoint:
         return run
 
     async def _find(self, name: str) -> ServedRun | None:
-        """What `find` gives; the search is shared by all who ask.
-
-        It goes on when one of them is gone: a client whose call ran out asks again and waits for
-        the same search.
+        """What `find` gives. The search is shared, and goes on when one who asked is gone: a
+        client whose call ran out asks again and waits for the same.
         """
         task = self._finding.get(name)
         if task is None:
@@ -270,7 +254,7 @@ class Endpoint:
         wanted = Wanted(ticket.consumer, seq, ticket.max_groups, max_bytes, ticket.wait_s)
         return run, seq, await run.order.take(wanted)
 
-    def _locate(self, run: ServedRun, seq: int, given: Given) -> Planned:
+    def _locate(self, run: ServedRun, seq: int, given: Given) -> list[Location]:
         """Longest prefix of the groups that lies in one hot file; writes those that are not hot."""
         places: list[Location] = []
         for delivery_seq, group_id in enumerate(given.groups, seq):
@@ -282,7 +266,7 @@ class Endpoint:
                 break
             places.append(place)
         run.index.forget(given.groups[: len(places)])
-        return Planned(tuple(places), end=given.end and len(places) == len(given.groups))
+        return places
 
     def _read(self, run: ServedRun, seq: int, given: Given) -> Iterator[pa.RecordBatch]:
         """STREAM batches, one a group; what is not hot comes from the parts."""
@@ -291,7 +275,7 @@ class Endpoint:
             yield hot if hot is not None else _delivered(run.index.read(group_id), delivery_seq)
 
     def close(self) -> None:
-        """Stop the threads and drop the hot files; calling it again does nothing."""
+        """Idempotent."""
         for task in self._finding.values():
             task.cancel()
         for thread in self._threads.values():

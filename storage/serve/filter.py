@@ -1,7 +1,5 @@
 """The group filter: which complete groups are worth training on, decided by SQL.
 
-Everyone can read the SQL and replace it.
-
 What the SQL sees: a table `rollouts` with one row per *valid* member (completed, class "" or
 `policy`) of the groups to decide:
 
@@ -29,7 +27,7 @@ again (FilterLostError). Decisions here are proposals: the control log's first o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -99,6 +97,11 @@ def valid_members(group: GroupComplete) -> tuple[GroupMember, ...]:
     return tuple(member for member in group.members if member.valid)
 
 
+def filter_error(error: ConfigError) -> str:
+    """The reason of groups that are dropped since the SQL is wrong."""
+    return f"filter_error: {error.given}"[:200]
+
+
 def named_filter(name: str) -> Filter:
     """The filter of a name or of SQL. Raises ConfigError for a word that is no filter's name."""
     if not is_named(name) and len(name.split()) == 1:
@@ -107,21 +110,15 @@ def named_filter(name: str) -> Filter:
 
 
 class GroupFilter:
-    """A run's filter, compiled for DuckDB.
-
-    `decide` blocks for milliseconds (at most `TIMEOUT_S` a query): call it off the event loop.
-    """
+    """A run's filter, compiled. `decide` blocks, for at most `TIMEOUT_S` a query."""
 
     def __init__(self, name: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Compile. Raises ConfigError when `name` is neither a filter's nor SQL that binds.
-
-        And FilterLostError, as `decide` does.
-        """
+        """Raises ConfigError for neither a filter's name nor SQL that binds, FilterLostError."""
         self._stored, self._history = _NONE, NO_HISTORY
         chosen = named_filter(name)
         self._min_valid = chosen.min_valid
         runs = _OurSQL if is_named(name) else FilterProcess
-        self._query: _Query = runs(chosen.sql, timeout_s)
+        self._query: _OurSQL | FilterProcess = runs(chosen.sql, timeout_s)
         try:
             columns = self._query.columns(EMPTY)
             _check_output(columns)
@@ -160,11 +157,8 @@ class GroupFilter:
         except ConfigError as error:
             if len(groups) == 1:
                 group_id = groups[0].group_id
-                return {
-                    group_id: GroupDecision(
-                        group_id, kept=False, reason=f"filter_error: {error.given}"[:200]
-                    )
-                }
+                reason = filter_error(error)
+                return {group_id: GroupDecision(group_id, kept=False, reason=reason)}
         return {
             group_id: decision
             for group in groups
@@ -203,19 +197,6 @@ class GroupFilter:
         self._query.close()
 
 
-class _Query(Protocol):
-    """A filter's SQL, wherever it runs."""
-
-    def columns(self, empty: Tables) -> Mapping[str, str]:
-        """Names and types of what it gives. Raises ConfigError for SQL that does not bind."""
-
-    def answer(self, tables: Tables, limit: int, projection: str) -> Sequence[tuple[Any, ...]]:
-        """The first `limit` rows that the SQL gives over these. Raises ConfigError."""
-
-    def close(self) -> None:
-        """Idempotent."""
-
-
 class _Now:
     """What a name stands for now: to register a table costs half as much as our queries."""
 
@@ -246,43 +227,8 @@ class _OurSQL:
         self._database.close()
 
 
-class RefusingFilter:
-    """Stands for SQL that does not compile in a run that exists already: all groups are dropped.
-
-    The reason says why.
-    """
-
-    def __init__(self, error: ConfigError) -> None:
-        self._reason = f"filter_error: {error.given}"[:200]
-
-    def decide(
-        self,
-        groups: Sequence[GroupComplete],
-        stored: pa.Table | None = None,
-        history: History | None = None,
-    ) -> list[GroupDecision]:
-        return [GroupDecision(group.group_id, kept=False, reason=self._reason) for group in groups]
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-
-def compile_filter(name: str) -> GroupFilter | RefusingFilter:
-    """The filter of a run that was accepted: its groups must be decided, even if it is refused.
-
-    Raises FilterLostError.
-    """
-    try:
-        return GroupFilter(name)
-    except ConfigError as error:
-        return RefusingFilter(error)
-
-
 def check_filter(name: str) -> None:
-    """Raise ConfigError unless `name` is in `prorl/filters.py`, or sound SQL.
-
-    Sound is SQL that binds and gives the right columns.
-    """
+    """Raise ConfigError for neither a filter's name nor SQL that binds and gives the columns."""
     if not is_named(name):
         GroupFilter(name).close()
 

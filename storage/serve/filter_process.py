@@ -38,8 +38,6 @@ class FilterLostError(UnavailableError):
 
 
 class FilterProcess:
-    """One user's SQL. `columns` binds it, `answer` runs it; `close` at the end."""
-
     def __init__(self, sql: str, timeout_s: float) -> None:
         self._sql, self._timeout_s = sql, timeout_s
         self._runner = asyncio.Runner()
@@ -52,20 +50,14 @@ class FilterProcess:
         return self._helpers
 
     def columns(self, empty: Mapping[str, pa.Table]) -> Mapping[str, str]:
-        """Names and types that the SQL gives over tables like these.
-
-        Raises ConfigError, FilterLostError.
-        """
+        """Names and types that the SQL gives over tables like these. Raises as `answer`."""
         found: Mapping[str, str] = self._ask(empty, 0, "")
         return found
 
     def answer(
         self, tables: Mapping[str, pa.Table], limit: int, projection: str
     ) -> list[tuple[Any, ...]]:
-        """The first `limit` rows of what the SQL gives over these.
-
-        Raises ConfigError, FilterLostError.
-        """
+        """The first `limit` rows. Raises ConfigError, FilterLostError."""
         said: bytes = self._ask(tables, limit, projection)
         try:
             with pa.ipc.open_stream(said) as reader:

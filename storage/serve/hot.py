@@ -1,6 +1,4 @@
-"""The hot copy: kept groups as record batches in Arrow IPC stream files.
-
-Trainers on this host map them, and `do_get` reads them.
+"""The hot copy: kept groups as record batches in Arrow IPC stream files, mapped by trainers.
 
 One batch per group, in the STREAM schema (its delivery_seq never changes), at a known (path,
 offset, length). Files only grow and are never truncated: a mapping of one stays valid after it is
@@ -71,10 +69,7 @@ class HotCopy:
             return self._locations.get(key)
 
     def read(self, key: Key) -> pa.RecordBatch | None:
-        """The group's batch, mapped: no byte is read before it is touched.
-
-        None when it is not here.
-        """
+        """The group's batch if it is here, mapped: no byte is read before it is touched."""
         with self._lock:
             place = self._locations.get(key)
             if place is None:
@@ -96,10 +91,7 @@ class HotCopy:
         return place
 
     def _append(self, path: str, content: pa.Buffer) -> int:
-        """Write at the end of the newest file; returns where it lies.
-
-        A block that begins here is written whole, zeros included.
-        """
+        """Where it lies; a block that begins here is written whole, zeros included."""
         offset, end = self._end, self._end + content.size
         parts = [memoryview(content)]
         if end > self._files[path]:
@@ -140,7 +132,6 @@ class HotCopy:
         }
 
     def close(self) -> None:
-        """Remove everything; idempotent."""
         self._finish_file()
         shutil.rmtree(self._directory, ignore_errors=True)
         self._files.clear()

@@ -51,8 +51,6 @@ _LOOK_S = 1.0
 
 
 class LiveRun:
-    """Made from news of a run, fed from the control stream and the inlet; `drain` ends `run`."""
-
     def __init__(
         self,
         where: str,
@@ -104,10 +102,7 @@ class LiveRun:
         )
 
     async def run(self) -> None:
-        """Live the run's life: recover, then write and decide until drained.
-
-        Raises what only a new start of the process can mend.
-        """
+        """Until drained. Raises what only a new start of the process can mend."""
         await self._recover()
         try:
             async with asyncio.TaskGroup() as group:
@@ -212,10 +207,7 @@ class LiveRun:
         self._finished.set()
 
     async def _retire(self) -> None:
-        """Drain once the run is finished, read to its end, and not asked for anything for a while.
-
-        It is compacted to the end before.
-        """
+        """Drain a run that is finished, read to its end, and not asked for lately."""
         idle_s, replaced_s = self._settings.idle_s, self._settings.replaced_s
         await self._finished.wait()
         while self._owed or self.order.idle_s < idle_s:
@@ -239,10 +231,7 @@ class LiveRun:
 
 
 def read_back(index: GroupIndex, facts: FactBook, order: LiveOrder, history: History) -> None:
-    """What earlier lives of the store committed.
-
-    Blocking; nobody else has any of them yet. Raises StorageError.
-    """
+    """What earlier lives of the store committed. Blocking. Raises StorageError."""
     if not index.run.commits():
         return
     stored = StoredRun(index.run.where)

@@ -64,8 +64,6 @@ HOT = ".hot"
 
 
 class Store:
-    """The parts of a running store. Made by `serving`."""
-
     def __init__(
         self, config: ServiceConfig, network: Network, endpoint: Endpoint, location: str
     ) -> None:
@@ -151,10 +149,7 @@ class Store:
         self._run_came = asyncio.Event()
 
     async def _live(self, run: LiveRun) -> None:
-        """A run until it retires or we drain; then nothing of it stays here.
-
-        One whose directory is not ours ends, and no other: nothing of it has been touched.
-        """
+        """Until it retires or we drain; one whose directory is not ours ends, untouched."""
         try:
             await run.run()
         except ForeignDirectoryError as error:
@@ -182,10 +177,7 @@ class Store:
             clearing.cancel()
 
     async def _clear(self) -> None:
-        """Remove, once, what compactions have replaced in runs that nobody writes any more.
-
-        A service ended before it could; readers of before had their time.
-        """
+        """Remove, once, what compactions of an ended service have replaced."""
         await asyncio.sleep(self.config.store.replaced_s)
         root = self.config.store.url or self.config.root
         for name in await asyncio.to_thread(leftovers, root):
@@ -199,10 +191,7 @@ class Store:
         )
 
     async def _stray(self, taken: Taken) -> None:
-        """Wait for a run that the log has not told of, though a row of it has come.
-
-        Or hear that the row's fate is decided.
-        """
+        """Wait for a run that the log has not told of, or hear that the row's fate is decided."""
         while taken.key.run_id not in self._runs:
             came = self._run_came
             try:
@@ -258,9 +247,8 @@ class Store:
 async def serving(
     config: ServiceConfig, network: Network, trainers: FlightNetwork
 ) -> AsyncIterator[tuple[Store, asyncio.Task[None]]]:
-    """A store and its work: await the task to learn why it cannot go on.
-
-    Leaving the block drains it; the networks stay open.
+    """A store and its work: await the task to learn why it cannot go on. Leaving the block drains
+    it; the networks stay open.
     """
     endpoint = Endpoint(config.root / HOT, config.store.hot_bytes)
     location = await _listen(config, trainers, endpoint)
@@ -279,7 +267,6 @@ async def serving(
 
 
 async def _listen(config: ServiceConfig, trainers: FlightNetwork, endpoint: Endpoint) -> str:
-    """Answer trainers of this host, and of others where the service is told to; the location."""
     location = await trainers.listen(f"grpc://{config.host}:0", {}, endpoint.reads())
     if config.listener is not None:
         await trainers.listen(config.listener.bound(2), {}, endpoint.reads())

@@ -80,7 +80,7 @@ async def test_a_filter_that_is_lost_is_asked_again_and_drops_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen, log, facts = _Lost(), _Log(), FactBook()
-    monkeypatch.setattr(decide, "compile_filter", lambda name: chosen)
+    monkeypatch.setattr(decide, "GroupFilter", lambda name: chosen)
     monkeypatch.setattr(decide, "AGAIN_S", 0.01)
     control: Any = log
     facts.add(stored(0, 0, 1, 1))
@@ -93,3 +93,18 @@ async def test_a_filter_that_is_lost_is_asked_again_and_drops_nothing(
     decider.close()
     assert [(one.group_id, one.reason) for one in log.proposed] == [(0, "told"), (1, "told")]
     assert chosen.asked == 4
+
+
+async def test_a_run_whose_filter_does_not_compile_still_gets_decisions() -> None:
+    log, facts = _Log(), FactBook()
+    control: Any = log
+    decider = decide.Decider("r", "select 1 as nothing", facts, control, History(), nothing)
+    decider.complete(group(0, 0))
+    decider.complete(group(1, 1))
+    facts.add(stored(0, 1))
+    decider.drain()
+    async with asyncio.timeout(60):
+        await decider.run()
+    decider.close()
+    assert [one.kept for one in log.proposed] == [False, False]
+    assert log.proposed[0].reason == "filter_error: filter gives nothing INTEGER"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from prorl.control import Delivered, GroupEventRow, HandedOut, KeptGroup
 from prorl.errors import ConflictError, UnavailableError
-from prorl.storage.serve.delivery import HANDED_AT_ONCE, LiveOrder
-from prorl.storage.serve.order import Given, Wanted
+from prorl.storage.serve.delivery import HANDED_AT_ONCE, Given, LiveOrder, Wanted
 
 
 class Log:
