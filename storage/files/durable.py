@@ -1,7 +1,5 @@
 """How bytes become a file that a reader can trust: whole or absent, whatever dies in between.
 
-One function per kind of filesystem.
-
 Local: a temporary name in the same directory, fsync, rename, fsync of the directory. Object stores:
 one put that fails when the key exists (`If-None-Match: *`), which fsspec calls mode "create".
 Publishing equal bytes under a name twice is success; other bytes under a name that is taken raise
@@ -44,10 +42,7 @@ WriteDurably = Callable[["AbstractFileSystem", str, "bytes | pa.Buffer"], None]
 
 
 def write_durably(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
-    """Make `content` durable under `path`.
-
-    Raises StorageError when it cannot, or when the name holds something else.
-    """
+    """Raises StorageError when it cannot, or when the name holds something else."""
     if isinstance(fs, LocalFileSystem):
         write_local(Path(path), content)
     else:
@@ -55,9 +50,8 @@ def write_durably(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer)
 
 
 def write_local(path: Path, content: bytes | pa.Buffer) -> None:
-    """The local rule: write a temporary file, fsync it, rename it, fsync the folder.
-
-    Rename without fsync can leave an empty file after a crash (Pillai et al., OSDI 2014).
+    """The local rule: write a temporary file, fsync it, rename it, fsync the folder. Rename without
+    fsync can leave an empty file after a crash (Pillai et al., OSDI 2014).
     """
     if path.exists():
         return check_same(path.read_bytes(), memoryview(content), str(path))
@@ -65,10 +59,7 @@ def write_local(path: Path, content: bytes | pa.Buffer) -> None:
 
 
 def replace_local(path: Path, content: bytes | pa.Buffer) -> None:
-    """As `write_local`, for a name that is given again.
-
-    Readers see what was there or what is new, whole, whatever dies in between.
-    """
+    """As `write_local`, for a name that is given again: readers see the old or the new, whole."""
     temp = path.with_name(f"{TEMP_MARK}{os.getpid()}-{path.name}")
     try:
         _write_synced(temp, memoryview(content))
@@ -90,16 +81,19 @@ def _write_synced(path: Path, view: memoryview) -> None:
 
 
 def check_conditional(fs: AbstractFileSystem, folder: str) -> None:
-    """Whether a filesystem keeps the promise that everything here rests on: a name is given once.
-
-    Raises ConfigError for one that does not.
-    """
+    """Raise ConfigError for a filesystem on which a name may be given twice."""
     if isinstance(fs, LocalFileSystem):
         return
     reason = "it let a second writer take a name that was taken"
+    probe = f"{folder}/{TEMP_MARK}probe-{uuid.uuid4().hex}"
     try:
-        if _gives_a_name_once(fs, f"{folder}/{TEMP_MARK}probe-{uuid.uuid4().hex}"):
+        write_object(fs, probe, b"first")
+        try:
+            write_object(fs, probe, b"second")
+        except NameTakenError:
             return
+        finally:
+            remove(fs, probe)
     except (NotImplementedError, TypeError, ValueError) as error:
         reason = f"it knows no conditional put ({error})"
     except OSError as error:
@@ -110,15 +104,3 @@ def check_conditional(fs: AbstractFileSystem, folder: str) -> None:
         "a store with conditional puts (If-None-Match), as S3, GCS and MinIO have",
         "run on a local disk, and copy the directory afterwards",
     )
-
-
-def _gives_a_name_once(fs: AbstractFileSystem, probe: str) -> bool:
-    """Whether the second of two puts under one name is refused; nothing is left there."""
-    write_object(fs, probe, b"first")
-    try:
-        write_object(fs, probe, b"second")
-    except NameTakenError:
-        return True
-    finally:
-        remove(fs, probe)
-    return False

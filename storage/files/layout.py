@@ -27,10 +27,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import orjson
@@ -42,7 +44,7 @@ from prorl.errors import ForeignDirectoryError, NotFoundError, SchemaError, Stor
 from prorl.linux import locks
 from prorl.linux.files import sync_directory
 from prorl.schema import TABLES, check_version
-from prorl.storage.files.commit_files import Commit, CommitName, current_names
+from prorl.schema.fields import SCHEMA_VERSION
 from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.files.objects import ObjectFiles, ask, remove
 from prorl.types import Json
@@ -62,6 +64,84 @@ def manifest_digest(values: Mapping[str, Json]) -> str:
 _LIST_AGAIN = 10
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """The files that one transaction of the control log made visible."""
+
+    commit_seq: int
+    part: str
+    files: tuple[PartFile, ...]
+    run_id: str
+    schema_version: int = SCHEMA_VERSION
+    first_seq: int = 0
+    """Of a range of compacted commits: the first one that it stands for, always 1. Else 0."""
+    again: int = 0
+    """Of a range: how often the same commits had been compacted before."""
+
+    @property
+    def name(self) -> CommitName:
+        return CommitName(self.first_seq, self.commit_seq, self.again)
+
+    def dumps(self) -> bytes:
+        """Equal commits give equal bytes."""
+        values = asdict(self)
+        for name in ("first_seq", "again"):
+            if not values[name]:
+                del values[name]
+        for file in values["files"]:
+            if file["first"] < 0:
+                del file["first"], file["last"]
+        return orjson.dumps(values, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
+
+    @classmethod
+    def loads(cls, data: bytes, where: str) -> Commit:
+        """Raises SchemaError for a newer version or a file that is no commit."""
+        try:
+            values = orjson.loads(data)
+            check_version(values["schema_version"], where)
+            files = tuple(PartFile(**file) for file in values.pop("files"))
+            return cls(files=files, **values)
+        except (orjson.JSONDecodeError, TypeError, KeyError) as error:
+            raise SchemaError(f"{where}: {error}", "a commit as prorl writes it") from None
+
+
+class CommitName(NamedTuple):
+    """What a commit's file is called.
+
+    >>> str(CommitName(0, 7)), str(CommitName(1, 7))
+    ('0000000007.json', '0000000001-0000000007.json')
+    >>> CommitName.parse("0000000001-0000000007.json")
+    CommitName(first=1, last=7, again=0)
+    """
+
+    first: int
+    """Of a range; 0 for one commit."""
+    last: int
+    again: int = 0
+    """Of a range: see `Commit.again`."""
+
+    def __str__(self) -> str:
+        start = f"{self.first:010d}-" if self.first else ""
+        end = f"-{self.again:04d}" if self.again else ""
+        return f"{start}{self.last:010d}{end}.json"
+
+    @classmethod
+    def parse(cls, name: str) -> CommitName | None:
+        """None when `name` is no commit's."""
+        found = _COMMIT_NAME.fullmatch(name)
+        return cls(int(found[1] or 0), int(found[2]), int(found[3] or 0)) if found else None
+
+
+_COMMIT_NAME = re.compile(r"(?:(\d{10})-)?(\d{10})(?:-(\d{4}))?\.json")
+
+
+def current_names(names: Sequence[CommitName]) -> list[CommitName]:
+    """Of names in order: the longest range, as it was compacted last, and what comes after it."""
+    ranges = [name for name in names if name.first]
+    upto = ranges[-1].last if ranges else 0
+    return [*ranges[-1:], *(name for name in names if not name.first and name.last > upto)]
+
+
 class RunDir:
     """A run directory on any fsspec filesystem: paths, commits, sweeping. Holds no open file."""
 
@@ -78,44 +158,39 @@ class RunDir:
 
     @property
     def arrow_filesystem(self) -> Any:
-        """The same for Arrow's datasets."""
         return pafs.LocalFileSystem() if self.local else pafs.PyFileSystem(ObjectFiles(self.fs))
 
     @property
     def local(self) -> bool:
-        """Whether it lies on this host's filesystem."""
         return isinstance(self.fs, LocalFileSystem)
 
     def path(self, *names: str) -> str:
         return "/".join((self.root, *names))
 
     def has(self, *names: str) -> bool:
-        """Whether something is in it. An object store that is busy is asked again (`ask`)."""
+        """An object store that is busy is asked again (`ask`), here and below."""
         return bool(ask(self.fs, lambda: self.fs.exists(self.path(*names))))
 
     def size(self, *names: str) -> int:
-        """Bytes of a file in it, asked as `has`. Raises FileNotFoundError, OSError."""
+        """In bytes. Raises FileNotFoundError, OSError."""
         return int(ask(self.fs, lambda: self.fs.size(self.path(*names))))
 
     def modified_at(self, *names: str) -> float:
-        """When a file in it was written, in seconds since the epoch, asked as `has`.
-
-        Raises as `size`.
-        """
+        """In seconds since the epoch. Raises as `size`."""
         return float(ask(self.fs, lambda: self.fs.modified(self.path(*names))).timestamp())
 
     def read(self, *names: str) -> bytes:
-        """Content of a file in it, asked as `has`. Raises FileNotFoundError, OSError."""
+        """Raises as `size`."""
         return bytes(ask(self.fs, lambda: self.fs.cat_file(self.path(*names))))
 
     def open(self, *names: str) -> Any:
-        """A file in it, open for reading, asked as `has`. Raises FileNotFoundError, OSError."""
+        """For reading. Raises as `size`."""
         return ask(self.fs, lambda: self.fs.open(self.path(*names), "rb"))
 
     def create(
         self, empties: Iterable[tuple[str, Any]], write: WriteDurably = write_durably
     ) -> None:
-        """Make the directories and one empty part per table; what is there stays. Idempotent."""
+        """Directories and one empty part per table; what is there stays. Idempotent."""
         for name in (COMMITS, PARTIAL, *TABLES):
             self.fs.makedirs(self.path(name), exist_ok=True)
         if self.local:
@@ -125,11 +200,7 @@ class RunDir:
                 write(self.fs, self.path(table, EMPTY), content)
 
     def manifest(self) -> dict[str, Json]:
-        """The run's manifest, read from its directory.
-
-        Raises NotFoundError when this is no run directory, SchemaError when it is of another
-        version.
-        """
+        """Raises NotFoundError for what is no run directory, SchemaError for another version."""
         try:
             values = orjson.loads(self.read(MANIFEST))
         except (FileNotFoundError, NotADirectoryError):
@@ -151,15 +222,14 @@ class RunDir:
         return self.path(COMMITS, str(CommitName(first_seq, commit_seq, again)))
 
     def commit_names(self) -> list[CommitName]:
-        """Every commit and every range that is published, in order of the last commit in it."""
+        """Commits and ranges that are published, in order of the last commit in each."""
         found = (CommitName.parse(name) for name in self.names(COMMITS))
         order = sorted((name.last, name.first, name.again) for name in found if name)
         return [CommitName(first, last, again) for last, first, again in order]
 
     def commits(self) -> list[Commit]:
-        """What a reader opens: the longest range of compacted commits, then each commit after it.
-
-        The range if there is one; in order. Raises SchemaError for one that this code cannot read.
+        """What a reader opens: the longest range of compacted commits, then each one after it.
+        Raises SchemaError for one that this code cannot read.
         """
         for _ in range(_LIST_AGAIN):
             try:
@@ -170,7 +240,7 @@ class RunDir:
         raise StorageError(f"{self.path(COMMITS)} changes faster than it can be read")
 
     def read_commits(self, names: Sequence[CommitName]) -> list[Commit]:
-        """These commits. Raises FileNotFoundError when one is gone, SchemaError as `commits`."""
+        """Raises FileNotFoundError when one is gone, SchemaError as `commits`."""
         paths = [self.path(COMMITS, str(name)) for name in names]
         if self.local or not paths:
             contents = [self.fs.cat_file(path) for path in paths]
@@ -179,21 +249,14 @@ class RunDir:
             contents = [found[path] for path in paths]
         return [Commit.loads(content, path) for content, path in zip(contents, paths, strict=True)]
 
-    def compacted_upto(self) -> int:
-        """The last commit that a range stands for; 0 when nothing is compacted."""
-        return self.compacted().last
-
     def compacted(self) -> CommitName:
         """The range that readers open; of no commit when nothing is compacted."""
         ranges = [name for name in self.commit_names() if name.first]
         return ranges[-1] if ranges else CommitName(0, 0)
 
     def check_known(self, num_commits: int) -> None:
-        """Raises ForeignDirectoryError when the directory holds commits that a log does not know.
-
-        The log has `num_commits` of them: it is older than the directory, or not its log at all.
-        """
-        upto = self.compacted_upto()
+        """Raise ForeignDirectoryError where there are more commits than the log's `num_commits`."""
+        upto = self.compacted().last
         beyond = (
             self.commit_path(upto, 1) if upto > num_commits else self.commit_path(num_commits + 1)
         )
@@ -232,7 +295,7 @@ class RunDir:
             if name.removesuffix(".parquet") not in parts
         ]
         if orphans and self._whole(num_commits):
-            named = self._ever_named()
+            named = self.ever_named()
             stale += [path for path in orphans if path not in named]
         for path in stale:
             remove(self.fs, self.path(path))
@@ -245,7 +308,7 @@ class RunDir:
         singles = {name.last for name in names if not name.first}
         return all(seq in singles for seq in range(upto + 1, num_commits + 1))
 
-    def _ever_named(self) -> set[str]:
+    def ever_named(self) -> set[str]:
         """Files that a commit or a range names, those included that a range has replaced."""
         named: set[str] = set()
         for name in self.commit_names():
@@ -256,10 +319,9 @@ class RunDir:
 
     @contextmanager
     def locked(self, folder: str, *, wait: bool) -> Iterator[None]:
-        """No other process of this host that asks for the same folder meanwhile, by `flock`.
-
-        Nothing is locked in an object store: there conditional puts decide who comes first. Raises
-        BlockingIOError when somebody has it and we shall not `wait`.
+        """No other process of this host has the folder meanwhile, by `flock`. In an object store
+        conditional puts decide who comes first. Raises BlockingIOError when somebody has it and we
+        shall not `wait`.
         """
         if not self.local:
             yield
@@ -271,7 +333,7 @@ class RunDir:
             os.close(handle)
 
     def names(self, folder: str) -> Iterator[str]:
-        """What lies in a folder of the run; nothing when there is no such folder."""
+        """Nothing when there is no such folder."""
         self.fs.invalidate_cache()
         if self.has(folder):
             found = ask(self.fs, lambda: self.fs.ls(self.path(folder), detail=False))

@@ -53,10 +53,7 @@ class NameTakenError(StorageError):
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What a filesystem raises when it cannot: OSError, and what AWS's client has besides.
-
-    That is: no connection, no credentials.
-    """
+    """What a filesystem raises when it cannot; AWS's client has errors of its own for that."""
     boto = sys.modules.get("botocore.exceptions")
     return (OSError,) if boto is None else (OSError, boto.BotoCoreError)
 
@@ -67,10 +64,7 @@ def _again(
     pauses_s: Sequence[float] = PAUSES_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Answer:
-    """What a call gives, tried again after each pause while the store is busy.
-
-    Raises what the last try raised.
-    """
+    """Tried again after each pause while the store is busy. Raises what the last try raised."""
     for wait_s in pauses_s:
         try:
             return call()
@@ -87,10 +81,8 @@ def _patiently(
     pauses_s: Sequence[float] = PAUSES_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Answer:
-    """What a call gives, whatever the store has against it for about half a minute.
-
-    Raises FileNotFoundError and FileExistsError at once, and StorageError with `what` where it may
-    not or cannot in the end.
+    """Whatever the store has against it for about half a minute. Raises FileNotFoundError and
+    FileExistsError at once, StorageError with `what` in the end.
     """
     final = FileNotFoundError, FileExistsError, PermissionError
     try:
@@ -102,10 +94,8 @@ def _patiently(
 
 
 def ask(fs: AbstractFileSystem, call: Callable[[], _Answer]) -> _Answer:
-    """What a question to a filesystem gives: whether a file is there, its size, its bytes.
-
-    An object store that is busy is asked again for about half a minute: its own client takes a
-    refusal without a body, as of HEAD, for an answer. Blocks. Raises what the call raises.
+    """A question to a filesystem; an object store that is busy is asked for about half a minute.
+    Its own client takes a refusal without a body, as of HEAD, for an answer. Blocks.
     """
     pauses_s = () if isinstance(fs, LocalFileSystem) else PAUSES_S
     return _again(call, lambda error: getattr(error, "errno", None) in _BUSY, pauses_s)
@@ -118,11 +108,9 @@ def write_object(
     sleep: Callable[[float], None] = time.sleep,
     patience_s: float = PUT_S,
 ) -> None:
-    """Put if absent, again and again while the store is busy.
-
-    Busy is 503, 409, a reply that never came, or silence for `patience_s` and what so many bytes
-    take. A put that came through although its reply was lost shows as "exists" (412) on the next
-    try, with equal bytes: success.
+    """Put if absent, again and again while the store is busy. Busy is 503, 409, a reply that never
+    came, or silence for `patience_s` and what so many bytes take. A put that came through although
+    its reply was lost shows as "exists" (412) on the next try, with equal bytes: success.
     """
     data = bytes(memoryview(content))
     try:
@@ -140,10 +128,9 @@ def write_object(
 
 
 def _pipe(fs: Any, path: str, data: bytes, patience_s: float, **how: str) -> None:
-    """One try of a put. Raises OSError, TimeoutError.
-
-    Bounded here, because a client need not be: s3fs waits without end for a server that takes the
-    connection and never says "100 Continue" (its read timeout begins after the body).
+    """One try of a put. Raises OSError, TimeoutError. Bounded here, because a client need not be:
+    s3fs waits without end for a server that takes the connection and never says "100 Continue" (its
+    read timeout begins after the body).
     """
     if not getattr(fs, "async_impl", False):
         return fs.pipe_file(path, data, **how)  # type: ignore[no-any-return]
@@ -155,20 +142,8 @@ def _error(what: str, cause: Exception) -> StorageError:
     return StorageError(getattr(cause, "errno", None), f"{what}: {cause}")
 
 
-def open_object(fs: AbstractFileSystem, path: str) -> Any:
-    """A file of an object store, open for reading; a store that is busy is asked again.
-
-    Its own client may take a refusal without a body, as of HEAD, for an answer. Raises
-    FileNotFoundError, and StorageError where the store cannot be read.
-    """
-    return _patiently(lambda: fs.open(path, "rb"), f"cannot open {path}")
-
-
 def remove(fs: AbstractFileSystem, path: str) -> bool:
-    """Remove a file; whether it was there. An object store that is busy is asked again and again.
-
-    Raises StorageError.
-    """
+    """Whether it was there. An object store that is busy is asked again. Raises StorageError."""
     pauses_s = () if isinstance(fs, LocalFileSystem) else PAUSES_S
     try:
         _patiently(lambda: fs.rm_file(path), f"cannot remove {path}", pauses_s)
@@ -189,7 +164,7 @@ class ObjectFiles(pafs.FSSpecHandler):  # type: ignore[misc]
     """An fsspec filesystem whose files never raise."""
 
     def open_input_file(self, path: str) -> pa.PythonFile:
-        """Raises nothing: a file that cannot be opened has no bytes."""
+        """One that cannot be opened has no bytes."""
         opened = _tried(lambda: self.fs.open(path, mode="rb"), path, io.BytesIO())
         return pa.PythonFile(_Quiet(opened, path), mode="r")
 

@@ -1,4 +1,4 @@
-"""One open part, and what is read of it.
+"""Parts read: one that is open, whole ones, and several as a dataset.
 
 Page checksums are verified, since Parquet reads a damaged page without a word.
 """
@@ -7,32 +7,33 @@ from __future__ import annotations
 
 import base64
 import errno
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from prorl.errors import StorageError
-from prorl.schema import ARROW_ERRORS, SEQUENCES, TABLES, check_version
+from prorl.schema import ARROW_ERRORS, TABLES, check_version
 from prorl.storage.files.layout import PartFile, RunDir
-from prorl.storage.files.objects import open_object
+from prorl.storage.files.objects import failures
 
 
 class PartReader:
-    """One open part; page checksums are verified.
-
-    Raises StorageError for a damaged file, SchemaError for another version.
-    """
+    """One open part. Raises StorageError for a damaged file, SchemaError for another version."""
 
     def __init__(self, run: RunDir, file: PartFile, footer: pq.FileMetaData | None = None) -> None:
         """`footer`: of this very file, from an earlier reader; to decode it takes longest."""
         self._where, self._table = run.path(file.path), file.table
         try:
             # Arrow's own file reads without Python's lock.
-            self._file = pa.OSFile(self._where) if run.local else open_object(run.fs, self._where)
+            self._file = pa.OSFile(self._where) if run.local else run.open(file.path)
         except FileNotFoundError:
             raise StorageError(errno.ENOENT, f"{self._where} is gone") from None
+        except failures() as error:
+            raise StorageError(f"cannot open {self._where}: {error}") from error
         try:
             self._parquet = pq.ParquetFile(
                 self._file, metadata=footer, page_checksum_verification=True, pre_buffer=False
@@ -45,12 +46,7 @@ class PartReader:
 
     @property
     def footer(self) -> pq.FileMetaData:
-        """The Parquet footer, for the next reader of this file."""
         return self._parquet.metadata
-
-    @property
-    def columns(self) -> list[str]:
-        return list(self._parquet.schema_arrow.names)
 
     @property
     def num_row_groups(self) -> int:
@@ -61,34 +57,9 @@ class PartReader:
         about = self._parquet.metadata
         return [about.row_group(i).num_rows for i in range(about.num_row_groups)]
 
-    def row_groups_with(self, rollout_id: int) -> list[int]:
-        """Row groups that hold rows of a rollout.
-
-        Found by their statistics, and where these name several by their keys.
-        """
-        about = self._parquet.metadata
-        place = self._parquet.schema.names.index("rollout_id")
-        found = []
-        for i in range(about.num_row_groups):
-            said = about.row_group(i).column(place).statistics
-            if said is None or not said.has_min_max or said.min <= rollout_id <= said.max:
-                found.append(i)
-        return found if len(found) < 2 else [i for i in found if self._has(i, rollout_id)]
-
-    def _has(self, row_group: int, rollout_id: int) -> bool:
-        ids = self.read([row_group], ["rollout_id"]).column("rollout_id")
-        return bool(pc.index(ids, rollout_id).as_py() >= 0)
-
-    @property
-    def raw_bytes(self) -> int:
-        """The bytes of all of its columns, not compressed."""
-        about = self._parquet.metadata
-        return sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-
     def read(
         self, row_groups: list[int] | None = None, columns: list[str] | None = None
     ) -> pa.Table:
-        """Rows in the table's schema (all row groups, all columns unless named)."""
         wanted = list(range(self.num_row_groups)) if row_groups is None else row_groups
         try:
             rows = self._parquet.read_row_groups(wanted, columns=columns, use_threads=False)
@@ -144,12 +115,30 @@ def _written_types(file: pq.ParquetFile) -> dict[str, pa.DataType]:
 def raw_bytes(run: RunDir, file: PartFile) -> int:
     """How many bytes a file's rows are when they are not compressed, from its footer."""
     with PartReader(run, file) as part:
-        return part.raw_bytes
+        about = part.footer
+    return sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
 
 
-SEQUENCE_KEYS = [
-    name
-    for name in SEQUENCES.names
-    if name in ("sequence_id", "rollout_id", "group_id", "sample_index", "attempt", "segment")
-]
-"""Columns of `sequences` that cost next to nothing to read."""
+def dataset(run: RunDir, paths: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+    """Files as one table, lazily; a column that a file lacks is null."""
+    if not paths:
+        return ds.dataset(schema.empty_table())
+    scan = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=not run.local)
+    # Nothing is asked of the filesystem before rows are read.
+    return ds.FileSystemDataset.from_paths(
+        [run.path(path) for path in paths],
+        schema=schema,
+        filesystem=run.arrow_filesystem,
+        format=ds.ParquetFileFormat(default_fragment_scan_options=scan),
+    )
+
+
+def rows_of(run: RunDir, files: Iterable[PartFile], schema: pa.Schema, rollout: int) -> pa.Table:
+    """A rollout's rows; files that their commits say not to hold it are not opened. Raises
+    StorageError.
+    """
+    paths = [file.path for file in files if file.first <= rollout <= file.last]
+    try:
+        return dataset(run, paths, schema).to_table(filter=pc.field("rollout_id") == rollout)
+    except ARROW_ERRORS as error:
+        raise StorageError(getattr(error, "errno", None), f"{run.root}: {error}") from None

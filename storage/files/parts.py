@@ -11,7 +11,8 @@ flush size), so that its hash and its file come from the same bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,28 +51,29 @@ def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
     """Parquet bytes of one table of a part; the column `run_id` is filled in."""
     rows = conform(rows, table, run_id)
     sequences = table == "sequences"
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        sink,
+    cuts = row_groups(rows) if table in BY_GROUP else cut_by_size(rows)
+    return _parquet(
         _footer(TABLES[table], run_id, part),
-        compression="zstd",
-        compression_level=1,
+        [rows.slice(start, stop - start) for start, stop in cuts],
         use_dictionary=False if sequences else _TEXT[table],
         column_encoding=_SPLIT if sequences else None,
         write_statistics=_SCALARS[table],
-        write_page_checksum=True,
-    ) as writer:
-        by_group = table in BY_GROUP
-        for start, stop in row_groups(rows) if by_group else cut_by_size(rows):
-            if stop > start:
-                writer.write_table(rows.slice(start, stop - start), row_group_size=stop - start)
+    )
+
+
+def _parquet(schema: pa.Schema, row_groups: Iterable[pa.Table], **settings: Any) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    fixed = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
+    with pq.ParquetWriter(sink, schema, **fixed, **settings) as writer:
+        for rows in row_groups:
+            if rows.num_rows:
+                writer.write_table(rows, row_group_size=rows.num_rows)
     return sink.getvalue()
 
 
 def conform(rows: pa.Table, table: str, run_id: str) -> pa.Table:
-    """Rows with the columns of a table in their order; `run_id` is the run's.
-
-    Raises SchemaError for columns that the table does not have, or lacks.
+    """Rows with the columns of a table in their order; `run_id` is the run's. Raises SchemaError
+    for columns that the table does not have, or lacks.
     """
     schema = TABLES[table]
     columns = {name: rows.column(name) for name in rows.column_names}
@@ -83,30 +85,15 @@ def conform(rows: pa.Table, table: str, run_id: str) -> pa.Table:
 
 
 def encode_partial(rows: pa.RecordBatch, run_id: str) -> pa.Buffer:
-    """Parquet bytes of attempts that did not commit, in SCORED's shape."""
-    sink = pa.BufferOutputStream()
-    digest = rows_digest(pa.Table.from_batches([rows]))
-    with pq.ParquetWriter(
-        sink,
-        _footer(SCORED, run_id, "", {ROWS_DIGEST: digest.encode()}),
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=False,
-        column_encoding=_NESTED_SPLIT,
-        write_page_checksum=True,
-    ) as writer:
-        writer.write_batch(rows)
-    return sink.getvalue()
+    table = pa.Table.from_batches([rows])
+    schema = _footer(SCORED, run_id, "", {ROWS_DIGEST: rows_digest(table).encode()})
+    return _parquet(schema, [table], use_dictionary=False, column_encoding=_NESTED_SPLIT)
 
 
 def encode_by_itself(rows: pa.Table, about: Mapping[bytes, bytes]) -> pa.Buffer:
     """Parquet bytes of a file that no commit names: its footer says a digest of its rows, too."""
     metadata = {**about, ROWS_DIGEST: rows_digest(rows).encode()}
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        rows.replace_schema_metadata(metadata), sink, compression="zstd", write_page_checksum=True
-    )
-    return sink.getvalue()
+    return _parquet(rows.schema.with_metadata(metadata), [rows])
 
 
 def _footer(
@@ -117,10 +104,7 @@ def _footer(
 
 
 def rows_digest(rows: pa.Table) -> str:
-    """SHA-256 of the rows by value, in their order.
-
-    What a file that no commit names says of itself, as `ROWS_DIGEST` in its footer.
-    """
+    """SHA-256 of the rows by value, in their order; `ROWS_DIGEST` of files that no commit names."""
     found = hashlib.sha256()
     for batch in rows.combine_chunks().replace_schema_metadata().to_batches():
         for each in row_hashes(batch):
@@ -129,7 +113,6 @@ def rows_digest(rows: pa.Table) -> str:
 
 
 def part_file(table: str, part: str, rows: pa.Table, content: pa.Buffer) -> PartFile:
-    """The record by which a commit names a file with these rows and this content."""
     ids: dict[str, int] = {}
     if rows.num_rows and "rollout_id" in rows.column_names:
         found = pc.min_max(rows.column("rollout_id")).as_py()
@@ -148,36 +131,15 @@ def empties(run_id: str) -> Mapping[str, pa.Buffer]:
     return {name: encode(name, schema.empty_table(), run_id, "") for name, schema in TABLES.items()}
 
 
-MIN_GROUP_ROWS = 8
-
-
-MAX_GROUP_ROWS = 64
-
-
-ROW_GROUP_BYTES = 1 << 20
-
-
-WIDE_ROW_GROUP_BYTES = 2 << 20
-
-
+MIN_GROUP_ROWS, MAX_GROUP_ROWS = 8, 64
+LARGE_ROWS, LARGE_GROUP_ROWS = 1024, 4096
+ROW_GROUP_BYTES, WIDE_ROW_GROUP_BYTES = 1 << 20, 2 << 20
 WIDE = 32
 """Columns of a table whose footer grows fast with its row groups."""
 
 
-LARGE_ROWS = 1024
-
-
-LARGE_GROUP_ROWS = 4096
-
-
-SMALL_ROW_GROUP_BYTES = 1 << 20
-
-
 def cut_by_size(rows: pa.Table) -> list[tuple[int, int]]:
-    """Row groups of about the size at which footer and row group cost a reader the same.
-
-    For a reader of a few rows of a large file.
-    """
+    """Row groups of the size at which footer and row group cost who reads a few rows the same."""
     size = WIDE_ROW_GROUP_BYTES if rows.num_columns >= WIDE else ROW_GROUP_BYTES
     each = max(1024, rows.num_rows * size // max(1, rows.nbytes))
     return [(i, min(i + each, rows.num_rows)) for i in range(0, rows.num_rows, each)]
@@ -186,9 +148,15 @@ def cut_by_size(rows: pa.Table) -> list[tuple[int, int]]:
 def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
     """Where to cut `sequences` rows that are sorted by group: at borders of groups, if possible.
 
-    A row group has 8-64 rows. A group of more rows is cut inside; the last row group may be short.
+    A row group has 8-64 rows, of short rows in a large file up to `ROW_GROUP_BYTES` and 4,096 of
+    them: whoever opens it decodes a footer that grows with its row groups. A group of more rows is
+    cut inside; the last row group may be short.
     """
-    least, most = _row_group_bounds(rows)
+    least, most = MIN_GROUP_ROWS, MAX_GROUP_ROWS
+    if rows.num_rows > LARGE_ROWS:
+        width = max(1, rows.nbytes // rows.num_rows)
+        least = min(LARGE_GROUP_ROWS, max(least, ROW_GROUP_BYTES // width))
+        most = max(most, least)
     ids = rows.column("group_id").to_numpy()
     borders = [*(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(ids)]
     cuts, start = [], 0
@@ -200,17 +168,3 @@ def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
             cuts.append((start, border))
             start = border
     return cuts
-
-
-def _row_group_bounds(rows: pa.Table) -> tuple[int, int]:
-    """Fewest and most rows of a row group.
-
-    In a large file short rows stand more together, up to `SMALL_ROW_GROUP_BYTES` and 4,096: whoever
-    opens it decodes a footer that grows with its row groups.
-    """
-    least, most = MIN_GROUP_ROWS, MAX_GROUP_ROWS
-    if rows.num_rows > LARGE_ROWS:
-        width = max(1, rows.nbytes // rows.num_rows)
-        least = min(LARGE_GROUP_ROWS, max(least, SMALL_ROW_GROUP_BYTES // width))
-        most = max(most, least)
-    return least, most

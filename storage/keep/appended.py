@@ -1,8 +1,5 @@
 """Tables that grow beside the commits: `trained`, `annotations`, `versions`, `scores`.
 
-What a trainer did with the rollouts, what people and scripts say of them, weights that were
-published, and rewards that were given later.
-
     RUN/<table>/0000000007.parquet               one append: one put of the next free number
     RUN/<table>/0000000001-0000000064.parquet    appends 1 to 64 merged
 
@@ -25,9 +22,10 @@ from typing import NamedTuple
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from prorl.errors import SchemaError, StorageError
+from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError, UserError
 from prorl.schema import APPENDED, ARROW_ERRORS, check_schema, check_version
 from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.files.layout import RunDir
@@ -94,10 +92,7 @@ class AppendedTable:
         return self.run.path(self.table, str(piece))
 
     def append(self, rows: pa.Table, key: str, write: WriteDurably = write_durably) -> bool:
-        """Make rows durable; False when this key is there already.
-
-        Raises SchemaError for other columns, StorageError.
-        """
+        """False when this key is there already. Raises SchemaError, StorageError."""
         check_schema(rows.schema, self.schema, f"rows for {self.table}")
         content = self._encode(rows, [key])
         self.run.fs.makedirs(self.run.path(self.table), exist_ok=True)
@@ -114,7 +109,7 @@ class AppendedTable:
         raise StorageError(f"{self.run.path(self.table)}: others append too fast")
 
     def all_keys(self) -> list[str]:
-        """Of everything that was appended, in order. Raises StorageError."""
+        """In order. Raises StorageError."""
         return [key for piece in self.pieces() for key in self._keys(piece)]
 
     def _keys(self, piece: Piece) -> list[str]:
@@ -130,7 +125,7 @@ class AppendedTable:
         return _Footer(orjson.loads(found.get(_KEYS, b"[]")), found.get(ROWS_DIGEST, b"").decode())
 
     def read(self, columns: list[str] | None = None) -> pa.Table:
-        """All rows in the order in which they were appended. Raises StorageError."""
+        """All rows in order. Raises StorageError."""
         found = [self._read(piece, columns).replace_schema_metadata() for piece in self.pieces()]
         wanted = self.schema if columns is None else pa.schema(map(self.schema.field, columns))
         return pa.concat_tables([wanted.remove_metadata().empty_table(), *found])
@@ -150,7 +145,6 @@ class AppendedTable:
 
     def merge(self, write: WriteDurably = write_durably) -> list[str]:
         """Merge when there are many small files, and remove what a range stands for; what went.
-
         What it writes is read back before anything goes. Raises StorageError.
         """
         if not self.run.has(self.table):
@@ -213,3 +207,38 @@ class AppendedTable:
             if Piece.parse(name) is None:
                 left = name.startswith(TEMP_MARK)
                 yield f"{self.table}/{name}", "was left by a crash" if left else "is not ours"
+
+
+# Rewards that were given later: a scoring is one append under its name, whole or not at all. They
+# never stand instead of the first ones.
+
+_SCORE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+
+
+def check_name(run: RunDir, name: str) -> None:
+    """Raise UserError for what is no name, ConflictError for one that is taken."""
+    if not _SCORE_NAME.fullmatch(name):
+        raise UserError(f"score name {name!r}", "letters, digits, `_`, `.`, `-`, at most 64")
+    if name in AppendedTable(run, "scores").all_keys():
+        raise _taken(run, name)
+
+
+def add_scores(run: RunDir, name: str, rows: pa.Table, write: WriteDurably = write_durably) -> None:
+    """Store a scoring, rows of SCORES. Raises as `check_name`, StorageError."""
+    check_name(run, name)
+    if not AppendedTable(run, "scores").append(rows, name, write):
+        raise _taken(run, name)
+
+
+def read_scores(run: RunDir, name: str) -> pa.Table:
+    """One scoring. Raises NotFoundError, StorageError for a damaged file."""
+    table = AppendedTable(run, "scores")
+    names = table.all_keys()
+    if name not in names:
+        known = ", ".join(sorted(names)) or "none"
+        raise NotFoundError(f"{run.where} has no scoring {name!r}; there are: {known}")
+    return table.read().filter(pc.field("score") == name)
+
+
+def _taken(run: RunDir, name: str) -> ConflictError:
+    return ConflictError(f"{run.where} has a scoring {name!r}", "a name that is not given yet")

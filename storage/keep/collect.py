@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from prorl.schema import APPENDED, TABLES
-from prorl.storage.files.commit_files import Commit, CommitName
 from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
-from prorl.storage.files.layout import COMMITS, RunDir
+from prorl.storage.files.layout import COMMITS, CommitName, RunDir
 from prorl.storage.files.objects import remove
 from prorl.storage.keep.appended import AppendedTable
-from prorl.storage.keep.compact import PACK, SPENT_S, Step, alone
+from prorl.storage.keep.compact import PACK, SPENT_S, alone
 
 GRACE_S = 60.0
 """How long what was replaced stays for readers that know no better."""
@@ -32,39 +31,34 @@ def collect(
     grace_s: float = GRACE_S,
     clock: Callable[[], float] = time.time,
     write: WriteDurably = write_durably,
-    step: Step = lambda name: None,
 ) -> list[str]:
-    """Remove what was replaced more than `grace_s` ago; gives the files, relative to the run.
-
-    Packs of compactions that died go too. With 0 nobody else may be writing to the run from another
-    host: then age, which the clock of an object store tells, counts for nothing. Idempotent; a
-    killed one is finished by the next.
+    """Remove what was replaced more than `grace_s` ago; the files, relative to the run. With 0
+    nobody else may be writing to the run from another host: then age, which the clock of an object
+    store tells, counts for nothing. A killed one is finished by the next.
     """
     before = clock() - grace_s if grace_s else math.inf
     stray = math.inf if run.local or not grace_s else clock() - SPENT_S * 2
     with alone(run):
-        removed = list(_remove_replaced(run, before, step))
+        removed = list(_remove_replaced(run, before))
         for table in APPENDED:
             removed += AppendedTable(run, table).merge(write)
-            step("appended")
         return [*removed, *_remove_strays(run, stray)]
 
 
-def _remove_replaced(run: RunDir, before: float, step: Step) -> Iterator[str]:
+def _remove_replaced(run: RunDir, before: float) -> Iterator[str]:
     """Remove commits that a range published before `before` stands for, files before names."""
     names = run.commit_names()
     gone = _replaced(run, names, before)
     kept = run.read_commits([name for name in names if name not in set(gone)])
     named = {file.path for commit in kept for file in commit.files}
     for name in gone:
-        for commit in _read(run, name):
-            for file in commit.files:
-                if file.path not in named and _remove(run, file.path):
-                    yield file.path
-                    step("file")
-        _remove(run, f"{COMMITS}/{name}")
+        with suppress(FileNotFoundError):
+            for commit in run.read_commits([name]):
+                for file in commit.files:
+                    if file.path not in named and remove(run.fs, run.path(file.path)):
+                        yield file.path
+        remove(run.fs, run.path(COMMITS, str(name)))
         yield f"{COMMITS}/{name}"
-        step("commit")
 
 
 def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[CommitName]:
@@ -78,35 +72,19 @@ def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[C
 
 def replaced(run: RunDir) -> set[str]:
     """Files that only replaced commits name: still there for readers of before."""
-    names = run.commit_names()
-    now = {file.path for commit in run.commits() for file in commit.files}
-    before = _replaced(run, names, float("inf"))
-    return {file.path for name in before for c in _read(run, name) for file in c.files} - now
-
-
-def _read(run: RunDir, name: CommitName) -> list[Commit]:
-    with suppress(FileNotFoundError):
-        return run.read_commits([name])
-    return []
+    return run.ever_named() - {file.path for commit in run.commits() for file in commit.files}
 
 
 def _remove_strays(run: RunDir, before: float) -> Iterator[str]:
-    """Remove packs that no commit names, and what was half written: whoever wrote it is dead.
-
-    We are alone; where we cannot know that, it is old.
+    """Remove packs that no commit names, and what was half written: whoever wrote it is dead. We
+    are alone; where we cannot know that, it is old.
     """
-    named = {
-        file.path
-        for name in run.commit_names()
-        if name.first
-        for commit in _read(run, name)
-        for file in commit.files
-    }
+    named = run.ever_named()
     for folder in (*TABLES, COMMITS):
         for name in list(run.names(folder)):
             path = f"{folder}/{name}"
             if _is_ours(name) and path not in named and run.modified_at(path) <= before:
-                _remove(run, path)
+                remove(run.fs, run.path(path))
                 yield path
 
 
@@ -116,7 +94,3 @@ def _is_ours(name: str) -> bool:
         return name.startswith(PACK)
     final = CommitName.parse(name.removeprefix(TEMP_MARK).partition("-")[2])
     return f"-{PACK}" in name or bool(final and final.first)
-
-
-def _remove(run: RunDir, path: str) -> bool:
-    return remove(run.fs, run.path(path))

@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -32,16 +31,14 @@ import pyarrow.compute as pc
 
 from prorl.errors import ConflictError, StorageError
 from prorl.schema import TABLES
-from prorl.storage.files.commit_files import Commit
 from prorl.storage.files.durable import WriteDurably, write_durably
-from prorl.storage.files.layout import COMMITS, PartFile, RunDir
+from prorl.storage.files.layout import COMMITS, Commit, PartFile, RunDir
 from prorl.storage.files.objects import remove
 from prorl.storage.files.part_reader import raw_bytes, read_part
 from prorl.storage.files.parts import BY_GROUP, conform, encode, part_file
 from prorl.storage.read.sql import LockedDuckDB
 
 PACK = "pack-"
-"""How the files of a compaction are called."""
 
 PACK_BYTES = 192 << 20
 """Arrow bytes of one table in one pack, about; compaction has two or three times that in memory."""
@@ -52,22 +49,11 @@ FULL_BYTES = 64 << 20
 SPENT_S = 1800.0
 """A compaction that took longer gives up: `collect` may take its packs for a dead one's."""
 
-Step = Callable[[str], None]
-"""Told what was just done: where a test may kill us."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compacted:
-    """What one compaction did."""
-
+class Compacted(NamedTuple):
     commit: Commit
     num_before: int
-    """Files that readers had to open before."""
-
-    @property
-    def num_after(self) -> int:
-        """Files that they open now."""
-        return len(self.commit.files)
+    """Files that readers had to open before; now they open those of the commit."""
 
 
 def compact(
@@ -76,19 +62,17 @@ def compact(
     everything: bool = False,
     pack_bytes: int = PACK_BYTES,
     write: WriteDurably = write_durably,
-    step: Step = lambda name: None,
 ) -> Compacted | None:
-    """Merge small parts; None when there is nothing to merge.
-
-    `everything`: small packs too. Raises StorageError when a pack does not hold what it should, and
-    ConflictError when another compaction of this run is under way on this host.
+    """Merge small parts; None when there is nothing to merge. `everything`: small packs too. Raises
+    StorageError when a pack does not hold what it should, and ConflictError when another compaction
+    of this run is under way on this host.
     """
     with alone(run):
         commits = _dense(run.commits())
         single = len(commits) == 1 and not (everything and commits[0].first_seq)
         if single or not commits:
             return None
-        return _Work(run, commits, pack_bytes, write, step).publish(everything)
+        return _Work(run, commits, pack_bytes, write).publish(everything)
 
 
 def _dense(commits: Sequence[Commit]) -> list[Commit]:
@@ -110,12 +94,11 @@ class _Work:
         commits: Sequence[Commit],
         pack_bytes: int,
         write: WriteDurably,
-        step: Step,
     ) -> None:
         self._started = time.monotonic()
         self._commits = commits
         self._files = [file for commit in commits for file in commit.files if file.rows]
-        self._run, self._pack_bytes, self._write, self._step = run, pack_bytes, write, step
+        self._run, self._pack_bytes, self._write = run, pack_bytes, write
         self._run_id = commits[-1].run_id
         self._ranks = delivery_ranks(run, commits)
         self._written: list[PartFile] = []
@@ -137,17 +120,8 @@ class _Work:
             for file in self._written:  # nothing will name them
                 remove(self._run.fs, self._run.path(file.path))
             raise
-        commit = self._range(named)
-        self._step("packs")
-        path = self._run.commit_path(commit.commit_seq, 1, commit.again)
-        self._write(self._run.fs, path, commit.dumps())
-        self._step("range")
-        return Compacted(commit=commit, num_before=before)
-
-    def _range(self, named: Sequence[PartFile]) -> Commit:
-        """The commit that stands for all up to the last one."""
         last = self._commits[-1]
-        return Commit(
+        commit = Commit(
             first_seq=1,
             commit_seq=last.commit_seq,
             again=last.again + 1 if last.first_seq else 0,
@@ -155,6 +129,9 @@ class _Work:
             files=tuple(named),
             run_id=last.run_id,
         )
+        path = self._run.commit_path(commit.commit_seq, 1, commit.again)
+        self._write(self._run.fs, path, commit.dumps())
+        return Compacted(commit, before)
 
     def _table(self, table: str, everything: bool) -> list[PartFile]:
         """The files of a table afterwards, in the order of their oldest commit."""
@@ -204,7 +181,6 @@ class _Work:
         self._written.append(file)
         self._write(self._run.fs, self._run.path(file.path), content)
         del content
-        self._step(f"pack {table}")
         if checksum(read_part(self._run, file)) != expected:
             raise StorageError(f"{self._run.path(file.path)} does not hold what it replaces")
         return file
@@ -217,14 +193,13 @@ def _is_pack(path: str) -> bool:
 @contextmanager
 def alone(run: RunDir) -> Iterator[None]:
     """No other compaction of this run on this host; elsewhere see `SPENT_S`."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(run.locked(COMMITS, wait=False))
-        except BlockingIOError:
-            raise ConflictError(
-                f"{run.root} is being compacted", "one compaction at a time", "try again later"
-            ) from None
-        yield
+    try:
+        with run.locked(COMMITS, wait=False):
+            yield
+    except BlockingIOError:
+        raise ConflictError(
+            f"{run.root} is being compacted", "one compaction at a time", "try again later"
+        ) from None
 
 
 _Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -241,13 +216,6 @@ ORDER: Mapping[str, tuple[str, ...]] = {
 """What the rows of a pack are sorted by; those of `BY_GROUP` by the rank of their group first."""
 
 
-class Checksum(NamedTuple):
-    """A checksum of a table's rows by value, whatever their order."""
-
-    rows: int
-    sum: int
-
-
 class Ranks(NamedTuple):
     group_ids: _Int64s
     seqs: _Int64s
@@ -262,7 +230,6 @@ class Ranks(NamedTuple):
 
 
 def delivery_ranks(run: RunDir, commits: Sequence[Commit]) -> Ranks:
-    """Places in the delivery order, as the `groups` rows of these commits say."""
     columns = ["group_id", "event", "delivery_seq"]
     files = [f for commit in commits for f in commit.files if f.table == "groups" and f.rows]
     if not files:
@@ -273,7 +240,6 @@ def delivery_ranks(run: RunDir, commits: Sequence[Commit]) -> Ranks:
 
 
 def row_order(table: str, rows: pa.Table, ranks: Ranks) -> _Int64s:
-    """Indices that sort the rows of a table as its packs hold them."""
     keys = [rows.column(name).to_numpy() for name in reversed(ORDER[table])]
     if table in BY_GROUP:
         keys.append(ranks.of(rows.column("group_id").to_numpy()))
@@ -281,12 +247,9 @@ def row_order(table: str, rows: pa.Table, ranks: Ranks) -> _Int64s:
     return order
 
 
-def checksum(rows: pa.Table) -> Checksum:
+def checksum(rows: pa.Table) -> tuple[int, int]:
     """Equal for two tables with the same rows, in whatever order and layout."""
-    database = LockedDuckDB(memory="1GB")
-    try:
+    with LockedDuckDB(memory="1GB") as database:
         database.register("given", rows)
         found = database.query("select sum(hash(given))::varchar as h from given")
-        return Checksum(rows.num_rows, int(found.column("h")[0].as_py() or 0))
-    finally:
-        database.close()
+    return rows.num_rows, int(found.column("h")[0].as_py() or 0)

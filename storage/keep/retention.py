@@ -50,10 +50,8 @@ def why_kept(control_db: Path, run_id: str) -> str:
 
 
 def drop_run(directory: Path) -> None:
-    """Remove a run directory.
-
-    Raises ConflictError when somebody counts on it. It is renamed first, so that no reader ever
-    sees half of it; `drop_trash` finishes what a kill left.
+    """Raises ConflictError when somebody counts on the run. It is renamed first, so that no reader
+    ever sees half of it; `drop_trash` finishes what a kill left.
     """
     reason = why_kept(directory.parent / "control.db", directory.name)
     if reason:
@@ -69,7 +67,6 @@ def drop_run(directory: Path) -> None:
 
 
 def drop_trash(root: Path) -> None:
-    """Remove what a killed `drop_run` left."""
     for path in root.glob(f"{TRASH}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -86,6 +83,6 @@ def leftovers(root: str | Path) -> list[str]:
 
 
 def last_commit_at(run: RunDir) -> float:
-    """Seconds since the epoch of the newest commit, or of the run's making."""
+    """Or the run's making; seconds since the epoch."""
     names = [f"{COMMITS}/{name}" for name in run.commit_names()[-1:]] or [MANIFEST]
     return run.modified_at(names[0])

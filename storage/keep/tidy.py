@@ -15,9 +15,8 @@ PROGRAM = Program(__spec__.name, wall_s=6 * 3600.0, memory_bytes=0, most=1, nice
 
 
 async def tidy(where: str, grace_s: float, *, everything: bool) -> bool:
-    """Compact a run and remove what was replaced `grace_s` ago; whether that worked.
-
-    A failure costs space and speed, nothing else: it is logged. Cancelling a call ends it.
+    """Compact a run and remove what was replaced `grace_s` ago; whether that worked. A failure
+    costs space and speed, nothing else: it is logged. Cancelling a call ends it.
     """
     try:
         helpers = await pool(PROGRAM)
@@ -29,7 +28,6 @@ async def tidy(where: str, grace_s: float, *, everything: bool) -> bool:
 
 
 def prepare() -> Answer:
-    """Its imports."""
     from prorl.storage.files.layout import RunDir
     from prorl.storage.keep.collect import collect
     from prorl.storage.keep.compact import compact

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,15 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from prorl.errors import NotFoundError, StorageError
 from prorl.schema import APPENDED, ARROW_ERRORS, SCORED, TABLES
-from prorl.storage.files.commit_files import Commit, CommitName
-from prorl.storage.files.layout import PARTIAL, PartFile, RunDir
-from prorl.storage.files.part_reader import PartReader
-from prorl.storage.files.parts import conform
+from prorl.storage.files.layout import PARTIAL, Commit, CommitName, PartFile, RunDir
+from prorl.storage.files.part_reader import dataset, rows_of
 from prorl.storage.keep.appended import AppendedTable
 from prorl.storage.read.sql import LockedDuckDB
 from prorl.types import Json
@@ -49,8 +45,6 @@ VIEWS: Mapping[str, pa.Schema] = {
 
 
 class DerivedView(NamedTuple):
-    """A view over another one."""
-
     source: str
     sql: str
 
@@ -87,7 +81,7 @@ from calls""",
 
 
 def sources_of(statement: str) -> set[str]:
-    """Views that a statement may read, in small letters; those that derived ones are made of, too.
+    """Views that a statement may read, those that derived ones are made of too, in small letters.
 
     >>> sorted(sources_of("SELECT avg(pass_at_k) FROM passk"))[-2:]
     ['rollouts', 'select']
@@ -104,25 +98,19 @@ _WORD = re.compile(r"\w+")
 
 
 class StoredRun:
-    """A run directory as it was when it was opened. Holds no open file.
-
-    When it was compacted since, and the parts that it was opened with are gone, it is opened again:
-    the same rows and those that came meanwhile.
+    """A run directory as it was when it was opened. Holds no open file. When it was compacted
+    since, and the parts that it was opened with are gone, it is opened again: the same rows and
+    those that came meanwhile.
     """
 
     def __init__(self, where: str | Path) -> None:
-        """Open the catalogue of a run directory.
-
-        Raises NotFoundError when `where` is no run directory, SchemaError when it is newer than
-        this code.
-        """
+        """Raises NotFoundError for what is no run directory, SchemaError for a newer one."""
         self.directory = RunDir(where)
         self.manifest: Mapping[str, Json] = self.directory.manifest()
         self.commits: tuple[Commit, ...] = tuple(self.directory.commits())
 
     @property
     def run_id(self) -> str:
-        """Name of the run, whatever the directory is called."""
         return str(self.manifest.get("run_id") or self.directory.name)
 
     def files(self, table: str) -> list[PartFile]:
@@ -134,12 +122,10 @@ class StoredRun:
         ]
 
     def dataset(self, table: str) -> ds.Dataset:
-        """A table, lazily."""
-        paths = [self.directory.path(file.path) for file in self.files(table)]
-        return self._dataset(paths, TABLES[table])
+        paths = [file.path for file in self.files(table)]
+        return dataset(self.directory, paths, TABLES[table])
 
     def read(self, table: str, columns: list[str] | None = None) -> pa.Table:
-        """All rows of a table, in memory; `columns` limits what is read."""
         try:
             return self.dataset(table).to_table(columns=columns)
         except ARROW_ERRORS as error:
@@ -148,35 +134,21 @@ class StoredRun:
             return self.dataset(table).to_table(columns=columns)
 
     def rollout(self, rollout_id: int) -> dict[str, pa.Table]:
-        """The rows of one rollout in `rollouts`, `sequences`, `turns` and `messages`.
-
-        Opens the files whose commits say that they may hold it, and reads about one row group of
-        each. Raises NotFoundError, StorageError.
+        """The rows of one rollout in `rollouts`, `sequences`, `turns` and `messages`. Raises
+        NotFoundError, StorageError.
         """
         try:
-            found = self._rollout(rollout_id)
+            found = {table: self.rows_of(table, rollout_id) for table in OF_ROLLOUTS}
         except StorageError as error:
             if not self._moved():
                 raise self.blame(error, OF_ROLLOUTS) from None
-            found = self._rollout(rollout_id)
+            found = {table: self.rows_of(table, rollout_id) for table in OF_ROLLOUTS}
         if not found["rollouts"].num_rows:
             raise NotFoundError(f"run {self.run_id} has no rollout {rollout_id}")
         return found
 
-    def _rollout(self, rollout_id: int) -> dict[str, pa.Table]:
-        with ThreadPoolExecutor(len(OF_ROLLOUTS)) as threads:
-            found = threads.map(lambda table: self.rows_of(table, rollout_id), OF_ROLLOUTS)
-            return dict(zip(OF_ROLLOUTS, found, strict=True))
-
     def rows_of(self, table: str, rollout_id: int) -> pa.Table:
-        found = [TABLES[table].empty_table()]
-        for file in self.files(table):
-            if file.first <= rollout_id <= file.last:
-                with PartReader(self.directory, file) as part:
-                    rows = part.read(part.row_groups_with(rollout_id))
-                rows = rows.filter(pc.field("rollout_id") == rollout_id)
-                found.append(conform(rows, table, self.run_id))
-        return pa.concat_tables(found)
+        return rows_of(self.directory, self.files(table), TABLES[table], rollout_id)
 
     def view(self, name: str) -> Any:
         """What SQL sees under a name of `VIEWS`: a dataset, or a table that is made for it."""
@@ -184,16 +156,17 @@ class StoredRun:
             return self.dataset(name)
         if name in APPENDED:
             table = AppendedTable(self.directory, name)
-            return self._dataset([table.path(piece) for piece in table.pieces()], table.schema)
+            paths = [f"{name}/{piece}" for piece in table.pieces()]
+            return dataset(self.directory, paths, table.schema)
         return self.partial() if name == PARTIAL else self.deliveries()
 
     def partial(self) -> pa.Table:
         """Attempts that did not commit, in SCORED's shape; each once, if it was sent twice."""
         self.directory.fs.invalidate_cache()
         names = (name for name in self.directory.names(PARTIAL) if not name.startswith("."))
-        paths = [self.directory.path(PARTIAL, name) for name in sorted(names)]
+        paths = [f"{PARTIAL}/{name}" for name in sorted(names)]
         try:
-            rows = self._dataset(paths, SCORED).to_table()
+            rows = dataset(self.directory, paths, SCORED).to_table()
         except pa.ArrowException as error:
             raise StorageError(f"{self.directory.path(PARTIAL)}: {error}") from None
         keys = pa.table(
@@ -205,20 +178,6 @@ class StoredRun:
         )
         once = keys.group_by(["rollout_id", "attempt"]).aggregate([("at", "min")])
         return rows.take(once.column("at_min").combine_chunks().sort())
-
-    def _dataset(self, paths: list[str], schema: pa.Schema) -> ds.Dataset:
-        if not paths:
-            return ds.dataset(schema.empty_table())
-        scan = ds.ParquetFragmentScanOptions(
-            page_checksum_verification=True, pre_buffer=not self.directory.local
-        )
-        # Nothing is asked of the filesystem before rows are read.
-        return ds.FileSystemDataset.from_paths(
-            paths,
-            schema=schema,
-            filesystem=self.directory.arrow_filesystem,
-            format=ds.ParquetFileFormat(default_fragment_scan_options=scan),
-        )
 
     def sql(self, statement: str) -> pa.Table:
         """Run one SELECT over the views. Raises UserError for anything else."""
@@ -251,8 +210,7 @@ class StoredRun:
         return self.commits is not before
 
     def _sql(self, statement: str) -> pa.Table:
-        database = LockedDuckDB(threads=_THREADS, memory="2GB")
-        try:
+        with LockedDuckDB(threads=_THREADS, memory="2GB") as database:
             named = sources_of(statement)
             for name, empty in VIEWS.items():
                 # A view that is not named is there for DuckDB's suggestions only.
@@ -260,8 +218,6 @@ class StoredRun:
             for name, derived in DERIVED.items():
                 database.view(name, derived.sql)
             return database.query(statement)
-        finally:
-            database.close()
 
     def deliveries(self) -> pa.Table:
         events = self.read("groups", ["group_id", "event", "delivery_seq", "min_version"])
@@ -269,7 +225,6 @@ class StoredRun:
         return given.select(_DELIVERIES.names).sort_by("delivery_seq")
 
     def decided(self) -> pa.ChunkedArray:
-        """Ids of the groups that were kept or dropped."""
         events = self.read("groups", ["group_id", "event"])
         found = events.filter(pc.equal(events.column("event"), "decided"))
         return found.column("group_id")
@@ -289,7 +244,6 @@ class StoredRun:
 
 
 def is_intact(run: RunDir, file: PartFile) -> bool:
-    """Whether a part is there with the bytes that its commit says."""
     try:
         content = run.read(file.path)
     except OSError:
@@ -298,16 +252,5 @@ def is_intact(run: RunDir, file: PartFile) -> bool:
 
 
 def query(run_dir: str | Path, sql: str) -> pa.Table:
-    """SQL over a run directory, one SELECT over its tables.
-
-    Those are `sequences`, `rollouts`, `turns`, `messages`, `groups`, `tasks` and `deliveries`.
-    Raises UserError for SQL that is not one SELECT or does not bind, StorageError for damaged
-    parts, NotFoundError and SchemaError as `StoredRun`.
-    """
+    """One SELECT over the views of a run directory. Raises as `StoredRun` and its `sql`."""
     return StoredRun(run_dir).sql(sql)
-
-
-def parquet_rows(run: RunDir, file: PartFile) -> int:
-    """Rows that a file's footer counts."""
-    with run.open(file.path) as source:
-        return int(pq.read_metadata(source).num_rows)

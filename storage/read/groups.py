@@ -1,7 +1,5 @@
 """Finds a group's sequences in the parts and gives the rows as one batch.
 
-It knows which row groups of which files hold it.
-
 The index holds a few numbers per group, read from the key columns only. Rows come sorted by
 (sample_index, segment), which makes the batch of a group the same whatever parts its members lie in
 and however often it is read. A bounded cache keeps rows that were just committed, since a group is
@@ -23,9 +21,8 @@ import pyarrow.parquet as pq
 
 from prorl.errors import NotFoundError, StorageError
 from prorl.schema import ROUTING, SEQUENCES
-from prorl.storage.files.commit_files import Commit
-from prorl.storage.files.layout import PartFile, RunDir
-from prorl.storage.files.part_reader import PartReader
+from prorl.storage.files.layout import Commit, PartFile, RunDir
+from prorl.storage.files.part_reader import PartReader, rows_of
 from prorl.storage.files.parts import row_groups
 
 CACHE_BYTES = 32 << 20
@@ -58,7 +55,6 @@ class Found(NamedTuple):
 
 
 def read_keys(run: RunDir, file: PartFile, commit_seq: int) -> GroupKeys:
-    """Read the key column of a `sequences` file. Raises StorageError."""
     with PartReader(run, file) as part:
         ids = part.read(columns=["group_id"]).column("group_id").to_numpy()
         sizes = part.row_group_sizes
@@ -92,9 +88,8 @@ class GroupIndex:
     def add_written(
         self, file: PartFile, rows: pa.Table, commit_seq: int, routing: PartFile | None = None
     ) -> None:
-        """Index a `sequences` part that was just written from `rows`, and its routing.
-
-        The rows are remembered while there is room.
+        """Index a `sequences` part that was just written from `rows`, and its routing. The rows are
+        remembered while there is room.
         """
         if routing is not None:
             self._routing[routing.path] = (routing, commit_seq)
@@ -102,7 +97,14 @@ class GroupIndex:
         sizes = [stop - start for start, stop in row_groups(rows)]
         self._add(GroupKeys(file, commit_seq, _by_row_group(ids, sizes)))
         for group_id in np.unique(ids).tolist():
-            self._remember((group_id, file.path), _of_group(rows, group_id))
+            self._cache[group_id, file.path] = group = _of_group(rows, group_id)
+            self.cached_bytes += group.nbytes
+        while self.cached_bytes > self.cache_bytes:
+            self._drop(next(iter(self._cache)))
+
+    def _drop(self, key: tuple[int, str]) -> None:
+        if (rows := self._cache.pop(key, None)) is not None:
+            self.cached_bytes -= rows.nbytes
 
     def _add(self, keys: GroupKeys) -> None:
         number = len(self._files)
@@ -115,9 +117,8 @@ class GroupIndex:
             self._where.setdefault(group_id, []).append(GroupRows(number, tuple(numbers)))
 
     def look(self, commits: Sequence[Commit] | None = None) -> Found:
-        """The directory as it is, or as `commits` say, with the keys of new files.
-
-        Blocking; may run on any thread. Raises StorageError.
+        """The directory as it is, or as `commits` say, with the keys of new files. Blocking; may
+        run on any thread. Raises StorageError.
         """
         commits = self.run.commits() if commits is None else commits
         known = {keys.file.path for keys in self._files}
@@ -156,36 +157,21 @@ class GroupIndex:
         self._files, self._where = [], {}
         for keys in (*files, *pending):
             self._add(keys)
-        self._forget_gone()
-
-    def _forget_gone(self) -> None:
-        """Drop cached rows of files that are not indexed any more."""
         there = {keys.file.path for keys in self._files}
-        for group_id, path in [key for key in self._cache if key[1] not in there]:
-            self.cached_bytes -= self._cache.pop((group_id, path)).nbytes
-
-    def _remember(self, key: tuple[int, str], rows: pa.Table) -> None:
-        self._cache[key] = rows
-        self.cached_bytes += rows.nbytes
-        while self.cached_bytes > self.cache_bytes and self._cache:
-            _, dropped = self._cache.popitem(last=False)
-            self.cached_bytes -= dropped.nbytes
+        for key in [key for key in self._cache if key[1] not in there]:
+            self._drop(key)
 
     def forget(self, group_ids: Iterable[int]) -> None:
-        """Drop cached rows of groups that will not be read soon: dropped or served ones.
-
-        The index stays.
+        """Drop cached rows of groups that will not be read soon: dropped or served ones. The index
+        stays.
         """
         for group_id in group_ids:
             for part in self._where.get(group_id, ()):
-                key = (group_id, self._files[part.file].file.path)
-                if (rows := self._cache.pop(key, None)) is not None:
-                    self.cached_bytes -= rows.nbytes
+                self._drop((group_id, self._files[part.file].file.path))
 
     def read(self, group_id: int) -> pa.RecordBatch:
-        """All sequences of a group, sorted by (sample_index, segment).
-
-        Raises NotFoundError when no part has any.
+        """All sequences of a group, sorted by (sample_index, segment). Raises NotFoundError when no
+        part has any.
         """
         rows = self._looking_again(lambda: self._read(group_id))
         order = pc.sort_indices(
@@ -198,17 +184,12 @@ class GroupIndex:
     def routing(self, group_id: int) -> pa.Table:
         """What the table `routing` has of a group, in the order of `read`. Raises as `read`."""
         rollouts = self.read(group_id).column("rollout_id").unique().to_pylist()
-        return self._looking_again(lambda: self._read_routing(rollouts))
-
-    def _read_routing(self, rollouts: Sequence[int]) -> pa.Table:
-        found = [ROUTING.empty_table()]
-        for rollout in rollouts:
-            for file, _ in self._routing.values():
-                if file.first <= rollout <= file.last:
-                    with PartReader(self.run, file) as part:
-                        rows = part.read(part.row_groups_with(rollout))
-                    found.append(rows.filter(pc.field("rollout_id") == rollout))
-        return pa.concat_tables(found)
+        files = [file for file, _ in self._routing.values()]
+        return self._looking_again(
+            lambda: pa.concat_tables(
+                [rows_of(self.run, files, ROUTING, rollout) for rollout in rollouts]
+            )
+        )
 
     def _looking_again(self, read: Callable[[], pa.Table]) -> pa.Table:
         try:
@@ -238,10 +219,9 @@ class GroupIndex:
     def _row_groups(self, file: PartFile, where: GroupRows) -> pa.Table:
         with PartReader(self.run, file, self._footers.pop(file.path, None)) as part:
             self._footers[file.path] = part.footer
-            rows = part.read(list(where.row_groups))
-        while len(self._footers) > FOOTERS:
-            self._footers.popitem(last=False)
-        return rows
+            if len(self._footers) > FOOTERS:
+                self._footers.popitem(last=False)
+            return part.read(list(where.row_groups))
 
 
 def _of_group(rows: pa.Table, group_id: int) -> pa.Table:

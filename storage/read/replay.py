@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.groups import GroupIndex
-from prorl.storage.serve.order import Given, Wanted, bounded, check_seq
+from prorl.storage.serve.delivery import Given, Wanted, bounded, check_seq
 
 
 class ReplayOrder:
@@ -61,7 +61,6 @@ class ReplayOrder:
 
 
 def delivery_order(stored: StoredRun) -> list[int]:
-    """Group ids in the order in which a replay serves them."""
     events = stored.read(
         "groups", ["event_seq", "group_id", "event", "kept", "delivery_seq"]
     ).sort_by("event_seq")
@@ -82,7 +81,6 @@ def _ids(events: pa.Table) -> list[int]:
 
 
 def group_bytes(stored: StoredRun) -> dict[int, int]:
-    """About how many bytes of Arrow data each group's sequences are."""
     rows = stored.read("rollouts", ["group_id", "num_tokens", "num_sampled"])
     sums = (
         pa.table({"group": rows.column("group_id"), "bytes": estimate_bytes(rows)})
@@ -95,22 +93,18 @@ def group_bytes(stored: StoredRun) -> dict[int, int]:
 
 
 def estimate_bytes(rollouts: pa.Table) -> pa.ChunkedArray:
-    """Arrow bytes of each rollout's sequences, from its counts.
-
-    4 per token, 4 per logprob, some for keys and spans.
-    """
+    """Arrow bytes of each rollout's sequences, about: 4 a token, 4 a logprob, keys and spans."""
     tokens = pc.add(rollouts.column("num_tokens"), rollouts.column("num_sampled")).cast(pa.int64())
     return pc.add(pc.multiply(tokens, 4), 256)
 
 
 def stored_index(stored: StoredRun) -> GroupIndex:
-    """Where each group of a stored run lies."""
     index = GroupIndex(stored.directory)
     index.take_over(index.look(stored.commits))
     return index
 
 
 def open_replay(where: str | Path) -> tuple[ReplayOrder, GroupIndex]:
-    """Order and data of a run directory. Raises NotFoundError or SchemaError as `StoredRun`."""
+    """Raises as `StoredRun`."""
     stored = StoredRun(where)
     return ReplayOrder(stored), stored_index(stored)

@@ -53,5 +53,4 @@ def below(root: str | Path, name: str) -> str:
 
 
 def is_url(where: str | Path) -> bool:
-    """Whether it is a URL, and not a path of this host's filesystem."""
     return "://" in str(where)

@@ -1,6 +1,4 @@
-"""A DuckDB that only reads what it was given.
-
-No files, no network, no settings, one SELECT at a time, stopped at a deadline.
+"""A DuckDB that only reads what it was given: one SELECT at a time, stopped at a deadline.
 
 Users' SQL (a run's filter, `prorl sql`) runs inside our processes, so everything that is not a
 query over registered tables must fail: external access is off, Python variables are not tables, the
@@ -35,7 +33,7 @@ _SOURCE = "reading the stream registered as "
 
 
 def _said(error: duckdb.Error) -> str:
-    """What went wrong and DuckDB's suggestions, without the picture of the statement."""
+    """With DuckDB's suggestions, without its picture of the statement."""
     lines = itertools.takewhile(
         lambda line: not line.startswith("LINE "), str(error).strip().splitlines()
     )
@@ -44,7 +42,6 @@ def _said(error: duckdb.Error) -> str:
 
 def _text(statement: duckdb.Statement) -> str:
     """Without its semicolon and what follows it, a comment say: that would end up inside of ours.
-
     Places are bytes.
     """
     text = str(statement.query)
@@ -74,7 +71,7 @@ class LockedDuckDB:
             self._connection.execute(setting)
 
     def register(self, name: str, source: Any) -> None:
-        """Make an Arrow table, batch or dataset readable as `name`; replaces an earlier one."""
+        """An Arrow table, batch or dataset; replaces an earlier one."""
         self._connection.register(name, source)
 
     def view(self, name: str, sql: str) -> None:
@@ -82,25 +79,19 @@ class LockedDuckDB:
         self._connection.execute(f'create or replace view "{name}" as {sql}')
 
     def bind(self, sql: str) -> Mapping[str, str]:
-        """Columns and types that a SELECT would give, without running it.
-
-        Raises `error` when it does not bind.
-        """
+        """Columns and types that a SELECT would give. Raises `error` when it does not bind."""
         try:
             relation = self._connection.sql(self._one_select(sql))
-            return dict(
-                zip(relation.columns, (str(dtype) for dtype in relation.types), strict=True)
-            )
+            return dict(zip(relation.columns, map(str, relation.types), strict=True))
         except duckdb.Error as error:
             raise self._refuse(error) from None
 
     def query(
         self, sql: str, timeout_s: float | None = None, *, rows: int = 0, columns: str = "*"
     ) -> pa.Table:
-        """Run one SELECT; its first `rows` if given, projected to `columns`.
-
-        An answer lies outside DuckDB's memory limit. Raises `error` for anything else and for what
-        fails or still runs at `timeout_s`; StorageError when what is registered cannot be read.
+        """Run one SELECT; its first `rows` if given, projected to `columns`. An answer lies outside
+        DuckDB's memory limit. Raises `error` for anything else and for what fails or still runs at
+        `timeout_s`; StorageError when what is registered cannot be read.
         """
         statement = self._cut(sql, rows, columns)
         with self._running(timeout_s):
@@ -166,3 +157,9 @@ class LockedDuckDB:
 
     def close(self) -> None:
         self._connection.close()
+
+    def __enter__(self) -> LockedDuckDB:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,7 +1,5 @@
 """Checks a run directory against its own words: hashes, row counts, invariants, order.
 
-Reads everything once; changes nothing.
-
 A finding is one line about one file or row. No finding means: commits are dense; every named file
 is there with the size, hash and rows that its commit says; nothing that no commit names lies
 between them; no rollout, sequence or event is stored twice; sequences belong to completed rollouts,
@@ -23,13 +21,13 @@ import pyarrow.compute as pc
 from prorl.errors import SchemaError, StorageError
 from prorl.schema import APPENDED, SCORED, TABLES
 from prorl.schema.sequences import validate_sequences
-from prorl.storage.files.commit_files import Commit
 from prorl.storage.files.durable import TEMP_MARK
 from prorl.storage.files.layout import (
     COMMITS,
     EMPTY,
     MANIFEST,
     PARTIAL,
+    Commit,
     PartFile,
     RunDir,
     manifest_digest,
@@ -43,10 +41,7 @@ from prorl.storage.read.sql import LockedDuckDB
 
 
 def verify(where: str | Path) -> list[Finding]:
-    """Everything that is wrong with a run directory; empty = nothing.
-
-    Raises NotFoundError when it is none, SchemaError when newer.
-    """
+    """Raises as `StoredRun`."""
     stored = StoredRun(where)
     run = stored.directory
     findings = [*_manifest(stored), *_commits(stored.commits), *_strays(run, stored.commits)]
@@ -83,10 +78,7 @@ def _manifest(stored: StoredRun) -> Iterator[Finding]:
 
 
 def _commit(stored: StoredRun, commit: Commit) -> Iterator[Finding]:
-    """Whether a commit is what a writer can have written.
-
-    Its own name, its run, its part's files, in the bytes that it has.
-    """
+    """Whether a commit is what a writer can have written."""
     run, name = stored.directory, commit.name
     where = f"{COMMITS}/{name}"
     if not run.has(where) or run.read(where) != commit.dumps():
@@ -101,10 +93,7 @@ def _commit(stored: StoredRun, commit: Commit) -> Iterator[Finding]:
 
 
 def _by_itself(run: RunDir, path: str, schema: pa.Schema) -> Iterator[Finding]:
-    """Check a file that no commit names: it says a digest of its rows itself.
-
-    An empty part has none.
-    """
+    """A file that no commit names says a digest of its rows itself; an empty part has none."""
     if not path.endswith(".parquet") or not run.has(path):
         return
     try:
@@ -185,8 +174,6 @@ def _invalid(file: PartFile, rows: pa.Table) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is not as it should be."""
-
     where: str
     what: str
 
@@ -196,9 +183,6 @@ class Finding:
 
 _QUERIES = {
     "rollouts": {
-        "rollout {0} is stored {1} times": (
-            "select rollout_id, count(*) from rollouts group by 1 having count(*) > 1"
-        ),
         "rollout {0} is completed but its class is {1!r}": (
             """
             select rollout_id, failure_class from rollouts
@@ -209,9 +193,6 @@ _QUERIES = {
         ),
     },
     "sequences": {
-        "sequence {0} is stored {1} times": (
-            "select sequence_id, count(*) from sequences group by 1 having count(*) > 1"
-        ),
         "rollout {0} counts {1} sequences and {2} tokens, stored are {3} and {4}": (
             """
             select rollout_id, num_sequences, num_tokens, coalesce(n, 0), coalesce(t, 0)
@@ -237,9 +218,6 @@ _QUERIES = {
         ),
     },
     "groups": {
-        "event {0} is stored {1} times": (
-            "select event_seq, count(*) from groups group by 1 having count(*) > 1"
-        ),
         "group {0} was decided {1} times": (
             "select group_id, count(*) from groups where event = 'decided' group by 1 having"
             " count(*) > 1"
@@ -273,34 +251,40 @@ _QUERIES = {
             " (rollout_id)"
         ),
     },
-    "tasks": {
-        "task of group {0} is stored {1} times": (
-            "select group_id, count(*) from tasks group by 1 having count(*) > 1"
-        )
-    },
 }
-"""Per table: what is wrong -> rows for which it is.
-
-`sequences` here is its scalar columns and num_tokens.
+"""Per table: what is wrong -> rows for which it is. `sequences` here is its scalar columns and
+num_tokens.
 """
 
+
+_ONCE = {
+    "rollouts": "rollout_id",
+    "sequences": "sequence_id",
+    "groups": "event_seq",
+    "tasks": "group_id",
+}
+"""What a row of a table is known by."""
 
 _MOST = 20
 """Rows that one rule reports."""
 
 
 def broken_rules(stored: StoredRun) -> Iterator[Finding]:
-    database = LockedDuckDB(memory="2GB")
-    try:
+    with LockedDuckDB(memory="2GB") as database:
         for table in ("rollouts", "turns", "groups", "tasks", *APPENDED):
             database.register(table, stored.view(table))
         database.register("sequences", _sequence_counts(stored))
+        for table, key in _ONCE.items():
+            twice = (
+                f"select {key}, count(*) as n from {table} group by 1 having n > 1 limit {_MOST}"
+            )
+            for row in database.query(twice).to_pylist():
+                what = f"{key.rpartition('_')[0]} {row[key]} is stored {row['n']} times"
+                yield Finding(where=table, what=what)
         for table, rules in _QUERIES.items():
             for text, sql in rules.items():
                 for row in database.query(f"{sql} limit {_MOST}").to_pylist():
                     yield Finding(where=table, what=text.format(*row.values()))
-    finally:
-        database.close()
 
 
 def _sequence_counts(stored: StoredRun) -> pa.Table:
@@ -309,14 +293,9 @@ def _sequence_counts(stored: StoredRun) -> pa.Table:
     schema = pa.schema(
         [TABLES["sequences"].field(name) for name in keys] + [("num_tokens", pa.int64())]
     )
-    counted = [
-        pa.RecordBatch.from_arrays(
-            [
-                *(batch.column(name) for name in keys),
-                pc.list_value_length(batch.column("token_ids")).cast(pa.int64()),
-            ],
-            schema=schema,
-        )
-        for batch in batches
-    ]
+    counted = []
+    for batch in batches:
+        num_tokens = pc.list_value_length(batch.column("token_ids")).cast(pa.int64())
+        columns = [*(batch.column(name) for name in keys), num_tokens]
+        counted.append(pa.RecordBatch.from_arrays(columns, schema=schema))
     return pa.Table.from_batches(counted, schema)

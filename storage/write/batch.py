@@ -1,7 +1,5 @@
 """What waits to be written for one run, and when it must be: the writer's bounded inbox.
 
-Pure state on the event loop, no I/O.
-
 Bounded by credit: rows come from an `Inlet`, which grants no more than its slots; terminal rows,
 tasks and group events come from the gateway, as many as it has. Rows are keyed by their attempt, so
 that one that is sent twice waits once; what the gateway says twice is known by its seq.
@@ -41,11 +39,10 @@ class WaitingRow:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Rows of a part are sorted by (group, sample)."""
+        """Of the rows of a part: by group, then sample."""
         return self.row.value("group_id"), self.row.value("sample_index")
 
     def ack(self) -> None:
-        """Tell everybody who waits that its fate is durable."""
         for ack in self.acks:
             ack()
 
@@ -68,19 +65,9 @@ class PendingPart:
     def knows(self, key: AttemptKey) -> WaitingRow | None:
         return self.rows.get(key)
 
-    def add_row(self, key: AttemptKey, row: Row, ack: Ack, num_bytes: int) -> None:
-        self.rows[key] = WaitingRow(key=key, row=row, acks=[ack])
-        self.num_bytes += num_bytes
-
-    def add_terminal(self, terminal: Terminal) -> None:
-        self.terminals[terminal.rollout_id] = terminal
-
 
 def part_tables(batch: PendingPart) -> dict[str, pa.Table]:
-    """Every table's rows of a batch, in the order of `TABLES`; tables without rows are left out.
-
-    One copy of the tokens.
-    """
+    """The rows of every table that has any, in the order of `TABLES`; copies tokens once."""
     found: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
     if batch.rows:
         ordered = sorted(batch.rows.values(), key=lambda waiting: waiting.order)
@@ -103,36 +90,28 @@ _COMMITTED = ("rollout_id", "attempt", "reward", "failure_code", *_SUMMARY)
 def commit_request(
     part: str, files: Iterable[PartFile], batch: PendingPart, rows: Mapping[str, pa.Table]
 ) -> CommitPart:
-    """The `commit` request for a batch whose tables are `rows`."""
     rollouts = rows["rollouts"].select(_COMMITTED).to_pylist() if batch.rows else []
     return CommitPart(
         part=part,
         files=tuple(files),
         rollouts=tuple(
-            _committed(**row) for row in rollouts if row["rollout_id"] not in batch.terminals
+            CommittedRollout(
+                rollout_id=row["rollout_id"],
+                attempt=row["attempt"],
+                reward=row["reward"],
+                failure_code=FailureCode(row["failure_code"]),
+                summary=TrajectorySummary(**{name: row[name] for name in _SUMMARY}),
+            )
+            for row in rollouts
+            if row["rollout_id"] not in batch.terminals
         ),
         terminals=tuple(batch.terminals),
         outbox_upto=batch.outbox_upto,
     )
 
 
-def _committed(
-    *, rollout_id: int, attempt: int, reward: float, failure_code: str, **summary: int
-) -> CommittedRollout:
-    return CommittedRollout(
-        rollout_id=rollout_id,
-        attempt=attempt,
-        reward=reward,
-        failure_code=FailureCode(failure_code),
-        summary=TrajectorySummary(**summary),
-    )
-
-
 class GroupCounts:
-    """Says when the last member of a group has come.
-
-    So a waiting trainer need not wait for the timer.
-    """
+    """Says when the last member of a group has come: a trainer need not wait for the timer."""
 
     def __init__(self, default_size: int) -> None:
         self._default = default_size

@@ -1,10 +1,7 @@
-"""SCORED rows -> rows of the tables.
-
-Nested lists are flattened without copying a token; offsets of slices are rebased.
+"""SCORED rows -> rows of the tables, without copying a token; and which rows may be committed.
 
 `tables` is vectorised over a batch: one Arrow call per column, whatever the number of rows. `judge`
-says which rows may be committed; it is the last gate before a row trains. Nothing here decides a
-rollout's fate and nothing touches a file.
+is the last gate before a row trains.
 """
 
 from __future__ import annotations
@@ -37,10 +34,9 @@ from prorl.types import FAILURE_CLASS, FailureCode, Json, RolloutState, SpanKind
 
 
 def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-    """The `sequences`, `rollouts`, `turns` and `messages` rows of SCORED rows that have no problem.
-
-    In the order of the batch. A trajectory without a sampled token has no sequences: nothing of it
-    can train, and its reward must not enter its siblings' advantages.
+    """The rows of SCORED rows that have no problem, in the order of the batch. A trajectory without
+    a sampled token has no sequences: nothing of it can train, and its reward must not enter its
+    siblings' advantages.
     """
     sequences, parents = sequences_of(batch)
     sampled = np.bincount(parents, weights=lengths_of(sequences.column("logprobs")))
@@ -78,7 +74,6 @@ def _rollouts(
 
 
 def _failure_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """How each trajectory failed, if it did; what EVAL says of it stands before what RUN said."""
     codes = effective_codes(batch)
     return {
         "failure_class": pa.array([FAILURE_CLASS[code].value for code in codes]),
@@ -130,10 +125,7 @@ def _logprob_sums(sequences: pa.RecordBatch, parents: np.ndarray[Any, Any], rows
 def _versions(
     batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndarray[Any, Any]
 ) -> tuple[Any, Any]:
-    """Lowest and highest version that sampled a token of each row.
-
-    The lease's own where nothing was sampled.
-    """
+    """Lowest and highest version that sampled a token of each row; else the lease's own."""
     spans = sequences.column("span_version")
     owners = parents[parents_of(spans)] if len(parents) else np.zeros(0, np.int64)
     versions = spans.flatten().to_numpy()
@@ -209,7 +201,7 @@ def _grader_messages(batch: pa.RecordBatch) -> pa.StructArray:
 
 
 def terminal_rows(terminals: Iterable[Terminal]) -> pa.Table:
-    """`rollouts` rows of rollouts that ended without a trajectory."""
+    """Of rollouts that ended without a trajectory."""
     blank = {field.name: _nothing(field) for field in ROLLOUTS}
     blank |= {"committed_at": datetime.now(UTC)}
     blank |= msgspec.structs.asdict(TrajectorySummary())
@@ -218,7 +210,6 @@ def terminal_rows(terminals: Iterable[Terminal]) -> pa.Table:
 
 
 def _nothing(field: pa.Field) -> Json:
-    """What a column holds where there is no trajectory."""
     if field.nullable:
         return None
     if pa.types.is_list(field.type):
@@ -264,7 +255,6 @@ def sequences_of(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any,
 
 
 def batch_of(columns: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch:
-    """The columns that a schema names, in its order."""
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
@@ -273,27 +263,20 @@ def lengths_of(lists: pa.ListArray) -> np.ndarray[Any, Any]:
 
 
 class RowVerdict(NamedTuple):
-    """What becomes of a SCORED row: committed, or kept in `partial/`.
-
-    With a problem it is reported as invalid, too.
-    """
-
     committable: bool
+    """Else it is kept in `partial/`."""
     problem: str
+    """Why it is reported as invalid, too."""
 
 
 def judge(batch: pa.RecordBatch) -> list[RowVerdict]:
     """One verdict per SCORED row. Never raises for what is in a row."""
     try:
         with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
-            wanted = [FAILURE_CLASS[code].trains for code in effective_codes(batch)]
-            found = [
-                problem if want else ""
-                for want, problem in zip(wanted, problems(batch), strict=True)
-            ]
+            trains = [FAILURE_CLASS[code].trains for code in effective_codes(batch)]
             return [
-                RowVerdict(want and not problem, problem)
-                for want, problem in zip(wanted, found, strict=True)
+                RowVerdict(does and not problem, problem if does else "")
+                for does, problem in zip(trains, problems(batch), strict=True)
             ]
     except RolloutError as error:
         if batch.num_rows == 1:
@@ -332,10 +315,7 @@ def _reward_problems(batch: pa.RecordBatch) -> list[str]:
 
 
 def _nulls(batch: pa.RecordBatch) -> str:
-    """Names of columns and struct children that hold nulls.
-
-    Arrow's own validation lets them through.
-    """
+    """Columns and struct children that hold nulls: Arrow's own validation lets them through."""
 
     def walk(name: str, array: pa.Array) -> Iterable[str]:
         if array.null_count:

@@ -1,7 +1,4 @@
-"""What a trainer says of a checkpoint, checked where it comes in.
-
-The chain of a checkpoint's parents is asked for by SQL.
-"""
+"""What a trainer says of a checkpoint, checked where it comes in."""
 
 from __future__ import annotations
 
@@ -40,9 +37,8 @@ class Recorded(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Consumer and checkpoint, by which the record is known: said again, it adds nothing.
-
-        The first "/" ends the consumer, which has none of its own.
+        """Consumer and checkpoint, by which the record is known: said again, it adds nothing. The
+        first "/" ends the consumer, which has none of its own.
         """
         consumer, checkpoint = (
             str(self.rows.column(name)[0].as_py()) for name in ("consumer", "checkpoint")
@@ -83,7 +79,7 @@ def read_recorded(body: bytes) -> Recorded:
 
 
 def recorded_run(body: bytes) -> str:
-    """The run that a `record` body is about, as `read_recorded` finds it; else empty."""
+    """The run that a `record` body is about; empty for no such body."""
     try:
         return _run_of(pa.ipc.open_stream(body).schema)
     except ARROW_ERRORS:

@@ -1,7 +1,5 @@
 """Makes trajectories durable, and acks them afterwards.
 
-SCORED rows -> Parquet parts -> one commit in the control log -> a published commit -> acks.
-
     collect -> sort out -> reserve -> write parts -> commit -> commits/<seq>.json -> published ->
     ack
 
@@ -45,9 +43,8 @@ from prorl.errors import FencedError, StorageError
 from prorl.flight.queues import wire_bytes
 from prorl.linux.failpoints import failpoint
 from prorl.schema.rows import Row, stack
-from prorl.storage.files.commit_files import Commit
 from prorl.storage.files.durable import WriteDurably, write_durably
-from prorl.storage.files.layout import PARTIAL, PartFile, RunDir
+from prorl.storage.files.layout import PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.files.objects import remove
 from prorl.storage.files.parts import empties, encode, encode_partial, part_file
 from prorl.storage.write.batch import (
@@ -75,9 +72,8 @@ class ControlPort(Protocol):
     """The control stream as the writer uses it (`prorl.flight.control_client.ControlClient`)."""
 
     async def request(self, asked: Request[ReplyT], *, run_id: str = "") -> ReplyT:
-        """Ask; the reply, over as many connections as it takes.
-
-        Raises FencedError and other errors of `prorl.errors`.
+        """Ask; the reply, over as many connections as it takes. Raises FencedError and other errors
+        of `prorl.errors`.
         """
 
     def emit(self, payload: Payload, key: AttemptKey, *, stage: str = "", code: str = "") -> None:
@@ -85,7 +81,7 @@ class ControlPort(Protocol):
 
 
 class Written(NamedTuple):
-    """A part that the log has committed, with its rows."""
+    """A part that the log has committed."""
 
     commit: Commit
     tables: Mapping[str, pa.Table]
@@ -119,9 +115,8 @@ class RunWriter:
         on_commit: Callable[[Written], None] = lambda written: None,
         write: WriteDurably = write_durably,
     ) -> None:
-        """`eager`: flush at the last member of a group, because somebody waits for it.
-
-        `on_commit` runs before the rows are acked.
+        """`eager`: flush at the last member of a group, because somebody waits for it. `on_commit`
+        runs before the rows are acked.
         """
         self.directory, self.run_id = directory, run_id
         self._control, self._write_file, self._on_commit = control, write, on_commit
@@ -140,13 +135,12 @@ class RunWriter:
         return list(self._flying.rows)
 
     async def open(self, news: RunNews) -> None:
-        """Make the directory as the log says it is; once, before `run`.
-
-        What nobody committed is removed, what is committed is published. Raises
-        ForeignDirectoryError, before anything is touched, for one that the log does not know.
+        """Make the directory as the log says it is; once, before `run`. What nobody committed is
+        removed, what is committed is published. Raises ForeignDirectoryError, before anything is
+        touched, for one that the log does not know.
         """
         await asyncio.to_thread(self._prepare, news)
-        self._compacted_upto = await asyncio.to_thread(self.directory.compacted_upto)
+        self._compacted_upto = (await asyncio.to_thread(self.directory.compacted)).last
         for missing in news.unpublished:
             commit = Commit(
                 commit_seq=missing.commit_seq,
@@ -166,17 +160,18 @@ class RunWriter:
             log.info("removed what no commit names", extra={"run": self.run_id, "files": removed})
 
     def add(self, key: AttemptKey, row: Row, ack: Ack, num_bytes: int = 0) -> None:
-        """A SCORED row; `ack` is called once its fate is durable. `num_bytes`: if known."""
+        """`ack` is called once the row's fate is durable. `num_bytes`: if known."""
         known = self._flying.knows(key) or self._waiting.knows(key)
         if known is not None:
             known.acks.append(ack)
             return
-        self._waiting.add_row(key, row, ack, num_bytes or wire_bytes(row.as_batch))
+        self._waiting.rows[key] = WaitingRow(key=key, row=row, acks=[ack])
+        self._waiting.num_bytes += num_bytes or wire_bytes(row.as_batch)
         self._member(row.value("group_id"), row.value("sample_index"))
         self._touch()
 
     def add_terminal(self, terminal: Terminal) -> None:
-        self._waiting.add_terminal(terminal)
+        self._waiting.terminals[terminal.rollout_id] = terminal
         self._member(terminal.group_id, terminal.sample_index)
         self._touch()
 
@@ -205,10 +200,7 @@ class RunWriter:
         self._arrived.set()
 
     async def run(self) -> None:
-        """Write batch after batch until drained.
-
-        Raises StorageError when the process must start again.
-        """
+        """Until drained. Raises StorageError when the process must start again."""
         while True:
             await self._arrived.wait()
             if not self._waiting and self._draining:
@@ -225,13 +217,10 @@ class RunWriter:
             self._flying = PendingPart()
 
     async def _wait_until_due(self) -> None:
-        """Wait so that at most one part comes per `flush_s`, unless somebody waits or memory does.
-
-        The first row after a pause goes almost at once.
+        """At most one part comes per `flush_s`, unless somebody waits or memory does. The first row
+        after a pause goes almost at once, with those that come together with it.
         """
         loop = asyncio.get_running_loop()
-        # The later of two moments: a part's length after the last flush, and a moment from now, so
-        # that rows which come together after a pause share a part.
         try:
             async with asyncio.timeout_at(
                 max(self._last_flush + self._flush_s, loop.time() + min(LINGER_S, self._flush_s))
@@ -264,7 +253,7 @@ class RunWriter:
             await self._to_partial(cut)
 
     async def _uncommittable(self) -> list[WaitingRow]:
-        """Take out the rows that may not be committed, and report the invalid ones."""
+        """Take these out, and report the invalid ones."""
         waiting_rows = list(self._flying.rows.values())
         if not waiting_rows:
             return []
@@ -286,10 +275,7 @@ class RunWriter:
         ]
 
     async def _reserve(self) -> _Refused:
-        """Reserve every row; those that are refused are taken out.
-
-        Those that are durable already are acked.
-        """
+        """Take out the rows that the log refuses, and ack those that are durable already."""
         if not self._flying.rows:
             return _Refused(0, [])
         asked = Reserve(attempts=tuple(self._flying.rows))
@@ -313,7 +299,6 @@ class RunWriter:
             waiting.ack()
 
     async def _store_part(self) -> _Part:
-        """Write one file per table that has rows."""
         name = f"part-{uuid.uuid4().hex[:16]}"
         found = await asyncio.to_thread(part_tables, self._flying)
         files = []
@@ -340,11 +325,7 @@ class RunWriter:
                 await asyncio.sleep(FULL_DISK_WAIT_S)
 
     async def _commit(self, part: _Part) -> tuple[Commit | None, list[WaitingRow]]:
-        """One transaction of the log.
-
-        No commit when it refused a row: then nothing was committed, and that row is out of the
-        batch.
-        """
+        """One transaction of the log; no commit when it refused a row, which is out then."""
         try:
             asked = commit_request(part.name, part.files, self._flying, part.tables)
             answer = await self._control.request(asked, run_id=self.run_id)

@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from prorl.control import GroupEventRow, Terminal
 from prorl.schema.fields import SCHEMA_VERSION
-from prorl.storage.files.commit_files import Commit
 from prorl.storage.files.durable import write_durably
-from prorl.storage.files.layout import MANIFEST, RunDir
+from prorl.storage.files.layout import MANIFEST, Commit, RunDir
 from prorl.storage.files.parts import empties, encode, part_file
 from prorl.storage.write.convert import event_rows, tables, terminal_rows
 

@@ -1,7 +1,7 @@
-"""Run as a program: kill something that rewrites a run at its k-th step, for many k; look at it
+"""Run as a program: kill something that writes a run at its k-th step, for many k; look at it
 as a reader would, let a second one finish, look again. Prints the last k.
 
-    python -m tests.storage.kill_script compact|score ROOT FIRST STRIDE
+    python -m tests.storage.kill_script write|compact|score ROOT FIRST STRIDE
 
 A process of its own because it forks before any thread exists.
 """
@@ -35,6 +35,17 @@ class Steps:
         if self._left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def removing(self, run: RunDir) -> RunDir:
+        """A step before each removal."""
+        remove = run.fs.rm_file
+
+        def removing(path: str) -> None:
+            self("remove")
+            remove(path)
+
+        run.fs.rm_file = removing
+        return run
+
     def around(self, write: WriteDurably) -> WriteDurably:
         """Three steps of each write: before it, half of it, after it."""
 
@@ -52,9 +63,9 @@ class Steps:
 
 def tidy(root: Path, steps: Steps) -> None:
     """Compact, remove what was replaced, merge what was appended."""
-    run, write = RunDir(root / "demo"), steps.around(write_durably)
-    compact(run, write=write, step=steps)
-    collect(run, grace_s=0, write=write, step=steps)
+    run, write = steps.removing(RunDir(root / "demo")), steps.around(write_durably)
+    compact(run, write=write)
+    collect(run, grace_s=0, write=write)
 
 
 def score(root: Path, steps: Steps) -> None:
@@ -62,10 +73,18 @@ def score(root: Path, steps: Steps) -> None:
     from tests.storage.killing import rescored
 
     rescored(root, steps, steps.around(write_durably))
-    collect(RunDir(root / "demo"), grace_s=0, step=steps)
+    collect(steps.removing(RunDir(root / "demo")), grace_s=0)
+
+
+def write(root: Path, steps: Steps) -> None:
+    """One life of a writer."""
+    from tests.storage.killing import written
+
+    written(root, steps, steps.around(write_durably))
 
 
 WORK: dict[str, Callable[[Path, Steps], None]] = {
+    "write": write,
     "compact": tidy,
     "score": score,
 }

@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 
 from prorl.analysis.annotations import annotate
-from prorl.control import TaskRow
+from prorl.control import Rows, TaskRow
 from prorl.envs import get_env
 from prorl.sandbox.spawn import spawned
 from prorl.schema import APPENDED, TRAINED
@@ -21,14 +21,17 @@ from prorl.schema.rows import row_hashes
 from prorl.stages.rescore import rescore
 from prorl.storage.files.durable import WriteDurably
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.appended import MANY, AppendedTable
-from prorl.storage.keep.scores import add_scores, read_scores
+from prorl.storage.keep.appended import MANY, AppendedTable, add_scores, read_scores
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.storage.write.convert import tables, task_rows
+from prorl.storage.write.writer import RunWriter
+from prorl.types import AttemptKey, FailureCode
+from tests.grown import only
 from tests.storage.compacting import content, expected_files, files, run_of_many_parts
-from tests.storage.directory import add_commit, new_run
-from tests.storage.rows import scored
+from tests.storage.control_log import FileLog
+from tests.storage.directory import add_commit, event, new_run
+from tests.storage.rows import scored, terminal
 
 Roots = Iterable[tuple[Path, Path]]
 """(as it was when it was killed, as a second one left it)."""
@@ -67,7 +70,62 @@ def to_be_scored(root: Path) -> None:
     add_commit(run, rows)
 
 
+ROLLOUTS = 6
+
+
+def to_be_written(root: Path) -> None:
+    """Six rollouts on their way, one ended without a trajectory, one group event."""
+    new_run(root)
+    (root / "acked").mkdir()
+    log = FileLog(root / "log.json")
+    log.accept(*((i, 1) for i in range(ROLLOUTS)))
+    log.end(terminal(7))
+    log.say(Rows(events=(event(0, 0, "decided"),)))
+
+
+def written(root: Path, step: Callable[[str], None], write: WriteDurably) -> None:
+    """A writer's life, to which everything that was not acked comes again."""
+    log, acked = FileLog(root / "log.json", hook=step), root / "acked"
+
+    def add(writer: RunWriter, rollout_id: int) -> None:
+        code = FailureCode.BACKEND_PROTOCOL if rollout_id == 5 else FailureCode.NONE
+        row, key = only(scored(rollout_id, code=code)), AttemptKey("demo", rollout_id, 1)
+        writer.add(key, row, (acked / str(rollout_id)).touch)
+
+    async def live() -> None:
+        directory = RunDir(root / "demo")
+        writer = RunWriter(directory, "demo", log, flush_s=0.0, flush_bytes=1 << 20, write=write)
+        await writer.open(log.news())
+        log.tell(writer)
+        task = asyncio.create_task(writer.run())
+        waiting = [i for i in range(ROLLOUTS) if not (acked / str(i)).exists()]
+        for rollout_id in waiting[:3]:
+            add(writer, rollout_id)
+        await asyncio.sleep(0.05)
+        for rollout_id in waiting[3:]:
+            add(writer, rollout_id)
+        writer.drain()
+        await task
+
+    asyncio.run(live())
+
+
+def check_written(_: Path, roots: Roots) -> None:
+    """Everything is stored once and acked, nothing is left over."""
+    for _, root in roots:
+        check_verified(RunDir(root / "demo"))
+        stored = StoredRun(root / "demo")
+        ids = stored.read("rollouts").column("rollout_id").to_pylist()
+        assert sorted(ids) == [0, 1, 2, 3, 4, 7]
+        assert stored.partial().column("rollout_id").to_pylist() == [5]
+        assert stored.read("groups").num_rows == 1
+        assert {path.name for path in (root / "acked").iterdir()} == set(map(str, range(ROLLOUTS)))
+        log = FileLog(root / "log.json")
+        assert (log.news().unpublished, log.state["outbox"]) == ((), [])
+
+
 MAKE: dict[str, Callable[[Path], object]] = {
+    "write": to_be_written,
     "compact": with_appended,
     "score": to_be_scored,
 }
@@ -143,6 +201,7 @@ def all_files(root: Path) -> list[str]:
 
 
 CHECK: dict[str, Callable[[Path, Roots], None]] = {
+    "write": check_written,
     "compact": check_compacted,
     "score": check_scored,
 }

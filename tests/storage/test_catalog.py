@@ -25,9 +25,8 @@ from prorl.schema import SEQUENCES, TABLES
 from prorl.schema.columns import leased_batch
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.schema.rows import row_hashes
-from prorl.storage.files.commit_files import Commit
 from prorl.storage.files.durable import write_durably
-from prorl.storage.files.layout import RunDir
+from prorl.storage.files.layout import Commit, RunDir
 from prorl.storage.files.part_reader import read_part
 from prorl.storage.files.parts import LARGE_GROUP_ROWS, LARGE_ROWS, encode, row_groups
 from prorl.storage.read.catalog import StoredRun, query
@@ -184,22 +183,6 @@ def test_sql_over_a_copied_directory(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == ["copy"]
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "copy rollouts to '{dir}/x.csv'",
-        "select * from '{dir}/demo/manifest.json'",
-        "create table t as select 1",
-        "select nothing from rollouts",
-    ],
-)
-def test_sql_can_only_read_the_tables(sql: str, tmp_path: Path) -> None:
-    run = new_run(tmp_path)
-    with pytest.raises(UserError):
-        query(run.root, sql.format(dir=tmp_path))
-    assert not (tmp_path / "x.csv").exists()
-
-
 def test_what_is_no_run_directory_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="is no run directory"):
         StoredRun(tmp_path / "nothing")
@@ -256,16 +239,6 @@ def test_publishing_twice_is_success_and_other_content_is_not(tmp_path: Path) ->
     with pytest.raises(StorageError, match="other content"):
         write_durably(run.fs, run.path("a"), b"two")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_publishing_into_an_object_store_puts_once() -> None:
-    run = RunDir("memory://bucket/demo")
-    run.create({})
-    write_durably(run.fs, run.path("commits", "a"), b"one")
-    write_durably(run.fs, run.path("commits", "a"), b"one")
-    with pytest.raises(StorageError, match="other content"):
-        write_durably(run.fs, run.path("commits", "a"), b"two")
-    run.fs.rm(run.root, recursive=True)
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from prorl.storage.write.convert import (
     tables,
     terminal_rows,
 )
-from prorl.types import AttemptKey, Failure, FailureCode, Sequence, SpanKind
+from prorl.types import Failure, FailureCode, Sequence, SpanKind
 from tests import strategies as ours
 from tests.grown import ran_row, ready_row, scored_row
 from tests.storage.directory import event
@@ -203,7 +203,3 @@ def test_terminal_and_event_rows() -> None:
     (found,) = event_rows([event(1, 2, "decided")]).to_pylist()
     assert (found["event_seq"], found["group_id"], found["mean_reward"]) == (1, 2, 0.5)
     assert found["at"] == datetime.fromisoformat("2026-01-02T03:04:05+00:00")
-
-
-def test_attempt_keys_of_scored_rows() -> None:
-    assert scored(3).column("rollout_id").to_pylist() == [AttemptKey("demo", 3, 1).rollout_id]

@@ -27,9 +27,8 @@ from prorl.storage.files.durable import write_durably
 from prorl.storage.files.layout import MANIFEST, PARTIAL, PartFile, RunDir, manifest_digest
 from prorl.storage.files.part_reader import read_part
 from prorl.storage.files.parts import encode_partial
-from prorl.storage.keep.appended import AppendedTable
+from prorl.storage.keep.appended import AppendedTable, add_scores
 from prorl.storage.keep.compact import compact
-from prorl.storage.keep.scores import add_scores
 from prorl.storage.read.catalog import StoredRun, is_intact
 from prorl.storage.read.verify import _by_itself, _commit, _commits, _manifest, verify
 from tests.storage.compacting import run_of_many_parts

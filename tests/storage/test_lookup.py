@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import NotFoundError
-from prorl.storage.files.part_reader import PartReader
 from prorl.storage.keep.compact import compact
 from prorl.storage.read.catalog import OF_ROLLOUTS, StoredRun
 from tests.storage.compacting import run_of_many_parts
@@ -35,12 +34,3 @@ def test_other_files_are_not_opened(tmp_path: Path) -> None:
             if not file.first <= 7 <= file.last:
                 Path(run.path(file.path)).write_bytes(b"of no concern")
     assert stored.rollout(7)["turns"].num_rows == 2
-
-
-def test_row_groups_are_chosen_by_their_statistics(tmp_path: Path) -> None:
-    run = run_of_many_parts(tmp_path)
-    compact(run)
-    (file,) = StoredRun(run.root).files("sequences")
-    with PartReader(run, file) as part:
-        assert part.num_row_groups == 3
-        assert [part.row_groups_with(i) for i in (16, 23, 24)] == [[0], [1], []]

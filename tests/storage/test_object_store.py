@@ -24,7 +24,7 @@ from prorl.schema.rows import row_hashes
 from prorl.service.core.manifest import claim_store
 from prorl.storage.files.durable import check_conditional, write_durably
 from prorl.storage.files.layout import MANIFEST, RunDir
-from prorl.storage.files.objects import PAUSES_S, open_object, write_object
+from prorl.storage.files.objects import PAUSES_S, write_object
 from prorl.storage.keep.collect import collect
 from prorl.storage.keep.compact import compact
 from prorl.storage.read.catalog import StoredRun, query
@@ -34,7 +34,7 @@ from prorl.storage.write.convert import tables
 from prorl.storage.write.writer import RunWriter
 from prorl.types import AttemptKey
 from tests.grown import only
-from tests.storage.compacting import content, replayed, run_of_many_parts
+from tests.storage.compacting import content, run_of_many_parts
 from tests.storage.control_log import FileLog
 from tests.storage.rows import scored
 from tests.storage.s3 import BUSY, CONFLICT, CUT, LOST, SILENT, FaultyS3
@@ -220,43 +220,6 @@ def test_a_run_lives_in_s3_as_it_does_on_a_disk(
     said("gc", "--grace-s", "0")
     assert json.loads(said("sql", "r", count, "--json")) == [{"n": 6, "g": 3}]
     assert "are right" in said("verify", "r")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_storm_changes_no_answer(
-    bucket: str, faults: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bursts of 503, 409, 500 and cuts after success, and clients as they come."""
-    monkeypatch.delenv("AWS_MAX_ATTEMPTS")
-    s3fs.S3FileSystem.clear_instance_cache()
-    local = run_of_many_parts(tmp_path)
-    run = RunDir(f"{bucket}/demo")
-    run.fs.put(f"{local.root}/", f"{run.root}/", recursive=True)
-    rows, order = content(local), replayed(local)
-    faults.storm = 0.03
-    assert (content(run), replayed(run)) == (rows, order)
-    assert compact(run) is not None
-    assert collect(run, grace_s=0) != []
-    assert (content(run), replayed(run)) == (rows, order)
-    assert verify(run.where) == []
-    print(faults.struck)
-    assert sum(faults.struck.values()) > 10
-    faults.storm = 0.0
-    assert len(run.fs.find(run.root)) == len(StoredRun(run.where).commits[0].files) + 8
-
-
-def test_an_object_is_open_once_the_store_answers(bucket: str, faults: FaultyS3) -> None:
-    """HEAD is refused without a body, so that the store's client does not see that it is busy."""
-    run = RunDir(f"{bucket}/demo")
-    run.fs.pipe_file(run.path("part"), b"rows")
-    faults.storm = 1.0
-    threading.Timer(0.4, setattr, (faults, "storm", 0.0)).start()
-    with open_object(run.fs, run.path("part")) as file:
-        assert file.read() == b"rows"
-    assert faults.struck["HEAD 503 Slow Down"] > 0
-    with pytest.raises(FileNotFoundError):
-        open_object(run.fs, run.path("nothing"))
 
 
 QUESTIONS: dict[str, tuple[Callable[[RunDir], object], object]] = {

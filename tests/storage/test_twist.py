@@ -17,7 +17,7 @@ from prorl.filters import FILTERS
 from prorl.schema import SCORES, SEQUENCES
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.scores import add_scores
+from prorl.storage.keep.appended import add_scores
 from prorl.storage.read.replay import open_replay
 from tests.storage.compacting import ORDER, run_of_many_parts
 

@@ -346,14 +346,9 @@ def test_sigkill_at_every_step_loses_nothing_and_stores_nothing_twice(
     """A real writer process is killed before or after each publish and each request; the next one
     finishes.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "tests.storage.crash_script",
-        str(tmp_path),
-        str(first),
-        str(stride),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    command = [sys.executable, "-m", "tests.storage.kill_script", "write", str(tmp_path)]
+    done = subprocess.run(
+        [*command, str(first), str(stride)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-2]) >= 20

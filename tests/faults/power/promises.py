@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import ProrlError
-from prorl.storage.files.commit_files import Commit
-from prorl.storage.files.layout import PartFile, RunDir
+from prorl.storage.files.layout import Commit, PartFile, RunDir
 from tests.faults.power.recorder import Mark
 
 
@@ -52,7 +51,7 @@ def _runs(root: Path, log: sqlite3.Connection) -> Iterator[str]:
         shown = {commit.commit_seq for commit in commits}
         parts = "SELECT commit_seq, part, files, published FROM parts WHERE run_id = ?"
         for seq, part, files, published in log.execute(parts, (run_id,)).fetchall():
-            if published and seq not in shown and seq > directory.compacted_upto():
+            if published and seq not in shown and seq > directory.compacted().last:
                 yield f"commit {seq} counts as published and is not there"
             named = tuple(PartFile(**file) for file in json.loads(files))
             commit = Commit(commit_seq=seq, part=part, files=named, run_id=run_id)
