@@ -25,9 +25,8 @@ LEAST_LOGPROB = -104.0
 
 
 def check_completion(completion: Completion, vocab_size: int, max_tokens: int) -> Completion:
-    """Check what a backend said, and return the completion unchanged.
-
-    Raises BackendError(BACKEND_PROTOCOL) naming the first thing that is wrong.
+    """Check what a backend said, and return the completion unchanged. Raises
+    BackendError(BACKEND_PROTOCOL) naming the first thing that is wrong.
     """
     problem = _shape_problem(completion, max_tokens) or _value_problem(completion, vocab_size)
     if problem:

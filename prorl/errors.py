@@ -46,9 +46,8 @@ class ProrlError(Exception):
 
 
 class UserError(ProrlError, ValueError):
-    """A mistake of the caller: what was given, what was expected, how to mend it.
-
-    The message says what was given, what was expected and how to mend it.
+    """A mistake of the caller: what was given, what was expected, how to mend it. The message says
+    what was given, what was expected and how to mend it.
     """
 
     def __init__(self, given: str, expected: str = "", hint: str = "") -> None:
@@ -138,10 +137,9 @@ class ToolError(RolloutError):
 
 
 class BackendError(RolloutError):
-    """The inference backend failed or sent something impossible.
-
-    `trouble` is evidence about its health, where the code alone does not say it. One that is busy
-    may say how long (`retry_after_s`).
+    """The inference backend failed or sent something impossible. `trouble` is evidence about its
+    health, where the code alone does not say it. One that is busy may say how long
+    (`retry_after_s`).
     """
 
     def __init__(

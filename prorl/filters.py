@@ -17,8 +17,6 @@ from prorl.states import FailureClass, RolloutState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which complete groups are worth training on."""
-
     sql: str
     min_valid: int = 2
     """A group with fewer valid members is dropped as `incomplete` without asking the SQL."""
@@ -126,8 +124,6 @@ def is_named(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """State of one member, as the store needs it to decide a complete group."""
-
     rollout_id: int
     sample_index: int
     attempt: int
@@ -140,9 +136,8 @@ class GroupMember:
 
     @property
     def valid(self) -> bool:
-        """Whether its reward counts: it completed, and not by a fault of ours.
-
-        It must have a token that trains: one whose weights are known.
+        """Whether its reward counts: it completed, and not by a fault of ours. It must have a token
+        that trains: one whose weights are known.
         """
         return (
             self.state is RolloutState.COMPLETED
@@ -153,8 +148,6 @@ class GroupMember:
 
 
 class GroupDecision(NamedTuple):
-    """The filter's verdict on a complete group."""
-
     group_id: int
     kept: bool
     reason: str

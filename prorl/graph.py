@@ -32,7 +32,6 @@ class Graph:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The stages."""
         return tuple(row.name for row in self.rows)
 
     @property

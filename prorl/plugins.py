@@ -65,9 +65,8 @@ def registered(group: str) -> dict[str, EntryPoint]:
 def load(
     group: str, name: str, error: type[UserError], built_in: Mapping[str, str] = NO_PARTS
 ) -> Any:
-    """What a name stands for, imported: `built_in` has `module:attribute`.
-
-    Raises `error` with the nearest name, or why it failed.
+    """What a name stands for, imported: `built_in` has `module:attribute`. Raises `error` with the
+    nearest name, or why it failed.
     """
     if name in built_in:
         module, _, attribute = built_in[name].partition(":")
@@ -83,9 +82,8 @@ def load(
 def make(
     group: str, name: str, error: type[UserError], built_in: Mapping[str, str], *args: object
 ) -> Any:
-    """What a name stands for, imported and called.
-
-    Raises `error` as `load` does, also when the call fails.
+    """What a name stands for, imported and called. Raises `error` as `load` does, also when the
+    call fails.
     """
     factory = load(group, name, error, built_in)
     hint = MEND_FILE if is_place(name) else MEND_PACKAGE

@@ -56,9 +56,8 @@ _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "taskName"}
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: `at`, `level`, `logger`, `event`.
-
-    And what was given as `extra`, and a `traceback` where there is one.
+    """One JSON object a line: `at`, `level`, `logger`, `event`. And what was given as `extra`, and
+    a `traceback` where there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -88,9 +87,8 @@ def command_line(prog: str, description: str) -> argparse.ArgumentParser:
 
 
 def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
-    """Serve until `serve` returns or fails.
-
-    `streams`: this process moves trajectories, not only control rows; its threads hand over sooner.
+    """Serve until `serve` returns or fails. `streams`: this process moves trajectories, not only
+    control rows; its threads hand over sooner.
     """
     # How every process of ours is: it dies with its parent and tells by lines of JSON.
     die_with_parent(signal.SIGKILL)
@@ -159,9 +157,8 @@ async def serve_part(name: str, serving: Serving, config: ServiceConfig) -> int:
 
 
 def settle_heap() -> None:
-    """What was made until now stays: leave it out of every later garbage collection.
-
-    So that one costs by what has come since and stops the loop for milliseconds.
+    """What was made until now stays: leave it out of every later garbage collection. So that one
+    costs by what has come since and stops the loop for milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -175,9 +172,8 @@ async def _lively(work: Coroutine[Any, Any, int | None]) -> int | None:
 
 
 def _loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End the process for an exception that nobody waits for: asyncio would only log it.
-
-    Not for a connection's.
+    """End the process for an exception that nobody waits for: asyncio would only log it. Not for a
+    connection's.
     """
     error = context.get("exception")
     if error is None or isinstance(error, OSError):
@@ -187,7 +183,6 @@ def _loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def stopping() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set from now on."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -195,14 +190,12 @@ def stopping() -> asyncio.Event:
 
 
 def say_ready(**values: Json) -> None:
-    """Tell whoever started this process that it can be reached, and where."""
     print("ready " + orjson.dumps(values).decode(), flush=True)
 
 
 async def until_first(*works: Awaitable[Any]) -> None:
-    """Wait until one of these ends; raises what it raised.
-
-    The others go on: whoever owns them ends them.
+    """Wait until one of these ends; raises what it raised. The others go on: whoever owns them ends
+    them.
     """
     done, _ = await asyncio.wait(
         [asyncio.ensure_future(work) for work in works], return_when=asyncio.FIRST_COMPLETED

@@ -75,9 +75,8 @@ class Channel(Protocol):
 
 
 Accept = Callable[[Channel], Awaitable[None]]
-"""Runs for the life of one accepted channel; the channel closes when it returns.
-
-Raising refuses the stream with that text.
+"""Runs for the life of one accepted channel; the channel closes when it returns. Raising refuses
+the stream with that text.
 """
 
 
@@ -97,9 +96,8 @@ class Network(Protocol):
         sends: pa.Schema,
         receives: pa.Schema,
     ) -> Channel:
-        """Open a channel to a listener.
-
-        Raises UnavailableError when nobody listens, SchemaError when `schema_version` differs.
+        """Open a channel to a listener. Raises UnavailableError when nobody listens, SchemaError
+        when `schema_version` differs.
         """
 
     async def close(self) -> None:
@@ -114,9 +112,8 @@ class Operator(Protocol):
         """The name of its row in `prorl.graph`."""
 
     async def __call__(self, row: Row) -> Added:
-        """Take one row of the stage's input schema, return what its output schema has more.
-
-        A rollout's failure is part of what is returned; what raises is our own bug and becomes
+        """Take one row of the stage's input schema, return what its output schema has more. A
+        rollout's failure is part of what is returned; what raises is our own bug and becomes
         `stage_error`.
         """
 
@@ -141,9 +138,8 @@ class Tokenizer(Protocol):
 
 
 class Renderer(Protocol):
-    """Turns messages into token ids and sampled ids into messages.
-
-    Ids that exist are never rendered again: the next prompt = earlier ids + `bridge`.
+    """Turns messages into token ids and sampled ids into messages. Ids that exist are never
+    rendered again: the next prompt = earlier ids + `bridge`.
     """
 
     stop_token_ids: tuple[int, ...]
@@ -163,15 +159,13 @@ class Renderer(Protocol):
         tools: Sequence[ToolSpec] = (),
     ) -> Message:
         """The assistant message that was sampled; calls that do not parse carry their error.
-
         `prompt_ids` say whether a thought was open when sampling began, `tools` what types
         arguments have where a family writes them bare.
         """
 
     def completion(self, message: Message) -> Int32:
-        """What a model would sample to say this assistant message, end marker included.
-
-        For oracles and warm starts.
+        """What a model would sample to say this assistant message, end marker included. For oracles
+        and warm starts.
         """
 
     def starts_segment(self, messages: Sequence[Message]) -> bool:
@@ -184,10 +178,7 @@ class Backend(Protocol):
     name: str
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one completion.
-
-        Raises BackendError; cancelling aborts the request at the backend.
-        """
+        """Raises BackendError; cancelling aborts the request at the backend."""
 
     async def close(self) -> None:
         """Close connections; calling it again does nothing."""
@@ -218,10 +209,9 @@ class Sandbox(Protocol):
     ref: SandboxRef
 
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
-        """Run a tool: `bash {command}`, `python {code}` ... A time-out is a result.
-
-        Raises SandboxError (we lost it), or SandboxError with SANDBOX_BROKEN when what the agent
-        did is to blame.
+        """Run a tool: `bash {command}`, `python {code}` ... A time-out is a result. Raises
+        SandboxError (we lost it), or SandboxError with SANDBOX_BROKEN when what the agent did is to
+        blame.
         """
 
     async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
@@ -234,9 +224,8 @@ class Sandbox(Protocol):
         """Read a regular file below the workspace without following links."""
 
     async def snapshot(self, path: str, max_bytes: int) -> int:
-        """Keep the workspace's files in a file of the host; its size.
-
-        0 when that would be more than `max_bytes`.
+        """Keep the workspace's files in a file of the host; its size. 0 when that would be more
+        than `max_bytes`.
         """
 
     async def restore(self, path: str) -> None:
@@ -251,9 +240,8 @@ class Listens(Protocol):
     """What a Sandbox has besides, in which a program may call us."""
 
     async def listen(self) -> socket.socket:
-        """A socket that listens on the sandbox's own loopback: who connects to it runs inside.
-
-        The caller serves and closes it. Raises SandboxError.
+        """A socket that listens on the sandbox's own loopback: who connects to it runs inside. The
+        caller serves and closes it. Raises SandboxError.
         """
 
 
@@ -263,9 +251,8 @@ class SandboxHost(Protocol):
     node_id: str
 
     async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
-        """A fresh sandbox for (owner = run/rollout/attempt, purpose = run | eval).
-
-        Raises SandboxError.
+        """A fresh sandbox for (owner = run/rollout/attempt, purpose = run | eval). Raises
+        SandboxError.
         """
 
     def connect(self, ref: SandboxRef) -> AbstractAsyncContextManager[Sandbox]:
@@ -278,7 +265,6 @@ class SandboxHost(Protocol):
         self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
     ) -> bool:
         """Run `work` on a fresh sandbox, or restore the snapshot of an earlier call with this key.
-
         True if restored. Snapshots belong to the node. Callers with equal keys wait for the first
         of them; when its work raises, the next one does its own.
         """
@@ -321,9 +307,8 @@ class Env(Protocol):
     async def score(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        """Score the artefact in a fresh sandbox.
-
-        Idempotent. Raises GraderError when the grader, not the artefact, fails.
+        """Score the artefact in a fresh sandbox. Idempotent. Raises GraderError when the grader,
+        not the artefact, fails.
         """
 
     def reference(self, task: Task) -> Reference:
@@ -353,9 +338,8 @@ class BringsAgent(Protocol):
     agent: str
 
     def runs_code(self, task: Task) -> bool:
-        """Whether that runs what the task says on this host.
-
-        A service takes such tasks only with `load_code`.
+        """Whether that runs what the task says on this host. A service takes such tasks only with
+        `load_code`.
         """
 
 

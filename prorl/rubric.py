@@ -38,8 +38,6 @@ HANG_S = 5.0
 
 
 class Rubric:
-    """Weighted reward functions -> `Score`."""
-
     def __init__(self, *rewards: tuple[RewardFn, float]) -> None:
         names = [function.name for function, _ in rewards]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -96,9 +94,8 @@ class _Reward:
 
 
 def reward(name: str) -> Callable[[Callable[..., Json]], RewardFn]:
-    """Make a function a named reward function: plain or `async`.
-
-    It takes (task, artefact), or (task, artefact, sandbox, deadline), and gives a number or a
-    `Judgement`. Raises ConfigError for another signature.
+    """Make a function a named reward function: plain or `async`. It takes (task, artefact), or
+    (task, artefact, sandbox, deadline), and gives a number or a `Judgement`. Raises ConfigError for
+    another signature.
     """
     return lambda function: _Reward(name, function)

@@ -96,9 +96,8 @@ class Played(NamedTuple):
 
 
 def run(env: Env, task: Task, *replies: Reply, boxes: Boxes | None = None) -> Played:
-    """`play`, for tests without an event loop.
-
-    `boxes=isolated()` for tools other than bash, python and files.
+    """`play`, for tests without an event loop. `boxes=isolated()` for tools other than bash, python
+    and files.
     """
     return asyncio.run(play(env, task, Replies(*replies), boxes=boxes))
 
@@ -113,7 +112,6 @@ async def play(
     agent: str = "native",
 ) -> Played:
     """Check, prepare, act and score as the service does, each side in a fresh sandbox of `boxes`.
-
     Raises TaskError; RolloutError for a cause that is not the policy's.
     """
     env.check(task)
@@ -149,9 +147,8 @@ def _context(
 
 
 async def verify(env: Env, task: Task, *, boxes: Boxes | None = None, limit_s: float = 600) -> None:
-    """Try the task itself, where its env can do that (`prorl.protocols.Verifies`).
-
-    Raises TaskError, RolloutError.
+    """Try the task itself, where its env can do that (`prorl.protocols.Verifies`). Raises
+    TaskError, RolloutError.
     """
     env.check(task)
     if isinstance(env, Verifies):
@@ -258,7 +255,6 @@ _PROGRAMS = {"bash": ["bash", "-c"], "python": ["python3", "-c"]}
 
 class LocalSandbox:
     """Implements `prorl.protocols.Sandbox` by plain processes in a folder; no persistent shells.
-
     `calls` keeps what crossed, for assertions.
     """
 
@@ -310,7 +306,6 @@ class LocalSandbox:
         )
 
     async def listen(self) -> socket.socket:
-        """A listener on a free port of this machine."""
         return socket.create_server(("127.0.0.1", 0))
 
     async def _start(self, argv: Sequence[str]) -> asyncio.subprocess.Process:

@@ -64,9 +64,8 @@ assert WORKER_SILENCE_S + LEAST_GRACE_S <= GONE_S, "whoever fell silent has had 
 
 
 class ActiveLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still while the loop does.
-
-    Its timers go by the same clock, `asyncio.timeout` and `sleep` included.
+    """An event loop whose clock stands still while the loop does. Its timers go by the same clock,
+    `asyncio.timeout` and `sleep` included.
     """
 
     def __init__(self) -> None:

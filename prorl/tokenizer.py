@@ -176,9 +176,8 @@ class HFTokenizer:
         return ids[~np.isin(ids, self._special_ids)]
 
     def encode_whole(self, text: str) -> Int32:
-        """Ids of text in which added tokens are recognised, as the file has it.
-
-        Only to compare with.
+        """Ids of text in which added tokens are recognised, as the file has it. Only to compare
+        with.
         """
         return np.array(self._decoder.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
@@ -211,9 +210,8 @@ def _read_tokenizer_json(directory: Path) -> dict[str, Any]:
 
 
 def _model_size(directory: Path) -> int:
-    """Rows of the model's embedding; 0 when not stated.
-
-    It may be padded beyond the tokenizer's own ids.
+    """Rows of the model's embedding; 0 when not stated. It may be padded beyond the tokenizer's own
+    ids.
     """
     size = _setting(directory / "config.json", "vocab_size")
     return size if isinstance(size, int) else 0

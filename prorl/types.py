@@ -86,10 +86,7 @@ class SpanKind(IntEnum):
 
 
 class AttemptKey(NamedTuple):
-    """Names one attempt everywhere: on edges, in acks, in the log.
-
-    `attempt` is the fencing token.
-    """
+    """Names one attempt everywhere; `attempt` is the fencing token."""
 
     run_id: str
     rollout_id: int
@@ -98,9 +95,8 @@ class AttemptKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One problem that an env can pose.
-
-    `data` is the domain's own: the env says what it reads from it (`prorl/envs`).
+    """One problem that an env can pose. `data` is the domain's own: the env says what it reads from
+    it (`prorl/envs`).
     """
 
     task_id: Annotated[str, Len(1, 512)]
@@ -117,9 +113,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are sampled.
-
-    Training runs use top_p 1 and no top_k, so that logprobs are those of the policy.
+    """How tokens are sampled. Training runs use top_p 1 and no top_k, so that logprobs are those of
+    the policy.
     """
 
     temperature: float = 1.0
@@ -134,9 +129,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:
-    """Budgets of one rollout.
-
-    The wire carries what remains; receivers time with their own monotonic clock.
+    """Budgets of one rollout. The wire carries what remains; receivers time with their own
+    monotonic clock.
     """
 
     init_s: float = 60.0
@@ -169,9 +163,8 @@ class ToolSpec(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A call that the policy asks for.
-
-    `error` is set when its text could not be parsed; the policy is told.
+    """A call that the policy asks for. `error` is set when its text could not be parsed; the policy
+    is told.
     """
 
     name: str
@@ -250,9 +243,8 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """Exact ids out.
-
-    `version_ends`/`versions` split the ids where the weights changed; mostly one entry.
+    """Exact ids out. `version_ends`/`versions` split the ids where the weights changed; mostly one
+    entry.
     """
 
     token_ids_C: Int32
@@ -272,12 +264,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sequence:
-    """One append-only token sequence of an attempt.
-
-    `segment` > 0 only when a harness rewrote its history, or holds several conversations.
-
-    Spans tile the tokens: `span_end_S[-1] == len(token_ids_L)`; lengths of spans with kind >= 1 sum
-    to `len(logprobs_C)`.
+    """One append-only token sequence of an attempt. `segment` > 0 only when a harness rewrote its
+    history, or holds several conversations. Spans tile the tokens: `span_end_S[-1] ==
+    len(token_ids_L)`; lengths of spans with kind >= 1 sum to `len(logprobs_C)`.
     """
 
     segment: int
@@ -318,9 +307,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why something ended other than well.
-
-    `failure_class` follows from the code unless the stage knows better.
+    """Why something ended other than well. `failure_class` follows from the code unless the stage
+    knows better.
     """
 
     code: FailureCode
@@ -339,7 +327,6 @@ NO_FAILURE = Failure(code=FailureCode.NONE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorCounts:
     """What became of a program's calls (`prorl.capture`); zeros where no program drove the policy.
-
     `prorl.schema.fields.DOOR` says what each one counts.
     """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.app import COMMANDS, build
-from prorl.storage import check_filter
+from prorl.storage.serve.filter import check_filter
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", *(ROOT / "docs").glob("*.md")])

@@ -81,12 +81,10 @@ def _note_signals() -> list[int]:
 
 
 def say(what: str, values: Mapping[str, object]) -> None:
-    """One line for whoever started this process."""
     print(what, json.dumps(values), flush=True)
 
 
 def say_step(step: int, figures: Mapping[str, float]) -> None:
-    """Hook: the step's figures as a line."""
     say("step", {"step": step, **figures})
 
 

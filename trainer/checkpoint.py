@@ -47,7 +47,6 @@ class TrainingState:
     """Where a training stands; everything but tensors."""
 
     step: int = 0
-    """Steps done."""
     version: int = 0
     """Of these weights, as published; 0 is the starting model."""
     cursor: str = ""
@@ -66,7 +65,6 @@ def save(
     finish: Callable[[Path], None] = lambda directory: None,
 ) -> Path:
     """Write a checkpoint, with tokenizer files of `source` and weights for samplers of `dtype`.
-
     `finish` may add files before the directory appears. Raises StorageError.
     """
     final = root / f"{PREFIX}{progress.step:08d}"

@@ -33,7 +33,6 @@ class Tokens(NamedTuple):
     """What the loss knows of each sampled token besides its ids, [C]."""
 
     trained_C: torch.Tensor
-    """1.0 where it trains."""
     fresh_C: torch.Tensor
     """1.0 where these very weights sampled it: there the trainer's logprobs must equal the
     sampler's.
@@ -98,9 +97,8 @@ class Learner:
     def update(
         self, batch: PackedBatch, *, step: int, version: int, account: Account | None = None
     ) -> dict[str, float]:
-        """Take one step's optimizer steps; returns figures.
-
-        `version` is that of the weights before it; `account` is filled.
+        """Take one step's optimizer steps; returns figures. `version` is that of the weights before
+        it; `account` is filled.
         """
         tokens = tokens_of(
             batch,
@@ -156,9 +154,8 @@ class Learner:
             sums["grad_norm"] += self._descend(step)
 
     def _descend(self, step: int) -> float:
-        """Move the weights by the gradients at this step's rate; the norm before clipping.
-
-        Raises UserError, before anything moves, if it is no number.
+        """Move the weights by the gradients at this step's rate; the norm before clipping. Raises
+        UserError, before anything moves, if it is no number.
         """
         for settings in self.optimizer.param_groups:
             settings["lr"] = self._config.learning_rate * min(

@@ -30,9 +30,8 @@ ROWS = "trained.parquet"
 
 
 class Account:
-    """What became of each sequence of a batch; `Learner.update` fills it.
-
-    B sequences, C sampled tokens.
+    """What became of each sequence of a batch; `Learner.update` fills it. B sequences, C sampled
+    tokens.
     """
 
     def __init__(self, batch: PackedBatch) -> None:
@@ -50,7 +49,6 @@ class Account:
         loss_C: torch.Tensor,
         logprobs_C: torch.Tensor,
     ) -> None:
-        """Add the sequences of one pass, their sampled tokens in order."""
         offsets = self._offsets[rows.start : rows.stop + 1]
         trained, loss = trained_C.cpu().numpy(), loss_C.float().cpu().numpy()
         for row, (start, stop) in zip(
@@ -71,7 +69,6 @@ def trained_rows(
     parent: str,
     logprobs: bool,
 ) -> pa.Table:
-    """The rows of the step that `progress` ends, in delivery order."""
     assert batch.advantages is not None, "stream with advantages"
     count = batch.num_sequences
     values = {
@@ -100,10 +97,8 @@ def _lists(values_C: np.ndarray[tuple[int], np.dtype[np.float32]], batch: Packed
 
 
 def weights_digest(directory: Path) -> str:
-    """SHA-256 of the weights in a Hugging Face directory.
-
-    Of the file when it is one, else of the digests of the shards in order of their names. Raises
-    ConfigError where there are none.
+    """SHA-256 of the weights in a Hugging Face directory. Of the file when it is one, else of the
+    digests of the shards in order of their names. Raises ConfigError where there are none.
     """
     found = sorted(directory.glob("*.safetensors"))
     if not found:

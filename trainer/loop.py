@@ -141,9 +141,8 @@ def announce(
     checkpoint: Path,
     expected: Mapping[str, Json] | None = None,
 ) -> None:
-    """Tell the service of a durable checkpoint: lineage, cursor, weights, in that order.
-
-    All may be said again.
+    """Tell the service of a durable checkpoint: lineage, cursor, weights, in that order. All may be
+    said again.
     """
     if (checkpoint / ROWS).exists():
         client.record(config.run, read_rows(checkpoint / ROWS))
@@ -201,7 +200,6 @@ class StepTimer:
             self._seconds[f"{phase}_s"] += time.perf_counter() - began
 
     def take(self) -> dict[str, float]:
-        """What was added up since the last call."""
         seconds, self._seconds = self._seconds, defaultdict(float)
         return dict(seconds)
 

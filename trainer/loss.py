@@ -143,9 +143,8 @@ def truncated_correction(
 
 
 def kl_estimate(logprobs_C: torch.Tensor, recorded_C: torch.Tensor) -> torch.Tensor:
-    """KL(mu || pi) per token: r - 1 - log r with r = pi / mu, sampled from mu.
-
-    Unbiased, never negative (k3 of joschu.net/blog/kl-approx.html).
+    """KL(mu || pi) per token: r - 1 - log r with r = pi / mu, sampled from mu. Unbiased, never
+    negative (k3 of joschu.net/blog/kl-approx.html).
     """
     log_ratio_C = logprobs_C - recorded_C
     return torch.exp(log_ratio_C) - 1 - log_ratio_C

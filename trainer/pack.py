@@ -140,8 +140,6 @@ def _padded(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """The tensors of a forward pass."""
-
     token_ids_T: torch.Tensor
     position_ids_T: torch.Tensor
     cu_seqlens: torch.Tensor
@@ -233,10 +231,9 @@ def load_model(path: str | Path, *, device: str = "cpu") -> Any:
 
 @torch.no_grad()
 def prove(model: Any) -> None:
-    """One packed pass against the model's own eager passes, one sequence at a time.
-
-    A model whose logits are not its head's alone (scaled, capped) is marked: it never computes them
-    in chunks. Raises UserError for one whose logprobs packing changes.
+    """One packed pass against the model's own eager passes, one sequence at a time. A model whose
+    logits are not its head's alone (scaled, capped) is marked: it never computes them in chunks.
+    Raises UserError for one whose logprobs packing changes.
     """
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     if "chunked_attention" in kinds:
@@ -295,7 +292,6 @@ def token_logprobs(
     rows_per_chunk: int | None = None,
 ) -> TokenLogprobs:
     """log pi(token | what came before it) of every sampled token, at its recorded temperature.
-
     Logits are computed only where a sampled token is predicted, and of at most `rows_per_chunk`
     tokens at once (default: what `LOGITS_BYTES` hold). `dtype` is what matrices are multiplied in.
     """

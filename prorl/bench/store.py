@@ -23,9 +23,8 @@ import pyarrow as pa
 
 from prorl.bench.report import Figure, Report, median, verdict
 from prorl.bench.stored import make_run, rollout_tables
-from prorl.storage.files.commit_files import Commit
 from prorl.storage.files.durable import write_durably
-from prorl.storage.files.layout import RunDir
+from prorl.storage.files.layout import Commit, RunDir
 from prorl.storage.files.parts import encode, part_file
 from prorl.storage.keep.compact import compact
 from prorl.storage.read.catalog import StoredRun

@@ -19,8 +19,7 @@ import pyarrow as pa
 from prorl.bench.synthetic import list_column
 from prorl.schema import MAX_SEGMENTS, TABLES
 from prorl.schema.fields import SCHEMA_VERSION
-from prorl.storage.files.commit_files import Commit
-from prorl.storage.files.layout import MANIFEST, RunDir
+from prorl.storage.files.layout import MANIFEST, Commit, RunDir
 from prorl.storage.files.parts import empties, encode, part_file
 from prorl.types import RolloutState
 

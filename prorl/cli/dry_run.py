@@ -31,7 +31,7 @@ GIB = 1 << 30
 async def dry_run(plan: JobPlan) -> int:
     """Look at everything, say it as a table. Raises ConfigError, NotFoundError, BackendError."""
     from prorl.renderer.check import check
-    from prorl.storage import check_filter
+    from prorl.storage.serve.filter import check_filter
 
     check_filter(plan.run.filter)
     spec = plan.run.renderer.settled(plan.service.tokenizer, 0.0)

@@ -28,21 +28,17 @@ Advantages = Literal["group", "centred", "rloo"] | AdvantageFn | None
 
 
 def mean_centred(batch: PackedBatch) -> Float32:
-    """A_i = R_i - mean(R), as Dr. GRPO has it (arXiv 2503.20783).
-
-    It leaves out the division that favours easy and hard groups.
+    """A_i = R_i - mean(R), as Dr. GRPO has it (arXiv 2503.20783). It leaves out the division that
+    favours easy and hard groups.
     """
     rollouts = _rollouts(batch)
     return _broadcast(rollouts, rollouts.rewards - rollouts.mean)
 
 
 def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
-    """A_i = (R_i - mean(R)) / (std(R) + epsilon): GRPO and DAPO.
-
-    GRPO is arXiv 2402.03300 section 4.1.2, DAPO arXiv 2503.14476 equation 9.
-
-    std is the sample standard deviation (n - 1). A group of one rollout has nothing to compare
-    with: advantage 0.
+    """A_i = (R_i - mean(R)) / (std(R) + epsilon): GRPO and DAPO. GRPO is arXiv 2402.03300 section
+    4.1.2, DAPO arXiv 2503.14476 equation 9. std is the sample standard deviation (n - 1). A group
+    of one rollout has nothing to compare with: advantage 0.
     """
     rollouts = _rollouts(batch)
     centred = rollouts.rewards - rollouts.mean
@@ -52,9 +48,8 @@ def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
 
 
 def leave_one_out(batch: PackedBatch) -> Float32:
-    """A_i = R_i - mean of the other rewards of its group: RLOO (arXiv 2402.14740 section 2.2).
-
-    n / (n - 1) times `mean_centred`. A group of one rollout has nothing to compare with: 0.
+    """A_i = R_i - mean of the other rewards of its group: RLOO (arXiv 2402.14740 section 2.2). n /
+    (n - 1) times `mean_centred`. A group of one rollout has nothing to compare with: 0.
     """
     rollouts = _rollouts(batch)
     sizes = rollouts.sizes[rollouts.group]
@@ -65,9 +60,8 @@ def leave_one_out(batch: PackedBatch) -> Float32:
 
 def overlong(batch: PackedBatch, max_tokens: int, buffer: int) -> PackedBatch:
     """The batch with soft punishment of long rollouts in its rewards (DAPO, arXiv 2503.14476
-    equation 13): 0 up to `max_tokens` - `buffer` sampled tokens, then linear down to -1.
-
-    A rollout's tokens are those of all its sequences. For advantages; nothing else sees it.
+    equation 13): 0 up to `max_tokens` - `buffer` sampled tokens, then linear down to -1. A
+    rollout's tokens are those of all its sequences. For advantages; nothing else sees it.
     """
     _, rollout = np.unique(batch.rollout_ids, return_inverse=True)
     sampled = np.bincount(rollout, np.diff(batch.logprob_offsets))[rollout]
@@ -76,10 +70,8 @@ def overlong(batch: PackedBatch, max_tokens: int, buffer: int) -> PackedBatch:
 
 
 def add_advantages(batch: PackedBatch, how: Advantages) -> PackedBatch:
-    """The batch with advantages of a kind.
-
-    "group" is `mean_std`, "centred" is `mean_centred`, "rloo" is `leave_one_out`, None leaves it as
-    it is.
+    """The batch with advantages of a kind. "group" is `mean_std`, "centred" is `mean_centred`,
+    "rloo" is `leave_one_out`, None leaves it as it is.
     """
     if how is None:
         return batch
@@ -102,7 +94,6 @@ _BY_NAME: dict[str, AdvantageFn] = {
 
 class _Rollouts(NamedTuple):
     """Of distinct rollouts, R: reward, position of its group, that group's mean; per group: sizes.
-
     `rollout`: sequence -> R.
     """
 

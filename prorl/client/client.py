@@ -56,9 +56,8 @@ LOOK_S = 0.5
 """Between two looks at an evaluation."""
 
 MAX_WAIT_S = 30.0
-"""Of one call: a server that is silent for longer takes our pings for an attack.
-
-A stream waits again.
+"""Of one call: a server that is silent for longer takes our pings for an attack. A stream waits
+again.
 """
 
 RETRY_S = 60.0
@@ -99,7 +98,7 @@ def connect(url: str | Path, token: str | None = None, *, retry_s: float = RETRY
 
 
 class Client:
-    """One service or one replay; a replay only streams, commits and says its status."""
+    """A replay only streams, commits and says its status."""
 
     def __init__(
         self,
@@ -121,16 +120,14 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; calling it again does nothing."""
+        """Idempotent."""
         if self._source is not None:
             self._source.close()
             self._source = None
 
     def create_run(self, **config: Json) -> dict[str, Json]:
-        """Make a run of `prorl.config.RunConfig`'s settings.
-
-        Waits until its chat template is proved. The same settings again give the run as it is;
-        others: ConflictError.
+        """Make a run of `prorl.config.RunConfig`'s settings. Waits until its chat template is
+        proved. The same settings again give the run as it is; others: ConflictError.
         """
         while True:
             said = dict(self._http.request("POST", "v1", "runs", body=config))
@@ -170,12 +167,7 @@ class Client:
         if extra:
             common["extra"] = dict(extra)
         bodies = (
-            {
-                "task": _task_body(task, extra),
-                "n": n,
-                "key": f"{key}/{i}",
-                **common,
-            }
+            {"task": _task_body(task, extra), "n": n, "key": f"{key}/{i}", **common}
             for i, task in enumerate(tasks, first)
         )
         return self._send_groups(run, bodies, last)
@@ -203,7 +195,7 @@ class Client:
         return said
 
     def _send_groups(self, run: str, bodies: Iterator[Json], last: bool) -> list[Json]:
-        """Send the groups in pieces, with `last` in the last one, which may be empty."""
+        """In pieces, with `last` in the last one, which may be empty."""
         http, answers = self._http, list[Json]()
         chunk = list(islice(bodies, GROUPS_PER_REQUEST))
         while chunk or last:
@@ -223,7 +215,6 @@ class Client:
         return dict(self._http.request("POST", "v1", "runs", run, "pause", body={}))
 
     def resume(self, run: str) -> dict[str, Json]:
-        """Go on with a paused run."""
         return dict(self._http.request("POST", "v1", "runs", run, "resume", body={}))
 
     def cancel(self, run: str, group: int | None = None) -> dict[str, Json]:
@@ -251,11 +242,8 @@ class Client:
         likely next tokens by the trainer's own forward pass at temperature 1; a server that samples
         otherwise has not taken the weights.
         """
-        body: dict[str, Json] = {
-            "version": version,
-            "path": str(Path(path).absolute()),
-            "pause": pause,
-        }
+        place = str(Path(path).absolute())
+        body: dict[str, Json] = {"version": version, "path": place, "pause": pause}
         if expected is not None:
             body["expected"] = dict(expected)
         while True:
@@ -281,10 +269,9 @@ class Client:
         return dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
 
     def pause_backends(self, names: Iterable[str], *, mode: str = "abort") -> dict[str, Json]:
-        """Stop model servers while the trainer gives them weights itself, or lets them sleep.
-
-        They get no rollouts and nobody's budget runs until `resume_backends`. `mode`: what becomes
-        of calls that run (`abort`, `wait` or `keep`). The answer's `failed` says who did not stop.
+        """Stop model servers while the trainer gives them weights itself, or lets them sleep. They
+        get no rollouts and nobody's budget runs until `resume_backends`. `mode`: what becomes of
+        calls that run (`abort`, `wait` or `keep`). The answer's `failed` says who did not stop.
         """
         body = {"names": list(names), "mode": mode}
         return dict(self._http.request("POST", "v1", "backends", "pause", body=body))
@@ -314,10 +301,8 @@ class Client:
     def drain(
         self, node: str, *, deadline_s: float | None = None, reason: str = ""
     ) -> dict[str, Json]:
-        """Have a node take nothing new, end what it has and leave; no rollout is charged.
-
-        What it has not ended after `deadline_s` it gives back. Raises NotFoundError once it has
-        left.
+        """Have a node take nothing new, end what it has and leave; no rollout is charged. What it
+        has not ended after `deadline_s` it gives back. Raises NotFoundError once it has left.
         """
         body = {"deadline_s": deadline_s, "reason": reason}
         return dict(self._http.request("POST", "v1", "nodes", node, "drain", body=body))
@@ -381,10 +366,9 @@ class Client:
     def stream_shares(
         self, run: str, rank: int, world: int, *, groups_per_step: int, max_tokens: int, **more: Any
     ) -> Iterator[Share]:
-        """What data rank `rank` of `world` does with each step of `groups_per_step` groups.
-
-        It does it in passes of at most `max_tokens` (`prorl.client.ranks`). `more` is as in
-        `stream`; all ranks name the same consumer, and only rank 0 commits.
+        """What data rank `rank` of `world` does with each step of `groups_per_step` groups. It does
+        it in passes of at most `max_tokens` (`prorl.client.ranks`). `more` is as in `stream`; all
+        ranks name the same consumer, and only rank 0 commits.
         """
         check_rank(rank, world, max_tokens)
         steps = self.stream(run, groups_per_batch=groups_per_step, **more)
@@ -392,17 +376,15 @@ class Client:
 
     def routing(self, batch: PackedBatch, consumer: str = "primary") -> list[NDArray[Any] | None]:
         """Of each sequence of a batch that was streamed: [R, layers * top_k] experts of its first R
-        tokens, which are all but the last; None where the run has none (`run.routing`).
-
-        A fetch of its own, group by group: about 400 bytes a token of a large model.
+        tokens, which are all but the last; None where the run has none (`run.routing`). A fetch of
+        its own, group by group: about 400 bytes a token of a large model.
         """
         found: dict[int, NDArray[Any]] = {}
         for seq in batch.arrow.column("delivery_seq").unique().to_pylist():
-            cursor = str(Cursor(batch.run, seq))
             ticket = Ticket(
                 run=batch.run,
                 consumer=consumer,
-                cursor=cursor,
+                cursor=str(Cursor(batch.run, seq)),
                 max_groups=1,
                 wait_s=0.0,
                 layout="routing",
@@ -417,9 +399,8 @@ class Client:
         return self._flight(ticket.run).routing(ticket)
 
     def commit(self, at: PackedBatch | str, consumer: str = "primary") -> None:
-        """Everything before this cursor is trained and durable.
-
-        Call it when the checkpoint that holds the cursor is on disk.
+        """Everything before this cursor is trained and durable. Call it when the checkpoint that
+        holds the cursor is on disk.
         """
         cursor = at if isinstance(at, str) else at.cursor
         body = {"run": Cursor.parse(cursor).run, "consumer": consumer, "cursor": cursor}
@@ -444,7 +425,6 @@ class Client:
 
     def _check_fills(self, run: str, groups_per_batch: int) -> None:
         """Refuse a batch above the run's bound on uncommitted groups: it would wait for ever.
-
         Nothing more starts until it is committed.
         """
         if groups_per_batch < 1:

@@ -1,7 +1,5 @@
 """Getting groups from a store or a replay: by a mapped file on the same host, else by DoGet.
 
-Knows Flight, not runs or trainers.
-
 A fetch asks for a plan and then reads exactly that plan's groups. If the plan names a file, the
 kernel's boot id is ours and the file opens (containers and other users may not), the groups are
 mapped and nothing crosses a socket; else they come by DoGet as one table, which stays in C++ (a
@@ -44,10 +42,8 @@ class Fetched:
     """What a ticket gave: batches of whole groups in the STREAM schema, in delivery order."""
 
     batches: Iterator[pa.RecordBatch]
-    """Read once.
-
-    From a mapped file they are looked up one by one, so that the first is there at once however
-    many follow.
+    """Read once. From a mapped file they are looked up one by one, so that the first is there at
+    once however many follow.
     """
     num_groups: int
     cursor: str
@@ -72,9 +68,8 @@ def _fetched(plan: ReadPlan, batches: Iterator[pa.RecordBatch], *, is_mapped: bo
 
 
 class FlightSource:
-    """A connection to a store's or replay's Flight endpoint.
-
-    Synchronous; calls from several threads are fine.
+    """A connection to a store's or replay's Flight endpoint. Synchronous; calls from several
+    threads are fine.
     """
 
     def __init__(
@@ -85,9 +80,8 @@ class FlightSource:
         host: str | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """`host` is the boot id of this host's kernel, read from it when None.
-
-        An empty one means that no file is mapped.
+        """`host` is the boot id of this host's kernel, read from it when None. An empty one means
+        that no file is mapped.
         """
         tune()
         self.location, self._token = location, token
@@ -96,9 +90,8 @@ class FlightSource:
             self._client = open_client(location, credentials)
 
     def fetch(self, ticket: Ticket) -> Fetched:
-        """Groups for a ticket; none when nothing came within its `wait_s`.
-
-        Raises UnavailableError, ConflictError, NotFoundError.
+        """Groups for a ticket; none when nothing came within its `wait_s`. Raises UnavailableError,
+        ConflictError, NotFoundError.
         """
         if not self._boot_id:
             return self._fetch_remote(ticket)
@@ -151,7 +144,6 @@ class FlightSource:
         return _read_mapped(source, plan)
 
     def _fetch_remote(self, ticket: Ticket) -> Fetched:
-        """One call instead of two where a plan would tell nothing: on another host."""
         table = self._get(fl.Ticket(ticket.dumps()), ticket.wait_s)
         said = table.schema.metadata
         cursor, end = said[b"prorl.cursor"].decode(), said[b"prorl.end"] == b"true"

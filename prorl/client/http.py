@@ -39,8 +39,6 @@ WAIT_S = 1.0
 
 
 class Address(NamedTuple):
-    """Where a service is, and what it is shown."""
-
     url: str
     """`http://HOST:PORT` or `https://HOST:PORT`."""
     token: str = ""
@@ -84,8 +82,6 @@ class Root:
 
 
 class Http:
-    """The gateway at `address`, e.g. `http://127.0.0.1:8000`."""
-
     def __init__(
         self,
         address: str | Callable[[], Address],
@@ -104,7 +100,6 @@ class Http:
 
     @property
     def address(self) -> Address:
-        """Where the service is now."""
         return self._locate()
 
     @property
@@ -119,11 +114,9 @@ class Http:
         query: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Json:
-        """Send one request; `path` parts and `query` are quoted.
-
-        `timeout_s`: for the answer, where it may take longer than usual.
-
-        Raises UnavailableError, ConflictError, NotFoundError, UserError.
+        """Send one request; `path` parts and `query` are quoted. `timeout_s`: for the answer, where
+        it may take longer than usual. Raises UnavailableError, ConflictError, NotFoundError,
+        UserError.
         """
         target = "/" + "/".join(quote(part, safe="") for part in path)
         target += f"?{urlencode(query)}" if query else ""
@@ -217,9 +210,8 @@ def _cause(error: Exception, secure: bool) -> str:
 
 
 def _detail(answer: bytes) -> str:
-    """What the service says is wrong: `message` of its error body.
-
-    Where there is none, it is the beginning of whatever came.
+    """What the service says is wrong: `message` of its error body. Where there is none, it is the
+    beginning of whatever came.
     """
     try:
         values = orjson.loads(answer)

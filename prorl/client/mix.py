@@ -36,10 +36,9 @@ def mix(
     num_live: int = 0,
     num_replayed: int = 0,
 ) -> Iterator[Mixed]:
-    """Groups of both until one whose turn it is has no more; batches hold one group each.
-
-    Raises UserError for a ratio outside 0 to 1, for counts that this ratio does not give, and for
-    batches of several groups.
+    """Groups of both until one whose turn it is has no more; batches hold one group each. Raises
+    UserError for a ratio outside 0 to 1, for counts that this ratio does not give, and for batches
+    of several groups.
     """
     if not 0 <= ratio <= 1:
         raise UserError(f"ratio {ratio}", "from 0 to 1")

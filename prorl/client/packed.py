@@ -39,9 +39,8 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 class TorchBatch:
-    """`PackedBatch`'s arrays as CPU tensors over the same memory: same names, same shapes.
-
-    Each is made when it is first asked for.
+    """`PackedBatch`'s arrays as CPU tensors over the same memory: same names, same shapes. Each is
+    made when it is first asked for.
     """
 
     token_ids: torch.Tensor
@@ -100,17 +99,14 @@ class PackedBatch:
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences the batch holds: B."""
         return int(self.arrow.num_rows)
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the batch holds: T."""
         return len(self.token_ids)
 
     @property
     def num_groups(self) -> int:
-        """How many groups the batch holds: G."""
         return len(self.group_starts) - 1
 
     @cached_property
@@ -125,7 +121,6 @@ class PackedBatch:
 
     @property
     def max_seqlen(self) -> int:
-        """Tokens of the longest sequence, 0 without sequences."""
         return int(np.diff(self.cu_seqlens).max(initial=0))
 
     @cached_property
@@ -160,12 +155,12 @@ class PackedBatch:
 
     @cached_property
     def span_turn(self) -> Int32:
-        """The turn of each span, [S]."""
+        """[S]"""
         return self._values("span_turn", np.int32)
 
     @cached_property
     def span_temperature(self) -> Float32:
-        """The temperature that each span was sampled at, [S]."""
+        """[S]"""
         return self._values("span_temperature", np.float32)
 
     @cached_property
@@ -175,7 +170,7 @@ class PackedBatch:
 
     @cached_property
     def group_ids(self) -> Int64:
-        """The group of each sequence, [B]."""
+        """[B]"""
         return _view(self.arrow.column("group_id"), np.int64)
 
     @cached_property
@@ -197,9 +192,8 @@ class PackedBatch:
 
     @property
     def cursor(self) -> str:
-        """Where to go on after this batch: keep it in the checkpoint, then commit it.
-
-        Empty for a batch without groups.
+        """Where to go on after this batch: keep it in the checkpoint, then commit it. Empty for a
+        batch without groups.
         """
         return str(Cursor(self.run, int(self.delivery_seq[-1]) + 1)) if self.num_sequences else ""
 
@@ -220,24 +214,21 @@ class PackedBatch:
         return np.flatnonzero(np.repeat(self.span_kind != SpanKind.CONTEXT, self.span_widths))
 
     def per_sampled(self, span_values: NDArray[Any]) -> NDArray[Any]:
-        """[C] a per-span array spread over the sampled tokens.
-
-        `span_values` is `span_kind`, `span_temperature` or another one.
+        """[C] a per-span array spread over the sampled tokens. `span_values` is `span_kind`,
+        `span_temperature` or another one.
         """
         sampled = self.span_kind != SpanKind.CONTEXT
         return np.repeat(span_values[sampled], self.span_widths[sampled])
 
     def dense(self) -> pa.RecordBatch:
-        """The batch with mask, logprobs, versions and temperatures of full length; copies.
-
-        They are as `prorl.schema.sequences.dense` has them.
+        """The batch with mask, logprobs, versions and temperatures of full length; copies. They are
+        as `prorl.schema.sequences.dense` has them.
         """
         return dense(self.arrow)
 
     def rows(self, start: int, stop: int) -> PackedBatch:
-        """Sequences start..stop over the same memory, offsets rebased.
-
-        May cut a group: for micro-batches, not for cursors.
+        """Sequences start..stop over the same memory, offsets rebased. May cut a group: for
+        micro-batches, not for cursors.
         """
         advantages = None if self.advantages is None else self.advantages[start:stop]
         return PackedBatch(self.arrow.slice(start, stop - start), self.run, advantages)
@@ -248,12 +239,11 @@ class PackedBatch:
         return self.rows(int(self.group_starts[start]), int(self.group_starts[stop]))
 
     def with_advantages(self, advantages: Float32) -> PackedBatch:
-        """The same batch with these advantages, [B]."""
         assert advantages.shape == (self.num_sequences,), (advantages.shape, self.num_sequences)
         return replace(self, advantages=advantages.astype(np.float32, copy=False))
 
     def with_rewards(self, rewards: Float32) -> PackedBatch:
-        """The same batch with these rewards, [B]; other columns are shared."""
+        """[B]; other columns are shared."""
         at = self.arrow.schema.get_field_index("reward")
         column = pa.array(rewards, STREAM.field("reward").type)
         arrow = self.arrow.set_column(at, STREAM.field("reward"), column)
@@ -275,9 +265,8 @@ class PackedBatch:
         return TorchBatch(self)
 
     def _values(self, name: str, dtype: type[ScalarT]) -> NDArray[ScalarT]:
-        """All items of a list column end to end.
-
-        Not by `flatten`, which costs ten times as much: nothing is null in a STREAM batch.
+        """All items of a list column end to end. Not by `flatten`, which costs ten times as much:
+        nothing is null in a STREAM batch.
         """
         column = self.arrow.column(name)
         values, offsets = _view(column.values, dtype), _view(column.offsets, np.int32)

@@ -98,9 +98,8 @@ def _pack(rows: Iterable[int], sizes: Sequence[int], max_tokens: int) -> list[Ro
 
 
 def _spread(passes: list[Rows], sizes: Sequence[int], count: int) -> tuple[Rows, ...]:
-    """As many passes as the others have.
-
-    The largest is split in two while one can be, then empty ones follow.
+    """As many passes as the others have. The largest is split in two while one can be, then empty
+    ones follow.
     """
     passes = list(passes)
     while len(passes) < count and any(len(rows) > 1 for rows in passes):
@@ -135,7 +134,6 @@ def _take(step: PackedBatch, rows: Rows) -> PackedBatch | None:
 
 
 def shares(steps: Iterable[PackedBatch], rank: int, world: int, max_tokens: int) -> Iterator[Share]:
-    """A rank's share of each step."""
     for step in steps:
         yield share(step, rank, world, max_tokens)
 

@@ -54,9 +54,7 @@ class Record(NamedTuple):
     group: int
     rollout: int
     sample: int
-    """Which sibling of its group the rollout is."""
     segment: int
-    """Which sequence of its rollout it is."""
     routing: NDArray[Any] | None = None
     """[R, layers * top_k] experts of its first R tokens, all but the last, if they were asked for
     (`Client.routing`).
@@ -151,7 +149,6 @@ class Feed:
                 client.commit(cursor, self.consumer)
 
     def state_dict(self) -> dict[str, str | None]:
-        """What a checkpoint keeps."""
         return {"run": self.run, "consumer": self.consumer, "cursor": self.cursor}
 
     def load_state_dict(self, state: Mapping[str, str | None]) -> None:

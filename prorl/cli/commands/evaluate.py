@@ -118,7 +118,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
     from prorl.sandbox.spawn import spawned
     from prorl.service.core.manifest import code_sha256
     from prorl.stages.rescore import rescore as grade
-    from prorl.storage.keep.scores import add_scores, check_name
+    from prorl.storage.keep.appended import add_scores, check_name
     from prorl.storage.read.catalog import StoredRun
     from prorl.tasks import read_tasks
 

@@ -109,7 +109,7 @@ def _collected(directory: str, grace_s: float) -> dict[str, Json]:
     return {
         "run": run.name,
         "dropped": False,
-        "merged": [merged.num_before, merged.num_after] if merged else None,
+        "merged": [merged.num_before, len(merged.commit.files)] if merged else None,
         "files": files,
         "waiting": len(replaced(run)),
     }
