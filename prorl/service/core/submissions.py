@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from functools import cache
 
-from prorl import plugins, storage
+from prorl import plugins
 from prorl.agents.check import check as check_agent
 from prorl.agents.programs import program_of
 from prorl.backends.catalogue import is_server
@@ -75,13 +75,20 @@ async def check_users(find: GetEnv, task: Task) -> None:
         ) from None
 
 
+def _check_filter(text: str) -> None:
+    """Loads DuckDB, which a gateway that is asked for no SQL does without."""
+    from prorl.storage.serve.filter import check_filter
+
+    check_filter(text)
+
+
 async def create(gateway: Gateway, config: RunConfig, *, new_servers: bool = True) -> bool:
     """Make a run, durably; False when it is there already, with the same config. `new_servers`:
     whether it may name model servers that are not in the pool; whoever may has this host ask any
     URL. Raises ConfigError, ConflictError, ForbiddenError.
     """
     if not is_named(config.filter):
-        await asyncio.to_thread(lambda: storage.check_filter(config.filter))
+        await asyncio.to_thread(_check_filter, config.filter)
     if gateway.core.find_run(config.run_id) is None:
         _check_names(gateway, config, new_servers)
         config = await _prepare(gateway, config)
