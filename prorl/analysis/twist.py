@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 import orjson
@@ -58,9 +57,6 @@ class RescoredIndex:
         rewards = pa.array(given, field.type)
         scored = rows.set_column(place, field, rewards).filter(pc.is_valid(rewards))
         return scored.replace_schema_metadata(rows.schema.metadata)
-
-    def forget(self, group_ids: Iterable[int]) -> None:
-        self._index.forget(group_ids)
 
     def routing(self, group_id: int) -> pa.Table:
         return self._index.routing(group_id)

@@ -45,8 +45,7 @@ MANY_COMMITS = 8
 def tidy(directory: str | Path) -> None:
     """Compact a run that is finished and whose service has ended."""
     from prorl.storage.files.layout import RunDir
-    from prorl.storage.keep.collect import collect
-    from prorl.storage.keep.compact import compact
+    from prorl.storage.keep.compact import collect, compact
 
     run = RunDir(directory)
     if len(run.commit_names()) >= MANY_COMMITS:

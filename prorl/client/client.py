@@ -38,7 +38,7 @@ from prorl.client.advantages import Advantages, add_advantages
 from prorl.client.fetch import Fetched, FlightSource
 from prorl.client.http import WAIT_S, Http, Root
 from prorl.client.packed import PackedBatch, regroup
-from prorl.client.ranks import Share, check_rank, shares
+from prorl.client.ranks import Share, check_rank, share
 from prorl.errors import ConfigError, UnavailableError, UserError
 from prorl.flight.ticket import Cursor, Ticket
 from prorl.net.join import Join
@@ -372,7 +372,7 @@ class Client:
         """
         check_rank(rank, world, max_tokens)
         steps = self.stream(run, groups_per_batch=groups_per_step, **more)
-        return shares(steps, rank, world, max_tokens)
+        return (share(step, rank, world, max_tokens) for step in steps)
 
     def routing(self, batch: PackedBatch, consumer: str = "primary") -> list[NDArray[Any] | None]:
         """Of each sequence of a batch that was streamed: [R, layers * top_k] experts of its first R

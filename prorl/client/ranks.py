@@ -20,7 +20,7 @@ world), and that less than the whole step crosses the network to a trainer on an
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -131,11 +131,6 @@ def _take(step: PackedBatch, rows: Rows) -> PackedBatch | None:
         return None
     advantages = None if step.advantages is None else step.advantages[list(rows)]
     return PackedBatch(step.arrow.take(list(rows)), step.run, advantages)
-
-
-def shares(steps: Iterable[PackedBatch], rank: int, world: int, max_tokens: int) -> Iterator[Share]:
-    for step in steps:
-        yield share(step, rank, world, max_tokens)
 
 
 def check_rank(rank: int, world: int, max_tokens: int) -> None:

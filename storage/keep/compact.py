@@ -14,15 +14,19 @@ The other tables lie by their ids, which is by task too, since ids are given in 
 A pack holds up to `PACK_BYTES` of Arrow data. Full packs are never written again, small ones are
 merged while they are no more than twice what is new: each row is written about log2 times.
 
-What it replaced stays until `collect.py` removes it.
+What it replaced stays for readers who opened the run before, and is then removed by `collect`
+(`StoredRun` and `GroupIndex` open a run again when a file is gone), with packs of compactions that
+died. It never touches a file that a current commit names, nor a part that no commit has ever named:
+that one may be about to be committed.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +34,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.errors import ConflictError, StorageError
-from prorl.schema import TABLES
-from prorl.storage.files.durable import WriteDurably, write_durably
-from prorl.storage.files.layout import COMMITS, Commit, PartFile, RunDir
+from prorl.schema import APPENDED, TABLES
+from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
+from prorl.storage.files.layout import COMMITS, Commit, CommitName, PartFile, RunDir
 from prorl.storage.files.objects import remove
 from prorl.storage.files.part_reader import raw_bytes, read_part
 from prorl.storage.files.parts import BY_GROUP, conform, encode, part_file
+from prorl.storage.keep.appended import AppendedTable
 from prorl.storage.read.sql import LockedDuckDB
 
 PACK = "pack-"
@@ -253,3 +258,78 @@ def checksum(rows: pa.Table) -> tuple[int, int]:
         database.register("given", rows)
         found = database.query("select sum(hash(given))::varchar as h from given")
     return rows.num_rows, int(found.column("h")[0].as_py() or 0)
+
+
+GRACE_S = 60.0
+"""How long what was replaced stays for readers that know no better."""
+
+
+def collect(
+    run: RunDir,
+    *,
+    grace_s: float = GRACE_S,
+    clock: Callable[[], float] = time.time,
+    write: WriteDurably = write_durably,
+) -> list[str]:
+    """Remove what was replaced more than `grace_s` ago; the files, relative to the run. With 0
+    nobody else may be writing to the run from another host: then age, which the clock of an object
+    store tells, counts for nothing. A killed one is finished by the next.
+    """
+    before = clock() - grace_s if grace_s else math.inf
+    stray = math.inf if run.local or not grace_s else clock() - SPENT_S * 2
+    with alone(run):
+        removed = list(_remove_replaced(run, before))
+        for table in APPENDED:
+            removed += AppendedTable(run, table).merge(write)
+        return [*removed, *_remove_strays(run, stray)]
+
+
+def _remove_replaced(run: RunDir, before: float) -> Iterator[str]:
+    """Remove commits that a range published before `before` stands for, files before names."""
+    names = run.commit_names()
+    gone = _replaced(run, names, before)
+    kept = run.read_commits([name for name in names if name not in set(gone)])
+    named = {file.path for commit in kept for file in commit.files}
+    for name in gone:
+        with suppress(FileNotFoundError):
+            for commit in run.read_commits([name]):
+                for file in commit.files:
+                    if file.path not in named and remove(run.fs, run.path(file.path)):
+                        yield file.path
+        remove(run.fs, run.path(COMMITS, str(name)))
+        yield f"{COMMITS}/{name}"
+
+
+def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[CommitName]:
+    """Commits and ranges that a range stands for which was published before `before`."""
+    upto = 0
+    for at, name in enumerate(names):
+        if name.first and run.modified_at(f"{COMMITS}/{name}") <= before:
+            upto = at
+    return list(names[:upto])
+
+
+def replaced(run: RunDir) -> set[str]:
+    """Files that only replaced commits name: still there for readers of before."""
+    return run.ever_named() - {file.path for commit in run.commits() for file in commit.files}
+
+
+def _remove_strays(run: RunDir, before: float) -> Iterator[str]:
+    """Remove packs that no commit names, and what was half written: whoever wrote it is dead. We
+    are alone; where we cannot know that, it is old.
+    """
+    named = run.ever_named()
+    for folder in (*TABLES, COMMITS):
+        for name in list(run.names(folder)):
+            path = f"{folder}/{name}"
+            if _is_ours(name) and path not in named and run.modified_at(path) <= before:
+                remove(run.fs, run.path(path))
+                yield path
+
+
+def _is_ours(name: str) -> bool:
+    """Whether only a compaction can have written it."""
+    if not name.startswith(TEMP_MARK):
+        return name.startswith(PACK)
+    final = CommitName.parse(name.removeprefix(TEMP_MARK).partition("-")[2])
+    return f"-{PACK}" in name or bool(final and final.first)

@@ -29,8 +29,7 @@ async def tidy(where: str, grace_s: float, *, everything: bool) -> bool:
 
 def prepare() -> Answer:
     from prorl.storage.files.layout import RunDir
-    from prorl.storage.keep.collect import collect
-    from prorl.storage.keep.compact import compact
+    from prorl.storage.keep.compact import collect, compact
 
     def answer(question: tuple[str, float, bool]) -> None:
         where, grace_s, everything = question

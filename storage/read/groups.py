@@ -74,13 +74,12 @@ class GroupIndex:
     cache_bytes: int = CACHE_BYTES
     _files: list[GroupKeys] = field(default_factory=list)
     _where: dict[int, list[GroupRows]] = field(default_factory=dict)
-    _cache: OrderedDict[tuple[int, str], pa.Table] = field(default_factory=OrderedDict)
-    cached_bytes: int = 0
+    _kept: OrderedDict[tuple[str, int], pa.Table] = field(default_factory=OrderedDict)
+    """Row groups that were just written or read, by file and number; at least the last one."""
+    kept_bytes: int = 0
     _footers: OrderedDict[str, pq.FileMetaData] = field(default_factory=OrderedDict)
     _routing: dict[str, tuple[PartFile, int]] = field(default_factory=dict)
     """Files of the table `routing`, with the commit that names each."""
-    _last: tuple[str, tuple[int, ...], pa.Table] | None = None
-    """What was read last: the next group in order often lies in the same row groups."""
 
     def __contains__(self, group_id: int) -> bool:
         return group_id in self._where
@@ -93,18 +92,17 @@ class GroupIndex:
         """
         if routing is not None:
             self._routing[routing.path] = (routing, commit_seq)
-        ids = rows.column("group_id").to_numpy()
-        sizes = [stop - start for start, stop in row_groups(rows)]
+        ids, cuts = rows.column("group_id").to_numpy(), row_groups(rows)
+        sizes = [stop - start for start, stop in cuts]
         self._add(GroupKeys(file, commit_seq, _by_row_group(ids, sizes)))
-        for group_id in np.unique(ids).tolist():
-            self._cache[group_id, file.path] = group = _of_group(rows, group_id)
-            self.cached_bytes += group.nbytes
-        while self.cached_bytes > self.cache_bytes:
-            self._drop(next(iter(self._cache)))
+        for number, (start, stop) in enumerate(cuts):
+            self._keep((file.path, number), rows.slice(start, stop - start))
 
-    def _drop(self, key: tuple[int, str]) -> None:
-        if (rows := self._cache.pop(key, None)) is not None:
-            self.cached_bytes -= rows.nbytes
+    def _keep(self, key: tuple[str, int], rows: pa.Table) -> None:
+        self._kept[key] = rows
+        self.kept_bytes += rows.nbytes
+        while len(self._kept) > 1 and self.kept_bytes > self.cache_bytes:
+            self.kept_bytes -= self._kept.popitem(last=False)[1].nbytes
 
     def _add(self, keys: GroupKeys) -> None:
         number = len(self._files)
@@ -158,16 +156,8 @@ class GroupIndex:
         for keys in (*files, *pending):
             self._add(keys)
         there = {keys.file.path for keys in self._files}
-        for key in [key for key in self._cache if key[1] not in there]:
-            self._drop(key)
-
-    def forget(self, group_ids: Iterable[int]) -> None:
-        """Drop cached rows of groups that will not be read soon: dropped or served ones. The index
-        stays.
-        """
-        for group_id in group_ids:
-            for part in self._where.get(group_id, ()):
-                self._drop((group_id, self._files[part.file].file.path))
+        for key in [key for key in self._kept if key[0] not in there]:
+            self.kept_bytes -= self._kept.pop(key).nbytes
 
     def read(self, group_id: int) -> pa.RecordBatch:
         """All sequences of a group, sorted by (sample_index, segment). Raises NotFoundError when no
@@ -209,22 +199,18 @@ class GroupIndex:
 
     def _rows(self, group_id: int, where: GroupRows) -> pa.Table:
         file = self._files[where.file].file
-        cached = self._cache.get((group_id, file.path))
-        if cached is not None:
-            return cached
-        if self._last is None or self._last[:2] != (file.path, where.row_groups):
-            self._last = (file.path, where.row_groups, self._row_groups(file, where))
-        return _of_group(self._last[2], group_id)
+        rows = pa.concat_tables([self._row_group(file, number) for number in where.row_groups])
+        # A group's rows lie together in every file.
+        (at,) = np.nonzero(rows.column("group_id").to_numpy() == group_id)
+        return rows.slice(at[0], at[-1] + 1 - at[0])
 
-    def _row_groups(self, file: PartFile, where: GroupRows) -> pa.Table:
+    def _row_group(self, file: PartFile, number: int) -> pa.Table:
+        if (rows := self._kept.get((file.path, number))) is not None:
+            return rows
         with PartReader(self.run, file, self._footers.pop(file.path, None)) as part:
             self._footers[file.path] = part.footer
             if len(self._footers) > FOOTERS:
                 self._footers.popitem(last=False)
-            return part.read(list(where.row_groups))
-
-
-def _of_group(rows: pa.Table, group_id: int) -> pa.Table:
-    """A group's rows lie together in every file."""
-    (at,) = np.nonzero(rows.column("group_id").to_numpy() == group_id)
-    return rows.slice(at[0], at[-1] + 1 - at[0])
+            rows = part.read([number])
+        self._keep((file.path, number), rows)
+        return rows

@@ -35,7 +35,7 @@ from prorl.storage.files.layout import (
 from prorl.storage.files.part_reader import PartReader, read_file
 from prorl.storage.files.parts import ROWS_DIGEST, rows_digest
 from prorl.storage.keep.appended import AppendedTable
-from prorl.storage.keep.collect import replaced
+from prorl.storage.keep.compact import replaced
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.sql import LockedDuckDB
 

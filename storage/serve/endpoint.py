@@ -63,9 +63,6 @@ class GroupReader(Protocol):
     def read(self, group_id: int) -> pa.RecordBatch:
         """All sequences of a group in SEQUENCES' shape. Raises NotFoundError, StorageError."""
 
-    def forget(self, group_ids: Iterable[int]) -> None:
-        """These will not be read soon."""
-
     def routing(self, group_id: int) -> pa.Table:
         """A group's rows of the table `routing`. Raises as `read`."""
 
@@ -265,7 +262,6 @@ class Endpoint:
             if places and place.path != places[0].path:
                 break
             places.append(place)
-        run.index.forget(given.groups[: len(places)])
         return places
 
     def _read(self, run: ServedRun, seq: int, given: Given) -> Iterator[pa.RecordBatch]:

@@ -18,8 +18,7 @@ from typing import Any
 
 from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.collect import collect
-from prorl.storage.keep.compact import compact
+from prorl.storage.keep.compact import collect, compact
 
 Step = Callable[[str], None]
 

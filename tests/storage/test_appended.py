@@ -14,7 +14,7 @@ from prorl.errors import SchemaError, UserError
 from prorl.schema import ANNOTATIONS
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.appended import MANY, AppendedTable, Piece, cover
-from prorl.storage.keep.collect import collect
+from prorl.storage.keep.compact import collect
 from prorl.storage.read.catalog import query
 from prorl.storage.read.verify import verify
 from tests.storage.directory import add_rows, new_run

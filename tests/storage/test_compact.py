@@ -15,9 +15,8 @@ from prorl.schema import TABLES
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.durable import write_durably
 from prorl.storage.files.part_reader import PartReader
-from prorl.storage.keep.collect import collect
 from prorl.storage.keep.compact import ORDER as ORDER_OF_ROWS
-from prorl.storage.keep.compact import checksum, compact
+from prorl.storage.keep.compact import checksum, collect, compact
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.groups import GroupIndex
 from prorl.storage.read.verify import verify

@@ -13,8 +13,7 @@ from prorl.service.core.state import State
 from prorl.service.log.log import ControlLog
 from prorl.service.log.recover import load
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.collect import collect
-from prorl.storage.keep.compact import compact
+from prorl.storage.keep.compact import collect, compact
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from tests.storage.compacting import replayed

@@ -25,8 +25,7 @@ from prorl.service.core.manifest import claim_store
 from prorl.storage.files.durable import check_conditional, write_durably
 from prorl.storage.files.layout import MANIFEST, RunDir
 from prorl.storage.files.objects import PAUSES_S, write_object
-from prorl.storage.keep.collect import collect
-from prorl.storage.keep.compact import compact
+from prorl.storage.keep.compact import collect, compact
 from prorl.storage.read.catalog import StoredRun, query
 from prorl.storage.read.replay import stored_index
 from prorl.storage.read.verify import verify

@@ -13,8 +13,7 @@ import pytest
 from prorl.cli.app import dispatch
 from prorl.errors import ConflictError
 from prorl.service import gateway
-from prorl.storage.keep.collect import collect
-from prorl.storage.keep.compact import compact
+from prorl.storage.keep.compact import collect, compact
 from prorl.storage.keep.retention import TRASH, drop_run, drop_trash, leftovers, why_kept
 from prorl.storage.read.runs import list_runs
 from tests.service.world import group, world

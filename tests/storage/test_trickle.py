@@ -11,8 +11,7 @@ import pytest
 
 from prorl.bench.stored import add_commit, make_run
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.collect import collect
-from prorl.storage.keep.compact import compact
+from prorl.storage.keep.compact import collect, compact
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 

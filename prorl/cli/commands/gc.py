@@ -13,8 +13,7 @@ from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
 from prorl.linux import at_work
 from prorl.service.log.log import forget_run
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.collect import GRACE_S, collect, replaced
-from prorl.storage.keep.compact import compact
+from prorl.storage.keep.compact import GRACE_S, collect, compact, replaced
 from prorl.storage.keep.retention import drop_run, drop_trash, last_commit_at
 from prorl.storage.read.runs import is_url, list_runs
 from prorl.types import Json
