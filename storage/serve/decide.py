@@ -24,7 +24,7 @@ from prorl.errors import ConfigError
 from prorl.filters import GroupDecision
 from prorl.linux.failpoints import failpoint
 from prorl.schema import ROLLOUTS
-from prorl.storage.read.replay import estimate_bytes
+from prorl.storage.read.replay import FactBook
 from prorl.storage.serve.filter import (
     SEEN,
     GroupFilter,
@@ -192,62 +192,3 @@ class Decider:
 
 SEES = list(dict.fromkeys(["rollout_id", *SEEN, *READ]))
 """Of `rollouts`: what the filter and the history are made of."""
-
-COLUMNS = ["group_id", "status", "min_version", "num_tokens", "num_sampled", "num_sequences"]
-"""Of `rollouts`: what facts are made of."""
-
-
-_FACTS = np.dtype(
-    [
-        ("min_version", "<i4"),
-        ("num_rollouts", "<i4"),
-        ("num_sequences", "<i4"),
-        ("num_bytes", "<i8"),
-    ]
-)
-_UNSEEN = np.array((np.iinfo(np.int32).max, 0, 0, 0), _FACTS)
-
-
-class FactBook:
-    """Facts of every group that has a stored trajectory: 20 bytes an id, ids are dense."""
-
-    def __init__(self) -> None:
-        self._groups = np.empty(0, _FACTS)
-
-    def add(self, rollouts: pa.Table) -> None:
-        """`rollouts` rows that were committed; rows without a trajectory count nothing."""
-        rows = rollouts.select(COLUMNS).filter(
-            pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value)
-        )
-        ids = rows.column("group_id").to_numpy()
-        self._grow(int(ids.max(initial=-1)) + 1)
-        facts = self._groups
-        np.minimum.at(facts["min_version"], ids, rows.column("min_version").to_numpy())
-        np.add.at(facts["num_rollouts"], ids, 1)
-        np.add.at(facts["num_sequences"], ids, rows.column("num_sequences").to_numpy())
-        np.add.at(facts["num_bytes"], ids, estimate_bytes(rows).to_numpy())
-
-    def _grow(self, size: int) -> None:
-        if size > len(self._groups):
-            more = np.full(max(size, 2 * len(self._groups)), _UNSEEN)
-            more[: len(self._groups)] = self._groups
-            self._groups = more
-
-    def _of(self, name: str, group_id: int, absent: int = 0) -> int:
-        if group_id >= len(self._groups) or not self._groups["num_rollouts"][group_id]:
-            return absent
-        return int(self._groups[name][group_id])
-
-    def min_version(self, group_id: int) -> int:
-        """Oldest version that sampled a token of the group; -1 without a trajectory."""
-        return self._of("min_version", group_id, -1)
-
-    def num_rollouts(self, group_id: int) -> int:
-        return self._of("num_rollouts", group_id)
-
-    def num_bytes(self, group_id: int) -> int:
-        """Of Arrow data in its sequences, about."""
-        return self._of("num_bytes", group_id)
-
-    def can_be_served(self, group_id: int) -> bool:
-        return self._of("num_sequences", group_id) > 0

@@ -39,8 +39,8 @@ from prorl.storage.files.part_reader import read_part
 from prorl.storage.keep.tidy import tidy
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.groups import CACHE_BYTES, GroupIndex
-from prorl.storage.read.replay import delivery_order
-from prorl.storage.serve.decide import COLUMNS, Decider, FactBook
+from prorl.storage.read.replay import COLUMNS, FactBook, delivery_order
+from prorl.storage.serve.decide import Decider
 from prorl.storage.serve.delivery import LiveOrder
 from prorl.storage.serve.endpoint import Endpoint, on_own_thread
 from prorl.storage.serve.history import READ, History
