@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import orjson
@@ -46,7 +45,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_live_training_consumes_each_kept_group_once(
-    root: Path, tmp_path: Path, steps_ahead: Literal[0, 1]
+    root: Path, tmp_path: Path, steps_ahead: int
 ) -> None:
     tasks = tmp_path / "tasks.jsonl"
     rows = [
