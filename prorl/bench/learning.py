@@ -4,8 +4,8 @@ Whole demos, one after another, on fresh held-out tasks.
 
 Two starting checkpoints (the shipped toy, and one that `make checkpoint SEED=1` makes here), three
 training seeds each, 512 held-out tasks of each set before and after, sampled at temperature 1 and
-greedily; and a control with shuffled rewards, which must not learn. About an hour on two cores; an
-interrupted bench goes on where it was when it is started again in the same folder.
+greedily; and a control with shuffled rewards, which must not learn. About an hour on two cores, in
+the repository; an interrupted bench goes on where it was when it is started again.
 
 Everything lies in prorl-runs/learning: the runs, `curves.parquet` (reward of what each policy
 version sampled) and `heldout.parquet` (shares with Wilson's 95 % interval).
