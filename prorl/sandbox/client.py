@@ -32,8 +32,13 @@ takes 2-3 s.
 """
 FILE_OP_S = 30.0
 """For one chunk: a busy disk takes seconds for it."""
-PACK_S = 120.0
+PACK_S = 100.0
 """Packing or unpacking a whole workspace."""
+ARCHIVE = ".prorl-snapshot.tar"
+PACK = ': > "$0" && ulimit -f "$1" && exec tar -cf "$0" --exclude="./$0" .'
+"""The file is there before its folder is looked at, which else has changed as tar read it."""
+UNPACK = 'tar -xpf "$0" && rm -f "$0"'
+FORGET = 'rm -f "$0"'
 CONNECT_S = 10.0
 """The socket listens before the launcher starts, so only a tool server whose backlog is full is
 waited for.
@@ -42,7 +47,7 @@ CHUNK_BYTES = 1 << 20
 """Of a file in one frame, whose limit is `FRAME_LIMIT`."""
 
 
-ACTS = frozenset({"call", "exec", "put", "unpack"})
+ACTS = frozenset({"call", "exec", "put"})
 """What changes a sandbox, and so is remembered there under the tool call's id."""
 END = encode({"op": "end"})
 
@@ -136,8 +141,11 @@ class ConnectedSandbox:
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Write a file below the workspace. Raises SandboxError."""
         for offset in range(0, max(1, len(content)), CHUNK_BYTES):
-            header = {"op": "put", "path": path, "mode": mode, "offset": offset}
-            await self._ask(header, content[offset : offset + CHUNK_BYTES], FILE_OP_S)
+            await self._put(path, content[offset : offset + CHUNK_BYTES], offset, mode)
+
+    async def _put(self, path: str, chunk: bytes, offset: int, mode: int) -> None:
+        header = {"op": "put", "path": path, "mode": mode, "offset": offset}
+        await self._ask(header, chunk, FILE_OP_S)
 
     async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         """Read a regular file below the workspace.
@@ -145,20 +153,22 @@ class ConnectedSandbox:
         Raises FileNotFoundError when there is none, SandboxError for a link, a device or more than
         `max_bytes`.
         """
-        parts: list[bytes] = []
+        return b"".join([chunk async for chunk in self._chunks(path, max_bytes)])
+
+    async def _chunks(self, path: str, max_bytes: int) -> AsyncIterator[bytes]:
         total = 0
         while True:
             header = {"op": "get", "path": path, "offset": total, "max_bytes": CHUNK_BYTES}
             frame = await self._ask(header, b"", FILE_OP_S)
             size = frame.header.get("size")
-            if not isinstance(size, int) or size > max_bytes or total + len(frame.body) > max_bytes:
+            total += len(frame.body)
+            if not isinstance(size, int) or max(size, total) > max_bytes:
                 raise SandboxError(
                     FailureCode.SANDBOX_BROKEN, f"{path} is larger than {max_bytes} bytes"
                 )
-            parts.append(frame.body)
-            total += len(frame.body)
+            yield frame.body
             if total >= size or not frame.body:
-                return b"".join(parts)
+                return
 
     async def listen(self) -> socket.socket:
         """See `prorl.protocols.Listens`."""
@@ -180,23 +190,16 @@ class ConnectedSandbox:
     async def snapshot(self, path: str, max_bytes: int) -> int:
         """Write the workspace as a tar to a file here, for `restore`; its size in bytes.
 
-        0 when it is larger than the limit. Raises SandboxError.
+        0 when it is larger than the limit, the workspace has no room for it, or the image no tar.
+        The archive is the sandbox's own work, and nobody looks into it but a sandbox. Raises
+        SandboxError.
         """
-        try:
-            packed = await self._ask({"op": "pack", "max_bytes": max_bytes}, b"", PACK_S)
-        except SandboxError:
-            if self._closed:
-                raise
-            return 0
-        size = packed.header.get("size")
-        if not isinstance(size, int) or not 0 < size <= 2 * max_bytes:
-            raise SandboxError(
-                FailureCode.SANDBOX_BROKEN, f"a snapshot of {size} bytes; the limit is {max_bytes}"
-            )
-        with open(path, "wb") as file:
-            for offset in range(0, size, CHUNK_BYTES):
-                header = {"op": "pack_read", "offset": offset, "max_bytes": CHUNK_BYTES}
-                file.write((await self._ask(header, b"", FILE_OP_S)).body)
+        size = 0
+        if (await self._archive(PACK, str(max_bytes >> 10))).exit_code == 0:
+            with open(path, "wb") as file:
+                async for chunk in self._chunks(ARCHIVE, max_bytes):
+                    size += file.write(chunk)
+        await self._archive(FORGET)
         return size
 
     async def restore(self, path: str) -> None:
@@ -205,10 +208,16 @@ class ConnectedSandbox:
         Raises SandboxError; OSError when there is no such file.
         """
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            for offset in range(0, size, CHUNK_BYTES):
-                header = {"op": "unpack", "offset": offset, "last": offset + CHUNK_BYTES >= size}
-                await self._ask(header, file.read(CHUNK_BYTES), PACK_S)
+            offset = 0
+            while chunk := file.read(CHUNK_BYTES):
+                await self._put(ARCHIVE, chunk, offset, 0o600)
+                offset += len(chunk)
+        done = await self._archive(UNPACK)
+        if done.exit_code != 0:
+            raise SandboxError(FailureCode.SANDBOX_BROKEN, f"no snapshot: {done.output[-500:]}")
+
+    async def _archive(self, command: str, *words: str) -> ToolResult:
+        return await self.exec(["bash", "-c", command, ARCHIVE, *words], PACK_S)
 
     async def close(self) -> None:
         self._closed = True
@@ -217,10 +226,6 @@ class ConnectedSandbox:
             await self._writer.wait_closed()
         except ConnectionError:
             pass
-
-    async def hello(self, timeout_s: float) -> dict[str, Any]:
-        """What the server says of itself: `workspace`, `tools`. Raises SandboxError."""
-        return (await self._ask({"op": "hello"}, b"", timeout_s)).header
 
     async def _ask(self, header: dict[str, Any], body: bytes, timeout_s: float) -> Frame:
         async with self._turn:

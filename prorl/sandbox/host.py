@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from prorl.errors import SandboxError
@@ -79,7 +80,8 @@ class UnixSandboxHost:
         self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
     ) -> bool:
         """Prepare a fresh sandbox, once a node for equal keys; see `prorl.sandbox.prepared`."""
-        return await prepared(self._ask, sandbox, key, work)
+        place = await self._ask({"op": "snapshots"}, REQUEST_S)
+        return await prepared(Path(place["folder"]), place["limit_bytes"], sandbox, key, work)
 
     async def stop(self, ref: SandboxRef) -> None:
         self._check_here(ref)

@@ -1,67 +1,89 @@
-"""A prepared workspace, made once a node: the client's side of `node/snapshots.py`.
+"""Prepared workspaces: made once a node, copied to the siblings of a task.
 
-The first sandbox of a key is prepared by the caller's own work and packed; the next ones are
-copies. Nothing but the workspace is copied: not /tmp, no process, no shell's state. Whether copies
-are worth it is measured: where packing took longer than the work had, everybody does the work.
-`key` names all that the work depends on; the sandbox must be fresh.
+The first caller of a key does its own work and packs the workspace into sandboxd's folder; equal
+keys wait for it by a lock, which ends with its holder: where the work failed, or whoever did it
+died, the next one does it. Nothing but the workspace is copied: not /tmp, no process, no shell's
+state. Where a copy would take longer than the work, or be too large, an empty file says so and
+everybody works. `key` names all that the work depends on; the sandbox must be fresh.
+
+The least recently used go when all are larger than the limit. Nothing survives sandboxd.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from enum import StrEnum
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
+from prorl.linux import locks
 from prorl.protocols import Sandbox
 
 MAX_SNAPSHOT_BYTES = 192 << 20
-"""Of one workspace: it is packed in memory inside the sandbox."""
-CLAIM_S = 24 * 3600.0
-"""Longest wait for another's work; the caller's own deadline comes first."""
-SETTLE_S = 30.0
-"""For a request that only takes note."""
-
-Ask = Callable[[dict[str, Any], float], Awaitable[dict[str, Any]]]
-"""Asks sandboxd."""
-
-
-class Outcome(StrEnum):
-    """How a claim was settled."""
-
-    KEPT = "kept"
-    """The snapshot is written, or was copied."""
-    GIVEN_UP = "given_up"
-    """The work failed."""
-    PLAIN = "plain"
-    """A copy would cost as much as the work, or be too large."""
+"""Of one workspace: while it is packed it takes that room in the workspace itself."""
+LOOK_S = 0.05
+"""Between two looks at a lock: there is nothing to wait on."""
 
 
 async def prepared(
-    ask: Ask, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
+    folder: Path, limit_bytes: int, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
 ) -> bool:
     """Do the work, or copy what it made; true for a copy. Raises as the work does, SandboxError."""
-    name = secrets.token_hex(8)
-    outcome = Outcome.GIVEN_UP
+    place = folder / hashlib.sha256(key.encode()).hexdigest()
+    async with _alone(place.with_suffix(".lock")):
+        try:
+            snapshot = place.open("rb")
+        except FileNotFoundError:
+            began = time.monotonic()
+            await work()
+            await _keep(place, limit_bytes, sandbox, time.monotonic() - began)
+            return False
+    with snapshot:  # it may be removed while it is read
+        if not os.fstat(snapshot.fileno()).st_size:
+            await work()
+            return False
+        os.utime(snapshot.fileno())
+        await sandbox.restore(f"/proc/self/fd/{snapshot.fileno()}")
+        return True
+
+
+@asynccontextmanager
+async def _alone(path: Path) -> AsyncIterator[None]:
+    while True:
+        try:
+            lock = locks.take(path)
+            break
+        except BlockingIOError:
+            await asyncio.sleep(LOOK_S)
     try:
-        place = await ask({"op": "claim", "key": key, "claim": name}, CLAIM_S)
-        if place["what"] == "copy":
-            await sandbox.restore(place["path"])
-            return True
-        began = time.monotonic()
-        await work()
-        if place["what"] == "make":
-            outcome = await _kept(sandbox, place["path"], time.monotonic() - began)
-        return False
+        yield
     finally:
-        # Also when we were cancelled while we waited: nobody else may wait for us.
-        settled = {"op": "settle", "claim": name, "outcome": outcome.value}
-        await asyncio.shield(ask(settled, SETTLE_S))
+        os.close(lock)
 
 
-async def _kept(sandbox: Sandbox, path: str, work_s: float) -> Outcome:
-    began = time.monotonic()
-    num_bytes = await sandbox.snapshot(path, MAX_SNAPSHOT_BYTES)
-    return Outcome.KEPT if num_bytes and time.monotonic() - began < work_s else Outcome.PLAIN
+async def _keep(place: Path, limit_bytes: int, sandbox: Sandbox, work_s: float) -> None:
+    began, packed = time.monotonic(), place.with_name(secrets.token_hex(8))
+    try:
+        num_bytes = await sandbox.snapshot(str(packed), min(limit_bytes, MAX_SNAPSHOT_BYTES))
+        if num_bytes and time.monotonic() - began < work_s:
+            packed.rename(place)
+            _trim(place.parent, limit_bytes)
+        else:
+            place.touch()
+    finally:
+        packed.unlink(missing_ok=True)
+
+
+def _trim(folder: Path, limit_bytes: int) -> None:
+    about = [(path, path.stat()) for path in folder.iterdir()]
+    kept = sorted((one.st_mtime_ns, one.st_size, path) for path, one in about if one.st_size)
+    too_much = sum(num_bytes for _, num_bytes, _ in kept) - limit_bytes
+    for _, num_bytes, path in kept:
+        if too_much <= 0:
+            return
+        path.unlink(missing_ok=True)
+        too_much -= num_bytes

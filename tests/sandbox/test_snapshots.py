@@ -5,22 +5,22 @@ budget of bytes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from prorl.errors import TaskError
+from prorl.errors import SandboxError, TaskError
 from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.node.snapshots import Answer, Snapshots
-from prorl.sandbox.prepared import Outcome
-from prorl.sandbox.wire import encode, receive
+from prorl.sandbox.prepared import prepared
 from prorl.types import SandboxSpec
 from tests.sandbox.conftest import Sandboxd, end, start_daemon
 
-KEPT, GIVEN_UP, PLAIN = Outcome.KEPT, Outcome.GIVEN_UP, Outcome.PLAIN
 SLOW = (
     "sleep 0.4; head -c16 /dev/urandom | base64 > token; mkdir -p src; echo 'print(1)' > src/a.py;"
     " chmod 755 src/a.py"
@@ -30,103 +30,43 @@ SLOW = (
 # ---- the rules, without a sandbox
 
 
-@pytest.fixture
-def snapshots(tmp_path: Path) -> Snapshots:
-    made = Snapshots(tmp_path / "snapshots", 100)
-    made.open()
-    return made
+class Tar:
+    """Stands for a sandbox whose workspace has so many bytes."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+    async def snapshot(self, path: str, max_bytes: int) -> int:
+        size = self.num_bytes if self.num_bytes <= max_bytes else 0
+        Path(path).write_bytes(bytes(size))
+        return size
+
+    async def restore(self, path: str) -> None:
+        assert Path(path).stat().st_size == self.num_bytes
 
 
-async def _make(snapshots: Snapshots, key: str, num_bytes: int) -> Path:
-    place = await snapshots.claim(f"maker of {key}", key)
-    assert place.what == "make"
-    Path(place.path).write_bytes(bytes(num_bytes))
-    snapshots.settle(f"maker of {key}", KEPT)
-    return Path(place.path)
+async def _is_copy(folder: Path, key: str, num_bytes: int, work_s: float = 0.02) -> bool:
+    sandbox = cast("Sandbox", Tar(num_bytes))
+    return await prepared(folder, 100, sandbox, key, lambda: asyncio.sleep(work_s))
 
 
-async def _what(snapshots: Snapshots, key: str) -> str:
-    place = await snapshots.claim("look", key)
-    snapshots.settle("look", KEPT if place.what == "copy" else GIVEN_UP)
-    return place.what
+async def test_the_least_recently_used_go_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    for key in ("a", "b"):
+        assert not await _is_copy(tmp_path, key, 40)
+    assert await _is_copy(tmp_path, "a", 40)
+    assert not await _is_copy(tmp_path, "c", 40)
+    assert [await _is_copy(tmp_path, key, 40) for key in ("a", "c", "b")] == [True, True, False]
+    kept = [path for path in tmp_path.iterdir() if path.stat().st_size]
+    assert len(kept) == 2
 
 
-async def test_one_makes_and_the_others_wait_for_it(snapshots: Snapshots) -> None:
-    first = await snapshots.claim("a", "key")
-    others = [asyncio.create_task(snapshots.claim(name, "key")) for name in "bcd"]
-    await asyncio.sleep(0.01)
-    assert not any(other.done() for other in others)
-    Path(first.path).write_bytes(b"tar")
-    snapshots.settle("a", KEPT)
-    assert {await other for other in others} == {Answer(first.path, "copy")}
-    assert await _what(snapshots, "another key") == "make"
-
-
-async def test_when_the_first_fails_the_next_makes_it_and_the_rest_go_on_waiting(
-    snapshots: Snapshots,
+@pytest.mark.parametrize(("num_bytes", "work_s"), [(101, 0.02), (50, 0.0)])
+async def test_what_is_not_worth_keeping_is_done_by_everybody(
+    tmp_path: Path, num_bytes: int, work_s: float
 ) -> None:
-    first = await snapshots.claim("a", "key")
-    others = {name: asyncio.create_task(snapshots.claim(name, "key")) for name in "bc"}
-    await asyncio.sleep(0.01)
-    snapshots.settle("a", GIVEN_UP)
-    done, waiting = await asyncio.wait(
-        others.values(), timeout=0.05, return_when=asyncio.ALL_COMPLETED
-    )
-    assert len(done) == len(waiting) == 1
-    place = done.pop().result()
-    assert place.what == "make"
-    assert place.path != first.path
-    Path(place.path).write_bytes(b"tar")
-    snapshots.settle(next(name for name, task in others.items() if task not in waiting), KEPT)
-    assert (await waiting.pop()).what == "copy"
-
-
-async def test_what_is_not_worth_keeping_holds_nobody_up(snapshots: Snapshots) -> None:
-    await snapshots.claim("a", "key")
-    waiting = asyncio.create_task(snapshots.claim("b", "key"))
-    await asyncio.sleep(0)
-    snapshots.settle("a", PLAIN)
-    assert await waiting == Answer("", "plain")
-    snapshots.settle("b", GIVEN_UP)
-    assert await _what(snapshots, "key") == "plain"
-
-
-async def test_a_claim_that_is_no_longer_wanted_is_withdrawn_before_and_after_its_answer(
-    snapshots: Snapshots,
-) -> None:
-    await snapshots.claim("a", "key")
-    waiting = asyncio.create_task(snapshots.claim("b", "key"))
-    await asyncio.sleep(0)
-    snapshots.settle("b", GIVEN_UP)
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    snapshots.settle("a", GIVEN_UP)
-    snapshots.settle("a", KEPT)
-    assert await _what(snapshots, "key") == "make"
-
-
-async def test_the_least_recently_used_go_and_what_is_in_use_stays(snapshots: Snapshots) -> None:
-    files = {key: await _make(snapshots, key, 40) for key in "ab"}
-    assert await _what(snapshots, "a") == "copy"
-    in_use = await snapshots.claim("reader", "a")
-    files["c"] = await _make(snapshots, "c", 40)
-    assert {key for key, path in files.items() if path.exists()} == {"a", "c"}
-    assert snapshots.num_bytes == 80
-    await _make(snapshots, "d", 90)
-    assert Path(in_use.path).exists()
-    # all the rest went, the newest too: what is in use leaves no room
-    assert snapshots.num_bytes == 40
-    snapshots.settle("reader", KEPT)
-    await _make(snapshots, "e", 90)
-    assert [path.stat().st_size for path in (files["a"].parent).iterdir()] == [90]
-
-
-async def test_a_snapshot_larger_than_everything_is_plain(snapshots: Snapshots) -> None:
-    place = await snapshots.claim("a", "key")
-    Path(place.path).write_bytes(bytes(101))
-    snapshots.settle("a", KEPT)
-    assert not Path(place.path).exists()
-    assert await _what(snapshots, "key") == "plain"
+    for _ in range(2):
+        assert not await _is_copy(tmp_path, "key", num_bytes, work_s)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
 
 
 # ---- through sandboxd
@@ -187,7 +127,6 @@ async def test_eight_siblings_prepare_once(daemon: Sandboxd) -> None:
     # one random token: the work ran once, wherever it is looked at
     assert len({tuple(text.split()[1:]) for text in found}) == 1
     assert found[0].split()[2:] == ["1", "755"]
-    assert (await daemon.host.status())["snapshot_bytes"] > 0
 
 
 async def test_the_failure_of_the_first_is_its_own(daemon: Sandboxd) -> None:
@@ -210,22 +149,26 @@ async def test_quick_work_is_done_by_everybody(daemon: Sandboxd) -> None:
     for number in range(3):
         assert (await siblings.one(number)).startswith("worked")
     assert siblings.num_works == 3
-    assert (await daemon.host.status())["snapshot_bytes"] == 0
 
 
 async def test_a_process_that_dies_leaves_its_claim_to_the_next(
     daemon: Sandboxd, folder: Path
 ) -> None:
-    reader, writer = await asyncio.open_unix_connection(str(folder / "sd"))
-    writer.write(encode({"op": "claim", "id": 1, "claim": "dead", "key": "key"}))
-    frame = await receive(reader)
-    assert frame is not None
-    assert frame.header["what"] == "make"
+    path = folder / "root/support/snapshots" / hashlib.sha256(b"key").hexdigest()
+    code = (
+        "import sys, time; from prorl.linux import locks\n"
+        "locks.take(sys.argv[1]); print(flush=True); time.sleep(60)"
+    )
+    words = [sys.executable, "-c", code, str(path.with_suffix(".lock"))]
+    maker = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    assert maker.stdout is not None
+    await maker.stdout.readline()
     next_one = Siblings(daemon.host, SLOW)
     waiting = asyncio.create_task(next_one.one(1))
     await asyncio.sleep(0.5)
     assert next_one.num_works == 0
-    writer.transport.abort()
+    maker.kill()
+    await maker.wait()
     assert (await asyncio.wait_for(waiting, 20)).startswith("worked")
 
 
@@ -248,3 +191,27 @@ async def test_a_caller_that_gives_up_leaves_its_claim_to_the_next(daemon: Sandb
         assert (await asyncio.wait_for(waiting, 20)).startswith("worked")
         with pytest.raises(asyncio.CancelledError):
             await maker
+
+
+async def test_a_workspace_crosses_whole(daemon: Sandboxd, tmp_path: Path) -> None:
+    fill = (
+        "mkdir -p a/b; head -c 3000000 /dev/urandom > a/b/big; echo h > .hidden;"
+        " ln -s a/b/big link; ln -s /no/such nowhere; touch $'a b\\n c';"
+        " echo '#!' > run; chmod 750 run; ln run same"
+    )
+    look = "find . -printf '%p %y %m %l %s\\n' | sort; sha256sum a/b/big; stat -c %h run; ls -a"
+    seen = []
+    for number in range(2):
+        async with _fresh(daemon.host, number) as sandbox:
+            if number == 0:
+                assert (await sandbox.exec(["bash", "-c", fill], 10.0)).exit_code == 0
+                assert await sandbox.snapshot(str(tmp_path / "small"), 1 << 20) == 0
+                assert await sandbox.snapshot(str(tmp_path / "tar"), 8 << 20) > 3_000_000
+            else:
+                await sandbox.restore(str(tmp_path / "tar"))
+            seen.append((await sandbox.exec(["bash", "-c", look], 10.0)).output)
+    assert seen[0] == seen[1]
+    (tmp_path / "tar").write_bytes(b"no archive")
+    async with _fresh(daemon.host, 2) as sandbox:
+        with pytest.raises(SandboxError, match="no snapshot"):
+            await sandbox.restore(str(tmp_path / "tar"))

@@ -11,13 +11,10 @@ be open at once):
 
     {"op": "start" | "reserve", "owner", "purpose", "spec"}
     {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
-    {"op": "fate", "sandbox_id", "seen"}   {"op": "status"}   {"op": "hello"}
-    {"op": "claim", "key", "claim"}   {"op": "settle", "claim", "outcome"}
-
-The last two are for prepared workspaces (`snapshots.py`).
+    {"op": "fate", "sandbox_id", "seen"}   {"op": "status"}   {"op": "snapshots"}
 
 A request whose client goes away before the answer is cancelled: a sandbox that nobody heard of does
-not stay. Its claims are given up.
+not stay.
 """
 
 from __future__ import annotations
@@ -41,8 +38,7 @@ from prorl.sandbox.node.janitor import SUPPORT
 from prorl.sandbox.node.paths import check_socket_path
 from prorl.sandbox.node.pool import SandboxPool
 from prorl.sandbox.node.settings import Settings
-from prorl.sandbox.node.snapshots import Snapshots
-from prorl.sandbox.prepared import Outcome
+from prorl.sandbox.trees import remove_tree
 from prorl.sandbox.wire import Frame, WireError, encode, receive
 from prorl.timing import run
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
@@ -68,8 +64,8 @@ class Daemon:
     It closes what they leave open.
     """
 
-    def __init__(self, pool: SandboxPool, node_id: str, snapshots: Snapshots) -> None:
-        self._pool, self._node_id, self._snapshots = pool, node_id, snapshots
+    def __init__(self, pool: SandboxPool, snapshots: Path, snapshot_bytes: int) -> None:
+        self._pool, self._snapshots, self._snapshot_bytes = pool, snapshots, snapshot_bytes
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
 
@@ -101,13 +97,8 @@ class Daemon:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requests: set[asyncio.Task[None]] = set()
-        claims: set[str] = set()
         try:
             while (frame := await receive(reader)) is not None:
-                if frame.header.get("op") == "claim":
-                    claims.add(str(frame.header.get("claim")))
-                elif frame.header.get("op") == "settle":
-                    claims.discard(str(frame.header.get("claim")))
                 request = asyncio.create_task(self._answer(frame, writer))
                 requests.add(request)
                 request.add_done_callback(requests.discard)
@@ -115,8 +106,6 @@ class Daemon:
             for request in requests:
                 request.cancel()
             await asyncio.gather(*requests, return_exceptions=True)
-            for claim in claims:
-                self._snapshots.settle(claim, Outcome.GIVEN_UP)
 
     async def _answer(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
         reply: dict[str, Any]
@@ -146,15 +135,10 @@ class Daemon:
                 ref = SandboxRef(sandbox_id=str(ask["sandbox_id"]))
                 code, message = await pool.fate(ref, Cause[str(ask["seen"])])
                 return {"code": code.value, "message": message}
-            case "claim":
-                path, what = await self._snapshots.claim(str(ask["claim"]), str(ask["key"]))
-                return {"path": path, "what": what}
-            case "settle":
-                self._snapshots.settle(str(ask["claim"]), Outcome(ask["outcome"]))
             case "status":
-                return {"status": {**pool.status(), "snapshot_bytes": self._snapshots.num_bytes}}
-            case "hello":
-                return {"node_id": self._node_id}
+                return {"status": pool.status()}
+            case "snapshots":  # of prepared workspaces (`prepared.py`)
+                return {"folder": str(self._snapshots), "limit_bytes": self._snapshot_bytes}
             case other:
                 raise ValueError(f"unknown op {other!r}")
         return {}
@@ -181,9 +165,10 @@ async def serve(options: argparse.Namespace) -> None:
     stop = _told_to_stop()
     pool = SandboxPool(await _kind(options), root, options.node_id, settings_of(options))
     await pool.open()
-    snapshots = Snapshots(root / SUPPORT / "snapshots", options.snapshot_bytes)
-    snapshots.open()
-    daemon = Daemon(pool, options.node_id, snapshots)
+    snapshots = root / SUPPORT / "snapshots"  # closed to sandboxes
+    remove_tree(str(snapshots))
+    snapshots.mkdir(mode=0o700, parents=True)
+    daemon = Daemon(pool, snapshots, options.snapshot_bytes)
     try:
         await daemon.listen(options.socket)
         print("ready", flush=True)

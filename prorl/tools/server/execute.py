@@ -31,25 +31,21 @@ def execute(place: Place, argv: list[str], stdin: bytes, until: float) -> dict[s
 
     Exit code 124 at the deadline, 126/127 when it cannot be run, 128 + n when signal n ended it.
     """
-    source = _stdin_of(stdin)
-    try:
-        return execute_from(place, argv, source, until)
-    finally:
-        os.close(source)
-
-
-def execute_from(place: Place, argv: list[str], source: int, until: float) -> dict[str, Any]:
-    """Run a program as `execute` does, with a descriptor as stdin, which stays the caller's."""
     output = Capped(place.output_bytes)
+    source = _stdin_of(stdin)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        pid = _start(place, argv, source, write)
+        actions = [
+            (os.POSIX_SPAWN_DUP2, old, new) for old, new in ((source, 0), (write, 1), (write, 2))
+        ]
+        pid = place.room(lambda: spawn(argv, actions, place.env, place.cwd))
     except OSError as error:
         os.close(read)
         output.feed((f"{argv[0]}: {error.strerror}\n").encode("utf-8", "replace"))
         return result_of(output, 127 if isinstance(error, FileNotFoundError) else 126)
     finally:
         os.close(write)
+        os.close(source)
     place.events.watch(pid)
     try:
         exit_code = _wait(place.events, pid, read, output, until)
@@ -59,14 +55,6 @@ def execute_from(place: Place, argv: list[str], source: int, until: float) -> di
         _reap(place.events, pid)
         os.close(read)
     return result_of(output, exit_code if exit_code >= 0 else EXIT_TIMEOUT, exit_code < 0)
-
-
-def _start(place: Place, argv: list[str], source: int, write: int) -> int:
-    """The pid of a program that reads `source` and writes both its outputs to `write`."""
-    actions = [
-        (os.POSIX_SPAWN_DUP2, old, new) for old, new in ((source, 0), (write, 1), (write, 2))
-    ]
-    return place.room(lambda: spawn(argv, actions, place.env, place.cwd))
 
 
 def _stdin_of(data: bytes) -> int:

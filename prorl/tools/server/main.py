@@ -2,12 +2,10 @@
 
 Started by `serve` with descriptors that exist already.
 
-    {"op": "hello"}                                      -> {"workspace", "tools"}
     {"op": "call", "tool", "arguments", "timeout_s"}     -> {"exit_code", "duration_s" ...} + output
     {"op": "exec", "argv", "timeout_s"} + stdin          -> the same
     {"op": "put", "path", "mode", "offset"} + content    -> {}
     {"op": "get", "path", "offset", "max_bytes"}         -> {"size"} + content
-    {"op": "pack" | "pack_read" | "unpack", ...}         -> the workspace as a tar (`archive.py`)
     {"op": "listen"}                                     -> {"port"} + a descriptor (SCM_RIGHTS)
     {"op": "end"}                                        -> {}; behind a call: end it
     anything wrong                                       -> {"error", "missing"}
@@ -70,7 +68,6 @@ class Server:
         self._refuse_uid: int = config.get("refuse_uid", -1)
         self._port: int = config.get("port", PORT)
         self._place = place_of(self._events, config)
-        self._archive: Any = None
         self._memory = Memory()
         self._names = sorted(config.get("tools", DEFAULT))
         self._bash = Bash(self._place)
@@ -190,15 +187,11 @@ class Server:
             return self._timed(self._program(header, body), header)
         if op in ("put", "get"):
             return self._file(op, header, body)
-        if op in ("pack", "pack_read", "unpack"):
-            return self._snapshot(op, header, body)
         if op == "end":
             return {"ok": True}, b""
         if op == "listen":
             listener = self._listen()
             return {"ok": True, "port": listener.getsockname()[1], "passed": listener}, b""
-        if op == "hello":
-            return {"ok": True, "workspace": self._place.cwd, "tools": self._names}, b""
         raise ValueError(f"unknown op {op!r}")
 
     def _listen(self) -> socket.socket:
@@ -225,22 +218,6 @@ class Server:
         limit = min(int(header["max_bytes"]), FRAME_LIMIT // 2)
         size, content = beneath.get(self._place.cwd, header["path"], header["offset"], limit)
         return {"ok": True, "size": size}, content
-
-    def _snapshot(
-        self, op: str, header: dict[str, Any], body: bytes
-    ) -> tuple[dict[str, Any], bytes]:
-        if self._archive is None:
-            from prorl.tools.server.archive import Archive
-
-            self._archive = Archive(self._place)
-        if op == "pack":
-            return {"ok": True, "size": self._archive.pack(header["max_bytes"])}, b""
-        if op == "pack_read":
-            return {"ok": True}, self._archive.read(
-                header["offset"], min(int(header["max_bytes"]), FRAME_LIMIT // 2)
-            )
-        self._archive.unpack(body, header["offset"], header["last"])
-        return {"ok": True}, b""
 
     def _tool(self, header: dict[str, Any]) -> Callable[[float], dict[str, Any]]:
         name, arguments = str(header.get("tool")), header.get("arguments")
@@ -366,7 +343,7 @@ def preload() -> None:
 
     For a process that forks servers, whose roots hold none of our files.
     """
-    from prorl.tools.server import archive, beneath, execute, terminal, user_tool  # noqa: F401
+    from prorl.tools.server import beneath, execute, terminal, user_tool  # noqa: F401
 
     for row in CATALOGUE.values():
         row.load()
