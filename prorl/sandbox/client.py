@@ -51,9 +51,6 @@ ACTS = frozenset({"call", "exec", "put"})
 """What changes a sandbox, and so is remembered there under the tool call's id."""
 END = encode({"op": "end"})
 
-LATE_S = 1.0
-"""A deadline that this process notices later than that has passed while it was stopped itself."""
-
 
 class FateOf(Protocol):
     """Asks sandboxd why a sandbox came to nothing, when its connection broke."""
@@ -249,14 +246,10 @@ class ConnectedSandbox:
 
     async def _exchange(self, data: bytes, timeout_s: float) -> Frame | None:
         try:
-            async with asyncio.timeout(None) as guard:
-                timer = _Timer(guard, timeout_s, self._grace_s)
-                try:
-                    self._writer.write(data)
-                    await self._writer.drain()
-                    return await receive(self._reader)
-                finally:
-                    timer.cancel()
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(data)
+                await self._writer.drain()
+                return await receive(self._reader)
         except TimeoutError:
             await self._lost(Cause.SILENT, f"{self._grace_s:g} s after the deadline")
         except WireError as cause:
@@ -345,32 +338,6 @@ async def _passed(connection: socket.socket) -> socket.socket:
         raise WireError("a socket that does not listen")
     listener.setblocking(False)
     return listener
-
-
-class _Timer:
-    """Ends a call whose answer is due, unless it was we who did not run.
-
-    Then the answer may be here unread, and has `grace_s` more.
-    """
-
-    def __init__(self, guard: asyncio.Timeout, timeout_s: float, grace_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._guard, self._grace_s = guard, grace_s
-        self._arm(timeout_s)
-
-    def _arm(self, delay_s: float) -> None:
-        self._due = self._loop.time() + delay_s
-        self._handle = self._loop.call_at(self._due, self._expire)
-
-    def _expire(self) -> None:
-        if self._loop.time() - self._due > LATE_S:
-            self._arm(self._grace_s)
-        else:
-            self._guard.reschedule(self._due)
-
-    def cancel(self) -> None:
-        """Disarm it: the answer is here, or no longer wanted. Idempotent."""
-        self._handle.cancel()
 
 
 def _result(frame: Frame) -> ToolResult:

@@ -49,20 +49,21 @@ def node_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]
 
 def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
     """sandboxd knows nothing of prorl's config: it is a program of its own."""
-    options = {
-        "--socket": config.sandbox_socket,
-        "--root": box_dir(config.root),
-        "--kind": config.sandbox.kind,
-        "--node-id": config.node_id,
-        "--parent-pid": os.getpid(),
-        "--max-sandboxes": config.sandbox.max_sandboxes,
-        "--warm": config.sandbox.warm,
-        "--snapshot-bytes": config.sandbox.snapshot_bytes,
-        "--pull": json.dumps(config.sandbox.mirrors) if config.sandbox.pull else "",
-        "--image": config.sandbox.image,
-        "--images": config.sandbox.images.absolute() if config.sandbox.images else "",
+    sandbox = config.sandbox
+    told = {
+        "socket": str(config.sandbox_socket),
+        "root": str(box_dir(config.root)),
+        "kind": sandbox.kind,
+        "node_id": config.node_id,
+        "parent_pid": os.getpid(),
+        "max_sandboxes": sandbox.max_sandboxes,
+        "warm": sandbox.warm,
+        "snapshot_bytes": sandbox.snapshot_bytes,
+        "mirrors": sandbox.mirrors if sandbox.pull else None,
+        "image": sandbox.image,
+        "images": str(sandbox.images.absolute()) if sandbox.images else "",
     }
-    return tuple(str(word) for option in options.items() for word in option)
+    return (json.dumps(told),)
 
 
 def settle_models(config: ServiceConfig) -> ServiceConfig:

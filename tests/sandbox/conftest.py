@@ -7,12 +7,12 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -20,6 +20,7 @@ import pytest_asyncio
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.kinds.engine_support import program
 from prorl.sandbox.node.probe import probe_one
+from prorl.sandbox.spawn import command
 from prorl.types import SandboxRef
 from tests.sandbox import small_image
 
@@ -61,34 +62,15 @@ class Sandboxd:
 
 
 async def start_daemon(
-    kind: str, folder: Path, *options: str, prefix: Sequence[str] = ()
+    kind: str, folder: Path, *, prefix: Sequence[str] = (), **settings: Any
 ) -> Sandboxd:
     """Spawn sandboxd and wait for its `ready`; `prefix` stands before Python's command line."""
-    socket_path = str(folder / "sd")
-    argv = [
-        "-m",
-        "prorl.sandbox.node.daemon",
-        "--socket",
-        socket_path,
-        "--root",
-        str(folder / "root"),
-        "--kind",
-        kind,
-    ]
-    process = await asyncio.create_subprocess_exec(
-        *prefix,
-        sys.executable,
-        *argv,
-        "--parent-pid",
-        str(os.getpid()),
-        "--warm",
-        "0",
-        *options,
-        stdout=asyncio.subprocess.PIPE,
-    )
+    argv = [*prefix, *command(folder, kind, **{"warm": 0, **settings})]
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     assert await process.stdout.readline() == b"ready\n"
-    return Sandboxd(process, folder / "root", UnixSandboxHost(socket_path))
+    root = Path(settings.get("root", folder / "root"))
+    return Sandboxd(process, root, UnixSandboxHost(str(folder / "sd")))
 
 
 async def end(daemon: Sandboxd) -> None:

@@ -7,8 +7,10 @@ Once each; a hundred times is `tests/faults/test_storms.py`.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from prorl.errors import SandboxError
 from prorl.linux import procfs
 from prorl.sandbox.client import ConnectedSandbox
+from prorl.sandbox.host import UnixSandboxHost
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 from tests.sandbox.conftest import Sandboxd, end, start_daemon
 from tests.sandbox.small_image import as_ordinary_user
@@ -135,8 +138,6 @@ async def test_one_sandbox(kind: str, folder: Path, victim: int) -> None:
 
 
 def _socket_of(folder: Path, sandbox_id: str) -> str:
-    import json
-
     path: str = json.loads((folder / "root" / "live" / sandbox_id).read_text())["socket"]
     return path
 
@@ -165,29 +166,14 @@ async def test_as_an_ordinary_user(kind: str, folder: Path) -> None:
 async def test_parent_of_sandboxd(kind: str, folder: Path) -> None:
     """The supervisor dies: sandboxd and everything below follow."""
     code = (
-        "import subprocess, sys, os, time\np = subprocess.Popen([sys.executable, '-m',"
-        " 'prorl.sandbox.node.daemon', *sys.argv[1:], '--parent-pid',"
-        " str(os.getpid())])\ntime.sleep(300)"
+        "import os, subprocess, sys, time; from prorl.sandbox.spawn import command\n"
+        "subprocess.Popen(command(sys.argv[1], sys.argv[2], warm=0)); time.sleep(300)"
     )
-    import sys
-
-    argv = [
-        "--socket",
-        str(folder / "sd"),
-        "--root",
-        str(folder / "root"),
-        "--kind",
-        kind,
-        "--warm",
-        "0",
-    ]
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, *argv, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", code, str(folder), kind, stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
     assert await parent.stdout.readline() == b"ready\n"
-    from prorl.sandbox.host import UnixSandboxHost
-
     host = UnixSandboxHost(str(folder / "sd"))
     await host.start("run/1/1", "run", SPEC)
     await host.close()

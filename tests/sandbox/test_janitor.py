@@ -88,7 +88,7 @@ async def test_an_owner_waits_for_who_sweeps_its_folder(folder: Path) -> None:
     swept = orphan_of(mine, folder / "other")
     assert swept is not None
     waiting = asyncio.create_task(claim(folder / "other"))
-    await asyncio.sleep(paths.RETRY_S * paths.RETRIES * 2)
+    await asyncio.sleep(paths.RETRY_S * 4)
     assert not waiting.done()
     swept.remove()
     other_again = await waiting

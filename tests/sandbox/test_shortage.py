@@ -16,6 +16,7 @@ import pytest
 
 from prorl.errors import SandboxError
 from prorl.sandbox.node.cgroups import Cgroups
+from prorl.sandbox.spawn import command
 from prorl.types import FAILURE_CLASS, FailureClass, SandboxSpec
 from tests.faults.leftovers import Watched
 from tests.sandbox.conftest import end, start_daemon
@@ -92,8 +93,7 @@ async def test_a_root_with_a_long_path(kind: str, folder: Path) -> None:
     deep = folder / ("d" * 100) / ("e" * 100)
     deep.mkdir(mode=0o755, parents=True)
     (folder / ("d" * 100)).chmod(0o755)
-    daemon = await start_daemon(kind, folder, "--root", str(deep / "root"))
-    daemon.root = deep / "root"
+    daemon = await start_daemon(kind, folder, root=str(deep / "root"))
     ref = await daemon.host.start("run/0/1", "run", SPEC)
     assert len(ref.socket_path) < 60
     async with daemon.host.connect(ref) as sandbox:
@@ -103,17 +103,7 @@ async def test_a_root_with_a_long_path(kind: str, folder: Path) -> None:
 
 def test_a_socket_with_a_long_path_is_one_clear_line(folder: Path) -> None:
     long = folder / ("s" * 120)
-    argv = [
-        sys.executable,
-        "-m",
-        "prorl.sandbox.node.daemon",
-        "--socket",
-        str(long),
-        "--root",
-        str(folder / "root"),
-        "--kind",
-        "local",
-    ]
+    argv = command(folder, "local", socket=str(long))
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "socket path of" in done.stderr
@@ -130,7 +120,7 @@ async def test_a_node_short_of_memory_takes_fewer(folder: Path) -> None:
         [sys.executable, "-I", "-c", "input(); x = bytearray(b'x') * (320 << 20); input()"],
         stdin=subprocess.PIPE,
     )
-    daemon = await start_daemon("pyns", folder, "--warm", "0")
+    daemon = await start_daemon("pyns", folder)
     try:
         for pid in (hog.pid, daemon.process.pid):
             (Path(group) / "cgroup.procs").write_text(str(pid))

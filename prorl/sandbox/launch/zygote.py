@@ -43,10 +43,8 @@ if TYPE_CHECKING:
 class Zygote:
     """Forks launchers, signals them and reaps them: nobody else may, so no pid is another's."""
 
-    def __init__(
-        self, control: socket.socket, serve: Serve, launchers: dict[str, Launcher]
-    ) -> None:
-        self._control, self._serve, self._launchers = control, serve, launchers
+    def __init__(self, control: socket.socket, serve: Serve, launcher: Launcher) -> None:
+        self._control, self._serve, self._launcher = control, serve, launcher
         self._pids: dict[str, int] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -100,7 +98,7 @@ class Zygote:
             calls.die_with_parent(signal.SIGKILL, parent)
             if launch.user_tools:
                 launch = replace(launch, user_tools_fd=os.open(launch.user_tools, os.O_RDONLY))
-            self._launchers[launch.kind](launch, listener_fd, status_fd, self._serve)
+            self._launcher(launch, listener_fd, status_fd, self._serve)
         os._exit(EXIT_CRASHED)
 
     def _reap(self) -> None:
@@ -133,37 +131,30 @@ class Zygote:
 
 
 def main() -> None:
-    """`python -m prorl.sandbox.launch.zygote CONTROL_FD PARENT_PID SERVER_MODULE KIND=PLACE...`.
+    """`python -m prorl.sandbox.launch.zygote CONTROL_FD PARENT_PID SERVER_MODULE KIND`.
 
-    A place is `module:attribute`.
+    A kind is the `module:attribute` of its record.
     """
-    control_fd, parent, module, *kinds = sys.argv[1:]
+    control_fd, parent, module, place = sys.argv[1:]
     calls.die_with_parent(signal.SIGKILL, int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal is sandboxd's to judge
     server = importlib.import_module(module)
     server.preload()
     serve: Serve = server.serve
-    loaded = {name: _load(place) for name, _, place in (kind.partition("=") for kind in kinds)}
+    kind_module, _, attribute = place.partition(":")
+    kind: Kind = getattr(importlib.import_module(kind_module), attribute)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     os.chdir("/")
     calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
     for known in (seccomp.loaded, interpreter_roots, interpreter, package_folders):
         known()  # computed once here, inherited by every launcher
-    for kind in loaded.values():
-        kind.prepare()
+    kind.prepare()
     gc.collect()
     gc.freeze()  # keeps the collector from writing to pages that all children share
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
-    Zygote(control, serve, {name: kind.launch for name, kind in loaded.items()}).run()
-
-
-def _load(place: str) -> Kind:
-    """A kind's record from its `module:attribute`."""
-    module, _, attribute = place.partition(":")
-    kind: Kind = getattr(importlib.import_module(module), attribute)
-    return kind
+    Zygote(control, serve, kind.launch).run()
 
 
 if __name__ == "__main__":

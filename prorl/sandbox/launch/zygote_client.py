@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from prorl.sandbox.launch.spec import MESSAGE_BYTES, Launch
@@ -32,19 +32,19 @@ class Exit(NamedTuple):
 
 
 class ZygoteClient:
-    """One zygote process, for kinds by name with the place of their record (`module:attribute`).
+    """One zygote process, for the kind whose record is at `place` (`module:attribute`).
 
     `on_started(id, pid)`, `on_exit(id, Exit)` and `on_lost()` are called in the loop.
     """
 
     def __init__(
         self,
-        kinds: Mapping[str, str],
+        place: str,
         on_started: Callable[[str, int], None],
         on_exit: Callable[[str, Exit], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self._kinds = kinds
+        self._place = place
         self._on_started, self._on_exit, self._on_lost = on_started, on_exit, on_lost
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,8 +58,7 @@ class ZygoteClient:
         """Spawn it. Call from the main thread: PDEATHSIG follows the thread that forks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        places = (f"{name}={place}" for name, place in self._kinds.items())
-        arguments = (str(theirs.fileno()), str(os.getpid()), TOOL_SERVER, *places)
+        arguments = (str(theirs.fileno()), str(os.getpid()), TOOL_SERVER, self._place)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "prorl.sandbox.launch.zygote", *arguments],
             env=self._environment(),
@@ -73,7 +72,7 @@ class ZygoteClient:
     def _environment(self) -> dict[str, str]:
         """A minimal one: what the zygote has, /proc/1/environ shows inside every sandbox."""
         env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-        if not all(place.startswith("prorl.") for place in self._kinds.values()):
+        if not self._place.startswith("prorl."):
             env["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")  # where a user's kind may be
         return env
 

@@ -1,6 +1,8 @@
 """sandboxd: one per node, owns every sandbox.
 
-`python -m prorl.sandbox.node.daemon --socket PATH --root DIR --kind auto`.
+`python -m prorl.sandbox.node.daemon JSON`: an object with `socket` (a path under 100 bytes), `root`
+(a folder for notes and workspaces, of this daemon alone), `kind`, `parent_pid` (it dies with that
+process), `node_id`, and fields of `Settings`.
 
 It says `ready` on stdout when it listens, stops everything and exits on SIGTERM, and dies with its
 parent. Its own death, however violent, ends all sandboxes (zygote and launchers follow it); what
@@ -19,14 +21,11 @@ not stay.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import json
 import os
 import signal
-import socket
-import struct
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +36,12 @@ from prorl.sandbox.blame import Cause
 from prorl.sandbox.node.janitor import SUPPORT
 from prorl.sandbox.node.paths import check_socket_path
 from prorl.sandbox.node.pool import SandboxPool
+from prorl.sandbox.node.probe import choose
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.trees import remove_tree
 from prorl.sandbox.wire import Frame, WireError, encode, receive
 from prorl.timing import run
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
-
-PEER = struct.Struct("3i")
-DEFAULTS = Settings()
-HELP = {
-    "socket": "Unix socket to listen on, under 100 bytes",
-    "root": "folder for notes and workspaces, one per daemon",
-    "parent-pid": "die with this process",
-    "images": "folder of the image registry; default: in the user's cache folder",
-    "pull": "pull images that tasks name; JSON of mirrors by host",
-    "image": "image of sandboxes whose task names none",
-    "snapshot-bytes": "of prepared workspaces kept for siblings",
-}
-NUMBERS = ("max-sandboxes", "parallel-starts", "warm", "snapshot-bytes")
-"""Options that are numbers of `Settings`."""
 
 
 class Daemon:
@@ -87,8 +73,7 @@ class Daemon:
         assert task is not None
         self._clients.add(task)
         try:
-            if _is_ours(writer):
-                await self._converse(reader, writer)
+            await self._converse(reader, writer)
         except (WireError, ConnectionError, asyncio.CancelledError):
             pass  # the client's business; the daemon closes the connection
         finally:
@@ -150,91 +135,43 @@ def spec_of(fields: dict[str, Any]) -> SandboxSpec:
     return SandboxSpec(**{**fields, **lists})
 
 
-def _is_ours(writer: asyncio.StreamWriter) -> bool:
-    peer: socket.socket = writer.get_extra_info("socket")
-    _pid, uid, _gid = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
-    return uid in (os.getuid(), 0)
-
-
-async def serve(options: argparse.Namespace) -> None:
+async def serve(socket: str, root: Path, kind: str, node_id: str, settings: Settings) -> None:
     """Open the pool, listen, and wait for SIGTERM or SIGINT."""
-    check_socket_path(options.socket)
+    check_socket_path(socket)
     heartbeat.start()
-    root = Path(options.root)
     root.mkdir(mode=0o711, parents=True, exist_ok=True)
-    stop = _told_to_stop()
-    pool = SandboxPool(await _kind(options), root, options.node_id, settings_of(options))
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    kind = await choose(kind)
+    if settings.image and not kinds.load(kind).images:
+        capable = kinds.capable(lambda kind: kind.images)
+        raise ConfigError(f"image {settings.image!r}: sandbox kind {kind} runs none", capable)
+    pool = SandboxPool(kind, root, node_id, settings)
     await pool.open()
     snapshots = root / SUPPORT / "snapshots"  # closed to sandboxes
     remove_tree(str(snapshots))
     snapshots.mkdir(mode=0o700, parents=True)
-    daemon = Daemon(pool, snapshots, options.snapshot_bytes)
+    daemon = Daemon(pool, snapshots, settings.snapshot_bytes)
     try:
-        await daemon.listen(options.socket)
+        await daemon.listen(socket)
         print("ready", flush=True)
         await stop.wait()
     finally:
         await daemon.close()
         await pool.close()
-        Path(options.socket).unlink(missing_ok=True)
+        Path(socket).unlink(missing_ok=True)
 
 
-def _told_to_stop() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
-async def _kind(options: argparse.Namespace) -> str:
-    from prorl.sandbox.node.probe import choose
-
-    kind = await choose(options.kind)
-    if options.image and not kinds.load(kind).images:
-        capable = kinds.capable(lambda kind: kind.images)
-        raise ConfigError(f"image {options.image!r}: sandbox kind {kind} runs none", capable)
-    return kind
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Options of the command line; exits with usage for what it does not know."""
-    parser = argparse.ArgumentParser(
-        prog="python -m prorl.sandbox.node.daemon", description="Owns the sandboxes of one node."
-    )
-    for name in ("socket", "root"):
-        parser.add_argument(f"--{name}", required=True, help=HELP[name])
-    known = f"{', '.join(kinds.known())}; auto = first that works of {kinds.automatic()}"
-    parser.add_argument("--kind", default=kinds.AUTO, help=known)
-    parser.add_argument("--node-id", default="local")
-    parser.add_argument("--parent-pid", type=int, default=0, help=HELP["parent-pid"])
-    for name in NUMBERS:
-        default: int = getattr(DEFAULTS, name.replace("-", "_"))
-        parser.add_argument(f"--{name}", type=int, default=default, help=HELP.get(name))
-    for name in ("images", "image", "pull"):
-        parser.add_argument(f"--{name}", default=getattr(DEFAULTS, name), help=HELP[name])
-    return parser.parse_args(argv)
-
-
-def settings_of(options: argparse.Namespace) -> Settings:
-    """What the pool is told."""
-    return Settings(
-        max_sandboxes=options.max_sandboxes,
-        parallel_starts=options.parallel_starts,
-        warm=options.warm,
-        images=options.images,
-        image=options.image,
-        pull=options.pull,
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run until SIGTERM; 2 and one line on stderr for what the user can mend."""
-    options = parse(sys.argv[1:] if argv is None else argv)
-    if options.parent_pid:
-        calls.die_with_parent(signal.SIGKILL, options.parent_pid)
+    told = json.loads(sys.argv[1])
+    if parent_pid := told.pop("parent_pid", 0):
+        calls.die_with_parent(signal.SIGKILL, parent_pid)
+    place = told.pop("socket"), Path(told.pop("root"))
+    kind, node_id = told.pop("kind", kinds.AUTO), told.pop("node_id", "local")
     try:
-        run(serve(options))
+        run(serve(*place, kind, node_id, Settings(**told)))
     except (ConfigError, SandboxError) as error:
         print(f"sandboxd: {error}", file=sys.stderr)
         return 2

@@ -115,7 +115,7 @@ class Maker:
 
     def _start_zygote(self) -> None:
         self._zygote = ZygoteClient(
-            {self._name: kinds.place(self._name)},
+            kinds.place(self._name),
             self._on_started,
             self._on_exit,
             self._on_zygote_lost,
@@ -237,7 +237,6 @@ class Maker:
         """What the launcher is told of the sandbox that it becomes."""
         return Launch(
             sandbox_id=note.sandbox_id,
-            kind=self._name,
             uid=note.uid,
             image=image[0] if image else "",
             under=image[1:],

@@ -18,7 +18,6 @@ import asyncio
 import hashlib
 import os
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,14 +26,9 @@ from prorl.linux import locks
 from prorl.sandbox.wire import MAX_SOCKET_PATH
 
 OWNER = "owner"
-SWEEPING = b"sweeping "
-RETRY_S = 0.02
-"""Between two looks at a lock whose holder is sweeping: there is nothing to wait on."""
-RETRIES = 10
-"""Who has just taken a lock says a moment later what for."""
-UNLOCKED_S = 86400.0
-"""A folder without a lock was made this instant, or by a version of old that takes none: it is left
-alone for a day.
+RETRY_S, RETRIES = 0.05, 100
+"""Between two looks at a lock: its holder may be a sibling that sweeps the folder, or an owner that
+is about to end.
 """
 
 
@@ -85,20 +79,16 @@ async def claim(root: Path) -> SocketFolder:
     root = root.resolve()
     path = base_folder() / hashlib.blake2b(str(root).encode(), digest_size=8).hexdigest()
     own_folder(path.parent)
-    tries = 0
-    while True:
+    for _ in range(RETRIES):
         lock = _try_lock(path)
         if lock >= 0:
-            _write(lock, os.fsencode(root))
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, os.fsencode(root), 0)
             return SocketFolder(path, root, lock)
-        tries = 0 if _being_swept(path) else tries + 1
-        if tries > RETRIES:
-            raise ConfigError(
-                f"another sandboxd works in {root}",
-                "a root of its own",
-                "stop it or choose another root",
-            )
         await asyncio.sleep(RETRY_S)
+    raise ConfigError(
+        f"another sandboxd works in {root}", "a root of its own", "stop it or choose another root"
+    )
 
 
 def orphans(mine: SocketFolder) -> Iterator[SocketFolder]:
@@ -107,10 +97,10 @@ def orphans(mine: SocketFolder) -> Iterator[SocketFolder]:
     Each is locked against its next owner until it is removed or released.
     """
     for path in sorted(mine.path.parent.iterdir()):
-        lock = _try_lock(path) if path != mine.path and _may_be_locked(path) else -1
+        # without a lock's file it was made this instant
+        lock = _try_lock(path) if path != mine.path and (path / OWNER).exists() else -1
         if lock >= 0:
-            root = os.pread(lock, 8192, 0).removeprefix(SWEEPING)
-            _write(lock, SWEEPING + root)
+            root = os.pread(lock, 8192, 0)
             yield SocketFolder(path, Path(os.fsdecode(root)) if root else None, lock)
 
 
@@ -125,29 +115,6 @@ def _try_lock(path: Path) -> int:
         return lock
     os.close(lock)
     return -1
-
-
-def _may_be_locked(path: Path) -> bool:
-    try:
-        return (path / OWNER).exists() or time.time() - path.stat().st_mtime > UNLOCKED_S
-    except FileNotFoundError:
-        return False
-
-
-def _being_swept(path: Path) -> bool:
-    """Whether who holds this folder will soon leave it.
-
-    That is a sibling that sweeps it, or its owner at the very end.
-    """
-    try:
-        return (path / OWNER).read_bytes().startswith(SWEEPING)
-    except FileNotFoundError:
-        return True
-
-
-def _write(lock: int, content: bytes) -> None:
-    os.pwrite(lock, content, 0)
-    os.ftruncate(lock, len(content))
 
 
 def own_folder(folder: Path) -> None:

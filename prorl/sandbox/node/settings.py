@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -26,9 +27,9 @@ class Settings:
     """Use control groups where they can be used."""
     images: str = ""
     """Folder of this node's image registry; empty = the user's cache folder."""
-    pull: str = ""
-    """JSON: mirrors by host of the container registries that images are pulled from on demand;
-    empty = nothing is pulled.
+    mirrors: Mapping[str, str] | None = None
+    """By host of the container registries that images are pulled from on demand; None = nothing is
+    pulled.
     """
     image: str = ""
     """Image of specs that name none; empty = the host's /usr, read-only."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,11 +23,10 @@ class Images:
         self._name, self._kind = name, kinds.load(name)
         self._default = settings.image
         root = Path(settings.images) if settings.images else default_root()
-        mirrors = json.loads(settings.pull) if settings.pull else None
-        self._cache = ImageCache(root, self._kind.sif, mirrors)
+        self._cache = ImageCache(root, settings.mirrors)
 
     async def image(self, spec: SandboxSpec) -> tuple[str, ...]:
-        """The folders, topmost first, or the .sif to run; none for none.
+        """The folders, topmost first; none for none.
 
         Raises SandboxError for what cannot run.
         """
