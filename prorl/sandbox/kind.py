@@ -48,8 +48,6 @@ class Kind:
     """Runs the tool server as a program instead of forking it."""
     images: bool
     """Can run an image (a folder) instead of the host's /usr."""
-    sif: bool = False
-    """Can run a .sif that could not be unpacked."""
     overlays: bool = False
     """Can let an image be written over, and be root of it."""
     sized: bool = True

@@ -5,7 +5,6 @@ without any registry.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -53,7 +52,7 @@ async def test_a_name_of_the_registry(folder: Path, base: Path, kind: str) -> No
         pytest.skip(why_not(kind))
     registry = Registry(folder / "images")
     await make_image(registry.root, {"do": "build", "name": "mine", "source": str(base)}, 60.0)
-    daemon = await start_daemon(kind, folder, "--images", str(registry.root), "--image", "mine")
+    daemon = await start_daemon(kind, folder, images=str(registry.root), image="mine")
     assert await ask(daemon, SandboxSpec(), "cat /etc/image-name") == (0, "mine\n")
     with pytest.raises(SandboxError, match=r"no image 'other' .* there are: mine") as caught:
         await daemon.host.start("run/2/1", "run", SandboxSpec(image="other"))
@@ -74,9 +73,8 @@ async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_
     gone = archive(Entry("etc/.wh.image-name"), Entry("etc/own", b"own\n"))
     blobs.image("v1", packed(base), gone, Env=["MINE=yes"])
     with serving(blobs) as server:
-        mirrors = json.dumps({"docker.io": f"http://{server.host}"})
-        where = ("--images", str(folder / "images"), "--pull", mirrors)
-        daemon = await start_daemon(kind, folder, *where)
+        mirrors = {"docker.io": f"http://{server.host}"}
+        daemon = await start_daemon(kind, folder, images=str(folder / "images"), mirrors=mirrors)
         spec = SandboxSpec(image="docker://team/x:v1")
         command = "cat /etc/own /etc/image-name 2>&1; touch /etc/x 2>/dev/null || echo $MINE"
         for owner in ("run/1/1", "run/1/2"):
@@ -120,7 +118,7 @@ async def test_a_sif_is_unpacked_once_by_32_starts_of_two_daemons(
     folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", counting(folder)["PATH"])
-    caches = [ImageCache(folder / "images", runs_sif=False) for _ in range(2)]
+    caches = [ImageCache(folder / "images") for _ in range(2)]
     found = await asyncio.gather(*(cache.locate(str(sif)) for cache in caches for _ in range(16)))
     assert len(set(found)) == 1
     assert Path(*found[0], "etc", "image-name").read_text() == "mine\n"
@@ -133,7 +131,7 @@ async def test_a_sif_is_unpacked_once_by_32_starts_of_two_daemons(
 async def test_a_sif_that_changed_is_unpacked_again(folder: Path, sif: Path, place: Path) -> None:
     path = folder / "image.sif"
     shutil.copy(sif, path)
-    cache = ImageCache(folder / "images", runs_sif=False)
+    cache = ImageCache(folder / "images")
     first = await cache.locate(str(path))
     assert await cache.locate(str(path)) == first
     path.write_bytes(sif.read_bytes() + b"\0")
@@ -148,7 +146,7 @@ async def test_sigkill_of_sandboxd_while_it_unpacks(
     mark = f"63.{os.getpid()}"
     with monkeypatch.context() as slow:
         slow.setenv("PATH", counting(folder, f"sleep {mark}")["PATH"])
-        daemon = await start_daemon("apptainer", folder, "--images", str(folder / "images"))
+        daemon = await start_daemon("apptainer", folder, images=str(folder / "images"))
         starting = asyncio.create_task(
             daemon.host.start("run/1/1", "run", SandboxSpec(image=str(sif)))
         )
@@ -163,7 +161,7 @@ async def test_sigkill_of_sandboxd_while_it_unpacks(
         while any(mark.encode() in read(path) for path in Path("/proc").glob("[0-9]*/cmdline")):
             await asyncio.sleep(0.02)
     assert Registry(folder / "images").list() == []
-    daemon = await start_daemon("apptainer", folder, "--images", str(folder / "images"))
+    daemon = await start_daemon("apptainer", folder, images=str(folder / "images"))
     assert await ask(daemon, SandboxSpec(image=str(sif)), "cat /etc/image-name") == (0, "mine\n")
     await end(daemon)
     assert list((folder / "images" / "work").iterdir()) == []
@@ -177,35 +175,6 @@ def read(path: Path) -> bytes:
         return b""
 
 
-@pytest.mark.apptainer
-async def test_a_sif_that_cannot_be_unpacked_runs_as_it_is_and_leaves_no_helper(
-    folder: Path, sif: Path
-) -> None:
-    if not os.access("/dev/fuse", os.W_OK):
-        pytest.skip("/dev/fuse is missing: .sif images cannot be mounted")
-    daemon = await start_daemon("apptainer", folder, "--images", "/proc/no/such/place")
-    ref = await daemon.host.start("run/1/1", "run", SandboxSpec(image=str(sif)))
-    async with daemon.host.connect(ref) as sandbox:
-        assert (
-            await sandbox.call("bash", {"command": "cat /etc/image-name"}, 10.0)
-        ).output == "mine\n"
-    assert helpers(sif), "it is mounted by FUSE"
-    (sandbox_pid,) = (entry["pid"] for entry in (await daemon.host.status())["sandboxes"])
-    os.kill(sandbox_pid, signal.SIGKILL)  # the launcher: the worst that can happen to it
-    await daemon.host.stop(ref)
-    async with asyncio.timeout(20.0):
-        # as an ordinary user it ends by itself, once nothing has its file system
-        while helpers(sif):
-            await asyncio.sleep(0.01)
-    await end(daemon)
-
-
-def helpers(sif: Path) -> list[str]:
-    """FUSE processes that serve an image."""
-    found = [read(path).decode("utf-8", "replace") for path in Path("/proc").glob("[0-9]*/cmdline")]
-    return [line for line in found if "squashfuse" in line]
-
-
 async def test_other_images_do_not_slow_a_start(folder: Path, base: Path) -> None:
     """However many there are: none of their names is read."""
     registry = Registry(folder / "images")
@@ -213,7 +182,7 @@ async def test_other_images_do_not_slow_a_start(folder: Path, base: Path) -> Non
     registry.name("team_x", registry.digest_of_name("mine"))
     (registry.root / "names" / "another").mkdir()  # whoever reads it fails
     for name in ("mine", "docker://team/team_x"):
-        cache = ImageCache(registry.root, runs_sif=False)
+        cache = ImageCache(registry.root)
         assert await cache.locate(name) == (registry.find("mine").path,)
         await cache.close()
 
@@ -222,7 +191,7 @@ async def test_other_images_do_not_slow_a_start(folder: Path, base: Path) -> Non
 
 
 async def test_a_bad_image_is_the_tasks_fault(folder: Path, base: Path) -> None:
-    cache = ImageCache(folder / "images", runs_sif=True)
+    cache = ImageCache(folder / "images")
     (folder / "empty").mkdir()
     (folder / "text.sif").write_text("hello")
     for name, message in (
@@ -246,7 +215,7 @@ async def test_a_broken_sif_is_the_tasks_fault_and_is_tried_once(
     monkeypatch.setenv("PATH", counting(folder)["PATH"])
     path = folder / "cut.sif"
     path.write_bytes(sif.read_bytes()[:200_000])
-    cache = ImageCache(folder / "images", runs_sif=True)
+    cache = ImageCache(folder / "images")
     for _ in range(3):
         with pytest.raises(SandboxError, match="Apptainer made nothing: FATAL") as caught:
             await cache.locate(str(path))
@@ -263,15 +232,11 @@ async def test_a_full_disk_is_not_the_tasks_fault(
         "PATH",
         counting(folder, "echo 'FATAL: write: no space left on device' >&2; exit 255")["PATH"],
     )
-    for runs_sif in (True, False):
-        cache = ImageCache(folder / "images", runs_sif)
-        if runs_sif:
-            assert await cache.locate(str(sif)) == (str(sif),)
-        else:
-            with pytest.raises(SandboxError, match="no space left") as caught:
-                await cache.locate(str(sif))
-            assert caught.value.code is FailureCode.SANDBOX_START
-        await cache.close()
+    cache = ImageCache(folder / "images")
+    with pytest.raises(SandboxError, match="no space left") as caught:
+        await cache.locate(str(sif))
+    assert caught.value.code is FailureCode.SANDBOX_START
+    await cache.close()
 
 
 async def test_a_kind_without_images_says_which_has_them(folder: Path) -> None:

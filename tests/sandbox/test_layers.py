@@ -192,7 +192,7 @@ async def test_a_layer_that_failed_by_no_mistake_is_tried_again(tmp_path: Path) 
     """The first time this machine has no place for it."""
     wheel(tmp_path / "wheels")
     recipe = LayerRecipe(("hello",), str(tmp_path / "wheels"))
-    cache = ImageCache(tmp_path / "images", False)
+    cache = ImageCache(tmp_path / "images")
     (tmp_path / "images").touch()
     with pytest.raises(SandboxError) as caught:
         await cache.layer(recipe)
@@ -205,7 +205,7 @@ async def test_a_layer_that_another_node_uses_is_used_at_once(tmp_path: Path) ->
     """Two nodes of one host share a registry; what one holds the other need not wait for."""
     wheel(tmp_path / "wheels")
     recipe = LayerRecipe(("hello",), str(tmp_path / "wheels"))
-    one, other = (ImageCache(tmp_path / "images", False) for _ in range(2))
+    one, other = (ImageCache(tmp_path / "images") for _ in range(2))
     try:
         folder = await one.layer(recipe)
         async with asyncio.timeout(20):

@@ -18,7 +18,7 @@ from prorl.cli.output import note, say, say_json, table
 from prorl.cli.settings import service_environment
 from prorl.config import SandboxConfig, ServiceConfig, parse
 from prorl.errors import ProrlError, StorageError, UserError
-from prorl.sandbox.images.child import adopting_orphans, make_image
+from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry, default_root
 from prorl.sandbox.images.remote import plain
@@ -70,8 +70,7 @@ def build(
         "source": path,
         "replace": "1" if replace else "",
     }
-    with adopting_orphans():
-        made = asyncio.run(make_image(registry_root(images), job, timeout_s, _echo))
+    made = asyncio.run(make_image(registry_root(images), job, timeout_s, _echo))
     place = f", at {made.path}" if made.path else f", {len(made.layers)} layers"
     say(f"{name}: {made.bytes / 1e6:.0f} MB in {made.files} files, {made.digest[:12]}{place}")
     return 0

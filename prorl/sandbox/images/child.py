@@ -16,13 +16,12 @@ import re
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from prorl.errors import ProrlError, StorageError, UserError
-from prorl.linux import calls, procfs
+from prorl.linux import calls, guard
 from prorl.sandbox.images.registry import Image, Registry
 
 TAIL_BYTES = 16 << 10
@@ -108,21 +107,6 @@ async def _start(root: Path, job: dict[str, str]) -> tuple[asyncio.subprocess.Pr
 def _environment() -> dict[str, str]:
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {**passed_on, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-@contextmanager
-def adopting_orphans() -> Iterator[None]:
-    """A block that adopts what a killed child held, and ends it with itself.
-
-    For a caller with no other work.
-    """
-    before = set(procfs.children(os.getpid()))
-    calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        kill_children(keep=before)
-        calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 0)
 
 
 async def _read_to_end(fd: int) -> bytes:
@@ -220,7 +204,7 @@ def main() -> None:
     except (ProrlError, OSError) as error:
         reply = _refusal(str(error))
     os.write(int(reply_fd), json.dumps(reply).encode())
-    kill_children()
+    guard.end_all()
 
 
 def _refusal(
@@ -237,20 +221,8 @@ def _become_subreaper(parent: int) -> None:
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:
-    kill_children()
+    guard.end_all()
     os._exit(1)
-
-
-def kill_children(keep: Container[int] = ()) -> None:
-    """End every descendant but those of `keep`.
-
-    What is killed leaves its own children to us, until there are none.
-    """
-    while others := [pid for pid in procfs.children(os.getpid()) if pid not in keep]:
-        for pid in others:
-            os.kill(pid, signal.SIGKILL)
-        for pid in others:
-            os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,36 @@
 """Makes images, in the child process of `child.py`.
 
-Sources: a folder, a .sif, a definition file, a Dockerfile; `builder.py` has the programs for it.
+Sources: a folder; a .sif or a definition file, by Apptainer; a Dockerfile, by buildah or podman.
 
 As root a definition's %post runs with the capabilities of an ordinary container engine, and a .sif
 is unpacked as `nobody`: what an image holds is foreign. As an ordinary user %post is root in a user
 namespace only (Apptainer's fakeroot).
+
+Apptainer runs by spython: always a folder (`--sandbox`), never with sudo. spython hides failures
+(its result says nothing, its library code calls `sys.exit`), so what counts is the folder that is
+on disk afterwards.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pwd
 import re
+import shutil
+import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
-from prorl.errors import ConflictError, NotFoundError, UserError
+from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
 from prorl.linux import calls
 from prorl.linux.forked import Forked
-from prorl.sandbox.images.builder import (
-    build,
-    build_dockerfile,
-    client_class,
-    failed,
-)
 from prorl.sandbox.images.layers import ToolFailed, make_layer
 from prorl.sandbox.images.pull import Pull
-from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
+from prorl.sandbox.images.registry import Image, Registry, digest_of_sif, is_name, is_sif
 from prorl.sandbox.images.stack import merge
 from prorl.sandbox.images.tree import add_mount_points, copy_tree, digest_of, has_shell, tidy
 
@@ -84,23 +87,16 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
             build_dockerfile(recipe, work / "layout")
             return Pull(registry, {}).image(f"oci:{work / 'layout'}", str(recipe))
         tree = work / "tree"
-        _fill(registry, source, work)
+        if os.path.isdir(source):
+            copy_tree(source, str(tree), str(registry.root))
+        elif source.endswith(".def") and os.path.isfile(source):
+            _definition(registry, source, work)
+        else:
+            raise UserError(f"image source {source!r}", f"{SOURCES} that exists")
         _check(tree, source)
-        digest = digest_of(str(tree))
-        if registry.has(digest):
-            return registry.image(digest)
-        with registry.lock(digest):
-            return registry.keep(tree, digest, source)
-
-
-def _fill(registry: Registry, source: str, work: Path) -> None:
-    """Make the folder `tree` of a workplace from a source that is no .sif. Raises UserError."""
-    if os.path.isdir(source):
-        copy_tree(source, str(work / "tree"), str(registry.root))
-    elif source.endswith(".def") and os.path.isfile(source):
-        _definition(registry, source, work)
-    else:
-        raise UserError(f"image source {source!r}", f"{SOURCES} that exists")
+        return registry.make(
+            digest_of(str(tree)), source, lambda place: os.rename(tree, place / "tree")
+        )
 
 
 def _check(tree: Path, source: str) -> None:
@@ -112,7 +108,51 @@ def _check(tree: Path, source: str) -> None:
     add_mount_points(str(tree))
 
 
-# ---- .sif
+# ---- .sif and definition files
+
+
+def build(source: str, recipe: str, work: Path) -> None:
+    """`singularity build --sandbox WORK/tree RECIPE`, by spython; it worked if that is there."""
+    client, tree = client_class(), work / "tree"
+    program = shutil.which("singularity") or shutil.which("apptainer")
+    if not program:
+        raise StorageError(
+            "neither singularity nor apptainer is installed; see configs/install-apptainer.sh"
+        )
+    for name in ("bin", "home", "tmp"):
+        (work / name).mkdir(exist_ok=True)
+    # spython finds `singularity` by PATH alone, and Apptainer keeps its state below HOME
+    (work / "bin" / "singularity").symlink_to(program)
+    os.environ["PATH"] = f"{work / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+    os.environ["HOME"] = os.environ["APPTAINER_CONFIGDIR"] = os.environ["APPTAINER_CACHEDIR"] = str(
+        work / "home"
+    )
+    os.environ["APPTAINER_TMPDIR"] = str(work / "tmp")
+    with redirect_stdout(io.StringIO()) as said:
+        try:
+            client.build(
+                recipe=recipe, image=str(tree), sandbox=True, sudo=False, options=["--fix-perms"]
+            )
+        except SystemExit:
+            pass  # how its library code gives up; what is on disk decides
+    # it says everything twice
+    print("\n".join(dict.fromkeys(said.getvalue().splitlines())), flush=True)
+    if not tree.is_dir():
+        raise failed(source)
+
+
+def client_class() -> Any:
+    """spython's Client. Raises StorageError where it is not installed."""
+    try:
+        from spython.main import Client
+    except ImportError:
+        raise StorageError("spython is not installed; pip install 'prorl[apptainer]'") from None
+    return Client
+
+
+def failed(source: str) -> ToolFailed:
+    """What is raised where no folder came out."""
+    return ToolFailed(f"{source}: Apptainer made nothing", mistake=True)
 
 
 def _unpacked(registry: Registry, sif: str) -> Image:
@@ -127,7 +167,7 @@ def _unpacked(registry: Registry, sif: str) -> Image:
             build(sif, sif, work)
         _check(work / "tree", sif)
 
-    return registry.make(registry.digest_of_file(sif), sif, fill)
+    return registry.make(digest_of_sif(sif), sif, fill)
 
 
 def _unpack_as_nobody(sif: str, work: Path) -> None:
@@ -155,9 +195,6 @@ def _unpack_as_nobody(sif: str, work: Path) -> None:
     _, status = os.waitpid(pid, 0)
     if status:
         raise failed(sif)
-
-
-# ---- a definition file
 
 
 def _definition(registry: Registry, source: str, work: Path) -> None:
@@ -196,3 +233,39 @@ def _base(registry: Registry, base: str, work: Path) -> str:
         if os.path.isfile(base) and is_sif(base)
         else base
     )
+
+
+# ---- a Dockerfile
+
+
+def dockerfile_program() -> str:
+    """The path of what builds a Dockerfile here, or an empty string."""
+    return shutil.which("buildah") or shutil.which("podman") or ""
+
+
+def build_dockerfile(recipe: Path, layout: Path) -> None:
+    """Make what a Dockerfile says, by buildah or podman, as an OCI layout with one image.
+
+    Its base comes from where that program looks. Raises UserError where there is neither.
+    """
+    program = dockerfile_program()
+    if not program:
+        raise UserError(
+            f"{recipe} needs buildah or podman",
+            "one that is installed",
+            "apt-get install buildah, or `prorl image pull` what another machine has built",
+        )
+    # its storage is the user's own: base images are pulled once
+    os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+    number = layout.with_name("image-id")
+    words = [program, "build", "--isolation", "chroot", "--iidfile", str(number)]
+    _run(str(recipe), [*words, "--file", str(recipe), str(recipe.parent)], mistake=True)
+    image = number.read_text()
+    _run(str(recipe), [program, "push", "--quiet", image, f"oci:{layout}"])
+    _run(str(recipe), [program, "rmi", image])
+
+
+def _run(source: str, argv: list[str], *, mistake: bool = False) -> None:
+    """Run a program; `mistake`: the source is to blame where it fails."""
+    if subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode != 0:
+        raise ToolFailed(f"{source}: {os.path.basename(argv[0])} failed", mistake=mistake)

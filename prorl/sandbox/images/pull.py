@@ -1,11 +1,9 @@
 """Pulls one image into the registry: what is there already is not fetched, nor unpacked, again.
 
-    all     shared lock, which `prorl image gc` wants for itself: layers that no image has yet stay
-    layer   `.new` alone: one makes it, others wait
-    image   `.new` alone, when all its layers are there
-
-So images and nodes that share a registry fetch a layer once; whoever dies leaves its part of a
-blob, and the next one goes on from there.
+All hold one lock, which `prorl image gc` wants for itself: layers that no image has yet stay. Each
+layer, and then the image, is made by one, for whom others wait. So images and nodes that share a
+registry fetch a layer once; whoever dies leaves its part of a blob, and the next one goes on from
+there.
 """
 
 from __future__ import annotations
@@ -50,55 +48,50 @@ class Pull:
         """
         registry = self._registry
         given, manifest, missing = self.look(source)
-        room = free_bytes(registry.root)
-        if sum(layer.size for layer in missing) > room:
+        if sum(layer.size for layer in missing) > free_bytes(registry.root):
             raise StorageError(f"{source}: not enough room on the disk of {registry.root}")
         made_from = f"{manifest.digest} {about}".encode()
         key = self._key(hashlib.sha256(made_from).hexdigest())
         with registry.lock(PULLING, shared=True):
             for layer in dict.fromkeys(manifest.layers):
-                mine = self._key(layer.diff_id)
-                with registry.lock(f"{mine}.new"):
-                    self._layer(given, layer, mine, about, tell)
-            with registry.lock(f"{key}.new"):
-                if not registry.has(key):
-                    self._image(manifest, key, about)
-            return registry.image(key)
+                self._layer(given, layer, about, tell)
+            return registry.make(key, about, lambda work: self._stack(work, manifest, about))
 
     def _key(self, digest: str) -> str:
         return digest.removeprefix("sha256:") + ("" if self.stacks else "-plain")
 
-    def _layer(self, given: Source, layer: Layer, key: str, source: str, tell: Tell) -> None:
-        registry = self._registry
-        if registry.has(key):
-            return
+    def _layer(self, given: Source, layer: Layer, about: str, tell: Tell) -> None:
+        registry, key = self._registry, self._key(layer.diff_id)
         blob = registry.root / "blobs" / f"{key}.new"
-        given.blob(layer, blob, tell)
-        try:
-            with registry.workplace() as work:
+
+        def fill(work: Path) -> None:
+            given.blob(layer, blob, tell)
+            try:
                 room = free_bytes(registry.root)
                 unpack(blob, work / "tree", layer.diff_id, room, marks=self.stacks)
-                registry.keep(work / "tree", key, source, is_layer=True)
-        finally:
-            blob.unlink(missing_ok=True)
+            finally:
+                blob.unlink(missing_ok=True)
 
-    def _image(self, manifest: Manifest, key: str, source: str) -> None:
-        registry = self._registry
+        registry.make(key, about, fill, is_layer=True)
+
+    def _stack(self, work: Path, manifest: Manifest, about: str) -> list[str]:
+        """The layers of an image, its own on top; none where it is a folder of its own."""
+        registry, top = self._registry, work / "top"
         keys = [self._key(layer.diff_id) for layer in manifest.layers]
         below = [str(registry.folder(one)) for one in keys]
-        with registry.workplace() as work:
-            top = work / "top"
-            if not self.stacks:
-                merge(below, work / "merged")
-                below = [str(work / "merged")]
-            if not (stack_has_shell(below) if self.stacks else has_shell(below[0])):
-                raise UserError(f"{source} has no bash", "bin/bash or usr/bin/bash in it")
-            make_top(top, below, manifest.config)
-            if self.stacks:  # images of one family have equal tops
-                shared = digest_of(str(top))
-                with registry.lock(f"{shared}.new"):
-                    registry.keep(top, shared, "mount points, environment", is_layer=True)
-                registry.keep(None, key, source, layers=[*keys, shared])
-            else:
-                merge([str(top)], Path(below[0]))
-                registry.keep(Path(below[0]), key, source)
+        if not self.stacks:
+            merge(below, work / "tree")
+            below = [str(work / "tree")]
+        if not (stack_has_shell(below) if self.stacks else has_shell(below[0])):
+            raise UserError(f"{about} has no bash", "bin/bash or usr/bin/bash in it")
+        make_top(top, below, manifest.config)
+        if not self.stacks:
+            merge([str(top)], work / "tree")
+            return []
+        shared = digest_of(str(top))  # images of one family have equal tops
+
+        def fill(place: Path) -> None:
+            top.rename(place / "tree")
+
+        registry.make(shared, "mount points, environment", fill, is_layer=True)
+        return [*keys, shared]

@@ -6,14 +6,14 @@ Every sandbox shares it read-only.
     ROOT/images/DIGEST/      a folder, complete, for it came by rename; a stack of others has none
     ROOT/images/DIGEST.json  what it was made from, its size, the stack
     ROOT/blobs/DIGEST        a layer that is coming from a container registry, or what came of it
-    ROOT/hashes/KEY          digest of a .sif by path, size, mtime and inode: it is read once
-    ROOT/locks/DIGEST        shared: in use by a sandboxd; exclusive: being unpacked or removed
+    ROOT/locks/DIGEST        shared: in use by a sandboxd; exclusive: being removed
+    ROOT/locks/DIGEST.new    being made: others wait
     ROOT/work/TOKEN/         in the making; its maker holds TOKEN.lock: without, it is a dead one's
 
-Locks are flock(2): they end with their holder, however it dies. A digest is the sha256 of a .sif,
-of a tree's names, modes, links and contents, of a pulled image's configuration, or of a layer's
-archive (`-plain`: of a form that no overlay reads). Owned by one user. Nodes may share it where
-flock(2) holds across them.
+Locks are flock(2): they end with their holder, however it dies. A digest is the sha256 of a tree's
+names, modes, links and contents, of a pulled image's configuration, of a layer's archive (`-plain`:
+of a form that no overlay reads), of what a layer of packages is made from, or of a .sif's path,
+size, mtime and inode. Owned by one user. Nodes may share it where flock(2) holds across them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
 """Sylabs' SIF format: a launch line of 32 bytes, then the magic."""
 PULLING = "pulling"
 """The lock that pulls share."""
-FOLDERS = ("names", "images", "blobs", "hashes", "locks", "work")
+FOLDERS = ("names", "images", "blobs", "locks", "work")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,13 @@ def is_sif(path: str) -> bool:
     """Whether a file begins like a SIF image."""
     with open(path, "rb") as file:
         return file.read(SIF_MAGIC_AT + len(SIF_MAGIC)).endswith(SIF_MAGIC)
+
+
+def digest_of_sif(path: str) -> str:
+    """Names what a .sif is unpacked to, as long as nobody changes the file."""
+    about = os.stat(path)
+    key = f"{os.path.realpath(path)}|{about.st_size}|{about.st_mtime_ns}|{about.st_ino}"
+    return hashlib.sha256(os.fsencode(key)).hexdigest()
 
 
 class Registry:
@@ -153,22 +160,6 @@ class Registry:
             key=lambda image: (not image.names, image.names, image.digest),
         )
 
-    def digest_of_file(self, path: str) -> str:
-        """sha256 of a .sif; reads all of it unless it is known by path, size, mtime and inode."""
-        about = os.stat(path)
-        key = f"{os.path.realpath(path)}|{about.st_size}|{about.st_mtime_ns}|{about.st_ino}"
-        note = (
-            self.root
-            / "hashes"
-            / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-        )
-        if note.exists():
-            return note.read_text()
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        _write(note, digest)
-        return digest
-
     # ---- making and removing
 
     @contextmanager
@@ -192,49 +183,47 @@ class Registry:
         """Whether the image is there, complete."""
         return self.folder(digest).with_suffix(".json").exists()
 
-    def make(self, digest: str, source: str, fill: Callable[[Path], None]) -> Image:
-        """The image of a digest; the first who asks fills the folder `tree` of a workplace, others
-        wait for it.
-        """
-        if not self.has(digest):  # other nodes of this host may hold it for as long as they live
-            with self.lock(digest), self.workplace() as work:
-                if not self.has(digest):
-                    fill(work)
-                    return self.keep(work / "tree", digest, source)
-        return self.image(digest)
-
-    def keep(
+    def make(
         self,
-        tree: Path | None,
         digest: str,
         source: str,
+        fill: Callable[[Path], Sequence[str] | None],
         *,
-        layers: Sequence[str] = (),
         is_layer: bool = False,
     ) -> Image:
-        """Take a finished tree, or a stack of `layers`, under its digest: on disk, then visible.
+        """The image of a digest, made by the first who asks; others wait for it.
 
-        Hold its lock; a tree that is there already stays.
+        `fill` makes the folder `tree` of a workplace, or gives the layers that are the image. It is
+        on disk, then visible.
         """
         if not self.has(digest):
-            num_bytes, num_files = measure(str(tree)) if tree else (0, 0)
-            about = {
-                "digest": digest,
-                "source": source,
-                "made_at": time.time(),
-                "bytes": num_bytes,
-                "files": num_files,
-                "layers": layers,
-                "is_layer": is_layer,
-            }
-            target = self.folder(digest)
-            if tree:
-                if target.exists():  # the maker died between the two renames
-                    target.rename(tree.with_name("stale"))
-                calls.sync_file_system(str(tree))
-                tree.rename(target)
-            _write(target.with_suffix(".json"), json.dumps(about))
+            with self.lock(f"{digest}.new"), self.workplace() as work:
+                if not self.has(digest):
+                    layers = fill(work) or ()
+                    self._keep(work / "tree", digest, source, layers, is_layer)
         return self.image(digest)
+
+    def _keep(
+        self, tree: Path, digest: str, source: str, layers: Sequence[str], is_layer: bool
+    ) -> None:
+        num_bytes, num_files = (0, 0) if layers else measure(str(tree))
+        about = {
+            "digest": digest,
+            "source": source,
+            "made_at": time.time(),
+            "bytes": num_bytes,
+            "files": num_files,
+            "layers": layers,
+            "is_layer": is_layer,
+        }
+        target = self.folder(digest)
+        if not layers:
+            calls.sync_file_system(str(tree))
+            with self.lock(digest):  # who removes it may be at it
+                if target.exists():  # a maker died between the two renames
+                    target.rename(tree.with_name("stale"))
+                tree.rename(target)
+        _write(target.with_suffix(".json"), json.dumps(about))
 
     def name(self, name: str, digest: str) -> Image:
         """Let a name stand for a digest from now on; returns the image under it."""
@@ -303,7 +292,7 @@ class Registry:
     def lock(
         self, digest: str, *, shared: bool = False, wait: bool = True
     ) -> AbstractContextManager[None]:
-        """Hold an image: shared while it is used, alone while it is made or removed.
+        """Hold an image: shared while it is used, alone while it is removed.
 
         Raises BlockingIOError when others have it and we shall not `wait`.
         """

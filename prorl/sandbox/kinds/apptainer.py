@@ -5,8 +5,7 @@ here each of these is cut. The tool server is the container's only child and pid
 One foreground `exec` per sandbox and no instance: an instance is a daemon that outlives whoever
 started it, costs 0.3 s to start and 1.7 s to stop, and has a name that others can take.
 
-Images: a folder (fastest: kernel overlay), a .sif (FUSE, ends with the pid namespace), or none: a
-skeleton with the host's /usr.
+Images: folders, or none: a skeleton with the host's /usr.
 
 Without an image a virtual environment below /tmp is not shown (no IPython inside then). With
 `fakeroot`, /dev is bounded by the memory control group only, and the root inside has an ordinary
@@ -90,12 +89,9 @@ def _image(launch: Launch) -> str:
 def _config(launch: Launch, support: str) -> list[str]:
     """The configuration for a sandbox's image, if there is one of ours.
 
-    A folder that has all mount points needs no layer for them; a .sif needs the FUSE programs that
-    ours does not look for.
+    One that has all mount points needs no layer for them.
     """
     image = _image(launch)
-    if image and not os.path.isdir(image):
-        return []
     flat = (
         not launch.overlay_bytes and not launch.fakeroot and (not image or has_mount_points(image))
     )
@@ -115,7 +111,6 @@ KIND = Kind(
     folder=True,
     zipapp=True,
     images=True,
-    sif=True,
     overlays=True,
     caps_ptys=False,
     server_can_be_killed=False,

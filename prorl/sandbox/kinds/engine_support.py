@@ -80,22 +80,19 @@ def clone(launch: Launch) -> list[int]:
     """
     flags = calls.MOUNT_ATTR_RDONLY | calls.MOUNT_ATTR_NOSUID | calls.MOUNT_ATTR_NODEV
     trees = [calls.clone_tree(path) for path in (launch.image, *launch.under)]
-    if os.path.isdir(launch.image):
-        about = os.stat(launch.image)
-        owners = _user_namespace((about.st_uid, about.st_gid), launch.uid)
-        try:
-            for tree in trees:
-                calls.change_tree(tree, flags | calls.MOUNT_ATTR_IDMAP, owners)
-            return trees
-        # an old kernel, or a file system without it: what its modes let others read is all there is
-        except OSError as error:
-            if launch.overlay_bytes:
-                raise OSError(
-                    error.errno,
-                    f"no overlay over {launch.image}: its file system has no idmapped mounts",
-                ) from error
-        finally:
-            os.close(owners)
+    about = os.stat(launch.image)
+    owners = _user_namespace((about.st_uid, about.st_gid), launch.uid)
+    try:
+        for tree in trees:
+            calls.change_tree(tree, flags | calls.MOUNT_ATTR_IDMAP, owners)
+        return trees
+    # an old kernel, or a file system without it: what its modes let others read is all there is
+    except OSError as error:
+        if launch.overlay_bytes:
+            what = f"no overlay over {launch.image}: its file system has no idmapped mounts"
+            raise OSError(error.errno, what) from error
+    finally:
+        os.close(owners)
     for tree in trees:
         calls.change_tree(tree, flags)
     return trees

@@ -43,12 +43,11 @@ class Launcher(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     sandbox_id: str
-    kind: str
     uid: int
     """The ordinary uid that it gets for itself, or -1 where we are not root and have only our own.
     """
     image: str
-    """Folder or .sif on the host; of a stack, its topmost folder."""
+    """Folder on the host; of a stack, its topmost."""
     tools: tuple[str, ...]
     address_bytes: int
     processes: int
