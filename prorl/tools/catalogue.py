@@ -96,7 +96,7 @@ CATALOGUE = {
         " value of its last expression; images are kept as files.",
     ),
     "jupyter": _interpreter(
-        "ipython",
+        "jupyter",
         "Jupyter",
         "Run a cell in a persistent Jupyter kernel. Gives what it prints and the value of its last"
         " expression; images are kept as files.",

@@ -5,7 +5,7 @@ in a memfd that the shell inherits, and the server types one short fixed line wh
 evaluates it. The end is in band, because a pty is flushed asynchronously and a separate status
 channel would overtake the last bytes of output:
 
-    marker (`marker.py`): \x1e NONCE <sequence> \x1f <exit code> \x1f NONCE \x1e
+    marker (`typed.py`): \x1e NONCE <sequence> \x1f <exit code> \x1f NONCE \x1e
 
 It is printed on a duplicate of the tty from element 1 of PROMPT_COMMAND (an agent's own
 `PROMPT_COMMAND=...` replaces element 0) and, should that be lost, from PS1. The sequence number
@@ -24,7 +24,6 @@ import time
 from prorl.tools.server import typed
 from prorl.tools.server.children import EXIT_TIMEOUT, descendants, reachable, session, spawn
 from prorl.tools.server.light import TYPE_CHECKING, signal
-from prorl.tools.server.marker import Marker
 from prorl.tools.server.output import Capped, result_of
 from prorl.tools.server.terminal import PseudoTerminal
 
@@ -76,7 +75,7 @@ class Bash:
         """Start the shell if there is none; `start` waits until it listens. Raises BashDied."""
         if self._pid:
             return
-        self._marker = Marker()
+        self._marker = typed.Marker()
         self._memory = os.memfd_create("command", 0)
         os.set_inheritable(self._memory, True)
         try:

@@ -1,59 +1,83 @@
-"""IPython cells, by `direct` or by `jupyter`.
+"""IPython cells: a shell in a forked process, driven over a socket, without ZMQ.
 
-`direct` is a shell in a process of its own, driven over a socket, without ZMQ; `jupyter` is any
-kernel, over ipc.
-
-Both are the interpreter of `python.py` with another child: the same line protocol, the same
-interrupt and restart. The child is a program started from source text, because inside a foreign
-image none of our files exist. IPython itself comes from folders that the host shows read-only
-(`packages` in the configuration).
+It is the interpreter of `python.py` with another way to execute a cell; IPython itself comes from
+folders that the host shows read-only. Images that a cell shows are kept as data: written to
+`.ipython/<n>.<type>` in the workspace, with a line in the output that says so.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from typing import NoReturn
+import sys
+from typing import Any
 
-from prorl.tools.server.children import enter, prepare
 from prorl.tools.server.place import Place
-from prorl.tools.server.python import Python
+from prorl.tools.server.python import Python, serve_cells
 
-
-def _source(name: str) -> bytes:
-    path = os.path.join(os.path.dirname(__file__), name)
-    found: bytes = __loader__.get_data(path)  # type: ignore[name-defined]
-    return found
+FOLDER = ".ipython"
 
 
 class IPython(Python):
     """An interpreter whose child is an IPython shell."""
 
-    source = _source("ipython_direct.py")
-    """Read at import, that is by the zygote: a forked server has a root in which our files do not
-    exist.
-    """
-
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self._argv = [place.python, "-B", "-c", self.source.decode(), *place.packages]
+        self._python, self._packages = place.python, list(place.packages)
 
-    def _become(self, control: socket.socket, output: int) -> NoReturn:
-        os.setsid()
-        prepare()
-        enter(self._cwd)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.dup2(control.fileno(), 3)
-        os.closerange(4, 1024)
-        os.execve(
-            self._argv[0], self._argv, dict(self._env, IPYTHONDIR="/tmp/.ipython", MPLBACKEND="agg")
-        )
+    def _serve(self, control: socket.socket) -> None:
+        sys.path[:0] = self._packages
+        sys.executable = self._python
+        os.environ.update(IPYTHONDIR="/tmp/.ipython", MPLBACKEND="agg")
+        shell = make_shell()
+        sys.path.insert(len(self._packages), self._cwd)
+        serve_cells(control, lambda code: int(not shell.run_cell(code, store_history=True).success))
 
 
-class Jupyter(IPython):
-    """An interpreter whose child is a Jupyter kernel's client."""
+def keep_images(data: dict[str, Any]) -> bool:
+    """Write the images of a result to files; whether there was one."""
+    import base64  # in the child
 
-    source = _source("ipython_jupyter.py")
+    found = [mime for mime in data if mime.startswith("image/")]
+    for mime in found:
+        content = data[mime]
+        if not isinstance(content, bytes):
+            content = content.encode() if "svg" in mime else base64.b64decode(content)
+        os.makedirs(FOLDER, exist_ok=True)
+        ending = mime.partition("/")[2].partition("+")[0]
+        path = f"{FOLDER}/{len(os.listdir(FOLDER)) + 1}.{ending}"
+        with open(path, "wb") as file:
+            file.write(content)
+        print(f"[{mime}, {len(content)} bytes: {path}]")
+    return bool(found)
+
+
+def make_shell() -> Any:
+    """A shell without history file or colours whose results go to stdout."""
+    from IPython.core.displayhook import DisplayHook
+    from IPython.core.displaypub import DisplayPublisher
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    class Hook(DisplayHook):
+        def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
+            keep_images(format_dict)
+            super().write_format_data(format_dict, md_dict)
+
+    class Publisher(DisplayPublisher):
+        def publish(self, data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+            if not keep_images(data) and "text/plain" in data:
+                print(data["text/plain"])
+
+    class Shell(InteractiveShell):
+        displayhook_class = Hook
+        display_pub_class = Publisher
+
+        def enable_gui(self, gui: Any = None) -> None:
+            return None
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    config.InteractiveShell.cache_size = 100
+    return Shell.instance(config=config)

@@ -39,6 +39,8 @@ class Python:
     """One interpreter; started with its first cell, replaced when it died."""
 
     noun = "interpreter"
+    keep = 3
+    """A descriptor that its child needs besides."""
 
     def __init__(self, place: Place) -> None:
         self._events, self._room, self._env = place.events, place.room, place.env
@@ -64,7 +66,20 @@ class Python:
 
     def _become(self, control: socket.socket, output: int) -> None:
         """What the forked child does; never returns."""
-        _interpret(become_child(control, output, self._env, self._cwd), self._cwd)
+        channel = become_child(control, output, self._env, self._cwd, self.keep)
+        try:
+            self._serve(channel)
+        except KeyboardInterrupt:
+            pass
+        os._exit(0)
+
+    def _serve(self, control: socket.socket) -> None:
+        """In the child: execute cells until the server is gone."""
+        sys.path.insert(0, self._cwd)
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        main.__dict__["__builtins__"] = __builtins__
+        numbers = itertools.count(1)
+        serve_cells(control, lambda code: _run_cell(code, next(numbers), main.__dict__))
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
         """Run the cell `{code}`; exit code 1 when it raised, 124 at the deadline."""
@@ -185,7 +200,7 @@ class Python:
 
 
 def become_child(
-    control: socket.socket, output: int, env: dict[str, str], cwd: str, keep: int = 3
+    control: socket.socket, output: int, env: dict[str, str], cwd: str, keep: int
 ) -> socket.socket:
     """In a forked child: a new session, its outputs, and `control` as descriptor 3.
 
@@ -248,18 +263,6 @@ def flush() -> None:
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass  # closed, or replaced by the agent
-
-
-def _interpret(control: socket.socket, cwd: str) -> None:
-    sys.path.insert(0, cwd)
-    sys.modules["__main__"] = main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
-    numbers = itertools.count(1)
-    try:
-        serve_cells(control, lambda code: _run_cell(code, next(numbers), main.__dict__))
-    except KeyboardInterrupt:
-        pass
-    os._exit(0)
 
 
 class Cell:

@@ -1,6 +1,12 @@
-r"""The fixed lines that are typed to bash.
+r"""The fixed lines that are typed to bash, and the marker that it prints.
 
-What a command says never crosses the tty; these read it from a descriptor and evaluate it.
+What a command says never crosses the tty; these lines read it from a descriptor and evaluate it. A
+command's end stands in the middle of its output:
+
+    \x1e NONCE sequence \x1f exit code \x1f NONCE \x1e
+
+The nonce is new for each shell, so an agent does not print a marker by accident. Short and without
+a newline: one write, which no background job can split.
 
 Written so that little of what an agent can do to its shell gets in the way: functions and aliases
 named like builtins and reserved words (what is parsed before the agent's first command is out of an
@@ -11,11 +17,10 @@ is not gone around: the server sees that its command was not read.
 
 from __future__ import annotations
 
-from prorl.tools.server.light import TYPE_CHECKING
+import os
 
-if TYPE_CHECKING:
-    from prorl.tools.server.marker import Marker
-
+BEGIN, SEPARATOR = b"\x1e", b"\x1f"
+MAX_BYTES = 80
 OURS = b"__prorl_"
 """How all our names in the shell begin."""
 COMMAND_FD, TTY_FD = 198, 199
@@ -76,3 +81,51 @@ def evaluation(sequence: int) -> str:
     prepare = f"__prorl_n={sequence - 1} __prorl_r=$? __prorl_c="
     read = f"{{ {FUNCTION.decode()} {sequence}&&__prorl_r=;}} >&- 2>&-"
     return f'{prepare};{read};\\builtin eval "$__prorl_c"\n'
+
+
+class Found:
+    """A marker in a buffer: where it is and what it says."""
+
+    def __init__(self, start: int, end: int, sequence: int | None, exit_code: int) -> None:
+        self.start, self.end, self.sequence, self.exit_code = start, end, sequence, exit_code
+        """`sequence` None: the command has unset the shell's variables, so the marker can only be
+        its own.
+        """
+
+
+class Marker:
+    """Makes and finds the markers of one shell: its nonce is in each."""
+
+    def __init__(self) -> None:
+        self.nonce = os.urandom(8).hex().encode()
+        self._head = BEGIN + self.nonce
+        self._tail = SEPARATOR + self.nonce + BEGIN
+
+    def text(self, sequence: str, exit_code: str) -> str:
+        """A marker as printf and prompts write it, with shell expressions for its two numbers."""
+        nonce = self.nonce.decode()
+        return rf"\036{nonce}{sequence}\037{exit_code}\037{nonce}\036"
+
+    def find(self, data: bytes) -> Found | None:
+        """The first whole marker in these bytes, or None."""
+        tail = data.find(self._tail)
+        while tail >= 0:
+            start = data.rfind(self._head, 0, tail)
+            sequence, _, exit_code = data[start + len(self._head) : tail].partition(SEPARATOR)
+            if start >= 0 and exit_code.isdigit() and (sequence.isdigit() or not sequence):
+                return Found(
+                    start,
+                    tail + len(self._tail),
+                    int(sequence) if sequence else None,
+                    int(exit_code),
+                )
+            tail = data.find(self._tail, tail + 1)
+        return None
+
+    def unfinished(self, data: bytes) -> int:
+        """Where a marker may have begun that is not whole yet; the length of `data` if nowhere."""
+        start = data.rfind(BEGIN, -MAX_BYTES)
+        if start < 0 or len(data) - start >= MAX_BYTES:
+            return len(data)
+        rest = data[start:]
+        return start if self._head.startswith(rest) or rest.startswith(self._head) else len(data)

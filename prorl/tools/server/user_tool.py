@@ -19,13 +19,12 @@ import socket
 import sys
 import time
 import zipimport
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from prorl.tools.server import BadTool
 from prorl.tools.server.output import Capped, result_of
 from prorl.tools.server.place import Place
-from prorl.tools.server.python import Cell, Python, become_child, send_exit_code, serve_cells
+from prorl.tools.server.python import Cell, Python, send_exit_code, serve_cells
 
 INDEX = "prorl-tools.json"
 LOAD_S = 25.0
@@ -52,7 +51,7 @@ class UserTool(Python):
 
     def __init__(self, place: Place, name: str, zip_fd: int) -> None:
         super().__init__(place)
-        self._name, self._zip_fd, self._packages = name, zip_fd, place.packages
+        self._name, self.keep, self._packages = name, zip_fd, place.packages
 
     def start(self) -> None:
         """Make the object if it is not there.
@@ -82,28 +81,16 @@ class UserTool(Python):
             output.feed(str(error).encode("utf-8", "replace"))
             return result_of(output, 1)
 
-    def _become(self, control: socket.socket, output: int) -> None:
-        _serve(
-            become_child(control, output, self._env, self._cwd, keep=self._zip_fd),
-            self._name,
-            self._zip_fd,
-            self._packages,
-        )
-
-
-def _serve(control: socket.socket, name: str, zip_fd: int, packages: Sequence[str]) -> NoReturn:
-    """In the child: make the object, tell whether that worked, then answer calls.
-
-    It ends when the server is gone.
-    """
-    path = f"/proc/self/fd/{zip_fd}"
-    sys.path[:] = [path, *sys.path, *(folder for folder in packages if folder not in sys.path)]
-    with Cell(path) as made:
-        tool = _make(path, name)
-    send_exit_code(control, 0, made.exit_code)
-    if made.exit_code == 0:
-        serve_cells(control, lambda arguments: _call(tool, arguments, path))
-    os._exit(made.exit_code)
+    def _serve(self, control: socket.socket) -> None:
+        """Make the object, tell whether that worked, then answer calls."""
+        path = f"/proc/self/fd/{self.keep}"
+        sys.path[:] = [path, *sys.path, *(one for one in self._packages if one not in sys.path)]
+        with Cell(path) as made:
+            tool = _make(path, self._name)
+        send_exit_code(control, 0, made.exit_code)
+        if made.exit_code == 0:
+            serve_cells(control, lambda arguments: _call(tool, arguments, path))
+        os._exit(made.exit_code)
 
 
 def _make(path: str, name: str) -> Any:

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.tools.server.marker import MAX_BYTES, Marker
+from prorl.tools.server.typed import MAX_BYTES, Marker
 
 BYTES = st.lists(st.sampled_from([b"\x1e", b"\x1f", b"7", b"x", b"\n"]), max_size=12).map(b"".join)
 
