@@ -185,24 +185,27 @@ async def test_a_cancelled_call_ends_its_command(sandboxd: Sandboxd) -> None:
 
 async def test_a_snapshot_prepares_a_sibling(sandboxd: Sandboxd, tmp_path: Path) -> None:
     host, path = sandboxd.host, str(tmp_path / "snapshot")
-    first = await host.start("run/1/1", "run", SPEC)
-    async with host.connect(first) as sandbox:
-        setup = "mkdir -p a/b; echo hi > a/b/f; ln -s b a/link; head -c 3M /dev/urandom > big; "
-        setup += "printf '#!/bin/sh\\necho ran\\n' > run; chmod 755 run"
-        await sandbox.exec(["bash", "-c", setup], 10.0)
-        assert await sandbox.snapshot(path, 64 << 20) > 3 << 20
-        digest = (await sandbox.exec(["sha256sum", "big"], 10.0)).output
-        assert await sandbox.snapshot(str(tmp_path / "small"), 1 << 20) == 0
-    second = await host.start("run/2/1", "run", SPEC)
-    async with host.connect(second) as sandbox:
-        await sandbox.restore(path)
-        assert (
-            await sandbox.exec(["bash", "-c", "cat a/link/f; ./run"], 10.0)
-        ).output == "hi\nran\n"
-        assert (await sandbox.exec(["sha256sum", "big"], 10.0)).output == digest
-        (tmp_path / "junk").write_bytes(b"no archive")
-        with pytest.raises(SandboxError):
-            await sandbox.restore(str(tmp_path / "junk"))
+    fill = (
+        "mkdir -p a/b; head -c 3000000 /dev/urandom > a/b/big; echo h > .hidden; ln -s b a/link;"
+        " ln -s /no/such nowhere; touch $'a b\\n c'; echo '#!' > run; chmod 750 run; ln run same"
+    )
+    look = "find . -printf '%p %y %m %l %s\\n' | sort; sha256sum a/link/big; stat -c %h run"
+    seen = []
+    for number in range(2):
+        ref = await host.start(f"run/{number}/1", "run", SPEC)
+        async with host.connect(ref) as sandbox:
+            if number == 0:
+                assert (await sandbox.exec(["bash", "-c", fill], 10.0)).exit_code == 0
+                assert await sandbox.snapshot(path, 64 << 20) > 3_000_000
+                assert await sandbox.snapshot(str(tmp_path / "small"), 1 << 20) == 0
+            else:
+                await sandbox.restore(path)
+            seen.append((await sandbox.exec(["bash", "-c", look], 10.0)).output)
+            (tmp_path / "junk").write_bytes(b"no archive")
+            with pytest.raises(SandboxError, match="no snapshot"):
+                await sandbox.restore(str(tmp_path / "junk"))
+    assert seen[0] == seen[1]
+    assert "./run f 750  3" in seen[0]
 
 
 async def test_a_sandbox_of_another_node_is_refused(sandboxd: Sandboxd) -> None:

@@ -14,7 +14,7 @@ from typing import cast
 
 import pytest
 
-from prorl.errors import SandboxError, TaskError
+from prorl.errors import TaskError
 from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.prepared import prepared
@@ -191,27 +191,3 @@ async def test_a_caller_that_gives_up_leaves_its_claim_to_the_next(daemon: Sandb
         assert (await asyncio.wait_for(waiting, 20)).startswith("worked")
         with pytest.raises(asyncio.CancelledError):
             await maker
-
-
-async def test_a_workspace_crosses_whole(daemon: Sandboxd, tmp_path: Path) -> None:
-    fill = (
-        "mkdir -p a/b; head -c 3000000 /dev/urandom > a/b/big; echo h > .hidden;"
-        " ln -s a/b/big link; ln -s /no/such nowhere; touch $'a b\\n c';"
-        " echo '#!' > run; chmod 750 run; ln run same"
-    )
-    look = "find . -printf '%p %y %m %l %s\\n' | sort; sha256sum a/b/big; stat -c %h run; ls -a"
-    seen = []
-    for number in range(2):
-        async with _fresh(daemon.host, number) as sandbox:
-            if number == 0:
-                assert (await sandbox.exec(["bash", "-c", fill], 10.0)).exit_code == 0
-                assert await sandbox.snapshot(str(tmp_path / "small"), 1 << 20) == 0
-                assert await sandbox.snapshot(str(tmp_path / "tar"), 8 << 20) > 3_000_000
-            else:
-                await sandbox.restore(str(tmp_path / "tar"))
-            seen.append((await sandbox.exec(["bash", "-c", look], 10.0)).output)
-    assert seen[0] == seen[1]
-    (tmp_path / "tar").write_bytes(b"no archive")
-    async with _fresh(daemon.host, 2) as sandbox:
-        with pytest.raises(SandboxError, match="no snapshot"):
-            await sandbox.restore(str(tmp_path / "tar"))

@@ -11,11 +11,12 @@ from collections.abc import Awaitable
 
 import pytest
 
+from prorl import timing
 from prorl.errors import SandboxError
 from prorl.linux import procfs
 from prorl.sandbox import wire
 from prorl.sandbox.blame import CODES, Cause
-from prorl.sandbox.client import ConnectedSandbox, connected
+from prorl.sandbox.client import connected
 from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, Json, SandboxSpec
 from tests.security.box import Box, need_own_uid
 
@@ -210,17 +211,18 @@ async def test_a_tool_server_stopped_from_outside(box: Box) -> None:
 async def test_a_client_that_was_stopped_itself_blames_nobody(box: Box) -> None:
     """As when a machine is paused: nobody runs at the deadline, and the answer comes soon after."""
     server = await server_of(box)
-    async with connected(box.ref, box.daemon.host.fate, grace_s=1.0) as sandbox:
-        call = asyncio.create_task(_echo(sandbox))
-        await asyncio.sleep(0.05)
-        os.kill(server, signal.SIGSTOP)
-        # the loop stands still, too; the tool server goes on a moment after it
-        os.system(f"sleep 3; (sleep 0.2; kill -CONT {server}) &")
-        assert await call == "late\n"
 
+    async def stopped() -> str:
+        async with connected(box.ref, box.daemon.host.fate, grace_s=1.0) as sandbox:
+            command = {"command": "sleep 0.3; echo late"}
+            call = asyncio.create_task(sandbox.call("bash", command, 0.6))
+            await asyncio.sleep(0.05)
+            os.kill(server, signal.SIGSTOP)
+            # the loop stands still, too; the tool server goes on a moment after it
+            os.system(f"sleep 3; (sleep 0.2; kill -CONT {server}) &")
+            return (await call).output
 
-async def _echo(sandbox: ConnectedSandbox) -> str:
-    return (await sandbox.call("bash", {"command": "sleep 0.3; echo late"}, 0.6)).output
+    assert await asyncio.to_thread(timing.run, stopped()) == "late\n"
 
 
 def nested(depth: int) -> list[object]:
