@@ -186,7 +186,7 @@ def _user_namespaces() -> ProbeOutcome:
 
 
 def _control_groups() -> ProbeOutcome:
-    from prorl.sandbox.node.delegation import usable
+    from prorl.sandbox.node.cgroups import usable
 
     versions = usable()
     if "memory" in versions:

@@ -35,8 +35,10 @@ FILE_OP_S = 30.0
 PACK_S = 100.0
 """Packing or unpacking a whole workspace."""
 ARCHIVE = ".prorl-snapshot.tar"
-PACK = ': > "$0" && ulimit -f "$1" && exec tar -cf "$0" --exclude="./$0" .'
-"""The file is there before its folder is looked at, which else has changed as tar read it."""
+PACK = ': > "$0" && ulimit -f "$1" 2>/dev/null; exec tar -cf "$0" --exclude="./$0" .'
+"""The file is there before its folder is looked at, which else has changed as tar read it. A lower
+limit of the sandbox's own stays.
+"""
 UNPACK = 'tar -xpf "$0" && rm -f "$0"'
 FORGET = 'rm -f "$0"'
 CONNECT_S = 10.0
@@ -53,8 +55,6 @@ END = encode({"op": "end"})
 
 
 class FateOf(Protocol):
-    """Asks sandboxd why a sandbox came to nothing, when its connection broke."""
-
     def __call__(self, ref: SandboxRef, seen: Cause) -> Awaitable[Fate]:
         """Why a sandbox came to nothing, of which `seen` is what the client noticed."""
 

@@ -105,7 +105,6 @@ class UnixSandboxHost:
         return Fate(FailureCode(answer["code"]), answer["message"])
 
     def connect(self, ref: SandboxRef) -> AbstractAsyncContextManager[ConnectedSandbox]:
-        """A connection to the sandbox's tool server. Raises SandboxError."""
         self._check_here(ref)
         return connected(ref, self.fate)
 

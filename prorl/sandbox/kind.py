@@ -14,33 +14,21 @@ if TYPE_CHECKING:
     from prorl.sandbox.launch.spec import Launcher
 
 
-def _nothing() -> str:
-    return ""
-
-
-def _no_work() -> None:
-    pass
-
-
-def _no_files(folder: str) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """How sandboxes of one kind start, what they can run, and what holds them."""
 
     launch: Launcher
     """Turns a forked child of the zygote into a sandbox."""
-    missing: Callable[[], str] = _nothing
+    missing: Callable[[], str] = lambda: ""
     """What the machine lacks for this kind, seen without running it; empty = nothing."""
     fix: str
     """What to do when the kind does not work."""
-    install: Callable[[str], None] = _no_files
+    install: Callable[[str], None] = lambda folder: None
     """Once in a sandboxd, before its first sandbox: files that all of them share, in the folder
     that holds the tool server's zipapp.
     """
-    prepare: Callable[[], object] = _no_work
+    prepare: Callable[[], object] = lambda: None
     """Once in the zygote: whatever is equal in all launchers that it forks."""
     folder: bool
     """Needs a folder on the host."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from prorl.sandbox.client import ConnectedSandbox, connected
-from prorl.sandbox.node.pool import SandboxPool
+from prorl.sandbox.node.pool import own_pool
 from prorl.sandbox.node.probe import choose
-from prorl.sandbox.node.settings import Settings
 from prorl.types import SandboxSpec, ToolResult
 
 
@@ -66,15 +63,7 @@ def _sent(result: ToolResult) -> Sent:
 
 @asynccontextmanager
 async def opened(kind: str, spec: SandboxSpec | None) -> AsyncIterator[ConnectedSandbox]:
-    """A connected sandbox with a pool of its own in this process."""
-    chosen = await choose(kind)
-    with tempfile.TemporaryDirectory(prefix="prorl-", dir="/tmp") as folder:
-        Path(folder).chmod(0o711)  # the sandbox's own uid must pass through to its workspace
-        pool = SandboxPool(chosen, Path(folder), "local", Settings(warm=0))
-        await pool.open()
-        try:
-            ref = await pool.start("shell", "run", spec or SandboxSpec())
-            async with connected(ref, pool.fate) as sandbox:
-                yield sandbox
-        finally:
-            await pool.close()
+    async with own_pool(await choose(kind)) as pool:
+        ref = await pool.start("shell", "run", spec or SandboxSpec())
+        async with connected(ref, pool.fate) as sandbox:
+            yield sandbox

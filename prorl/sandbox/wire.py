@@ -25,8 +25,6 @@ MAX_SOCKET_PATH = 99
 
 
 class Frame(NamedTuple):
-    """One message: a JSON object, and bytes that would not fit in one."""
-
     header: dict[str, Any]
     body: bytes
 
@@ -42,22 +40,18 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
     """
     try:
         text = orjson.dumps(header)
-    # half a surrogate pair, as models write them: JSON can escape it, and the server says what is
-    # wrong with it
     except TypeError as cause:
         if "Recursion" in str(cause):  # json and the server would give up at another depth
             raise WireError("it is nested too deeply") from None
-        text = _dumps(header)
+        try:
+            # half a surrogate pair, as models write them: JSON can escape it, and the server says
+            # what is wrong with it
+            text = json.dumps(header).encode()
+        except RecursionError:
+            raise WireError("it is nested too deeply") from None
     if LENGTHS.size + len(text) + len(body) > FRAME_LIMIT:
         raise WireError(f"a frame of {len(text) + len(body)} bytes; the limit is {FRAME_LIMIT}")
     return LENGTHS.pack(len(text), len(body)) + text + body
-
-
-def _dumps(header: dict[str, Any]) -> bytes:
-    try:
-        return json.dumps(header).encode()
-    except RecursionError:
-        raise WireError("it is nested too deeply") from None
 
 
 class Stream(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):

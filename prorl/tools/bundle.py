@@ -138,7 +138,6 @@ def _package(point: EntryPoint) -> dict[str, bytes]:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """A package's own files, in one order everywhere."""
     found = sorted(folder.rglob("*"))
     return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
 

@@ -38,7 +38,6 @@ class Tool:
 
 
 def _object(required: list[str], **properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of arguments that are given by name."""
     return {"type": "object", "properties": properties, "required": required}
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from prorl.linux.procfs import children, descendants, pids, start_ticks
-from prorl.sandbox.node.delegation import CONTROLLERS, V1, delegated_base
+from prorl.sandbox.node.cgroups import CONTROLLERS, V1, delegated_base
 
 GONE_S = 20.0
 GROUPS = (*(V1 / controller for controller in CONTROLLERS), delegated_base() or V1)

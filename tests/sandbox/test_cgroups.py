@@ -16,8 +16,7 @@ import pytest
 
 from prorl.linux import procfs
 from prorl.sandbox.node import cgroups
-from prorl.sandbox.node.cgroups import Cgroups
-from prorl.sandbox.node.delegation import LEAF, delegated_base
+from prorl.sandbox.node.cgroups import LEAF, Cgroups, delegated_base
 
 HOG = "import time; x = bytearray(b'x') * (200 << 20); time.sleep(30)"
 FORKS = (

@@ -21,7 +21,7 @@ from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.layers import LayerRecipe
 from prorl.sandbox.images.registry import Image, Registry, digest_of_sif, is_name, is_sif
 from prorl.sandbox.images.remote import plain
-from prorl.sandbox.images.tree import has_shell
+from prorl.sandbox.images.tree import check_shell
 from prorl.types import DOCKER, FailureCode, image_name
 
 MAKE_S = 900.0
@@ -56,11 +56,7 @@ class ImageCache:
                 expected = "a name of this node's registry, an absolute path or docker://REFERENCE"
                 raise UserError(f"image {image!r}", expected)
             if os.path.isdir(image):
-                if not has_shell(image):
-                    raise UserError(
-                        f"image {image!r} is no root file system: it has no bash",
-                        "bin/bash or usr/bin/bash in it",
-                    )
+                check_shell(image, f"image {image!r}")
                 return (image,)
             return await self._kept(_sif(image), {"do": "unpack", "source": image})
 

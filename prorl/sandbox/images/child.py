@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Callable
 from pathlib import Path
@@ -66,62 +67,33 @@ async def make_image(
 
     Raises UserError for a wrong source, StorageError where tools, space or time are short here.
     """
-    child, reply_read = await _start(root, job)
-    saying, reply = asyncio.create_task(_show_and_keep_tail(child, show)), b""
-    try:
-        async with asyncio.timeout(timeout_s):
-            reply = await _read_to_end(reply_read)
-    except TimeoutError:
-        raise StorageError(f"{job['source']}: not made within {timeout_s:g} s") from None
-    finally:
-        if not reply:
-            await _end(child, reply_read)
-        await child.wait()
-        os.close(reply_read)
-        tail = (await saying).decode("utf-8", "replace")
-    return _answer(reply, tail, job["source"])
-
-
-async def _start(root: Path, job: dict[str, str]) -> tuple[asyncio.subprocess.Process, int]:
-    """The child, and what its reply is read from."""
-    reply_read, reply_write = os.pipe()
-    arguments = (str(os.getpid()), str(reply_write), str(root), json.dumps(job))
-    try:
+    with tempfile.TemporaryFile() as reply:
+        arguments = (str(os.getpid()), str(reply.fileno()), str(root), json.dumps(job))
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "prorl.sandbox.images.child", *arguments),
             env=_environment(),
-            pass_fds=(reply_write,),
+            pass_fds=(reply.fileno(),),
             start_new_session=True,
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
         )
-    except BaseException:
-        os.close(reply_read)
-        raise
-    finally:
-        os.close(reply_write)
-    return child, reply_read
+        saying = asyncio.create_task(_show_and_keep_tail(child, show))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await child.wait()
+        except TimeoutError:
+            raise StorageError(f"{job['source']}: not made within {timeout_s:g} s") from None
+        finally:
+            await _end(child)
+            tail = (await saying).decode("utf-8", "replace")
+        reply.seek(0)
+        return _answer(reply.read(), tail, job["source"])
 
 
 def _environment() -> dict[str, str]:
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {**passed_on, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-async def _read_to_end(fd: int) -> bytes:
-    """Everything that is written to a pipe.
-
-    Only the child holds its other end, so this is also the child's end.
-    """
-    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(fd), "rb")
-    )
-    try:
-        return await reader.read()
-    finally:
-        transport.close()
 
 
 async def _show_and_keep_tail(
@@ -135,21 +107,23 @@ async def _show_and_keep_tail(
     return tail
 
 
-async def _end(child: asyncio.subprocess.Process, reply_read: int) -> None:
+async def _end(child: asyncio.subprocess.Process) -> None:
     """End a child by TERM, so that it takes everything along.
 
     Then KILL to all that is in its process group, for a child that was killed itself.
     """
-    try:
-        os.kill(child.pid, signal.SIGTERM)
-        async with asyncio.timeout(END_S):
-            await _read_to_end(reply_read)
-    except (ProcessLookupError, TimeoutError):
-        pass
+    if child.returncode is None:
+        child.terminate()
+        try:
+            async with asyncio.timeout(END_S):
+                await child.wait()
+        except TimeoutError:
+            pass
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+    await child.wait()
 
 
 def _answer(reply: bytes, tail: str, source: str) -> Image:

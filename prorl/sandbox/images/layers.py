@@ -60,8 +60,6 @@ class ToolFailed(StorageError):
 
 
 class LayerRecipe(NamedTuple):
-    """What a layer is made from."""
-
     requirements: tuple[str, ...]
     """As pip reads them, e.g. `pytest==8.4.2`, or `npm:NAME@VERSION`."""
     wheels: str
@@ -118,7 +116,6 @@ def make_layer(registry: Registry, job: dict[str, str]) -> Image:
 
 
 def _fill(work: Path, job: dict[str, str]) -> None:
-    """Make the environment and install the packages in it."""
     os.umask(0o022)  # each sandbox reads it under a uid of its own
     tree = work / "tree"
     argv = [interpreter(), "-m", "venv", "--without-pip", "--symlinks", str(tree)]

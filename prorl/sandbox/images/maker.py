@@ -32,7 +32,7 @@ from prorl.sandbox.images.layers import ToolFailed, make_layer
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry, digest_of_sif, is_name, is_sif
 from prorl.sandbox.images.stack import merge
-from prorl.sandbox.images.tree import add_mount_points, copy_tree, digest_of, has_shell, tidy
+from prorl.sandbox.images.tree import add_mount_points, check_shell, copy_tree, digest_of, tidy
 
 SOURCES = "a folder (also a Dockerfile's), FILE.sif or FILE.def"
 POST_CAPABILITIES = [
@@ -101,10 +101,7 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
 
 def _check(tree: Path, source: str) -> None:
     tidy(str(tree))
-    if not has_shell(str(tree)):
-        raise UserError(
-            f"{source} is no root file system: it has no bash", "bin/bash or usr/bin/bash in it"
-        )
+    check_shell(str(tree), source)
     add_mount_points(str(tree))
 
 
@@ -266,6 +263,5 @@ def build_dockerfile(recipe: Path, layout: Path) -> None:
 
 
 def _run(source: str, argv: list[str], *, mistake: bool = False) -> None:
-    """Run a program; `mistake`: the source is to blame where it fails."""
     if subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode != 0:
         raise ToolFailed(f"{source}: {os.path.basename(argv[0])} failed", mistake=mistake)

@@ -73,7 +73,6 @@ def is_name(image: str) -> bool:
 
 
 def is_sif(path: str) -> bool:
-    """Whether a file begins like a SIF image."""
     with open(path, "rb") as file:
         return file.read(SIF_MAGIC_AT + len(SIF_MAGIC)).endswith(SIF_MAGIC)
 
@@ -180,7 +179,6 @@ class Registry:
                 folder.with_suffix(".lock").unlink(missing_ok=True)
 
     def has(self, digest: str) -> bool:
-        """Whether the image is there, complete."""
         return self.folder(digest).with_suffix(".json").exists()
 
     def make(

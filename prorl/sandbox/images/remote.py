@@ -79,8 +79,6 @@ class Manifest(NamedTuple):
 
 
 class Source(Protocol):
-    """Gives the parts of one image."""
-
     def manifest(self) -> Manifest:
         """Raises UserError for what is no image for this machine, StorageError."""
 
@@ -145,6 +143,21 @@ def choose(index: Mapping[str, Any], tag: str, what: str) -> Mapping[str, Any]:
     raise UserError(f"{what}: it has {there}"[:500], f"linux/{ours} {tag}".strip())
 
 
+def follow(body: bytes, tag: str, what: str, read: Callable[[str, str], bytes]) -> Manifest:
+    """The image that a manifest or an index means on this machine.
+
+    `read` gives what is at `manifests` or `blobs` under a digest, checked.
+    """
+    said = json.loads(body)
+    while "manifests" in said:
+        said, tag = json.loads(read("manifests", choose(said, tag, what)["digest"])), ""
+    blobs = [(blob["digest"], blob["size"]) for blob in said["layers"]]
+    digest = said["config"]["digest"]
+    if not all(DIGEST.fullmatch(name) for name, _ in (*blobs, (digest, 0))):
+        raise ValueError("a digest that is none")
+    return described(read("blobs", digest), digest, blobs)
+
+
 class Layout:
     """A folder of the OCI image layout."""
 
@@ -154,14 +167,8 @@ class Layout:
     def manifest(self) -> Manifest:
         what = f"oci:{self._folder}"
         try:
-            index, tag = json.loads((self._folder / "index.json").read_bytes()), self._tag
-            while "manifests" in index:
-                chosen = choose(index, tag, what)
-                index, tag = json.loads(self._read(chosen["digest"])), ""
-            blobs = [(blob["digest"], blob["size"]) for blob in index["layers"]]
-            return described(
-                self._read(index["config"]["digest"]), index["config"]["digest"], blobs
-            )
+            index = (self._folder / "index.json").read_bytes()
+            return follow(index, self._tag, what, lambda _, digest: self._read(digest))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{what}: {error!r}", "an OCI image layout") from None
 
@@ -280,28 +287,13 @@ class Remote:
         )
 
     def manifest(self) -> Manifest:
-        reference, tag = self._tag, self._tag
-        while True:
-            body = self._small(f"manifests/{reference}")
-            if tag.startswith("sha256:") and f"sha256:{hashlib.sha256(body).hexdigest()}" != tag:
-                raise StorageError(f"{self._what}: the registry sent something else than {tag}")
-            try:
-                said = json.loads(body)
-                if "manifests" in said:
-                    reference = tag = choose(said, "", self._what)["digest"]
-                    continue
-                blobs = [(blob["digest"], blob["size"]) for blob in said["layers"]]
-                digest = said["config"]["digest"]
-                if not all(DIGEST.fullmatch(name) for name, _ in (*blobs, (digest, 0))):
-                    raise ValueError("a digest that is none")
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(
-                    f"{self._what}: {error!r}", "an image of schema version 2"
-                ) from None
-            config = self._small(f"blobs/{digest}")
-            if f"sha256:{hashlib.sha256(config).hexdigest()}" != digest:
-                raise StorageError(f"{self._what}: the registry sent something else than {digest}")
-            return described(config, digest, blobs)
+        body = self._small("manifests", self._tag)
+        try:
+            return follow(body, "", self._what, self._small)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{self._what}: {error!r}", "an image of schema version 2") from None
 
     def blob(self, layer: Layer, path: Path, tell: Tell) -> None:
         failures = 0
@@ -330,14 +322,18 @@ class Remote:
         path.unlink()
         raise StorageError(f"{self._what}: the registry sent something else than {layer.digest}")
 
-    def _small(self, rest: str) -> bytes:
+    def _small(self, kind: str, name: str) -> bytes:
+        """A manifest or a configuration, checked where it is asked for by its digest."""
+        headers = {"Accept": ", ".join(MANIFESTS)}
         try:
-            body = self._ask(rest, {"Accept": ", ".join(MANIFESTS)}).read(MANIFEST_BYTES + 1)
+            body = bytes(self._ask(f"{kind}/{name}", headers).read(MANIFEST_BYTES + 1))
         except HTTPError as error:
             raise StorageError(f"{self._what}: {error}") from error
         if len(body) > MANIFEST_BYTES:
-            raise UserError(f"{self._what}: {rest}", f"at most {MANIFEST_BYTES} bytes")
-        return bytes(body)
+            raise UserError(f"{self._what}: {kind}/{name}", f"at most {MANIFEST_BYTES} bytes")
+        if DIGEST.fullmatch(name) and f"sha256:{hashlib.sha256(body).hexdigest()}" != name:
+            raise StorageError(f"{self._what}: the registry sent something else than {name}")
+        return body
 
     def _ask(self, rest: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         """A reply that is well, from the first base that has it; asks for a token where needed."""

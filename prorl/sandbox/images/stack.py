@@ -61,12 +61,10 @@ def _is_opaque(folder: str) -> bool:
 
 
 def stack_has_shell(layers: Sequence[str]) -> bool:
-    """Whether a stack can be an image."""
     return any(lookup(layers, path) for path in SHELLS)
 
 
 def make_top(top: Path, layers: Sequence[str], config: Mapping[str, Any]) -> None:
-    """Make the folder that lies over an image's layers."""
     top.mkdir(mode=0o755)
     for point in (*MOUNT_POINTS, WORKDIR_FILE, ENVIRONMENT_FILE):
         folder, blocked = top, False

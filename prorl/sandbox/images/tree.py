@@ -14,17 +14,23 @@ import shutil
 import stat
 from collections.abc import Iterator
 
+from prorl.errors import UserError
+
 FILES = ("etc/hosts", "etc/passwd", "etc/group", "etc/localtime", "etc/hostname")
 MOUNT_POINTS = (*FILES, "proc", "sys", "dev", "tmp", "var/tmp", "workspace", "opt/prorl")
 SHELLS = ("bin/bash", "usr/bin/bash", "usr/local/bin/bash")
 
 
 def has_shell(folder: str) -> bool:
-    """Whether a folder can be an image: whether it has a bash.
-
-    The tool server brings its Python along, but bash is the image's own.
-    """
+    """Whether a folder can be an image: our Python comes along, but bash is the image's own."""
     return any(os.path.lexists(os.path.join(folder, name)) for name in SHELLS)
+
+
+def check_shell(folder: str, what: str) -> None:
+    """Raise UserError for a folder that can be no image."""
+    if not has_shell(folder):
+        expected = "bin/bash or usr/bin/bash in it"
+        raise UserError(f"{what} is no root file system: it has no bash", expected)
 
 
 def entries(tree: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -135,6 +141,5 @@ def digest_of(tree: str) -> str:
 
 
 def measure(tree: str) -> tuple[int, int]:
-    """Bytes on disk, and number of entries below."""
     sizes = [about.st_blocks * 512 for _, about in entries(tree)]
     return sum(sizes) + os.lstat(tree).st_blocks * 512, len(sizes)

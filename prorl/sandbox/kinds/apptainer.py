@@ -60,7 +60,6 @@ could be killed.
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
-    """Become the guard of one sandbox (`engine.py`)."""
     contain(launch, listener_fd, status_fd, _start)
 
 

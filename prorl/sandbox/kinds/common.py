@@ -5,7 +5,6 @@ showing our Python to another uid where it lies in a private home.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 from collections.abc import Sequence
 from typing import NoReturn
@@ -70,15 +69,6 @@ def limits_of(launch: Launch, *, shares_uid: bool = False) -> dict[str, int]:
         "RLIMIT_MEMLOCK": 64 << 10,
         "RLIMIT_MSGQUEUE": 819200,
     }
-
-
-def set_limits(launch: Launch, *, shares_uid: bool = False) -> None:
-    """Set them on this process for good; a process can only lower its limits."""
-    for name, value in limits_of(launch, shares_uid=shares_uid).items():
-        which = getattr(resource, name)
-        hard = resource.getrlimit(which)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (value, value))
 
 
 def exit_like(status: int) -> NoReturn:

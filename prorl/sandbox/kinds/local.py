@@ -26,8 +26,8 @@ from prorl.sandbox.kinds.common import (
     exit_like,
     is_hidden,
     join_cgroups,
+    limits_of,
     open_cgroups,
-    set_limits,
     show_interpreter,
 )
 from prorl.sandbox.launch import seccomp
@@ -39,6 +39,7 @@ from prorl.sandbox.launch.spec import (
     search_path,
     server_config,
 )
+from prorl.tools.server.children import restrict
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
@@ -67,8 +68,7 @@ def _inside(
         os.setsid()
         calls.drop_to(launch.uid)
         calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1)
-        set_limits(launch, shares_uid=launch.uid < 0)
-        seccomp.install()
+        restrict(limits_of(launch, shares_uid=launch.uid < 0), seccomp.bytecode())
         calls.die_with_parent(signal.SIGKILL, guardian)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, guard.WATCHED)
         folder = os.path.dirname(interpreter())

@@ -64,7 +64,6 @@ BECOME = (
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
-    """Become the guard of one sandbox (`engine.py`)."""
     image = launch.image or f"{os.path.dirname(launch.server)}/skeleton"
 
     def start(within: Launch) -> NoReturn:
@@ -111,7 +110,6 @@ def _start(launch: Launch, image: str, writable: bool) -> NoReturn:
 
 
 def program() -> str:
-    """Podman's executable, or an empty string."""
     return shutil.which("podman") or ""
 
 

@@ -31,8 +31,8 @@ from typing import NoReturn
 from prorl.linux import calls
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
-from prorl.sandbox.kinds.common import OPENER_DECIDES, guard, join_cgroups, open_cgroups, set_limits
-from prorl.sandbox.kinds.engine import STATUS, hand_over, server
+from prorl.sandbox.kinds.common import OPENER_DECIDES, guard, join_cgroups, limits_of, open_cgroups
+from prorl.sandbox.kinds.engine import STATUS, hand_over, map_ids, server
 from prorl.sandbox.kinds.engine_support import SHELL, SYSTEM_PATH, make_image_support, python_script
 from prorl.sandbox.kinds.rootfs import (
     SAFE,
@@ -54,6 +54,7 @@ from prorl.sandbox.launch.spec import (
     search_path,
     server_config,
 )
+from prorl.tools.server.children import restrict
 
 NAMESPACES = (
     calls.CLONE_NEWUSER
@@ -80,7 +81,7 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     # inside the new namespace both read as nobody until they are mapped
     uid, gid = os.getuid(), os.getgid()
     calls.unshare(NAMESPACES)
-    _map_ids(0, uid, gid)
+    map_ids(0, uid, gid)
     calls.die_with_parent(signal.SIGKILL, parent)
     if launch.uid < 0:
         sources, image = open_sources(launch), open_image(launch)
@@ -93,13 +94,6 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     for fd in (alive_read, listener_fd, status_fd, *groups, *(one.fd for one in sources), *image):
         os.close(fd)
     guard(pid)
-
-
-def _map_ids(inside: int, uid: int, gid: int) -> None:
-    if _read("/proc/self/setgroups") == "allow":
-        _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{inside} {uid} 1")
-    _write("/proc/self/gid_map", f"{inside} {gid} 1")
 
 
 def _pid_one(
@@ -122,8 +116,7 @@ def _pid_one(
         calls.loopback_up()
         build_root(launch, sources, image)
         _lock(launch.fakeroot)
-        set_limits(launch)
-        seccomp.install()
+        restrict(limits_of(launch), seccomp.bytecode())
         # The last change of credentials has cleared it; and a launcher that died before this line
         # is noticed by the pipe.
         calls.die_with_parent(signal.SIGKILL)
@@ -151,7 +144,6 @@ def _run_in_image(launch: Launch, listener_fd: int, status_fd: int) -> NoReturn:
 
 
 def _program(name: str) -> str:
-    """Where the image has a program."""
     found = (f"{folder}/{name}" for folder in SYSTEM_PATH.split(":"))
     return next(filter(os.path.exists, found), f"/bin/{name}")
 
@@ -163,7 +155,8 @@ def _lock(fakeroot: bool) -> None:
     `fakeroot` its root, with power over files and ids only.
     """
     try:
-        _write("/proc/sys/user/max_user_namespaces", "1")
+        with open("/proc/sys/user/max_user_namespaces", "w") as file:
+            file.write("1")
     except OSError:
         # a kernel without this limit: nested namespaces stay possible, without capabilities over
         # ours
@@ -173,24 +166,8 @@ def _lock(fakeroot: bool) -> None:
     read_only = calls.MS_BIND | calls.MS_REMOUNT | calls.MS_RDONLY
     calls.mount(None, "/proc/sys", None, read_only | SAFE | calls.MS_NOEXEC)
     calls.unshare(calls.CLONE_NEWUSER)
-    _map_ids(0 if fakeroot else SANDBOX_UID, 0, 0)
+    map_ids(0 if fakeroot else SANDBOX_UID, 0, 0)
     calls.drop_capabilities(ROOT_CAPABILITIES if fakeroot else 0)
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
-
-
-def _read(path: str) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 64).decode().strip()
-    finally:
-        os.close(fd)
 
 
 def _prepare() -> None:

@@ -99,8 +99,6 @@ SAFE = calls.MS_NOSUID | calls.MS_NODEV
 
 
 class SystemCall(NamedTuple):
-    """One system call of building the root file system, ready to be made."""
-
     call: Callable[..., object]
     arguments: tuple[Any, ...]
 
@@ -131,7 +129,6 @@ def open_sources(launch: Launch) -> list[Source]:
 
 
 def open_image(launch: Launch) -> list[int]:
-    """Detached mounts of an image's folders; as root before privileges are dropped."""
     if not launch.image:
         return []
     if launch.uid >= 0:

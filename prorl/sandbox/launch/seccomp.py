@@ -13,14 +13,11 @@ linux/filter.h, linux/seccomp.h.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import platform
 import struct
 from functools import cache
-from typing import Any, NamedTuple
-
-from prorl.linux import calls
+from typing import NamedTuple
 
 DENIED = {
     # name: (x86_64, aarch64)
@@ -81,7 +78,6 @@ NR, ARCH, ARG0, ARG1, ARG2 = 0, 4, 16, 24, 32
 HIGH = 4
 """From the low half of an argument to its high half."""
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
 
 
 class Instruction(NamedTuple):
@@ -167,10 +163,7 @@ def _of_call(number: int, code: list[Instruction]) -> list[Instruction]:
 
 @cache
 def bytecode(machine: str | None = None) -> bytes:
-    """The filter as `struct sock_filter[]`.
-
-    Empty on a machine that is not listed.
-    """
+    """The filter as `struct sock_filter[]`; empty on a machine that is not listed."""
     try:
         code = program(machine or platform.machine())
     except (KeyError, ValueError):
@@ -178,24 +171,3 @@ def bytecode(machine: str | None = None) -> bytes:
     return b"".join(
         struct.pack("=HBBI", each.code, each.if_true, each.if_false, each.value) for each in code
     )
-
-
-@cache
-def loaded() -> tuple[Any, ...]:
-    """The filter in memory as the kernel takes it, and what that points to.
-
-    The `struct sock_fprog` is the last; empty without a filter.
-    """
-    code = bytecode()
-    if not code:
-        return ()
-    instructions = ctypes.create_string_buffer(code, len(code))
-    header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(instructions))
-    return instructions, ctypes.create_string_buffer(header, len(header))
-
-
-def install() -> None:
-    """Apply the filter to this process for good; it needs no_new_privs. Raises OSError."""
-    buffers = loaded()
-    if buffers:
-        calls.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffers[-1]))

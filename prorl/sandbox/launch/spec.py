@@ -124,7 +124,6 @@ def package_folders() -> tuple[str, ...]:
 
 
 def search_path(launch: Launch, own: str, layer: str = LAYER) -> str:
-    """PATH inside: the task's own packages before all else."""
     return f"{layer}/bin:{own}" if launch.layer else own
 
 

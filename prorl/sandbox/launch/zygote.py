@@ -147,7 +147,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     os.chdir("/")
     calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
-    for known in (seccomp.loaded, interpreter_roots, interpreter, package_folders):
+    for known in (seccomp.bytecode, interpreter_roots, interpreter, package_folders):
         known()  # computed once here, inherited by every launcher
     kind.prepare()
     gc.collect()

@@ -90,7 +90,6 @@ class ZygoteClient:
         self._send(launch.to_json(), fds)
 
     def kill(self, sandbox_id: str, number: int) -> None:
-        """Signal a launcher; one that is gone is no error."""
         self._send(json.dumps({"kill": sandbox_id, "signal": number}).encode(), [])
 
     def _send(self, data: bytes, fds: list[int]) -> None:
@@ -152,36 +151,24 @@ class ZygoteClient:
 async def read_status(fd: int, timeout_s: float) -> str:
     """`ok`, or all that was said until the pipe was closed or the time over.
 
-    `fd` is the status pipe, non-blocking, which stays the caller's: what a launcher, and then the
-    tool server that it starts, say of the start, `ok` and a newline, or `error: ...` and the end. A
-    foreign launcher's complaints come in pieces, and its `error:` is its own.
+    `fd` is the status pipe, which stays the caller's: what a launcher, and then the tool server
+    that it starts, say: `ok` and a newline, or `error: ...` and the end. A foreign
+    launcher's complaints come in pieces, and its `error:` is its own.
     """
-    said = bytearray()
+    loop, reader, said = asyncio.get_running_loop(), asyncio.StreamReader(), b""
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(fd), "rb")
+    )
     try:
         async with asyncio.timeout(timeout_s):
-            await _read_into(said, fd)
+            while not said.endswith(b"ok\n") and len(said) < MAX_STATUS_BYTES:
+                if not (data := await reader.read(MAX_STATUS_BYTES)):
+                    break
+                said += data
     except TimeoutError:
-        said = said or bytearray(f"not ready after {timeout_s:g} s".encode())
+        said = said or f"not ready after {timeout_s:g} s".encode()
+    finally:
+        transport.close()
     if said.endswith(b"ok\n"):
         return "ok"
     return said.decode("utf-8", "replace").removeprefix("error: ").strip()
-
-
-async def _read_into(said: bytearray, fd: int) -> None:
-    """Read until `ok`, the end or MAX_STATUS_BYTES."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(fd, readable.set)
-    try:
-        while not said.endswith(b"ok\n") and len(said) < MAX_STATUS_BYTES:
-            await readable.wait()
-            readable.clear()
-            try:
-                data = os.read(fd, MAX_STATUS_BYTES)
-            except BlockingIOError:  # set for what the last read took already
-                continue
-            if not data:
-                break
-            said += data
-    finally:
-        loop.remove_reader(fd)

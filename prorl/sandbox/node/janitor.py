@@ -65,10 +65,7 @@ def write_note(root: Path, note: Note) -> None:
 
 
 def _read_note(path: Path) -> Note | None:
-    """A note, or None for what a machine's crash has left of one.
-
-    Nothing of that sandbox lives.
-    """
+    """A note, or None for what a machine's crash has left of one. Nothing of that sandbox lives."""
     try:
         fields = json.loads(path.read_text())
         return Note(**{**fields, "cgroups": tuple(fields["cgroups"])})
@@ -78,7 +75,6 @@ def _read_note(path: Path) -> Note | None:
 
 
 def drop_note(root: Path, sandbox_id: str) -> None:
-    """Remove the note of a sandbox of which nothing is left; idempotent."""
     (root / "live" / sandbox_id).unlink(missing_ok=True)
 
 
@@ -171,7 +167,6 @@ async def end_launcher(note: Note) -> None:
 
 
 async def end_uid(note: Note) -> None:
-    """Kill whatever has the sandbox's own uid until nothing has."""
     for _ in range(int(GONE_S / 0.02)):
         with suppress(OSError):  # short of descriptors: nobody has been looked for
             if note.uid < 0 or not kill_uid(note.uid):

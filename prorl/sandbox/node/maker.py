@@ -28,7 +28,6 @@ from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient, read_status
 from prorl.sandbox.node import cgroups, janitor
 from prorl.sandbox.node.cgroups import Cgroups
 from prorl.sandbox.node.janitor import Note
-from prorl.sandbox.node.live import Live
 from prorl.sandbox.node.paths import check_socket_path, claim
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.uids import Uids
@@ -55,7 +54,25 @@ NEVER_STARTED = Exit(status=0, cpu_s=0.0)
 BAD_TOOL = "bad tool: "
 """How a tool server says that a user's tool cannot be made."""
 
-OnEnd = Callable[[Live, Fate], None]
+OnEnd = Callable[["Live", Fate], None]
+
+
+class Live:
+    def __init__(self, ref: SandboxRef, spec: SandboxSpec, note: Note) -> None:
+        self.ref, self.spec, self.note = ref, spec, note
+        self.owner = ""
+        self.purpose = ""
+        self.pid = 0
+        self.ready = False
+        self.ending: Fate | None = None
+        """Why we are ending it, when it is we who do."""
+        self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        """The launcher's end."""
+        self.fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
+        """Who is to blame, known before all is cleared up."""
+        self.ended = asyncio.Event()
+        """Nothing is left on the host."""
+        self.wall: asyncio.TimerHandle | None = None
 
 
 class Maker:
@@ -99,7 +116,7 @@ class Maker:
             self._support.mkdir(mode=0o755, exist_ok=True)
             bundle.write(self._support / "server.pyz")
             self._kind.install(str(self._support))
-        self._cgroups = Cgroups(self._sockets.name) if self._settings.cgroups else Cgroups.none()
+        self._cgroups = Cgroups(self._sockets.name, self._settings.cgroups)
         self._watchdog = LimitWatchdog(
             self.lives,
             self._end_over_limit,
@@ -124,11 +141,9 @@ class Maker:
 
     @property
     def has_room(self) -> bool:
-        """Whether another sandbox could start without waiting."""
         return not self._room.locked()
 
     def status(self) -> dict[str, Any]:
-        """What lives and what it cost, for `status` requests, benchmarks and tests."""
         return {
             "kind": self._name,
             "live": len(self.lives),
@@ -234,7 +249,6 @@ class Maker:
         return status_read
 
     def _told(self, note: Note, spec: SandboxSpec, image: tuple[str, ...], layer: str) -> Launch:
-        """What the launcher is told of the sandbox that it becomes."""
         return Launch(
             sandbox_id=note.sandbox_id,
             uid=note.uid,

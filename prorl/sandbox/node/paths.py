@@ -70,7 +70,6 @@ class SocketFolder:
 
 
 def base_folder() -> Path:
-    """Where the folders of all roots of this user are."""
     return Path("/tmp") / f"prorl-{os.getuid()}"
 
 
@@ -132,7 +131,6 @@ def own_folder(folder: Path) -> None:
 
 
 def check_socket_path(path: str) -> None:
-    """Raise ConfigError when no socket can have this path."""
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise ConfigError(
             f"socket path of {len(os.fsencode(path))} bytes: {path}",

@@ -11,15 +11,16 @@ owner, at its wall time, by itself, or with sandboxd.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from prorl.errors import ProrlError, SandboxError
 from prorl.sandbox.blame import Cause, Fate, fate_of
-from prorl.sandbox.node.live import Live
-from prorl.sandbox.node.maker import Maker
+from prorl.sandbox.node.maker import Live, Maker
 from prorl.sandbox.node.settings import Settings
 from prorl.types import SandboxRef, SandboxSpec
 
@@ -33,6 +34,19 @@ REFILL_S = 0.05
 """How long after a start the next warm one is begun: making it takes a core, which the first
 commands of the one just lent need.
 """
+
+
+@asynccontextmanager
+async def own_pool(kind: str) -> AsyncIterator[SandboxPool]:
+    """A pool with nothing warm, in this process, until the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="prorl-", dir="/tmp") as folder:
+        Path(folder).chmod(0o711)  # a sandbox's own uid must pass through to its workspace
+        pool = SandboxPool(kind, Path(folder), "local", Settings(warm=0))
+        await pool.open()
+        try:
+            yield pool
+        finally:
+            await pool.close()
 
 
 class Reservation(NamedTuple):
@@ -56,7 +70,6 @@ class SandboxPool:
         self._closing = False
 
     async def open(self) -> None:
-        """Sweep what an earlier daemon left, start the zygote."""
         await self._maker.open()
 
     async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
@@ -109,7 +122,6 @@ class SandboxPool:
         return self._fates.get(ref.sandbox_id, fate_of(Cause.UNKNOWN))
 
     def status(self) -> dict[str, Any]:
-        """What the maker says of itself, and how many sandboxes are warm or reserved."""
         return {
             **self._maker.status(),
             "warm": sum(len(lives) for lives in self._warm.values()),

@@ -6,17 +6,14 @@ work; `choose("auto")` takes the strongest that works and never `local`.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prorl.errors import ConfigError, SandboxError
 from prorl.sandbox import kinds
 from prorl.sandbox.client import connected
-from prorl.sandbox.node.pool import SandboxPool
-from prorl.sandbox.node.settings import Settings
+from prorl.sandbox.node.pool import own_pool
 from prorl.types import SandboxSpec
 
 PROBE_S = 10.0
@@ -64,7 +61,6 @@ async def probe_one(name: str) -> Probe:
 
 
 async def probe() -> list[Probe]:
-    """Try every kind, strongest first, users' last."""
     return [await probe_one(name) for name in kinds.known()]
 
 
@@ -92,17 +88,11 @@ async def choose(kind: str = kinds.AUTO) -> str:
 
 async def _try(kind: str) -> Mapping[str, Any]:
     """Run two programs in a sandbox of this kind; the status of the pool that held it."""
-    with tempfile.TemporaryDirectory(prefix="prorl-probe-", dir="/tmp") as folder:
-        Path(folder).chmod(0o711)
-        pool = SandboxPool(kind, Path(folder), "probe", Settings(warm=0))
-        await pool.open()
-        try:
-            ref = await pool.start("probe", "run", SandboxSpec(tools=("bash",)))
-            async with connected(ref, pool.fate) as sandbox:
-                found = await sandbox.exec(["id", "-u"], PROBE_S)
-            status = pool.status()
-        finally:
-            await pool.close()
+    async with own_pool(kind) as pool:
+        ref = await pool.start("probe", "run", SandboxSpec(tools=("bash",)))
+        async with connected(ref, pool.fate) as sandbox:
+            found = await sandbox.exec(["id", "-u"], PROBE_S)
+        status = pool.status()
     if found.exit_code != 0 or found.output.strip() in ("", "0"):
         raise ConfigError(
             f"`id -u` inside gave {found.output.strip()!r} with exit code {found.exit_code}",

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How many sandboxes a node keeps, starts at once and holds ready, and where its images are."""
-
     max_sandboxes: int = 512
     """Alive at once, warm and reserved ones included; more wait."""
     parallel_starts: int = field(default_factory=lambda: max(8, 2 * len(os.sched_getaffinity(0))))

@@ -17,7 +17,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from prorl.errors import UnavailableError
 from prorl.linux import locks, procfs
@@ -28,22 +28,11 @@ BLOCK = 4096
 BLOCKS = 256
 
 
-class _Lock:
-    """A block that is ours until `close` or the end of this process."""
-
-    def __init__(self, name: socket.socket, file: int) -> None:
-        self._name, self._file = name, file
-
-    def close(self) -> None:
-        os.close(self._file)
-        self._name.close()
-
-
 class Uids:
     """A claimed block; on machines where we are not root, every uid is -1 (our own)."""
 
     def __init__(self) -> None:
-        self._lock: _Lock | None = None
+        self._lock: ExitStack | None = None
         self._block = -1
         self._free: deque[int] = deque()
         if os.getuid() == 0:
@@ -100,26 +89,25 @@ class Uids:
                 lock.close()
 
     def close(self) -> None:
-        """Let other daemons have the block; idempotent."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
 
-def _try_lock(block: int) -> _Lock | None:
-    """A block, unless somebody has it who shares our network namespace or our /tmp."""
-    name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        name.bind(f"\0prorl-uids-{block}")
-        # Raises BlockingIOError when somebody has it. The file stays: nobody can remove it
-        # safely.
-        folder = base_folder().with_name(f"{base_folder().name}-uids")
-        own_folder(folder)
-        file = locks.take(folder / str(block))
-    except OSError:
-        name.close()
-        return None
-    return _Lock(name, file)
+def _try_lock(block: int) -> ExitStack | None:
+    """A block, until it is closed, unless somebody has it who shares our network or our /tmp."""
+    with ExitStack() as stack:
+        name = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        try:
+            name.bind(f"\0prorl-uids-{block}")
+            # Raises BlockingIOError when somebody has it. The file stays: nobody can remove it
+            # safely.
+            folder = base_folder().with_name(f"{base_folder().name}-uids")
+            own_folder(folder)
+            stack.callback(os.close, locks.take(folder / str(block)))
+        except OSError:
+            return None
+        return stack.pop_all()
 
 
 def kill_uid(uid: int) -> bool:
@@ -134,7 +122,6 @@ def kill_uid(uid: int) -> bool:
 
 
 def living_uids() -> dict[int, int]:
-    """The uid of each process that can be seen, by pid."""
     uids = {}
     for pid in procfs.pids():
         try:

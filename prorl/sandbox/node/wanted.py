@@ -26,10 +26,7 @@ class Images:
         self._cache = ImageCache(root, settings.mirrors)
 
     async def image(self, spec: SandboxSpec) -> tuple[str, ...]:
-        """The folders, topmost first; none for none.
-
-        Raises SandboxError for what cannot run.
-        """
+        """The folders, topmost first; none for none. Raises SandboxError for what cannot run."""
         image = spec.image or self._default
         if image and not self._kind.images:
             capable = kinds.capable(lambda kind: kind.images)

@@ -21,10 +21,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prorl.linux import procfs
 from prorl.sandbox.kind import MAX_PTYS
-from prorl.sandbox.node.live import Live
+
+if TYPE_CHECKING:
+    from prorl.sandbox.node.maker import Live
 
 PERIOD_S, MAX_PERIOD_S = 1.0, 4.0
 """Between two looks, at least and at most."""
@@ -80,7 +83,6 @@ class LimitWatchdog:
             await asyncio.sleep(min(max(PERIOD_S, (self.cpu_s - before) / SHARE), MAX_PERIOD_S))
 
     async def look(self) -> None:
-        """Look once at every sandbox that is not being ended already."""
         if self._memory and self._lives:
             await self._look_at_memory()
         if self._folder is not None and self._lives:
@@ -120,7 +122,6 @@ class LimitWatchdog:
         self.cpu_s += time.thread_time() - begin
 
     async def _processes(self) -> dict[int, procfs.Stat]:
-        """Every process that can be seen, by pid, read in slices of `SLICE`."""
         table = {}
         pids = procfs.pids()
         for first in range(0, len(pids), SLICE):

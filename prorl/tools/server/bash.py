@@ -217,7 +217,6 @@ class Bash:
     # ---- waiting
 
     def _collect(self, output: Capped, until: float) -> Ended:
-        """Read until this command's marker, the shell's death or the deadline."""
         while True:
             ended = self._scan(output)
             if ended is not None:

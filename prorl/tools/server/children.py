@@ -160,7 +160,6 @@ class MakeRoom:
 
 
 def kill_everything() -> None:
-    """SIGKILL to every process that the kernel lets us signal, except this one."""
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:

@@ -55,7 +55,6 @@ class Events:
         return self._status.get(pid, 0)
 
     def forget(self, pid: int) -> None:
-        """Stop watching a child that was reaped, or that nobody waits for any more."""
         self._status.pop(pid, None)
         self._stopped.pop(pid, None)
 

@@ -67,7 +67,6 @@ def _stdin_of(data: bytes) -> int:
 
 
 def _wait(events: Events, pid: int, read: int, output: Capped, until: float) -> int:
-    """The exit code, or -1 at the deadline."""
     ended_at = None
     while True:
         status = events.status(pid)

@@ -21,8 +21,6 @@ FRAME_LIMIT = 4 << 20
 
 
 class Frame:
-    """One message of a client: its header, and the bytes that came with it."""
-
     def __init__(self, header: dict[str, Any], body: bytes) -> None:
         self.header, self.body = header, body
 
@@ -38,7 +36,6 @@ class FrameBuffer:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add bytes as they were received; `next` judges them."""
         self._data += data
 
     @property
@@ -69,7 +66,6 @@ class FrameBuffer:
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """One frame as bytes."""
     text = dumps(header).encode()
     return LENGTHS.pack(len(text), len(body)) + text + body
 

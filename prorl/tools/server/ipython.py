@@ -19,8 +19,6 @@ FOLDER = ".ipython"
 
 
 class IPython(Python):
-    """An interpreter whose child is an IPython shell."""
-
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._python, self._packages = place.python, list(place.packages)

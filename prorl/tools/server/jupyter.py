@@ -40,8 +40,6 @@ third of a short cell's time, and does not wait for what programs have written.
 
 
 class Jupyter(IPython):
-    """An interpreter whose child is a Jupyter kernel's client."""
-
     def _serve(self, control: socket.socket) -> None:
         sys.path[:0] = self._packages
         sys.executable = self._python
@@ -64,8 +62,6 @@ class Jupyter(IPython):
 
 
 class Kernel:
-    """A kernel and a client that has heard from it."""
-
     def __init__(self) -> None:
         import subprocess
         import tempfile

@@ -259,7 +259,6 @@ class Server:
 
 
 def place_of(events: Events, config: dict[str, Any]) -> Place:
-    """The place that the configuration describes."""
     return Place(
         events,
         MakeRoom(events, config.get("alone", False)),

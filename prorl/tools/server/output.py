@@ -77,7 +77,6 @@ class Capped:
                 part[:] = kept
 
     def value(self) -> bytes:
-        """What is kept, with a mark where bytes are missing."""
         tail = bytes(self._tail[-self._half :]) if self._half else b""
         left_out = self.total - len(self._head) - len(tail)
         if left_out == 0:
@@ -86,5 +85,4 @@ class Capped:
 
 
 def result_of(output: Capped, exit_code: int | None, timed_out: bool = False) -> dict[str, Any]:
-    """What a tool gives the server's loop (`main.py`)."""
     return {"output": output, "exit_code": exit_code, "timed_out": timed_out}

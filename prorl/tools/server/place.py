@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 
 class Folder:
-    """What a tool gets that starts no program."""
-
     def __init__(self, cwd: str, output_bytes: int) -> None:
         self.cwd = cwd
         self.output_bytes = output_bytes
@@ -21,8 +19,6 @@ class Folder:
 
 
 class Place(Folder):
-    """What a tool gets that starts programs."""
-
     def __init__(
         self,
         events: Events,

@@ -65,7 +65,6 @@ class Python:
         self._number, self._said = 0, b""
 
     def _become(self, control: socket.socket, output: int) -> None:
-        """What the forked child does; never returns."""
         channel = become_child(control, output, self._env, self._cwd, self.keep)
         try:
             self._serve(channel)
@@ -89,7 +88,6 @@ class Python:
         return self._cell(code, until)
 
     def _cell(self, payload: Any, until: float) -> dict[str, Any]:
-        """Have the child execute what it understands as a cell."""
         self.start()
         output = Capped(self._cap)
         self._number += 1
@@ -257,7 +255,6 @@ def send_exit_code(control: socket.socket, number: int, exit_code: int) -> None:
 
 
 def flush() -> None:
-    """Everything that Python holds back goes out."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

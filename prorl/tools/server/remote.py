@@ -42,7 +42,6 @@ ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 def main() -> NoReturn:
-    """Serve until the lease ends."""
     told = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="prorl-") as folder:  # root's alone
         listener = socket.socket(socket.AF_UNIX)
@@ -136,7 +135,6 @@ class _Front:
 
 
 def keep_alive(line: Line) -> None:
-    """Have a dead peer noticed."""
     handle = line[1].get_extra_info("socket")
     handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in ALIVE.items():
