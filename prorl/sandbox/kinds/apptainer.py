@@ -73,8 +73,8 @@ def _command(launch: Launch) -> list[str]:
     home, support = launch.folder, os.path.dirname(launch.server)
     argv = [program(), "-s", *_config(launch, support), "exec", *FLAGS]
     argv += ["--hostname", "sandbox", "--cwd", WORKSPACE, "--workdir", f"{home}/scratch"]
-    argv += [*FAKEROOT, NO_WRAPPER] if launch.fakeroot else []
-    argv += ["--overlay", f"{home}/overlay"] if launch.overlay_bytes else []
+    argv += [*FAKEROOT, NO_WRAPPER] if launch.spec.fakeroot else []
+    argv += ["--overlay", f"{home}/overlay"] if launch.spec.overlay_bytes else []
     for bind in binds(launch, launch.image):
         argv += ["--bind", bind]
     command, config = server(launch, launch.image)
@@ -91,9 +91,8 @@ def _config(launch: Launch, support: str) -> list[str]:
     One that has all mount points needs no layer for them.
     """
     image = _image(launch)
-    flat = (
-        not launch.overlay_bytes and not launch.fakeroot and (not image or has_mount_points(image))
-    )
+    changed = launch.spec.overlay_bytes or launch.spec.fakeroot
+    flat = not changed and (not image or has_mount_points(image))
     path = f"{support}/{FLAT_CONFIG if flat else CONFIG}"
     return ["--config", path] if os.path.exists(path) else []
 

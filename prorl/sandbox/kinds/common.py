@@ -61,9 +61,9 @@ def limits_of(launch: Launch, *, shares_uid: bool = False) -> dict[str, int]:
     `shares_uid`: the kernel counts its processes together with all others of its user.
     """
     return {
-        "RLIMIT_NPROC": launch.processes + (OTHER_PROCESSES if shares_uid else 0),
-        "RLIMIT_AS": launch.address_bytes,
-        "RLIMIT_FSIZE": launch.file_bytes,
+        "RLIMIT_NPROC": launch.spec.processes + (OTHER_PROCESSES if shares_uid else 0),
+        "RLIMIT_AS": (launch.spec.address_bytes or launch.spec.memory_bytes),
+        "RLIMIT_FSIZE": launch.spec.file_bytes,
         "RLIMIT_NOFILE": MAX_OPEN_FILES,
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 64 << 10,

@@ -174,14 +174,14 @@ def _mounts(launch: Launch) -> list[Mount]:
         return Mount(f"{home}/{name}", options=options)
 
     mounts = [
-        sized("workspace", launch.workspace_bytes),
-        sized("scratch", launch.tmp_bytes, "64k", "1777"),
+        sized("workspace", launch.spec.workspace_bytes),
+        sized("scratch", launch.spec.tmp_bytes, "64k", "1777"),
         sized("shm", SHM_BYTES, "4k", "1777"),
     ]
-    if launch.overlay_bytes:
-        mounts.append(sized("overlay", launch.overlay_bytes))
+    if launch.spec.overlay_bytes:
+        mounts.append(sized("overlay", launch.spec.overlay_bytes))
     # one uid only: a range of them would need newuidmap, which does nothing in a nested namespace
-    if launch.fakeroot:
+    if launch.spec.fakeroot:
         known = (path for path in ("/etc/subuid", "/etc/subgid") if os.path.exists(path))
         mounts += [Mount(path, os.devnull) for path in known]
     # an engine wants its user to have an account; a uid from our block has one in here only

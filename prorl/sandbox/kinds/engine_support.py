@@ -88,7 +88,7 @@ def clone(launch: Launch) -> list[int]:
         return trees
     # an old kernel, or a file system without it: what its modes let others read is all there is
     except OSError as error:
-        if launch.overlay_bytes:
+        if launch.spec.overlay_bytes:
             what = f"no overlay over {launch.image}: its file system has no idmapped mounts"
             raise OSError(error.errno, what) from error
     finally:

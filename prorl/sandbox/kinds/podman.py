@@ -67,10 +67,10 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     image = launch.image or f"{os.path.dirname(launch.server)}/skeleton"
 
     def start(within: Launch) -> NoReturn:
-        _start(within, launch.image, bool(launch.overlay_bytes))
+        _start(within, launch.image, bool(launch.spec.overlay_bytes))
 
-    num_bytes = launch.overlay_bytes or MOUNT_POINT_BYTES
-    filled = replace(launch, image=image, overlay_bytes=num_bytes)
+    num_bytes = launch.spec.overlay_bytes or MOUNT_POINT_BYTES
+    filled = replace(launch, image=image, spec=replace(launch.spec, overlay_bytes=num_bytes))
     contain(filled, listener_fd, status_fd, start, writable=True)
 
 
@@ -85,7 +85,7 @@ def _start(launch: Launch, image: str, writable: bool) -> NoReturn:
     argv = [program(), "--log-level", "fatal", "--storage-driver", "vfs", "--runtime", name]
     argv += ["--root", f"{STATE}/root", "--runroot", f"{STATE}/run", "run", *FLAGS]
     argv += [] if writable else ["--read-only", "--read-only-tmpfs=false"]
-    for capability in ROOT_CAPABILITIES if launch.fakeroot else ("SETFCAP",):
+    for capability in ROOT_CAPABILITIES if launch.spec.fakeroot else ("SETFCAP",):
         argv += ["--cap-add", capability]
     argv += ["--cgroups", "disabled"] if name.endswith("crun") else []
     argv += ["--preserve-fds", "3" if launch.user_tools_fd >= 0 else "2", "--workdir", WORKSPACE]
@@ -93,7 +93,7 @@ def _start(launch: Launch, image: str, writable: bool) -> NoReturn:
     for bind in (*binds(launch, image), f"{scratch}:/tmp", f"{scratch}:/var/tmp"):
         argv += ["--volume", bind]
     command, config = server(launch, image)
-    command = command if launch.fakeroot else [*command[:-1], BECOME, *command]
+    command = command if launch.spec.fakeroot else [*command[:-1], BECOME, *command]
     command = [*SHELL, *command] if image else command
     environment = {
         "PATH": SYSTEM_PATH,

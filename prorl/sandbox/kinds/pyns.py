@@ -115,7 +115,7 @@ def _pid_one(
         socket.sethostname("sandbox")
         calls.loopback_up()
         build_root(launch, sources, image)
-        _lock(launch.fakeroot)
+        _lock(launch.spec.fakeroot)
         restrict(limits_of(launch), seccomp.bytecode())
         # The last change of credentials has cleared it; and a launcher that died before this line
         # is noticed by the pipe.

@@ -144,9 +144,13 @@ def build_root(launch: Launch, sources: list[Source], image: list[int]) -> None:
     for step in steps(bool(image)):
         step.call(*step.arguments)
     calls.mount(
-        "tmpfs", f"{ROOT}/tmp", "tmpfs", SAFE, f"size={launch.tmp_bytes},nr_inodes=64k,mode=1777"
+        "tmpfs",
+        f"{ROOT}/tmp",
+        "tmpfs",
+        SAFE,
+        f"size={launch.spec.tmp_bytes},nr_inodes=64k,mode=1777",
     )
-    size = f"size={launch.workspace_bytes},nr_inodes=256k,mode=755"
+    size = f"size={launch.spec.workspace_bytes},nr_inodes=256k,mode=755"
     calls.mount("tmpfs", f"{ROOT}{WORKSPACE}", "tmpfs", SAFE, size)
     # After what could cover them: a virtual environment may lie below /tmp.
     for source in sources:
@@ -158,7 +162,7 @@ def build_root(launch: Launch, sources: list[Source], image: list[int]) -> None:
         calls.pivot_root(".", "old")
         calls.umount_detach("/old")
         os.rmdir("/old")
-    if not launch.overlay_bytes:
+    if not launch.spec.overlay_bytes:
         calls.mount(None, "/", None, calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_BIND | SAFE)
     os.chdir(WORKSPACE)
 
@@ -169,7 +173,7 @@ def _enter_image(launch: Launch, image: list[int]) -> None:
         calls.mount("tmpfs", ROOT + inside(path), "tmpfs", SAFE, HIDDEN)
     moved = [(target, calls.clone_tree(ROOT + path)) for target, path in MOVED.items()]
     above, stack = f"{ROOT}/above", f"{ROOT}/stack"
-    size = f"size={launch.overlay_bytes or MOUNT_POINT_BYTES},nr_inodes=256k,mode=755"
+    size = f"size={launch.spec.overlay_bytes or MOUNT_POINT_BYTES},nr_inodes=256k,mode=755"
     for folder in (above, stack):
         os.mkdir(folder)
     calls.mount("tmpfs", above, "tmpfs", SAFE, size)

@@ -11,9 +11,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, NoReturn, Protocol
+
+from prorl.types import SandboxSpec
 
 WORKSPACE = "/workspace"
 """The agent's folder inside namespace sandboxes."""
@@ -43,43 +45,42 @@ class Launcher(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     sandbox_id: str
+    spec: SandboxSpec
     uid: int
     """The ordinary uid that it gets for itself, or -1 where we are not root and have only our own.
     """
     image: str
     """Folder on the host; of a stack, its topmost."""
-    tools: tuple[str, ...]
-    address_bytes: int
-    processes: int
-    file_bytes: int
-    tmp_bytes: int
-    workspace_bytes: int
+    under: tuple[str, ...]
+    """Folders below `image`, topmost first, where it is a stack."""
+    layer: str
+    """Folder on the host: a virtual environment with the task's packages, read-only inside."""
     folder: str
     """On the host, for kinds that need one: workspace, overlay."""
     server: str
     """The tool server's zipapp on the host, for kinds that do not fork it."""
     cgroups: tuple[str, ...]
     """Control groups to join before privileges are dropped."""
-    under: tuple[str, ...] = ()
-    """Folders below `image`, topmost first, where it is a stack."""
-    overlay_bytes: int = 0
-    fakeroot: bool = False
-    layer: str = ""
-    """Folder on the host: a virtual environment with the task's packages, read-only inside."""
-    user_tools: str = ""
-    """Zip of users' tools on the host, when `tools` names one."""
+    user_tools: str
+    """Zip of users' tools on the host, when the spec names one."""
     user_tools_fd: int = -1
     """The same, opened by the zygote."""
 
     def to_json(self) -> bytes:
         """The record as the datagram that the zygote gets; descriptors travel beside it."""
-        return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
+        return json.dumps(asdict(self)).encode()
 
     @staticmethod
     def from_json(data: bytes) -> Launch:
         fields = json.loads(data)
-        listed = {name: tuple(fields[name]) for name in ("tools", "cgroups", "under")}
-        return Launch(**{**fields, **listed})
+        listed = {name: tuple(fields[name]) for name in ("cgroups", "under")}
+        return Launch(**{**fields, **listed, "spec": spec_of(fields["spec"])})
+
+
+def spec_of(fields: dict[str, Any]) -> SandboxSpec:
+    """A spec from a JSON object. Raises TypeError for a field that is none."""
+    lists = {name: tuple(fields[name]) for name in ("tools", "requirements")}
+    return SandboxSpec(**{**fields, **lists})
 
 
 @cache
@@ -136,7 +137,7 @@ def server_config(
         **user_tools,
         "workspace": workspace,
         "env": environment(workspace, path),
-        "tools": list(launch.tools),
+        "tools": list(launch.spec.tools),
         "refuse_uid": refuse_uid,
         "alone": alone,
         "python": interpreter(),

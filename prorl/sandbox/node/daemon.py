@@ -33,6 +33,7 @@ from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError, bo
 from prorl.linux import calls, heartbeat
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause
+from prorl.sandbox.launch.spec import spec_of
 from prorl.sandbox.node.janitor import SUPPORT
 from prorl.sandbox.node.paths import check_socket_path
 from prorl.sandbox.node.pool import SandboxPool
@@ -41,7 +42,7 @@ from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.trees import remove_tree
 from prorl.sandbox.wire import Frame, WireError, encode, receive
 from prorl.timing import run
-from prorl.types import FailureCode, SandboxRef, SandboxSpec
+from prorl.types import FailureCode, SandboxRef
 
 
 class Daemon:
@@ -127,12 +128,6 @@ class Daemon:
             case other:
                 raise ValueError(f"unknown op {other!r}")
         return {}
-
-
-def spec_of(fields: dict[str, Any]) -> SandboxSpec:
-    """A spec from the JSON object of a request. Raises TypeError for a field that is none."""
-    lists = {name: tuple(fields[name]) for name in ("tools", "requirements")}
-    return SandboxSpec(**{**fields, **lists})
 
 
 async def serve(socket: str, root: Path, kind: str, node_id: str, settings: Settings) -> None:
