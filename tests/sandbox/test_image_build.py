@@ -82,27 +82,16 @@ async def test_from_a_sif(registry: Registry, sif: Path) -> None:
 
 
 @pytest.mark.apptainer
-async def test_from_a_definition_on_top_of_a_named_image(
-    registry: Registry, sif: Path, tmp_path: Path
+@pytest.mark.parametrize("named", [True, False], ids=["a named image", "a .sif"])
+async def test_from_a_definition_on_top_of(
+    registry: Registry, sif: Path, tmp_path: Path, named: bool
 ) -> None:
-    await build(registry, sif, "base")
-    made = definition(
-        tmp_path,
-        "base",
-        "touch /etc/made && chown 33:33 /etc/made",
-        "%environment\n    export NAME=value\n",
-    )
-    image = await build(registry, made)
+    if named:
+        await build(registry, sif, "base")
+    post, more = "touch /etc/made && chown 33:33 /etc/made", "%environment\n    export NAME=value\n"
+    image = await build(registry, definition(tmp_path, "base" if named else sif, post, more))
     assert (image / "etc" / "made").exists()
     assert "NAME=value" in (image / ".singularity.d" / "env" / "90-environment.sh").read_text()
-
-
-@pytest.mark.apptainer
-async def test_from_a_definition_on_top_of_a_sif(
-    registry: Registry, sif: Path, tmp_path: Path
-) -> None:
-    image = await build(registry, definition(tmp_path, sif, "touch /etc/made"))
-    assert (image / "etc" / "made").exists()
     assert len(registry.list()) == 2, "the .sif is unpacked, and stays for the next"
 
 
@@ -251,18 +240,8 @@ async def test_sigkill_in_the_middle_leaves_nothing(
     mark = f"62.{os.getpid()}"
     registry.open()
     made = definition(tmp_path, base, f"sleep {mark}")
-    argv = [
-        sys.executable,
-        "-m",
-        "prorl.cli",
-        "image",
-        "build",
-        "made",
-        "--from",
-        str(made),
-        "--images",
-        str(registry.root),
-    ]
+    argv = [sys.executable, "-m", "prorl.cli", "image", "build", "made", "--from", str(made)]
+    argv += ["--images", str(registry.root)]
     caller = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
     await until(mark, True)
     caller.kill()

@@ -7,21 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from tests.sandbox import conftest
-
 ROOT = Path(__file__).parents[2]
-
-
-def test_a_kind_that_is_required_fails_instead_of_being_skipped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(conftest, "_reason", lambda kind: f"{kind}: not installed")
-    monkeypatch.setenv("PRORL_REQUIRE", "apptainer,local")
-    assert conftest.why_not("pyns") == "pyns: not installed"
-    with pytest.raises(pytest.fail.Exception, match="apptainer: not installed"):
-        conftest.why_not("apptainer")
 
 
 def test_ci_requires_every_kind_that_isolates() -> None:
