@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from prorl.linux import locks
@@ -25,6 +24,7 @@ from prorl.protocols import Sandbox
 
 MAX_SNAPSHOT_BYTES = 192 << 20
 """Of one workspace: while it is packed it takes that room in the workspace itself."""
+PACKING = ".new"
 LOOK_S = 0.05
 """Between two looks at a lock: there is nothing to wait on."""
 
@@ -66,7 +66,7 @@ async def _alone(path: Path) -> AsyncIterator[None]:
 
 
 async def _keep(place: Path, limit_bytes: int, sandbox: Sandbox, work_s: float) -> None:
-    began, packed = time.monotonic(), place.with_name(secrets.token_hex(8))
+    began, packed = time.monotonic(), place.with_suffix(PACKING)
     try:
         num_bytes = await sandbox.snapshot(str(packed), min(limit_bytes, MAX_SNAPSHOT_BYTES))
         if num_bytes and time.monotonic() - began < work_s:
@@ -79,8 +79,13 @@ async def _keep(place: Path, limit_bytes: int, sandbox: Sandbox, work_s: float) 
 
 
 def _trim(folder: Path, limit_bytes: int) -> None:
-    about = [(path, path.stat()) for path in folder.iterdir()]
-    kept = sorted((one.st_mtime_ns, one.st_size, path) for path, one in about if one.st_size)
+    kept = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # others trim, too
+            about = path.stat()
+            if about.st_size and path.suffix != PACKING:
+                kept.append((about.st_mtime_ns, about.st_size, path))
+    kept.sort()
     too_much = sum(num_bytes for _, num_bytes, _ in kept) - limit_bytes
     for _, num_bytes, path in kept:
         if too_much <= 0:
