@@ -39,7 +39,7 @@ async def spawned(
     kind: str, *, warm: int = 0, max_sandboxes: int = 512, images: str = ""
 ) -> AsyncIterator[tuple[UnixSandboxHost, int]]:
     """A running sandboxd: (client, pid); `images`: its registry. Raises UnavailableError."""
-    with tempfile.TemporaryDirectory(prefix="prl-own-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="prl-box-", dir="/tmp") as folder:
         Path(folder).chmod(0o711)  # the sandboxes' own uids must pass through
         process = await asyncio.create_subprocess_exec(
             *command(folder, kind, warm=warm, max_sandboxes=max_sandboxes, images=images),
