@@ -19,7 +19,7 @@ from prorl.plugins import TOOLS, registered
 
 ENTRY = b"from prorl.tools.server.main import main\nmain()\n"
 STAMP = (2020, 1, 1, 0, 0, 0)
-"""Of every member, so that equal sources give equal bytes."""
+"""Of every member: not when it was packed."""
 
 
 @cache
