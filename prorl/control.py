@@ -623,10 +623,10 @@ PayloadT = TypeVar("PayloadT", bound=Payload)
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ControlRow:
-    """One event or command; fields that a kind does not use keep their defaults. The payload is
-    checked when it is read, so that rows that nobody reads cost nothing.
+    """One event or command, in the order of `CONTROL` but for `kind`. A payload is checked when it
+    is read, so that rows that nobody reads cost nothing.
     """
 
     kind: Kind
@@ -698,12 +698,8 @@ def to_batch(rows: Iterable[ControlRow]) -> pa.RecordBatch:
 
 def from_batch(batch: pa.RecordBatch) -> list[ControlRow]:
     """Unpack a batch in order. Raises ValueError for an unknown kind."""
-    columns = {name: batch.column(name).to_pylist() for name in CONTROL.names}
-    columns["kind"] = [Kind(kind) for kind in columns["kind"]]
-    return [
-        ControlRow(**dict(zip(columns, values, strict=True)))
-        for values in zip(*columns.values(), strict=True)
-    ]
+    seq, re, kind, *others = (column.to_pylist() for column in batch.columns)
+    return [ControlRow(*row) for row in zip(map(Kind, kind), seq, re, *others, strict=True)]
 
 
 REQUESTS = frozenset(request.kind for request in Request.__subclasses__())

@@ -335,7 +335,6 @@ GROUPS = versioned(
     "groups",
     min_version="oldest version that sampled a token of the group",
 )
-"""`event`: decided (with `kept`, `reason`), delivered (with `delivery_seq`, else -1) or stale."""
 
 TASKS = versioned(
     [
@@ -364,9 +363,7 @@ ROUTING = versioned(
     ],
     "routing",
 )
-"""Which experts of a mixture the tokens of a sequence went through, for runs that ask: too wide for
-`sequences`, which trainers stream.
-"""
+"""Too wide for `sequences`, which trainers stream; for runs that ask."""
 
 TRAINED = versioned(
     [
@@ -400,10 +397,7 @@ TRAINED = versioned(
     "trained",
     version="policy version of the checkpoint, as it is published",
 )
-"""One row per sequence that went into a checkpoint of a trainer, appended with that checkpoint: its
-name is the SHA-256 of its weights, `parent` that of the weights before the step. What made a
-checkpoint is the chain of its parents.
-"""
+"""One row per sequence that went into a checkpoint, which the chain of its parents has made."""
 
 ANNOTATIONS = versioned(
     [
@@ -449,11 +443,7 @@ VERSIONS = versioned(
     load_s="seconds until the servers of `took` had it",
     at="when it was published",
 )
-"""One row per published policy version: where its weights are (empty: the trainer brought them to
-its servers itself), which servers took them at once and which later or never (with the reason), and
-how long that took. Version 0 is what served when the run began: `label` says what its servers
-called it, with the run's tag and version where another run had published it.
-"""
+"""One row per published policy version; 0 is what served when the run began."""
 
 SCORES = versioned(
     [

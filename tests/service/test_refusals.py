@@ -89,17 +89,20 @@ async def test_another_authority(tmp_path: Path) -> None:
             assert "certificate was refused" in line
 
 
-async def test_a_certificate_that_has_ended(tmp_path: Path) -> None:
-    async with shut(tmp_path) as service:
-        for line in await lines(service, service.join("trainer", days=-1)):
-            assert "our own certificate ended" in line
-
-
-async def test_a_server_that_is_not_the_service(tmp_path: Path) -> None:
-    """A node's certificate is of the right authority, and no service's."""
-    async with shut(tmp_path, "node") as service:
-        for line in await lines(service, service.join("trainer")):
-            assert "not one of a prorl service" in line
+@pytest.mark.parametrize(
+    ("server", "role", "days", "said"),
+    [
+        ("service", "trainer", -1.0, "our own certificate ended"),
+        ("node", "trainer", 1.0, "not one of a prorl service"),  # of the right authority
+        ("service", "viewer", 1.0, "as viewer"),
+    ],
+)
+async def test_a_certificate_that_will_not_do(
+    tmp_path: Path, server: str, role: str, days: float, said: str
+) -> None:
+    async with shut(tmp_path, server) as service:
+        for line in await lines(service, service.join(role, days)):
+            assert said in line
 
 
 async def test_no_certificate(tmp_path: Path) -> None:
@@ -110,12 +113,6 @@ async def test_no_certificate(tmp_path: Path) -> None:
         async with FlightNetwork(TOKEN) as network:
             with pytest.raises(ProrlError, match="without a certificate"):
                 await network.dial(service.config.listener.gateway, "control", {}, CONTROL, CONTROL)
-
-
-async def test_a_role_that_may_not(tmp_path: Path) -> None:
-    async with shut(tmp_path) as service:
-        for line in await lines(service, service.join("viewer")):
-            assert "as viewer" in line
 
 
 async def test_a_wrong_token(tmp_path: Path) -> None:
