@@ -205,6 +205,6 @@ def test_a_restart_counts_nothing(hand: Hand) -> None:
     core = hand.core
     complete(hand, 3)
     hand.write()
-    again = RunRecord(config=core.run("r").config, digest="", created_at=0.0)
+    again = RunRecord(config=core.run("r").config, created_at=0.0)
     again.restore(core.log.read("SELECT counters FROM runs")[0][0])
     assert again.counters == core.run("r").counters

@@ -21,7 +21,6 @@ from prorl.service.core.candidates import (
     GroupBody,
     candidate_of,
     digest,
-    run_digest,
 )
 from prorl.service.core.lifecycle import RolloutLife
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord
@@ -41,18 +40,15 @@ class Acceptance(Part):
         """Accept a run; False when it is there already. Raises ConflictError when it is there with
         another config.
         """
-        name = run_digest(config)
         if (known := find_run(self._log, self._state, config.run_id)) is not None:
             check_same(known.config, config)
             self._journal.urgent = True
             return False
         now = self._wall()
-        run = RunRecord(config=config, digest=name, created_at=now, granted_at=self._clock())
+        run = RunRecord(config=config, created_at=now, granted_at=self._clock())
         self._state.add(run)
         text = orjson.dumps(config.model_dump(mode="json")).decode()
-        self._journal.insert(
-            sql.INSERT_RUN, (run.run_id, text, name, now, "open", 0, 0, 0.0, 0.0, "", 1)
-        )
+        self._journal.insert(sql.INSERT_RUN, (run.run_id, text, now, "open", 0, 0, 0.0, 0.0, "", 1))
         self._journal.tell_run(run)
         self._journal.urgent = True
         return True

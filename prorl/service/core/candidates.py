@@ -71,10 +71,6 @@ def digest(*parts: bytes) -> str:
     return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
 
-def run_digest(config: RunConfig) -> str:
-    return digest(orjson.dumps(config.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS))
-
-
 async def check_envs(bodies: Sequence[GroupBody], check: CheckTask, first: int) -> None:
     """Raise TaskError that names the row of a task that its env cannot run."""
     for index, body in enumerate(bodies, first):

@@ -201,7 +201,6 @@ class GroupRecord:
 @dataclass(slots=True, eq=False)
 class RunRecord:
     config: RunConfig
-    digest: str
     created_at: float
     state: str = "open"
     """`open`, `finished`, or `failed`: nothing of it can be stored."""
@@ -395,9 +394,9 @@ class RunRecord:
 
     def restore(self, counters: str) -> None:
         counts = orjson.loads(counters)
-        self.rate = Rate(*counts.pop("rate"))
+        self.rate = Rate(*counts.pop("rate", UNKNOWN))
         for name in _STATES:
-            setattr(self, name, Counter(counts.pop(name)))
+            setattr(self, name, Counter(counts.pop(name, {})))
         for name, count in counts.items():
             setattr(self, name, count)
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from prorl.control import TrajectorySummary
 
-LOG_VERSION = 1
+LOG_VERSION = 2
 """Raised by one with every change of the tables below."""
 
 SUMMARY_COLUMNS = TrajectorySummary.__struct_fields__
@@ -26,7 +26,7 @@ TABLES_SQL = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE runs (
-    run_id TEXT PRIMARY KEY, config TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL,
+    run_id TEXT PRIMARY KEY, config TEXT NOT NULL, state TEXT NOT NULL,
     last INTEGER NOT NULL,
     cancelled INTEGER NOT NULL,
     created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL,
@@ -114,7 +114,7 @@ def update_sql(table: str, columns: tuple[str, ...], keys: tuple[str, ...]) -> s
 
 
 RUN_CHANGES = ("state", "last", "cancelled", "started_at", "finished_at", "counters", "wanted")
-RUN_COLUMNS = ("run_id", "config", "digest", "created_at", *RUN_CHANGES)
+RUN_COLUMNS = ("run_id", "config", "created_at", *RUN_CHANGES)
 GROUP_FACTS = (
     *("group_id", "key", "digest", "n", "first_rollout", "task_id", "data_source", "env"),
     *("task", "sampling", "extra", "accepted_at"),

@@ -166,7 +166,6 @@ def load_rollout(log: ControlLog, run: RunRecord, rollout_id: int) -> RolloutRec
 def _run_record(values: dict[str, Any], config: RunConfig) -> RunRecord:
     return RunRecord(
         config=config,
-        digest=values["digest"],
         created_at=values["created_at"],
         state=values["state"],
         last=bool(values["last"]),

@@ -23,7 +23,7 @@ INSERT INTO "groups" VALUES('r',2,'2d6958887493f7c8c0e5bcea48ca4986','54a0cc5b6e
 INSERT INTO "groups" VALUES('r',3,'95016d300dcd59253d61cbfda78b605d','4f4aa62b970369838f42e56d62726e92',2,6,'t3','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t3","task_id":"t3"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79553471364725780482e+09,'dropped',1,'all_equal',2,1.0,0,-1);
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 INSERT INTO "meta" VALUES('owner','2c504da9f5534c8b9bfd45463827f989');
-INSERT INTO "meta" VALUES('version','1');
+INSERT INTO "meta" VALUES('version','2');
 CREATE TABLE outbox (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, kind TEXT NOT NULL,
     ref INTEGER NOT NULL, payload TEXT NOT NULL
@@ -54,13 +54,13 @@ INSERT INTO "rollouts" VALUES('r',5,2,1,'completed',1,0,0,'','','','scripted:ora
 INSERT INTO "rollouts" VALUES('r',6,3,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
 INSERT INTO "rollouts" VALUES('r',7,3,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
 CREATE TABLE runs (
-    run_id TEXT PRIMARY KEY, config TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL,
+    run_id TEXT PRIMARY KEY, config TEXT NOT NULL, state TEXT NOT NULL,
     last INTEGER NOT NULL,
     cancelled INTEGER NOT NULL,
     created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL,
     counters TEXT NOT NULL, wanted INTEGER NOT NULL
 ) WITHOUT ROWID;
-INSERT INTO "runs" VALUES('r','{"run_id":"r","filter":"dapo","delivery":"stream","agent":"native","renderer":{"model":"","name":"","family":"","variables":{},"date":"","on_rewrite":"append","unshown_tools":false},"seed":0,"sampling":{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096},"limits":{"init_s":60.0,"run_s":300.0,"eval_s":120.0,"queue_s":3600.0,"tool_s":30.0,"max_turns":16,"max_tokens":16384,"max_attempts":3,"max_worker_losses":10},"backends":[],"target_groups":0,"tenant":"default","weight":1.0,"max_open_groups":256,"max_unacked_groups":256,"max_staleness":-1,"journal":"node","on_unknown":"tell"}','6690e1ced47a81615c66aa197bc16b20','finished',1,0,1.79553471359231948847e+09,1.79553471364755296707e+09,1.79553471459714221957e+09,'{"next_group":4,"next_rollout":8,"next_commit":3,"next_event":4,"outbox_end":12,"outbox_stored":12,"next_delivery":0,"acked":0,"version":0,"given_version":0,"unstored":0,"stored_bytes":30803,"open_groups":0,"undecided":0,"kept":2,"waiting":2,"group_size":2,"num_rewards":8,"reward_sum":6.0,"group_states":{"kept":2,"dropped":2},"rollout_states":{"completed":8}}',1);
+INSERT INTO "runs" VALUES('r','{"run_id":"r","filter":"dapo","delivery":"stream","agent":"native","renderer":{"model":"","name":"","family":"","variables":{},"date":"","on_rewrite":"append","unshown_tools":false},"seed":0,"sampling":{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096},"limits":{"init_s":60.0,"run_s":300.0,"eval_s":120.0,"queue_s":3600.0,"tool_s":30.0,"max_turns":16,"max_tokens":16384,"max_attempts":3,"max_worker_losses":10},"backends":[],"target_groups":0,"tenant":"default","weight":1.0,"max_open_groups":256,"max_unacked_groups":256,"max_staleness":-1,"journal":"node","on_unknown":"tell"}','finished',1,0,1.79553471359231948847e+09,1.79553471364755296707e+09,1.79553471459714221957e+09,'{"next_group":4,"next_rollout":8,"next_commit":3,"next_event":4,"outbox_end":12,"outbox_stored":12,"next_delivery":0,"acked":0,"version":0,"given_version":0,"unstored":0,"stored_bytes":30803,"open_groups":0,"undecided":0,"kept":2,"waiting":2,"group_size":2,"num_rewards":8,"reward_sum":6.0,"group_states":{"kept":2,"dropped":2},"rollout_states":{"completed":8}}',1);
 CREATE TABLE versions (
     run_id TEXT NOT NULL, version INTEGER NOT NULL, note TEXT NOT NULL, at REAL NOT NULL,
     published INTEGER NOT NULL DEFAULT 0,
