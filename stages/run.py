@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -35,15 +35,15 @@ from prorl.control import (
 from prorl.envs.users import GetEnv
 from prorl.errors import RolloutError, UserError
 from prorl.flight.inlet import Taken
-from prorl.journal import Journals
+from prorl.flight.queues import wire_bytes
+from prorl.journal import Ended, Journals, Recovered
 from prorl.limits import Clock, Deadline
 from prorl.linux import at_work
 from prorl.protocols import Backend, BringsAgent, Env, Renderer, SandboxHost
 from prorl.renderer import load as renderers
 from prorl.renderer import make_renderer
-from prorl.schema.columns import Lease, ran_columns, read_ready
+from prorl.schema.columns import Lease, ran_columns, read_ready, read_sandbox
 from prorl.schema.rows import Added, Row
-from prorl.stages.adoption import Adoption
 from prorl.stages.backends import Backends
 from prorl.stages.failover import Ask, Routed
 from prorl.stages.operator import (
@@ -74,6 +74,9 @@ GRACE_S = 60.0
 RENDERER_S = 120.0
 
 PROGRESS_S = 1.0
+
+ALIVE_S = 5.0
+"""For the sandboxes of the last life to be reached."""
 
 log = logging.getLogger("prorl.stages")
 
@@ -133,7 +136,9 @@ class RunOperator(StageOperator):
         self._journals = journals or Journals(Path())
         """Not opened, they keep nothing."""
         self._desk, self._stack = desk or Desk(), AsyncExitStack()
-        self._adoption = Adoption(self._journals, host)
+        self._left_over: dict[AttemptKey, Recovered] = {}
+        """What the last life left, until the gateway has said who goes on with it."""
+        self._stopping: set[asyncio.Task[None]] = set()
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
         self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
         """Of each run: its newest published version, and how its servers' labels read."""
@@ -191,19 +196,61 @@ class RunOperator(StageOperator):
     # ---- the journal
 
     async def open(self) -> None:
-        """Read what the last life left; let guests in."""
+        """Let guests in; read what the last life left, but where its sandbox is gone."""
         await self._stack.enter_async_context(self._desk)
-        if self._keeps_journals:
-            await self._adoption.open()
+        if not self._keeps_journals:
+            return
+        recovered = self._journals.open()
+        alive = await asyncio.gather(*map(self._is_alive, recovered))
+        for one, is_alive in zip(recovered, alive, strict=True):
+            if is_alive:
+                self._left_over[one.key] = one
+            else:
+                log.info("%s cannot go on: its sandbox is gone", one.key)
+                self._journals.refuse(one)
+
+    async def _is_alive(self, recovered: Recovered) -> bool:
+        ref = read_sandbox(recovered.row)
+        if not ref.sandbox_id or any(isinstance(record, Ended) for record in recovered.records):
+            return True
+        try:
+            async with asyncio.timeout(ALIVE_S), self._host.connect(ref):
+                return True
+        except (RolloutError, TimeoutError):
+            return False
 
     def received(self, row: Row) -> None:
         self._journals.begin(row)
 
     def claims(self) -> Iterable[Claim]:
-        return self._adoption.claims()
+        return [Claim(*one.key, one.epoch) for one in self._left_over.values()]
 
     def adopted(self, claims: Iterable[Claim], elsewhere: Iterable[AttemptKey]) -> Iterable[Taken]:
-        return self._adoption.decided(claims, elsewhere)
+        """Rows to go on with; of the others the journals go, and the sandboxes unless in use."""
+        epochs, others = {claim.key: claim.epoch for claim in claims}, set(elsewhere)
+        left_over, self._left_over = self._left_over, {}
+        taken = []
+        for key, one in left_over.items():
+            if key in epochs:
+                self._journals.adopt(one, epochs[key])
+                taken.append(Taken(key, one.row, wire_bytes(one.row.batch)))
+                continue
+            self._journals.refuse(one)
+            ref = read_sandbox(one.row)
+            if key not in others and ref.sandbox_id:
+                # EVAL may have a sandbox of the same owner: only RUN's is ended
+                task = asyncio.ensure_future(self._stop(key, self._host.stop(ref)))
+                self._stopping.add(task)
+                task.add_done_callback(self._stopping.discard)
+        if left_over:
+            log.info("of %d attempts of the last life %d go on", len(left_over), len(taken))
+        return taken
+
+    async def _stop(self, key: AttemptKey, stopping: Awaitable[None]) -> None:
+        try:
+            await stopping
+        except RolloutError as error:
+            log.warning("cannot stop the sandbox of %s: %s", owner_of(key), error)
 
     def left(self, keys: Iterable[AttemptKey]) -> None:
         for key in keys:
@@ -265,13 +312,10 @@ class RunOperator(StageOperator):
 
     async def _clean(self, key: AttemptKey, ref: SandboxRef, trajectory: Trajectory | None) -> None:
         """Stop RUN's sandbox, and the one reserved for EVAL unless there is something to score."""
-        try:
-            if trajectory is None or not trajectory.failure.failure_class.trains:
-                await self._host.stop_owner(owner_of(key))
-            elif ref.sandbox_id:
-                await self._host.stop(ref)
-        except RolloutError as error:
-            log.warning("cannot stop the sandbox of %s: %s", owner_of(key), error)
+        if trajectory is None or not trajectory.failure.failure_class.trains:
+            await self._stop(key, self._host.stop_owner(owner_of(key)))
+        elif ref.sandbox_id:
+            await self._stop(key, self._host.stop(ref))
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:

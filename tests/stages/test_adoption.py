@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 
 from prorl.control import Claim
+from prorl.envs import get_env
 from prorl.journal import Journals
-from prorl.stages.adoption import Adoption
+from prorl.stages.run import RunOperator
+from prorl.testing import RENDERER
 from tests.flight.rows import key
 from tests.journal.made import row
 from tests.stages.service import RecordingHost, as_host
@@ -20,12 +22,20 @@ async def test_who_is_adopted_goes_on_and_a_sandbox_in_use_is_left_alone(tmp_pat
         last.begin(row(number))
     last.close()
     host = RecordingHost()
-    adoption = Adoption(Journals(tmp_path), as_host(host))
+    adoption = RunOperator(
+        as_host(host),
+        get_env,
+        lambda spec: RENDERER,
+        is_cancelled=lambda key: False,
+        emit=lambda *_, **__: None,
+        journals=Journals(tmp_path),
+    )
     await adoption.open()
     assert [claim.key for claim in adoption.claims()] == [key(0), key(1), key(2)]
-    taken = adoption.decided([Claim(*key(0), 1)], [key(1)])
+    taken = adoption.adopted([Claim(*key(0), 1)], [key(1)])
     assert [one.key for one in taken] == [key(0)]
     async with asyncio.timeout(30):
         while ("stop", "s2", "") not in host.asked:
             await asyncio.sleep(0.01)
     assert ("stop", "s1", "") not in host.asked, "another worker's"
+    await adoption.close()
