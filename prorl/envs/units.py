@@ -1,9 +1,10 @@
 """Units and quantities as answers write them: `m/s^2`, `kJ mol^-1`, `60 miles per hour`, `$18`.
 
 pint knows the units, their prefixes and factors; here is which of them an answer may name (pint's
-`x`, `c`, `score` and `mil` are none), how people spell them, and that each currency is a dimension
-of its own. What is behind the first `/` divides, up to a closing bracket. A temperature in degrees
-is a value of its own scale, never converted.
+`x`, `c`, `score` and `mil` are none), how people spell them, and that each currency, angles, bits,
+doses and decays are dimensions of their own: 10 Hz are no 10 rad/s. What is behind the first `/`
+divides, up to a closing bracket. A temperature in degrees is a value of its own scale, never
+converted.
 
 >>> quantity("3.0 x 10^8 m/s") == Quantity(3e8, parse_unit("m/s"))
 True
@@ -47,10 +48,12 @@ _SCALES = frozenset(("degree_Celsius", "degree_Fahrenheit", "decibel"))
 _PREFIXES = words_of(
     """yotta zetta exa peta tera giga mega kilo hecto deci centi milli micro nano pico femto"""
 )
-_CURRENCIES = (
+_DEFINITIONS = (
     "dollar = [dollar] = USD", "cent = dollar / 100", "euro = [euro] = EUR",
     "sterling = [sterling] = GBP", "yen = [yen] = JPY",
     "rupee = [rupee] = INR = Rs",
+    "radian = [angle] = rad", "bit = [information] = b", "becquerel = [decays] = Bq",
+    "sievert = [dose] = Sv",
 )  # fmt: skip
 _OURS = {
     "Nm": "newton * meter", "AU": "astronomical_unit", "kph": "kilometer_per_hour",
@@ -99,7 +102,7 @@ _SPELLINGS = tuple(
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _RAISED = re.compile(r"([⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+)")
 _NUMBER = re.compile(
-    r"(?:[a-zA-Z]\w{0,3} ?[=≈] ?)?(?:approximately|about|≈|~)? ?"
+    r"(?:approximately|about|≈)? ?"
     r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?)"
     r"(?:[eE]([-+]?\d+)| ?(?:\*|x) ?10 ?(?:\^|\*\*) ?\(?([-+]?\d+)\)?)?(?: ?/ ?(\d+(?:\.\d+)?))?"
 )
@@ -187,6 +190,7 @@ def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
     from pint import PintError
 
     values, near = [given.value], 0.0
+    size = abs(wanted.value)
     if given.has_unit and given.unit != wanted.unit:
         if not same_kind(given.unit, wanted.unit):
             return False
@@ -197,11 +201,11 @@ def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
         # 32 °F are 0 °C by a sum, which is exact to the numbers that were added only
         is_sum = any(name in _SCALES for unit in (given.unit, wanted.unit) for name in unit._units)
         values, near = [float(there.magnitude)], 1e-9 * abs(given.value) if is_sum else 0.0
+        # near on the scale of fewer degrees: 22 °C are not nearly 298 K
+        size = min(size, abs(given.value)) if is_sum else size
     elif not given.has_unit and str(wanted.unit) == "percent":
         values.append(100 * given.value)
-    return any(
-        math.isclose(value, wanted.value, rel_tol=tolerance, abs_tol=near) for value in values
-    )
+    return any(abs(value - wanted.value) <= max(tolerance * size, near) for value in values)
 
 
 def _plain(text: str) -> str:
@@ -226,7 +230,7 @@ def _product(text: str) -> Unit | None:
         if one is None or abs(power) > MAX_POWER:
             return None
         unit = unit * one**power
-    return unit
+    return None if text[-1:] in tuple("*/(") else unit
 
 
 @cache
@@ -257,6 +261,7 @@ def _registry() -> UnitRegistry[float]:
     except ModuleNotFoundError as cause:
         raise ModuleNotFoundError("units need pint: pip install 'prorl[math]'") from cause
     registry: UnitRegistry[float] = UnitRegistry()
-    for line in _CURRENCIES:
+    for line in _DEFINITIONS:
         registry.define(line)
+    registry._build_cache()  # of what is made of the units defined anew
     return registry

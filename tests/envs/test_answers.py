@@ -38,7 +38,7 @@ _OUTCOMES = {None: "unread", True: "false positive", False: "false negative"}
         ("x = 2 or x = -5", "x = 2 or x = -5", "last sentence"),
         (r"so \boxed{was left open 3", "3", "last number"),
         ("first 3 then 1,234.5.", "1,234.5", "last number"),
-        ("The answer is 12, not 17.", "12", "answer is"),
+        ("The answer is 12, not 17.", "12, not 17.", "answer is"),
         ("<answer>8</answer>", "8", "answer is"),
         ("It is not 17", "not 17", "last sentence"),
         ("My cat sat down on the mat and slept", "", "none"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from prorl.envs.answers import science
@@ -99,7 +102,8 @@ def test_the_reference_may_be_letter_index_or_text(answer: Json) -> None:
         ("a*b", "a/b", False),
         ("a*b", "a*b", True),
         ("vitamin A", "vitamin", False),
-        ("vitamin A", "Vitamin a", True),
+        ("vitamin A", "Vitamin a", False),
+        ("vitamin A", "Vitamin A", True),
         ("type A blood", "type blood", False),
         ("the cell wall", "a cell wall", True),
         ("oxygen", "oxygen or nitrogen", False),
@@ -168,6 +172,22 @@ def test_the_reference_may_be_letter_index_or_text(answer: Json) -> None:
 def test_short_answers(wanted: str, final: str, right: bool) -> None:
     verdict, said = _judge(_short(wanted), f"#### {final}")
     assert verdict is right, said
+
+
+_AIMED = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "stem_aimed.jsonl").read_text().splitlines()
+]
+
+
+@pytest.mark.parametrize(
+    ("question", "data", "answers"),
+    [(row["question"], row["data"], row["answers"]) for row in _AIMED],
+)
+def test_answers_that_were_aimed_at_the_rules_are_wrong(
+    question: str, data: dict[str, Json], answers: list[str]
+) -> None:
+    assert not [one for one in answers if science.judge(data, question, f"#### {one}")[0]]
 
 
 def test_tolerance_and_aliases_are_the_tasks() -> None:

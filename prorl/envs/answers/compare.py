@@ -66,7 +66,9 @@ def _same_value(reference: Node, answer: Node) -> bool:
     if answer.op == "relation" and answer.name == "=" and answer.args[1].op == "sequence":
         names = answer.args[0].args or answer.args[:1]
         # (x, y) = (1, 2)
-        is_named = answer.args[0].op not in ("∪", "∩", "∖") and all(map(is_name, names))
+        texts = [name.name for name in names]
+        is_named = texts == sorted(texts) and texts not in (["x"], ["y"], ["z"])
+        is_named &= answer.args[0].op not in ("∪", "∩", "∖") and all(map(is_name, names))
         answer = answer.args[1] if is_named else answer
     if reference.op == "matrix" or answer.op == "matrix":
         return _same_matrix(reference, answer)
@@ -126,6 +128,8 @@ def is_name(node: Node) -> bool:
     """Whether a tree is a name for a value: `x`, `f(x)`, `AB`."""
     if node.op == "sym":
         return bool(symbols(node)) and not node.name.startswith("\\")
+    if node.op == "call":
+        return all(map(is_name, node.args))
     if node.op == "*" and all(part.op in ("sym", "*") for part in node.args):
         first = node.args[0]
         return all(map(is_name, node.args)) and (

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import cmath
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 
@@ -46,20 +47,8 @@ ELEMENTARY: Mapping[str, Callable[[complex], complex]] = {
 """Functions of one number that have no exact values."""
 MAX_TOTAL_BITS = 600_000
 _CLOSE = 1e-9
-_POINTS = tuple(
-    tuple(Fraction(text) for text in line.split())
-    for line in (
-        "7 11 5 13 3 17 2 19",
-        "13/7 19/11 5/3 23/13 7/5 29/17 11/9 31/19",
-        "3/11 5/13 2/7 7/17 4/9 8/19 5/23 9/29",
-        "-3 -5 -7/2 -11/3 -2 -13/5 -9/4 -6",
-        "17/5 -4/3 9/7 -21/8 15/4 -8/5 2/9 -19/6",
-        "-1/7 12/5 -5/9 4/11 -9/5 16/7 -3/8 7/12",
-        "101 89 73 61 47 37 29 23",
-        "4 6 8 9 10 12 14 15",
-        "5/2 3/2 9/4 7/3 11/4 8/3 6/5 13/6",
-    )
-)
+_RANGES = ((2, 30, 1),) * 3 + ((1, 60, 23),) * 2 + ((-60, -1, 19),) * 2 + ((-60, 60, 17),) * 2
+"""Of the points: the least and the greatest numerator, the greatest denominator."""
 _MIN_POINTS = 3
 
 
@@ -71,7 +60,7 @@ def equal(left: Node, right: Node) -> bool:
     """Whether two expressions have one value, wherever both have one. Raises UnreadableError."""
     names = sorted(symbols(left) | symbols(right))
     agreed = 0
-    for point in _points(names):
+    for point in _points(names, left, right):
         try:
             pair = _Evaluation(point).value(left), _Evaluation(point).value(right)
         except (UndefinedError, OverflowError, ZeroDivisionError):
@@ -88,7 +77,7 @@ def proportional(left: Node, right: Node) -> bool:
     """Whether one is the other times a number that is not 0: two equations `= 0` are then one."""
     names = sorted(symbols(left) | symbols(right))
     ratios: list[Number] = []
-    for point in _points(names):
+    for point in _points(names, left, right):
         try:
             pair = _Evaluation(point).value(left), _Evaluation(point).value(right)
         except (UndefinedError, OverflowError, ZeroDivisionError):
@@ -144,15 +133,20 @@ def symbols(node: Node) -> frozenset[str]:
     return frozenset[str]().union(*map(symbols, node.args))
 
 
-def _points(names: list[str]) -> Iterator[Mapping[str, Fraction]]:
-    if not names:
-        yield {}
-        return
-    for number, point in enumerate(_POINTS):
-        yield {
-            name: point[index % len(point)] + index // len(point) * (number + 1)
-            for index, name in enumerate(names)
-        }
+def _points(names: list[str], *nodes: Node) -> Iterator[Mapping[str, Fraction]]:
+    """Points drawn from both expressions: no answer can be made to agree at them alone."""
+    dice = random.Random("".join(map(_seed, nodes)))
+    for low, high, divisor in _RANGES if names else ((0, 0, 1),):
+        yield {name: _drawn(dice, low, high, divisor) for name in names}
+
+
+def _seed(node: Node) -> str:
+    numbers = f"{node.value.numerator:x}/{node.value.denominator:x}"
+    return f"({node.op} {node.name} {numbers}{''.join(map(_seed, node.args))})"
+
+
+def _drawn(dice: random.Random, low: int, high: int, divisor: int) -> Fraction:
+    return Fraction(dice.randint(low, high) or 1, dice.randint(1, divisor))
 
 
 def _is_real(value: Number) -> bool:
@@ -200,6 +194,9 @@ class _Evaluation:
         if node.op in ("+", "-", "*", "/", "^"):
             left, right = map(self.value, node.args)
             return self._binary(node.op, left, right)
+        if node.op == "call":  # any value, one for each argument
+            values = [hash(self.value(arg)) for arg in node.args]
+            return _drawn(random.Random(f"{node.name} {values}"), 1, 10**6, 10**3)
         rule = RULES.get(node.op)
         if rule is not None:
             return rule(*map(self.value, node.args))
@@ -215,6 +212,8 @@ class _Evaluation:
             left, right = as_float(left), as_float(right)
             if any(cmath.isinf(value) for value in (left, right)):
                 raise UndefinedError("a sum with infinity")
+            if op in "+-" and 0 < min(abs(left), abs(right)) < _CLOSE * max(abs(left), abs(right)):
+                raise UndefinedError("a term too small to be seen")
         if op == "+":
             return left + right
         if op == "-":

@@ -36,7 +36,6 @@ _OTHER = re.compile(
 _HEADING = re.compile(
     r"[\s*_:]*(?:the )?(?:final )?(?:answer|solution|result)[\s*_:]*", re.IGNORECASE
 )
-_CORRECTION = re.compile(r"[,;]\s*(?:and |but )?(?:not|rather than|instead of|no longer)\b.*$")
 _EACH = re.compile(
     r"(?:^|\s)([A-Za-z]\s*=\s*[^=]{1,80}(?:\bor\b|\band\b|,)\s*[A-Za-z]\s*=[^=]{1,80})$"
 )
@@ -67,9 +66,9 @@ class Answer(NamedTuple):
 def final_answer(text: str) -> Answer:
     r"""The final answer of a text.
 
-    >>> texts = "48/2 = 24\n#### 24", r"so \boxed{\frac{1}{2}}", "The answer is 12, not 17."
+    >>> texts = "48/2 = 24\n#### 24", r"so \boxed{\frac{1}{2}}", "So the answer is 12."
     >>> [final_answer(text).text for text in texts], final_answer("First 3, then 7").found
-    (['24', '\\frac{1}{2}', '12'], 'last number')
+    (['24', '\\frac{1}{2}', '12.'], 'last number')
     """
     text = text.rstrip()
     if tagged := _TAG.match(text, max(text.lower().rfind("<answer>"), 0)):
@@ -148,7 +147,7 @@ def _said(text: str) -> str:
     for other in others:
         if again := _SAID.search(other):
             rest = again[1]
-    return _EXCLAIMED.sub("", _CORRECTION.sub("", rest).strip().lstrip("} "))
+    return _EXCLAIMED.sub("", rest.strip().lstrip("} "))
 
 
 def _unmarked(text: str) -> Answer:
@@ -182,10 +181,9 @@ def _last_sentence(text: str) -> str:
 
 def _stated(sentence: str) -> tuple[str, ...]:
     """What stands behind the verb or equals sign, where that can be an answer; else nothing."""
-    plain = _CORRECTION.sub("", sentence)
-    copula = _COPULA.search(plain)
+    copula = _COPULA.search(sentence)
     if copula is None:
         return ()
-    rest = plain[copula.end() :].strip(" *")
+    rest = sentence[copula.end() :].strip(" *")
     is_mathematics = re.match(r"[-+−$\\(\[{.]*\d|[\\$(\[{]", rest)
     return (rest,) if is_mathematics or len(rest.split()) <= 3 or doubtful(rest) else ()

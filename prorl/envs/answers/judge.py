@@ -40,7 +40,7 @@ from prorl.envs.answers.words import (
     same_words,
     undress,
 )
-from prorl.envs.units import parse_unit
+from prorl.envs.units import parse_unit, words_of
 
 _MAX_SIDES = 4
 _CALCULATES = re.compile(
@@ -50,8 +50,13 @@ _MEASURED = re.compile(r"(?<=\d) ?([A-Za-z]+)(?![\w^])")
 Rule = Callable[[str, str, Speech], bool | None]
 
 
-def judge(reference: str, answer: str, question: str = "") -> tuple[bool | None, str]:
-    """(right, wrong or None for an unreadable reference; the rule that decided)."""
+def judge(
+    reference: str, answer: str, question: str = "", *, is_step: bool = False
+) -> tuple[bool | None, str]:
+    """(right, wrong or None for an unreadable reference; the rule that decided).
+
+    `is_step`: arithmetic that is still to be done may be right, as before `= 84`.
+    """
     if not answer.strip() or len(answer) > MAX_ANSWER_CHARS or "~~" in answer:  # struck out
         return False, "no usable answer"
     reference, answer = undress(reference), undress(answer)
@@ -65,9 +70,11 @@ def judge(reference: str, answer: str, question: str = "") -> tuple[bool | None,
     if 1 < len(sides) <= _MAX_SIDES:
         if speech.asks_percent and not speech.is_share and "%" in sides[-1]:
             return judge(f"{reference}\\%", answer, question)
-        if all(judge(reference, one, question)[0] for one in sides):
+        if all(judge(reference, one, question, is_step=True)[0] for one in sides) and any(
+            judge(reference, one, question)[0] for one in (sides[0], sides[-1])
+        ):
             return True, "each side"
-    right = _same_mathematics(_meaning(reference), _meaning(answer), speech)
+    right = _same_mathematics(_meaning(reference), _meaning(answer), speech, is_step)
     # what reads more than these rules do takes less notice of capitals and primes
     folded = [re.sub(r"['’\"]", "", exact_text(text)).casefold() for text in (reference, answer)]
     if right is None and folded[0] == folded[1]:
@@ -116,15 +123,17 @@ def _choice(reference: str, answer: str, speech: Speech) -> bool | None:
     plain = plain_of(reference)
     letter = _CHOICE.fullmatch(plain)
     if letter is None:
-        several = _letters(plain)
+        # elsewhere `AB` is a segment or a product
+        several = _letters(plain) if speech.choice("A") or not speech.is_known else None
         if several and several == _letters(bare(plain_of(answer))):
             return True
         return _choice_with_text(reference, answer, speech)
     found = _CHOSEN.fullmatch(bare(plain_of(answer)))
+    listed = speech.choice(letter[1])
     if found is None:  # the choice's text alone
-        listed = speech.choice(letter[1])
-        return bool(listed and judge(listed, answer)[0])
-    if found[1].upper() != letter[1]:
+        return bool(listed and judge(listed, answer, speech.question)[0])
+    said = found[1] if speech.is_known and not listed else found[1].upper()
+    if said != letter[1]:
         return False
     return not found[2] or _is_text_of(letter[1], found[2], speech)
 
@@ -135,7 +144,7 @@ def _is_text_of(letter: str, text: str, speech: Speech) -> bool:
     if not listed:
         number_in = numerals(text)
         return any(map(str.isdigit, number_in)) and _tree(number_in) is not None
-    return bool(judge(listed, text)[0])
+    return bool(judge(listed, text, speech.question)[0])
 
 
 def _letters(text: str) -> frozenset[str]:
@@ -157,14 +166,18 @@ def _choice_with_text(reference: str, answer: str, speech: Speech) -> bool | Non
     given = _CHOSEN.fullmatch(bare(plain_of(answer)).replace("~", " "))
     if given is not None:
         right = given[1].upper() == letter
-        return right and (not given[2] or bool(judge(text, given[2])[0]))
-    return judge(text, answer)[0]
+        return right and (not given[2] or bool(judge(text, given[2], speech.question)[0]))
+    return judge(text, answer, speech.question)[0]
 
 
 # ---- texts
 
 _WORDLIKE = re.compile(r"[^\W\d_][\w '’.,&/()-]*")
-_PREPOSITION = re.compile(r"^(?:on|in|at|it is|it's) (?=[A-Za-z])", re.IGNORECASE)
+_AS_WRITTEN = re.compile(
+    r"\d+(?: ?[-–/.] ?\d+){2,9}|\d+ ?[-–] ?\d+|\d+ ?(?:×|x|\\times) ?\d+"
+    r"|.*(?:\\(?:land|lor|wedge|vee|neg|lnot)(?![a-zA-Z])|[∧∨¬]).*"
+)
+"""A date, a score, a matrix' size, a formula of logic: no arithmetic."""
 
 
 def _text(reference: str, answer: str, speech: Speech) -> bool | None:
@@ -172,6 +185,9 @@ def _text(reference: str, answer: str, speech: Speech) -> bool | None:
     if exact_text(reference) == exact_text(answer):
         return True
     plain = plain_of(reference)
+    is_clock = _CLOCK.fullmatch(plain) and speech.is_known and not speech.asks_ratio
+    if is_clock or _AS_WRITTEN.fullmatch(plain) or speech.multiplies_matrices:
+        return _squeezed(reference) == _squeezed(bare(answer))
     words = re.findall(r"[^\W\d_]+", plain)
     wordy = bool(_WORDLIKE.fullmatch(plain)) and any(len(word) > 1 for word in words)
     if not wordy or numerals(plain) != plain:
@@ -182,15 +198,21 @@ def _text(reference: str, answer: str, speech: Speech) -> bool | None:
         return True
     if wanted.casefold() in _MEANT:
         return None
-    return False if _tree(plain) is None or len(max(words, key=len)) > 3 else None
+    is_word = len(max(words, key=len)) > 3 or plain.lower() in ("no", "yes")
+    return False if is_word or _tree(plain) is None else None
 
 
 def _said(answer: str, speech: Speech) -> tuple[str, ...]:
-    short = bare(answer)
-    stated = re.match(r"^([A-Za-z ]+) (?:is|are|was) (.+)$", short)
-    if stated and speech.labels(stated[1]):
-        short = stated[2]
-    return answer, short, _PREPOSITION.sub("", short)
+    stated = re.match(r"^([A-Za-z ]+) (?:is|are|was) (.+)$", answer)
+    short = stated[2] if stated and speech.labels(stated[1]) else answer
+    return answer, short, re.sub(r"^(?:on|in|at) (?=[A-Z])", "", short)
+
+
+def _squeezed(text: str) -> str:
+    """A text without spaces and dress, in one spelling of its signs."""
+    text = re.sub(r"\\times(?![a-zA-Z])|(?<=\d) ?x ?(?=\d)", "×", exact_text(text))
+    text = re.sub(r"\\(?:[dt]frac)(?![a-zA-Z])", r"\\frac", text.replace("–", "-"))
+    return re.sub(r"\s", "", text)
 
 
 # ---- numbers in another base: `1011_2`, `0x1F`, `42 in base five`
@@ -327,7 +349,7 @@ def _meaning(text: str) -> str:
     return _MEANT.get(plain, text)
 
 
-def _same_mathematics(reference: str, answer: str, speech: Speech) -> bool | None:
+def _same_mathematics(reference: str, answer: str, speech: Speech, is_step: bool) -> bool | None:
     """Whether both are equal mathematics; None where the reference has no value."""
     if _INVERSE.match(reference):
         reference, answer = _INVERSE.sub("", reference), _INVERSE.sub("", answer)
@@ -337,9 +359,61 @@ def _same_mathematics(reference: str, answer: str, speech: Speech) -> bool | Non
     lists = any(node.op in ("list", "sequence") for node in wanted)
     for text in (answer, *_turned(reference, answer, speech)):
         for node in _candidates(text, lists, speech):
-            if any(_is_same(*_as_asked(one, node, speech)) for one in wanted):
+            pairs = (_as_asked(one, node, speech) for one in wanted)
+            if any(
+                (is_step or text is not answer or _is_done(text, *pair, speech)) and _is_same(*pair)
+                for pair in pairs
+            ):
                 return True
     return False if any(_is_same(node, node) for node in wanted) else None
+
+
+_CONTAINERS = words_of(
+    "sequence list relation matrix row unit ratio ∪ ∩ ∖ builder neg ± ∓ degrees num sym"
+)
+"""Operators of a tree that are no arithmetic."""
+
+
+def _is_done(text: str, reference: Node, answer: Node, speech: Speech) -> bool:
+    """Whether an answer is worked out as far as its reference, in the form that is asked for."""
+    sides = answer.args if answer.op == "relation" and set(answer.name) <= {"="} else (answer,)
+    last = sides[-1]
+    if _is_worked_out(reference) and not any(
+        _is_worked_out(side) and (side is last or not symbols(side)) for side in sides
+    ):
+        return False
+    if speech.asks_factors and len(_factors(last)) < len(_factors(reference)):
+        return False
+    if speech.asks_expansion and not _is_expanded(last) and _is_expanded(reference):
+        return False
+    written = bare(text).rpartition("=")[2]
+    return last.op in _CONTAINERS or last == reference or not speech.writes(written)
+
+
+def _is_worked_out(node: Node) -> bool:
+    """Whether numbers stand as numbers (-3/4, 2.5·10^6) rather than as arithmetic to be done."""
+    if node.op == "/":
+        return all((arg.args[0] if arg.op == "neg" else arg).op == "num" for arg in node.args)
+    if node.op == "^":
+        return node.args[0].value == 10
+    if node.op == "*":
+        return node.args[0].op == "num" and node.args[1].op == "^" and _is_worked_out(node.args[1])
+    return node.op in _CONTAINERS and all(map(_is_worked_out, node.args))
+
+
+def _factors(node: Node) -> tuple[Node, ...]:
+    """The factors of a product other than 1, each as often as its power says."""
+    if node.op in ("*", "neg"):
+        return tuple(one for arg in node.args for one in _factors(arg))
+    if node.op == "^" and node.args[1].value.denominator == 1 and 0 < node.args[1].value < 100:
+        return _factors(node.args[0]) * int(node.args[1].value)
+    return () if node.op == "num" and abs(node.value) == 1 else (node,)
+
+
+def _is_expanded(node: Node) -> bool:
+    """Whether no sum is multiplied."""
+    sums = node.op in ("*", "^") and any(arg.op in ("+", "-") for arg in node.args)
+    return not sums and all(map(_is_expanded, node.args))
 
 
 def _is_same(reference: Node, answer: Node) -> bool:
@@ -362,7 +436,7 @@ def _as_asked(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node
     if reference.op == "list" and is_tuple and speech.asks_point is False:
         return reference, _NOTHING
     if speech.asks_order and reference.op in ("list", "sequence"):
-        return _in_order(reference), _in_order(answer)
+        return _in_order(reference), _in_order(_point(answer, speech))
     if reference.op == "sequence" and reference.name == "()" and speech.asks_point is not False:
         answer = _point(answer, speech)
     if reference.op == "sequence" and reference.name == "()" and len(reference.args) == 2:
@@ -402,7 +476,7 @@ def _in_order(node: Node) -> Node:
     """Values whose order counts as a tuple; what offers one or the other as nothing."""
     if node.op == "relation" and set(node.name) in ({"<"}, {">"}):
         return Node("sequence", node.args, name="()") if _may_hold(node) else _NOTHING
-    if node.op not in ("list", "sequence"):
+    if node.op != "list":
         return node
     return _NOTHING if node.name == "or" else Node("sequence", node.args, name="()")
 

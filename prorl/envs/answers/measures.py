@@ -61,7 +61,12 @@ _VERB = re.compile(
     rf"|express|give|solve(?: for)?|how(?: many)?)\b *{_OF}",
     re.IGNORECASE,
 )
-_COUNTED = re.compile(r"\b(?:how many|number of)((?: [\w'/-]+){1,6})", re.IGNORECASE)
+_COUNTED = re.compile(
+    r"\b(?:how many|(?:is|was|be|find|determine|calculate|compute|give)"
+    r" (?:the )?(?:\w+ )?number of)"
+    r"((?: [\w'/-]+){1,6})",
+    re.IGNORECASE,
+)
 _PLURAL = re.compile(
     r".*?(?:[a-z]{2}(?<![isu])s|\b(?:people|children|men|women|feet))\b(?: of \w+)?"
 )
@@ -72,6 +77,8 @@ _SIGNS = re.compile(r"(?<![\^\w-])-?\d|[=<>+!?|@#&%×]|\^(?!-?\d)")
 """What no unit has."""
 _IN_UNIT = re.compile(r"\b(?:in|into|to) ((?:square |cubic )?[^\W\d]\w*(?:(?: per | an? |/)\w+)?)")
 _MAX_UNIT_WORDS = 3
+_MAX_WRITTEN = 200
+"""Characters of an expression that is looked for in the question."""
 _KIND = re.compile(
     r"(?P<speed>\bhow fast\b|\bspeed\b|\bvelocity\b)|(?P<area>\barea\b)|(?P<volume>\bvolume\b)"
     r"|(?P<length>\bhow (?:far|tall|high|wide|deep)\b|\b(?:distance|height|length|width|depth"
@@ -105,7 +112,10 @@ _AGGREGATE = re.compile(
 _ORDER = re.compile(
     r"\b(?:in|by) (?:\w+ ){0,2}order\b|\b(?:arrange|rank|sort|ascending|descending)\b|^order "
     r"|\b(?:in|de)creasing order|\border(?:ed)? (?:from|by|of)\b"
-    r"|\bfrom (?:the )?(?:\w+est|least|most) to (?:the )?(?:\w+est|most|least)\b",
+    r"|\bfrom (?:the )?(?:\w+est|least|most) to (?:the )?(?:\w+est|most|least)\b"
+    r"|\bfirst,? (?:and )?second\b|\brespectively\b|\b(?:next|first) \w+ (?:terms|numbers)\b"
+    r"|\b(?:are|find|determine|calculate|compute|give|state) the \w+ and (?:the )?\w"
+    r"|\b(?:find|for|of|are) \$?[a-z]\$?(?:, \$?[a-z]\$?)* and \$?[a-z]\$?(?![\w(])",
     re.IGNORECASE,
 )
 _INTERVAL = re.compile(
@@ -132,6 +142,7 @@ class Speech:
     """What a question and its reference speak of."""
 
     def __init__(self, question: str, reference: str) -> None:
+        self.question = question
         self._question = " ".join(question.split())
         self._reference = reference
         self.is_known = len(_WORD.findall(self._question)) >= _MIN_WORDS
@@ -218,7 +229,8 @@ class Speech:
         if (
             rate
             and not _RATE.fullmatch(rate[1])
-            and re.search(rf"\b(?:per|each|every|an?) {rate[2]}\b", self._asking)
+            and self._asked_for
+            and re.search(rf"\b(?:per|each|every|an?) {rate[2]}\b", self._asked_for[-1])
             and self.allows(rate[1])
         ):
             return True
@@ -240,9 +252,14 @@ class Speech:
     def _measures(self, unit: Unit) -> bool:
         """Whether it is a unit of what is asked for, made of units that the question writes."""
         kinds = map(parse_unit, _MADE_OF.get(self._kind, ()))
-        return any(kind is not None and same_kind(kind, unit) for kind in kinds) and all(
-            any(_is_same(one, other) for other in self._units) for one in simple_units(unit)
-        )
+        if self.asks_percent or not any(kind and same_kind(kind, unit) for kind in kinds):
+            return False
+        for one in simple_units(unit):
+            written = [other for other in self._units if same_kind(one, other)]
+            # of metres and centimetres in one question nobody says which is meant
+            if not written or not all(_is_same(one, other) for other in written):
+                return False
+        return True
 
     def choice(self, letter: str) -> str:
         """The text of a choice in the question's list; empty where it lists none."""
@@ -277,7 +294,7 @@ class Speech:
             name = term[1]
         if len(name) > 1:
             said = rf"(?<![A-Za-z]){re.escape(name)}(?![A-Za-z])"
-            return not self.is_known or re.search(said, self._question) is not None
+            return not self.is_known or re.search(said, " ".join(self._asked_for)) is not None
         has_value = rf"(?<![\w+*/-])(?<![+*/-] ){name} ?(?:= ?-?{_A_VALUE}|\\to|→)"
         if re.search(has_value, self._question):
             return False
@@ -289,8 +306,36 @@ class Speech:
             return name == "x" and not re.search(r"\(-?\d+ ?, ?-?\d+\)", self._question)
         if any(map(_AGGREGATE.search, self._asked_for)) or _COUNTED.search(self._asking):
             return False
-        asked = [found[0] for text in self._asked_for if (found := _LETTER.search(text))]
+        asked = []
+        for text in self._asked_for:
+            clause = re.split(r",| if\b| when\b| given\b", text)[0]
+            if found := _LETTER.search(clause):
+                beside = clause[: found.start()].rstrip()[-1:] + clause[found.end() :].lstrip()[:1]
+                # of an expression of x: x is another number
+                is_part = "=" not in clause and re.search(r"[-+*/^\d]", beside)
+                asked.append("" if is_part else found[0])
         return name in asked if asked else letters == {name}
+
+    @property
+    def asks_factors(self) -> bool:
+        """Whether a product is asked for."""
+        return re.search(r"\bfactor(?!s? of|ial)", self._asking, re.IGNORECASE) is not None
+
+    @property
+    def asks_expansion(self) -> bool:
+        """Whether a sum is asked for."""
+        return re.search(r"\bexpand|\bmultiply out", self._asking, re.IGNORECASE) is not None
+
+    @property
+    def multiplies_matrices(self) -> bool:
+        """Whether the reference is a product of matrices by name, whose order counts."""
+        names = re.findall("[A-Z]", re.sub(r"\\[a-zA-Z]+", "", self._reference))
+        return "matri" in self._question and len(set(names)) > 1
+
+    def writes(self, expression: str) -> bool:
+        """Whether the question itself writes this."""
+        signs = " ?".join(map(re.escape, _flat(expression).replace(" ", "")[:_MAX_WRITTEN]))
+        return re.search(rf"(?<![\w^}}{{]){signs}(?![\w^}}{{])", _flat(self._question)) is not None
 
     @property
     def asks_slope(self) -> bool:
@@ -326,6 +371,14 @@ class Speech:
         if not self.is_known:
             return None
         return not _INTERVAL.search(self._question) or bool(_POINT.search(self._question))
+
+
+def _flat(text: str) -> str:
+    """Mathematics without dress, in one spelling."""
+    text = re.sub(r"\\[dt]?frac ?\{([^{}]*)\} ?\{([^{}]*)\}", r"\1/\2", text)
+    text = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])", "*", text)
+    text = re.sub(r"\\(?:left|right)(?![a-zA-Z])|\\[,;:! ]|\$", " ", text)
+    return " ".join(text.split())
 
 
 def _plain(text: str) -> str:

@@ -54,7 +54,7 @@ GREEK = frozenset(
 _SIGNS = {
     "−": "-", "–": "-", "—": "-", "﹣": "-", "‐": "-", "‑": "-", "×": "*", "·": "*", "⋅": "*",
     "∙": "*", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "√": "\\sqrt ", "π": "\\pi ", "∞": "\\infty ",
-    "⩽": "≤", "⩾": "≥", "≦": "≤", "≧": "≥", "∨": " or ", "∧": " and ", "º": "°", "˚": "°",
+    "⩽": "≤", "⩾": "≥", "≦": "≤", "≧": "≥", "º": "°", "˚": "°",
     "’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "ℝ": "\\R ", "ℤ": "\\Z ", "ℕ": "\\N ",
     "ø": "∅", "⟨": "(", "⟩": ")", "〈": "(", "〉": ")", "﹪": "%", "％": "%", "，": ",", "：": ":",
     "（": "(", "）": ")", "；": ";", "。": ".", "＝": "=", "＋": "+", "∶": ":", "ⅈ": "i",
@@ -79,14 +79,18 @@ TEXT_COMMANDS = re.compile(
 """A command whose braces hold words."""
 _WRAPPERS = re.compile(r"\\(?:boxed|fbox|framebox|displaystyle|textstyle|ensuremath)\b\s*")
 _SIZES = re.compile(
-    r"\\(?:left|right|[bB]igg?[lrm]?|middle|limits|nolimits|displaystyle|textstyle|rm|bf|it)"
-    r"(?![a-zA-Z])\s*\.?(?=\s|$|[^\w\s.]|\w)"
+    r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\s*\.?"
+    r"|\\(?:limits|nolimits|displaystyle|textstyle|rm|bf|it)(?![a-zA-Z])\s*"
 )
 _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), ours)
     for pattern, ours in (
         (r"\\(?:!|allowbreak)", ""),
-        (r"\\[,;:> ]|~|\\(?:quad|qquad|thinspace|enspace|hspace\{[^{}]*\})(?![a-zA-Z])", " "),
+        (
+            r"\\[,;:> ]|(?<=[\w})])~"
+            r"|\\(?:quad|qquad|thinspace|enspace|hspace\{[^{}]*\})(?![a-zA-Z])",
+            " ",
+        ),
         (r"\\(?:[dtcs]|nice)frac(?![a-zA-Z])", r"\\frac"),
         (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
         (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
@@ -108,8 +112,6 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\notin(?![a-zA-Z])", "∉"),
         (r"\\in(?![a-zA-Z])", "∈"),
         (r"\\(?:emptyset|varnothing)(?![a-zA-Z])", "∅"),
-        (r"\\(?:lor|vee)(?![a-zA-Z])", " or "),
-        (r"\\(?:land|wedge)(?![a-zA-Z])", " and "),
         (r"\\mathbb\s*\{?\s*([RZNQC])\s*\}?", r"\\\1 "),
         (r"\\R *\^ *(?:\{ *\+ *\}|\+)", r"(0,\\infty)"),
         (r"\\(?:l|r)?vert(?![a-zA-Z])|\\\||\\mid(?![a-zA-Z])", "|"),
@@ -121,7 +123,8 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\rangle(?![a-zA-Z])", ")"),
         (r"\\lbrace(?![a-zA-Z])|\\\{", "⦃"),
         (r"\\rbrace(?![a-zA-Z])|\\\}", "⦄"),
-        (r"\\[lr]brack(?![a-zA-Z])", ""),
+        (r"\\lbrack(?![a-zA-Z])", "["),
+        (r"\\rbrack(?![a-zA-Z])", "]"),
         (r"\^?\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z])|\\degrees?(?![a-zA-Z]))", "°"),
         (r"\\(?:cdots|ldots|dots)(?![a-zA-Z])", "..."),
         (r"\\(?:colon)(?![a-zA-Z])", ":"),
@@ -135,7 +138,7 @@ _REPEATING = re.compile(
     r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\((\d+)\))"
 )
 _ELLIPSIS = re.compile(r"(?<![\d.])(\d*)\.(\d*?)(\d{1,6}?)\3{2,}(?:\3)*\.\.\.+")
-_SERIES = re.compile(r"(-?\d{1,6}), ?(-?\d{1,6}),(?: ?-?\d{1,6},){0,9} ?\.\.\., ?(-?\d{1,6})")
+_SERIES = re.compile(r"(-?\d{1,6}), ?(-?\d{1,6}),((?: ?-?\d{1,6},){0,9}) ?\.\.\., ?(-?\d{1,6})")
 _GROUPED = (
     re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)"),
     re.compile(r"(?<![\d.,])\d{1,2}(?:,\d{2})+,\d{3}(?!,?\d)"),
@@ -187,11 +190,13 @@ def _as_words(found: re.Match[str]) -> str:
 
 def _as_items(found: re.Match[str]) -> str:
     """`1, 2, ..., 5` as the numbers that it stands for, where they are few."""
-    first, second, last = (int(found[index]) for index in (1, 2, 3))
+    first, second, last = (int(found[index]) for index in (1, 2, 4))
     step = second - first
     if not step or (last - first) % step or not 1 < (last - first) // step <= MAX_SERIES:
         return found[0]
-    return ",".join(map(str, range(first, last + (1 if step > 0 else -1), step)))
+    items = [str(item) for item in range(first, last + (1 if step > 0 else -1), step)]
+    written = [item.strip() for item in found[3].split(",")[:-1]]
+    return ",".join(items) if items[2 : 2 + len(written)] == written else found[0]
 
 
 def _repeating(text: str) -> str:

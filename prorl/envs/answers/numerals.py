@@ -65,18 +65,29 @@ def _unsigned(words: list[str]) -> tuple[int, Fraction]:
     place, total = _beginning(words)
     if 0 < total < 1:
         return place, total
-    current = Fraction(0)
+    current = total if total < 1000 else Fraction(0)
+    scale = total if total >= 1000 else Fraction(10**15)
+    total -= current
     for word in words[place:]:
-        if word in _SMALL:
-            current += _SMALL[word]
-        elif word == "hundred" and place:
+        small, size = _SMALL.get(word), _SCALES.get(word, 0)
+        if small is not None and (not place or ((total or current) and _goes_on(current, small))):
+            current += small
+        elif word == "hundred" and 0 < current < 100:
             current *= 100
-        elif word in _SCALES and (place or word == "dozen"):
-            total, current = total + (current or 1) * _SCALES[word], Fraction(0)
+        elif size > 100 and size < scale and current:
+            total, current, scale = total + current * size, Fraction(0), Fraction(size)
+        elif word == "dozen" and not total:
+            total, current, scale = (current or Fraction(1)) * size, Fraction(0), Fraction(1)
         else:
             return _end(words, place, total + current) if place else (0, Fraction(0))
         place += 1
     return place, total + current
+
+
+def _goes_on(current: Fraction, small: int) -> bool:
+    """Whether a number so far may be followed by this word: `twenty` by `one`, not by `eleven`."""
+    tens = current % 100
+    return small > 0 and (not tens or (tens >= 20 and not tens % 10 and small < 10))
 
 
 def _beginning(words: list[str]) -> tuple[int, Fraction]:
@@ -96,12 +107,13 @@ def _end(words: list[str], place: int, number: Fraction) -> tuple[int, Fraction]
     word, rest = words[place], words[place + 1 :]
     if word == "and" and rest:
         taken, part = _spoken(rest)
-        if taken and (part < 1 or words[place - 1] in ("hundred", "thousand")):
+        if taken and part < max(1, _SCALES.get(words[place - 1], 1)):
             return place + 1 + taken, number + part
     elif word == "point":
         digits = [str(_SMALL[one]) for one in rest if _SMALL.get(one, 10) < 10]
         if digits and digits == [str(_SMALL.get(one)) for one in rest][: len(digits)]:
             return place + 1 + len(digits), number + Fraction("0." + "".join(digits))
-    elif size := _PARTS.get(word if word == "halves" else word.removesuffix("s")):
-        return place + 1, number / size
+    elif word in _PARTS if number == 1 else word.endswith("s"):  # `twenty-fifth` is none of these
+        size = _PARTS.get(word if word == "halves" else word.removesuffix("s"))
+        return (place + 1, number / size) if size else (place, number)
     return place, number

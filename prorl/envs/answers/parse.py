@@ -45,9 +45,10 @@ MAX_LEVELS = 120
 class Node(NamedTuple):
     """An operator with its arguments; `num` and `sym` are the leaves.
 
-    Others: + - * / ^ neg ± ∓ and functions by name; `sequence` (name: its brackets; a list's are
-    empty), `matrix` (rows), `relation` (name: its signs), `ratio`, `unit` (name: the unit's text),
-    `builder`, `list` (name: `or`, `and` or a comma), ∪ ∩ ∖.
+    Others: + - * / ^ neg ± ∓ and functions by name; `call` (of an `f` or `g` of which nothing is
+    known), `sequence` (name: its brackets; a list's are empty), `matrix` (rows), `relation` (name:
+    its signs), `ratio`, `unit` (name: the unit's text), `builder`, `list` (name: `or`, `and` or a
+    comma), ∪ ∩ ∖.
     """
 
     op: str
@@ -356,9 +357,10 @@ class _Parser:
 
     def _mixed(self, token: Token) -> Node:
         whole = _number(token.text)
-        if not token.text.isdigit():
-            return whole
         start = self._place
+        is_divisor = start > 1 and self._signs[start - 2].text == "/"
+        if not token.text.isdigit() or is_divisor:  # `1/2 1/2` is no quotient by 2 1/2
+            return whole
         joined = self._take("and") and self._peek().kind == "num"
         if self._peek().text == "\\frac":
             self._place += 1
@@ -394,10 +396,14 @@ class _Parser:
     def _symbol(self, name: str) -> Node:
         """A letter with its subscript and primes; a letter before a bracket may be a function."""
         if self._take("_"):
-            index = self._argument()
-            name += "_" + (index.name or str(index.value))
+            name += "_" + _written(self._argument())
         while self._take("'"):
             name += "'"
+        if name[0] in "fg" and self._peek().text == "(" and not self._peek().spaced:
+            self._place += 1
+            items, _ = self._items()
+            self._want(")")
+            return Node("call", tuple(items), name=name)
         return Node("sym", name=name)
 
     def _command(self, name: str) -> Node:
@@ -549,8 +555,21 @@ def _times(left: Node, right: Node) -> Node:
     """A product; a number before a matrix multiplies each of its items."""
     if right.op != "matrix" or left.op == "matrix":
         return Node("*", (left, right))
-    rows = (tuple(Node("*", (left, item)) for item in row.args) for row in right.args)
+    rows = (tuple(_scaled(left, item) for item in row.args) for row in right.args)
     return Node("matrix", tuple(Node("row", row) for row in rows))
+
+
+def _scaled(scale: Node, item: Node) -> Node:
+    if scale.op == item.op == "num":
+        return Node("num", value=scale.value * item.value)
+    return Node("*", (scale, item))
+
+
+def _written(node: Node) -> str:
+    """An index as text: of `n-1` another one than of `n+1`."""
+    if not node.args:
+        return node.name or str(node.value)
+    return f"({node.op}{node.name} {' '.join(map(_written, node.args))})"
 
 
 def _number(text: str) -> Node:

@@ -36,11 +36,24 @@ _LETTER = re.compile(
     re.IGNORECASE,
 )
 _OTHERS = re.compile(r"\b(?:or|and) \(?[A-Z]\b|[,/&] ?\(?[A-Z]\b\)? ?$")
-_MARKS = re.compile(r"[,;:!?\"'()\[\]{}\\*~…‘’“”«»]")
+_MARKS = re.compile(r"[,;:\"()\[\]{}\\…“”«»]|(?<=[A-Za-z]{2})!$")
 """What may stand around words; signs that mean something (`<`, `/`, `#`, `%`) are none of them."""
 _ARTICLES = re.compile(r"(?:^(?:[Tt]he|[Aa]n?)|\b(?:the|an?)) (?=\w)")
 """`A` in the middle is a name, as in `vitamin A`."""
-_RAISED = re.compile(r"[_^]\{?([+-]?[^\W_]+[+-]?|[+-])\}?")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_FORMULAS = tuple(
+    (re.compile(pattern), ours)
+    for pattern, ours in (
+        (r"\^\{([^{}]*)\}(?!\w)", r"^\1"),
+        (r"_\{?([^\W_]+)\}?", r"\1"),
+        # of an ion; `NO^{2-}` is not `NO2-`
+        (r"(\d|\b[A-Z][a-z]?)\^(\d?[+-])(?!\w)", r"\1\2"),
+        (r"\^([+-])(?!\w)", r"\1"),
+        (r"(?<![\w)\]])\^(\d+)(?=[A-Z])", r"\1"),
+    )
+)
+_LABEL = re.compile(r"([^\W\d_]\w{0,3}) ?= ?(?=[-+.\d])")
 _ACIDITY = re.compile(r"(?:[Tt]he )?pH ?(?:=|of|is|:|≈)? ?(?=-?\d)")
 _COUNT = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+")
 
@@ -89,9 +102,16 @@ def _compare(data: Mapping[str, Any], question: str, wanted: str, answer: str) -
         if "tolerance" not in data and not right.has_unit and not acidity:
             tolerance = 0.0 if _COUNT.fullmatch(reference.strip()) else tolerance
         given = _given(answer, right, Speech(question, reference))
-        if given is not None and equal(given, right, max(tolerance, 1e-9)):
+        if given is None or (given.has_unit and not right.has_unit and not _is_share(given, right)):
+            continue
+        if equal(given, right, max(tolerance, 1e-9)):
             return True, path
     return False, path
+
+
+def _is_share(given: Quantity, wanted: Quantity) -> bool:
+    """Whether percents may say a number: 25 % are 0.25, 200 % are no 2."""
+    return str(given.unit) == "percent" and abs(wanted.value) <= 1
 
 
 def _given(answer: str, wanted: Quantity, speech: Speech) -> Quantity | None:
@@ -100,6 +120,12 @@ def _given(answer: str, wanted: Quantity, speech: Speech) -> Quantity | None:
     Where the reference has no unit, one that the question speaks of is left out.
     """
     answer = numerals(_ACIDITY.sub("", answer))
+    if (label := _LABEL.match(answer)) and (
+        wanted.has_unit or speech.is_asked(label[1])
+        if len(label[1]) == 1
+        else speech.labels(label[1])
+    ):
+        answer = answer[label.end() :]
     if str(wanted.unit) in ("degree_Celsius", "degree_Fahrenheit"):  # `C` is no coulomb there
         answer = re.sub(r"(?<=\d) ?([CF])$", r" deg\1", answer)
     found = quantity(answer)
@@ -150,8 +176,10 @@ def is_same_text(reference: str, answer: str) -> bool:
     >>> is_same_text("H2O", "H₂O"), is_same_text("HF", "Hf"), is_same_text("HCl", "HCl")
     (True, False, True)
     """
-    pairs = ((words(reference), words(answer)), (plain(reference), plain(answer)))
-    return any(same_case(*pair) for pair in pairs)
+    if same_case(plain(reference), plain(answer)):
+        return True
+    # of `A horizon` the letter is a name
+    return not reference.startswith("A ") and same_case(words(reference), words(answer))
 
 
 def words(text: str) -> str:
@@ -160,8 +188,11 @@ def words(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text without punctuation and raised or lowered signs; one that is nothing else stays."""
-    flat = _RAISED.sub(r"\1", unicodedata.normalize("NFKC", text))
+    """A text without punctuation, as formulas are typed; one that is nothing else stays."""
+    flat = _RAISED.sub(lambda found: "^" + found[0].translate(_SUPERSCRIPTS), text)
+    flat = re.sub("[’‘]", "'", unicodedata.normalize("NFKC", flat))
+    for pattern, ours in _FORMULAS:
+        flat = pattern.sub(ours, flat)
     flat = re.sub(r"\b[pP](?= ?[<>=])", "p", flat)
     rest = " ".join(_MARKS.sub(" ", flat).split()).rstrip(".").strip()
     return rest or text.strip()

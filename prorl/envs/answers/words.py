@@ -16,7 +16,7 @@ _LEAD = re.compile(
     r"|have|find|obtain|conclude|that|the|my|our|final|correct|right|answer|ans|result|value"
     r"|solutions?|total|us|is|are|be|equals?|would be|will be|must be|it|this|there|there are"
     r"|a total of|exactly|approximately|about|around|roughly|approx\.?|simply|just|only|given by"
-    r"|equal to|option|choice)(?=[ :,*=$\\(]|$)[ :,*]*"
+    r"|equal to)(?=[ :,*=$\\(]|$)[ :,*]*"
     r"|(?:at |(?:at )?(?:the )?point )(?=\()"
     r"|(?:[:=≈]|\\approx|\\therefore|\\implies|\\Rightarrow|=>|->|→|∴) ?)+",
     re.IGNORECASE,
@@ -40,12 +40,12 @@ _SIGNS = {
 }  # fmt: skip
 _SIGN = r"\\?[$€£¥₹¢]|\b(?:USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z])"
 _BEFORE = re.compile(rf"({_SIGN}) ?(?=[-+]?[\d.])")
-_BEHIND = re.compile(r"(?<=\d) ?([€£¥₹¢])")
+_BEHIND = re.compile(r"(?<=\d) ?([€£¥₹¢]|(?<!\\)\$(?=$))")
 _SCALED = (
     r"\d[\d.,]*(?<![.,])(?: ?(?:\\text ?\{ ?)?(?:hundred|thousand|million|billion|trillion)\b"
     r" ?\}?)?"
 )
-_PRICE = re.compile(rf"(?:{_SIGN}) ?([-+]?{_SCALED}|[-+]?\.\d+)|({_SCALED}) ?[€£¥₹¢]")
+_PRICE = re.compile(rf"(?:{_SIGN}) ?([-+]?{_SCALED}|[-+]?\.\d+)|({_SCALED}) ?[€£¥₹¢$]")
 _REPEATED = re.compile(r"([_*$~#,;:])\1{3,}")
 _SCALE_WORD = re.compile(
     r"\\(?:text|mathrm|mbox) ?\{ ?(hundred|thousand|million|billion|trillion|dozen)\b ?([^{}]*)\}"
@@ -68,7 +68,7 @@ def undress(text: str) -> str:
     >>> undress("**$1,234.50**."), undress("€5 million"), undress("$3 + $4")
     ('1,234.50 dollars', '5 million euros', '3 + 4')
     """
-    text = " ".join("".join(filter(_is_kept, text)).split())
+    text = " ".join("".join(map(_signed, text)).split())
     text = _REPEATED.sub(r"\1\1\1", text)
     text = _PRIMES.sub(lambda found: "'" * found[0].count("prime"), text.replace("⁻¹(", "^{-1}("))
     text = re.sub(r"\b(?:GCD|LCM)(?= ?\()", lambda found: found[0].lower(), text)
@@ -80,7 +80,7 @@ def undress(text: str) -> str:
     dollars = len(re.findall(r"(?<!\\)\$", text))
     if dollars and dollars % 2 == 0:
         text = re.sub(r"(?<!\\)\$", " ", text).strip()
-    text = _priced(text).strip().strip('"“”')
+    text = re.sub(r'^["“]([^"“”]*)["”]$', r"\1", _priced(text).strip())
     text = re.sub(r"^\*\*|\*\*$", "", text)
     if text.startswith("*") and text.endswith("*"):
         text = text.strip("*_")
@@ -93,8 +93,11 @@ def _untrailed(text: str) -> str:
     return text if text.endswith("...") else text.rstrip(" .,;:\\")
 
 
-def _is_kept(char: str) -> bool:
-    return char in "°␤" or unicodedata.category(char) != "So"
+def _signed(char: str) -> str:
+    """`℃` as `°C`, `㎏` as `kg`; a tick is no sign."""
+    if char in "✅✔✓":
+        return ""
+    return unicodedata.normalize("NFKC", char) if unicodedata.category(char) == "So" else char
 
 
 def _priced(text: str) -> str:
@@ -144,7 +147,9 @@ def exact_text(text: str) -> str:
     ("f'(x)", 'Co', '(1,2)')
     """
     text = TEXT_COMMANDS.sub(r" \1 ", text)
-    text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|[`“”$]|~", " ", text)
+    text = re.sub(
+        r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|`|\$(?=.)|(?<=\w)~", " ", text
+    )
     if "\\{" in text:  # a set's condition
         text = re.sub(r"\\mid(?![a-zA-Z])|:", "|", text)
     text = re.sub(r" ?([-+=<>/^,:;()\[\]{}|]) ?", r"\1", " ".join(text.split()))
@@ -160,7 +165,9 @@ def plain_text(text: str) -> str:
     text = TEXT_COMMANDS.sub(r" \1 ", text)
     text = re.sub(r"\\mathbb ?\{? ?R ?\}?", " ℝ ", text)
     text = text.replace("\\infty", "∞").replace("\\emptyset", "∅").replace("\\varnothing", "∅")
-    text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|[`\"“”$]|~", " ", text)
+    text = re.sub(
+        r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|[`\"“”$]|(?<=\w)~", " ", text
+    )
     text = re.sub(r"[’']", "", " ".join(text.split()))
     text = re.sub(r"\b(?:[Tt]he|an?|A(?=n? [a-z]{2})n?)\b(?= \w)", " ", text)
     text = re.sub(r"\b([apAP])\. ?[mM]\.?(?!\w)", r"\1m", " ".join(text.split()))
@@ -182,20 +189,16 @@ def same_case(one: str, other: str) -> bool:
     """
     if one.casefold() != other.casefold():
         return False
-    is_prose = all(char.isalpha() or char == " " for char in one) and " " in one
     pairs = zip(re.findall(r"[^\W_]+", one), re.findall(r"[^\W_]+", other), strict=False)
-    return all(
-        left == right or (_is_word(left, is_prose) and _is_word(right, is_prose))
-        for left, right in pairs
-    )
+    return all(left == right or (_is_word(left) and _is_word(right)) for left, right in pairs)
 
 
-def _is_word(text: str, is_prose: bool) -> bool:
-    if len(text) == 1:
-        return is_prose
+def _is_word(text: str) -> bool:
     if len(text) == 2:
         return text.lower() in _TWO_LETTERS and not text.isupper()
-    return text.islower() or text[1:].islower() or text.isupper()
+    return len(text) > 2 and (
+        text.islower() or text.isupper() or (text.isalpha() and text[1:].islower())
+    )
 
 
 def same_words(reference: str, answer: str) -> bool:
