@@ -7,12 +7,13 @@ import time
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.envs.answers import final_answer, judge
+from prorl.envs.answers import final_answer, judge, science
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import parse
 from tests.envs.math_aimed import AIMED, EGGS, PAY, TRAIN
@@ -363,6 +364,23 @@ def test_right_answers_beside_those_that_were_aimed(
 )
 def test_right_answers_as_policies_write_them(question: str, reference: str, answer: str) -> None:
     assert judge(reference, final_answer(f"#### {answer}").text, question)[0]
+
+
+_WHOLE = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "answers_right.jsonl").read_text().splitlines()
+]
+
+
+@pytest.mark.parametrize("row", _WHOLE, ids=lambda row: row["question"][:40])
+def test_right_endings_as_policies_write_them(row: dict[str, Any]) -> None:
+    """Boxed, behind `####`, or said in the last sentence."""
+    data, question = row["data"], row["question"]
+    for text in row["right"]:
+        if row["env"] == "stem":
+            assert science.judge(data, question, text)[0], text
+        else:
+            assert judge(data["answer"], final_answer(text).text, question)[0], text
 
 
 def _cost_s(text: str) -> float:

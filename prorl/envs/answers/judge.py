@@ -175,7 +175,7 @@ def _choice_with_text(reference: str, answer: str, speech: Speech) -> bool | Non
 _WORDLIKE = re.compile(r"[^\W\d_][\w '’.,&/()-]*")
 _AS_WRITTEN = re.compile(
     r"\d+(?: ?[-–/.] ?\d+){2,9}|\d+ ?[-–] ?\d+|\d+ ?(?:×|x|\\times) ?\d+"
-    r"|.*(?:\\(?:land|lor|wedge|vee|neg|lnot)(?![a-zA-Z])|[∧∨¬]).*"
+    r"|0\d+|.*(?:\\(?:land|lor|wedge|vee|neg|lnot)(?![a-zA-Z])|[∧∨¬]).*"
 )
 """A date, a score, a matrix' size, a formula of logic: no arithmetic."""
 
@@ -199,6 +199,7 @@ def _text(reference: str, answer: str, speech: Speech) -> bool | None:
     if wanted.casefold() in _MEANT:
         return None
     is_word = len(max(words, key=len)) > 3 or plain.lower() in ("no", "yes")
+    is_word |= plain.isalpha() and plain.isupper()  # `XIX`, `SAS`
     return False if is_word or _tree(plain) is None else None
 
 
@@ -351,7 +352,7 @@ def _meaning(text: str) -> str:
 
 def _same_mathematics(reference: str, answer: str, speech: Speech, is_step: bool) -> bool | None:
     """Whether both are equal mathematics; None where the reference has no value."""
-    if _INVERSE.match(reference):
+    if _INVERSE.match(reference) or "inverse" in speech.question:
         reference, answer = _INVERSE.sub("", reference), _INVERSE.sub("", answer)
     wanted = list(_trees(reference, is_reference=True))
     if not wanted:

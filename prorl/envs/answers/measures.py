@@ -86,7 +86,7 @@ _KIND = re.compile(
     r"|(?P<span>\bhow long\b)|(?P<time>\bhow old\b|\bage\b|\btime\b)"
     r"|(?P<mass>\bheavy\b|\bweigh|\bmass\b)|(?P<angle>\bangle|\bdegree|°|\\circ|\brotat|\barc)"
     r"|(?P<heat>\btemperature\b)"
-    r"|(?P<money>\b(?:cost|price|profit|revenue|income|wages?|salary|bill|money|change|earn|pay|paid"
+    r"|(?P<money>\b(?:cost|price|profit|revenue|income|wages?|salary|bill|money|change|earn(?:ings)?|pay|paid"
     r"|spen[dt]|make|save|charge|owe|raise|worth|expensive)\b)",
     re.IGNORECASE,
 )
@@ -109,6 +109,7 @@ _AGGREGATE = re.compile(
     r"|discriminant|remainder|distance)\b|\\(?:int|sum|lim)(?![a-z])"
 )
 """What is asked of an expression, whose letters are then no names of the answer."""
+_RELATION = re.compile(r"[=<>≤≥≠]|\\(?:leq?|geq?|lt|gt|neq?)(?![a-zA-Z])")
 _ORDER = re.compile(
     r"\b(?:in|by) (?:\w+ ){0,2}order\b|\b(?:arrange|rank|sort|ascending|descending)\b|^order "
     r"|\b(?:in|de)creasing order|\border(?:ed)? (?:from|by|of)\b"
@@ -295,6 +296,8 @@ class Speech:
         if len(name) > 1:
             said = rf"(?<![A-Za-z]){re.escape(name)}(?![A-Za-z])"
             return not self.is_known or re.search(said, " ".join(self._asked_for)) is not None
+        if any(re.match(rf"\$?{name}\b\$?(?=[:.?]|$)", text) for text in self._asked_for):
+            return True
         has_value = rf"(?<![\w+*/-])(?<![+*/-] ){name} ?(?:= ?-?{_A_VALUE}|\\to|→)"
         if re.search(has_value, self._question):
             return False
@@ -312,7 +315,7 @@ class Speech:
             if found := _LETTER.search(clause):
                 beside = clause[: found.start()].rstrip()[-1:] + clause[found.end() :].lstrip()[:1]
                 # of an expression of x: x is another number
-                is_part = "=" not in clause and re.search(r"[-+*/^\d]", beside)
+                is_part = not _RELATION.search(clause) and re.search(r"[-+*/^\d]", beside)
                 asked.append("" if is_part else found[0])
         return name in asked if asked else letters == {name}
 
@@ -340,7 +343,7 @@ class Speech:
     @property
     def asks_slope(self) -> bool:
         """Whether it asks for a derivative."""
-        return re.search(r"deriv|differentiat", self._question) is not None
+        return re.search(r"deriv|differentiat", self._question, re.IGNORECASE) is not None
 
     @property
     def _slope(self) -> str:

@@ -30,7 +30,9 @@ LETTERS = string.ascii_uppercase
 TOLERANCE = 0.01
 MAX_ANSWER_CHARS = 500
 
-_DRESS = re.compile(r"\\(?:text|mathrm|textbf|mathbf|ce) ?\{([^{}]*)\}|\*{2,9}|^\*|\*$|[`$]")
+_DRESS = re.compile(
+    r"\\(?:text|mathrm|textbf|mathbf|ce) ?\{((?:[^{}]|\{[^{}]*\})*)\}|\*{2,9}|^\*|\*$|[`$]"
+)
 _LETTER = re.compile(
     r"(?:(?:the )?(?:option|choice|answer)(?: is)? ?:? ?)?[(\[]?([A-Za-z])[)\].:,]{0,3}(?: (.*))?",
     re.IGNORECASE,
@@ -176,6 +178,8 @@ def is_same_text(reference: str, answer: str) -> bool:
     >>> is_same_text("H2O", "H₂O"), is_same_text("HF", "Hf"), is_same_text("HCl", "HCl")
     (True, False, True)
     """
+    if "[" in reference:
+        return "".join(reference.split()) == "".join(answer.split())
     if same_case(plain(reference), plain(answer)):
         return True
     # of `A horizon` the letter is a name
