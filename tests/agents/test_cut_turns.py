@@ -48,6 +48,8 @@ async def _check(model: Model, num_cuts: int | None) -> None:
     )
     first = next(index for index, one in enumerate(messages) if one.role == "assistant")
     whole = made.completion(messages[first])
+    said = made.parse(whole, made.prompt(messages[:first], tools), tools).tool_calls
+    assert said
     answer = made.completion(Message(role="assistant", content="I see."))
     cuts = list(_beginnings(made, whole))[1:]
     cuts = cuts if num_cuts is None else cuts[:: max(1, len(cuts) // num_cuts)]
@@ -62,7 +64,6 @@ async def _check(model: Model, num_cuts: int | None) -> None:
         check_exact(trajectory, backend)  # every sampled id is there, and trains
         assert len(backend.said) >= 2
         assert trajectory.failure.failure_class in (FailureClass.NONE, FailureClass.POLICY)
-        said = messages[first].tool_calls
         assert len(env.called) >= len(said)
         for called, meant in zip(env.called, (*said, *said), strict=False):
             assert called.error or _same(called, meant), made.tokenizer.decode(cut)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from prorl.envs.answers.evaluate import UndefinedError, equal, number, proportional, symbols
+from prorl.envs.answers.evaluate import UndefinedError, equal, proportional, symbols
 from prorl.envs.answers.measures import PERCENT, fits, ratio, unit_text
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import Node
@@ -19,7 +19,6 @@ from prorl.envs.answers.sets import real_set, same_set
 
 _HUNDRED = Node("num", value=Fraction(100))
 _MAX_ITEMS = 40
-_FLIP = str.maketrans("<>≤≥", "><≥≤")
 
 
 def same(reference: Node, answer: Node) -> bool:
@@ -91,7 +90,7 @@ def _same_scalar(reference: Node, answer: Node) -> bool:
         value = assigned(answer)
         return value is not None and _same_scalar(reference, value)
     if answer.op in ("sequence", "list"):
-        alone = len(answer.args) == 1 and answer.name != "()"
+        alone = len(answer.args) == 1 and answer.name == "⦃⦄"
         return alone and _same_scalar(reference, answer.args[0])
     if answer.op == "ratio":
         is_part = reference.op != "num" or reference.value.denominator != 1
@@ -331,7 +330,7 @@ def _same_matrix(reference: Node, answer: Node) -> bool:
 
 def _same_relation(reference: Node, answer: Node) -> bool:
     if set(reference.name) - {"=", "≈"}:
-        return _same_inequality(reference, answer)
+        return _same_set(reference, answer)
     value = assigned(reference)
     if answer.op == "relation":
         if set(answer.name) - {"=", "≈"} or len(answer.args) != 2 or len(reference.args) != 2:
@@ -349,35 +348,3 @@ def _clash(left: Node, right: Node) -> bool:
     """Whether two equations define different letters."""
     names = [next((arg.name for arg in node.args if arg.op == "sym"), "") for node in (left, right)]
     return "" not in names and names[0] != names[1]
-
-
-def _same_inequality(reference: Node, answer: Node) -> bool:
-    try:
-        return _same_set(reference, answer)
-    except UnreadableError:
-        if answer.op != "relation" or len(answer.args) != 2 or len(reference.args) != 2:
-            raise
-    left, right = Node("-", reference.args), Node("-", answer.args)
-    return any(
-        sign == reference.name and proportional(left, one) and _positive(left, one)
-        for one, sign in (
-            (right, answer.name),
-            (Node("neg", (right,)), answer.name.translate(_FLIP)),
-        )
-    )
-
-
-def _positive(left: Node, right: Node) -> bool:
-    """Whether two proportional expressions have one sign: at a point where neither is 0."""
-    point = {name: Fraction(7 + 4 * index, 3) for index, name in enumerate(sorted(symbols(left)))}
-
-    def at(node: Node) -> Node:
-        if node.op == "sym" and node.name in point:
-            return Node("num", value=point[node.name])
-        return node._replace(args=tuple(map(at, node.args)))
-
-    try:
-        quotient = number(Node("/", (at(left), at(right))))
-    except UndefinedError:
-        return False
-    return not isinstance(quotient, complex) and quotient > 0

@@ -362,12 +362,6 @@ def _integers(values: tuple[Number, ...]) -> list[int]:
     return [int(value.real) for value in values]
 
 
-def _reals(values: tuple[Number, ...]) -> list[Fraction | float]:
-    if not values or any(isinstance(value, complex) for value in values):
-        raise UndefinedError("no real numbers")
-    return [value for value in values if not isinstance(value, complex)]
-
-
 RULES: Mapping[str, Callable[..., Number]] = {
     "neg": _negative,
     "abs": _absolute,
@@ -383,7 +377,5 @@ RULES: Mapping[str, Callable[..., Number]] = {
     "degrees": lambda value: as_float(value) * math.pi / 180,
     "gcd": lambda *values: Fraction(math.gcd(*_integers(values))),
     "lcm": lambda *values: Fraction(math.lcm(*_integers(values))),
-    "max": lambda *values: max(_reals(values), key=float),
-    "min": lambda *values: min(_reals(values), key=float),
 }
 """Functions of values by their name in a tree."""

@@ -394,7 +394,10 @@ def _is_done(text: str, reference: Node, answer: Node, speech: Speech) -> bool:
 def _is_worked_out(node: Node) -> bool:
     """Whether numbers stand as numbers (-3/4, 2.5·10^6) rather than as arithmetic to be done."""
     if node.op == "/":
-        return all((arg.args[0] if arg.op == "neg" else arg).op == "num" for arg in node.args)
+        parts = [arg.args[0] if arg.op == "neg" else arg for arg in node.args]
+        if any(part.op != "num" or not part.value for part in parts):
+            return False
+        return (parts[0].value / parts[1].value).denominator != 1
     if node.op == "^":
         return node.args[0].value == 10
     if node.op == "*":

@@ -443,13 +443,7 @@ def fits(wanted: str, given: str) -> bool:
     left, right = parse_unit(wanted), parse_unit(given)
     if left is not None and right is not None:
         return same_kind(left, right)
-    if left is not None or right is not None:
-        return _counted(wanted) == _counted(given) and min(map(len, (wanted, given))) > 2
-    things, given_things = _counted(wanted), _counted(given)
-    shorter = min(len(things), len(given_things)) or max(len(things), len(given_things))
-    if things[-shorter:] != given_things[-shorter:]:
-        return False
-    return not _per(wanted) or not _per(given) or _per(wanted) == _per(given)
+    return left is right and stems(wanted) == stems(given)
 
 
 def ratio(wanted: str, given: str) -> Fraction | None:
@@ -465,19 +459,3 @@ def ratio(wanted: str, given: str) -> Fraction | None:
         return None
     exact = Fraction(found).limit_denominator(10**9)
     return exact if math.isclose(exact, found, rel_tol=1e-12) else Fraction(found)
-
-
-_PER = re.compile(r"\b(?:per|each|every|an?)\b|/")
-_WHERE = re.compile(r"\b(?:of|in|on|at|for|from|with|to|by)\b")
-
-
-def _counted(text: str) -> tuple[str, ...]:
-    """The thing counted and what kind of it, without what it is counted per."""
-    counted = _WHERE.split(_PER.split(text.casefold())[0])[0]
-    return tuple(stem(word) for word in _WORD.findall(counted) if word not in _ARTICLES)
-
-
-def _per(text: str) -> tuple[str, ...]:
-    """What things are counted per."""
-    rest = _PER.split(text.casefold(), maxsplit=1)[1:]
-    return tuple(stem(word) for word in _WORD.findall(" ".join(rest)) if word not in _ARTICLES)

@@ -111,8 +111,6 @@ def _relation(node: Node) -> RealSet:
     for left, sign, right in zip(node.args, node.name, node.args[1:], strict=False):
         if right.op == "sym" and symbols(right):
             left, right, sign = right, left, _FLIPPED.get(sign, "?")
-        if left.op == "abs" and len(node.args) == 2:
-            return _distance(left.args[0], sign, real(right))
         if left.op != "sym" or not symbols(left) or symbols(right) or sign not in _FLIPPED:
             raise UnreadableError("no condition on one symbol")
         if name not in ("", left.name):
@@ -120,19 +118,6 @@ def _relation(node: Node) -> RealSet:
         name = left.name
         found = _both(found, _half(sign, real(right)))
     return RealSet(found.parts, name)
-
-
-def _distance(inner: Node, sign: str, value: Fraction | float) -> RealSet:
-    """`|x| < 3`, `|x| ≥ 3`."""
-    if inner.op != "sym" or not symbols(inner) or not value > 0 or sign not in _FLIPPED:
-        raise UnreadableError("no distance from 0")
-    if sign in "<≤":
-        found = RealSet((Interval(-value, sign == "≤", value, sign == "≤"),))
-    elif sign in ">≥":
-        found = union(_half(_FLIPPED[sign], -value), _half(sign, value))
-    else:
-        raise UnreadableError("no distance from 0")
-    return RealSet(found.parts, inner.name)
 
 
 def _half(sign: str, value: Fraction | float) -> RealSet:
