@@ -44,7 +44,7 @@ def probes(root: Path) -> Iterator[ProbeOutcome]:
     for package in ("pyarrow", "duckdb"):
         yield _package(package)
     yield _optional("torch", "prorl[torch]", "tensors in trainers")
-    yield _optional("spython", "prorl[apptainer]", "unpacking .sif images")
+    yield _optional("spython", "prorl[apptainer]", "unpacking .sif images and building FILE.def")
     yield _cores()
     yield from _disk(root)
     # Of a service that others reach: what ends within a month. It renews them while it runs.

@@ -5,10 +5,12 @@ in one clear error.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,12 @@ import pytest
 from prorl.errors import StorageError, UserError
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.maker import client_class
+from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.images.stack import merge
 from tests.sandbox import small_image
+from tests.sandbox.conftest import why_not
+from tests.sandbox.image_sources import Blobs, Entry, archive
 
 TIME_S = 90.0
 
@@ -42,12 +47,11 @@ async def build(
     )
 
 
-def slow(folder: Path, mark: str) -> dict[str, str]:
-    """A PATH on which `singularity` takes its time."""
-    (folder / "bin").mkdir()
-    (folder / "bin/singularity").write_text(f"#!/bin/bash\nsleep {mark}\n")
-    (folder / "bin/singularity").chmod(0o755)
-    return {"PATH": f"{folder}/bin:{os.environ['PATH']}"}
+def definition(folder: Path, base: object, post: str, more: str = "") -> Path:
+    """A definition file on top of another image."""
+    path = folder / "test.def"
+    path.write_text(f"Bootstrap: localimage\nFrom: {base}\n\n%post\n    {post}\n{more}")
+    return path
 
 
 async def test_from_a_folder(registry: Registry, base: Path) -> None:
@@ -75,6 +79,29 @@ async def test_from_a_sif(registry: Registry, sif: Path) -> None:
         path.stat().st_uid for path in (image, image / "etc", image / "etc" / "image-name")
     } == {os.getuid()}
     assert await build(registry, sif, "again") == image, "unpacked once"
+
+
+@pytest.mark.apptainer
+@pytest.mark.parametrize("named", [True, False], ids=["a named image", "a .sif"])
+async def test_from_a_definition_on_top_of(
+    registry: Registry, sif: Path, tmp_path: Path, named: bool
+) -> None:
+    if named:
+        await build(registry, sif, "base")
+    post, more = "touch /etc/made && chown 33:33 /etc/made", "%environment\n    export NAME=value\n"
+    image = await build(registry, definition(tmp_path, "base" if named else sif, post, more))
+    assert (image / "etc" / "made").exists()
+    assert "NAME=value" in (image / ".singularity.d" / "env" / "90-environment.sh").read_text()
+    assert len(registry.list()) == 2, "the .sif is unpacked, and stays for the next"
+
+
+@pytest.mark.apptainer
+async def test_a_failing_post_section_is_told(
+    registry: Registry, base: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"test\.def: Apptainer made nothing: FATAL.*%post section"):
+        await build(registry, definition(tmp_path, base, "ls /no/such/file"))
+    assert registry.list() == []
 
 
 @pytest.mark.apptainer
@@ -112,6 +139,22 @@ async def test_from_a_dockerfile(registry: Registry, base: Path, tmp_path: Path)
     assert "export NAME='two words'\n" in said
 
 
+@pytest.mark.apptainer
+async def test_a_definition_may_name_a_pulled_image(
+    registry: Registry, base: Path, tmp_path: Path
+) -> None:
+    if why_not("apptainer"):
+        pytest.skip(why_not("apptainer"))
+    buffer, blobs = io.BytesIO(), Blobs()
+    with tarfile.open(fileobj=buffer, mode="w") as target:
+        target.add(base, arcname=".")
+    blobs.image("v1", buffer.getvalue(), archive(Entry("etc/own", b"own")))
+    Pull(registry, {}).pull("pulled", f"oci:{blobs.layout(tmp_path / 'oci')}:v1")
+    recipe = tmp_path / "image.def"
+    recipe.write_text("Bootstrap: localimage\nFrom: pulled\n")
+    assert (await build(registry, recipe) / "etc/own").read_bytes() == b"own"
+
+
 @needs_buildah
 async def test_a_failing_step_of_a_dockerfile_is_told(
     registry: Registry, base: Path, tmp_path: Path
@@ -135,7 +178,7 @@ async def test_without_buildah_a_dockerfile_is_refused(
 async def test_other_sources_are_refused(registry: Registry, source: str) -> None:
     with pytest.raises(
         UserError,
-        match=r"image source .* expected a folder \(also a Dockerfile's\) or FILE.sif",
+        match=r"image source .* expected a folder \(also a Dockerfile's\), .* or FILE.def",
     ):
         await build(registry, source)
 
@@ -176,12 +219,11 @@ async def until(mark: str, runs: bool) -> None:
 
 
 @pytest.mark.apptainer
-async def test_the_time_out_ends_everything(
-    registry: Registry, sif: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_time_out_ends_everything(registry: Registry, base: Path, tmp_path: Path) -> None:
     mark = f"61.{os.getpid()}"
-    monkeypatch.setenv("PATH", slow(folder, mark)["PATH"])
-    making = asyncio.create_task(build(registry, sif, timeout_s=4.0))
+    making = asyncio.create_task(
+        build(registry, definition(tmp_path, base, f"sleep {mark}"), timeout_s=4.0)
+    )
     while not running(mark) and not making.done():  # a busy machine may not come so far
         await asyncio.sleep(0.02)
     with pytest.raises(StorageError, match="not made within 4 s"):
@@ -193,15 +235,14 @@ async def test_the_time_out_ends_everything(
 
 @pytest.mark.apptainer
 async def test_sigkill_in_the_middle_leaves_nothing(
-    registry: Registry, sif: Path, folder: Path
+    registry: Registry, base: Path, tmp_path: Path
 ) -> None:
     mark = f"62.{os.getpid()}"
-    argv = [sys.executable, "-m", "prorl.cli", "image", "build", "made", "--from", str(sif)]
-    caller = await asyncio.create_subprocess_exec(
-        *(*argv, "--images", str(registry.root)),
-        env={**os.environ, **slow(folder, mark)},
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    registry.open()
+    made = definition(tmp_path, base, f"sleep {mark}")
+    argv = [sys.executable, "-m", "prorl.cli", "image", "build", "made", "--from", str(made)]
+    argv += ["--images", str(registry.root)]
+    caller = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
     await until(mark, True)
     caller.kill()
     await caller.wait()
@@ -210,15 +251,20 @@ async def test_sigkill_in_the_middle_leaves_nothing(
 
 
 @pytest.mark.apptainer
-def test_as_an_ordinary_user(base: Path, sif: Path, place: Path) -> None:
+def test_as_an_ordinary_user(base: Path, place: Path, tmp_path: Path) -> None:
+    """Folder, then a definition on top of it; the %post section believes to be root."""
+    if why_not("apptainer"):
+        pytest.skip(why_not("apptainer"))
     home = place / "home"
     home.mkdir()
     home.chmod(0o777)
+    made = definition(home, "base", "touch /etc/made && chown 33:33 /etc/made")
     prorl = [*small_image.as_ordinary_user(), sys.executable, "-m", "prorl.cli", "image"]
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
-    for name, source in (("base", base), ("made", sif)):
+    for name, source in (("base", base), ("made", made)):
+        argv = [*prorl, "build", name, "--from", str(source)]
         done = subprocess.run(
-            [*prorl, "build", name, "--from", str(source)],
+            argv,
             env=environment,
             cwd=home,
             capture_output=True,
@@ -227,5 +273,10 @@ def test_as_an_ordinary_user(base: Path, sif: Path, place: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        image = Registry(home / ".cache" / "prorl" / "images").find(name)
-        assert Path(image.path, "etc", "image-name").stat().st_uid != 0
+    (image,) = (
+        image
+        for image in Registry(home / ".cache" / "prorl" / "images").list()
+        if image.names == ("made",)
+    )
+    about = Path(image.path, "etc", "made").stat()
+    assert about.st_uid != 0

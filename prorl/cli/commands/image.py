@@ -49,15 +49,15 @@ def build(
 ) -> int:
     """Make an image that tasks can name.
 
-    Example: prorl image build task7 --from task7.sif
+    Example: prorl image build task7 --from task7.def
 
     Parameters
     ----------
     name
         What tasks call it.
     source
-        A folder (a root file system, or one with a Dockerfile, which buildah or podman builds) or
-        FILE.sif.
+        A folder (a root file system, or one with a Dockerfile, which buildah or podman builds),
+        FILE.sif or FILE.def (its `From:` may name another image).
     replace
         Let an existing name stand for the new image.
     timeout_s

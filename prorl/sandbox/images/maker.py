@@ -1,7 +1,10 @@
 """Makes images, in the child process of `child.py`.
 
-Sources: a folder; a .sif, by Apptainer, as root run as `nobody`, for what an image holds is
-foreign; a Dockerfile, by buildah or podman.
+Sources: a folder; a .sif or a definition file, by Apptainer; a Dockerfile, by buildah or podman.
+
+As root a definition's %post runs with the capabilities of an ordinary container engine, and a .sif
+is unpacked as `nobody`: what an image holds is foreign. As an ordinary user %post is root in a user
+namespace only (Apptainer's fakeroot).
 
 Apptainer runs by spython: always a folder (`--sandbox`), never with sudo. spython hides failures
 (its result says nothing, its library code calls `sys.exit`), so what counts is the folder that is
@@ -14,6 +17,7 @@ import io
 import json
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -21,17 +25,30 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from prorl.errors import ConflictError, StorageError, UserError
+from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
 from prorl.linux import calls
 from prorl.linux.forked import Forked
 from prorl.sandbox.images.layers import ToolFailed, make_layer
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry, digest_of_sif, is_name, is_sif
+from prorl.sandbox.images.stack import merge
 from prorl.sandbox.images.tree import add_mount_points, check_shell, copy_tree, digest_of, tidy
 
-SOURCES = "a folder (also a Dockerfile's) or FILE.sif"
+SOURCES = "a folder (also a Dockerfile's), FILE.sif or FILE.def"
+POST_CAPABILITIES = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETFCAP",
+    "SYS_CHROOT",
+]
 DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
 """Where a task's or a build's folder has it."""
+FROM = re.compile(r"(?im)^(\s*from:\s*)(\S+)\s*$")
 
 
 def make(registry: Registry, job: dict[str, str]) -> Image:
@@ -70,10 +87,12 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
             build_dockerfile(recipe, work / "layout")
             return Pull(registry, {}).image(f"oci:{work / 'layout'}", str(recipe))
         tree = work / "tree"
-        if not os.path.isdir(source):
-            mend = "apptainer makes a .sif of a definition file"
-            raise UserError(f"image source {source!r}", f"{SOURCES} that exists", mend)
-        copy_tree(source, str(tree), str(registry.root))
+        if os.path.isdir(source):
+            copy_tree(source, str(tree), str(registry.root))
+        elif source.endswith(".def") and os.path.isfile(source):
+            _definition(registry, source, work)
+        else:
+            raise UserError(f"image source {source!r}", f"{SOURCES} that exists")
         _check(tree, source)
         return registry.make(
             digest_of(str(tree)), source, lambda place: os.rename(tree, place / "tree")
@@ -86,7 +105,7 @@ def _check(tree: Path, source: str) -> None:
     add_mount_points(str(tree))
 
 
-# ---- .sif
+# ---- .sif and definition files
 
 
 def build(source: str, recipe: str, work: Path) -> None:
@@ -173,6 +192,44 @@ def _unpack_as_nobody(sif: str, work: Path) -> None:
     _, status = os.waitpid(pid, 0)
     if status:
         raise failed(sif)
+
+
+def _definition(registry: Registry, source: str, work: Path) -> None:
+    """What a definition file makes, whatever Apptainer can bootstrap here.
+
+    That is localimage (a path, or a name of this registry), scratch, debootstrap.
+    """
+    text = Path(source).read_text()
+    if re.search(r"(?im)^\s*bootstrap:\s*localimage\s*$", text):
+        text = FROM.sub(lambda match: match[1] + _base(registry, match[2], work), text)
+    copy = work / "image.def"
+    copy.write_text(text)
+    if os.getuid() == 0:
+        os.environ["APPTAINER_NO_PRIVS"] = "1"
+        os.environ["APPTAINER_ADD_CAPS"] = ",".join(f"CAP_{name}" for name in POST_CAPABILITIES)
+    else:
+        # else files that %post gives away are a stranger's, whom we may not touch
+        os.environ["APPTAINER_IGNORE_SUBUID"] = "1"
+    build(source, str(copy), work)
+
+
+def _base(registry: Registry, base: str, work: Path) -> str:
+    """A name of the registry or a .sif becomes its folder; other words stay as they are."""
+    if is_name(base) and not os.path.exists(base):
+        try:
+            found = registry.find(base)
+        except NotFoundError:
+            return base
+        below = registry.stack(found.digest)
+        if len(below) == 1:
+            return below[0]
+        merge(below[::-1], work / "base")
+        return str(work / "base")
+    return (
+        _unpacked(registry, os.path.abspath(base)).path
+        if os.path.isfile(base) and is_sif(base)
+        else base
+    )
 
 
 # ---- a Dockerfile
