@@ -161,6 +161,8 @@ class Sampler:
         if _is_ended(completion, request.stop_token_ids):
             # Cut behind its last token: a turn that has ended does not go on.
             completion = replace(completion, finish_reason=FinishReason.STOP)
+        elif _is_cut(completion) and len(completion.token_ids_C) == wanted:
+            completion = replace(completion, finish_reason=FinishReason.LENGTH)
         self._append(sequence, turn, parts, completion, wanted)
         return completion
 
@@ -272,8 +274,11 @@ async def within(deadline: Deadline, call: Coroutine[Json, Json, ResultT], what:
 def _is_ended(completion: Completion, stop_token_ids: tuple[int, ...]) -> bool:
     """Whether a completion that was cut ends in a stop token."""
     ids_C = completion.token_ids_C
-    cut = completion.finish_reason is FinishReason.ABORT
-    return cut and len(ids_C) > 0 and int(ids_C[-1]) in stop_token_ids
+    return _is_cut(completion) and len(ids_C) > 0 and int(ids_C[-1]) in stop_token_ids
+
+
+def _is_cut(completion: Completion) -> bool:
+    return completion.finish_reason is FinishReason.ABORT
 
 
 def _checked_routing(completion: Completion, sequence: SequenceRecord) -> Completion:

@@ -20,7 +20,7 @@ from prorl.limits import Deadline
 from prorl.protocols import Backend, Renderer
 from prorl.stages.backends import Backends
 from prorl.stages.failover import Routed
-from prorl.testing import RENDERER, Replies
+from prorl.testing import RENDERER, Replies, sampled
 from prorl.tokenizer import ByteTokenizer
 from prorl.types import (
     Completion,
@@ -30,6 +30,7 @@ from prorl.types import (
     Message,
     PolicyVersion,
     RunWeights,
+    SamplingParams,
     SpanKind,
     StopReason,
 )
@@ -188,6 +189,20 @@ async def test_a_turn_that_was_cut_behind_its_stop_token_does_not_go_on() -> Non
     backend = Replies(cut)
     trajectory = await NativeAgent().run(context(backend))
     assert (trajectory.stop_reason, len(backend.prompts)) == (StopReason.DONE, 1)
+
+
+async def test_a_turn_that_was_cut_behind_all_its_tokens_has_its_length() -> None:
+    """The server died between the last token that there was room for and the word that it was."""
+    ids = _of_version(0).token_ids_C[:-1]
+    given = context(
+        Replies(sampled(ids, finish=FinishReason.ABORT)),
+        sampling=SamplingParams(max_tokens=len(ids)),
+    )
+    sampler = Sampler(given)
+    sampler.record.sequence.context(RENDERER.prompt(given.messages, ()), turn=0)
+    said = await sampler.sample(sampler.record.sequence, turn=0)
+    assert said.finish_reason is FinishReason.LENGTH
+    np.testing.assert_array_equal(said.token_ids_C, ids)
 
 
 def _of_version(version: int) -> Completion:
