@@ -14,7 +14,7 @@ from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
 from tests.trainer.toy import held_out, toy_service
 
 SCRIPT = Path(__file__).parents[2] / "configs" / "recipes" / "train_trl.py"
-STEPS, GROUPS = 16, 16
+STEPS, GROUPS = 12, 12
 
 
 @pytest.mark.slow
