@@ -1,5 +1,7 @@
 """Does a curator save rollouts? `python -m tests.trainer.curators FOLDER SEED [SEED ...]`
 
+An arm whose folder is there is left out.
+
 The demo's toy is trained on one set of tasks, epoch after epoch, half of which nobody solves (their
 answers are wrong), by three arms: without a curator, with one that has a task rest that taught
 nothing, and with one that has any task rest, as often and as long. Asked is how many rollouts each
@@ -96,14 +98,15 @@ def rests(root: Path, name: str) -> list[int]:
 
 def main(folder: Path, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    long: list[int] = []
     for name in ("none", "curator", "random"):
         root = folder / f"{name}-{seed}"
-        filter_ = {"none": "dapo", "curator": CURATOR, "random": at_random(long, seed)}[name]
+        if root.exists():
+            continue
+        filter_ = {"none": "dapo", "curator": CURATOR}.get(name, "")
+        if not filter_:
+            filter_ = at_random(rests(folder / f"curator-{seed}", "curator"), seed)
         with toy_service(root) as client:
             found = arm(client, root, name, seed, filter_)
-        if name == "curator":
-            long = rests(root, name)
         with (folder / "found.jsonl").open("a") as file:
             file.write(json.dumps({"seed": seed, **found}) + "\n")
 
