@@ -65,6 +65,12 @@ async def until_out(client: Client, url: str, limit_s: float) -> float:
     raise AssertionError(f"{one} after {limit_s} s")
 
 
+async def until_busy(pool: Iterable[Server], calls: int) -> None:
+    async with asyncio.timeout(240):
+        while any(len(one.tap.calls()) < calls for one in pool):
+            await asyncio.sleep(0.2)
+
+
 def check_nothing_charged(
     stored: StoredRun, count: int, turns: int = TURNS, stop: str = "max_turns"
 ) -> None:

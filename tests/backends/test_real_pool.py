@@ -1,0 +1,129 @@
+"""Two real vLLM servers and two embedded ones behind one pool; one is killed and one is frozen in
+the middle of rollouts of six turns. And a sole vLLM that is away for a minute.
+
+`make test-vllm`; figures are printed with `-s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from prorl.cli.progress import follow
+from prorl.deploy.running import client_of, in_thread, service, signals
+from tests.backends.real import VLLM_PYTHON, Server, embedded, serving, vllm
+from tests.backends.trial import (
+    asked,
+    check_exact,
+    check_left_alone,
+    check_nothing_charged,
+    config,
+    p90_s,
+    submit,
+    until_busy,
+    until_out,
+)
+from tests.integration.checks import check_complete
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(
+        not VLLM_PYTHON,
+        reason="PRORL_VLLM_PYTHON names no interpreter with vLLM; `make test-vllm` makes one",
+    ),
+    pytest.mark.timeout(900),
+]
+
+ROLLOUTS = 64
+DEAD_S, FROZEN_S = 1.0, 3.0
+
+
+async def undisturbed(root: Path, kind: str, pool: list[Server]) -> float:
+    """The same rollouts with nobody hurt; their p90."""
+    async with signals() as stop, service(config(root, kind, pool), stop) as running:
+        client = client_of(running)
+        await submit(client, ROLLOUTS)
+        await asyncio.wait_for(follow(client, running, "r", ROLLOUTS, quiet=True), 300)
+    stored = check_complete(root / "r", ROLLOUTS)
+    check_nothing_charged(stored, ROLLOUTS)
+    return p90_s(stored, asked(root), [one.url for one in pool])
+
+
+async def test_one_killed_and_one_frozen_of_four_cost_nothing(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    made = [vllm(tmp_path, "vllm-0"), vllm(tmp_path, "vllm-1")]
+    pool = [*made, embedded(tmp_path, "embedded-0"), embedded(tmp_path, "embedded-1")]
+    killed, others, frozen = pool[0], pool[1:3], pool[3]
+    async with serving(*pool):
+        before_s = await undisturbed(tmp_path / "calm", sandbox_kind, pool)
+        before = {one.name: len(one.tap.calls()) for one in pool}
+        root = tmp_path / "root"
+        async with signals() as stop, service(config(root, sandbox_kind, pool), stop) as running:
+            client = client_of(running)
+            await submit(client, ROLLOUTS)
+            finished = asyncio.ensure_future(follow(client, running, "r", ROLLOUTS, quiet=True))
+            await until_busy(pool, max(before.values()) + 16)
+            killed.strike(signal.SIGKILL)
+            killed_at = time.monotonic()
+            dead_s = await until_out(client, killed.url, 20)
+            frozen.strike(signal.SIGSTOP)
+            struck = time.monotonic()
+            frozen_s = await until_out(client, frozen.url, 30)
+            await asyncio.wait_for(finished, 300)
+            late = [call for call in frozen.tap.calls() if call.at > struck + FROZEN_S]
+            status = await in_thread(client.status)
+            frozen.strike(signal.SIGCONT)
+        stored = check_complete(root / "r", ROLLOUTS)
+        check_nothing_charged(stored, ROLLOUTS)
+        calls = [call for one in pool for call in one.tap.calls()[before[one.name] :]]
+        continued = check_exact(stored, calls)
+        asks = asked(root)
+        after_s = p90_s(stored, asks, [one.url for one in others])
+    print(
+        f"dead: out after {dead_s:.2f} s, frozen: {frozen_s:.2f} s; {continued} calls continued"
+        " elsewhere,"
+        f" {len(calls)} calls equal to the wire; p90 of rollouts on the others {after_s:.2f} s,"
+        f" undisturbed {before_s:.2f} s"
+    )
+    assert continued > 0
+    assert not late, "work for a frozen server"
+    check_left_alone(asks, killed.url, killed_at + DEAD_S)
+    check_left_alone(asks, frozen.url, struck + FROZEN_S)
+    assert {one["state"] for one in status["backends"] if one["name"] == killed.url} == {"ejected"}
+    assert dead_s < DEAD_S
+    assert frozen_s < FROZEN_S
+
+
+@pytest.mark.timeout(1500)
+async def test_a_sole_vllm_that_is_away_for_a_minute_fails_none_of_a_thousand(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    count, turns, away_s = 1000, 2, 60.0
+    server = vllm(tmp_path)
+    async with serving(server):
+        root = tmp_path / "root"
+        async with signals() as stop, service(config(root, sandbox_kind, [server]), stop) as run:
+            client = client_of(run)
+            await submit(client, count, max_tokens=12, turns=turns)
+            finished = asyncio.ensure_future(follow(client, run, "r", count, quiet=True))
+            await until_busy([server], 100)
+            server.strike(signal.SIGKILL)
+            struck = time.monotonic()
+            out_s = await until_out(client, server.url, 20)
+            await asyncio.sleep(away_s - (time.monotonic() - struck))
+            counts = (await in_thread(client.run, "r"))["counts"]
+            await server.launch()
+            await server.ready()
+            back_s = time.monotonic() - struck
+            await asyncio.wait_for(finished, 900)
+        stored = check_complete(root / "r", count)
+        check_nothing_charged(stored, count, turns)
+        check_exact(stored, server.tap.calls())
+    print(f"out after {out_s:.2f} s, away for {back_s:.0f} s; while it was away: {counts}")
+    assert counts["failed"] == 0
+    assert counts["queued"] > count // 2
