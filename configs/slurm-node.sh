@@ -1,6 +1,7 @@
 #!/bin/bash
 # A node as a Slurm job, without Dask: sbatch configs/slurm-node.sh JOIN_FILE [ARGUMENTS OF prorl node]
 # One job, one node; an array of them is as many nodes: sbatch --array=1-8 configs/slurm-node.sh JOIN_FILE
+# What a node may use is the job's: sbatch --cpus-per-task=16 --mem=64G ...; its log is slurm-*.out of the folder where sbatch was called.
 # Several hosts in one job: sbatch --nodes=4 configs/slurm-node.sh JOIN_FILE (one task, one node each)
 #SBATCH --job-name=prorl-node
 #SBATCH --ntasks-per-node=1
@@ -15,7 +16,8 @@ join=${1:?the join file: ROOT/join/node.json of the service}
 shift
 unset PYTHONPATH PYTHONHOME
 export TMPDIR=${SLURM_TMPDIR:-/tmp} JOIN=$join # node-local and short: sockets have 107 bytes
-LEFT=$(squeue -h -j "$SLURM_JOB_ID" -o %L)
+# Of this task alone: the number of an array's job is one task's number too, and squeue would tell of all its tasks.
+LEFT=$(squeue -h -j "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}" -o %L)
 export LEFT PRORL=${PRORL:-prorl}
 # A step, since Slurm tells only steps at once that they are pre-empted; `exec` hands its signals on. The name is the job's, and the
 # task's number where it has several: a job that is put back into the queue keeps it, and its newest life counts.

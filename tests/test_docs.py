@@ -48,7 +48,7 @@ def test_targets_that_a_page_names_exist(page: Path) -> None:
 def test_the_command_lines_of_the_cluster_page_are_taken() -> None:
     text = (ROOT / "docs" / "cluster.md").read_text().replace("\\\n", "")
     lines = re.findall(r"^ {7}prorl (.*)$", text, re.M)
-    assert [line.split()[0] for line in lines] == ["image", "serve", "status"]
+    assert [line.split()[0] for line in lines] == ["image", "serve", "status", "node"]
     for line in lines:
         ignored = build().parse_args(shlex.split(line), exit_on_error=False, print_error=False)[2]
         assert not ignored

@@ -3,19 +3,24 @@
 INIT installs them once a node where the task has no image; an image must have its program. Each was
 started in these versions (tests/agents/test_real_programs.py). `command: WORDS` is any other
 program that obeys OPENAI_BASE_URL or ANTHROPIC_BASE_URL. What stands in braces is filled in:
-{prompt}, {system}, {base_url}, {model}, {context} (tokens).
+{prompt}, {system}, {base_url}, {model}, {context} (tokens). A word `@FILE` becomes the file itself
+where the command is given (`carried`), since a sandbox sees no file of the host's.
 """
 
 from __future__ import annotations
 
+import base64
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from prorl.errors import ConfigError
 from prorl.types import HOST_WHEELS, SandboxSpec
 
 COMMAND = "command:"
+MOST_CARRIED_BYTES = 64 << 10
+"""Of the files of one command, which travel with each of its rollouts."""
 MODEL = "policy"
 """What programs call the model."""
 
@@ -151,3 +156,31 @@ def program_of(name: str) -> Program | None:
     if not argv:
         raise ConfigError(f"the agent {name!r}", "words behind it: 'command: python3 loop.py'")
     return Program(argv=argv)
+
+
+def carried(name: str, beside: Path) -> str:
+    """An agent's name whose `@FILE` words are files of its home, by what they hold now.
+
+    Relative ones are looked up `beside`. Raises ConfigError.
+    """
+    words = shlex.split(name.removeprefix(COMMAND)) if name.startswith(COMMAND) else []
+    files = {word: beside / word[1:] for word in words if word.startswith("@")}
+    if not files:
+        return name
+    lines, held = list[str](), 0
+    for word, path in files.items():
+        try:
+            text = path.read_bytes()
+        except OSError as cause:
+            raise ConfigError(f"{word} of the agent: {cause.strerror}", "a file's path") from None
+        held += len(text)
+        home = f'"$HOME"/{shlex.quote(path.name)}'
+        lines.append(f"echo {base64.b64encode(text).decode()} | base64 -d > {home}")
+    if held > MOST_CARRIED_BYTES:
+        room = f"{MOST_CARRIED_BYTES >> 10} KiB of files; put more into an image (docs/agents.md)"
+        raise ConfigError(f"{held:,} bytes of the agent's files", room)
+    argv = (
+        f'"$HOME"/{shlex.quote(files[w].name)}' if w in files else shlex.quote(w) for w in words
+    )
+    script = "; ".join((*lines, f"exec {' '.join(argv)}"))
+    return f"{COMMAND} bash -c {shlex.quote(script)}"

@@ -19,7 +19,7 @@ import orjson
 
 from prorl import plugins
 from prorl.agents import check_agent
-from prorl.agents.programs import program_of
+from prorl.agents.programs import carried, program_of
 from prorl.backends.catalogue import is_server
 from prorl.cli.runs import first_free, latest_run
 from prorl.cli.settings import Job, job_settings, run_settings, service_settings
@@ -113,7 +113,9 @@ def _run_of(job: Job) -> RunConfig:
     agent = str(job.run.get("agent", "native"))
     own = {
         "filter": filter_text(str(job.run.get("filter", "none"))),
-        "agent": agent if program_of(agent) else plugins.absolute(agent, Path.cwd()),
+        "agent": carried(agent, Path.cwd())
+        if program_of(agent)
+        else plugins.absolute(agent, Path.cwd()),
     }
     return run_settings({**job.run, **own}, job.name)
 

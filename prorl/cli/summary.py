@@ -101,7 +101,8 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
         for what, row in summary["timings"].items()
     )
     yield "  seconds   p50/p95: " + " · ".join(timings)
-    yield from _stored(Path(summary["directory"]), summary["bytes"])
+    look = "--worst" if summary["valid"] else "--failed"
+    yield from _stored(Path(summary["directory"]), summary["bytes"], look)
 
 
 def _reward(summary: dict[str, Json]) -> str:
@@ -136,10 +137,10 @@ def _tokens(summary: dict[str, Json], elapsed_s: float | None) -> str:
     return f"{said} · {summary['tokens'] / elapsed_s:,.0f} tokens/s · {rollouts}"
 
 
-def _stored(directory: Path, num_bytes: int) -> Iterator[str]:
+def _stored(directory: Path, num_bytes: int, look: str) -> Iterator[str]:
     """Where the run is, and what to look at next."""
     megabytes, root = f"{num_bytes / 1e6:.1f} MB of Parquet", root_option(directory.parent)
     yield f"  stored    {directory}  ({megabytes}; every figure above is SQL over it)"
-    yield f"  next      prorl show {directory.name} --worst{root}"
+    yield f"  next      prorl show {directory.name} {look}{root}"
     query = "select failure_code, count(*) from rollouts group by all"
     yield f'            prorl sql {directory.name} "{query}"{root}'

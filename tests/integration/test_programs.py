@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from prorl.agents.programs import carried
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
 from prorl.cli.summary import lines, summarise
+from prorl.errors import ConfigError
 from tests.agents.test_desk import PULL, free_port
 from tests.agents.test_guest import ASK, GRADE
 from tests.agents.test_program import LOOP
@@ -56,3 +63,42 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, top
         {"task_id": "noop/1", "status": "completed", "attempt": 1, "reward": 1.0, "rendered": 1},
     ]
     assert any(line.startswith("  door      0 of 6") for line in lines(summarise(plan.directory)))
+
+
+async def test_the_script_of_the_page_is_an_agent(
+    make_plan: Make, topology: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    script = page.partition("    import json")[2].partition("\n\nWhere an env grades")[0]
+    (tmp_path / "loop.py").write_text(textwrap.dedent("    import json" + script))
+    monkeypatch.chdir(tmp_path)
+    task = {"question": "What is 3 times 4?", "answer": "#### 12"}
+    plan = make_plan(
+        [task],
+        f"service.topology={topology}",
+        "run.agent='command: python3 @loop.py'",
+        policy="oracle",
+    )
+    assert await run_plan(plan, json=True) == 0
+    found = rows(check_complete(plan.directory, 1), "select reward, num_turns from rollouts")
+    assert found == [{"reward": 1.0, "num_turns": 2}]
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("command: python3 @gone.py", "@gone.py of the agent: No such file"),
+        ("command: python3 @large.py", "65,537 bytes of the agent's files; expected 64 KiB"),
+    ],
+)
+def test_files_that_cannot_go_along_are_said_before_anything_starts(
+    tmp_path: Path, command: str, why: str
+) -> None:
+    (tmp_path / "large.py").write_bytes(b"#" * ((64 << 10) + 1))
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        carried(command, tmp_path)
+
+
+def test_a_command_without_files_stays_as_it_is(tmp_path: Path) -> None:
+    for name in ("native", "codex", "command: python3 -c 'print(1)' a@b"):
+        assert carried(name, tmp_path) == name
