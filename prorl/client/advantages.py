@@ -1,9 +1,10 @@
 """Group-relative advantages over distinct rollouts, broadcast to their sequences.
 
 A rollout whose harness rewrote its history has several sequences with one reward: it counts once in
-its group's mean and standard deviation, and all its sequences get its advantage. Advantages are
-computed when a batch is streamed and never stored. Sums are taken in float64; results are float32,
-[B].
+its group's mean and standard deviation, and all its sequences get its advantage. One none of whose
+tokens train (sampled by weights that nobody could name) counts not at all and gets 0. Advantages
+are computed when a batch is streamed and never stored. Sums are taken in float64; results are
+float32, [B].
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from prorl.errors import UserError
+from prorl.types import SpanKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +34,7 @@ def mean_centred(batch: PackedBatch) -> Float32:
     favours easy and hard groups.
     """
     rollouts = _rollouts(batch)
-    return _broadcast(rollouts, rollouts.rewards - rollouts.mean)
+    return _broadcast(rollouts, rollouts.centred)
 
 
 def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
@@ -41,8 +43,7 @@ def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
     of one rollout has nothing to compare with: advantage 0.
     """
     rollouts = _rollouts(batch)
-    centred = rollouts.rewards - rollouts.mean
-    sizes = rollouts.sizes
+    centred, sizes = rollouts.centred, rollouts.sizes
     variance = np.bincount(rollouts.group, centred**2, len(sizes)) / np.maximum(sizes - 1, 1)
     return _broadcast(rollouts, centred / (np.sqrt(variance)[rollouts.group] + epsilon))
 
@@ -53,9 +54,7 @@ def leave_one_out(batch: PackedBatch) -> Float32:
     """
     rollouts = _rollouts(batch)
     sizes = rollouts.sizes[rollouts.group]
-    return _broadcast(
-        rollouts, (rollouts.rewards - rollouts.mean) * sizes / np.maximum(sizes - 1, 1)
-    )
+    return _broadcast(rollouts, rollouts.centred * sizes / np.maximum(sizes - 1, 1))
 
 
 def overlong(batch: PackedBatch, max_tokens: int, buffer: int) -> PackedBatch:
@@ -93,13 +92,12 @@ _BY_NAME: dict[str, AdvantageFn] = {
 
 
 class _Rollouts(NamedTuple):
-    """Of distinct rollouts, R: reward, position of its group, that group's mean; per group: sizes.
-    `rollout`: sequence -> R.
+    """Of distinct rollouts, R: reward less its group's mean, position of the group; per group: how
+    many train. `rollout`: sequence -> R.
     """
 
-    rewards: NDArray[np.float64]
+    centred: NDArray[np.float64]
     group: NDArray[np.int64]
-    mean: NDArray[np.float64]
     sizes: NDArray[np.int64]
     rollout: NDArray[np.int64]
 
@@ -108,9 +106,11 @@ def _rollouts(batch: PackedBatch) -> _Rollouts:
     _, first, rollout = np.unique(batch.rollout_ids, return_index=True, return_inverse=True)
     rewards = batch.rewards[first].astype(np.float64)
     _, index = np.unique(batch.group_ids[first], return_inverse=True)
-    count = np.bincount(index)
-    mean = (np.bincount(index, rewards) / np.maximum(count, 1))[index]
-    return _Rollouts(rewards, index, mean, count, rollout)
+    owners = rollout[np.repeat(np.arange(batch.num_sequences), np.diff(batch.span_offsets))]
+    trains = np.bincount(owners, batch.span_kind == SpanKind.TRAINED, len(first)) > 0
+    count = np.bincount(index, trains).astype(np.int64)
+    mean = (np.bincount(index, rewards * trains) / np.maximum(count, 1))[index]
+    return _Rollouts((rewards - mean) * trains, index, count, rollout)
 
 
 def _broadcast(rollouts: _Rollouts, per_rollout: NDArray[np.float64]) -> Float32:

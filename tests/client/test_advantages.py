@@ -7,11 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from prorl.bench.synthetic import Shape, delivered, group
 from prorl.client import PackedBatch
 from prorl.client.advantages import (
+    AdvantageFn,
     add_advantages,
     leave_one_out,
     mean_centred,
@@ -19,6 +22,7 @@ from prorl.client.advantages import (
     overlong,
 )
 from prorl.errors import UserError
+from prorl.types import SpanKind
 
 
 def batch_of(num_groups: int, shape: Shape, seed: int = 0) -> PackedBatch:
@@ -52,6 +56,28 @@ def normalised(rewards: list[float]) -> Callable[[float], float]:
 
 def against_others(rewards: list[float]) -> Callable[[float], float]:
     return lambda reward: reward - (sum(rewards) - reward) / (len(rewards) - 1)
+
+
+@pytest.mark.parametrize("how", [mean_std, mean_centred, leave_one_out])
+def test_what_cannot_train_is_nobodys_sibling(how: AdvantageFn) -> None:
+    """A rollout that nobody's weights sampled, as far as is known."""
+    rows = delivered([group(0, Shape(n=4), 0)])
+    silent = rows.column("rollout_id")[0].as_py()
+    at = rows.schema.get_field_index("span_kind")
+    kinds = [
+        [SpanKind.SAMPLED if kind == SpanKind.TRAINED else kind for kind in row["span_kind"]]
+        if row["rollout_id"] == silent
+        else row["span_kind"]
+        for row in rows.select(["rollout_id", "span_kind"]).to_pylist()
+    ]
+    changed = rows.set_column(
+        at, rows.schema.field(at), pa.array(kinds, rows.schema.field(at).type)
+    )
+    others = rows.filter(pc.not_equal(rows.column("rollout_id"), silent))
+    found = how(PackedBatch(changed, "demo"))
+    is_silent = np.array([one == silent for one in rows.column("rollout_id").to_pylist()])
+    assert not found[is_silent].any()
+    assert np.array_equal(found[~is_silent], how(PackedBatch(others, "demo")))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -105,6 +105,6 @@ def _readings(read: list[Line], stored: Stored) -> Iterator[str]:
     yield from (f"never trained: {seq}" for seq in range(len(stored.order)) if seq not in trained)
     for group, rollouts in stored.rollouts.items():
         for rollout in rollouts:
-            if stored.status.get(rollout) != ("completed", True):
-                ended = stored.status.get(rollout)
+            # One that is not valid has no token that trains: it only lies beside those that do.
+            if (ended := stored.status.get(rollout)) is None or ended[0] != "completed":
                 yield f"group {group} trained rollout {rollout}, which ended as {ended}"
