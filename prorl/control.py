@@ -127,7 +127,7 @@ class Hello(Payload, frozen=True, kw_only=True):
     worker: str
     incarnation: str = ""
     """Tells two lives of one name apart; the same on every stream of a life."""
-    node: str = ""
+    node: str = "local"
     pid: Count = 0
     location: str = ""
     """Where its own edge is served."""
