@@ -56,9 +56,9 @@ def same_output(output: str, expected: Any, is_value: bool) -> str:
         return "" if same_text(output, expected) else _differs(output, expected)
     try:
         value = json.loads(output)["value"]
-    except (ValueError, LookupError, TypeError):
+        return "" if same_value(value, expected) else _differs(output, expected)
+    except (ValueError, LookupError, TypeError, RecursionError):
         return "gave no value that is JSON"
-    return "" if same_value(value, expected) else _differs(output, expected)
 
 
 def _differs(output: str, expected: Any) -> str:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from prorl.envs.code import CodeEnv
-from prorl.envs.grader import same_text, same_value
+from prorl.envs.grader import same_output, same_text, same_value
 from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
@@ -239,3 +239,8 @@ async def test_values(given: Json, wanted: Json, right: bool) -> None:
 async def test_bad_cases_are_refused(data: dict[str, Json], says: str) -> None:
     with pytest.raises(TaskError, match=says):
         ENV.check(make_task("code", "x", **data))
+
+
+def test_a_value_nested_too_deep_to_be_read_is_wrong_and_no_graders_fault() -> None:
+    for output in ("[" * 200_000, "[" * 900 + "]" * 900):
+        assert same_output('{"value": ' + output + "}", [1], True)
