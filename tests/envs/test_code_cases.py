@@ -241,6 +241,6 @@ async def test_bad_cases_are_refused(data: dict[str, Json], says: str) -> None:
         ENV.check(make_task("code", "x", **data))
 
 
-def test_a_value_nested_too_deep_to_be_read_is_wrong_and_no_graders_fault() -> None:
+async def test_a_value_nested_too_deep_to_be_read_is_wrong_and_no_graders_fault() -> None:
     for output in ("[" * 200_000, "[" * 900 + "]" * 900):
         assert same_output('{"value": ' + output + "}", [1], True)
