@@ -174,6 +174,8 @@ async def test_of_a_finished_run_nothing_stays_in_the_store(service: World) -> N
     before = set(descendants(os.getpid()))
     async with store(service) as made, pipeline(service):
         await submit(service)
+        while "r" not in made.runs:
+            await asyncio.sleep(0.01)
         run = weakref.ref(made.runs["r"])
         with client(made.location) as trainer:
             live = await asyncio.to_thread(stream, trainer)
