@@ -179,13 +179,12 @@ class Released(Payload, frozen=True, kw_only=True):
     """Whoever should have taken it did not come back: charged to nobody."""
 
 
-class Leaving(Payload, frozen=True, kw_only=True):
+class Leaving(Payload, frozen=True):
     """This worker was asked to leave, by a signal or by its node's own clock. It takes nothing new,
     and what it gives back from here on is charged to nobody.
     """
 
     kind = Kind.LEAVING
-    reason: str = ""
 
 
 class Served(NamedTuple):
@@ -280,7 +279,6 @@ class Drain(Payload, frozen=True, kw_only=True):
     kind = Kind.DRAIN
     deadline_s: float | None = None
     """None: everything in hand ends first."""
-    reason: str = ""
 
 
 class VersionPublished(Payload, frozen=True, kw_only=True):
@@ -505,7 +503,6 @@ class Handout(Request[HandedOut], frozen=True, kw_only=True):
     """(run): give these groups their `delivery_seq`, dense in the order asked for."""
 
     kind, reply = Kind.HANDOUT, HandedOut
-    consumer: str
     groups: tuple[KeptGroup, ...] = ()
 
 

@@ -39,7 +39,7 @@ async def worker(
     ):
         loop = asyncio.get_running_loop()
         for number, deadline_s in ((signal.SIGUSR1, None), (signal.SIGUSR2, 0.0)):
-            loop.add_signal_handler(number, made.leave, deadline_s, "its node leaves")
+            loop.add_signal_handler(number, made.leave, deadline_s)
         yield Part(ready={"worker": name, "location": made.location}, work=made.wait())
 
 

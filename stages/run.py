@@ -303,7 +303,7 @@ class RunOperator(StageOperator):
 
     async def _reserve(self, env: Env, lease: Lease) -> None:
         spec = env.sandbox(lease.task, Stage.EVAL)
-        if spec is None or lease.eval_node not in ("", self._host.node_id):
+        if spec is None:
             return
         try:
             await self._host.reserve(owner_of(lease.key), "eval", spec)

@@ -161,7 +161,7 @@ class Worker:
 
     async def __aexit__(self, *exc: object) -> None:
         """Stop what is in hand, give it LEAVE_S to be reported and taken, leave."""
-        self._control.leave("its process ends")
+        self._control.leave()
         self.stage.drain()
         self.stage.cancel_all()
         try:
@@ -195,14 +195,14 @@ class Worker:
                 return
             await asyncio.sleep(LOOK_S)
 
-    def leave(self, deadline_s: float | None, reason: str) -> None:
+    def leave(self, deadline_s: float | None) -> None:
         """Take nothing new, end what is in hand, and be done.
 
         After `deadline_s` (None: never) what is still worked on goes back to the gateway; at INIT
         at once, since RUN begins nothing that it could not end. Finished rows wait for the store;
         EVAL goes last. The earliest of several deadlines counts.
         """
-        self._control.leave(reason)
+        self._control.leave()
         if not self._is_acked_later:
             self.stage.drain()
         if self._gives_once:
@@ -235,8 +235,7 @@ class Worker:
         )
 
     def _drain(self, row: ControlRow) -> None:
-        said = row.read(Drain)
-        self.leave(said.deadline_s, said.reason)
+        self.leave(row.read(Drain).deadline_s)
 
     # ---- what the gateway hears
 

@@ -197,7 +197,7 @@ async def run(quick: bool) -> Report:
 def _stores(sizes: Iterable[int]) -> Iterator[Figure]:
     """What a store that has died reads of an open run before it serves, off its loop."""
 
-    async def no_handout(consumer: str, groups: list[KeptGroup]) -> HandedOut:
+    async def no_handout(groups: list[KeptGroup]) -> HandedOut:
         return HandedOut()
 
     async def no_cursor(consumer: str, seq: int) -> None:

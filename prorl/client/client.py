@@ -298,13 +298,11 @@ class Client:
         """Make these the whole pool, at once or not at all. Raises UserError."""
         self._http.request("PUT", "v1", "backends", body={"backends": list(names)})
 
-    def drain(
-        self, node: str, *, deadline_s: float | None = None, reason: str = ""
-    ) -> dict[str, Json]:
+    def drain(self, node: str, *, deadline_s: float | None = None) -> dict[str, Json]:
         """Have a node take nothing new, end what it has and leave; no rollout is charged. What it
         has not ended after `deadline_s` it gives back. Raises NotFoundError once it has left.
         """
-        body = {"deadline_s": deadline_s, "reason": reason}
+        body = {"deadline_s": deadline_s}
         return dict(self._http.request("POST", "v1", "nodes", node, "drain", body=body))
 
     def node_settings(self) -> dict[str, Json]:

@@ -130,10 +130,10 @@ class ControlClient:
         """Where this worker's edge is served; told with the next hello."""
         self._identity = structs.replace(self._identity, location=location)
 
-    def leave(self, reason: str) -> None:
+    def leave(self) -> None:
         """This worker leaves in order: told now, and with every hello from here on."""
         self._identity = structs.replace(self._identity, leaving=True)
-        self.emit(Leaving(reason=reason))
+        self.emit(Leaving())
 
     async def wait(self) -> None:
         """Until it is closed; raises what a handler raised, so somebody must wait."""

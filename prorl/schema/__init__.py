@@ -83,7 +83,6 @@ LEASED = versioned(
         required(
             "min_version", pa.int32(), "oldest policy version that sampled a token; -1 without one"
         ),
-        required("eval_node", pa.utf8(), "node whose sandbox will grade"),
         required("run_seed", pa.int64(), "seed of the run; all sampling seeds derive from it"),
         required("queue_s", pa.float64(), "seconds from acceptance to lease"),
         required("extra", pa.utf8(), "the user's own values as JSON"),
@@ -155,7 +154,6 @@ SCORED = versioned(
             "name, value and weight of each part of the reward",
         ),
         required("grader_log", pa.utf8(), "what the grader said"),
-        required("eval_failure_class", pa.utf8(), "as failure_class, of EVAL"),
         required("eval_failure_code", pa.utf8(), "as failure_code, of EVAL"),
         required("eval_failure_message", pa.utf8(), "as failure_message, of EVAL"),
         required("eval_s", pa.float64(), "seconds that EVAL took"),

@@ -51,7 +51,6 @@ class Lease:
     limits: RolloutLimits
     backend: str
     min_version: int = 0
-    eval_node: str = ""
     run_seed: int = 0
     queue_s: float = 0.0
     extra: str = "{}"
@@ -118,7 +117,6 @@ class ScoredColumns(Added):
     reward: float
     reward_parts: list[Values]
     grader_log: str
-    eval_failure_class: FailureClass
     eval_failure_code: FailureCode
     eval_failure_message: str
     eval_s: float
@@ -130,7 +128,7 @@ class ScoredColumns(Added):
 
 _PLAIN = (
     *("group_id", "sample_index", "rollout_key", "agent", "renderer", "backend", "min_version"),
-    *("eval_node", "run_seed", "queue_s", "extra", "on_unknown", "routing"),
+    *("run_seed", "queue_s", "extra", "on_unknown", "routing"),
 )
 """Columns that are fields of `Lease` as they are."""
 
@@ -259,7 +257,6 @@ def scored_columns(*, score: Score | None, failure: Failure, eval_s: float) -> S
         reward=score.reward if score else 0.0,
         reward_parts=[_part_values(part) for part in score.parts] if score else [],
         grader_log=score.log if score else "",
-        eval_failure_class=failure.failure_class,
         eval_failure_code=failure.code,
         eval_failure_message=failure.message,
         eval_s=eval_s,

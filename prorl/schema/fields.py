@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from prorl.types import RewardPart, RolloutLimits, SamplingParams
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised by one when a column changes its meaning or type, or goes; not for an optional new one."""
 
 

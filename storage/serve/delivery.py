@@ -4,7 +4,7 @@
 
 There is one order per run: `delivery_seq` is dense from 0 and given when a group is first handed
 out, oldest span version first, then in the order of decisions. Every consumer is a cursor over that
-order. Any consumer may cause a hand-out; the log knows who asked.
+order, and any may cause a hand-out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ _KNOWN_MORE = 4096
 class Wanted(NamedTuple):
     """What a ticket asks of the order."""
 
-    consumer: str
     seq: int
     max_groups: int
     """0 = no bound."""
@@ -116,8 +115,8 @@ class _Entry(NamedTuple):
     group_id: int
 
 
-AskHandout = Callable[[str, list[KeptGroup]], Awaitable[HandedOut]]
-"""(consumer, groups) -> what became of them, once that is durable."""
+AskHandout = Callable[[list[KeptGroup]], Awaitable[HandedOut]]
+"""What became of groups, once that is durable."""
 
 SaveCursor = Callable[[str, int], Awaitable[None]]
 
@@ -276,15 +275,15 @@ class LiveOrder:
         groups = [KeptGroup(entry.group_id, entry.min_version) for entry in chosen]
         try:
             for first in range(0, len(groups), HANDED_AT_ONCE):
-                await self._ask_for(wanted.consumer, groups[first : first + HANDED_AT_ONCE])
+                await self._ask_for(groups[first : first + HANDED_AT_ONCE])
         finally:
             for entry in chosen:
                 if entry.group_id in self._kept:
                     heapq.heappush(self._oldest_first, entry)
         self._wake()
 
-    async def _ask_for(self, consumer: str, groups: list[KeptGroup]) -> None:
-        answer = await self._handout(consumer, groups)
+    async def _ask_for(self, groups: list[KeptGroup]) -> None:
+        answer = await self._handout(groups)
         for place in sorted(answer.delivered, key=attrgetter("delivery_seq")):
             self._place(place.group_id, place.delivery_seq)
         for group_id in {*(group.group_id for group in groups), *answer.stale}:

@@ -248,7 +248,7 @@ class Endpoint:
             else run.order.committed(ticket.consumer)
         )
         max_bytes = min(ticket.max_bytes, MAX_BYTES)
-        wanted = Wanted(ticket.consumer, seq, ticket.max_groups, max_bytes, ticket.wait_s)
+        wanted = Wanted(seq, ticket.max_groups, max_bytes, ticket.wait_s)
         return run, seq, await run.order.take(wanted)
 
     def _locate(self, run: ServedRun, seq: int, given: Given) -> list[Location]:

@@ -190,8 +190,8 @@ class LiveRun:
             found = await on_own_thread(self.index.look, f"look {self.run_id}")
             await self._endpoint.on_thread(self.run_id, lambda: self.index.take_over(found))
 
-    async def _handout(self, consumer: str, groups: list[KeptGroup]) -> HandedOut:
-        asked = Handout(consumer=consumer, groups=tuple(groups))
+    async def _handout(self, groups: list[KeptGroup]) -> HandedOut:
+        asked = Handout(groups=tuple(groups))
         failpoint("handout.asked")
         answer = await self._control.request(asked, run_id=self.run_id)
         failpoint("handout.answered")

@@ -212,7 +212,7 @@ class Store:
         """A run that is not live, from its directory; the log has told of all that are."""
         with suppress(NotFoundError):
             # The reply comes after every run that the log had for us.
-            await self.control.request(Handout(consumer=""), run_id=run_id)
+            await self.control.request(Handout(), run_id=run_id)
         if (run := self._runs.get(run_id)) is not None:
             await run.ready.wait()
             return ServedRun(order=run.order, index=run.index, directory=run.index.run)

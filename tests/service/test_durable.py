@@ -80,7 +80,7 @@ async def test_every_promise_waits_for_its_transaction(tmp_path: Path) -> None:
         )
         await promised(log, store.ask(CommitPart(part="p", rollouts=rows), "r"))
         await promised(log, store.decide("r", 0, 1))
-        await promised(log, store.ask(handout("primary", [[0, 0]]), "r"))
+        await promised(log, store.ask(handout([[0, 0]]), "r"))
         await promised(log, store.ask(CommitCursor(consumer="primary", seq=1), "r"))
         await promised(log, w.http("DELETE", "/v1/runs/r/rollouts/2"))
 

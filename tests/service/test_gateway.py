@@ -256,7 +256,7 @@ async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path:
     async with world(tmp_path) as w:
         await w.run()
         identity = this_life(role="store", worker="store-0", location="at-store", slots=8)
-        asked = ControlRow.of(Handout(consumer=""), run_id="r")
+        asked = ControlRow.of(Handout(), run_id="r")
         channel = await w.network.dial(
             w.config.gateway_flight, "control", msgspec.to_builtins(identity), CONTROL, CONTROL
         )
@@ -278,7 +278,7 @@ async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_pa
         keys = await init.take(2)
         await store.commit("r", "p", keys)
         await store.decide("r", 0, 1)
-        await store.ask(handout("primary", [[0, 0], [1, 0]]), "r")
+        await store.ask(handout([[0, 0], [1, 0]]), "r")
         with pytest.raises(ConflictError, match="r@3"):
             await store.ask(CommitCursor(consumer="primary", seq=3), "r")
         await store.ask(CommitCursor(consumer="observer", seq=2), "r")
@@ -327,7 +327,7 @@ async def test_nonsense_is_answered_not_fatal(tmp_path: Path) -> None:
             ControlRow.of(Stats(), seq=2),
             ControlRow(kind=Kind.PROPOSE, seq=3, run_id="r"),
             ControlRow.of(CommitCursor(consumer="x", seq=0), seq=4, run_id="unknown"),
-            ControlRow.of(Leaving(reason="a test"), seq=5),
+            ControlRow.of(Leaving(), seq=5),
         ):
             channel.send(to_batch([row]))
         heard: list[tuple[Kind, int, str]] = []

@@ -121,7 +121,7 @@ async def test_the_steps_of_a_trainer_say_what_to_scale(tmp_path: Path) -> None:
             await w.http("DELETE", f"/v1/runs/r/rollouts/{keys[0].rollout_id}")
             await store.commit("r", f"p{step}", keys[1:])
             await store.decide("r", step)
-            await store.ask(handout("primary", [(step, 0)]), "r")
+            await store.ask(handout([(step, 0)]), "r")
             await store.ask(CommitCursor(consumer="primary", seq=step + 1), "r")
         steps = (await w.view())["steps"]
         assert steps["steps"] == 1, "what came before the first commit is nobody's step"

@@ -246,11 +246,11 @@ def test_what_a_leaving_worker_gives_back_is_charged_to_nobody(
     worker = hello(core, "n1/init-0")
     record = leased(core, worker)
     if how == "asked":
-        core.workers.drain("n1", None, "a test")
+        core.workers.drain("n1", None)
         (row,) = core.journal.take().outbox[worker][-1:]
         assert row.kind is Kind.DRAIN
     else:
-        core.control(worker, ControlRow.of(Leaving(reason="SIGTERM"), seq=2))
+        core.control(worker, ControlRow.of(Leaving(), seq=2))
     core.control(worker, ControlRow.of(Released(), **record.key._asdict(), seq=3))
     clock.now += 2
     core.rollouts.settle_orphans()
@@ -279,7 +279,7 @@ def test_so_is_what_it_still_had_when_it_was_ended(
 ) -> None:
     worker = hello(core, "n1/init-0")
     record = leased(core, worker)
-    core.workers.drain("n1", None, "a test")
+    core.workers.drain("n1", None)
     core.workers.gone(worker)
     if another_life:
         hello(core, "n1/init-0", "second")
@@ -425,7 +425,7 @@ def test_an_init_without_a_run_gives_its_leases_back(core: Core, clock: Clock) -
 def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> None:
     hello(core, "n1/init-0")
     with pytest.raises(NotFoundError, match=r"no node 'n2' works here; those that do: n1"):
-        core.workers.drain("n2", None, "a test")
+        core.workers.drain("n2", None)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
             row = CommittedRollout(rollout_id=0, attempt=key.attempt, reward=1.0)
             say(frozen, CommitPart(part="late", rollouts=(row,)), seq=2)
             await heard(frozen)
-            await store.ask(Handout(consumer="primary"), "r")
+            await store.ask(Handout(), "r")
             assert (await w.view())["commits"] == 0
             assert 77 not in [row.re for row in store.heard]
         await frozen.close()

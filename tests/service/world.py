@@ -63,8 +63,8 @@ def settings(tmp_path: Path, **more: Json) -> ServiceConfig:
     return ServiceConfig(**given)
 
 
-def handout(consumer: str, groups: Iterable[Iterable[int]]) -> Handout:
-    return Handout(consumer=consumer, groups=tuple(KeptGroup(*group) for group in groups))
+def handout(groups: Iterable[Iterable[int]]) -> Handout:
+    return Handout(groups=tuple(KeptGroup(*group) for group in groups))
 
 
 class Worker:

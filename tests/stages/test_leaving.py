@@ -104,7 +104,7 @@ async def test_what_a_leaving_node_cannot_end_begins_anew_elsewhere_charged_to_n
                 while not workers[Stage.RUN].stage.stats().tokens:
                     await asyncio.sleep(0.01)
             for worker in workers.values():
-                worker.leave(0.0, "a test")
+                worker.leave(0.0)
             stopped = await ran(w, tmp_path, "n1")
             assert stopped.value("failure_code") == "cancelled", "as far as it came, for people"
         async with node(w, tmp_path, "n2"):
@@ -123,7 +123,7 @@ async def test_what_ends_within_the_time_of_a_leaving_node_is_kept(tmp_path: Pat
                 while not workers[Stage.RUN].stage.stats().tokens:
                     await asyncio.sleep(0.01)
             for worker in workers.values():
-                worker.leave(30.0, "a test")
+                worker.leave(30.0)
             row = await ran(w, tmp_path, "n1")
         assert (row.value("attempt"), len(row.value("turns"))) == (1, TURNS + 1)
 
@@ -148,7 +148,7 @@ async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
                 await asyncio.sleep(0.05)
         if away:
             await service.aclose()
-        run.leave(0.0, "a test")
+        run.leave(0.0)
         left = asyncio.ensure_future(run.wait())
         await asyncio.wait({left}, timeout=10 if away else 0.6)
         assert left.done() == away

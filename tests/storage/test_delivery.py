@@ -26,7 +26,7 @@ class Log:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def handout(self, consumer: str, groups: list[KeptGroup]) -> HandedOut:
+    async def handout(self, groups: list[KeptGroup]) -> HandedOut:
         self.requests += 1
         stale = [group.group_id for group in groups if self._stale(group.group_id)]
         for group in groups:
@@ -49,7 +49,7 @@ def order(log: Log) -> LiveOrder:
 
 
 def wanted(seq: int, *, max_groups: int = 0, max_bytes: int = 1000, wait_s: float = 0.0) -> Wanted:
-    return Wanted("primary", seq, max_groups, max_bytes, wait_s)
+    return Wanted(seq, max_groups, max_bytes, wait_s)
 
 
 async def test_groups_wait_for_a_trainer_and_trainers_for_groups() -> None:
@@ -145,7 +145,7 @@ async def test_a_log_that_cannot_be_asked_is_an_error_and_the_group_stays() -> N
     assert (await made.take(wanted(0))).groups == (1,)
 
 
-async def _broken(consumer: str, groups: list[KeptGroup]) -> HandedOut:
+async def _broken(groups: list[KeptGroup]) -> HandedOut:
     raise UnavailableError("gone")
 
 

@@ -121,7 +121,7 @@ async def test_what_a_dead_store_handed_out_keeps_its_place(service: World) -> N
             await service.until(lambda view: view["groups"].get("kept") == 3)
         async with service.worker("store") as dying:
             backwards = tuple(KeptGroup(group, 0) for group in (4, 0, 2))
-            await dying.ask(Handout(consumer="primary", groups=backwards), "r")
+            await dying.ask(Handout(groups=backwards), "r")
         async with store(service) as second:
             with client(second.location) as trainer:
                 batches = trainer.stream("r", cursor="r@0", max_groups=1, advantages=None)

@@ -198,7 +198,6 @@ class Leases(Part):
             {**limits, "queue_s": max(1.0, limits["queue_s"] - (now - record.since))},
             record.backend,
             max(0, oldest),
-            "",  # eval_node: where INIT and RUN are
             config.seed,
             max(0.0, wall - group.accepted_at),
             group.extra,

@@ -227,7 +227,7 @@ class Workers(Part):
         for name in [name for name, away in self._away.items() if away.until < now]:
             del self._away[name]
 
-    def drain(self, node: str, deadline_s: float | None, reason: str) -> list[WorkerRecord]:
+    def drain(self, node: str, deadline_s: float | None) -> list[WorkerRecord]:
         """Ask every worker of a node to leave, again if need be; who they are. Raises NotFoundError
         for a node of which no worker is there.
         """
@@ -237,7 +237,7 @@ class Workers(Part):
             raise NotFoundError(f"no node {node!r} works here; those that do: {', '.join(known)}")
         for worker in workers:
             worker.leaving = True
-            row = ControlRow.of(Drain(deadline_s=deadline_s, reason=reason))
+            row = ControlRow.of(Drain(deadline_s=deadline_s))
             self._journal.send(worker, row)
         self._journal.urgent = True
         return workers

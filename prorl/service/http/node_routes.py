@@ -25,7 +25,6 @@ class DrainBody(StrictModel):
         le=7 * 86400,
         description="after this, what INIT and RUN have in hand goes back; null: it ends first",
     )
-    reason: str = Field(default="", max_length=200, description="for the log")
 
 
 def node_routes(app: FastAPI, gateway: Gateway) -> None:
@@ -59,7 +58,7 @@ def node_routes(app: FastAPI, gateway: Gateway) -> None:
         """Have a node take nothing new, end or give back what it has, and leave. Charged to no
         rollout. Saying it again is fine, the earlier deadline counts. 404 once it has left.
         """
-        asked = gateway.core.workers.drain(node, body.deadline_s, body.reason or "an operator")
+        asked = gateway.core.workers.drain(node, body.deadline_s)
         gateway.wake()
         held = {record for worker in asked for record in worker.held}
         workers = sorted(worker.name for worker in asked)

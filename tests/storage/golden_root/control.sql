@@ -6,6 +6,12 @@ CREATE TABLE cursors (
     run_id TEXT NOT NULL, consumer TEXT NOT NULL, seq INTEGER NOT NULL, at REAL NOT NULL,
     PRIMARY KEY (run_id, consumer)
 ) WITHOUT ROWID;
+CREATE TABLE dataset (
+    run_id TEXT NOT NULL, place INTEGER NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL,
+    n INTEGER NOT NULL, task_id TEXT NOT NULL, data_source TEXT NOT NULL, env TEXT NOT NULL,
+    task TEXT NOT NULL, sampling TEXT NOT NULL, extra TEXT NOT NULL, resting INTEGER NOT NULL,
+    PRIMARY KEY (run_id, place)
+) WITHOUT ROWID;
 CREATE TABLE groups (
     run_id TEXT NOT NULL, group_id INTEGER NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL,
     n INTEGER NOT NULL,
@@ -17,12 +23,12 @@ CREATE TABLE groups (
     min_version INTEGER NOT NULL, delivery_seq INTEGER NOT NULL,
     PRIMARY KEY (run_id, group_id)
 ) WITHOUT ROWID;
-INSERT INTO "groups" VALUES('r',0,'1a583a32301e5dcc1c5c92fd810b61a6','154d216b97add65e4a872aa1fbc80373',2,0,'t0','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t0","task_id":"t0"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79553471364704465861e+09,'kept',1,'informative',2,0.5,0,-1);
-INSERT INTO "groups" VALUES('r',1,'e203d2d59420f56e967bc94e4b904a76','ced829e5411f5e940728f639364a0334',2,2,'t1','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t1","task_id":"t1"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79553471364718365667e+09,'dropped',1,'all_equal',2,1.0,0,-1);
-INSERT INTO "groups" VALUES('r',2,'2d6958887493f7c8c0e5bcea48ca4986','54a0cc5b6e4ca300e3584f0d9867700a',2,4,'t2','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t2","task_id":"t2"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79553471364722228055e+09,'kept',1,'informative',2,0.5,0,-1);
-INSERT INTO "groups" VALUES('r',3,'95016d300dcd59253d61cbfda78b605d','4f4aa62b970369838f42e56d62726e92',2,6,'t3','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t3","task_id":"t3"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096}','{}',1.79553471364725780482e+09,'dropped',1,'all_equal',2,1.0,0,-1);
+INSERT INTO "groups" VALUES('r',0,'1a583a32301e5dcc1c5c92fd810b61a6','7c2172581e64655b4cf3e75be5b8e238',2,0,'t0','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t0","task_id":"t0"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096,"priority":0}','{}',1.79566537754004812237e+09,'kept',1,'informative',2,0.5,0,-1);
+INSERT INTO "groups" VALUES('r',1,'e203d2d59420f56e967bc94e4b904a76','cf850d9c950ea7ea388ee60ab9960de0',2,2,'t1','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t1","task_id":"t1"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096,"priority":0}','{}',1.7956653775401496887e+09,'dropped',1,'all_equal',2,1.0,0,-1);
+INSERT INTO "groups" VALUES('r',2,'2d6958887493f7c8c0e5bcea48ca4986','84c207b0142d06de6b12209ed97098fa',2,4,'t2','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t2","task_id":"t2"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096,"priority":0}','{}',1.79566537754017424587e+09,'kept',1,'informative',2,0.5,0,-1);
+INSERT INTO "groups" VALUES('r',3,'95016d300dcd59253d61cbfda78b605d','c3b087d1f5f9fe44c640b6f6d8bad8b6',2,6,'t3','','noop','{"data":{},"data_source":"","env":"noop","prompt":"t3","task_id":"t3"}','{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096,"priority":0}','{}',1.79566537754019594193e+09,'dropped',1,'all_equal',2,1.0,0,-1);
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-INSERT INTO "meta" VALUES('owner','2c504da9f5534c8b9bfd45463827f989');
+INSERT INTO "meta" VALUES('owner','18bf6dd4a71f4d2a92a1d48aaefbca43');
 INSERT INTO "meta" VALUES('version','2');
 CREATE TABLE outbox (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, kind TEXT NOT NULL,
@@ -33,8 +39,8 @@ CREATE TABLE parts (
     published INTEGER NOT NULL,
     PRIMARY KEY (run_id, commit_seq)
 ) WITHOUT ROWID;
-INSERT INTO "parts" VALUES('r',1,'part-0d6b05e8eb1e450c','[{"table":"sequences","path":"sequences/part-0d6b05e8eb1e450c.parquet","rows":8,"bytes":6125,"sha256":"5718f88f981402a2749383e68bc7e64dfa2ff2422453c339fe5e48b5c34d5d5d","first":0,"last":7},{"table":"rollouts","path":"rollouts/part-0d6b05e8eb1e450c.parquet","rows":8,"bytes":12869,"sha256":"c8c99e33afa0f9f21c094675de9d7d18d44a9d4d5c319de83666172bb229da61","first":0,"last":7},{"table":"turns","path":"turns/part-0d6b05e8eb1e450c.parquet","rows":16,"bytes":4508,"sha256":"9c868d205bda9f9194b2c667c74ecdb564f54e65624a7bc1820e8569d65d3723","first":0,"last":7},{"table":"tasks","path":"tasks/part-0d6b05e8eb1e450c.parquet","rows":4,"bytes":3486,"sha256":"d8a2ed279927a7063140b7e694cd21e02387efd2b85cdcff498bdb238e4580cc","first":-1,"last":-1}]',1);
-INSERT INTO "parts" VALUES('r',2,'part-28ff3790c82b451c','[{"table":"groups","path":"groups/part-28ff3790c82b451c.parquet","rows":4,"bytes":3815,"sha256":"f7919485458d70e370d042adea9e7a2c0be2b232fe093d1b94005192e0c9b2ef","first":-1,"last":-1}]',1);
+INSERT INTO "parts" VALUES('r',1,'part-25bd618b0603400f','[{"table":"sequences","path":"sequences/part-25bd618b0603400f.parquet","rows":8,"bytes":6125,"sha256":"79bfe7b7b1d603f4574fa1a796c68f7d2c3912f1670594ad90b97f69f650f257","first":0,"last":7},{"table":"rollouts","path":"rollouts/part-25bd618b0603400f.parquet","rows":8,"bytes":12869,"sha256":"66f14f084840a0c83fb180d72cd9bfa9c95a305ef614abc292ac6778e225c1d5","first":0,"last":7},{"table":"turns","path":"turns/part-25bd618b0603400f.parquet","rows":16,"bytes":4508,"sha256":"fddc449cca010c44931ddc0b5fb4db52034ae53dd8d037c126df53543ceff350","first":0,"last":7},{"table":"tasks","path":"tasks/part-25bd618b0603400f.parquet","rows":4,"bytes":3549,"sha256":"4bff527023476ea90d87735cd25560a21b96ea9fbb4b308a76cbeb47dcdd3d67","first":-1,"last":-1}]',1);
+INSERT INTO "parts" VALUES('r',2,'part-0c92294f5c59444d','[{"table":"groups","path":"groups/part-0c92294f5c59444d.parquet","rows":4,"bytes":3815,"sha256":"a4e8b9abbaeb3611340d5788ec906669bc818e30a68edb36160f7a67a934e5fe","first":-1,"last":-1}]',1);
 CREATE TABLE rollouts (
     run_id TEXT NOT NULL, rollout_id INTEGER NOT NULL, group_id INTEGER NOT NULL,
     sample_index INTEGER NOT NULL,
@@ -45,14 +51,14 @@ CREATE TABLE rollouts (
     min_version INTEGER NOT NULL, max_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_tokens INTEGER NOT NULL, num_sampled INTEGER NOT NULL, num_trained INTEGER NOT NULL,
     PRIMARY KEY (run_id, rollout_id)
 ) WITHOUT ROWID;
-INSERT INTO "rollouts" VALUES('r',0,0,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',1,0,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',2,1,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',3,1,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',4,2,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',5,2,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',6,3,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
-INSERT INTO "rollouts" VALUES('r',7,3,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-0d6b05e8eb1e450c',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',0,0,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-25bd618b0603400f',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',1,0,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-25bd618b0603400f',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',2,1,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-25bd618b0603400f',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',3,1,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-25bd618b0603400f',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',4,2,0,'completed',1,0,0,'','','','scripted:oracle',0.0,'part-25bd618b0603400f',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',5,2,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-25bd618b0603400f',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',6,3,0,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-25bd618b0603400f',0,1,2,20,10,10);
+INSERT INTO "rollouts" VALUES('r',7,3,1,'completed',1,0,0,'','','','scripted:oracle',1.0,'part-25bd618b0603400f',0,1,2,20,10,10);
 CREATE TABLE runs (
     run_id TEXT PRIMARY KEY, config TEXT NOT NULL, state TEXT NOT NULL,
     last INTEGER NOT NULL,
@@ -60,7 +66,7 @@ CREATE TABLE runs (
     created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL,
     counters TEXT NOT NULL, wanted INTEGER NOT NULL
 ) WITHOUT ROWID;
-INSERT INTO "runs" VALUES('r','{"run_id":"r","filter":"dapo","delivery":"stream","agent":"native","renderer":{"model":"","name":"","family":"","variables":{},"date":"","on_rewrite":"append","unshown_tools":false},"seed":0,"sampling":{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096},"limits":{"init_s":60.0,"run_s":300.0,"eval_s":120.0,"queue_s":3600.0,"tool_s":30.0,"max_turns":16,"max_tokens":16384,"max_attempts":3,"max_worker_losses":10},"backends":[],"target_groups":0,"tenant":"default","weight":1.0,"max_open_groups":256,"max_unacked_groups":256,"max_staleness":-1,"journal":"node","on_unknown":"tell"}','finished',1,0,1.79553471359231948847e+09,1.79553471364755296707e+09,1.79553471459714221957e+09,'{"next_group":4,"next_rollout":8,"next_commit":3,"next_event":4,"outbox_end":12,"outbox_stored":12,"next_delivery":0,"acked":0,"version":0,"given_version":0,"unstored":0,"stored_bytes":30803,"open_groups":0,"undecided":0,"kept":2,"waiting":2,"group_size":2,"num_rewards":8,"reward_sum":6.0,"group_states":{"kept":2,"dropped":2},"rollout_states":{"completed":8}}',1);
+INSERT INTO "runs" VALUES('r','{"run_id":"r","filter":"dapo","delivery":"stream","agent":"native","renderer":{"model":"","name":"","family":"","variables":{},"date":"","on_rewrite":"append","unshown_tools":false},"seed":0,"sampling":{"temperature":1.0,"top_p":1.0,"top_k":0,"max_tokens":4096},"limits":{"init_s":60.0,"run_s":300.0,"eval_s":120.0,"queue_s":3600.0,"tool_s":30.0,"max_turns":16,"max_tokens":16384,"max_attempts":3,"max_worker_losses":10},"backends":[],"target_groups":0,"tenant":"default","weight":1.0,"max_open_groups":256,"max_unacked_groups":256,"epochs":0,"server_priority":false,"groups_per_step":0,"enough":0,"grace_s":60.0,"max_staleness":-1,"journal":"node","on_unknown":"tell","routing":false}','finished',1,0,1.79566537742046356202e+09,1.79566537754048871989e+09,1.79566538104564833644e+09,'{"next_group":4,"next_rollout":8,"next_commit":3,"next_event":4,"outbox_end":12,"outbox_stored":12,"next_delivery":0,"acked":0,"version":0,"given_version":0,"unstored":0,"stored_bytes":30866,"open_groups":0,"undecided":0,"kept":2,"waiting":2,"group_size":2,"num_rewards":8,"paused":false,"num_tasks":0,"fed":0,"skipped":0,"group_s":3.0354698320889737,"taken_s":0.0,"reward_sum":6.0,"rate":[1.9844207167625427,3.9766234755516052],"group_states":{"kept":2,"dropped":2},"rollout_states":{"completed":8}}',1);
 CREATE TABLE versions (
     run_id TEXT NOT NULL, version INTEGER NOT NULL, note TEXT NOT NULL, at REAL NOT NULL,
     published INTEGER NOT NULL DEFAULT 0,
@@ -71,6 +77,7 @@ CREATE UNIQUE INDEX groups_key ON groups (run_id, key);
 CREATE UNIQUE INDEX groups_delivery ON groups (run_id, delivery_seq) WHERE delivery_seq >= 0;
 CREATE INDEX groups_started ON groups (run_id, group_id) WHERE state = 'open' AND opened = 1;
 CREATE INDEX groups_pooled ON groups (run_id, group_id) WHERE state = 'open' AND opened = 0;
+CREATE UNIQUE INDEX dataset_key ON dataset (run_id, key);
 CREATE UNIQUE INDEX parts_name ON parts (run_id, part);
 CREATE INDEX parts_unpublished ON parts (run_id, commit_seq) WHERE published = 0;
 CREATE INDEX outbox_run ON outbox (run_id, seq);
