@@ -127,13 +127,12 @@ $(RIVALS)/%/.installed: $(STAMP)
 	$(if $(filter skyrl,$*),echo "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(RIVALS)/$*/lib/python*/site-packages)/borrowed.pth)
 	$(RIVALS)/$*/bin/python -m pip install -qq $(RIVAL_$*)
 	$(if $(filter skyrl,$*),$(RIVALS)/$*/bin/python -m pip install -qq --no-deps --ignore-requires-python skyrl==0.4.0 cloudpathlib pybase64 peft==0.18.1 zstandard xxhash)
+	$(if $(filter verifiers,$*),mkdir -p $(RIVALS)/$*/home && PATH="$(abspath $(RIVALS))/$*/bin:$$PATH" HOME=$(abspath $(RIVALS))/$*/home UV_PYTHON_DOWNLOADS=never UV_COMPILE_BYTECODE=1 $(RIVALS)/$*/bin/python configs/rivals/serve_verifiers.py prepare)
 	$(RIVALS)/$*/bin/python -m compileall -q $(RIVALS)/$* || true # a first import would be measured else
 	touch $@
 
 rivals: setup $(foreach name,verifiers openenv mini skyrl,$(RIVALS)/$(name)/.installed) ## prorl beside verifiers, SkyRL, OpenEnv and mini-swe-agent: the same tasks, model and cores, then with kills (40 minutes)
-	PRORL_RIVALS=$(abspath $(RIVALS)) $(BIN)/python configs/rivals/run.py clean
-	PRORL_RIVALS=$(abspath $(RIVALS)) $(BIN)/python configs/rivals/run.py faults
-	$(BIN)/python configs/rivals/run.py table
+	PRORL_RIVALS=$(abspath $(RIVALS)) $(BIN)/python configs/rivals/run.py
 
 # Playwright in an environment of its own, over this one's packages; the browser is Debian's: apt-get install chromium.
 UI ?= .venv-ui

@@ -5,7 +5,8 @@ each task begins with its number in square brackets, [17]; the policy has a shel
 `x * 3 + turn` from the last number it saw, `CALLS` times, and then answers with the last number it
 saw. So an answer is right exactly if every call ran once, in order, in a shell that worked, and its
 output came back whole. How long a call takes is looked up in LATENCIES (seconds, a line each) by
-task and turn: equal for everybody. `/served` is the number of calls so far.
+task and turn: equal for everybody. `/calls` is every call so far: task, turn, when it came (Unix
+time), how long it takes, and when it ended or null.
 """
 
 from __future__ import annotations
@@ -34,18 +35,20 @@ def last_number(text: str) -> int:
 
 class Model:
     def __init__(self, latencies: list[float]) -> None:
-        self._latencies, self._tokenizer = (
-            latencies,
-            Tokenizer.from_file(str(TOY / "tokenizer.json")),
-        )
-        self.served = 0
+        self._latencies = latencies
+        self._tokenizer = Tokenizer.from_file(str(TOY / "tokenizer.json"))
+        self.calls: list[list[float | None]] = []
+        """A row of `/calls` each. A caller that hangs up does not end its call."""
 
     async def _think(self, text: str, turn: int) -> None:
         task = int(re.findall(r"\[(\d+)\]", text)[0])
-        await asyncio.sleep(self._latencies[(task * (CALLS + 1) + turn) % len(self._latencies)])
-        self.served += 1
+        takes_s = self._latencies[(task * (CALLS + 1) + turn) % len(self._latencies)]
+        call = [task, turn, time.time(), takes_s, None]
+        self.calls.append(call)
+        await asyncio.sleep(takes_s)
+        call[-1] = time.time()
 
-    async def chat(self, request: web.Request) -> web.Response:
+    async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         messages = body["messages"]
         texts = [content(message) for message in messages]
@@ -66,19 +69,17 @@ class Model:
         if command:
             name = next((one["function"]["name"] for one in body.get("tools") or ()), "bash")
             made = {"name": name, "arguments": json.dumps({"command": command})}
-            call = {"id": f"call_{self.served}", "type": "function", "function": made}
+            call = {"id": f"call_{len(self.calls)}", "type": "function", "function": made}
             message["tool_calls"] = [call]
         reason = "tool_calls" if command else "stop"
-        return web.json_response(
-            {
-                "id": f"chatcmpl-{self.served}",
-                "object": "chat.completion",
-                "created": int(time.time()),
-                "model": body["model"],
-                "choices": [{"index": 0, "message": message, "finish_reason": reason}],
-                "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
-            }
-        )
+        head = {"id": f"chatcmpl-{len(self.calls)}", "created": int(time.time())}
+        head |= {"model": body["model"]}
+        usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+        if body.get("stream"):
+            return await stream(request, head, message, reason, usage)
+        choice = {"index": 0, "message": message, "finish_reason": reason}
+        whole = {"object": "chat.completion", "choices": [choice], "usage": usage}
+        return web.json_response(head | whole)
 
     async def tokens(self, request: web.Request) -> web.Response:
         """vLLM's `/v1/completions` with ids both ways, one reply a call."""
@@ -141,6 +142,26 @@ class Model:
         )
 
 
+async def stream(
+    request: web.Request, head: dict, message: dict, reason: str, usage: dict
+) -> web.StreamResponse:
+    """A reply as events: all that was said in one, why it ended, and what was used."""
+    calls = [{"index": at, **call} for at, call in enumerate(message.pop("tool_calls", ()))]
+    delta = message | ({"tool_calls": calls} if calls else {})
+    chunk = head | {"object": "chat.completion.chunk"}
+    chunks = [
+        chunk | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        chunk | {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
+        chunk | {"choices": [], "usage": usage},
+    ]
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    events = [json.dumps(one) for one in chunks] + ["[DONE]"]
+    await response.write("".join(f"data: {event}\n\n" for event in events).encode())
+    await response.write_eof()
+    return response
+
+
 def content(message: dict) -> str:
     said = message.get("content") or ""
     return said if isinstance(said, str) else "".join(part.get("text", "") for part in said)
@@ -160,7 +181,7 @@ async def main(port: int, latencies: Path) -> None:
     app.router.add_post("/v1/chat/completions", model.chat)
     app.router.add_post("/v1/completions", model.tokens)
     app.router.add_post("/inference/v1/generate", model.generate)
-    app.router.add_get("/served", lambda _: asyncio.sleep(0, web.Response(text=str(model.served))))
+    app.router.add_get("/calls", lambda _: asyncio.sleep(0, web.json_response(model.calls)))
     app.router.add_post("/finish_session", lambda _: asyncio.sleep(0, web.Response()))
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

@@ -24,6 +24,7 @@ async def main() -> None:
         return float(trace.reward)
 
     await chain.play(job, one)
+    await server.close()
 
 
 asyncio.run(main())

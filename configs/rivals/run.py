@@ -1,15 +1,24 @@
 """`make rivals`: the same tasks, model server and cores for prorl and its rivals, then with faults.
 
-`python configs/rivals/run.py [clean|faults] [NAME ...]`, in prorl's environment. Each player is a
-trainer's process (`play_NAME.py`, in the environment of its framework) and the daemons that its
-framework asks for; who dies is started again after a second, as a service manager does. The rows
-and the raw repeats are written to `configs/rivals/results/`. `docs/rivals.md` says how each was
-set up, and what the columns mean.
+`python configs/rivals/run.py [all|clean|faults|table] [NAME ...]`, in prorl's environment. Each
+player is a trainer's process (`play_NAME.py`, in the environment of its framework) and the daemons
+that its framework asks for; who dies is started again after a second, as a service manager does. A
+cell is one run of one player, whole or with one fault. Each writes its row, with what was counted,
+to `configs/rivals/results/` as it ends, and the tables anew, so that a programme that is cut leaves
+what it has; one that is started again with the same settings at the same commit goes on. No cell
+takes longer than its limit, whatever hangs. `docs/rivals.md` says how each was set up, and what the
+columns mean.
+
+Variables, `RIVALS_...`: TASKS (groups of four a clean cell; half as many with a fault), IN_FLIGHT
+(rollouts), REPEATS (of clean cells), LIMIT_S (of a cell), BUDGET_S (of all cells), FAULTS (only
+these, by commas), RESULTS (another folder), AGAIN (cells that are there, too), KEEP (a folder for
+everybody's files).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -24,7 +33,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from prorl.bench.meter import CpuMeter, cpu_meter, pss_mb
@@ -37,9 +46,9 @@ sys.path.insert(0, str(HERE))
 import chain  # noqa: E402
 
 VENVS = Path(os.environ.get("PRORL_RIVALS", ROOT / ".venv-rivals"))
-TASKS = list(range(100, 100 + int(os.environ.get("RIVALS_TASKS", "48"))))
-N, IN_FLIGHT = 4, int(os.environ.get("RIVALS_IN_FLIGHT", "32"))
-ROLLOUTS = len(TASKS) * N
+RESULTS = Path(os.environ.get("RIVALS_RESULTS", HERE / "results"))
+TASKS, N = int(os.environ.get("RIVALS_TASKS", "48")), 4
+IN_FLIGHT = int(os.environ.get("RIVALS_IN_FLIGHT", "32"))
 CALLS = 4
 """Of the model, a rollout."""
 BATCH = 8
@@ -48,10 +57,12 @@ REPEATS = int(os.environ.get("RIVALS_REPEATS", "3"))
 AGAIN_S = 1.0
 """A service manager waits so long before it starts again what died."""
 FROZEN_S = 30.0
-START_S = 900.0
-"""Until the first rollout: a loaded machine imports some of these for minutes."""
-PATIENCE_S = 150.0
-"""From the first rollout on, and from a fault on: what is missing then is lost."""
+LIMIT_S = float(os.environ.get("RIVALS_LIMIT_S", "200"))
+"""Of a cell: what is missing then is lost."""
+BUDGET_S = float(os.environ.get("RIVALS_BUDGET_S", "2280"))
+"""Of all cells: none is begun that has not a minute."""
+QUIET = 0.1
+"""So much of the cores' time others may take before the clock's columns are left out."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +99,17 @@ def served(name: str) -> Callable[[Path, str, int], dict[str, list[str]]]:
 
 
 MINI = {"MSWEA_CONFIGURED": "true", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
+VERIFIERS = {
+    "HOME": str(VENVS / "verifiers" / "home"),  # where the environment of its agent was made
+    "PATH": f"{venv('verifiers').parent}:{os.environ['PATH']}",
+    "UV_PYTHON_DOWNLOADS": "never",
+}
 PLAYERS = {
     one.name: one
     for one in (
-        Player("verifiers", venv("verifiers"), served("verifiers"), {"worker": "spawn_main"}),
+        Player(
+            "verifiers", venv("verifiers"), served("verifiers"), {"worker": "spawn_main"}, VERIFIERS
+        ),
         Player("skyrl", venv("skyrl")),
         Player("mini", venv("mini"), env=MINI),
         Player("openenv", venv("openenv"), served("openenv")),
@@ -170,15 +188,16 @@ class Process:
 def model(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     port = free_port()
     argv = [sys.executable, str(HERE / "model.py"), str(port), str(HERE / "latencies.txt")]
-    server = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        yield server, f"http://127.0.0.1:{port}"
-    finally:
-        server.send_signal(signal.SIGCONT)
-        server.terminate()
-        server.wait(10)
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            yield server, f"http://127.0.0.1:{port}"
+        finally:
+            server.send_signal(signal.SIGCONT)
+            server.terminate()
 
 
 def pid_of(player: Player, processes: dict[str, Process], kind: str) -> int | None:
@@ -195,12 +214,12 @@ def pid_of(player: Player, processes: dict[str, Process], kind: str) -> int | No
     return None
 
 
-def play(player: Player, fault: str = "") -> dict:
+def play(player: Player, fault: str, tasks: list[int], limit_s: float) -> dict:
     """One run. `fault`: the kind of process to kill once, or `frozen`, when a quarter is done."""
     with tempfile.TemporaryDirectory(prefix="rivals-") as name, ExitStack() as stack:
         folder = Path(name)
         server, url = stack.enter_context(model(folder))
-        job = {"folder": name, "url": url, "tasks": TASKS, "n": N, "in_flight": IN_FLIGHT}
+        job = {"folder": name, "url": url, "tasks": tasks, "n": N, "in_flight": IN_FLIGHT}
         port = free_port()
         job |= {"port": port, "tokenizer": str(ROOT / "prorl" / "assets" / "toy")}
         meter = stack.enter_context(cpu_meter())
@@ -213,10 +232,11 @@ def play(player: Player, fault: str = "") -> dict:
         processes["trainer"] = Process(trainer, folder / "trainer.log", env, ends=True)
         for process in reversed(processes.values()):  # the trainer waits for the daemons
             stack.callback(process.end)
-        seen = watch(player, folder, processes, server, meter, fault)
+        seen = watch(player, folder, processes, server, meter, fault, len(tasks) * N, limit_s)
+        calls = json.loads(urllib.request.urlopen(f"{url}/calls", timeout=30).read())
+        seen |= lost_work(calls, seen["struck_at"], seen["on_at"]) | {"calls": len(calls)}
         for process in processes.values():
             process.end()
-        seen["calls"] = int(urllib.request.urlopen(f"{url}/served").read())
         if keep := os.environ.get("RIVALS_KEEP"):
             shutil.copytree(
                 folder,
@@ -235,36 +255,32 @@ def watch(
     server: subprocess.Popen[str],
     meter: CpuMeter,
     fault: str,
+    asked: int,
+    limit_s: float,
 ) -> dict:
-    watched = {process.child.pid for process in processes.values()}
-    for pid in watched:
-        meter.watch(pid)
-    began, before_s = time.time(), meter.cpu_s()
-    peak_mb, struck, thawed, looked = 0.0, 0.0, False, 0.0
+    watched: set[int] = set()
+    began, before_s, busy_s = time.time(), meter.cpu_s(), machine_s(server.pid)
+    peak_mb, struck, thawed, looked, ended = 0.0, 0.0, 0.0, 0.0, False
     middle: list[tuple[int, float]] = []
     delivered = folder / "delivered.jsonl"
-    until = began + START_S
-    while time.time() < until:
+    while time.time() < began + limit_s and not ended:
+        for process in processes.values():
+            if process.child.pid not in watched:  # its first life, or a later one
+                watched.add(process.child.pid)
+                with contextlib.suppress(ProcessLookupError):
+                    meter.watch(process.child.pid)
         time.sleep(0.05)
         ended = processes["trainer"].tend()
         for kind, process in processes.items():
             if kind != "trainer":
                 process.tend()
-        for process in processes.values():
-            if process.child.pid not in watched:  # a later life
-                watched.add(process.child.pid)
-                with contextlib.suppress(ProcessLookupError):
-                    meter.watch(process.child.pid)
-        if ended:
-            break
         count = sum(len(line["rollouts"]) for line in chain.read(delivered))
-        if count >= ROLLOUTS / 4 and not middle:
+        if count >= asked / 4 and not middle:
             middle = [(count, meter.cpu_s())]
-            until = time.time() + PATIENCE_S
         if not fault and time.time() - looked > 2.0:
             looked = time.time()
             peak_mb = max(peak_mb, sum(pss_mb(one.child.pid) for one in processes.values()))
-        if fault and not struck and count >= ROLLOUTS / 4:
+        if fault and not struck and not ended and count >= asked / 4:
             if fault == "frozen":
                 server.send_signal(signal.SIGSTOP)
                 struck = time.time()
@@ -273,22 +289,39 @@ def watch(
                 struck = time.time()
         if fault == "frozen" and struck and not thawed and time.time() - struck > FROZEN_S:
             server.send_signal(signal.SIGCONT)
-            thawed = True
+            thawed = time.time()
     server.send_signal(signal.SIGCONT)
     lines = chain.read(delivered)
     from_count, from_s = middle[0] if middle else (0, before_s)
-    seen = summary(lines, began, struck)
+    seen = summary(lines, asked, began, struck, thawed or struck)
+    cpu_s, took_s = meter.cpu_s() - before_s, time.time() - began
+    others_s = machine_s(server.pid) - busy_s - cpu_s
     return seen | {
         "cpu_ms": 1e3 * (meter.cpu_s() - from_s) / max(1, seen["rollouts"] - from_count),
-        "cpu_s": meter.cpu_s() - before_s,
+        "cpu_s": cpu_s,
+        "others": max(0.0, others_s) / took_s / len(os.sched_getaffinity(0)),
+        "took_s": took_s,
+        "limit": not ended,
         "peak_mb": peak_mb,
-        "struck": bool(struck),
+        "struck_at": struck,
+        "on_at": thawed or struck,
         "starts": {kind: process.starts for kind, process in processes.items()},
     }
 
 
-def summary(lines: list[dict], began: float, struck: float) -> dict:
-    """What a trainer had of a run, and when."""
+def machine_s(server: int) -> float:
+    """CPU seconds that all cores were busy, or taken by another machine, but for the measurement
+    itself: this process and the model's server.
+    """
+    words = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    own_s = time.process_time() + procfs.cpu_s(server)
+    return (sum(words) - words[3] - words[4]) / os.sysconf("SC_CLK_TCK") - own_s
+
+
+def summary(lines: list[dict], asked: int, began: float, struck: float, on: float) -> dict:
+    """What a trainer had of a run, and when. `struck`: when the fault came; `on`: from when on one
+    could go on.
+    """
     times: dict[int, list[float]] = {}
     counts, wrong = Counter[tuple[int, int]](), 0
     for line in lines:
@@ -299,30 +332,65 @@ def summary(lines: list[dict], began: float, struck: float) -> dict:
     groups = sorted(max(at) for task, at in times.items() if len(at) >= N)
     first = min((line["at"] for line in lines), default=began)
     last = max((line["at"] for line in lines), default=began)
-    after = [at for at in groups if at > struck] if struck else []
+    after = [at for at in groups if at > on] if struck else []
     return {
         "rollouts": len(counts),
-        "asked": ROLLOUTS,
-        "in_flight": IN_FLIGHT,
-        "lost": ROLLOUTS - len(counts),
+        "lost": asked - len(counts),
         "twice": sum(count - 1 for count in counts.values()),
         "wrong": wrong,
         "first_s": first - began,
         "wall_s": last - began,
         "rate": (len(counts) * 3 / 4) / max(1e-9, last - quarter(groups)) if groups else 0.0,
         "idle": idle(groups),
-        "gap_s": max((b - a for a, b in zip([struck, *after], after, strict=False)), default=0.0),
+        "group_s": after[0] - on if after else None,
+        "group_gap_s": longest(on, after),
+    }
+
+
+def longest(on: float, after: list[float]) -> float | None:
+    """The longest wait from one to the next; None where there was none."""
+    return max((b - a for a, b in itertools.pairwise([on, *after])), default=None)
+
+
+def lost_work(calls: list[list], struck: float, on: float) -> dict:
+    """Calls of the model that were sampled more often than they were asked for, and the seconds of
+    the model in them; beside it what would have been sampled again if each rollout in hand when the
+    fault came had begun anew. All in whole calls, since a model ends those that nobody waits for.
+
+    Two calls, the first ended: a fault at 5 would cost a restart from the prompt both, 1 + 2 s.
+
+    >>> calls = [[100, 0, 1.0, 1.0, 2.0], [100, 1, 4.0, 2.0, 6.0]]
+    >>> lost_work(calls, 5.0, 5.0)
+    {'again': 0, 'again_s': 0.0, 'prompt_s': 3.0, 'call_s': None, 'call_gap_s': None}
+    """
+    count, seconds = Counter[tuple[int, int]](), {}
+    before, finished = Counter[tuple[int, int]](), Counter[int]()
+    for task, turn, came, takes_s, ended in calls:
+        count[task, turn] += 1
+        seconds[task, turn] = takes_s
+        before[task, turn] += came < struck
+        finished[task] += turn == CALLS - 1 and ended is not None and ended < struck
+    after = sorted(came for _, _, came, *_ in calls if came > on) if struck else []
+    again = {at: max(0, count[at] - N) for at in count}
+    return {
+        "again": sum(again.values()),
+        "again_s": sum(seconds[at] * more for at, more in again.items()),
+        "prompt_s": sum(
+            seconds[at] * max(0, before[at] - finished[at[0]]) for at in count if before[at]
+        ),
+        "call_s": after[0] - on if after else None,
+        "call_gap_s": longest(on, after),
     }
 
 
 def quarter(groups: list[float]) -> float:
     """When a quarter of the groups was there: start-up is not a rate."""
-    return groups[len(groups) // 4 - 1]
+    return groups[max(0, len(groups) // 4 - 1)]
 
 
-def idle(groups: list[float]) -> float:
+def idle(groups: list[float]) -> float | None:
     """Share of a trainer's time that it waits, whose step takes what the model's latencies alone
-    take for a batch; from its first batch on.
+    take for a batch; from its first batch on, if there is a second.
     """
     latencies = [float(word) for word in (HERE / "latencies.txt").read_text().split()]
     step_s = BATCH * N * CALLS * statistics.mean(latencies) / IN_FLIGHT
@@ -332,76 +400,165 @@ def idle(groups: list[float]) -> float:
             waits += max(0.0, groups[end] - free_at)
         free_at = max(free_at, groups[end]) + step_s
     steps = len(groups) // BATCH
-    return waits / (waits + step_s * (steps - 1)) if steps > 1 else float("nan")
+    return waits / (waits + step_s * (steps - 1)) if steps > 1 else None
 
 
-def clean(names: list[str]) -> list[dict]:
-    rows = []
-    for turn in range(REPEATS):  # in turns: the machine's mood is everybody's
-        for name in names:
-            seen = play(PLAYERS[name])
-            rows.append({"player": name, "turn": turn, **seen})
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+@dataclass(frozen=True)
+class Cell:
+    player: str
+    fault: str
+    turn: int
+
+    def of(self, row: dict) -> bool:
+        return (row["player"], row["fault"], row["turn"]) == (self.player, self.fault, self.turn)
 
 
-def faults(names: list[str]) -> list[dict]:
-    rows = []
-    for name in names:
-        player = PLAYERS[name]
-        kinds = [*player.daemons(Path(), "", 0), *player.kinds, "trainer", "frozen"]
+def cells(what: str, names: list[str]) -> list[Cell]:
+    """In the order in which they matter, in turns: the machine's mood is everybody's."""
+    found: list[Cell] = []
+    if what != "faults":
+        found += [Cell(name, "", 0) for name in names]
+    if what != "clean":
         only = os.environ.get("RIVALS_FAULTS")
-        for kind in kinds if not only else only.split(","):
-            rows.append({"player": name, "fault": kind, **play(player, kind)})
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+        for name in names:
+            player = PLAYERS[name]
+            kinds = [*player.daemons(Path(), "", 0), *player.kinds, "trainer", "frozen"]
+            found += [Cell(name, kind, 0) for kind in kinds if not only or kind in only.split(",")]
+    if what != "faults":
+        found += [Cell(name, "", turn) for turn in range(1, REPEATS) for name in names]
+    return found
 
 
-def table() -> None:
-    """What docs/rivals.md shows."""
-    for what in ("clean", "faults"):
-        found = json.loads((HERE / "results" / f"{what}.json").read_text())
-        print(found["machine"])
-        for row in medians(found["rows"]) if what == "clean" else found["rows"]:
-            print("| " + " | ".join(cells(row)) + " |")
+def commit() -> str:
+    argv = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(argv, capture_output=True, text=True)
+    return found.stdout.strip()
 
 
-def medians(rows: list[dict]) -> Iterator[dict]:
-    for name in dict.fromkeys(row["player"] for row in rows):
-        mine = [row for row in rows if row["player"] == name]
-        keys = ("rate", "cpu_ms", "peak_mb", "idle", "calls", "first_s", "in_flight")
-        yield {"player": name} | {key: statistics.median(row[key] for row in mine) for key in keys}
+def rows() -> list[dict]:
+    path = RESULTS / "cells.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def cells(row: dict) -> list[str]:
-    if "fault" not in row:
-        return [
-            row["player"],
-            f"{row['rate']:.1f}",
-            f"{row['cpu_ms']:.0f}",
-            f"{row['peak_mb']:.0f}",
-            f"{row['peak_mb'] / row['in_flight']:.1f}",
-            f"{row['idle']:.0%}",
-        ]
-    again = row["calls"] - CALLS * row["rollouts"]
-    counts = [str(row[key]) for key in ("lost", "twice", "wrong")]
-    return [row["player"], row["fault"], *counts, str(again), f"{row['gap_s']:.1f}"]
+def measure(wanted: list[Cell]) -> None:
+    """Each cell that is not there yet at this commit, with these settings."""
+    until = time.monotonic() + BUDGET_S
+    RESULTS.mkdir(exist_ok=True)
+    for cell in wanted:
+        tasks = list(range(100, 100 + (TASKS // 2 if cell.fault else TASKS)))
+        settings = {"commit": commit(), "tasks": len(tasks), "in_flight": IN_FLIGHT}
+        old = [row for row in rows() if cell.of(row)]
+        if old and settings.items() <= old[0].items() and "RIVALS_AGAIN" not in os.environ:
+            continue
+        left_s = until - time.monotonic()
+        if left_s < 60.0:
+            print(f"no time left for {cell}", flush=True)
+            continue
+        about = asdict(cell) | settings | {"load": os.getloadavg()[0], "machine": machine()}
+        row = about | play(PLAYERS[cell.player], cell.fault, tasks, min(LIMIT_S, left_s))
+        told = ("took_s", "lost", "twice", "wrong", "again")
+        print(cell, {key: round(row[key]) for key in told}, flush=True)
+        kept = [one for one in rows() if not cell.of(one) and not other(one, row)]
+        write(RESULTS / "cells.jsonl", "".join(json.dumps(one) + "\n" for one in [*kept, row]))
+        write(RESULTS / "table.md", table(rows()))
+
+
+def other(old: dict, row: dict) -> bool:
+    """Whether an old row is one of the same player and fault, but not comparable."""
+    same = all(old[key] == row[key] for key in ("player", "fault"))
+    return same and any(old[key] != row[key] for key in ("commit", "tasks", "in_flight"))
+
+
+def write(path: Path, text: str) -> None:
+    """Whole or not at all: the programme may be cut."""
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.rename(path)
+
+
+def table(found: list[dict]) -> str:
+    """What docs/rivals.md shows. The clock's columns only where the cores were the player's."""
+    quiet = all(row["others"] < QUIET for row in found)
+    order = list(PLAYERS)
+    lines = [said(found, quiet), ""]
+    heads = ["player", "rollouts", *(["rollouts/s", "trainer idle"] if quiet else [])]
+    lines += head([*heads, "CPU ms a rollout", "MB at most", "MB a rollout in hand", *COUNTED])
+    for name in sorted({row["player"] for row in found}, key=order.index):
+        mine = [row for row in found if (row["player"], row["fault"]) == (name, "")]
+        if mine:
+            lines.append(line(clean_cells(name, mine, quiet)))
+    heads = ["player", "struck", *COUNTED, "calls again", "their seconds", "from the prompt"]
+    waits = ["next call s", "longest between calls s", "next group s", "longest between groups s"]
+    lines += ["", *head([*heads, *waits])]
+    struck = [row for row in found if row["fault"]]
+    for row in sorted(struck, key=lambda row: order.index(row["player"])):
+        lines.append(line(fault_cells(row)))
+    return "\n".join(lines) + "\n"
+
+
+COUNTED = ["lost", "twice", "wrong"]
+
+
+def said(found: list[dict], quiet: bool) -> str:
+    """What the rows were measured on, in words."""
+    if not found:
+        return "Nothing was measured yet."
+    first = found[0]
+    commits = ", ".join(sorted({row["commit"] for row in found}))
+    others = [row["others"] for row in found]
+    text = (
+        f"{first['machine']['cores']} cores, {first['machine']['cpu']}, commit {commits}; "
+        f"others took {min(others):.0%} to {max(others):.0%} of the cores' time"
+    )
+    return f"{text}." if quiet else f"{text}, so that rollouts a second are left out."
+
+
+def head(names: list[str]) -> list[str]:
+    return [line(names), "|" + "---|" * len(names)]
+
+
+def line(words: list[str]) -> str:
+    return f"| {' | '.join(words)} |"
+
+
+def clean_cells(name: str, mine: list[dict], quiet: bool) -> list[str]:
+    """Medians, and the sums of what was counted."""
+
+    def middle(key: str) -> float:
+        return statistics.median(row[key] for row in mine)
+
+    clock = []
+    if quiet:
+        waits = "too few" if mine[0]["idle"] is None else f"{middle('idle'):.0%}"
+        clock = [f"{middle('rate'):.1f}", waits]
+    asked = f"{len(mine)} x {mine[0]['tasks'] * N}, {mine[0]['in_flight']} at a time"
+    size = [f"{middle('cpu_ms'):.0f}", f"{middle('peak_mb'):.0f}"]
+    size.append(f"{middle('peak_mb') / mine[0]['in_flight']:.0f}")
+    return [name, asked, *clock, *size, *(str(sum(row[key] for row in mine)) for key in COUNTED)]
+
+
+def fault_cells(row: dict) -> list[str]:
+    def seconds(key: str) -> str:
+        return "never" if row[key] is None else f"{row[key]:.1f}"
+
+    if not row["struck_at"]:
+        return [row["player"], row["fault"], "not struck", *[""] * 9]
+    counts = [str(row[key]) for key in (*COUNTED, "again")]
+    work = [f"{row['again_s']:.1f}", f"{row['prompt_s']:.1f}"]
+    waits = [seconds(key) for key in ("call_s", "call_gap_s", "group_s", "group_gap_s")]
+    if row["limit"]:
+        waits[-1] += f", ended after {row['took_s']:.0f} s"
+    return [row["player"], row["fault"], *counts, *work, *waits]
 
 
 def main() -> None:
-    what, *names = sys.argv[1:] or ["clean"]
+    what, *names = sys.argv[1:] or ["all"]
     if what == "table":
-        return table()
+        print(table(rows()), end="")
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it started ends with it
-    rows = {"clean": clean, "faults": faults}[what](names or list(PLAYERS))
-    out = HERE / "results"
-    out.mkdir(exist_ok=True)
-    path = out / f"{what}.json"
-    old = json.loads(path.read_text())["rows"] if path.exists() else []
-    new = {(row["player"], row.get("fault")) for row in rows}
-    kept = [row for row in old if (row["player"], row.get("fault")) not in new]
-    text = ",\n".join(json.dumps(row) for row in kept + rows)
-    path.write_text(f'{{"machine": {json.dumps(machine())}, "rows": [\n{text}\n]}}\n')
+    measure(cells(what, names or list(PLAYERS)))
+    print(table(rows()), end="")
 
 
 if __name__ == "__main__":

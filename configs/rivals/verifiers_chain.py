@@ -16,7 +16,7 @@ class Chain(vf.Task[Data]):
 
 class ChainTaskset(vf.Taskset[Chain, vf.TasksetConfig]):
     def load(self):
-        for number in range(100, 148):
+        for number in range(100, 1000):
             prompt = chain.prompt(number)
             yield Chain(Data(prompt=prompt, system_prompt=chain.SYSTEM, number=number))
 
