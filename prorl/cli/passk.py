@@ -1,7 +1,4 @@
-"""pass@k of a stored run, with an interval: SQL over its rollouts, then two formulas.
-
-    pass@k of a task with c right of n:  1 - C(n - c, k) / C(n, k)
-    (unbiased; Chen et al. 2021, arXiv 2107.03374)
+"""pass@k of a stored run, with an interval: SQL over its view `passk`, then one formula.
 
 The interval is Wilson's 95 % score interval over tasks. For n > 1 it is too wide rather than too
 narrow: a task's estimate varies less than the coin that Wilson assumes. Masked rollouts
@@ -11,7 +8,6 @@ narrow: a task's estimate varies less than the coin that Wilson assumes. Masked 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,13 +16,20 @@ from prorl.types import Json
 Z = 1.959964
 """Of a two-sided 95 % interval."""
 
-PER_TASK = """
-select data_source,
-    coalesce(json_extract_string(nullif(extra, ''), '$.mode'), 'sampled') as mode, group_id,
-    count(*) filter (valid) as n, count(*) filter (valid and reward >= {threshold}) as right_,
-    count(*) filter (not valid) as masked
-from rollouts group by all order by data_source, mode desc, group_id
-"""
+_SETS = """
+with members as (
+    select data_source, group_id,
+        coalesce(json_extract_string(nullif(extra, ''), '$.mode'), 'sampled') as mode,
+        count(*) filter (valid) as n, count(*) filter (not valid) as masked
+    from rollouts group by all),
+sets as (
+    select data_source, mode, count(*) filter (n > 0) as tasks,
+        coalesce(min(n) filter (n > 0), 0) as n, sum(masked)::bigint as masked
+    from members group by all)
+select sets.*, k, avg(pass_at_k) as share
+from sets join members m using (data_source, mode)
+    left join passk p on p.group_id = m.group_id and p.k <= sets.n
+group by all order by data_source, mode desc, k"""
 
 
 class Estimate(NamedTuple):
@@ -53,15 +56,6 @@ class Passed(NamedTuple):
         return {**self._asdict(), "at": {str(k): one._asdict() for k, one in self.at.items()}}
 
 
-def pass_at_k(n: int, right: int, k: int) -> float:
-    """Probability that one of k rollouts drawn without replacement from n is right.
-
-    >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 4), pass_at_k(4, 2, 2)
-    (0.25, 1.0, 0.8333333333333334)
-    """
-    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
-
-
 def wilson(mean: float, count: int) -> Estimate:
     """Wilson's score interval of a share over `count` draws.
 
@@ -80,48 +74,14 @@ def wilson(mean: float, count: int) -> Estimate:
     return Estimate(mean, max(0.0, low), min(1.0, high))
 
 
-def estimate(tasks: Sequence[tuple[int, int]]) -> dict[int, Estimate]:
-    """pass@1, 2, 4 ... n from (n, right) of each task, n the smallest of them.
-
-    >>> {k: round(one.value, 3) for k, one in estimate([(4, 0), (4, 2)]).items()}
-    {1: 0.25, 2: 0.417, 4: 0.5}
-    """
-    n = min((n for n, _ in tasks), default=0)
-    found = {}
-    for k in _steps(n):
-        found[k] = wilson(
-            sum(pass_at_k(n_task, right, k) for n_task, right in tasks) / len(tasks), len(tasks)
-        )
-    return found
-
-
-def _steps(n: int) -> Iterator[int]:
-    k = 1
-    while k < n:
-        yield k
-        k *= 2
-    if n:
-        yield n
-
-
-def evaluation(directory: Path, threshold: float = 1.0) -> list[Passed]:
+def evaluation(directory: Path) -> list[Passed]:
     """Every (data source, mode) of a stored run, without tasks of which no rollout counts."""
     from prorl.storage.read.catalog import StoredRun
 
-    rows = StoredRun(directory).sql(PER_TASK.format(threshold=float(threshold))).to_pylist()
-    found = []
-    for source, mode in dict.fromkeys((row["data_source"], row["mode"]) for row in rows):
-        here = [row for row in rows if (row["data_source"], row["mode"]) == (source, mode)]
-        tasks = [(row["n"], row["right_"]) for row in here if row["n"]]
-        masked = sum(row["masked"] for row in here)
-        found.append(
-            Passed(
-                source,
-                mode,
-                len(tasks),
-                min((n for n, _ in tasks), default=0),
-                masked,
-                estimate(tasks),
-            )
-        )
-    return found
+    found: dict[tuple[str, str], Passed] = {}
+    for row in StoredRun(directory).sql(_SETS).to_pylist():
+        k, share = row.pop("k"), row.pop("share")
+        one = found.setdefault((row["data_source"], row["mode"]), Passed(**row, at={}))
+        if k is not None:
+            one.at[k] = wilson(share, one.tasks)
+    return list(found.values())

@@ -4,19 +4,15 @@ tests/integration/test_learning.py.
 
 from __future__ import annotations
 
-import itertools
-import statistics
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prorl.cli.app import dispatch
 from prorl.cli.demo.command import _figures
 from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
-from prorl.cli.passk import estimate, pass_at_k, wilson
+from prorl.cli.passk import wilson
 from prorl.envs import get_env
 from prorl.envs.users import users_code
 from prorl.types import GroupState
@@ -59,26 +55,6 @@ def test_the_trainers_step_and_dapos_decisions_are_shown() -> None:
     groups = {state.value: 0 for state in GroupState} | {"acked": 3, "dropped": 2}
     found = _figures(Recipe(steps=34), {"version": 5, "groups": groups})
     assert found == ["step 5/34", "DAPO kept 3 dropped 2", "policy v5"]
-
-
-@given(st.integers(1, 7), st.data())
-def test_pass_at_k_is_the_share_of_draws_with_a_right_one(n: int, data: st.DataObject) -> None:
-    right, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
-    draws = list(itertools.combinations([True] * right + [False] * (n - right), k))
-    assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-
-
-@given(st.lists(st.tuples(st.just(4), st.integers(0, 4)), min_size=1, max_size=30))
-def test_the_interval_holds_the_estimate_and_pass_at_k_grows(tasks: list[tuple[int, int]]) -> None:
-    found = estimate(tasks)
-    assert list(found) == [1, 2, 4]
-    assert found[1].value == pytest.approx(statistics.mean(right / n for n, right in tasks))
-    assert all(
-        0 <= one.low <= one.value + 1e-9 and one.value <= one.high + 1e-9 <= 1 + 1e-9
-        for one in found.values()
-    )
-    assert found[1].value <= found[2].value + 1e-9
-    assert found[2].value <= found[4].value + 1e-9
 
 
 def test_wilson_against_published_figures() -> None:

@@ -42,7 +42,6 @@ def evaluate(
     job: JobOptions = None,
     temperature: Temperature = None,
     seed: Seed = None,
-    threshold: float = 1.0,
     stored: str = "",
     sandbox: SandboxKind = "auto",
     eval_s: float = 120.0,
@@ -64,8 +63,6 @@ def evaluate(
 
     Parameters
     ----------
-    threshold
-        A rollout is right from this reward on.
     stored
         Name of a run in the root, or path of a run directory.
     eval_s
@@ -82,18 +79,18 @@ def evaluate(
     plan = JobPlan.make(config, flags, [*(set_ or []), *warmth], root=root)
 
     def present(directory: Path, *, json: bool, elapsed_s: float | None) -> int:
-        return show_evaluation(directory, threshold, json=json)
+        return show_evaluation(directory, json=json)
 
     return asyncio.run(run_plan(plan, quiet=quiet, json=json, present=present))
 
 
-def show_evaluation(directory: Path, threshold: float, *, json: bool) -> int:
+def show_evaluation(directory: Path, *, json: bool) -> int:
     """Print pass@k; 1 when nothing counts."""
-    found = evaluation(directory, threshold)
+    found = evaluation(directory)
     if json:
         rows = [one.to_json() for one in found]
         place = {"run": directory.name, "directory": str(directory)}
-        say_json({**place, "threshold": threshold, "rows": rows})
+        say_json({**place, "rows": rows})
     else:
         ks = sorted({k for one in found for k in one.at})
         shares = (f"pass@{k} [95 % Wilson]" for k in ks)
