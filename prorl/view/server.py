@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import anyio
 import orjson
 import uvicorn
 from starlette.applications import Starlette
@@ -271,8 +270,8 @@ class Listening(NamedTuple):
 
     async def serve(self) -> None:
         """Serve until a signal comes, or `server.should_exit`."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run_in_threadpool, self.library.warm)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(run_in_threadpool(self.library.warm))
             await self.server.serve(sockets=[self.listener])
 
 

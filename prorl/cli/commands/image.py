@@ -25,6 +25,10 @@ from prorl.sandbox.images.remote import plain
 from prorl.tasks.files import load_tasks
 from prorl.types import DOCKER, image_name
 
+BUILD_S = 3600.0
+SIDE_BY_SIDE = 4
+"""Images that are pulled at a time."""
+
 image = App(
     name="image",
     help="Images for sandboxes, without a daemon: pull, build, ls, du, rm, gc.",
@@ -44,7 +48,6 @@ def build(
     *,
     source: Annotated[str, Parameter(name="--from")],
     replace: Flag = False,
-    timeout_s: float = 3600.0,
     images: Where = None,
 ) -> int:
     """Make an image that tasks can name.
@@ -60,8 +63,6 @@ def build(
         FILE.sif or FILE.def (its `From:` may name another image).
     replace
         Let an existing name stand for the new image.
-    timeout_s
-        Give up after so long.
     """
     path = str(Path(source).absolute()) if Path(source).exists() else source
     job = {
@@ -70,7 +71,7 @@ def build(
         "source": path,
         "replace": "1" if replace else "",
     }
-    made = asyncio.run(make_image(registry_root(images), job, timeout_s, _echo))
+    made = asyncio.run(make_image(registry_root(images), job, BUILD_S, _echo))
     place = f", at {made.path}" if made.path else f", {len(made.layers)} layers"
     say(f"{name}: {made.bytes / 1e6:.0f} MB in {made.files} files, {made.digest[:12]}{place}")
     return 0
@@ -87,8 +88,6 @@ def pull(
     *,
     source: Annotated[str, Parameter(name="--from")] = "",
     rows: str = "",
-    mirror: tuple[str, ...] = (),
-    at_once: int = 4,
     images: Where = None,
 ) -> int:
     """Pull an image by its name in a container registry, or all that the tasks of a file name.
@@ -104,17 +103,11 @@ def pull(
         file system as `mmdebstrap` and `docker export` write it.
     rows
         File of tasks; images that are there already are not asked for again.
-    mirror
-        HOST=URL: ask this URL first for images of a host, e.g. docker.io=http://10.0.0.5:5000.
-    at_once
-        Images that are pulled side by side.
     """
     if bool(source) == bool(rows) or (rows and name):
         raise UserError("prorl image pull", "[NAME] --from SOURCE, or --rows TASKS")
     registry = Registry(registry_root(images))
-    pulls = Pull(
-        registry, {**_configured().mirrors, **dict(word.partition("=")[::2] for word in mirror)}
-    )
+    pulls = Pull(registry, _configured().mirrors)
     if source:
         if not name and not source.startswith(DOCKER):
             raise UserError(f"--from {source} without a name", "prorl image pull NAME --from ...")
@@ -133,7 +126,7 @@ def pull(
         except ProrlError as error:
             failed[item[0]] = str(error)
 
-    with ThreadPoolExecutor(at_once) as threads:
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
         list(threads.map(look, wanted.items()))
     total = sum(layers.values())
     note(
@@ -141,16 +134,14 @@ def pull(
         f" {total / 1e6:.1f} MB to come"
     )
     known_well = {name: ref for name, ref in wanted.items() if name not in failed}
-    _pull_all(pulls, known_well, total, failed, at_once)
+    _pull_all(pulls, known_well, total, failed)
     for lacking, why in sorted(failed.items()):
         note(f"missing: {lacking}: {why}")
     say(f"{len(wanted) - len(failed)} pulled, {there} were here, {len(failed)} missing")
     return 1 if failed else 0
 
 
-def _pull_all(
-    pulls: Pull, wanted: dict[str, str], total: int, failed: dict[str, str], at_once: int
-) -> None:
+def _pull_all(pulls: Pull, wanted: dict[str, str], total: int, failed: dict[str, str]) -> None:
     """Pull images side by side under a bar of bytes; what fails is told in `failed`."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -172,7 +163,7 @@ def _pull_all(
         except (ProrlError, OSError) as error:
             failed[item[0]] = str(error)
 
-    with bar, ThreadPoolExecutor(at_once) as threads:
+    with bar, ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
         try:
             list(threads.map(one, wanted.items()))
         except BaseException:
