@@ -294,14 +294,14 @@ class RunDir:
             if folder in TABLES and name.startswith("part-")
             if name.removesuffix(".parquet") not in parts
         ]
-        if orphans and self._whole(num_commits):
+        if orphans and self.whole(num_commits):
             named = self.ever_named()
             stale += [path for path in orphans if path not in named]
         for path in stale:
             remove(self.fs, self.path(path))
         return stale
 
-    def _whole(self, num_commits: int) -> bool:
+    def whole(self, num_commits: int) -> bool:
         """Whether each of the first commits is here, by itself or in a range."""
         names = self.commit_names()
         upto = max((name.last for name in names if name.first), default=0)
@@ -334,6 +334,10 @@ class RunDir:
 
     def names(self, folder: str) -> Iterator[str]:
         """Nothing when there is no such folder."""
+        if self.local:
+            with suppress(FileNotFoundError):
+                yield from os.listdir(self.path(folder))
+            return
         self.fs.invalidate_cache()
         if self.has(folder):
             found = ask(self.fs, lambda: self.fs.ls(self.path(folder), detail=False))

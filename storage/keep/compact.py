@@ -16,8 +16,9 @@ merged while they are no more than twice what is new: each row is written about 
 
 What it replaced stays for readers who opened the run before, and is then removed by `collect`
 (`StoredRun` and `GroupIndex` open a run again when a file is gone), with packs of compactions that
-died. It never touches a file that a current commit names, nor a part that no commit has ever named:
-that one may be about to be committed.
+died; these go as well when a store opens the run, and when a compaction of its own was ended
+(`remove_dead`). Neither touches a file that a current commit names, nor a part that no commit has
+ever named: that one may be about to be committed.
 """
 
 from __future__ import annotations
@@ -276,12 +277,35 @@ def collect(
     store tells, counts for nothing. A killed one is finished by the next.
     """
     before = clock() - grace_s if grace_s else math.inf
-    stray = math.inf if run.local or not grace_s else clock() - SPENT_S * 2
     with alone(run):
         removed = list(_remove_replaced(run, before))
         for table in APPENDED:
             removed += AppendedTable(run, table).merge(write)
-        return [*removed, *_remove_strays(run, stray)]
+        return [*removed, *_remove_strays(run, math.inf if not grace_s else _stray(run, clock))]
+
+
+DYING_S = 1.0
+"""How long a compaction that was killed may still hold its lock."""
+
+
+def remove_dead(run: RunDir) -> list[str]:
+    """Remove what compactions that died have left; the files. Nothing while one is at work, whose
+    end does the same. Blocks for up to `DYING_S`.
+    """
+    until = time.monotonic() + DYING_S
+    while True:
+        try:
+            with alone(run):
+                return list(_remove_strays(run, _stray(run, time.time)))
+        except ConflictError:
+            if time.monotonic() >= until:
+                return []
+            time.sleep(0.02)
+
+
+def _stray(run: RunDir, clock: Callable[[], float]) -> float:
+    """Until when a file was written whose compaction is dead, while we are alone on this host."""
+    return math.inf if run.local else clock() - SPENT_S * 2
 
 
 def _remove_replaced(run: RunDir, before: float) -> Iterator[str]:
@@ -318,13 +342,28 @@ def _remove_strays(run: RunDir, before: float) -> Iterator[str]:
     """Remove packs that no commit names, and what was half written: whoever wrote it is dead. We
     are alone; where we cannot know that, it is old.
     """
+    for path in strays(run):
+        if run.modified_at(path) <= before:
+            remove(run.fs, run.path(path))
+            yield path
+
+
+def strays(run: RunDir) -> list[str]:
+    """Packs that no commit names, and what was half written: of compactions that died, or of one
+    that is at work. None while a commit is missing: a pack may be all that is left of it.
+    """
+    ours = [
+        f"{folder}/{name}"
+        for folder in (*TABLES, COMMITS)
+        for name in run.names(folder)
+        if _is_ours(name)
+    ]
+    # What follows is read after the files: whatever is published meanwhile is named.
+    names = run.commit_names() if ours else []
+    if not names or not run.whole(names[-1].last):
+        return []
     named = run.ever_named()
-    for folder in (*TABLES, COMMITS):
-        for name in list(run.names(folder)):
-            path = f"{folder}/{name}"
-            if _is_ours(name) and path not in named and run.modified_at(path) <= before:
-                remove(run.fs, run.path(path))
-                yield path
+    return [path for path in ours if path not in named]
 
 
 def _is_ours(name: str) -> bool:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from prorl.errors import ConflictError
 from prorl.storage.files.layout import COMMITS, MANIFEST, RunDir
+from prorl.storage.keep.compact import strays
 from prorl.storage.read.runs import below, list_runs
 
 TRASH = ".dropped-"
@@ -72,12 +73,15 @@ def drop_trash(root: Path) -> None:
 
 
 def leftovers(root: str | Path) -> list[str]:
-    """Names of the runs of a root that hold commits which a range stands for."""
+    """Names of the runs of a root that hold commits which a range stands for, or what compactions
+    that died have left.
+    """
     found = []
     for name in list_runs(root):
-        names = RunDir(below(root, name)).commit_names()
+        run = RunDir(below(root, name))
+        names = run.commit_names()
         upto = max((each.last for each in names if each.first), default=0)
-        if sum(each.last <= upto for each in names) > 1:
+        if sum(each.last <= upto for each in names) > 1 or strays(run):
             found.append(name)
     return found
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from prorl.errors import ConflictError
 from prorl.helper import HelperError, Program, pool
 from prorl.helper.child import Answer, serve
+from prorl.storage.files.layout import RunDir
+from prorl.storage.files.objects import failures
+from prorl.storage.keep.compact import collect, compact, remove_dead
 
 log = logging.getLogger("prorl.storage")
 
@@ -16,21 +20,30 @@ PROGRAM = Program(__spec__.name, wall_s=6 * 3600.0, memory_bytes=0, most=1, nice
 
 async def tidy(where: str, grace_s: float, *, everything: bool) -> bool:
     """Compact a run and remove what was replaced `grace_s` ago; whether that worked. A failure
-    costs space and speed, nothing else: it is logged. Cancelling a call ends it.
+    costs space and speed, nothing else: it is logged. Cancelling a call ends it; wherever it ends,
+    no pack stays that nobody names.
     """
+    done = False
     try:
         helpers = await pool(PROGRAM)
         await helpers.ask((where, grace_s, everything), what="compaction")
+        done = True
     except HelperError as error:
         log.warning("compaction failed", extra={"run": where, "said": str(error)})
-        return False
-    return True
+    finally:
+        if not done:
+            await asyncio.to_thread(_clear, where)
+    return done
+
+
+def _clear(where: str) -> None:
+    try:
+        remove_dead(RunDir(where))
+    except failures() as error:
+        log.warning("packs of an ended compaction stay", extra={"run": where, "said": str(error)})
 
 
 def prepare() -> Answer:
-    from prorl.storage.files.layout import RunDir
-    from prorl.storage.keep.compact import collect, compact
-
     def answer(question: tuple[str, float, bool]) -> None:
         where, grace_s, everything = question
         run = RunDir(where)

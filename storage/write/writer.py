@@ -47,6 +47,7 @@ from prorl.storage.files.durable import WriteDurably, write_durably
 from prorl.storage.files.layout import PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.files.objects import remove
 from prorl.storage.files.parts import empties, encode, encode_partial, part_file
+from prorl.storage.keep.compact import remove_dead
 from prorl.storage.write.batch import (
     Ack,
     GroupCounts,
@@ -156,6 +157,7 @@ class RunWriter:
         unpublished = {missing.commit_seq: missing.part for missing in news.unpublished}
         published = min(unpublished, default=news.num_commits + 1) - 1
         removed = self.directory.sweep(set(unpublished.values()), published)
+        removed += remove_dead(self.directory)
         if removed:
             log.info("removed what no commit names", extra={"run": self.run_id, "files": removed})
 

@@ -14,9 +14,10 @@ from prorl.errors import ConflictError, StorageError
 from prorl.schema import TABLES
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.durable import write_durably
+from prorl.storage.files.layout import RunDir
 from prorl.storage.files.part_reader import PartReader
 from prorl.storage.keep.compact import ORDER as ORDER_OF_ROWS
-from prorl.storage.keep.compact import checksum, collect, compact
+from prorl.storage.keep.compact import checksum, collect, compact, remove_dead
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.groups import GroupIndex
 from prorl.storage.read.verify import verify
@@ -190,6 +191,37 @@ def test_one_compaction_at_a_time(tmp_path: Path) -> None:
             collect(run, grace_s=0)
 
     assert compact(run, write=second) is not None
+
+
+def test_nothing_goes_that_a_compaction_at_work_has_written(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+
+    def beside(fs: Any, path: str, data: Any) -> None:
+        write_durably(fs, path, data)
+        if "/groups/" in path:
+            assert remove_dead(RunDir(run.where)) == []
+
+    assert compact(run, write=beside) is not None
+    assert remove_dead(run) == []
+    collect(run, grace_s=0)
+    assert files(run) == expected_files(run)
+
+
+@pytest.mark.parametrize("lost", ["the range", "a commit behind it"])
+def test_no_pack_goes_while_a_commit_is_missing(tmp_path: Path, lost: str) -> None:
+    run = run_of_many_parts(tmp_path)
+    done = compact(run)
+    assert done is not None
+    collect(run, grace_s=0)
+    for first in (100, 104):
+        add_rows(run, [scored(i) for i in range(first, first + 4)])
+    half = Path(run.path("turns", "pack-dead-0001.parquet"))
+    half.write_bytes(b"half")
+    seq = done.commit.commit_seq
+    Path(run.commit_path(seq, 1) if lost == "the range" else run.commit_path(seq + 1)).unlink()
+    before = files(run)
+    assert (remove_dead(run), collect(run, grace_s=0)) == ([], [])
+    assert files(run) == before
 
 
 def test_a_commit_behind_a_gap_waits(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from prorl.service.core.manifest import claim_store
 from prorl.storage.files.durable import check_conditional, write_durably
 from prorl.storage.files.layout import MANIFEST, RunDir
 from prorl.storage.files.objects import PAUSES_S, write_object
-from prorl.storage.keep.compact import collect, compact
+from prorl.storage.keep.compact import collect, compact, remove_dead
 from prorl.storage.read.catalog import StoredRun, query
 from prorl.storage.read.replay import stored_index
 from prorl.storage.read.verify import verify
@@ -172,6 +172,8 @@ def test_compaction_in_s3_changes_no_row(bucket: str, tmp_path: Path) -> None:
     run.fs.invalidate_cache()
     assert content(run) == content(local)
     assert compact(run) is not None
+    run.fs.pipe_file(run.path("turns", "pack-beside-0000.parquet"), b"about to be named")
+    assert remove_dead(run) == [], "another host's compaction, perhaps: no lock tells"
     assert collect(run, grace_s=0) != []
     assert len(run.commit_names()) == 1
     assert content(run) == content(local)

@@ -225,6 +225,23 @@ async def test_a_run_is_compacted_while_it_is_written_and_streamed(service: Worl
             assert await asyncio.to_thread(stream, trainer, "r@0") == live
 
 
+async def test_a_pack_whose_store_was_killed_goes_with_the_next_ones_start(service: World) -> None:
+    async with pipeline(service):
+        async with store(service):
+            await submit(service)
+            await service.until(lambda view: view["groups"].get("kept") == 3)
+        pack = directory(service) / "turns" / "pack-dead-0000.parquet"
+        pack.write_bytes(b"its compaction was killed before the commit")
+        half = directory(service) / "groups" / ".tmp-1-pack-dead-0001.parquet"
+        half.write_bytes(b"as it died")
+        async with store(service) as second:
+            while not (run := second.runs.get("r")) or not run.ready.is_set():
+                await asyncio.sleep(0.01)
+            assert not pack.exists()
+            assert not half.exists()
+    assert verify(directory(service)) == []
+
+
 async def test_groups_go_out_oldest_version_first(service: World) -> None:
     async with (
         store(service) as made,

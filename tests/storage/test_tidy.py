@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from prorl.helper import close
+from prorl.linux import failpoints
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.tidy import tidy
-from tests.storage.compacting import run_of_many_parts
+from tests.storage.compacting import files, run_of_many_parts
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +38,27 @@ async def test_what_cannot_be_compacted_is_logged(
         file.write_bytes(b"spoilt")
     assert not await tidy(str(tmp_path / "a"), 0.0, everything=True)
     assert "compaction failed" in caplog.text
+
+
+async def test_what_is_cancelled_leaves_no_pack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the end of a service, in the middle of it."""
+    run = run_of_many_parts(tmp_path)
+    before = files(run)
+    monkeypatch.setenv(failpoints.VARIABLE, "file.renamed:freeze@2")
+    tidying = asyncio.create_task(tidy(run.where, 0.0, everything=True))
+    while len(files(run)) < len(before) + 2:
+        await asyncio.sleep(0.01)
+    tidying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tidying
+    assert files(run) == before
+
+
+async def test_what_dies_leaves_no_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of_many_parts(tmp_path)
+    before = files(run)
+    monkeypatch.setenv(failpoints.VARIABLE, "file.synced:kill@2")
+    assert not await tidy(run.where, 0.0, everything=True)
+    assert files(run) == before
