@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -130,6 +130,42 @@ def test_thousands_of_idle_connections_are_no_burden(
         grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began
         assert grown_kib < 64 << 10, "0.33 MiB each would be 660"
     assert threading.active_count() <= before + 2
+
+
+def test_a_scanner_gets_so_many_handshakes_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs a processor time; what comes beyond is closed, and others are let in."""
+    monkeypatch.setattr(door, "HANDSHAKE_S", 5.0)
+    authority, app = Authority.of(tmp_path), Echo()
+    credentials = authority.credentials("service")
+    naked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    naked.check_hostname, naked.verify_mode = False, ssl.CERT_NONE
+    began, answered = time.monotonic(), 0
+    with opened(credentials, app) as (port, _):
+        for _ in range(4 * door.ADDRESS_HANDSHAKES):
+            with (
+                suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), 10) as plain,
+                naked.wrap_socket(plain),
+            ):
+                answered += 1
+        rests = 1 + (time.monotonic() - began) // 5.0
+        assert door.ADDRESS_HANDSHAKES <= answered <= rests * door.ADDRESS_HANDSHAKES
+        with socket.socket() as other:
+            other.bind(("127.0.0.2", 0))
+            other.settimeout(10)
+            other.connect(("127.0.0.1", port))
+            context = authority.credentials("trainer").client_context()
+            with context.wrap_socket(other, server_hostname="service.prorl") as secure:
+                secure.sendall(b"hello")
+                assert secure.recv(100) == b"hello"
+        while True:
+            try:
+                assert ask(port, authority.credentials("viewer")) == b"hello", "later"
+                break
+            except OSError:
+                time.sleep(0.2)
 
 
 async def test_new_credentials_are_shown_while_streams_go_on(
