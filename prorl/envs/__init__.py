@@ -10,6 +10,7 @@ Each implements `prorl.protocols.Env`.
 | swe | bash, files | SWE-bench-shaped tests of a repository in a fresh sandbox |
 | arith | python | exact match; short texts for small policies (`prorl.tasks.generated`) |
 | shop | price, python | exact match, after two or three calls that depend on each other |
+| repair | bash, files | hidden tests of a mended module, one of a few lines, in a fresh sandbox |
 | guest | - | a program of another framework, in an interpreter of its own, says the reward |
 | noop | - | always 1; no sandbox, for benches and tests |
 
@@ -36,6 +37,7 @@ BUILT_IN: Mapping[str, str] = {
     "stem": "prorl.envs.stem:StemEnv",
     "arith": "prorl.envs.arith:ArithEnv",
     "shop": "prorl.envs.arith:ShopEnv",
+    "repair": "prorl.envs.repair:RepairEnv",
     "guest": "prorl.envs.guest:GuestEnv",
     "noop": "prorl.envs.noop:NoopEnv",
 }

@@ -36,7 +36,16 @@ from prorl.errors import GraderError, NotFoundError, SandboxError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
-from prorl.types import FailureCode, Json, Judgement, Message, Task, ToolCall, ToolResult
+from prorl.types import (
+    FailureCode,
+    Json,
+    Judgement,
+    Message,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 
 SOLUTION_FILE = "solution.py"
 MAX_PROGRAM_BYTES = 200 << 10
@@ -103,7 +112,7 @@ async def tests(
 class CodeEnv(BaseEnv):
     name = "code"
     system = _SYSTEM
-    offers = (BASH, PYTHON, FILES)
+    offers: tuple[ToolSpec, ...] = (BASH, PYTHON, FILES)
     rubric = Rubric((tests, 1.0))
     scores_in_sandbox = True
 

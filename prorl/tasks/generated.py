@@ -6,11 +6,15 @@
 `data` of a task: `operands`, `expression` (the right Python expression), `answer` (its value as
 text), `form`. `shop` asks about prices, drawn per task, that only a tool knows: one or two `price`
 look-ups, then `python`; `data`: `prices` (item -> price), `items` (asked for, in order),
-`quantities`, `money` (0 where none is named), `expression`, `answer`, `form`.
+`quantities`, `money` (0 where none is named), `expression`, `answer`, `form`. `repair` has a module
+of three one-line functions, of which one is wrong and a test says so; `data`, besides what the env
+wants (`prorl.envs.repair`): `form` (the function's name), `broken` and `mended` (its line as it is
+and as it should be), `bug` (what is told apart: name, wrong expression, letters).
 
 Invariants: the same arguments give the same tasks on every machine; answers are integers >= 0.
-Training and held-out tasks are kept apart: a tuple of operands belongs to one split by a hash, in
-every form, an (opening, phrase) pair by a rule. Every opening and every phrase occurs in training,
+Training and held-out tasks are kept apart: a tuple of operands (of `repair` a bug: a function, what
+is wrong with it, its letters) belongs to one split by a hash, in every form, an (opening, phrase)
+pair by a rule. Every opening and every phrase occurs in training,
 so that a held-out wording is a combination never seen of words that were. It does not promise that
 a single operand is unseen: only whole tuples are.
 """
@@ -312,11 +316,130 @@ def _draw_purchase(split: Split, seed: int, rng: random.Random, index: int) -> T
     return Task(task_id=task_id, env="shop", prompt=prompt, data=data, data_source="shop")
 
 
+# ---- repair
+
+FILES = ("shapes.py", "money.py", "clock.py", "sums.py", "stock.py", "units.py")
+LETTERS = ("ab", "xy", "mn", "pq", "uv", "jk")
+FIX = ("{}: {}. Fix it.", "Fix {}: {}.", "A test of {} fails: {}.", "Mend {}, where {}.")
+FAILURES = (
+    "{call} is {got}, not {want}",
+    "{call} should be {want}, not {got}",
+    "{call} gives {got} instead of {want}",
+)
+CALLER = "def call(name, *numbers):\n    return globals()[name](*numbers)\n\n\n"
+"""What hidden tests call a module's functions by."""
+_LINES = 3
+_HIDDEN = 4
+"""Hidden tests of each function."""
+
+
+class Function(NamedTuple):
+    """A function of one line: of `a` and `b`, or of `a` alone, right and wrong."""
+
+    name: str
+    right: str
+    wrong: tuple[str, ...]
+
+    @property
+    def num_letters(self) -> int:
+        return 2 if "b" in self.right else 1
+
+    def line(self, expression: str, letters: str) -> str:
+        """Without its `def`.
+
+        >>> Function("area", "a*b", ()).line("a*b", "xy")
+        'area(x,y): return x*y'
+        """
+        body = expression.translate(str.maketrans("ab", letters))
+        return f"{self.name}({','.join(letters[: self.num_letters])}): return {body}"
+
+
+FUNCTIONS = (
+    Function("total", "a+b", ("a-b", "a*b", "a+a")),
+    Function("gap", "a-b", ("b-a", "a+b", "a%b")),
+    Function("area", "a*b", ("a+b", "a-b", "a*a")),
+    Function("share", "a//b", ("a%b", "a*b", "b//a")),
+    Function("rest", "a%b", ("a//b", "a-b", "b%a")),
+    Function("mean", "(a+b)//2", ("a+b//2", "(a-b)//2", "(a+b)//3")),
+    Function("border", "(a+b)*2", ("a+b*2", "(a-b)*2", "(a+b)*4")),
+    Function("double", "a*2", ("a+2", "a*3", "a-2")),
+    Function("half", "a//2", ("a*2", "a//3", "a-2")),
+    Function("square", "a*a", ("a+a", "a*2", "a*3")),
+    Function("next", "a+1", ("a-1", "a+2", "a*2")),
+    Function("last", "a-1", ("a+1", "a-2", "a//2")),
+    Function("hours", "a*24", ("a*60", "a+24", "a//24")),
+    Function("minutes", "a*60", ("a*24", "a+60", "a//60")),
+    Function("weeks", "a//7", ("a*7", "a%7", "a//12")),
+    Function("dozens", "a//12", ("a*12", "a%12", "a//7")),
+)
+
+
+def repair(split: Split, seed: int, n: int) -> list[Task]:
+    """n different tasks. Raises TaskError when the set has not that many."""
+    rng = random.Random(f"repair:{split}:{seed}")
+    return distinct(n, rng, partial(_draw_bug, split, seed))
+
+
+def _draw_bug(split: Split, seed: int, rng: random.Random, index: int) -> Task | None:
+    """A task, or None for a bug of the other split or one that the numbers do not show."""
+    functions = rng.sample(FUNCTIONS, _LINES)
+    letters = [rng.choice(LETTERS) for _ in functions]
+    place = rng.randrange(_LINES)
+    form, wrong, names = functions[place], rng.choice(functions[place].wrong), letters[place]
+    numbers = _numbers(rng)
+    want, got = (_value(expression, numbers) for expression in (form.right, wrong))
+    bug = (form.name, wrong, names)
+    if split_of(bug) != split or want == got:
+        return None
+    lines = [one.line(one.right, its) for one, its in zip(functions, letters, strict=True)]
+    mended, lines[place] = lines[place], form.line(wrong, names)
+    tests = [
+        (one, (numbers if one is form and not number else _numbers(rng)))
+        for one in functions
+        for number in range(_HIDDEN)
+    ]
+    asserts = "".join(
+        f"    assert call({one.name!r}, {_called(one, given)}) == {_value(one.right, given)}\n"
+        for one, given in tests
+    )
+    file, (opening, phrase) = rng.choice(FILES), rng.choice(wordings(FIX, FAILURES, split))
+    call = f"{form.name}({_called(form, numbers)})"
+    data = {
+        "file": file,
+        "source": "".join(f"def {line}\n" for line in lines),
+        "prompt": CALLER,
+        "entry_point": "call",
+        "test": f"def check(call):\n{asserts}",
+        "broken": lines[place],
+        "mended": mended,
+        "bug": list(bug),
+        "form": form.name,
+    }
+    prompt = opening.format(file, phrase.format(call=call, got=got, want=want))
+    task_id = f"repair:{split}:{seed}:{index}"
+    return Task(task_id=task_id, env="repair", prompt=prompt, data=data, data_source="repair")
+
+
+def _numbers(rng: random.Random) -> tuple[int, int]:
+    """Two numbers, the greater one first."""
+    second = rng.randint(2, 12)
+    return rng.randint(second, 60), second
+
+
+def _called(function: Function, numbers: tuple[int, int]) -> str:
+    return ",".join(map(str, numbers[: function.num_letters]))
+
+
+def _value(expression: str, numbers: tuple[int, int]) -> int:
+    return int(eval(expression, {"a": numbers[0], "b": numbers[1]}))
+
+
 # ---- all of them
 
 SETS: Mapping[str, Callable[[Split, int, int], list[Task]]] = {
     "arith": arith,
     "shop": shop,
+    "repair": repair,
 }
 
 

@@ -50,6 +50,7 @@ TASKS: dict[str, tuple[Task, ...]] = {
     ),
     "arith": tuple(load_tasks("arith:train?n=3&seed=3")),
     "shop": tuple(load_tasks("shop:train?n=3&seed=3")),
+    "repair": tuple(load_tasks("repair:train?n=3&seed=3")),
     "swe": tuple(load_tasks(Path(__file__).with_name("swe_tasks.jsonl"))),
     "guest": (),  # its tasks bring programs: tests/agents/test_guest.py
     "noop": (),  # always 1, for benches
@@ -82,7 +83,7 @@ def _nan(task: Task, artefact: bytes) -> float:
 
 @pytest.mark.parametrize(("broken", "code"), [(_raises, "grader_error"), (_nan, "bad_task")])
 @pytest.mark.parametrize(
-    "name", [name for name in TASKS if TASKS[name] and name not in ("swe", "code")]
+    "name", [name for name in TASKS if TASKS[name] and name not in ("swe", "code", "repair")]
 )
 async def test_a_grader_that_fails_is_no_score(name: str, broken: RewardFn, code: str) -> None:
     env, task = get_env(name), TASKS[name][0]
