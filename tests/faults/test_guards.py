@@ -131,6 +131,18 @@ GUARDS = {
         "orphans",
         f"{WRITER}::test_nothing_that_a_commit_on_disk_names_is_removed",
     ),
+    "the end of an ended compaction": Guard(
+        "storage/keep/tidy.py",
+        "if not done:",
+        "if False:",
+        "tests/storage/test_tidy.py::test_what_dies_leaves_no_pack",
+    ),
+    "packs of a run that lacks a commit": Guard(
+        "storage/keep/compact.py",
+        "if not names or not run.whole(names[-1].last):",
+        "if False:",
+        "tests/storage/test_compact.py::test_no_pack_goes_while_a_commit_is_missing",
+    ),
     "a directory that the log does not know": Guard(
         "prorl/service/core/manifest.py",
         "if directory.written():",
