@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 
 from prorl.errors import ConflictError
 from prorl.helper import HelperError, Program, pool
@@ -44,6 +45,8 @@ def _clear(where: str) -> None:
 
 
 def prepare() -> Answer:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once: whoever asked clears up
+
     def answer(question: tuple[str, float, bool]) -> None:
         where, grace_s, everything = question
         run = RunDir(where)
