@@ -184,6 +184,15 @@ class Process:
         self.child.wait()
 
 
+def end_strays(cell: str) -> None:
+    """End what a killed process of this cell left behind: it carries the cell's name."""
+    mark = f"RIVALS_CELL={cell}".encode()
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+
+
 @contextmanager
 def model(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     port = free_port()
@@ -223,7 +232,8 @@ def play(player: Player, fault: str, tasks: list[int], limit_s: float) -> dict:
         port = free_port()
         job |= {"port": port, "tokenizer": str(ROOT / "prorl" / "assets" / "toy")}
         meter = stack.enter_context(cpu_meter())
-        env = player.env | {"PYTHONPATH": str(HERE), "OPENAI_API_KEY": "none"}
+        env = player.env | {"PYTHONPATH": str(HERE), "OPENAI_API_KEY": "none", "RIVALS_CELL": name}
+        stack.callback(end_strays, name)
         processes = {
             kind: Process(argv, folder / f"{kind}.log", env, ends=False)
             for kind, argv in player.daemons(folder, url, port).items()
@@ -277,7 +287,7 @@ def watch(
         count = sum(len(line["rollouts"]) for line in chain.read(delivered))
         if count >= asked / 4 and not middle:
             middle = [(count, meter.cpu_s())]
-        if not fault and time.time() - looked > 2.0:
+        if not fault and time.time() - looked > 4.0:  # 2 ms a process
             looked = time.time()
             peak_mb = max(peak_mb, sum(pss_mb(one.child.pid) for one in processes.values()))
         if fault and not struck and not ended and count >= asked / 4:
@@ -455,7 +465,11 @@ def measure(wanted: list[Cell]) -> None:
             print(f"no time left for {cell}", flush=True)
             continue
         about = asdict(cell) | settings | {"load": os.getloadavg()[0], "machine": machine()}
-        row = about | play(PLAYERS[cell.player], cell.fault, tasks, min(LIMIT_S, left_s))
+        try:
+            row = about | play(PLAYERS[cell.player], cell.fault, tasks, min(LIMIT_S, left_s))
+        except OSError as error:
+            print(f"{cell} could not be measured: {error}", flush=True)
+            continue
         told = ("took_s", "lost", "twice", "wrong", "again")
         print(cell, {key: round(row[key]) for key in told}, flush=True)
         kept = [one for one in rows() if not cell.of(one) and not other(one, row)]
