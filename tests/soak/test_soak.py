@@ -366,6 +366,7 @@ async def soaking(
         "init": {"slots": 6},
         "run": pool,
         "eval": pool,
+        "store": {"compact_commits": 24, "replaced_s": 5.0},  # so that faults meet compactions
     }
     try:
         async with signals() as stop, service(ServiceConfig.model_validate(config), stop) as made:
