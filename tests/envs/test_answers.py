@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from prorl.envs.answers import final_answer, judge, science
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import parse
-from tests.envs.math_aimed import AIMED, EGGS, PAY, TRAIN
 from tests.envs.math_realistic import misjudged
 
 TABLES = ("math_table.jsonl", "math_more.jsonl", "math_third.jsonl")
@@ -290,80 +289,29 @@ TOKENS = (
 )  # fmt: skip
 
 
-_LATER = [
+_AIMED = [
     json.loads(line)
     for line in (Path(__file__).parent / "math_aimed.jsonl").read_text().splitlines()
 ]
-_AIMED_LATER = tuple((row["question"], row["reference"], row["answers"]) for row in _LATER)
+"""Answers that were aimed at the rules after reading them, and right ones that look like them. A
+new leniency of the rules needs a row here that it still refuses.
+"""
 
 
-@pytest.mark.parametrize(("question", "reference", "answers"), [*AIMED, *_AIMED_LATER])
-def test_answers_that_were_aimed_at_the_rules_are_wrong(
-    question: str, reference: str, answers: tuple[str, ...]
-) -> None:
-    taken = [
+def _judged(row: dict[str, Any], answers: str, verdict: bool) -> list[str]:
+    """Those of a row's answers that are judged so."""
+    return [
         answer
-        for answer in answers
-        if judge(reference, final_answer(f"#### {answer}").text, question)[0]
+        for answer in row.get(answers, ())
+        if judge(row["reference"], final_answer(f"#### {answer}").text, row["question"])[0]
+        is verdict
     ]
-    assert not taken
 
 
-@pytest.mark.parametrize(
-    ("question", "reference", "answers"),
-    [(row["question"], row["reference"], row["right"]) for row in _LATER if "right" in row],
-)
-def test_right_answers_beside_those_that_were_aimed(
-    question: str, reference: str, answers: tuple[str, ...]
-) -> None:
-    refused = [
-        answer
-        for answer in answers
-        if not judge(reference, final_answer(f"#### {answer}").text, question)[0]
-    ]
-    assert not refused
-
-
-@pytest.mark.parametrize(
-    ("question", "reference", "answer"),
-    [
-        (EGGS, "18", "18 eggs"),
-        (EGGS, "18", "18 eggs per day"),
-        ("Pens are $3. What is the total cost of 4 pens?", "12", "total cost = $12"),
-        ("Find f^{-1}(x) if f(x) = 3x - 6.", "\\frac{x}{3}+2", "f^{-1}(x) = \\frac{x+6}{3}"),
-        ("Arrange 1/2, 2/3 and 1/3 in increasing order.", "1/3, 1/2, 2/3", "1/3 < 1/2 < 2/3"),
-        ("What is the measure of angle ABC in degrees?", "60", "\\angle ABC = 60^\\circ"),
-        ("Solve for x: |x - 3| \\le 4.", "[-1,7]", "-1 \\le x \\le 7"),
-        ("Which is it? A) 12 B) 15 C) 18", "A", "A) 12"),
-        (TRAIN, "90", "90 mi"),
-        (PAY, "45", "$45.00"),
-        ("How many times did he ring the bell on Monday?", "3", "3 times"),
-        ("How many dozen eggs does she need to buy?", "3", "3 dozen"),
-        ("What percentage of the students play chess?", "25", "25%"),
-        ("", "\\frac{7}{12}", "\\frac{7}{12} \\approx 0.583"),
-        ("", "4.47", "2\\sqrt{5} ≈ 4.47"),
-        ("", "16.67\\%", "1/6 ≈ 16.67\\%"),
-        ("", "\\mathbb{R}^+", "(0,\\infty)"),
-        ("", "(1,4)", "]1,4["),
-        ("", "\\begin{pmatrix}2\\\\3\\end{pmatrix}", "(2,3)^T"),
-        ("", "\\begin{pmatrix}2\\\\4\\end{pmatrix}", "2\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
-        ("", "8\\,\\Omega", "8 ohms"),
-        ("", "3 dozen", "36"),
-        ("", "1 h 30 min", "90 minutes"),
-        ("", "\\$3.5 \\text{ million}", "\\$3,500,000"),
-        ("", "\\{1,2\\}", "\\{1,2,2\\}"),
-        ("", "\\{1,2,\\ldots,5\\}", "\\{1,2,3,4,5\\}"),
-        ("", "30^\\circ 30'", "30.5°"),
-        ("", "AC", "both A and C"),
-        ("", "\\frac34", "{3 \\over 4}"),
-        ("", "\\frac34", "\\nicefrac{3}{4}"),
-        ("", "7", "\\textcolor{red}{7}"),
-        ("", "5", "5\\,"),
-        ("", "144", "144 (one hundred forty-four)"),
-    ],
-)
-def test_right_answers_as_policies_write_them(question: str, reference: str, answer: str) -> None:
-    assert judge(reference, final_answer(f"#### {answer}").text, question)[0]
+@pytest.mark.parametrize("row", _AIMED, ids=lambda row: row["reference"][:40])
+def test_answers_that_were_aimed_at_the_rules_are_judged_rightly(row: dict[str, Any]) -> None:
+    assert _judged(row, "answers", True) == []
+    assert _judged(row, "right", False) == []
 
 
 _WHOLE = [
