@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from prorl.agents import get_agent
 from prorl.agents.calls import tool_text
 from prorl.agents.context import AttemptContext
 from prorl.agents.native import NativeAgent
 from prorl.agents.sampler import SILENT_S
 from prorl.backends import open_backend
 from prorl.envs import get_env
-from prorl.errors import BackendError, ConfigError, SandboxError
+from prorl.errors import BackendError, SandboxError
 from prorl.limits import Deadline
 from prorl.protocols import Backend, Env
 from prorl.testing import RENDERER, LocalSandbox, Replies, Reply, sampled
@@ -476,9 +475,3 @@ async def test_a_prompt_that_does_not_fit_is_the_tasks_fault() -> None:
 )
 def test_what_the_policy_is_told(result: ToolResult, text: str) -> None:
     assert tool_text(result, 5.0) == text
-
-
-def test_agents_are_found_by_name() -> None:
-    assert isinstance(get_agent("native"), NativeAgent)
-    with pytest.raises(ConfigError, match="did you mean 'native'"):
-        get_agent("nativ")

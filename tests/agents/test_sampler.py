@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prorl.agents.context import AttemptContext
 from prorl.agents.native import NativeAgent
-from prorl.agents.sampler import Sampler, derive_seed, prompt_digest
+from prorl.agents.sampler import Sampler, derive_seed
 from prorl.backends.vllm import VllmBackend
 from prorl.control import Assigned, Failover
 from prorl.journal import AttemptJournal, Said
@@ -104,11 +104,6 @@ async def test_a_recorded_completion_answers_only_for_an_equal_prompt() -> None:
     other = Replies(*SAID[1:])
     await _turns(context(other, journal=past()), ["a", "another", "c"])
     assert len(other.prompts) == 2, "the rest is of another past, too"
-
-
-def test_equal_prompts_have_equal_digests() -> None:
-    ids = np.arange(5, dtype=np.int32)
-    assert prompt_digest(ids) == prompt_digest(ids.copy()) != prompt_digest(ids[:4])
 
 
 class _Speaks:

@@ -37,7 +37,6 @@ class Mode(StrEnum):
     SILENT = "connected, and not a byte"
     DRIP = "a byte now and then"
     STUCK = "a piece, and then nothing"
-    LONG = "twice the tokens that fit"
     LIES = "some replies contradict themselves"
 
 
@@ -137,8 +136,6 @@ class Misbehaving:
                 await response.write(b" ")
                 await asyncio.sleep(0.02)
         ids = self._ids(call.prompt, body["max_tokens"])
-        if self.mode is Mode.LONG:
-            ids = np.resize(ids, 2 * body["max_tokens"])
         events, is_lie = self._events(ids.tolist(), body), False
         if self.mode is Mode.LIES and self._dice.random() < self.lie_share:
             events, is_lie = self.lie(events), True

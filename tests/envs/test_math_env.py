@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from prorl.envs import get_env
 from prorl.envs.math import MathEnv
 from prorl.errors import TaskError
 from prorl.limits import Deadline
@@ -45,11 +44,6 @@ async def _reward(answer: Json, text: str) -> float:
 )
 async def test_reward(answer: Json, text: str, reward: float) -> None:
     assert await _reward(answer, text) == reward
-
-
-async def test_mathematics_decides_what_text_and_numbers_cannot() -> None:
-    assert await _reward("x^2+2x+1", r"\boxed{(x+1)^2}") == 1
-    assert await _reward("x^2+2x+1", r"\boxed{(x+2)^2}") == 0
 
 
 @pytest.mark.parametrize("answer", [None, "", True, ["42"], "9" * 1001])
@@ -97,9 +91,3 @@ async def test_all_gsm8k_references_are_right() -> None:
         reference = ENV.reference(task)
         compile(reference.calls[0].arguments["code"], "call", "exec")
         assert (await ENV.score(task, reference.answer.encode(), None, Deadline(10.0))).reward == 1
-
-
-def test_get_env_knows_its_names() -> None:
-    assert [get_env(name).name for name in ("math", "code", "noop")] == ["math", "code", "noop"]
-    with pytest.raises(TaskError, match="did you mean 'math'"):
-        get_env("maths")

@@ -70,13 +70,6 @@ async def test_the_judge_cannot_be_read_by_the_program(eval_sandbox: Sandbox) ->
     assert (await CODE.score(TASK, STEAL.encode(), eval_sandbox, Deadline(30.0))).reward == 0
 
 
-async def test_a_right_program_passes_in_the_same_place(eval_sandbox: Sandbox) -> None:
-    score = await CODE.score(
-        TASK, b"def double(x):\n    return 2 * x\n", eval_sandbox, Deadline(30.0)
-    )
-    assert score.reward == 1, score.log
-
-
 @pytest.mark.parametrize(
     "setup", [f"ln -s /etc/passwd {SOLUTION_FILE}", f"head -c 300000 /dev/zero > {SOLUTION_FILE}"]
 )
@@ -86,7 +79,3 @@ async def test_an_artefact_that_is_no_small_file_is_the_policys_doing(setup: str
         with pytest.raises(SandboxError) as caught:
             await CODE.artefact(TASK, "see the file", sandbox)
     assert caught.value.code is FailureCode.SANDBOX_BROKEN
-
-
-async def test_an_absent_file_is_an_empty_artefact(eval_sandbox: Sandbox) -> None:
-    assert await CODE.artefact(TASK, "see the file", eval_sandbox) == b""

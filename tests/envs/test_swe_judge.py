@@ -171,7 +171,6 @@ async def test_links_that_decide_do_not_count(
     assert "left out of the change: " in score.log
 
 
-SAME = {"tests/helpers.py": "def same(a, b):\n    return a == b\n"}
 USELESS = NUMBERS._replace(
     name="useless",
     new='\n\ndef test_thousands():\n    parse("1,234")\n',

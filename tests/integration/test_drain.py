@@ -95,18 +95,6 @@ async def test_an_operator_has_a_node_give_back_what_it_cannot_end(
 
 
 @pytest.mark.slow
-async def test_with_time_everything_in_hand_ends(tmp_path: Path, sandbox_kind: str) -> None:
-    async with nodes(tmp_path, sandbox_kind, "n1", "n2") as (running, (first, _)):
-        client = await submitted(running, SLOW)
-        await busy(client, "n1")
-        in_hand = client.drain("n1")["held"]
-        assert in_hand
-        await left(first)
-        assert charges(running)[0] <= in_hand - 4, "RUN's four slots were ended, not given back"
-        await completed(running, client)
-
-
-@pytest.mark.slow
 async def test_the_last_node_may_leave_and_another_goes_on(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
@@ -178,15 +166,3 @@ async def test_a_node_knows_when_its_time_ends(tmp_path: Path, sandbox_kind: str
         await busy(client, "n1")
         assert await ended(first) == 0
         await completed(running, client)
-
-
-@pytest.mark.slow
-async def test_a_killed_node_is_charged(tmp_path: Path, sandbox_kind: str) -> None:
-    """The other side of the same coin: without a word it is a loss."""
-    async with nodes(tmp_path, sandbox_kind, "n1", "n2") as (running, (first, _)):
-        client = await submitted(running, SLOW)
-        await busy(client, "n1")
-        first.kill()
-        view = await finished(client)
-        assert view["counts"]["completed"] == len(TASKS)
-        assert charges(running)[2] > 0

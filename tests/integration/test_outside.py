@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ import prorl
 from prorl.cli.app import dispatch
 from prorl.config import RESERVED_NAMES, ServiceConfig
 from prorl.deploy.running import Stop, in_thread, service
-from prorl.errors import ForbiddenError, ProrlError, UnavailableError, UserError
-from prorl.net.join import Join, new_join
-from prorl.net.tls import Authority
+from prorl.errors import ForbiddenError, ProrlError, UserError
+from prorl.net.join import Join
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
 
@@ -73,7 +71,7 @@ async def refused(call: Callable[[], object], kind: type[ProrlError]) -> str:
     return line
 
 
-async def test_roles_and_refusals(running: Supervisor, tmp_path: Path) -> None:
+async def test_each_role_may_do_what_is_its_own(running: Supervisor) -> None:
     sizes = await in_thread(train, join_file(running, "trainer"))
     viewer = prorl.connect(join_file(running, "viewer"))
     assert sizes == [2, 2], await in_thread(viewer.run, "far")
@@ -83,31 +81,6 @@ async def test_roles_and_refusals(running: Supervisor, tmp_path: Path) -> None:
     assert "as viewer" in await refused(lambda: viewer.commit("far@1"), ForbiddenError)
     node = prorl.connect(join_file(running, "node"))
     assert "as node" in await refused(lambda: node.create_run(run_id="x"), ForbiddenError)
-
-    good = Join.read(join_file(running, "trainer"))
-    spare = Authority.of(running.config.tls_dir)
-    other = new_join(tmp_path / "other", "trainer", good.url, good.token)
-    cases = {
-        "refused the token": (replace(good, token="wrong"), UserError),
-        "another authority": (other, UnavailableError),
-        "certificate was refused": (replace(other, authority=good.authority), UnavailableError),
-        "is the port right": (
-            replace(good, url=running.url.replace("http", "https")),
-            UnavailableError,
-        ),
-    }
-    ended = spare.credentials("trainer", days=-1)
-    cases["our own certificate ended"] = (
-        replace(good, certificate=ended.certificate, key=ended.key),
-        UserError,
-    )
-    for words, (join, kind) in cases.items():
-        client = prorl.client.client.Client(
-            http=prorl.client.http.Http(
-                join.url, join.token, retry_s=0.5, credentials=join.credentials
-            )
-        )
-        assert words in await refused(client.status, kind)
 
 
 async def test_no_run_may_have_a_name_that_its_root_needs(running: Supervisor) -> None:
@@ -137,11 +110,3 @@ async def test_a_token_for_one_run_streams_and_commits_it(
         batches = await in_thread(lambda: list(near.stream("far", consumer="second")))
         await in_thread(near.commit, batches[-1])
         assert "is for run 'far' alone" in await refused(near.status, ForbiddenError)
-
-
-async def test_an_address_without_a_join_file_is_refused(running: Supervisor) -> None:
-    listener = running.config.listener
-    assert listener is not None
-    for url in (listener.url, listener.store):
-        line = await refused(lambda url=url: prorl.connect(url).status(), UserError)  # type: ignore[misc]
-        assert "join file" in line

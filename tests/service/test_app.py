@@ -218,17 +218,12 @@ async def test_a_run_needs_a_backend(tmp_path: Path) -> None:
         }
 
 
-@pytest.mark.parametrize(
-    "sql",
-    ["select nonsense from rollouts", "copy rollouts to 'x'", "select group_id from rollouts"],
-)
 async def test_a_filter_that_does_not_bind_is_refused_when_the_run_is_made(
-    tmp_path: Path, sql: str
+    tmp_path: Path,
 ) -> None:
+    body = {"run_id": "r", "filter": "copy rollouts to 'x'", "backends": ["scripted:noop"]}
     async with world(tmp_path) as w:
-        status, answer = await w.http(
-            "POST", "/v1/runs", {"run_id": "r", "filter": sql, "backends": ["scripted:noop"]}
-        )
+        status, answer = await w.http("POST", "/v1/runs", body)
         assert (status, answer["code"]) == (422, "invalid"), answer
         assert not (tmp_path / "r").exists()
 
@@ -239,19 +234,6 @@ async def test_after_last_only_known_groups_are_taken(tmp_path: Path) -> None:
         await w.submit(group(key="k"), last=True)
         assert (await w.submit(group(key="k")))[0]["created"] is False
         assert (await w.http("POST", "/v1/runs/r/groups", {"groups": [task(key="new")]}))[0] == 409
-
-
-@pytest.mark.parametrize(
-    "header", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x"]
-)
-async def test_nothing_without_the_token(tmp_path: Path, header: str) -> None:
-    async with world(tmp_path) as w, aiohttp.ClientSession() as session:
-        headers = {"authorization": header} if header else {}
-        for path in ("/v1/runs", "/v1/status", "/v1/openapi.json", "/nowhere"):
-            async with session.get(w.served.http + path, headers=headers) as answer:
-                assert (answer.status, (await answer.json())["code"]) == (401, "unauthorized")
-        async with session.get(w.served.http + "/healthz") as answer:
-            assert (answer.status, await answer.json()) == (200, {"ok": True})
 
 
 async def test_bodies_are_bounded_whatever_the_header_says(tmp_path: Path) -> None:

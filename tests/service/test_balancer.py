@@ -22,27 +22,6 @@ def test_equal_loads_take_turns_and_a_release_counts() -> None:
     )
 
 
-def test_a_slow_backend_gets_less() -> None:
-    balancer = Balancer(["slow", "fast"])
-    for i in range(100):
-        name = balancer.acquire(i)
-        if name == "fast":
-            balancer.release(i)
-    assert balancer.in_flight("slow") == 1
-
-
-def test_sticky_through_drain_and_removal() -> None:
-    balancer = Balancer(["a", "b"])
-    assert balancer.acquire(1) == "a"
-    balancer.drain("a")
-    assert balancer.acquire(1) == "a"
-    balancer.remove("a")
-    assert balancer.acquire(1) == "a"
-    assert balancer.acquire(2) == "b"
-    balancer.release(1)
-    assert balancer.in_flight("a") == 0
-
-
 def test_slow_answers_never_eject_more_than_half_and_the_dead_are_out_whoever_is_left() -> None:
     balancer = Balancer("abcd")
     assert [balancer.eject(name, dead=False) for name in "abcd"] == [True, True, False, False]
@@ -63,13 +42,6 @@ def test_a_retry_goes_elsewhere_when_it_can() -> None:
     assert balancer.acquire(1, avoid=["a"]) == "b"
     assert balancer.acquire(2, avoid=["a"], suits=lambda name: name == "a") == "a"
     assert balancer.acquire(3, suits=lambda name: False) is None
-
-
-def test_a_run_with_backends_of_its_own() -> None:
-    balancer = Balancer(["a"])
-    assert balancer.acquire(1, ("mine",)) == "mine"
-    assert balancer.acquire(2) == "a"
-    assert Balancer().acquire(1) is None
 
 
 def test_of_equal_loads_the_one_that_was_never_chosen_comes_first() -> None:

@@ -92,15 +92,6 @@ def test_only_a_complete_group_is_decided_and_once(world: World) -> None:
     assert (told.min_version, told.delivery_seq, told.at) == (4, -1, 100_000_000)
 
 
-def test_a_dropped_group_leaves_the_pipeline_and_is_no_stock(world: World) -> None:
-    world.begin(2, n=2)
-    world.complete(0)
-    world.decide(0, kept=False)
-    run = world.run
-    assert (run.kept, run.waiting, run.undecided, run.open_groups) == (0, 0, 1, 1)
-    assert world.hand(0) == ([], [])
-
-
 def test_a_kept_group_needs_a_member_and_a_run_that_wants_it(world: World) -> None:
     world.begin(4, n=3, target_groups=2, filter="dapo")
     for record in world.core.group("r", 0).rollouts:
@@ -297,20 +288,6 @@ def test_what_memory_has_forgotten_is_acknowledged_too(world: World) -> None:
     assert (again.acked, again.group_states) == (2, world.run.group_states)
     states = [world.state(g) for g in range(3)]
     assert states == [GroupState.ACKED, GroupState.ACKED, GroupState.DELIVERED]
-
-
-def test_what_is_acknowledged_while_its_hand_out_is_written_stays_so(world: World) -> None:
-    world.begin(1)
-    world.complete(0)
-    world.decide(0)
-    world.hand(0)
-    in_flight = world.core.journal.take()
-    world.core.groups.cursor(world.run, "primary", 1)
-    world.log.write_now(in_flight.writes)
-    world.core.durable(in_flight)
-    assert world.state(0) is GroupState.ACKED, "the log does not say so yet"
-    world.write()
-    assert (world.state(0), len(world.run.groups)) == (GroupState.ACKED, 0)
 
 
 def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None:

@@ -14,7 +14,7 @@ from prorl.control import (
     KeptGroup,
 )
 from prorl.service.core.rollouts import PIECE
-from prorl.service.core.state import AHEAD, RunRecord
+from prorl.service.core.state import AHEAD
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
 from prorl.types import RolloutState
@@ -139,18 +139,6 @@ def test_cancelling_a_long_queue_is_cut_into_pieces(hand: Hand) -> None:
     assert run.rollout_states[RolloutState.CANCELLED] == 3 * PIECE
 
 
-def test_a_restart_goes_on_with_a_cancellation(hand: Hand) -> None:
-    core = hand.core
-    submit(hand, "r", 3 * PIECE)
-    core.cancel_run(core.run("r"))
-    core.grants.prune()
-    hand.write()
-    hand.restart()
-    while hand.core.grants.prune():
-        hand.write()
-    assert hand.run.rollout_states[RolloutState.CANCELLED] == 3 * PIECE
-
-
 def test_what_is_in_hand_is_cancelled_in_pieces_too_and_gets_no_lease(tmp_path: Path) -> None:
     log = ControlLog(tmp_path / "control.db")
     hand = Hand(log)
@@ -199,12 +187,3 @@ def test_an_ack_searches_by_its_index(hand: Hand) -> None:
     core = hand.core
     plan = core.log.read("EXPLAIN QUERY PLAN " + sql.ACK_GROUPS, ("r", 0, 8))
     assert "USING INDEX groups_delivery" in plan[0][3]
-
-
-def test_a_restart_counts_nothing(hand: Hand) -> None:
-    core = hand.core
-    complete(hand, 3)
-    hand.write()
-    again = RunRecord(config=core.run("r").config, created_at=0.0)
-    again.restore(core.log.read("SELECT counters FROM runs")[0][0])
-    assert again.counters == core.run("r").counters

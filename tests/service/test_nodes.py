@@ -219,14 +219,6 @@ def test_a_lease_into_a_stream_that_breaks_is_charged_to_no_worker_that_lives(
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 
-def test_a_worker_that_died_with_a_lease_is_charged(core: Core) -> None:
-    """Else a task that kills whoever takes it would go round for ever."""
-    record = leased(core, hello(core, "n1/init-0"))
-    core.workers.gone(core.state.workers["n1/init-0"])
-    hello(core, "n1/init-0", "second", held=())
-    assert charged(record) == (0, 1)
-
-
 def test_of_two_lives_of_one_name_the_newest_counts(core: Core) -> None:
     record = leased(core, hello(core, "n1/init-0", "first"))
     hello(core, "n1/init-0", "second")
@@ -286,15 +278,6 @@ def test_so_is_what_it_still_had_when_it_was_ended(
     else:
         clock.now += REMOTE_GRACE_S + 1
         core.rollouts.settle_orphans()
-    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
-
-
-def test_a_host_that_does_not_come_back_is_charged_to_nobody(core: Core, clock: Clock) -> None:
-    """A reboot, a cable, a power cut: nothing that a rollout could have done."""
-    record = leased(core, hello(core, "n1/init-0"))
-    core.workers.gone(core.state.workers["n1/init-0"])
-    clock.now += REMOTE_GRACE_S + 1
-    core.rollouts.settle_orphans()
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 

@@ -475,12 +475,3 @@ async def test_who_comes_back_gets_nothing_before_it_has_the_newest_weights(
             while balancer.state(server.url) != "ready":
                 await asyncio.sleep(0.01)
         assert server.number == "1"
-
-
-async def test_scripts_need_only_an_id(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
-        await w.run()
-        assert await say(w, "/w/1") == (
-            201,
-            {"run_id": "r", "version": 1, "failed": {}, "pending": False},
-        )

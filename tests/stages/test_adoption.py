@@ -12,7 +12,7 @@ from prorl.stages.run import RunOperator
 from prorl.testing import RENDERER
 from tests.flight.rows import key
 from tests.journal.made import row
-from tests.stages.service import RecordingHost, as_host
+from tests.stages.recording import RecordingHost, as_host
 
 
 async def test_who_is_adopted_goes_on_and_a_sandbox_in_use_is_left_alone(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from prorl.types import (
 )
 from tests.flight.rows import key, lease
 from tests.grown import grown, only
-from tests.stages.service import RecordingHost, as_host
+from tests.stages.recording import RecordingHost, as_host
 
 OWNER = "run/1/1"
 

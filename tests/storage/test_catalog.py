@@ -41,18 +41,6 @@ from tests.storage.directory import add_commit, add_events, add_rows, add_termin
 from tests.storage.rows import scored, terminal
 
 
-def test_parts_hold_the_rows_by_value(tmp_path: Path) -> None:
-    run = new_run(tmp_path)
-    rows = [scored(i, width=5 + i) for i in range(8)]
-    expected = tables(pa.concat_batches(rows))
-    commit = add_rows(run, rows)
-    for file in commit.files:
-        (found,) = read_part(run, file).combine_chunks().to_batches()
-        assert found.schema.equals(TABLES[file.table])
-        same = [name for name in found.schema.names if name != "committed_at"]
-        assert row_hashes(found.select(same)) == row_hashes(expected[file.table].select(same))
-
-
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.tuples(ours.leases, ours.trajectories, ours.scores), min_size=1, max_size=5))
 def test_whatever_a_rollout_holds_comes_back_from_parquet_and_as_a_group(

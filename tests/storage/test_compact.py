@@ -64,22 +64,6 @@ def test_packs_are_sorted_for_their_readers(tmp_path: Path) -> None:
         assert part.row_group_sizes == [8, 8, 8], "row groups end where a group ends"
 
 
-def test_commits_go_on_after_a_compaction_and_are_compacted_next(tmp_path: Path) -> None:
-    run = run_of_many_parts(tmp_path)
-    first = compact(run)
-    assert first is not None
-    seq = first.commit.commit_seq + 1
-    add_rows(run, [scored(i) for i in range(100, 104)])
-    assert [commit.commit_seq for commit in run.commits()] == [seq - 1, seq]
-    rows = content(run)
-    second = compact(run, everything=True)
-    assert second is not None
-    assert second.commit.commit_seq == seq
-    assert content(run) == rows
-    collect(run, grace_s=0)
-    assert files(run) == expected_files(run)
-
-
 def test_one_range_of_small_packs_is_compacted_again(tmp_path: Path) -> None:
     run = run_of_many_parts(tmp_path)
     compact(run)

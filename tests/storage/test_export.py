@@ -14,7 +14,6 @@ from prorl.analysis.foreign import Line, read_lines
 from prorl.analysis.importing import import_rows
 from prorl.cli.app import dispatch
 from prorl.errors import UserError
-from prorl.schema.rows import row_hashes
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
@@ -150,13 +149,6 @@ def test_a_refused_row_is_named_by_its_line(
     with pytest.raises(UserError, match=said):
         import_rows(lines, tmp_path / "run", "x")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_hashes_are_of_the_same_rows(run: RunDir) -> None:
-    """The round trip compares what a replay serves; that is every sequence."""
-    served = [row for _, rows in replayed(run) for row in rows]
-    (batch,) = StoredRun(run.root).read("sequences").combine_chunks().to_batches()
-    assert sorted(served) == sorted(row_hashes(batch))
 
 
 @pytest.mark.parametrize("form", ["trl", "chat"])

@@ -131,14 +131,6 @@ def test_age_is_that_of_the_last_commit(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == ["b"]
 
 
-def test_a_killed_compaction_leaves_nothing_after_gc(tmp_path: Path) -> None:
-    run = run_of_many_parts(tmp_path)
-    (tmp_path / "demo" / "turns" / "pack-dead-0001.parquet").write_bytes(b"half")
-    compact(run)
-    assert dispatch(["gc", "demo", "--grace-s", "0", "--root", str(tmp_path)]) == 0
-    assert files(run) == expected_files(run)
-
-
 def test_what_was_left_is_known_and_plain_sql_counts_right_meanwhile(tmp_path: Path) -> None:
     """The statement of docs/run-directory.md, with DuckDB alone."""
     docs = Path(__file__).parents[2] / "docs" / "run-directory.md"

@@ -21,7 +21,7 @@ import pytest
 from prorl.client.client import Client
 from prorl.client.fetch import FlightSource
 from prorl.control import ControlRow, Handout, KeptGroup, Kind
-from prorl.errors import ConflictError, NotFoundError, SchemaError, UserError
+from prorl.errors import ConflictError, SchemaError, UserError
 from prorl.flight import FlightNetwork
 from prorl.flight.ticket import Ticket
 from prorl.flight.wire import call_options
@@ -131,22 +131,6 @@ async def test_what_a_dead_store_handed_out_keeps_its_place(service: World) -> N
     assert served == [4, 0, 2]
     order = query(directory(service), "select group_id from deliveries order by delivery_seq")
     assert order.column("group_id").to_pylist() == [4, 0, 2]
-
-
-async def test_a_run_that_the_log_no_longer_tells_of_is_served_from_its_directory(
-    service: World,
-) -> None:
-    async with store(service) as first, pipeline(service):
-        await submit(service)
-        with client(first.location) as trainer:
-            live = await asyncio.to_thread(stream, trainer)
-            await asyncio.to_thread(trainer.commit, live[-1][0])
-        await service.until(lambda view: view["state"] == "finished")
-    async with store(service) as second:
-        with client(second.location) as trainer:
-            assert await asyncio.to_thread(stream, trainer, "r@0") == live
-            with pytest.raises(NotFoundError, match="nowhere"):
-                await asyncio.to_thread(lambda: list(trainer.stream("nowhere")))
 
 
 async def test_a_finished_run_that_was_read_is_closed_and_served_from_its_directory(

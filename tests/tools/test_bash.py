@@ -58,10 +58,6 @@ async def test_situation(shell: Shell, name: str) -> None:
         await take(shell, step)
 
 
-def test_there_are_enough_situations() -> None:
-    assert len(SITUATIONS) >= 60
-
-
 @in_module_loop
 async def test_a_cancelled_call_leaves_a_shell_that_goes_on(shell: Shell) -> None:
     await shell.send("x=kept; cd /tmp")
