@@ -61,7 +61,7 @@ LIMIT_S = float(os.environ.get("RIVALS_LIMIT_S", "200"))
 """Of a cell: what is missing then is lost."""
 BUDGET_S = float(os.environ.get("RIVALS_BUDGET_S", "2280"))
 """Of all cells: none is begun that has not a minute."""
-QUIET = 0.1
+QUIET = 0.15
 """So much of the cores' time others may take before the clock's columns are left out."""
 
 
@@ -492,7 +492,7 @@ def write(path: Path, text: str) -> None:
 
 def table(found: list[dict]) -> str:
     """What docs/rivals.md shows. The clock's columns only where the cores were the player's."""
-    quiet = all(row["others"] < QUIET for row in found)
+    quiet = all(row["others"] < QUIET for row in found if not row["fault"])
     order = list(PLAYERS)
     lines = [said(found, quiet), ""]
     heads = ["player", "rollouts", *(["rollouts/s", "trainer idle"] if quiet else [])]
