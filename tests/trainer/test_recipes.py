@@ -154,14 +154,8 @@ def test_ten_steps_at_toy_size(domain: str, tmp_path: Path) -> None:
 
 def trainer(model: Path, root: Path, domain: str, out: Path) -> list[str]:
     if find_spec("trl") is not None:
-        script = [
-            sys.executable,
-            str(RECIPES / "train_trl.py"),
-            str(model),
-            str(root),
-            domain,
-            str(out),
-        ]
+        module = "prorl.trainer.doors.train_trl"
+        script = [sys.executable, "-m", module, str(model), str(root), domain, str(out)]
         return [*script, "--cpu", "--steps", str(STEPS), "--groups", str(GROUPS)]
     values = load_file(RECIPES / "trainer.yaml")
     values |= {"service": str(root), "run": domain, "model": str(model), "output": str(out)}

@@ -13,7 +13,7 @@ from prorl.backends.embedded import TOY
 from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
 from tests.trainer.toy import held_out, toy_service
 
-SCRIPT = Path(__file__).parents[2] / "configs" / "recipes" / "train_trl.py"
+SCRIPT = "prorl.trainer.doors.train_trl"
 STEPS, GROUPS = 12, 12
 
 
@@ -24,16 +24,16 @@ def test_the_toys_held_out_reward_rises(seed: int, tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="TRL is not installed (pip install trl==1.16.0)")
     recipe = Recipe(seed=seed, steps=STEPS, groups_per_step=GROUPS, heldout=96, greedy=0)
     run = train_run(recipe, "toy").model_dump(mode="json")
-    trainer = [sys.executable, str(SCRIPT), str(TOY), str(tmp_path / "root"), "toy"]
+    trainer = [sys.executable, "-m", SCRIPT, str(TOY), str(tmp_path / "root"), "toy"]
     trainer += [str(tmp_path / "out"), "--cpu", "--steps", str(STEPS), "--groups", str(GROUPS)]
-    trainer += ["--rows", "64", "--learning-rate", "5e-4"]
+    trainer += ["--rows", "96", "--learning-rate", "5e-4"]
     with toy_service(tmp_path / "root") as client:
         before = held_out(client, "before", heldout_tasks(recipe))
         client.create_run(**{**run, "target_groups": 0})
         client.submit("toy", train_tasks(recipe), recipe.n, key="tasks", last=True)
         done = subprocess.run(
             trainer,
-            env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             capture_output=True,
             text=True,
             timeout=1000,

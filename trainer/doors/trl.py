@@ -21,7 +21,7 @@ For TRL 1.16 (`rollout_func` is experimental there); its weights go to the model
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,11 @@ class Rows:
         self._groups, self._left = None, []
 
 
-def grpo_trainer(feed: Feed, *, num_rows: int = 1 << 20, **arguments: Any) -> Any:
+def grpo_trainer(
+    feed: Feed, *, num_rows: int = 1 << 20, callbacks: Sequence[Any] = (), **arguments: Any
+) -> Any:
     """A `trl.GRPOTrainer` over the feed; `arguments` are TRL's own, without a dataset and rewards.
+    `callbacks` come after the one that keeps the cursor: a checkpoint is whole when they see it.
 
     `num_rows` only bounds TRL's counting of epochs: what trains comes from the feed.
     """
@@ -128,12 +131,12 @@ def grpo_trainer(feed: Feed, *, num_rows: int = 1 << 20, **arguments: Any) -> An
             if state.global_step:
                 folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
                 rows.restore(orjson.loads((folder / STATE).read_bytes())["cursor"])
+                feed.commit(rows.cursor)  # it may have been killed before it had said so
 
-    trainer = Trainer(
+    return Trainer(
         reward_funcs=reward,
         rollout_func=rollout_func,
         train_dataset=Dataset.from_dict({"prompt": [""] * num_rows}),
+        callbacks=[Cursor(), *callbacks],
         **arguments,
     )
-    trainer.add_callback(Cursor())
-    return trainer

@@ -14,7 +14,6 @@ by its checkpoint. So a demo that was interrupted anywhere goes on with the same
 from __future__ import annotations
 
 import asyncio
-import json as jsons
 import os
 import signal
 import time
@@ -34,11 +33,11 @@ from prorl.cli.demo.recipe import (
     Recipe,
     eval_run,
     heldout_tasks,
+    newest_checkpoint,
     service_config,
     train_run,
     train_tasks,
-    trainer_config,
-    training_dir,
+    trainer_command,
 )
 from prorl.cli.demo.report import AFTER, BEFORE, present, report
 from prorl.cli.options import Flag, JsonObject
@@ -107,6 +106,12 @@ def demo(
     whole = parse(Recipe, values, str(file or "recipe"))
     if whole.agent == "openai" and not find_spec("openai"):
         raise ConfigError("openai not installed", "the SDK of this agent", "pip install openai")
+    if whole.trainer == "trl":
+        if whole.control:
+            raise ConfigError(f"--control {whole.control} by TRL", "the demo's own trainer for it")
+        if not find_spec("trl"):
+            how = "pip install trl==1.16.0, or make demo TRAINER=trl"
+            raise ConfigError("trl not installed", "the package of --trainer trl", how)
     return asyncio.run(_demo(whole, root.absolute(), name, sandbox, json))
 
 
@@ -182,10 +187,8 @@ async def _learn(
         ):
             await in_thread(partial(client.create_run, **config.model_dump(mode="json")))
         (root / name / DEMO_FILE).write_text(recipe.model_dump_json(indent=1))
-        file = root / name / "trainer.json"
-        file.write_text(jsons.dumps(trainer_config(recipe, root, name, model), indent=1))
         # It loads torch and the model meanwhile, then waits for the first groups.
-        training = start("trainer", "prorl.trainer", "--config", str(file), "--die-with-parent")
+        training = start("trainer", *trainer_command(recipe, root, name, model))
         if (at := running.config.guests_at("run-0")) is not None:
             token = running.config.token
             start("agent", "prorl.guests.openai_guest", at[2], GUEST, PRORL_TOKEN=token)
@@ -201,8 +204,7 @@ async def _learn(
         await training
         await in_thread(client.cancel, name)
         await following
-        checkpoints = training_dir(root, name) / "checkpoints"
-        if newest := max(checkpoints.glob("step-*"), default=None):
+        if newest := newest_checkpoint(root, name):
             await in_thread(client.publish, name + AFTER, 1, newest)
         await evaluate(name + AFTER, "held-out, after")
         return True

@@ -6,6 +6,7 @@ runs, tasks and trainer again.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,6 +49,11 @@ class Recipe(BaseModel):
         default="native",
         description="native, or openai: an agent loop of the OpenAI SDK, in a process of its own,"
         " that leases what it plays as a guest does",
+    )
+    trainer: Literal["own", "trl"] = Field(
+        default="own",
+        description="own, or trl: TRL's GRPOTrainer, unmodified, over the same stream; one"
+        " optimizer step a step",
     )
     minutes: float = Field(
         default=5.0,
@@ -171,6 +177,39 @@ def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[s
     }
 
 
+def trainer_command(recipe: Recipe, root: Path, name: str, model: Path) -> tuple[str, ...]:
+    """Module and arguments of the trainer's process."""
+    if recipe.trainer == "own":
+        file = root / name / "trainer.json"
+        file.write_text(json.dumps(trainer_config(recipe, root, name, model), indent=1))
+        return ("prorl.trainer", "--config", str(file), "--die-with-parent")
+    places = (str(model), str(root.absolute()), name, str(checkpoints_dir(root, name)))
+    numbers = {
+        "--steps": recipe.steps,
+        "--groups": recipe.groups_per_step,
+        "-n": recipe.n,
+        "--rows": recipe.n,
+        "--learning-rate": recipe.learning_rate,
+        "--beta": 0,
+        "--seed": recipe.seed,
+    }
+    words = [word for key, value in numbers.items() for word in (key, str(value))]
+    return ("prorl.trainer.doors.train_trl", *places, *words, "--cpu", "--die-with-parent")
+
+
 def training_dir(root: Path, name: str) -> Path:
     """Checkpoints and metrics of a demo's trainer."""
     return root.absolute() / name / "training"
+
+
+def checkpoints_dir(root: Path, name: str) -> Path:
+    """Where each trainer puts a folder a step, by number: step-00000012, checkpoint-12."""
+    return training_dir(root, name) / "checkpoints"
+
+
+def newest_checkpoint(root: Path, name: str) -> Path | None:
+    return max(checkpoints_dir(root, name).glob("[a-z]*-*"), key=number_of, default=None)
+
+
+def number_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])

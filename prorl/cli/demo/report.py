@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from prorl.cli.demo.recipe import checkpoints_dir, newest_checkpoint
 from prorl.cli.output import say, table
 from prorl.cli.passk import evaluation
 from prorl.cli.runs import root_option
@@ -112,19 +113,23 @@ def present(found: dict[str, Json]) -> None:
     title = f"{found['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it"
     table(COLUMNS, rows, title=title)
     times, directory = found["times"], Path(found["directory"])
-    step_s = sum(times[f"{phase}_s"] for phase in PHASES)
-    spent = " · ".join(f"{phase} {times[f'{phase}_s']:.2f}" for phase in PHASES)
-    say(f"  steps     {len(found['steps'])} of {step_s:.1f} s: {spent}")
-    apart = "no token could be compared"
-    if count := times["compared_tokens"]:
-        most = f"at most {times['logprob_diff_max']:.1e} apart"
-        apart = f"{most} in {count:,} tokens that could be compared"
     name, root = directory.name, root_option(directory.parent)
     query = "select max_version, avg(reward) from rollouts where valid group by all order by 1"
     loads = "(transformers, vLLM and `prorl eval --policy DIR` load them)"
-    say(f"  logprobs  sampler against trainer: {apart}")
+    checkpoints = checkpoints_dir(directory.parent, name)
+    if found["steps"]:  # what the shipped trainer measures of itself
+        step_s = sum(times[f"{phase}_s"] for phase in PHASES)
+        spent = " · ".join(f"{phase} {times[f'{phase}_s']:.2f}" for phase in PHASES)
+        say(f"  steps     {len(found['steps'])} of {step_s:.1f} s: {spent}")
+        apart = "no token could be compared"
+        if count := times["compared_tokens"]:
+            most = f"at most {times['logprob_diff_max']:.1e} apart"
+            apart = f"{most} in {count:,} tokens that could be compared"
+        say(f"  logprobs  sampler against trainer: {apart}")
+    elif newest := newest_checkpoint(directory.parent, name):
+        say(f"  steps     TRL's figures of each: {newest / 'trainer_state.json'}")
     say(f"  cost      {found['elapsed_s']:.0f} s, {found['cpu_s']:.0f} CPU s, sandboxes included")
-    say(f"  weights   {directory / 'training' / 'checkpoints'}  {loads}")
+    say(f"  weights   {checkpoints}  {loads}")
     say(f"  next      prorl view {directory}")
     say(f"            prorl show {name} --best{root}")
     say(f'            prorl sql {name} "{query}"{root}')

@@ -1,0 +1,109 @@
+"""TRL's GRPOTrainer over a run, a whole script to copy: the recipes' numbers as its defaults, model
+servers get each checkpoint, SIGTERM ends it after the step in hand, and started again it goes on.
+
+    accelerate launch -m prorl.trainer.doors.train_trl Qwen3-4B prorl-runs math trained/math
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, TrainerCallback
+from trl import GRPOConfig
+
+from prorl.client import connect
+from prorl.client.records import Feed
+from prorl.errors import UserError
+from prorl.linux.calls import die_with_parent
+from prorl.trainer.doors.trl import STATE, grpo_trainer
+
+
+class Serve(TrainerCallback):
+    """Gives what TRL has saved to the model servers, and heeds who asks the training to end."""
+
+    def __init__(self, root: str, run: str) -> None:
+        self._root, self._run, self._asked = root, run, False
+        signal.signal(signal.SIGTERM, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        self._asked = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        control.should_training_stop |= self._asked
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        if state.is_world_process_zero:
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            with connect(self._root) as client:
+                client.publish(self._run, state.global_step, path.absolute())
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        if state.global_step:  # it may have been killed before they had it
+            self.on_save(args, state, control)
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    for name in ("model", "root", "run", "output"):
+        asked.add_argument(name)
+    asked.add_argument("--steps", type=int, default=1000)
+    asked.add_argument("--groups", type=int, default=32, help="a step")
+    asked.add_argument("-n", type=int, default=8, help="rollouts a group, as the run has them")
+    asked.add_argument("--rows", type=int, default=8, help="in a forward pass")
+    asked.add_argument("--learning-rate", type=float, default=1e-6)
+    asked.add_argument("--beta", type=float, default=1e-4, help="of the KL penalty")
+    asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--cpu", action="store_true")
+    asked.add_argument("--die-with-parent", action="store_true")
+    given = asked.parse_args()
+    if given.groups * given.n % given.rows:
+        asked.error(f"--rows {given.rows} does not divide {given.groups} groups of {given.n}")
+    if given.die_with_parent:
+        die_with_parent(signal.SIGKILL)
+    config = GRPOConfig(
+        output_dir=given.output,
+        max_steps=given.steps,
+        learning_rate=given.learning_rate,
+        beta=given.beta,
+        loss_type="dapo",
+        epsilon_high=0.28,
+        temperature=1.0,
+        num_generations=given.n,
+        per_device_train_batch_size=given.rows,
+        gradient_accumulation_steps=given.groups * given.n // given.rows,
+        gradient_checkpointing=not given.cpu,
+        bf16=not given.cpu,
+        use_cpu=given.cpu,
+        seed=given.seed,
+        logging_steps=1,
+        save_steps=1,
+        save_total_limit=3,
+        shuffle_dataset=False,
+        report_to=[],
+    )
+    trainer = grpo_trainer(
+        Feed(given.root, given.run, consumer="primary"),
+        model=given.model,
+        args=config,
+        processing_class=AutoTokenizer.from_pretrained(given.model),
+        callbacks=[Serve(given.root, given.run)],
+    )
+    # What a kill cut off has no place in the feed: that is written last.
+    whole = [path.parent for path in Path(given.output).glob(f"checkpoint-*/{STATE}")]
+    newest = max(whole, key=lambda path: int(path.name[11:]), default=None)
+    try:
+        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # pyarrow.flight may wait for ever for its threads when the interpreter ends
