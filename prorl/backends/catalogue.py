@@ -63,9 +63,9 @@ class Scheme(NamedTuple):
     """Run by the supervisor with `--model DIR --port N --parent PID`, for URLs that name a
     checkpoint's directory; stages and gateway get that server's address instead.
     """
-    policies: tuple[str, ...] = ()
-    """What may follow the scheme, and what `--policy` takes without it; empty = anything, only
-    with it.
+    policies: Mapping[str, str] = {}
+    """What may follow the scheme, and what `--policy` takes without it, each in words; empty =
+    anything, only with it.
     """
 
 
@@ -79,7 +79,13 @@ CATALOGUE: Mapping[str, Scheme] = {
     "scripted": Scheme(
         example="scripted:oracle|flaky|noop|random|faulty",
         opener="prorl.backends.scripted:open_scripted",
-        policies=("oracle", "noop", "flaky", "faulty", "random"),
+        policies={
+            "oracle": "the task's own solution",
+            "flaky": "right half of the time",
+            "noop": "one useless answer",
+            "random": "random tokens",
+            "faulty": "a server that breaks",
+        },
     ),
     "embedded": Scheme(example="embedded:DIR", child_module="prorl.backends.embedded"),
     "http": Scheme(

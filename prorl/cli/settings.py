@@ -52,6 +52,12 @@ TAKES = (
 )
 """What `--policy` takes, in words."""
 
+_SCRIPTS = ", ".join(
+    f"{policy} ({what})"
+    for scheme in CATALOGUE.values()
+    for policy, what in scheme.policies.items()
+)
+
 FAULTS = "error=0.1&nan=0.05&delay_s=0.02"
 """What `--policy faulty` means when it names no faults of its own."""
 
@@ -71,7 +77,13 @@ class Job(BaseModel):
             " (docs/tasks.md); or generated sets, `arith:train?n=100,shop:train`"
         ),
     )
-    policy: str = Field(default="oracle", description=TAKES)
+    policy: str = Field(
+        default="oracle",
+        description=(
+            "http://HOST:PORT of a model server, a checkpoint's directory, toy (the demo's), or a"
+            f" script that needs no model: {_SCRIPTS}"
+        ),
+    )
     n: Annotated[int | None, Parameter(name=["--n", "-n"])] = Field(
         default=None,
         ge=1,
@@ -248,10 +260,12 @@ def _check_keys(values: Mapping[str, Json], where: str) -> None:
 
 
 def _scalar(text: str) -> Json:
+    """As YAML, but for a mapping without braces: `command: python3 @loop.py` is an agent's name."""
     try:
-        return yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+    return text if isinstance(value, dict) and not text.lstrip().startswith("{") else value
 
 
 def _nest(path: list[str], value: Json) -> dict[str, Json]:

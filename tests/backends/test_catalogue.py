@@ -9,6 +9,8 @@ import pytest
 
 from prorl.backends import open_backend, open_probed
 from prorl.backends.catalogue import CATALOGUE
+from prorl.backends.scripted import Script
+from prorl.cli.app import dispatch
 from prorl.cli.settings import POLICIES, backend
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError
@@ -40,6 +42,21 @@ ECHO = """
     def broken(url, context):
         raise RuntimeError("no licence")
 """
+
+
+def test_every_script_and_what_it_takes_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    _, _, part = page.partition("## Without a model")
+    part, *_ = part.partition("\n## ")
+    dispatch(["serve", "--help"])
+    helped = " ".join(re.sub("│", "", capsys.readouterr().out).split())
+    for policy in POLICIES:
+        assert f"| `{policy}` |" in part
+    for scheme in CATALOGUE.values():
+        for policy, what in scheme.policies.items():
+            assert f"{policy} ({what})" in helped
+    for name in Script.__struct_fields__:
+        assert re.search(rf"`[^`]*\b{name}\b[^`]*`", part), name
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -73,6 +73,9 @@ def test_unknown_keys_of_the_sections_are_named(tmp_path: Path) -> None:
 def test_set_takes_a_path_and_a_yaml_value() -> None:
     assert assignment("run.seed=7") == {"run": {"seed": 7}}
     assert assignment("service.backends=[a, b]") == {"service": {"backends": ["a", "b"]}}
+    command = "command: python3 @loop.py"
+    assert assignment(f"run.agent={command}") == {"run": {"agent": command}}
+    assert assignment("run.limits={max_turns: 3}") == {"run": {"limits": {"max_turns": 3}}}
     for wrong in ("run.seed", "=3", "run..seed=3"):
         with pytest.raises(ConfigError, match="expected KEY=VALUE"):
             assignment(wrong)
