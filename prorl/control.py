@@ -128,6 +128,8 @@ class Hello(Payload, frozen=True, kw_only=True):
     incarnation: str = ""
     """Tells two lives of one name apart; the same on every stream of a life."""
     node: str = "local"
+    host: str = ""
+    """Its machine's own name, for people."""
     pid: Count = 0
     location: str = ""
     """Where its own edge is served."""

@@ -79,7 +79,11 @@ Handler = Callable[[ControlRow], None]
 def this_life(**said: Any) -> Hello:
     """What a worker says of itself on every stream, in a life of its own."""
     return Hello(
-        incarnation=uuid.uuid4().hex, pid=os.getpid(), schema_version=SCHEMA_VERSION, **said
+        incarnation=uuid.uuid4().hex,
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        schema_version=SCHEMA_VERSION,
+        **said,
     )
 
 

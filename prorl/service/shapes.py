@@ -37,6 +37,8 @@ class WorkerView(TypedDict):
     worker: str
     role: str
     node: str
+    host: str
+    """Its machine's own name."""
     pid: int
     location: str
     slots: int

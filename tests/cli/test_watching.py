@@ -9,9 +9,9 @@ import pytest
 
 from prorl.cli.app import dispatch
 from prorl.cli.commands.status import stage_rows
-from prorl.control import Stats
+from prorl.control import CommitCursor, Stats
 from prorl.types import Json, Trouble
-from tests.service.world import TOKEN, group, world
+from tests.service.world import TOKEN, group, handout, world
 
 
 def _status(**changes: Json) -> Json:
@@ -48,7 +48,33 @@ async def test_status_of_a_service(
         assert shown.count("run *") == 2
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
         said = "RUN holds the others back: 4 of 8 slots busy, 2 queued"
-        assert said in capsys.readouterr().out
+        assert said in (shown := capsys.readouterr().out)
+        assert "host" not in shown, "all are on one"
+        w.core.state.workers["run-0"].host = "node-7.cluster"
+        assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
+        assert "node-7.cluster" in capsys.readouterr().out
+
+
+async def test_a_finished_run_stays_until_its_trainer_has_committed_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRORL_TOKEN", TOKEN)
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run(delivery="stream")
+        await w.submit(group(), last=True)
+        await store.commit("r", "p1", await init.take())
+        await store.decide("r", 0)
+        await store.commit("r", "p2", [], outbox_upto=w.core.run("r").outbox_end)
+        await w.until(lambda view: view["state"] == "finished")
+        said = "r is finished, with 1 kept groups that its trainer has not committed"
+        for handed_out in (False, True):
+            if handed_out:
+                await store.ask(handout([[0, 0]]), "r")
+            assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
+            assert said in capsys.readouterr().out
+            assert (await w.http("GET", "/v1/runs"))[1]["runs"][0]["owed"] == 1
+        await store.ask(CommitCursor(consumer="primary", seq=1), "r")
+        assert (await w.http("GET", "/v1/status"))[1]["runs"] == []
 
 
 async def test_status_names_a_model_server_that_does_not_answer(

@@ -75,6 +75,31 @@ def test_what_moves_is_not_stuck(world: Clockwork) -> None:
     assert [run.stuck for run in world.watchdog.look("")] == [""]
 
 
+def test_attempts_that_all_fail_alike_are_the_runs_trouble_until_one_does_not(
+    world: Clockwork,
+) -> None:
+    world.come("store", "run", "init", "eval")
+    world.submit(group(n=8))
+    world.core.pump(8)
+    told = []
+    for number, record in enumerate(world.run.rollouts.values()):
+        world.core.rollouts.failed(record, 1, "sandbox_start", f"image x{number}: no such thing")
+        told.append(bool(world.watchdog.look("")))
+    assert told == [False] * 4 + [True] + [False] * 3, "while it moves, and once"
+    said = "attempt after attempt fails with sandbox_start, the first: image x0: no such thing"
+    assert world.run.stuck == said
+    world.now += 60.0
+    world.core.pump(8)
+    (*others, last) = world.run.rollouts.values()
+    for record in others:
+        world.core.rollouts.failed(record, 2, "stage_error", "exit 3")
+        world.watchdog.look("")
+    assert world.run.stuck == "attempt after attempt fails with stage_error, the first: exit 3"
+    world.commit([last])
+    world.watchdog.look("")
+    assert world.run.stuck == ""
+
+
 def test_a_run_with_nothing_to_do_is_not_stuck(world: Clockwork) -> None:
     world.come("store", "run", "init", "eval")
     assert world.stuck() == ""

@@ -91,13 +91,17 @@ def stage_rows(
 
 def _show(found: Mapping[str, Json]) -> None:
     if "workers" not in found:  # a role that may see its own run only
-        rows = [(one["run"], one["delivered"], one["end"]) for one in found.get("runs", [])]
-        table(("run", "delivered", "end"), rows)
+        known = ((one["run"], one["delivered"], one["end"]) for one in found.get("runs", []))
+        table(("run", "delivered", "end"), known)
         return
     gateway = ("gateway", "gateway", found["pid"], *("-" for _ in ("held", *GAUGES)))
-    table(
-        ("worker", "role", "pid", "held", *GAUGES), [gateway, *map(_worker_row, found["workers"])]
-    )
+    columns = ["worker", "role", "pid", "held", *GAUGES]
+    rows: list[tuple[object, ...]] = [gateway, *map(_worker_row, found["workers"])]
+    hosts = [one["host"] for one in (found, *found["workers"])]
+    if len(set(hosts)) > 1:
+        columns.append("host")
+        rows = [(*row, host) for row, host in zip(rows, hosts, strict=True)]
+    table(columns, rows)
     if found["runs"]:
         table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, found["runs"]))
     for line in remarks(found):
@@ -125,6 +129,9 @@ def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
         if run in ("", one["run_id"]) and one["stuck"]:
             how = "stuck" if one["state"] == "open" else one["state"]
             yield f"{one['run_id']} is {how}: {clean(one['stuck'])}"
+        if run in ("", one["run_id"]) and one["state"] != "open" and (owed := one["owed"]):
+            how = "its trainer has not committed: they stay until it does"
+            yield f"{one['run_id']} is {one['state']}, with {owed:,} kept groups that {how}"
         if run in ("", one["run_id"]) and (steps := one["steps"]):
             yield f"{one['run_id']}: {step_words(steps)}"
     for one in found.get("workers", ()):

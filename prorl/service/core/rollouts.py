@@ -31,7 +31,7 @@ from prorl.service.core.state import (
 )
 from prorl.service.log.journal import Base, Part
 from prorl.timing import RELEASE_GRACE_S
-from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
+from prorl.types import FAILURE_CLASS, AttemptKey, FailureCode, GroupState, RolloutState
 
 PIECE = 250
 """Rollouts that are ended in one go: a run that is cancelled, or has enough, may have ten thousand
@@ -93,6 +93,10 @@ class Rollouts(Part):
                 record.message = message[:MAX_MESSAGE]
             if event.kind in (EventKind.FAILED, EventKind.LOST):
                 self.observed.failures[life.code] += 1
+            if event.kind is EventKind.FAILED and not FAILURE_CLASS[event.code].trains:
+                code, count, said = record.group.run.alike
+                same = event.code is code
+                record.group.run.alike = (event.code, count * same + 1, said if same else message)
             if life.state is not before.state:
                 self._leave_phase(record, _PHASES[before.state])
                 states = record.group.run.rollout_states
@@ -104,6 +108,7 @@ class Rollouts(Part):
         failed_again = life.infra_failures > before.infra_failures
         rest_s = _rest_s(record) if failed_again else 0.0
         if life.state is RolloutState.COMPLETED and life is not before:
+            record.group.run.alike = (FailureCode.NONE, 0, "")
             for worker in record.holders:
                 self.lines.delivered(worker)
         for action in actions:

@@ -85,6 +85,7 @@ class WorkerRecord:
     pid: int
     location: str
     slots: int
+    host: str = ""
     held: Ordered[RolloutRecord] = field(default_factory=Ordered)
     stats: Stats | None = None
     """What it said last; None until it says something."""
@@ -283,6 +284,10 @@ class RunRecord:
     calls: Served = field(default_factory=Served)
     stuck: str = ""
     """What it waits for, when it does not move."""
+    alike: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
+    """With what its last attempts failed through no fault of the policy's, how many did so one
+    after the other, and what the first said; none since a rollout has completed.
+    """
     leased: tuple[str, dict[str, Json]] | None = None
     """What each of its leases says: its renderer's spec and its limits."""
     expired: bool = False
@@ -316,10 +321,14 @@ class RunRecord:
     @property
     def wanted(self) -> bool:
         """Whether a store has anything to do for it: it is open, or its trainer is behind."""
-        streams = self.config.delivery == "stream"
-        behind = streams and (self.waiting > 0 or self.acked < self.next_delivery)
         unstored = bool(self.parts) or self.outbox_stored < self.outbox_end
-        return self.state != "failed" and (self.state == "open" or unstored or behind)
+        return self.state != "failed" and (self.state == "open" or unstored or self.owed > 0)
+
+    @property
+    def owed(self) -> int:
+        """Kept groups of a stream that its trainer has not committed."""
+        streams = self.config.delivery == "stream"
+        return self.waiting + self.next_delivery - self.acked if streams else 0
 
     @property
     def feeds(self) -> bool:

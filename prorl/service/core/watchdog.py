@@ -1,7 +1,8 @@
 """Why a run does not move, said within `QUIET_S` of its last sign of progress.
 
 Progress is any change of a run's counts, and each turn that RUN reports. What the line names is the
-first thing, in the order of the dataflow backwards, that would have to happen next.
+first thing, in the order of the dataflow backwards, that would have to happen next. A run all of
+whose attempts fail alike moves, and gets nowhere: that is said at once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,14 @@ from prorl.service.core.state import RunRecord, State
 from prorl.types import RolloutState
 
 QUIET_S = 25.0
+
+ALIKE = 5
+"""Attempts that failed one after the other with one code, before they are taken for the run's
+trouble: more are on their way.
+"""
+
+SHOWN = 200
+"""Characters of what the first of them said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +95,13 @@ def reason(run: RunRecord, around: Surroundings) -> str:
     return ""
 
 
+def alike(run: RunRecord) -> str:
+    code, count, said = run.alike
+    if count < ALIKE:
+        return ""
+    return f"attempt after attempt fails with {code.value}, the first: {said[:SHOWN]}"
+
+
 class ProgressWatchdog:
     def __init__(self, state: State, clock: Clock) -> None:
         self._state, self._clock = state, clock
@@ -108,7 +124,8 @@ class ProgressWatchdog:
             around = Surroundings(
                 workers=workers, able=able, image=lacked, held_back=held_back, disk=disk
             )
-            before, run.stuck = run.stuck, reason(run, around) if quiet else ""
+            troubles = (alike(run), reason(run, around) if quiet else "")
+            before, run.stuck = run.stuck, "; ".join(filter(None, troubles))
             if run.stuck != before:
                 changed.append(run)
         return changed

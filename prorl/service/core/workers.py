@@ -103,6 +103,7 @@ class Workers(Part):
             incarnation=hello.incarnation,
             role=hello.role,
             node=hello.node,
+            host=hello.host,
             pid=hello.pid,
             location=hello.location,
             slots=hello.slots,

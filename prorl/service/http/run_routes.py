@@ -158,7 +158,8 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         closed = await asyncio.to_thread(closed_runs, core.log)
         open_runs = list(core.state.open.values())
         open_ids = {run.run_id for run in open_runs}
-        ended = [run for run in closed if run.run_id not in open_ids]
+        known_runs = core.state.runs
+        ended = [known_runs.get(one.run_id, one) for one in closed if one.run_id not in open_ids]
         shown = (*ended, *open_runs, *gateway.proofs.all())
         return reply(views.Runs(runs=[views.RunSummary.model_validate(run) for run in shown]))
 

@@ -61,6 +61,8 @@ class RunSummary(View):
     """What a run that does not move waits for, or why it was refused or has failed."""
     reward_mean: float | None
     num_rewards: int
+    owed: int
+    """Kept groups of a stream that its trainer has not committed."""
     cached_share: float | None = at("calls.cached_share")
     reused_share: float | None = at("calls.reused_share")
     steps: Annotated[shapes.Steps | None, BeforeValidator(_steps)] = at("effort.recent")
@@ -181,6 +183,8 @@ class Accepted(TypedDict):
 class Status(TypedDict):
     pid: int
     """The gateway's."""
+    host: str
+    """Its machine's own name."""
     workers: list[shapes.WorkerView]
     endpoints: Mapping[str, tuple[str, ...]]
     outside: Mapping[str, str]
@@ -232,12 +236,15 @@ def status(
     warnings: list[str],
     listener: Listener | None = None,
 ) -> Status:
-    """`GET /v1/status`. `now` on the loop's clock; `runs`: besides the open ones; `listener`: what
+    """`GET /v1/status`. `now` on the loop's clock; `runs`: besides the open ones and
+    those whose trainer is behind; `listener`: what
     other hosts are shown.
     """
     state = core.state
+    owing = [run for run in state.runs.values() if run.state != "open" and run.owed]
     return {
         "pid": os.getpid(),
+        "host": os.uname().nodename,
         "workers": [_worker(worker) for worker in state.workers.values()],
         "endpoints": state.endpoints(),
         "outside": {"store": listener.store, "gateway": listener.gateway} if listener else {},
@@ -245,7 +252,7 @@ def status(
         "bottleneck": bottleneck(state),
         "backends": core.watched.view(),
         "waiting_for_backend": core.failovers.num_waiting,
-        "runs": [RunSummary.model_validate(run) for run in (*state.open.values(), *runs)],
+        "runs": [RunSummary.model_validate(run) for run in (*state.open.values(), *owing, *runs)],
         "leases_waiting": leases_waiting,
         "longest_held": _longest_held(state, now),
         "commits": state.num_commits,
@@ -259,6 +266,7 @@ def _worker(w: WorkerRecord) -> shapes.WorkerView:
         "worker": w.name,
         "role": w.role,
         "node": w.node,
+        "host": w.host,
         "pid": w.pid,
         "location": w.location,
         "slots": w.slots,
