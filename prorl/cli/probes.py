@@ -55,6 +55,7 @@ def probes(root: Path) -> Iterator[ProbeOutcome]:
             yield ProbeOutcome("warn", "certificate", found, fix)
     yield _sockets()
     yield _descriptors()
+    yield _terminals()
     yield from _sandboxes()
     yield _images()
 
@@ -124,6 +125,15 @@ def _descriptors() -> ProbeOutcome:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{soft} (hard limit {hard})"
     return ProbeOutcome.warning("open files", found, "ulimit -n 4096", bad=soft < 1024)
+
+
+def _terminals() -> ProbeOutcome:
+    from prorl.config import SandboxConfig
+    from prorl.sandbox.kind import room, short_of_terminals
+
+    few = short_of_terminals(SandboxConfig().max_sandboxes)
+    fix = few.rpartition(": ")[2]
+    return ProbeOutcome.warning("terminals", f"for {room()} sandboxes at once", fix, bad=bool(few))
 
 
 def _sandboxes() -> Iterator[ProbeOutcome]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -68,3 +69,25 @@ HELD_BY_NAMESPACES = (
     "everything inside ends with it",
 )
 """What a kind enforces that has namespaces of its own."""
+
+
+def room() -> int:
+    """For how many sandboxes the kernel has terminals: without a bound on theirs, one that fills
+    its own takes a terminal from an innocent neighbour.
+    """
+    return max(1, (_terminals("max") - _terminals("reserve")) // MAX_PTYS)
+
+
+def short_of_terminals(count: int) -> str:
+    """What is wrong, and how to mend it, where the kernel has too few for so many sandboxes."""
+    if (found := room()) >= count:
+        return ""
+    needed = count * MAX_PTYS + _terminals("reserve")
+    return (
+        f"kernel.pty.max is {_terminals('max')}, terminals for {found} of {count} sandboxes:"
+        f" sysctl -w kernel.pty.max={needed}"
+    )
+
+
+def _terminals(which: str) -> int:
+    return int(Path(f"/proc/sys/kernel/pty/{which}").read_text())

@@ -8,6 +8,7 @@ is in `lives` from the first of these to the last.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -22,7 +23,7 @@ from prorl.linux import memory
 from prorl.linux.procfs import is_stopped, start_ticks, to_init
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause, Fate, fate_of, fate_of_exit
-from prorl.sandbox.kind import MAX_PTYS
+from prorl.sandbox.kind import room, short_of_terminals
 from prorl.sandbox.launch.spec import Launch
 from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient, read_status
 from prorl.sandbox.node import cgroups, janitor
@@ -53,6 +54,8 @@ NEVER_STARTED = Exit(status=0, cpu_s=0.0)
 """Stands for the end of a launcher that was not asked for."""
 BAD_TOOL = "bad tool: "
 """How a tool server says that a user's tool cannot be made."""
+
+log = logging.getLogger("prorl.sandboxd")
 
 OnEnd = Callable[["Live", Fate], None]
 
@@ -89,7 +92,9 @@ class Maker:
         self._user_tools = UserTools(self._support)
         self._images = Images(kind, settings)
         self._gate = asyncio.Semaphore(settings.parallel_starts)
-        self._max_lives = min(settings.max_sandboxes, _terminals() // MAX_PTYS)
+        self._max_lives = min(settings.max_sandboxes, room())
+        if little := short_of_terminals(settings.max_sandboxes):
+            log.warning("%s; who does not fit waits", little)
         self._room = asyncio.Semaphore(self._max_lives)
         self._short_of_memory = False
         self._cleaners: set[asyncio.Task[None]] = set()
@@ -370,13 +375,3 @@ def _make_folder(note: Note) -> None:
         os.mkdir(note.folder, 0o700)
         if note.uid >= 0:
             os.chown(note.folder, note.uid, note.uid)
-
-
-def _terminals() -> int:
-    """How many the kernel has for all sandboxes: without a bound on theirs, one that fills its own
-    takes a terminal from an innocent neighbour. Who does not fit waits.
-    """
-    pool, reserve = (
-        int(Path(f"/proc/sys/kernel/pty/{name}").read_text()) for name in ("max", "reserve")
-    )
-    return max(MAX_PTYS, pool - reserve)
