@@ -5,21 +5,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from prorl.filters import FILTERS, Filter, GroupDecision, GroupMember, find_filter, is_named
 from prorl.states import FailureClass, RolloutState
 
-GOOD = GroupMember(
-    rollout_id=1,
-    sample_index=0,
-    attempt=1,
-    state=RolloutState.COMPLETED,
-    failure_class=FailureClass.NONE,
-    reward=0.0,
-    num_trained=1,
-)
+MEMBER: dict[str, Any] = {
+    "rollout_id": 1,
+    "sample_index": 0,
+    "attempt": 1,
+    "state": RolloutState.COMPLETED,
+    "failure_class": FailureClass.NONE,
+    "reward": 0.0,
+}
+GOOD = GroupMember(**MEMBER, num_trained=1)
 
 
 def test_a_member_counts_that_completed_by_no_fault_of_ours_and_has_what_trains() -> None:
@@ -29,15 +30,7 @@ def test_a_member_counts_that_completed_by_no_fault_of_ours_and_has_what_trains(
     assert not replace(GOOD, num_trained=0).valid
     assert not replace(GOOD, failure_class=FailureClass.INFRA).valid
     assert not replace(GOOD, reward=None).valid
-    unsaid = GroupMember(
-        rollout_id=1,
-        sample_index=0,
-        attempt=1,
-        state=RolloutState.COMPLETED,
-        failure_class=FailureClass.NONE,
-        reward=1.0,
-    )
-    assert not unsaid.valid, "tokens that nobody speaks of train nothing"
+    assert not GroupMember(**MEMBER).valid, "tokens that nobody speaks of train nothing"
 
 
 def test_a_text_is_the_name_of_a_filter_or_its_sql() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, in_thread, service, signals
-from tests.backends.real import VLLM_PYTHON, Server, embedded, serving, vllm
+from tests.backends.real import NEEDS_VLLM, Server, embedded, serving, vllm
 from tests.backends.trial import (
     asked,
     check_exact,
@@ -29,14 +29,7 @@ from tests.backends.trial import (
 )
 from tests.integration.checks import check_complete
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(
-        not VLLM_PYTHON,
-        reason="PRORL_VLLM_PYTHON names no interpreter with vLLM; `make test-vllm` makes one",
-    ),
-    pytest.mark.timeout(900),
-]
+pytestmark = NEEDS_VLLM
 
 ROLLOUTS = 64
 DEAD_S, FROZEN_S = 1.0, 3.0

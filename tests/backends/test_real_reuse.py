@@ -23,21 +23,14 @@ from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.types import Json, Task
 from tests.backends.embedded.helpers import RENDERER
-from tests.backends.real import VLLM_PYTHON, Server, serving, vllm
+from tests.backends.real import NEEDS_VLLM, Server, serving, vllm
 from tests.backends.trial import TALKER, TURNS, check_nothing_charged, config
 from tests.integration.checks import check_complete, rows
 
 if TYPE_CHECKING:
     from prorl.types import Int32
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(
-        not VLLM_PYTHON,
-        reason="PRORL_VLLM_PYTHON names no interpreter with vLLM; `make test-vllm` makes one",
-    ),
-    pytest.mark.timeout(900),
-]
+pytestmark = NEEDS_VLLM
 
 ROLLOUTS, BLOCK = 24, 32
 BAR = 0.8

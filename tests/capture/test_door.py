@@ -20,6 +20,7 @@ from prorl.protocols import Backend
 from prorl.testing import Replies, Reply
 from prorl.types import Completion, FailureCode, GenerateRequest, Json, Message, ToolCall
 from tests.capture.played import attempt
+from tests.waiting import until
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 CALL = Message(
@@ -139,8 +140,7 @@ async def test_a_reply_that_nobody_heard_is_given_again(stream: bool) -> None:
         hasty.cancel()
         await asyncio.gather(hasty, return_exceptions=True)
         again = asyncio.create_task(at.chat([USER]))
-        while not at.door.counts["replayed"]:
-            await asyncio.sleep(0.01)
+        await until(lambda: at.door.counts["replayed"])
         backend.go.set()
         assert (await again)["choices"][0]["message"]["content"] == "one"
         assert (await at.chat([USER]))["choices"][0]["message"]["content"] == "two"

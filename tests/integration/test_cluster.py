@@ -36,6 +36,7 @@ from prorl.deploy import placed
 from prorl.deploy.leavers import Leavers
 from prorl.deploy.leaving import Asks, stay
 from prorl.deploy.placer import placer, security
+from tests.waiting import until
 
 Placing = tuple[prorl.Client, Path, Supervisor]
 
@@ -95,9 +96,7 @@ async def test_a_node_goes_on_when_its_scheduler_is_killed(
         for option, file in (("ca-file", "ca"), ("cert", "cert"), ("key", "key")):
             argv += [f"--tls-{option}", str(made.folder / f"{file}.pem")]
         scheduler = await asyncio.create_subprocess_exec(sys.executable, *argv)
-        async with asyncio.timeout(60):
-            while not (told.exists() and told.read_text()):
-                await asyncio.sleep(0.1)
+        await until(lambda: told.exists() and told.read_text())
         address = json.loads(told.read_text())["address"]
         handle = clusters.NodeProcess(address, "n1", made, leavers)
         await handle.start()
@@ -123,11 +122,9 @@ async def test_a_node_whose_name_is_taken_tries_again_until_it_is_free(
     async with Scheduler(**options) as scheduler, asyncio.timeout(120):
         async with Worker(scheduler.address, name="n1", nthreads=1, dashboard=False):
             seen = asyncio.ensure_future(placed.be_seen(scheduler.address, "n1", Security()))
-            while "name taken" not in caplog.text and not seen.done():
-                await asyncio.sleep(0.05)
+            await until(lambda: "name taken" in caplog.text or seen.done())
             assert not seen.done()
-        while "registered with tcp" not in caplog.text.replace("not registered", ""):
-            await asyncio.sleep(0.05)
+        await until(lambda: "registered with tcp" in caplog.text.replace("not registered", ""))
         await scheduler.retire_workers(names=["n1"], close_workers=True)
         await seen
 

@@ -17,6 +17,7 @@ import orjson
 
 from prorl.linux.procfs import descendants
 from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.waiting import wait_until
 
 COUNT = 40
 
@@ -47,13 +48,6 @@ def _kind(sandbox_kind: str) -> tuple[str, str]:
     return ("--set", f"service.sandbox.kind={sandbox_kind}")
 
 
-def _wait_for_a_commit(root: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not list(root.glob("r/commits/*.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
@@ -69,7 +63,7 @@ def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(
         *_kind(sandbox_kind),
     )
     with _prorl("run", "--tasks", _tasks(tmp_path), "--root", str(root), *slow) as process:
-        _wait_for_a_commit(root)
+        wait_until(lambda: list(root.glob("r/commits/*.json")), "a commit")
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
         assert process.returncode == 130, said
@@ -103,8 +97,7 @@ def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(
         *_kind(sandbox_kind),
     )
     with _prorl("run", "--tasks", _tasks(tmp_path), "--root", str(root), *slow) as process:
-        while not (root / "r" / "job.json").exists():
-            time.sleep(0.05)
+        wait_until(lambda: (root / "r" / "job.json").exists())
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)

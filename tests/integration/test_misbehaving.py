@@ -22,6 +22,7 @@ from tests.backends.lies import LIES
 from tests.backends.misbehaving import Misbehaving, Mode
 from tests.backends.trial import TALKER, check_exact, check_nothing_charged, until_out
 from tests.integration.checks import check_complete, rows
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -37,9 +38,7 @@ class Scene:
 
     async def begun(self, calls: int) -> None:
         """All are in the middle of work."""
-        async with asyncio.timeout(60):
-            while any(len(server.calls) < calls for server in self.servers):
-                await asyncio.sleep(0.01)
+        await until(lambda: all(len(server.calls) >= calls for server in self.servers))
 
     async def states(self) -> dict[str, str]:
         found = await in_thread(self.client.backends)

@@ -20,6 +20,7 @@ from prorl.net.tls import Credentials
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, Task
 from tests.integration.test_outside import join_file, three_ports
+from tests.waiting import until
 
 pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
 
@@ -122,8 +123,7 @@ async def test_a_node_works_on_past_the_end_of_its_first_certificate_and_of_the_
         files = [root / "tls" / "service.json" for root in (running.config.root, tmp_path / "n1")]
         began = [Credentials.read(file) for file in files]
         keeping = asyncio.create_task(keep_certificate(join, first.config))
-        while any(one.days_left() > 0 for one in began):
-            await asyncio.sleep(1)
+        await until(lambda: all(one.days_left() <= 0 for one in began))
         for name in ("init-0", "run-0", "eval-0"):
             first.children[name].signal(signal.SIGKILL)
         client = submitted(running)

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import prorl
+from tests.waiting import wait_until
 
 README = Path(__file__).parents[2] / "README.md"
 EXTENDING = README.parent / "docs" / "extending.md"
@@ -163,8 +164,7 @@ def test_i_kill_it_and_nothing_is_lost_and_i_look(tmp_path: Path, sandbox_kind: 
     argv += ["--set", f"service.sandbox.kind={sandbox_kind}"]
     with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         try:
-            while not (tmp_path / "prorl-runs" / "token").exists():
-                time.sleep(0.1)
+            wait_until(lambda: (tmp_path / "prorl-runs" / "token").exists())
             with prorl.connect(tmp_path / "prorl-runs", retry_s=60) as service:
                 killed = [_kill(service, role) for role in ("run", "store", "gateway")]
             said = process.communicate()[0]

@@ -19,6 +19,7 @@ from prorl.supervisor.root import box_dir
 from prorl.types import Task
 from tests.backends.misbehaving import Misbehaving, Mode
 from tests.integration.checks import check_complete, rows
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -29,9 +30,7 @@ ANY = "select group_id, true as kept, 'any' as reason from rollouts group by 1"
 
 async def _until(holds: Callable[[], bool]) -> float:
     """The wall clock's time when it first held."""
-    async with asyncio.timeout(120):
-        while not holds():
-            await asyncio.sleep(0.01)
+    await until(holds, limit_s=120)
     return time.time()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from prorl.linux import at_work
 from prorl.linux.procfs import descendants
+from tests.waiting import wait_until
 
 CHILD = """
 import asyncio, os, signal, sys, time
@@ -99,8 +100,7 @@ def test_a_step_that_leaves_or_forks_ends_alone(how: str, said: list[bytes]) -> 
     with _at_work(how) as (child, _):
         assert child.stdout is not None
         assert [child.stdout.readline() for _ in said] == said
-        while descendants(child.pid):
-            time.sleep(0.01)
+        wait_until(lambda: not descendants(child.pid))
         assert child.poll() is None
 
 

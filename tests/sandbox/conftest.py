@@ -23,6 +23,7 @@ from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import command
 from prorl.types import SandboxRef
 from tests.sandbox import small_image
+from tests.waiting import until
 
 KINDS = (
     "pyns",
@@ -71,6 +72,15 @@ async def start_daemon(
     assert await process.stdout.readline() == b"ready\n"
     root = Path(settings.get("root", folder / "root"))
     return Sandboxd(process, root, UnixSandboxHost(str(folder / "sd")))
+
+
+async def until_live(host: UnixSandboxHost, count: int) -> None:
+    """Wait until so many sandboxes are there."""
+
+    async def is_so() -> bool:
+        return bool((await host.status())["live"] == count)
+
+    await until(is_so, f"{count} live")
 
 
 async def end(daemon: Sandboxd) -> None:

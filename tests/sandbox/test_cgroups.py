@@ -17,6 +17,7 @@ import pytest
 from prorl.linux import procfs
 from prorl.sandbox.node import cgroups
 from prorl.sandbox.node.cgroups import LEAF, Cgroups, delegated_base
+from tests.waiting import wait_until
 
 HOG = "import time; x = bytearray(b'x') * (200 << 20); time.sleep(30)"
 FORKS = (
@@ -48,15 +49,6 @@ def run_in(folders: tuple[str, ...], code: str) -> subprocess.Popen[bytes]:
     )
 
 
-def soon(condition: object, value: object) -> None:
-    assert callable(condition)
-    for _ in range(1500):
-        if condition() == value:
-            return
-        time.sleep(0.01)
-    assert condition() == value
-
-
 def ended(processes: list[subprocess.Popen[bytes]]) -> int:
     return sum(process.poll() is not None for process in processes)
 
@@ -66,7 +58,7 @@ async def test_memory_of_all_processes_together(groups: Cgroups) -> None:
     folders = groups.make("a", 300 << 20, 50)
     assert not Cgroups.out_of_memory(folders)
     hogs = [run_in(folders, HOG) for _ in range(2)]
-    soon(lambda: ended(hogs), 1)
+    wait_until(lambda: ended(hogs) == 1)
     assert Cgroups.out_of_memory(folders)
     await cgroups.remove(folders)
     assert [hog.wait(5) for hog in hogs] == [-9, -9], "what is left in a group ends with it"
@@ -80,7 +72,7 @@ async def test_number_of_processes(groups: Cgroups) -> None:
     procs = next(
         Path(folder) / "pids.current" for folder in folders if Path(folder, "pids.current").exists()
     )
-    soon(lambda: int(procs.read_text()), 20 + cgroups.EXTRA_PROCESSES)
+    wait_until(lambda: int(procs.read_text()) == 20 + cgroups.EXTRA_PROCESSES)
     await cgroups.remove(folders)
     bomb.wait(5)
 
@@ -104,7 +96,8 @@ async def test_what_a_dead_sandboxd_left_is_removed_by_its_name() -> None:
         pytest.skip("no group can be made here")
     folders = left.make("a", 300 << 20, 20)
     sleeper = run_in(folders, "import time; time.sleep(30)")
-    soon(lambda: str(sleeper.pid) in Path(folders[0], "cgroup.procs").read_text().split(), True)
+    procs = Path(folders[0], "cgroup.procs")
+    wait_until(lambda: str(sleeper.pid) in procs.read_text().split())
     await cgroups.remove_parents(name)
     assert sleeper.wait(5) == -9
     assert not any(Path(folder).parent.exists() for folder in folders)

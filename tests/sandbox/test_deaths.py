@@ -20,8 +20,9 @@ from prorl.linux import procfs
 from prorl.sandbox.client import ConnectedSandbox
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
-from tests.sandbox.conftest import Sandboxd, end, start_daemon
+from tests.sandbox.conftest import Sandboxd, end, start_daemon, until_live
 from tests.sandbox.small_image import as_ordinary_user
+from tests.waiting import until
 
 SPEC = SandboxSpec()
 GONE_S = 10.0
@@ -32,13 +33,8 @@ def all_processes() -> set[int]:
     return {pid for pid in procfs.pids() if procfs.start_ticks(pid) is not None}
 
 
-async def until_gone(pids: set[int]) -> set[int]:
-    """Wait until these have ended; what is left after a while."""
-    for _ in range(int(GONE_S / 0.01)):
-        if not pids & all_processes():
-            return set()
-        await asyncio.sleep(0.01)
-    return pids & all_processes()
+async def until_gone(pids: set[int]) -> None:
+    await until(lambda: not pids & all_processes(), "they have ended", GONE_S)
 
 
 async def busy(daemon: Sandboxd, sandbox: ConnectedSandbox) -> None:
@@ -86,7 +82,7 @@ async def test_sandboxd(kind: str, folder: Path) -> None:
     pids, code = await kill_while_busy(daemon, 0)
     await daemon.process.wait()
     assert code is FailureCode.SANDBOX_LOST
-    assert await until_gone(pids) == set()
+    await until_gone(pids)
     await daemon.host.close()
     # What is left on disk, the next daemon in this root removes.
     assert list((folder / "root" / "live").iterdir()) != []
@@ -104,11 +100,8 @@ async def test_zygote(kind: str, folder: Path) -> None:
     daemon = await start_daemon(kind, folder)
     pids, code = await kill_while_busy(daemon, 1)
     assert code is FailureCode.SANDBOX_LOST
-    assert await until_gone(pids) == set()
-    for _ in range(500):
-        if (await daemon.host.status())["live"] == 0:
-            break
-        await asyncio.sleep(0.01)
+    await until_gone(pids)
+    await until_live(daemon.host, 0)
     assert list((folder / "root" / "live").iterdir()) == []
     ref = await daemon.host.start("run/3/1", "run", SPEC)
     async with daemon.host.connect(ref) as sandbox:
@@ -123,11 +116,8 @@ async def test_one_sandbox(kind: str, folder: Path, victim: int) -> None:
     # There the agent itself can have done that: it has the uid of the launcher only without root.
     blames_policy = kind == "local" and (victim == 3 or os.getuid() != 0)
     assert code is (FailureCode.SANDBOX_BROKEN if blames_policy else FailureCode.SANDBOX_LOST)
-    assert await until_gone(pids) == set()
-    for _ in range(500):
-        if (await daemon.host.status())["live"] == 1:
-            break
-        await asyncio.sleep(0.01)
+    await until_gone(pids)
+    await until_live(daemon.host, 1)
     (left,) = (await daemon.host.status())["sandboxes"]
     assert left["owner"] == "run/2/1"
     async with daemon.host.connect(
@@ -152,13 +142,13 @@ async def test_as_an_ordinary_user(kind: str, folder: Path) -> None:
     pids, code = await kill_while_busy(daemon, 2)
     blames_policy = kind == "local"  # there the agent has the launcher's uid
     assert code is (FailureCode.SANDBOX_BROKEN if blames_policy else FailureCode.SANDBOX_LOST)
-    assert await until_gone(pids) == set()
+    await until_gone(pids)
     pids = set(procfs.descendants(daemon.process.pid))
     assert len(pids) >= 4
     daemon.process.kill()
     await daemon.process.wait()
     await daemon.host.close()
-    assert await until_gone(pids) == set()
+    await until_gone(pids)
     # takes away what is left on disk
     await end(await start_daemon(kind, folder, prefix=as_ordinary_user()))
 
@@ -181,4 +171,4 @@ async def test_parent_of_sandboxd(kind: str, folder: Path) -> None:
     assert len(pids) >= 4
     parent.kill()
     await parent.wait()
-    assert await until_gone(pids) == set()
+    await until_gone(pids)

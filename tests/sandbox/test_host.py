@@ -11,7 +11,7 @@ import pytest
 from prorl.errors import SandboxError
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
-from tests.sandbox.conftest import Sandboxd
+from tests.sandbox.conftest import Sandboxd, until_live
 
 SPEC = SandboxSpec()
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -130,10 +130,7 @@ async def test_stop_owner_ends_all_of_an_attempt_and_nothing_else(sandboxd: Sand
     await host.reserve("run/1/1", "eval", SPEC)
     other = await host.start("run/2/1", "run", SPEC)
     await host.stop_owner("run/1/1")
-    for _ in range(100):
-        if (await host.status())["live"] == 1:
-            break
-        await asyncio.sleep(0.02)
+    await until_live(host, 1)
     assert [entry["id"] for entry in (await host.status())["sandboxes"]] == [other.sandbox_id]
 
 
@@ -141,10 +138,7 @@ async def test_a_newer_attempt_ends_what_an_older_left(sandboxd: Sandboxd) -> No
     host = sandboxd.host
     await host.start("run/1/1", "run", SPEC)
     newer = await host.start("run/1/2", "run", SPEC)
-    for _ in range(100):
-        if (await host.status())["live"] == 1:
-            break
-        await asyncio.sleep(0.02)
+    await until_live(host, 1)
     assert [entry["id"] for entry in (await host.status())["sandboxes"]] == [newer.sandbox_id]
 
 

@@ -21,9 +21,11 @@ from prorl.sandbox.images.maker import client_class
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.images.stack import merge
+from tests.faults.leftovers import marked
 from tests.sandbox import small_image
 from tests.sandbox.conftest import why_not
 from tests.sandbox.image_sources import Blobs, Entry, archive
+from tests.waiting import until
 
 TIME_S = 90.0
 
@@ -201,34 +203,17 @@ def test_without_spython_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -
 # ---- nothing hangs and nothing is left
 
 
-def running(mark: str) -> int:
-    found = 0
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += mark.encode() in path.read_bytes()
-        except OSError:
-            continue
-    return found
-
-
-async def until(mark: str, runs: bool) -> None:
-    """Wait for it, or for its end; checked each 20 ms, since it is nobody's child here."""
-    async with asyncio.timeout(60.0):
-        while bool(running(mark)) is not runs:
-            await asyncio.sleep(0.02)
-
-
 @pytest.mark.apptainer
 async def test_the_time_out_ends_everything(registry: Registry, base: Path, tmp_path: Path) -> None:
     mark = f"61.{os.getpid()}"
     making = asyncio.create_task(
         build(registry, definition(tmp_path, base, f"sleep {mark}"), timeout_s=4.0)
     )
-    while not running(mark) and not making.done():  # a busy machine may not come so far
+    while not marked(mark) and not making.done():  # a busy machine may not come so far
         await asyncio.sleep(0.02)
     with pytest.raises(StorageError, match="not made within 4 s"):
         await making
-    assert running(mark) == 0
+    assert not marked(mark)
     registry.open()
     assert list((registry.root / "work").iterdir()) == []
 
@@ -243,10 +228,10 @@ async def test_sigkill_in_the_middle_leaves_nothing(
     argv = [sys.executable, "-m", "prorl.cli", "image", "build", "made", "--from", str(made)]
     argv += ["--images", str(registry.root)]
     caller = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
-    await until(mark, True)
+    await until(lambda: marked(mark))
     caller.kill()
     await caller.wait()
-    await until(mark, False)
+    await until(lambda: not marked(mark))
     assert registry.list() == []
 
 

@@ -18,8 +18,10 @@ from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.kinds.engine_support import program
 from prorl.types import FailureCode, SandboxSpec
+from tests.faults.leftovers import marked
 from tests.sandbox.conftest import IMAGE_KINDS, Sandboxd, end, start_daemon, why_not
 from tests.sandbox.image_sources import Blobs, Entry, archive, packed, serving
+from tests.waiting import until
 
 
 async def ask(
@@ -150,29 +152,18 @@ async def test_sigkill_of_sandboxd_while_it_unpacks(
         starting = asyncio.create_task(
             daemon.host.start("run/1/1", "run", SandboxSpec(image=str(sif)))
         )
-        while not (folder / "calls").read_text():
-            await asyncio.sleep(0.02)
+        await until(lambda: (folder / "calls").read_text())
         daemon.process.send_signal(signal.SIGKILL)
         with pytest.raises(SandboxError):
             await starting
         await daemon.process.wait()
         await daemon.host.close()
-    async with asyncio.timeout(20.0):
-        while any(mark.encode() in read(path) for path in Path("/proc").glob("[0-9]*/cmdline")):
-            await asyncio.sleep(0.02)
+    await until(lambda: not marked(mark))
     assert Registry(folder / "images").list() == []
     daemon = await start_daemon("apptainer", folder, images=str(folder / "images"))
     assert await ask(daemon, SandboxSpec(image=str(sif)), "cat /etc/image-name") == (0, "mine\n")
     await end(daemon)
     assert list((folder / "images" / "work").iterdir()) == []
-
-
-def read(path: Path) -> bytes:
-    """A file of /proc, or nothing when its process has ended."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 async def test_other_images_do_not_slow_a_start(folder: Path, base: Path) -> None:

@@ -22,6 +22,7 @@ from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.uids import Uids, living_uids
 from prorl.types import SandboxSpec
 from tests.sandbox.conftest import end, start_daemon
+from tests.waiting import until
 
 
 @contextmanager
@@ -113,11 +114,7 @@ async def test_a_killed_sandboxd_that_nobody_opens_again(kind: str, folder: Path
         shutil.rmtree(folder / "first")
     (folder / "second").mkdir(mode=0o711)
     second = await start_daemon(kind, folder / "second")
-    for _ in range(500):
-        if not sockets.exists():
-            break
-        await asyncio.sleep(0.02)
-    assert not sockets.exists()
+    await until(lambda: not sockets.exists())
     assert not (folder / "first" / "root").exists()
     assert not list(Path("/sys/fs/cgroup").glob(f"*/prorl-{sockets.name}"))
     await end(second)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ from prorl.sandbox.node.pool import SandboxPool
 from prorl.sandbox.node.settings import Settings
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox.conftest import why_not
+from tests.waiting import until
 
 SPEC = SandboxSpec(tools=("bash",))
 OTHER = SandboxSpec(tools=("bash",), processes=64)
@@ -34,12 +34,9 @@ async def pool(folder: Path) -> AsyncIterator[SandboxPool]:
 
 async def warm_one(pool: SandboxPool) -> tuple[str, int]:
     """Wait for the one that is kept ready: its id and its launcher's pid."""
-    for _ in range(1000):
-        if pool.status()["warm"] == 1:
-            (found,) = (entry for entry in pool.status()["sandboxes"] if not entry["owner"])
-            return found["id"], found["pid"]
-        await asyncio.sleep(0.01)
-    raise AssertionError("none was made")
+    await until(lambda: pool.status()["warm"] == 1)
+    (found,) = (entry for entry in pool.status()["sandboxes"] if not entry["owner"])
+    return found["id"], found["pid"]
 
 
 async def test_a_start_takes_the_warm_one_and_has_it_replaced(pool: SandboxPool) -> None:
@@ -60,12 +57,7 @@ async def test_a_warm_one_that_died_is_not_lent(pool: SandboxPool) -> None:
     ready, pid = await warm_one(pool)
     os.kill(pid, signal.SIGKILL)
     ref = await pool.start("run/2/1", "run", SPEC)  # perhaps before its end was heard of
-    for _ in range(500):
-        if ready not in [entry["id"] for entry in pool.status()["sandboxes"]]:
-            break
-        await asyncio.sleep(0.01)
-    else:
-        pytest.fail("it stayed")
+    await until(lambda: ready not in [entry["id"] for entry in pool.status()["sandboxes"]])
     if ref.sandbox_id == ready:  # lent in the moment of its death: its caller hears why
         assert (await pool.fate(ref)).code is FailureCode.SANDBOX_LOST
         ref = await pool.start("run/3/1", "run", SPEC)

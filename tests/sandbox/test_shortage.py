@@ -20,6 +20,7 @@ from prorl.sandbox.spawn import command
 from prorl.types import FAILURE_CLASS, FailureClass, SandboxSpec
 from tests.faults.leftovers import Watched
 from tests.sandbox.conftest import end, start_daemon
+from tests.waiting import until
 
 SPEC = SandboxSpec(tools=("bash",))
 
@@ -127,8 +128,7 @@ async def test_a_node_short_of_memory_takes_fewer(folder: Path) -> None:
         assert hog.stdin is not None
         hog.stdin.write(b"\n")
         hog.stdin.flush()
-        while procfs_rss(hog.pid) < 320 << 20:
-            await asyncio.sleep(0.05)
+        await until(lambda: procfs_rss(hog.pid) >= 320 << 20)
         first = await daemon.host.start("run/0/1", "run", SPEC)
         second = asyncio.create_task(daemon.host.start("run/1/1", "run", SPEC))
         await asyncio.sleep(1.0)

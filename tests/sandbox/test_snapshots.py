@@ -20,6 +20,7 @@ from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.prepared import prepared
 from prorl.types import SandboxSpec
 from tests.sandbox.conftest import Sandboxd, end, start_daemon
+from tests.waiting import until
 
 SLOW = (
     "sleep 0.4; head -c16 /dev/urandom | base64 > token; mkdir -p src; echo 'print(1)' > src/a.py;"
@@ -176,8 +177,7 @@ async def test_a_caller_that_gives_up_leaves_its_claim_to_the_next(daemon: Sandb
     for number, leave in enumerate(("making", "waiting")):
         first = Siblings(daemon.host, "sleep 20", key=leave)
         maker = asyncio.create_task(first.one(100 + number))
-        while not first.num_works:
-            await asyncio.sleep(0.01)
+        await until(lambda first=first: first.num_works)  # type: ignore[misc]
         next_one = Siblings(daemon.host, SLOW, key=leave)
         waiting = asyncio.create_task(next_one.one(number))
         await asyncio.sleep(0.5)

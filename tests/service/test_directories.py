@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pytest
 
 from prorl.cli.app import dispatch
-from prorl.control import TaskRow
 from prorl.errors import ConflictError
 from prorl.service.core import core
 from prorl.service.core.manifest import write_manifest
@@ -19,18 +17,7 @@ from prorl.storage.write.convert import event_rows, tables, task_rows
 from prorl.types import Json
 from tests.service.world import run_config, settings, world
 from tests.storage.directory import add_commit, event
-from tests.storage.rows import scored
-
-TASK = TaskRow(
-    group_id=0,
-    task_id="t",
-    data_source="",
-    env="noop",
-    n=2,
-    task="{}",
-    sampling="{}",
-    extra="{}",
-)
+from tests.storage.rows import scored, task_row
 
 
 def written_run(root: Path) -> RunDir:
@@ -40,7 +27,7 @@ def written_run(root: Path) -> RunDir:
     run = RunDir(root / "r")
     rows = [scored(i, n=2, run_id="r") for i in range(3)]
     found = tables(pa.concat_batches(rows))
-    tasks = [msgspec.structs.replace(TASK, group_id=g) for g in range(2)]
+    tasks = [task_row(g, "noop") for g in range(2)]
     events = [event(0, 0, "decided"), event(1, 0, "delivered", delivery_seq=0)]
     for name in ("commits", "partial", *found, "groups", "tasks"):
         (root / "r" / name).mkdir(exist_ok=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from prorl.analysis.made_by import made_by
 from prorl.service.core.manifest import code_sha256, fingerprint, provenance, write_manifest
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.write.convert import task_rows
-from tests.service.test_directories import TASK, written_run
+from tests.service.test_directories import written_run
 from tests.service.world import run_config, settings
 from tests.storage.directory import add_commit
+from tests.storage.rows import task_row
 
 CHECKPOINT = {"config.json": "{}", "tokenizer.json": "{}", "tokenizer_config.json": "{}"}
 
@@ -74,10 +73,7 @@ def test_other_tasks_are_another_digest(tmp_path: Path) -> None:
         return made_by(stored, lambda sql: stored.sql(sql).to_pylist())["tasks"]
 
     before = digest()
-    again = [msgspec.structs.replace(TASK, group_id=g) for g in (2, 3)]
-    add_commit(run, {"tasks": task_rows(again)})
+    add_commit(run, {"tasks": task_rows(task_row(g, "noop") for g in (2, 3))})
     assert digest() == before, "asked again, under other groups"
-    add_commit(
-        run, {"tasks": task_rows([msgspec.structs.replace(TASK, group_id=4, task='{"x":1}')])}
-    )
+    add_commit(run, {"tasks": task_rows([task_row(4, "noop", '{"x":1}')])})
     assert digest() != before

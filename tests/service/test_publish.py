@@ -182,12 +182,10 @@ async def test_the_key_never_goes_to_an_address_that_a_run_merely_names(tmp_path
         assert (await say(w, "/w/1"))[0] == 201
         theirs.silent = True
         async with asyncio.timeout(60):
-            while w.core.state.balancer.state(theirs.url) != "ejected":
-                await asyncio.sleep(0.05)
+            await until(lambda: w.core.state.balancer.state(theirs.url) == "ejected")
             theirs.silent = False
             theirs.keys.pop("/v1/completions", None)
-            while "/v1/completions" not in theirs.keys:
-                await asyncio.sleep(0.05)
+            await until(lambda: "/v1/completions" in theirs.keys)
         words = {"/health", "/v1/models", "/weight_info", "/update_weights", "/v1/completions"}
         assert words <= theirs.keys.keys()
         assert set(theirs.keys.values()) == {""}
@@ -472,6 +470,5 @@ async def test_who_comes_back_gets_nothing_before_it_has_the_newest_weights(
                 await asyncio.sleep(0.001)
             assert balancer.state(server.url) == "fenced"
             server.refuses = False
-            while balancer.state(server.url) != "ready":
-                await asyncio.sleep(0.01)
+            await until(lambda: balancer.state(server.url) == "ready")
         assert server.number == "1"

@@ -51,8 +51,7 @@ async def test_a_backend_that_is_removed_in_the_middle_is_one_that_did_not_take_
         found[0].waits_at = "/pause"  # and the others for their turn
         saying = asyncio.ensure_future(say(w, "/w/1"))
         async with asyncio.timeout(60):
-            while not found[0].said:
-                await asyncio.sleep(0.01)
+            await until(lambda: found[0].said)
             assert (await w.http("DELETE", f"/v1/backends?name={found[1].url}"))[0] == 200
             found[0].go_on.set()
             status, answer = await saying
@@ -70,8 +69,9 @@ async def test_a_server_that_a_dead_gateway_paused_is_resumed_by_the_next_one(
             assert (await say(w, "/w/1"))[0] == 201
         server.paused = True
         async with world(tmp_path, backends=(server.url,)) as w, asyncio.timeout(60):
-            while server.paused or w.core.state.balancer.state(server.url) != "ready":
-                await asyncio.sleep(0.02)
+            await until(
+                lambda: not (server.paused or w.core.state.balancer.state(server.url) != "ready")
+            )
         assert server.said.count("/update_weights") == 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from prorl.control import Claim
@@ -13,6 +12,7 @@ from prorl.testing import RENDERER
 from tests.flight.rows import key
 from tests.journal.made import row
 from tests.stages.recording import RecordingHost, as_host
+from tests.waiting import until
 
 
 async def test_who_is_adopted_goes_on_and_a_sandbox_in_use_is_left_alone(tmp_path: Path) -> None:
@@ -34,8 +34,6 @@ async def test_who_is_adopted_goes_on_and_a_sandbox_in_use_is_left_alone(tmp_pat
     assert [claim.key for claim in adoption.claims()] == [key(0), key(1), key(2)]
     taken = adoption.adopted([Claim(*key(0), 1)], [key(1)])
     assert [one.key for one in taken] == [key(0)]
-    async with asyncio.timeout(30):
-        while ("stop", "s2", "") not in host.asked:
-            await asyncio.sleep(0.01)
+    await until(lambda: ("stop", "s2", "") in host.asked)
     assert ("stop", "s1", "") not in host.asked, "another worker's"
     await adoption.close()

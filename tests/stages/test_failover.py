@@ -33,6 +33,7 @@ from prorl.types import (
 )
 from tests.agents.test_native import context
 from tests.backends.misbehaving import PIECE, Misbehaving, Mode
+from tests.waiting import until
 
 KEY = AttemptKey("run", 5, 2)
 WEIGHTS = RunWeights("tag", published=True)
@@ -152,8 +153,7 @@ async def test_a_server_without_a_word_is_left_when_the_gateway_says_that_it_is_
     """X14: SIGSTOP, a black hole, dripped bytes; the budget stands still for as long."""
     async with scene(mode, Mode.WELL) as s:
         running = asyncio.ensure_future(s.run())
-        while not s.servers[0].calls:
-            await asyncio.sleep(0.01)
+        await until(lambda: s.servers[0].calls)
         s.backends.told(gone=[s.servers[0].url], keyed=[])
         trajectory = await running
         assert trajectory.stop_reason is StopReason.DONE
@@ -230,8 +230,7 @@ async def test_a_label_that_changed_during_a_call_proves_nothing() -> None:
         (server,) = s.servers
         server.delay_s = 0.2
         running = asyncio.ensure_future(s.run())
-        while not server.calls:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.calls)
         server.label = "other:3:x"
         trajectory = await running
         (sequence,) = trajectory.sequences
@@ -247,8 +246,7 @@ async def test_a_first_publication_during_a_call_leaves_it_the_version_that_the_
         s.known = (PolicyVersion(0), RunWeights("tag"))
         s.servers[0].delay_s = 0.2
         running = asyncio.ensure_future(s.run())
-        while not s.servers[0].calls:
-            await asyncio.sleep(0.01)
+        await until(lambda: s.servers[0].calls)
         weights = RunWeights("tag", published=True, announced=announced)
         s.known = (PolicyVersion(1), weights)
         (sequence,) = (await running).sequences
@@ -258,8 +256,7 @@ async def test_a_first_publication_during_a_call_leaves_it_the_version_that_the_
 async def test_a_cancelled_attempt_leaves_no_task_behind() -> None:
     async with scene(Mode.STUCK) as s:
         running = asyncio.ensure_future(s.run())
-        while not s.servers[0].calls:
-            await asyncio.sleep(0.01)
+        await until(lambda: s.servers[0].calls)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await asyncio.sleep(0)

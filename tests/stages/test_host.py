@@ -33,17 +33,16 @@ from prorl.types import (
     AttemptKey,
     Failure,
     FailureCode,
-    FinishReason,
     RewardPart,
     SandboxRef,
     Score,
     Stage,
-    Turn,
 )
 from tests.flight.conftest import Net
 from tests.flight.rows import key, lease, leased, ran, ready, trajectory
 from tests.flight.test_edge import take
 from tests.grown import put, ran_row
+from tests.storage.rows import turn
 from tests.waiting import until
 
 Work = Callable[[Row], Awaitable[Added]]
@@ -264,23 +263,8 @@ async def test_a_row_that_ends_in_the_turn_of_its_cancellation_is_given_back(net
 
 
 async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) -> None:
-    turn = Turn(
-        turn=0,
-        segment=0,
-        prompt_tokens=4,
-        completion_tokens=4,
-        cached_tokens=0,
-        finish_reason=FinishReason.STOP,
-        temperature=1.0,
-        policy_version=0,
-        backend="b",
-        llm_s=0.1,
-        tool_s=0.0,
-        tool_calls=0,
-    )
-
     async def work(row: Row) -> Added:
-        turns = (turn,) if row.value("rollout_id") == 1 else ()
+        turns = (turn(0),) if row.value("rollout_id") == 1 else ()
         failure = Failure(code=FailureCode.SANDBOX_LOST, message="gone")
         return ran_columns(replace(trajectory(), turns=turns, failure=failure), run_s=0.0)
 

@@ -22,6 +22,7 @@ from prorl.stages.worker import Worker
 from prorl.testing import LocalSandbox
 from prorl.types import SandboxRef, SandboxSpec, Stage, Task
 from tests.service.world import TOKEN, World, world
+from tests.waiting import until
 
 TURNS = 8
 ENV = str(Path(__file__).parents[1] / "integration" / "counting.py") + ":Counting"
@@ -100,9 +101,7 @@ async def test_what_a_leaving_node_cannot_end_begins_anew_elsewhere_charged_to_n
     async with world(tmp_path, load_code=True) as w:
         await submitted(w)
         async with node(w, tmp_path, "n1") as workers:
-            async with asyncio.timeout(60):
-                while not workers[Stage.RUN].stage.stats().tokens:
-                    await asyncio.sleep(0.01)
+            await until(lambda: workers[Stage.RUN].stage.stats().tokens)
             for worker in workers.values():
                 worker.leave(0.0)
             stopped = await ran(w, tmp_path, "n1")
@@ -119,9 +118,7 @@ async def test_what_ends_within_the_time_of_a_leaving_node_is_kept(tmp_path: Pat
     async with world(tmp_path, load_code=True) as w:
         await submitted(w)
         async with node(w, tmp_path, "n1") as workers:
-            async with asyncio.timeout(60):
-                while not workers[Stage.RUN].stage.stats().tokens:
-                    await asyncio.sleep(0.01)
+            await until(lambda: workers[Stage.RUN].stage.stats().tokens)
             for worker in workers.values():
                 worker.leave(30.0)
             row = await ran(w, tmp_path, "n1")
@@ -143,9 +140,7 @@ async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
         await submitted(w, turns=1)
         workers = await stack.enter_async_context(node(w, tmp_path, "n1", network))
         run = workers[Stage.RUN]
-        async with asyncio.timeout(60):
-            while not run.stage.outlet.num_waiting:
-                await asyncio.sleep(0.05)
+        await until(lambda: run.stage.outlet.num_waiting)
         if away:
             await service.aclose()
         run.leave(0.0)

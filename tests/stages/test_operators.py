@@ -36,6 +36,7 @@ from prorl.types import (
 from tests.flight.rows import key, lease
 from tests.grown import grown, only
 from tests.stages.recording import RecordingHost, as_host
+from tests.waiting import until
 
 OWNER = "run/1/1"
 
@@ -206,8 +207,7 @@ async def test_a_cut_attempt_keeps_its_turns_and_leaves_no_sandbox() -> None:
     host, cancelled = RecordingHost(), set[AttemptKey]()
     init, run, _ = operators(BoxedEnv(), host, cancelled)
     work = asyncio.ensure_future(run(await init(row_of("scripted:noop?delay_s=60"))))
-    while [verb for verb, _, _ in host.asked].count("connect") < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: [verb for verb, _, _ in host.asked].count("connect") >= 2)
     cancelled.add(key(1))
     work.cancel()
     ran = await asyncio.wait_for(work, 20)

@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 
 from prorl.analysis.annotations import annotate
-from prorl.control import Rows, TaskRow
+from prorl.control import Rows
 from prorl.envs import get_env
 from prorl.sandbox.spawn import spawned
 from prorl.schema import APPENDED, TRAINED
@@ -31,7 +31,7 @@ from tests.grown import only
 from tests.storage.compacting import content, expected_files, files, run_of_many_parts
 from tests.storage.control_log import FileLog
 from tests.storage.directory import add_commit, event, new_run
-from tests.storage.rows import scored, terminal
+from tests.storage.rows import scored, task_row, terminal
 
 Roots = Iterable[tuple[Path, Path]]
 """(as it was when it was killed, as a second one left it)."""
@@ -63,10 +63,7 @@ def to_be_scored(root: Path) -> None:
     found = tables(pa.concat_batches([scored(i, n=2) for i in range(4)]))
     rows = {name: pa.Table.from_batches([batch]) for name, batch in found.items()}
     task = orjson.dumps({"task_id": "t", "env": "noop", "prompt": "x"}).decode()
-    named = {"task_id": "t", "data_source": "", "env": "noop"}
-    rows["tasks"] = task_rows(
-        TaskRow(**named, group_id=i, n=2, task=task, sampling="{}", extra="{}") for i in (0, 1)
-    )
+    rows["tasks"] = task_rows(task_row(i, "noop", task) for i in (0, 1))
     add_commit(run, rows)
 
 

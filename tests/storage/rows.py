@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from prorl.control import Terminal
+from prorl.control import TaskRow, Terminal
 from prorl.schema.columns import Lease, leased_batch
 from prorl.types import (
     AttemptKey,
@@ -146,3 +146,9 @@ def terminal(
         queue_s=0.5,
         extra="{}",
     )
+
+
+def task_row(group_id: int = 0, env: str = "math", task: str = "{}") -> TaskRow:
+    """A TASKS row as the gateway sends it, of a group of two."""
+    named = {"task_id": "t", "data_source": "", "env": env}
+    return TaskRow(**named, group_id=group_id, n=2, task=task, sampling="{}", extra="{}")

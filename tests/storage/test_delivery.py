@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.control import Delivered, GroupEventRow, HandedOut, KeptGroup
+from prorl.control import Delivered, HandedOut, KeptGroup
 from prorl.errors import ConflictError, UnavailableError
 from prorl.storage.serve.delivery import HANDED_AT_ONCE, Given, LiveOrder, Wanted
+from tests.storage.directory import event
 
 
 class Log:
@@ -211,22 +212,7 @@ def test_every_kept_group_comes_once_in_one_order(steps: list[tuple[str, int]]) 
 def test_what_the_log_tells_of_hand_outs_has_its_place_once() -> None:
     made = order(Log())
     made.restore(np.array([4, 2], np.int64))
-    told = [
-        GroupEventRow(
-            event_seq=seq,
-            group_id=group,
-            event="delivered",
-            kept=True,
-            reason="",
-            delivery_seq=seq,
-            num_members=1,
-            num_valid=1,
-            min_version=0,
-            mean_reward=None,
-            at=0,
-        )
-        for seq, group in ((1, 2), (2, 7))
-    ]
+    told = [event(seq, group, "delivered", delivery_seq=seq) for seq, group in ((1, 2), (2, 7))]
     for _ in range(2):
         made.told(told)
         made.restore_cursors({"primary": 1})

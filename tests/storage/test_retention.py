@@ -21,6 +21,7 @@ from tests.storage.compacting import content, expected_files, files, run_of_many
 from tests.storage.directory import add_rows
 from tests.storage.rows import scored
 from tests.storage.world import client, directory, pipeline, store
+from tests.waiting import until
 
 
 async def test_a_run_is_kept_as_long_as_its_trainer_needs_it(tmp_path: Path) -> None:
@@ -34,8 +35,7 @@ async def test_a_run_is_kept_as_long_as_its_trainer_needs_it(tmp_path: Path) -> 
         assert reason() == "it is open"
         await w.submit(*(group(f"t{i}", n=2) for i in range(3)), last=True)
         await w.until(lambda view: view["state"] == "finished")
-        while reason() == "it is open":
-            await asyncio.sleep(0.01)
+        await until(lambda: reason() != "it is open")
         assert reason() == "3 groups wait for its trainer"
         with client(made.location) as trainer:
 

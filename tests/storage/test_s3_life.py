@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +28,7 @@ from prorl.storage.read.replay import stored_index
 from tests.integration.checks import check_complete, rows
 from tests.storage.compacting import replayed
 from tests.storage.s3 import FaultyS3, Strike
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -138,15 +138,6 @@ def streamed(where: str) -> list[str]:
             assert process.wait(30) == 0
 
 
-def wait_until_gone(ticks: dict[int, int | None]) -> None:
-    """The children of a killed supervisor die with it."""
-    for _ in range(400):
-        if all(start_ticks(pid) is None or start_ticks(pid) != was for pid, was in ticks.items()):
-            return
-        time.sleep(0.05)
-    raise AssertionError("children outlived their supervisor")
-
-
 def struck(
     process: subprocess.Popen[bytes], faults: FaultyS3, path: str, at: int, kept: bool
 ) -> None:
@@ -160,7 +151,8 @@ def struck(
     faults.strike = Strike(kill, path, at, kept)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, f"it ended before {path}: {errors.decode()}"
-    wait_until_gone(ticks)
+    # the children of a killed supervisor die with it
+    wait_until(lambda: all(was is None or start_ticks(pid) != was for pid, was in ticks.items()))
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from prorl.storage.read.verify import verify
 from prorl.storage.serve.endpoint import Endpoint
 from tests.service.world import TOKEN, World, group, world
 from tests.storage.world import client, directory, pipeline, store
+from tests.waiting import until
 
 GROUPS = 6
 
@@ -145,8 +146,7 @@ async def test_a_finished_run_that_was_read_is_closed_and_served_from_its_direct
             await service.until(lambda view: view["state"] == "finished")
             assert set(made.runs) == {"r"}, "its trainer has not said that it has all"
             await asyncio.to_thread(trainer.commit, live[-1][0])
-            while made.runs:
-                await asyncio.sleep(0.01)
+            await until(lambda: not made.runs)
             assert await asyncio.to_thread(stream, trainer, "r@0") == live
     assert len(list((directory(service) / "commits").iterdir())) == 1, "compacted to the end"
     assert verify(directory(service)) == []
@@ -158,18 +158,18 @@ async def test_of_a_finished_run_nothing_stays_in_the_store(service: World) -> N
     before = set(descendants(os.getpid()))
     async with store(service) as made, pipeline(service):
         await submit(service)
-        while "r" not in made.runs:
-            await asyncio.sleep(0.01)
+        await until(lambda: "r" in made.runs)
         run = weakref.ref(made.runs["r"])
         with client(made.location) as trainer:
             live = await asyncio.to_thread(stream, trainer)
             await asyncio.to_thread(trainer.commit, live[-1][0])
-        while made.runs:
-            await asyncio.sleep(0.01)
-        while {t.name for t in threading.enumerate() if t.name.endswith((" r_0", " r"))}:
-            await asyncio.sleep(0.01)
-        while any("tidy" not in command(pid) for pid in set(descendants(os.getpid())) - before):
-            await asyncio.sleep(0.01)  # the process of its filter; what tidies is the store's
+        await until(lambda: not made.runs)
+        await until(
+            lambda: not {t.name for t in threading.enumerate() if t.name.endswith((" r_0", " r"))}
+        )
+        await until(
+            lambda: all("tidy" in command(pid) for pid in set(descendants(os.getpid())) - before)
+        )
         gc.collect()
         assert run() is None, "its index, its facts, its order, its filter"
         held = {os.readlink(f"/proc/self/fd/{fd}") for fd in open_files()}
@@ -198,8 +198,7 @@ async def test_a_run_is_compacted_while_it_is_written_and_streamed(service: Worl
         with client(made.location) as trainer:
             live = await asyncio.to_thread(stream, trainer)
             run = RunDir(directory(service))
-            while not run.compacted().last:
-                await asyncio.sleep(0.01)
+            await until(lambda: run.compacted().last)
             assert await asyncio.to_thread(stream, trainer, "r@0") == live
             await asyncio.to_thread(trainer.commit, live[-1][0])
         await service.until(lambda view: view["state"] == "finished")

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from prorl.control import Kind, Rows, TaskRow
+from prorl.control import Kind, Rows
 from prorl.errors import ConflictError, StorageError
 from prorl.storage.files.durable import write_durably
 from prorl.storage.files.layout import RunDir
@@ -29,7 +29,7 @@ from prorl.types import AttemptKey, FailureCode, Sequence
 from tests.grown import only
 from tests.storage.control_log import FileLog
 from tests.storage.directory import event, new_run
-from tests.storage.rows import scored, sequence, terminal
+from tests.storage.rows import scored, sequence, task_row, terminal
 from tests.waiting import until
 
 
@@ -218,17 +218,7 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
     bench.log.accept((0, 1))
     bench.log.end(terminal(1), terminal(2, status="cancelled", code="redundant"))
     events = event(0, 0, "decided"), event(1, 0, "delivered", delivery_seq=0)
-    task = TaskRow(
-        group_id=0,
-        task_id="t",
-        data_source="",
-        env="math",
-        n=4,
-        task="{}",
-        sampling="{}",
-        extra="{}",
-    )
-    bench.log.say(Rows(tasks=(task,), events=events))
+    bench.log.say(Rows(tasks=(task_row(),), events=events))
     async with running(bench):
         bench.add(scored(0))
         outbox = list(bench.log.state["outbox"])

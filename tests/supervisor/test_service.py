@@ -21,6 +21,7 @@ from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.root import Root, box_dir, make_socket_dir, sweep
 from prorl.supervisor.service import Supervisor
 from prorl.supervisor.specs import child_specs
+from tests.waiting import until
 
 HERE = Path(__file__).parent / "children"
 
@@ -47,8 +48,7 @@ def _children_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _gone(pid: int) -> None:
-    while start_ticks(pid) is not None:
-        await asyncio.sleep(0.01)
+    await until(lambda: start_ticks(pid) is None)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,7 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
         child.signal(signal.SIGKILL)
         await _gone(before)
         async with asyncio.timeout(30):
-            while not (child.alive and child.pid != before and child.lives == 2):
-                await asyncio.sleep(0.01)
+            await until(lambda: child.alive and child.pid != before and child.lives == 2)
             await child.ready(10)
         assert not (supervisor.config.socket_dir / "child-1.sock").exists()
         assert (child.log.parent / "child-1.1.log").exists()
@@ -129,13 +128,10 @@ async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None
         quiet, child = supervisor.children["gateway"], supervisor.children["child-1"]
         for _ in range(2):
             before = child.pid
-            async with asyncio.timeout(30):
-                while not child.beats:
-                    await asyncio.sleep(0.01)
-                child.signal(signal.SIGSTOP)
-                await _gone(before)
-                while not (child.alive and child.pid != before):
-                    await asyncio.sleep(0.01)
+            await until(lambda: child.beats)
+            child.signal(signal.SIGSTOP)
+            await _gone(before)
+            await until(lambda before=before: child.alive and child.pid != before)  # type: ignore[misc]
         assert "silent for 1 s" in (child.log.parent / "child-1.1.log").read_text()
         assert quiet.lives == 1
 
@@ -146,9 +142,7 @@ async def test_work_that_hangs_a_child_is_charged_and_no_crash_loop(tmp_path: Pa
     config = ServiceConfig(root=tmp_path / "root")
     async with Supervisor(config, family(tmp_path, "a", "hangs"), silence_s=2.5) as supervisor:
         child = supervisor.children["child-1"]
-        async with asyncio.timeout(120):
-            while child.lives < 9:
-                await asyncio.sleep(0.05)
+        await until(lambda: child.lives >= 9, limit_s=120)
         folder = config.root / "poison"
         assert all(at_work.poison(folder, f"r/{number}/9") for number in range(4))
         assert not at_work.poison(folder, "r/100/1")
@@ -165,8 +159,7 @@ async def test_a_child_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> Non
         child = supervisor.children["child-1"]
         child.signal(signal.SIGKILL)
         async with asyncio.timeout(30):
-            while not (child.lives == 3 and child.alive):
-                await asyncio.sleep(0.01)
+            await until(lambda: child.lives == 3 and child.alive)
             await child.ready(10)
 
 
@@ -192,14 +185,11 @@ async def test_a_disk_that_says_no_is_waited_for_and_said(
     ) as supervisor:
         child = supervisor.children["child-1"]
         async with asyncio.timeout(50):
-            while not supervisor.trouble:
-                await asyncio.sleep(0.001)
+            await until(lambda: supervisor.trouble)
             assert "child-1" in supervisor.trouble
-            while child.lives < 8:
-                await asyncio.sleep(0.01)
+            await until(lambda: child.lives >= 8)
             (tmp_path / "no disk").unlink()
-            while supervisor.trouble or not child.alive:
-                await asyncio.sleep(0.01)
+            await until(lambda: child.alive and not supervisor.trouble)
 
 
 async def test_a_child_that_refuses_to_start_ends_the_service_at_once(tmp_path: Path) -> None:

@@ -57,14 +57,6 @@ def test_packed_logprobs_equal_one_sequence_at_a_time(model_dir: Path, temperatu
     torch.testing.assert_close(found.double(), one_at_a_time(model_dir, batch), atol=2e-6, rtol=0)
 
 
-def test_a_sequence_does_not_see_its_neighbours(model_dir: Path) -> None:
-    model, batch = load_model(model_dir), batch_of(2)
-    whole = token_logprobs(model, pack(batch)).logprobs_C
-    cut = token_logprobs(model, pack(batch.rows(3, 5))).logprobs_C
-    here = slice(int(batch.logprob_offsets[3]), int(batch.logprob_offsets[5]))
-    torch.testing.assert_close(whole[here], cut, atol=2e-6, rtol=0)
-
-
 def test_entropy_is_that_of_the_distribution(model_dir: Path) -> None:
     found = token_logprobs(load_model(model_dir), pack(batch_of(1))).entropy_C
     assert bool(((found > 0) & (found <= np.log(64) + 1e-5)).all())

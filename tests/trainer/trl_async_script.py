@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from prorl.client.records import Feed
 from prorl.trainer.doors.trl_async import async_grpo_trainer
+from tests.trainer.trl_script import words
 
 ROWS = 8
 
@@ -45,22 +46,13 @@ def make(feed: Feed, model: Path, output: Path, steps: int, own_steps: int, seen
 
     TRL collates one batch more than it trains: the last `own_steps` are its own.
     """
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
     from trl.experimental.async_grpo import AsyncGRPOConfig, packing
     from trl.experimental.async_grpo import async_grpo_trainer as theirs
 
     theirs.get_peak_flops_per_device = lambda *_: None
     packing._flash_attn = lambda: _Attention
     packing.get_target_dtype = lambda query, module: query.dtype
-    words = {f"t{i}": i for i in range(64)}
-    fast: Any = PreTrainedTokenizerFast
-    tokenizer = fast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")),
-        eos_token="t1",
-        pad_token="t0",
-        chat_template="{{ messages }}",
-    )
+    tokenizer = words(chat_template="{{ messages }}")
     config = AsyncGRPOConfig(
         output_dir=str(output),
         max_steps=steps,

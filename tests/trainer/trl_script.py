@@ -9,21 +9,22 @@ from prorl.client.records import Feed
 from prorl.trainer.doors.trl import grpo_trainer
 
 
+def words(**more: Any) -> Any:
+    """A tokenizer of 64 words, `t0` to `t63`."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    fast: Any = PreTrainedTokenizerFast
+    table = models.WordLevel({f"t{i}": i for i in range(64)}, unk_token="t0")
+    return fast(tokenizer_object=Tokenizer(table), eos_token="t1", pad_token="t0", **more)
+
+
 def make(
     feed: Feed, model: Path, output: Path, steps: int, rows: int, seen: list[dict[str, Any]]
 ) -> Any:
     """A trainer whose batches are put into `seen`, as its loss gets them."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
     from trl import GRPOConfig
 
-    words = {f"t{i}": i for i in range(64)}
-    fast: Any = PreTrainedTokenizerFast
-    tokenizer = fast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")),
-        eos_token="t1",
-        pad_token="t0",
-    )
     config = GRPOConfig(
         output_dir=str(output),
         max_steps=steps,
@@ -37,7 +38,7 @@ def make(
         save_steps=1,
         shuffle_dataset=False,
     )
-    trainer = grpo_trainer(feed, model=str(model), processing_class=tokenizer, args=config)
+    trainer = grpo_trainer(feed, model=str(model), processing_class=words(), args=config)
     scored = trainer._generate_and_score_completions
 
     def watched(inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from prorl.backends.weight_target import WeightTarget
 from prorl.errors import BackendError
 from prorl.types import FinishReason, RunWeights
 from tests.backends.embedded.helpers import RENDERER, prompts, request
+from tests.waiting import until
 
 
 @asynccontextmanager
@@ -112,8 +113,7 @@ async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_ver
         target = WeightTarget(session, client.name)
         whole = request(prompts(1)[0], 6, stops=(), max_tokens=300)
         running = asyncio.create_task(client.generate(whole))
-        while engine.engine.sampled_tokens < 20:
-            await asyncio.sleep(0)
+        await until(lambda: engine.engine.sampled_tokens >= 20)
         await target.pause()
         partial = await running
         assert partial.finish_reason is FinishReason.ABORT
@@ -160,14 +160,11 @@ async def test_a_client_that_goes_away_leaves_the_batch() -> None:
             )
             for seed in range(4)
         ]
-        while engine.engine.sampled_tokens < 10:
-            await asyncio.sleep(0)
+        await until(lambda: engine.engine.sampled_tokens >= 10)
         for task in leaving:
             task.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
-        async with asyncio.timeout(30):
-            while engine.engine.busy:
-                await asyncio.sleep(0.001)
+        await until(lambda: not engine.engine.busy)
         assert engine.engine.sampled_tokens < 4 * 400
 
 
@@ -187,8 +184,7 @@ async def test_waiting_for_what_runs_before_a_pause_cuts_nothing_and_holds_what_
         running = asyncio.create_task(
             client.generate(request(prompts(1)[0], 6, stops=(), max_tokens=60))
         )
-        while engine.engine.sampled_tokens < 5:
-            await asyncio.sleep(0)
+        await until(lambda: engine.engine.sampled_tokens >= 5)
         pausing = asyncio.create_task(target.pause("wait"))
         whole = await running
         await pausing
@@ -210,8 +206,7 @@ async def test_two_runs_with_one_number_keep_their_labels() -> None:
                 replace(request(prompts(1)[0], 6, stops=(), max_tokens=80), weights=ours)
             )
         )
-        while engine.engine.sampled_tokens < 20:
-            await asyncio.sleep(0)
+        await until(lambda: engine.engine.sampled_tokens >= 20)
         await target.pause("keep")
         await target.update(str(TOY), 7, "theirs:7:y")
         await target.resume()
