@@ -124,10 +124,10 @@ async def follow(
             answer = await in_thread(client.run, run)
             running.note_commits(int(answer["commits"]))
             shown.update(answer, total, more(answer))
-            if (why := answer.get("stuck", "")) != stuck:
+            finished = answer["state"] != "open"
+            if (why := answer.get("stuck", "")) != stuck and (why or not finished):
                 stuck = why
                 note(f"{run} is stuck: {clean(stuck)}" if stuck else f"{run} moves again")
-            finished = answer["state"] != "open"
             unread = _unread(answer) if finished else 0
             if finished and not unread:
                 return

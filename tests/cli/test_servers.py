@@ -53,7 +53,8 @@ async def test_a_model_that_the_server_does_not_have_is_one_line_before_anything
 
 class Stuck:
     def __init__(self) -> None:
-        self._answers = [("open", "no backend is able"), ("open", ""), ("finished", "")]
+        failing = ("open", "attempt after attempt fails with stage_error, the first: exit 3")
+        self._answers = [("open", "no backend is able"), ("open", ""), failing, ("finished", "")]
 
     def run(self, name: str) -> Json:
         state, stuck = self._answers.pop(0)
@@ -73,4 +74,5 @@ async def test_a_run_that_is_stuck_says_so_even_where_no_progress_is_shown(
     assert [line for line in lines if line.startswith("r ")] == [
         "r is stuck: no backend is able",
         "r moves again",
-    ]
+        "r is stuck: attempt after attempt fails with stage_error, the first: exit 3",
+    ], "it does not move again by ending"
