@@ -21,8 +21,8 @@ async def check(name: str) -> None:
     try:
         helper = await Helper.start(Program("prorl.agents.check", (name,)))
     except HelperError as error:
-        said = error.words.removeprefix("ConfigError: ") if isinstance(error, Raised) else ""
-        raise ConfigError(said or f"agent {name!r}: {error}") from None
+        said = error.words if isinstance(error, Raised) else f"agent {name!r}: {error}"
+        raise ConfigError(said) from None
     helper.end()
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -91,27 +90,23 @@ def _within(timeout_s: float, places: tuple[str, ...], statement: str) -> pa.Tab
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            verdict, *said = asyncio.run(asking)
+            asyncio.run(asking)
         else:  # in a notebook, whose loop we may not run
             with ThreadPoolExecutor(1) as thread:
-                verdict, *said = thread.submit(asyncio.run, asking).result()
-        if verdict == "refused":
-            raise UserError(*said)
-        if verdict == "damaged":
-            raise StorageError(*said)
+                thread.submit(asyncio.run, asking).result()
         with pa.memory_map(path) as file:
             return pa.ipc.open_file(file).read_all()
 
 
-async def _ask(question: tuple[tuple[str, ...], str, str], timeout_s: float) -> list[Any]:
+async def _ask(question: tuple[tuple[str, ...], str, str], timeout_s: float) -> None:
     try:
         helpers = await pool(PROGRAM)
-        found: list[Any] = await helpers.ask(question, what="SQL", wall_s=timeout_s, again=False)
-        return found
+        await helpers.ask(question, what="SQL", wall_s=timeout_s, again=False)
     except Late:
-        return ["refused", f"SQL was stopped after {timeout_s:g} s", "a query that ends sooner"]
+        given = f"SQL was stopped after {timeout_s:g} s"
+        raise UserError(given, "a query that ends sooner") from None
     except HelperError as error:
-        return ["refused", str(error), "a query that needs less"]
+        raise UserError(str(error), "a query that needs less") from None
 
 
 def _view(database: LockedDuckDB, name: str, runs: Iterable[StoredRun]) -> None:
@@ -151,17 +146,11 @@ def prepare() -> Answer:
     return _answer
 
 
-def _answer(question: tuple[tuple[str, ...], str, str]) -> Any:
+def _answer(question: tuple[tuple[str, ...], str, str]) -> None:
     places, statement, path = question
-    try:
-        found = open_runs(*places).table(statement)
-    except UserError as error:
-        return ["refused", error.given, error.expected, error.hint]
-    except (StorageError, NotFoundError) as error:
-        return ["damaged", str(error)]
+    found = open_runs(*places).table(statement)
     with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, found.schema) as writer:
         writer.write_table(found)
-    return ["written"]
 
 
 if __name__ == "__main__":

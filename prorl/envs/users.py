@@ -175,18 +175,10 @@ class _Asking:
                 strict=hook in ASKED_WITHIN,
                 call_back=_Doing(sandbox),
             )
-            # What a hook has given, or raises what it has raised.
-            verdict, *rest = said
-            if verdict == "gave":
-                return msgspec.convert(rest[0], kind)
-            if verdict == "task":
-                raise TaskError(*rest)
-            code, message = rest
-            raise RolloutError(FailureCode(code), message)
+            return msgspec.convert(said, kind)
+        except RolloutError as error:  # its code has crossed as a text
+            raise RolloutError(FailureCode(error.code), error.message) from None
         except Raised as error:
-            if error.words.startswith("TaskError: "):  # its import
-                words = error.words.removeprefix("TaskError: ")
-                raise TaskError(f"{words} ({error.place})" if error.place else words) from None
             raise _fault(hook, f"{what}: {error}") from None
         except (Late, Died) as error:
             if (isinstance(error, Died) and error.was_killed) or error.waits_for_us:

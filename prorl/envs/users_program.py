@@ -24,28 +24,31 @@ HOOKS = ("prepare", "call", "repeats", "artefact", "verify")
 
 def prepare(channel: Channel, name: str, *tools: str) -> Answer:
     """Import what a task needs. Raises TaskError."""
-    env = get_env(name)
-    code = [_code_of(type(env))]
-    for tool in tools:
-        user_spec(tool)
+    try:
+        env = get_env(name)
+        for tool in tools:
+            user_spec(tool)
+    except TaskError as error:
+        place = place_of(error)
+        raise TaskError(f"{error} ({place})" if place else str(error)) from None
     hooks, runner = _hooks(env), asyncio.Runner()
-    mine = tuple(filter(None, code))
+    mine = tuple(filter(None, [_code_of(type(env))]))
 
     def answer(question: tuple[str, Task, tuple[Any, ...], SandboxRef | None]) -> Any:
         hook, task, given, ref = question
         sandbox: Any = None if ref is None else _Sandbox(ref, channel)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # who waits may give up
         try:
-            return ["gave", runner.run(_awaited(hooks[hook], task, sandbox, *given))]
-        except TaskError as error:
-            return ["task", error.given, error.expected, error.hint]
+            return runner.run(_awaited(hooks[hook], task, sandbox, *given))
+        except TaskError:
+            raise
         except UserError as error:
-            return ["task", str(error), "", ""]
+            raise TaskError(str(error)) from None
         except RolloutError as error:
             foreign = error.__cause__ is not None and not isinstance(error.__cause__, ProrlError)
             if foreign and (place := place_of(error, lambda file: file.startswith(mine))):
-                return ["task", f"{name}.{hook}: {error.message} ({place})", "", ""]
-            return ["failed", error.code.value, error.message]
+                raise TaskError(f"{name}.{hook}: {error.message} ({place})") from None
+            raise RolloutError(error.code, error.message) from None
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 

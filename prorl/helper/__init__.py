@@ -6,8 +6,8 @@
                -- what came of it -------------->
                <- value, or words and line ------                       (msgpack: plain data)
 
-A question is answered, or the asker gets one `HelperError`, which says what happened in the code's
-own words, with its file and line:
+A question is answered, or the asker gets what the code raised, where that is a ProrlError, or one
+`HelperError`, which says what happened in the code's own words, with its file and line:
 
 - `Raised`: the code raised, or gave what is no plain data. The process goes on.
 - `Late`: over its time by the clock (`wall_s`) or of the processor (`cpu_s`); where it was then.

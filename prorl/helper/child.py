@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from prorl.errors import ProrlError
 from prorl.linux.calls import die_with_parent
 
 Answer = Callable[[Any], Any]
@@ -108,7 +109,7 @@ def serve(prepare: Callable[..., Answer], *, with_channel: bool = False) -> NoRe
         arguments = (channel, *given.arguments) if with_channel else given.arguments
         answer = prepare(*arguments)
     except BaseException as error:  # noqa: BLE001  whatever users' code raises is an answer
-        channel.finish("raised", trouble(error))
+        channel.finish(*_raised(error))
         os._exit(1)
     _bound_memory(given.memory_bytes)
     channel.finish("ready", None)
@@ -118,7 +119,7 @@ def serve(prepare: Callable[..., Answer], *, with_channel: bool = False) -> NoRe
             kind, value = "value", answer(question)
             _encode(value)
         except BaseException as error:  # noqa: BLE001  whatever users' code raises is an answer
-            kind, value = "raised", trouble(error)
+            kind, value = _raised(error)
         channel.finish(kind, value)
 
 
@@ -136,6 +137,14 @@ def _utf8(value: Any) -> Any:
     if isinstance(value, dict):
         return {_utf8(key): _utf8(item) for key, item in value.items()}
     return [_utf8(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _raised(error: BaseException) -> tuple[str, Any]:
+    """An error of `prorl.errors` is raised where it was asked for; of others their words."""
+    if isinstance(error, ProrlError) and type(error).__module__ == ProrlError.__module__:
+        arguments = [one if isinstance(one, int) else str(one) for one in error.args]
+        return "error", (type(error).__name__, arguments)
+    return "raised", trouble(error)
 
 
 def trouble(error: BaseException) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
+from prorl.errors import ProrlError
 from prorl.helper.process import CallBack, Died, Helper, HelperError, Late, Program, Raised
 
 IDLE_S = 60.0
@@ -45,7 +46,7 @@ class Helpers:
         self._starting: set[asyncio.Future[Helper]] = set()
         self._places = asyncio.Semaphore(program.most)
         self._starts = asyncio.Semaphore(STARTS)
-        self._refusal: tuple[float, HelperError] | None = None
+        self._refusal: tuple[float, HelperError | ProrlError] | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self.starts = 0
 
@@ -132,13 +133,14 @@ class Helpers:
         async with self._starts:
             if self._refusal is not None and self._clock() < self._refusal[0]:
                 refused = self._refusal[1]
-                again = type(refused)(refused.words, refused.place)
-                again.at_start = True
+                again = type(refused)(*refused.args)
+                if isinstance(again, HelperError):
+                    again.at_start = True
                 raise again
             try:
                 self.starts += 1
                 helper = await Helper.start(self.program)
-            except (Raised, Late) as error:
+            except (Raised, Late, ProrlError) as error:
                 self._refusal = (self._clock() + REFUSED_S, error)
                 raise
             self._refusal = None

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import msgspec
 
+from prorl import errors
 from prorl.helper.child import LENGTH, is_common
 from prorl.linux.procfs import descendants, is_stopped
 
@@ -111,7 +112,7 @@ class Helper:
 
     @classmethod
     async def start(cls, program: Program) -> Self:
-        """A helper that is ready. Raises HelperError with what its imports raised."""
+        """A helper that is ready. Raises HelperError with what its imports raised, or that."""
         ours, theirs = socket.socketpair()
         faults = os.memfd_create("faults", os.MFD_CLOEXEC)
         argv = [sys.executable, "-P", "-m", program.module]
@@ -147,7 +148,8 @@ class Helper:
         strict: bool = False,
         call_back: CallBack | None = None,
     ) -> Any:
-        """Raises HelperError; then, but for `Raised`, the process has ended.
+        """Raises the ProrlError that the code raised, or HelperError; then, but for `Raised`, the
+        process has ended.
 
         `strict`: whoever asks has a time-out of its own, so nothing is given back.
         """
@@ -159,7 +161,11 @@ class Helper:
             self._writer.write(data)
         wall_s = wall_s or self._program.wall_s
         cpu_s = self._program.cpu_s or wall_s
-        value = await self._answer(what, wall_s, cpu_s, call_back, strict=strict)
+        try:
+            value = await self._answer(what, wall_s, cpu_s, call_back, strict=strict)
+        except errors.ProrlError:
+            self.num_answered += 1
+            raise
         self.num_answered += 1
         return value
 
@@ -203,6 +209,9 @@ class Helper:
             raise await self._died(what) from None
         finally:
             heard.cancel()
+        if kind == "error":
+            name, arguments = value
+            raise getattr(errors, name)(*arguments)
         if kind == "raised":
             if value.get("unread"):
                 self.end()  # the rest of it would be read as the next answer

@@ -38,18 +38,17 @@ async def check(spec: RendererSpec) -> dict[str, Json]:
     try:
         helper = await Helper.start(program)
         try:
-            found = await helper.ask(spec, what=what, wall_s=wall_s)
+            facts: dict[str, Json] = await helper.ask(spec, what=what, wall_s=wall_s)
         finally:
             helper.end()
+    except UserError as error:
+        raise ConfigError(error.given, error.expected, error.hint) from None
     except HelperError as error:
         raise ConfigError(
             str(error) if what in error.words else f"{what}: {error}",
             f"one that is made and proved within {CPU_S:g} s and {MEMORY_BYTES >> 30} GiB",
             "try `prorl doctor --model DIR`" if is_ours(spec) else "mend it there",
         ) from None
-    if "refused" in found:
-        raise ConfigError(*found["refused"])
-    facts: dict[str, Json] = found["facts"]
     return facts
 
 
@@ -58,13 +57,10 @@ def prepare() -> Answer:
 
 
 def _prove(spec: RendererSpec) -> Json:
-    try:
-        renderer = make_renderer(spec)
-        if not is_ours(spec):
-            renderer.prompt([Message(role="user", content=SAMPLE)], ())
-        return {"facts": describe(renderer, spec)}
-    except UserError as error:
-        return {"refused": [error.given, error.expected, error.hint]}
+    renderer = make_renderer(spec)
+    if not is_ours(spec):
+        renderer.prompt([Message(role="user", content=SAMPLE)], ())
+    return describe(renderer, spec)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 
-from prorl.errors import ConflictError
+from prorl.errors import ConflictError, ProrlError
 from prorl.helper import HelperError, Program, pool
 from prorl.helper.child import Answer, serve
 from prorl.storage.files.layout import RunDir
@@ -29,7 +29,7 @@ async def tidy(where: str, grace_s: float, *, everything: bool) -> bool:
         helpers = await pool(PROGRAM)
         await helpers.ask((where, grace_s, everything), what="compaction")
         done = True
-    except HelperError as error:
+    except (HelperError, ProrlError) as error:
         log.warning("compaction failed", extra={"run": where, "said": str(error)})
     finally:
         if not done:

@@ -12,7 +12,7 @@ Not thread-safe: made, asked and closed on one thread, without a running loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -71,7 +71,7 @@ class FilterProcess:
         streams = {name: _stream(rows) for name, rows in tables.items()}
         question = (self._sql, streams, self._timeout_s, limit, projection)
         try:
-            verdict, *said = self._runner.run(self._once(question))
+            return self._runner.run(self._once(question))
         except Late as error:
             if error.at_start:
                 raise FilterLostError(f"filter: {error}") from None
@@ -86,9 +86,6 @@ class FilterProcess:
             if error.at_start:
                 raise FilterLostError(f"filter: {error}") from None
             raise ConfigError(f"filter: {error.words}", "a query that needs less") from None
-        if verdict == "refused":
-            raise ConfigError(*said)
-        return said[0]
 
     async def _once(self, question: Any) -> Any:
         if self._helpers is None:
@@ -122,19 +119,10 @@ def prepare() -> Answer:
             with pa.ipc.open_stream(rows) as reader:
                 database.register(name, reader.read_all())
         if not limit:
-            return _checked(lambda: dict(database.bind(sql)))
-        return _checked(
-            lambda: _small(database.query(sql, timeout_s, rows=limit, columns=projection))
-        )
+            return dict(database.bind(sql))
+        return _small(database.query(sql, timeout_s, rows=limit, columns=projection))
 
     return answer
-
-
-def _checked(work: Callable[[], Any]) -> Any:
-    try:
-        return ["gave", work()]
-    except ConfigError as error:
-        return ["refused", error.given, error.expected]
 
 
 def _small(rows: pa.Table) -> bytes:
