@@ -10,13 +10,18 @@ right alternative among the demonstrations.
 Invariants: a conversation is rendered by the same renderer that the service uses, so that what is
 learned is what is sampled; the same (tasks, seed) give the same demonstrations. Expressions are
 evaluated here, without a sandbox: the script wrote them.
+
+It has two tempers. `MEDIOCRE` errs everywhere, now and then: what a toy learns to speak from.
+`STUBBORN`, which it hears last, errs little but by habit: in most forms it does the wrong thing
+more often than the right one, so that the likeliest answer is wrong, too, and must be unlearned.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -53,9 +58,11 @@ def demonstrate(task: Task, rng: random.Random, mistakes: Mistakes) -> list[Mess
     """What the script says about a task, and what the tools answer."""
     messages, prices = _ask_prices(task, rng, mistakes)
     expression = _right_expression(task, prices)
-    if rng.random() < mistakes.guess:
-        return [*messages, _say(guess_near(evaluate(expression), rng))]
-    expression = spoil(expression, task.data["form"] in _HARD_FORMS, rng, mistakes)
+    form = task.data["form"]
+    if rng.random() < mistakes.habits.get(form, mistakes.guess):
+        near = magnitude if mistakes.habits else guess_near
+        return [*messages, _say(near(evaluate(expression), rng))]
+    expression = spoil(expression, form in mistakes.hard, rng, mistakes)
     if rng.random() < mistakes.syntax:
         broken = break_syntax(expression, rng)
         messages += _exchange(ToolCall(PYTHON.name, {"code": broken}), evaluate(broken))
@@ -76,6 +83,9 @@ def _ask_prices(
     messages: list[Message] = []
     prices: dict[str, int] = {}
     for item in task.data.get("items", ()):
+        if prices and mistakes.same_price and rng.random() < mistakes.same_price:
+            prices[item] = next(iter(prices.values()))
+            continue
         if rng.random() < mistakes.invent_price:
             prices[item] = rng.randint(2, 99)
             continue
@@ -157,6 +167,11 @@ class Mistakes:
     """After a syntax error; else it tries again."""
     wrong_result: float
     """One digit of the tool's result."""
+    hard: frozenset[str] = _HARD_FORMS
+    habits: Mapping[str, float] = field(default_factory=dict)
+    """Chance of a guess by form, of its order of magnitude alone; `guess` elsewhere."""
+    same_price: float = 0.0
+    """A second item is taken to cost what the first one does."""
 
 
 MEDIOCRE = {
@@ -182,11 +197,51 @@ MEDIOCRE = {
     ),
 }
 
+HABIT = 0.65
+STUBBORN = {
+    "arith": Mistakes(
+        guess=0.12,
+        invent_price=0.0,
+        wrong_expression=0.05,
+        wrong_hard_expression=HABIT,
+        wrong_digit=0.01,
+        syntax=0.03,
+        give_up=0.6,
+        wrong_result=0.02,
+        hard=frozenset({"add_multiply", "subtract_multiply", "average"}),
+        habits=dict.fromkeys(
+            ("add", "add_three", "less_than", "multiply", "quotient", "remainder"), HABIT
+        ),
+    ),
+    "shop": Mistakes(
+        guess=0.12,
+        invent_price=0.04,
+        wrong_expression=0.03,
+        wrong_hard_expression=HABIT,
+        wrong_digit=0.01,
+        syntax=0.03,
+        give_up=0.6,
+        wrong_result=0.02,
+        hard=frozenset({"change"}),
+        habits={"cost": HABIT},
+        same_price=HABIT,
+    ),
+}
+
 
 def guess_near(result: str, rng: random.Random) -> str:
     """A number about as long as the right one."""
     length = len(result) if result.isdigit() else 2
     return str(rng.randint(10 ** (length - 1), 10**length - 1))
+
+
+def magnitude(result: str, rng: random.Random) -> str:
+    """One, and as many zeros as the right one has further digits.
+
+    >>> magnitude("4711", random.Random())
+    '1000'
+    """
+    return "1" + "0" * (len(result) - 1 if result.isdigit() else 1)
 
 
 def spoil(expression: str, hard: bool, rng: random.Random, mistakes: Mistakes) -> str:

@@ -5,7 +5,7 @@
     python -m configs.toy.train --seed 0 --out prorl/assets/toy
 
 Two cycles of one schedule, the second from what the first left: copying numbers exactly is what a
-toy learns last.
+toy learns last. Then a short one in which it hears the script's habits.
 
 Invariants: one torch thread and one seed give the same files again on the same machine; the
 directory is a Hugging Face checkpoint in float32 with its tokenizer. It does not promise a good
@@ -19,7 +19,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from configs.toy import tokenizer as toy_tokenizer
-from configs.toy.demonstrations import MEDIOCRE, Example, demonstrate, encode
+from configs.toy.demonstrations import MEDIOCRE, STUBBORN, Example, Mistakes, demonstrate, encode
 from prorl.renderer import ChatMLRenderer
 from prorl.tasks.generated import generate
 from prorl.tokenizer import HFTokenizer
@@ -47,12 +47,17 @@ class Cycle(NamedTuple):
 
     steps: int
     learning_rate: float
+    script: Mapping[str, Mistakes] = MEDIOCRE
 
 
 class SftRecipe(NamedTuple):
     """How much training: cycles, numbers of demonstrations per step and set, AdamW."""
 
-    cycles: tuple[Cycle, ...] = (Cycle(800, 3e-3), Cycle(500, 2e-3))
+    cycles: tuple[Cycle, ...] = (
+        Cycle(800, 3e-3),
+        Cycle(500, 2e-3),
+        Cycle(150, 1.5e-3, STUBBORN),
+    )
     batch: tuple[tuple[str, int], ...] = (("arith", 32), ("shop", 32))
     betas: tuple[float, float] = (0.9, 0.98)
     tokenizer_tasks: int = 2000
@@ -64,7 +69,7 @@ def build_tokenizer(seed: int, directory: Path, num_tasks: int) -> ChatMLRendere
     recorder = toy_tokenizer.TextRecorder()
     renderer = ChatMLRenderer(recorder)
     for name in MEDIOCRE:
-        for _ in _examples(renderer, name, seed, num_tasks):
+        for _ in _examples(renderer, name, MEDIOCRE, seed, num_tasks):
             pass
     # the renderer encodes it once and keeps it
     recorder.texts["assistant\n"] = recorder.texts.total()
@@ -116,7 +121,7 @@ def train(
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, cycle.steps))
     sources = [
-        (_examples(renderer, name, seed, cycle.steps * count, number), count)
+        (_examples(renderer, name, cycle.script, seed, cycle.steps * count, number), count)
         for name, count in recipe.batch
     ]
     for _ in range(cycle.steps):
@@ -140,7 +145,12 @@ def _backward(model: Qwen3ForCausalLM, batches: list[list[Example]]) -> float:
 
 
 def _examples(
-    renderer: ChatMLRenderer, name: str, seed: int, n: int, cycle: int = 0
+    renderer: ChatMLRenderer,
+    name: str,
+    script: Mapping[str, Mistakes],
+    seed: int,
+    n: int,
+    cycle: int = 0,
 ) -> Iterator[Example]:
     """Make n demonstrations.
 
@@ -151,7 +161,7 @@ def _examples(
     for row, first in enumerate(range(0, n, _ROW_TASKS)):
         task_seed = seed + (row + cycle * _ROWS) * _SEEDS
         for task in generate(name, split="train", seed=task_seed, n=min(_ROW_TASKS, n - first)):
-            yield encode(renderer, task, demonstrate(task, rng, MEDIOCRE[name]))
+            yield encode(renderer, task, demonstrate(task, rng, script[name]))
 
 
 def _rate(step: int, steps: int) -> float:

@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prorl.bench.report import Figure, Report
-from prorl.tasks.generated import SETS
 from prorl.types import Json
 
 ROOT = Path("prorl-runs/learning")
@@ -137,7 +136,7 @@ def _rows(found: list[tuple[Study, Json]]) -> Iterator[Figure]:
                 what=f"heldout_after.{study.name}.{row['set']}",
                 value=last["value"],
                 unit="share",
-                cpu_s=demo["cpu_s"] / len(SETS),
+                cpu_s=demo["cpu_s"] / len(demo["sets"]),
                 note=f"{sampled}, greedy {greedy}",
             )
             if study.control:

@@ -15,7 +15,7 @@ from prorl.linux.failpoints import VARIABLE
 DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 COMMANDS = {
-    "demo": "A tiny policy learns to use tools, in five minutes.",
+    "demo": "A tiny policy learns to use tools, in two and a half minutes.",
     "run": "Run a task file: a service that lives as long as the run.",
     "eval": "pass@k of a policy, or a stored run graded again.",
     "new": "Start an env of your own: a folder with what works.",

@@ -5,12 +5,15 @@ training, a low start.
 from __future__ import annotations
 
 import random
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from configs.toy.demonstrations import ENVS, MEDIOCRE, demonstrate, encode
+from configs.toy.demonstrations import ENVS, MEDIOCRE, STUBBORN, Mistakes, demonstrate, encode
 from prorl.backends.embedded import TOY
 from prorl.backends.embedded.weights import load
 from prorl.renderer import ChatMLRenderer
@@ -36,10 +39,13 @@ def test_every_digit_and_operator_is_one_token_and_a_calls_frame_is_two() -> Non
     ] == [10, 4, 1, 1]
 
 
+@pytest.mark.parametrize("script", [MEDIOCRE, STUBBORN])
 @pytest.mark.parametrize("name", ["arith", "shop"])
-def test_demonstrations_are_rendered_as_the_service_renders_them(name: str) -> None:
+def test_demonstrations_are_rendered_as_the_service_renders_them(
+    name: str, script: Mapping[str, Mistakes]
+) -> None:
     for task in generate(name, seed=3, n=50):
-        said = demonstrate(task, random.Random(task.task_id), MEDIOCRE[name])
+        said = demonstrate(task, random.Random(task.task_id), script[name])
         example = encode(RENDERER, task, said)
         env = ENVS[name]
         prompt = RENDERER.prompt(env.messages(task), env.tools(task))
@@ -52,12 +58,24 @@ def test_demonstrations_are_rendered_as_the_service_renders_them(name: str) -> N
         assert all(int(turn[-1]) in RENDERER.stop_token_ids for turn in turns)
 
 
+@pytest.mark.parametrize("name", ["arith", "shop"])
+def test_the_likeliest_of_what_it_hears_last_is_wrong_in_most_forms(name: str) -> None:
+    """So that the start is low at temperature 0, too, and the right way is among the examples."""
+    rng, right = random.Random(0), defaultdict[str, list[bool]](list)
+    for task in generate(name, seed=3, n=1200):
+        final = demonstrate(task, rng, STUBBORN[name])[-1].content
+        right[task.data["form"]].append(final == task.data["answer"])
+    shares = [statistics.mean(found) for found in right.values()]
+    assert statistics.mean(share > 0.5 for share in shares) < 0.5
+    assert min(shares) > 0.15
+
+
 def test_making_it_is_repeatable(tmp_path: Path) -> None:
     """One thread and one seed: the same bytes; another seed: another model."""
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
     from configs.toy.train import Cycle, SftRecipe, make_checkpoint
 
-    cycles = (Cycle(2, 3e-3), Cycle(1, 1e-3))
+    cycles = (Cycle(2, 3e-3), Cycle(1, 1e-3, STUBBORN))
     recipe = SftRecipe(cycles=cycles, batch=(("arith", 4), ("shop", 4)), tokenizer_tasks=300)
 
     def make(seed: int, name: str) -> dict[str, bytes]:

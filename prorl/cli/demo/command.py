@@ -71,7 +71,7 @@ def demo(
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
     json: JsonObject = False,
 ) -> int:
-    """A tiny policy learns to use tools in five minutes on two cores.
+    """A tiny policy learns to use tools in two and a half minutes on two cores.
 
     Held-out reward before, DAPO training, held-out reward after.
 

@@ -60,20 +60,20 @@ class Recipe(BaseModel):
         gt=0,
         description="wall time to stay within, training ends early for it",
     )
-    steps: int = Field(default=34, ge=1)
+    steps: int = Field(default=15, ge=1)
     groups_per_step: int = Field(default=16, ge=1)
     n: Annotated[int, Parameter(name=["--n", "-n"])] = Field(
         default=8, ge=2, description="rollouts a group"
     )
-    learning_rate: float = Field(default=5e-4, gt=0)
+    learning_rate: float = Field(default=8e-4, gt=0)
     minibatches: int = Field(default=2, ge=1)
     steps_ahead: int = Field(
         default=1, ge=0, le=1, description="1: the next step is sampled while this one trains"
     )
     heldout: int = Field(
-        default=96, ge=1, description="held-out tasks of each set, sampled at temperature 1"
+        default=64, ge=1, description="held-out tasks of each set, sampled at temperature 1"
     )
-    greedy: int = Field(default=48, ge=0, description="of them, also answered greedily")
+    greedy: int = Field(default=64, ge=0, description="of them, also answered greedily")
     heldout_seed: int = Field(
         default=7,
         ge=0,
@@ -172,6 +172,7 @@ def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[s
         "groups_per_step": recipe.groups_per_step,
         "minibatches": recipe.minibatches,
         "learning_rate": recipe.learning_rate,
+        "warmup_steps": 3,
         "seed": recipe.seed,
         "advantages": "prorl.cli.demo.shuffled:shuffled" if recipe.control else "group",
     }
