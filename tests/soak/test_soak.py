@@ -371,7 +371,7 @@ async def soaking(
     try:
         async with signals() as stop, service(ServiceConfig.model_validate(config), stop) as made:
             assert isinstance(made, Supervisor)
-            client = client_of(made)
+            client = client_of(made, patience_s=SECONDS)  # what is lost counts here, not how fast
             yield Soak(made, client, model, own_disk, evidence)
             client.close()
     finally:
