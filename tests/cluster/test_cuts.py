@@ -1,4 +1,6 @@
-"""Cables that are pulled: a blip costs nothing, silence costs one attempt each, nothing is lost."""
+"""Cables that are pulled: a blip costs nothing, silence costs one attempt each and charges nobody,
+nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ def test_a_long_cut_costs_one_attempt_each(tmp_path: Path) -> None:
         w.hosts.heal(2)
         w.finish()
         assert w.count("attempt > 2") == 0
-        assert w.count("worker_losses > 1") == 0
-        assert 0 < w.charges()[2] <= 4 * SLOTS
+        assert 0 < w.charges()[0] <= 4 * SLOTS
+        assert w.charges()[1:] == (0, 0)
 
 
 @pytest.mark.parametrize("who", ["the node", "the gateway"])
