@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from importlib.util import find_spec
 
-from prorl.errors import GraderError, TaskError, boundary
+from prorl.errors import GraderError, ProrlError, TaskError, boundary
 from prorl.helper import Died, HelperError, Program, pool
 from prorl.limits import Deadline
 from prorl.types import FailureCode, Json, Task
@@ -31,9 +31,9 @@ async def ask(
             helpers = await pool(program)
             try:
                 return await helpers.ask(question, what="the answer"), ""
-            except HelperError as error:
+            except (HelperError, ProrlError) as error:
                 is_ours = isinstance(error, Died) and error.was_killed
-                if is_ours or error.words.startswith("ModuleNotFoundError"):
+                if is_ours or str(error).startswith("ModuleNotFoundError"):
                     raise
                 why = str(error)
             await helpers.ask(alone, what="the reference alone")

@@ -39,7 +39,7 @@ from prorl import plugins
 from prorl.envs import BUILT_IN, ENTRY_POINTS, get_env
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.tools import SANDBOX_OPS
-from prorl.errors import RolloutError, TaskError, UserError
+from prorl.errors import ProrlError, RolloutError, TaskError, UserError
 from prorl.helper import Died, Late, Program, Raised, pool
 from prorl.limits import Deadline
 from prorl.protocols import Env, Reference, Sandbox
@@ -176,9 +176,13 @@ class _Asking:
                 call_back=_Doing(sandbox),
             )
             return msgspec.convert(said, kind)
+        except TaskError:
+            raise
         except RolloutError as error:  # its code has crossed as a text
+            if error.code not in FailureCode.__members__.values():
+                raise _fault(hook, f"{what}: {error}") from None
             raise RolloutError(FailureCode(error.code), error.message) from None
-        except Raised as error:
+        except (Raised, ProrlError) as error:
             raise _fault(hook, f"{what}: {error}") from None
         except (Late, Died) as error:
             if (isinstance(error, Died) and error.was_killed) or error.waits_for_us:

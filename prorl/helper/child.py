@@ -27,10 +27,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from prorl.errors import ProrlError
+from prorl.errors import NotFoundError, ProrlError, RolloutError, StorageError, UserError
 from prorl.linux.calls import die_with_parent
 
 Answer = Callable[[Any], Any]
+CROSSES = (UserError, NotFoundError, StorageError, RolloutError)
+"""What is raised as itself where it was asked for; users' code may raise others, as that a process
+is fenced, which are words there."""
 """What a role does with a question: plain data, dataclasses and bytes come back."""
 
 LENGTH = struct.Struct("<Q")
@@ -140,8 +143,8 @@ def _utf8(value: Any) -> Any:
 
 
 def _raised(error: BaseException) -> tuple[str, Any]:
-    """An error of `prorl.errors` is raised where it was asked for; of others their words."""
-    if isinstance(error, ProrlError) and type(error).__module__ == ProrlError.__module__:
+    """An error that `CROSSES` is raised where it was asked for; of others their words."""
+    if isinstance(error, CROSSES) and type(error).__module__ == ProrlError.__module__:
         arguments = [one if isinstance(one, int) else str(one) for one in error.args]
         return "error", (type(error).__name__, arguments)
     return "raised", trouble(error)

@@ -26,7 +26,7 @@ ENV = """
 import asyncio, os, time
 from prorl.envs.base import BaseEnv, Solution, tool
 from prorl.envs.tools import BASH
-from prorl.errors import GraderError
+from prorl.errors import FencedError, GraderError, RolloutError, StorageError
 from prorl.rubric import Rubric, reward
 from prorl.types import FailureCode, ToolCall
 
@@ -50,6 +50,12 @@ def misbehave(task, hook):
         os.fork()
     if how == "say":
         raise GraderError(FailureCode.GRADER_ERROR, "the judge is away")
+    if how == "FencedError":
+        raise FencedError("not yours")
+    if how == "StorageError":
+        raise StorageError("no room")
+    if how == "RolloutError":
+        raise RolloutError("a word", "of their own")
 
 @reward("exact")
 def exact(task, artefact):
@@ -199,6 +205,18 @@ async def test_an_error_that_wants_another_try_keeps_its_code(tmp_path: Path) ->
     with pytest.raises(RolloutError, match="the judge is away") as caught:
         await env.score(task, b"yes", None, Deadline(5.0))
     assert caught.value.code is FailureCode.GRADER_ERROR
+
+
+@pytest.mark.parametrize("hook", ["prepare", "call", "artefact", "score"])
+@pytest.mark.parametrize("how", ["FencedError", "StorageError", "RolloutError"])
+async def test_an_error_of_ours_that_a_hook_raises_is_the_tasks_mistake(
+    hook: str, how: str, tmp_path: Path
+) -> None:
+    task = _task(tmp_path, hook=hook, how=how)
+    env = await _open(task)
+    with pytest.raises((TaskError, RolloutError)) as caught:
+        await _hook(env, task, hook, LocalSandbox(tmp_path))
+    assert not isinstance(caught.value, RolloutError) or (caught.value.code is FailureCode.BAD_TASK)
 
 
 async def test_a_whole_rollout(tmp_path: Path) -> None:
