@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from prorl.envs.arith import ArithEnv, ShopEnv
+from prorl.envs.repair import RepairEnv, edit
 from prorl.envs.tools import PYTHON
+from prorl.tasks.generated import FUNCTIONS, LETTERS
 from prorl.types import Message, Task, ToolCall
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
     from prorl.types import Int32
 
 SHOP = ShopEnv()
-ENVS: dict[str, Env] = {"arith": ArithEnv(), "shop": SHOP}
+ENVS: dict[str, Env] = {"arith": ArithEnv(), "shop": SHOP, "repair": RepairEnv()}
+NOT_FOUND, DONE = "error: `old_str` occurs 0 times\n[exit status 1]", "Done."
 
 
 _HARD_FORMS = frozenset(
@@ -56,6 +59,8 @@ class Example(NamedTuple):
 
 def demonstrate(task: Task, rng: random.Random, mistakes: Mistakes) -> list[Message]:
     """What the script says about a task, and what the tools answer."""
+    if task.env == "repair":
+        return _mend(task, rng, mistakes)
     messages, prices = _ask_prices(task, rng, mistakes)
     expression = _right_expression(task, prices)
     form = task.data["form"]
@@ -93,6 +98,33 @@ def _ask_prices(
         call = ToolCall("price", {"item": item})
         messages += _exchange(call, SHOP.price(task, item))
     return messages, prices
+
+
+def _mend(task: Task, rng: random.Random, mistakes: Mistakes) -> list[Message]:
+    """Look, edit, end."""
+    broken, mended, form = (task.data[name] for name in ("broken", "mended", "form"))
+    _, bug, its_letters = task.data["bug"]
+    function = next(one for one in FUNCTIONS if one.name == form)
+    messages: list[Message] = []
+    if rng.random() < mistakes.blind:
+        letters = rng.choice([other for other in LETTERS if other != its_letters])
+        wrong, right = (function.line(one, letters) for one in (bug, function.right))
+        messages += _exchange(edit(task, wrong, right), NOT_FOUND)
+        if rng.random() < mistakes.give_up:
+            return [*messages, _say(DONE)]
+    look = ToolCall("bash", {"command": f"grep {form} {task.data['file']}"})
+    messages += _exchange(look, f"def {broken}")
+    if rng.random() < mistakes.habits.get(form, mistakes.guess):
+        return [*messages, _say(DONE)]
+    hard = form in mistakes.hard
+    if rng.random() < (mistakes.wrong_hard_expression if hard else mistakes.wrong_expression):
+        mended = function.line(next(one for one in function.wrong if one != bug), its_letters)
+    line = str(task.data["source"]).splitlines().index(f"def {broken}") + 1
+    return [
+        *messages,
+        *_exchange(edit(task, broken, mended), f"replaced at line {line}"),
+        _say(DONE),
+    ]
 
 
 def encode(renderer: ChatMLRenderer, task: Task, said: list[Message]) -> Example:
@@ -169,9 +201,13 @@ class Mistakes:
     """One digit of the tool's result."""
     hard: frozenset[str] = _HARD_FORMS
     habits: Mapping[str, float] = field(default_factory=dict)
-    """Chance of a guess by form, of its order of magnitude alone; `guess` elsewhere."""
+    """Chance of a guess by form, of its order of magnitude alone; `guess` elsewhere. In `repair`:
+    of saying that it is done without an edit.
+    """
     same_price: float = 0.0
     """A second item is taken to cost what the first one does."""
+    blind: float = 0.0
+    """The edit of a line that it has not looked at."""
 
 
 MEDIOCRE = {
@@ -225,6 +261,23 @@ STUBBORN = {
         hard=frozenset({"change"}),
         habits={"cost": HABIT},
         same_price=HABIT,
+    ),
+    "repair": Mistakes(
+        guess=0.12,
+        invent_price=0.0,
+        wrong_expression=0.05,
+        wrong_hard_expression=HABIT,
+        wrong_digit=0.0,
+        syntax=0.0,
+        give_up=0.6,
+        wrong_result=0.0,
+        hard=frozenset({"gap", "share", "rest", "mean", "border"}),
+        habits={
+            one.name: HABIT
+            for one in FUNCTIONS
+            if one.num_letters == 1 and one.name not in ("double", "half")
+        },
+        blind=0.08,
     ),
 }
 

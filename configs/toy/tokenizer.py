@@ -10,7 +10,8 @@ directory is read by `prorl.tokenizer`, transformers and vLLM.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,15 @@ from prorl.tokenizer import SPECIALS, ByteTokenizer
 if TYPE_CHECKING:
     from prorl.types import Int32
 
-VOCAB_SIZE = 576
+VOCAB_SIZE, GROWN_SIZE = 576, 800
 END, PAD = "<|im_end|>", "<|endoftext|>"
 _PIECES = "|".join(
     (
-        r'\n\{"name":"[a-z]+","arguments":\{"[a-z]+":"',  # head of a call
+        # head of a call, and what is between two of its arguments
+        r'\n\{"name":"[a-z]+","arguments":\{"(?:command":"str_replace","path|[a-z]+)":"',
+        r'","[a-z_]+":"',
         r'"\}\}\n',  # and its tail
+        r"\([a-z](?:,[a-z])?\): return ",  # between a function's name and its value
         r"(?:assistant|user|system)\n",
         r"[0-9]",
         r"[+\-*/%()]",
@@ -87,6 +91,51 @@ def train(texts: Iterable[str]) -> tokenizers.Tokenizer:
         [AddedToken(text, special=True, normalized=False) for text in SPECIALS]
     )
     return tokenizer
+
+
+def grow(directory: Path, texts: Mapping[str, int], size: int) -> None:
+    """Learn merges for these texts on top of a saved tokenizer's, until it has `size` ids.
+
+    Ids that exist stay, and so does how any text without a new merge is encoded.
+    """
+    path = directory / "tokenizer.json"
+    known = tokenizers.Tokenizer.from_file(str(path))
+    pieces: Counter[tuple[str, ...]] = Counter()
+    for text, count in texts.items():
+        for piece, _ in known.pre_tokenizer.pre_tokenize_str(text):
+            tokens = [token.value for token in known.model.tokenize(piece)]
+            pieces[tuple(tokens)] += count
+    data = orjson.loads(path.read_bytes())
+    vocab, merges = data["model"]["vocab"], data["model"]["merges"]
+    # ids behind the specials' are read as theirs unless these stand in the vocabulary, too
+    vocab.update({token["content"]: token["id"] for token in data["added_tokens"]})
+    next_id = known.get_vocab_size()
+    while next_id < size:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for piece, count in pieces.items():
+            for pair in pairwise(piece):
+                pairs[pair] += count
+        if not pairs:
+            break
+        pair = min(pairs, key=lambda one: (-pairs[one], one))
+        merges.append(list(pair))
+        vocab["".join(pair)] = next_id
+        next_id += 1
+        merged: Counter[tuple[str, ...]] = Counter()
+        for piece, count in pieces.items():
+            merged[_merge(piece, pair)] += count
+        pieces = merged
+    path.write_bytes(orjson.dumps(data))
+
+
+def _merge(piece: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
+    out: list[str] = []
+    for token in piece:
+        if out and (out[-1], token) == pair:
+            out[-1] += token
+        else:
+            out.append(token)
+    return tuple(out)
 
 
 def save(tokenizer: tokenizers.Tokenizer, directory: Path) -> None:

@@ -5,7 +5,8 @@
     python -m configs.toy.train --seed 0 --out prorl/assets/toy
 
 Two cycles of one schedule, the second from what the first left: copying numbers exactly is what a
-toy learns last. Then a short one in which it hears the script's habits.
+toy learns last. Then a short one in which it hears the script's habits. Two more teach it `repair`,
+whose words come behind those that it knows, while it goes on hearing the other sets.
 
 Invariants: one torch thread and one seed give the same files again on the same machine; the
 directory is a Hugging Face checkpoint in float32 with its tokenizer. It does not promise a good
@@ -48,6 +49,8 @@ class Cycle(NamedTuple):
     steps: int
     learning_rate: float
     script: Mapping[str, Mistakes] = MEDIOCRE
+    batch: tuple[tuple[str, int], ...] = (("arith", 32), ("shop", 32))
+    """Demonstrations of each set a step."""
 
 
 class SftRecipe(NamedTuple):
@@ -57,8 +60,9 @@ class SftRecipe(NamedTuple):
         Cycle(800, 3e-3),
         Cycle(500, 2e-3),
         Cycle(150, 1.5e-3, STUBBORN),
+        Cycle(200, 2e-3, STUBBORN, (("arith", 20), ("shop", 16), ("repair", 32))),
+        Cycle(440, 2.5e-3, STUBBORN, (("arith", 8), ("shop", 6), ("repair", 24))),
     )
-    batch: tuple[tuple[str, int], ...] = (("arith", 32), ("shop", 32))
     betas: tuple[float, float] = (0.9, 0.98)
     tokenizer_tasks: int = 2000
     """Per set, whose demonstrations the vocabulary is learned from."""
@@ -78,6 +82,23 @@ def build_tokenizer(seed: int, directory: Path, num_tasks: int) -> ChatMLRendere
     )
     toy_tokenizer.save(toy_tokenizer.train(texts), directory)
     return ChatMLRenderer(HFTokenizer(directory))
+
+
+def grow(
+    model: Qwen3ForCausalLM, seed: int, directory: Path, names: set[str], num_tasks: int
+) -> ChatMLRenderer:
+    """Words of sets that come later: ids that the model knows stay, new ones start at random."""
+    recorder = toy_tokenizer.TextRecorder()
+    renderer = ChatMLRenderer(recorder)
+    for name in sorted(names):
+        for _ in _examples(renderer, name, STUBBORN, seed, num_tasks):
+            pass
+    toy_tokenizer.grow(directory, recorder.texts, toy_tokenizer.GROWN_SIZE)
+    tokenizer = HFTokenizer(directory)
+    torch.manual_seed(seed)
+    model.resize_token_embeddings(tokenizer.num_ids, mean_resizing=False)
+    model.config.vocab_size = tokenizer.num_ids
+    return ChatMLRenderer(tokenizer)
 
 
 def build_model(vocab_size: int, end_id: int, pad_id: int) -> Qwen3ForCausalLM:
@@ -122,7 +143,7 @@ def train(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, cycle.steps))
     sources = [
         (_examples(renderer, name, cycle.script, seed, cycle.steps * count, number), count)
-        for name, count in recipe.batch
+        for name, count in cycle.batch
     ]
     for _ in range(cycle.steps):
         loss = _backward(model, [list(itertools.islice(*source)) for source in sources])
@@ -199,8 +220,12 @@ def make_checkpoint(seed: int, directory: Path, recipe: SftRecipe) -> None:
     model = build_model(
         renderer.vocab_size, specials[toy_tokenizer.END], specials[toy_tokenizer.PAD]
     )
-    for number in range(len(recipe.cycles)):
-        _report(train(model, renderer, seed, recipe, number), number, recipe.cycles[number].steps)
+    known = set(MEDIOCRE)
+    for number, cycle in enumerate(recipe.cycles):
+        if new := {name for name, _ in cycle.batch} - known:
+            known |= new
+            renderer = grow(model, seed, directory, new, recipe.tokenizer_tasks)
+        _report(train(model, renderer, seed, recipe, number), number, cycle.steps)
     model.save_pretrained(directory)
 
 

@@ -13,11 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs.toy import tokenizer as toy_tokenizer
 from configs.toy.demonstrations import ENVS, MEDIOCRE, STUBBORN, Mistakes, demonstrate, encode
+from prorl.agents.calls import tool_text
 from prorl.backends.embedded import TOY
 from prorl.backends.embedded.weights import load
 from prorl.renderer import ChatMLRenderer
 from prorl.tasks.generated import generate
+from prorl.testing import LocalSandbox
 from prorl.tokenizer import HFTokenizer
 from tests.renderer.test_chatml import without_texts
 
@@ -28,7 +31,7 @@ MAX_BYTES = 3 << 20
 def test_the_toy_is_small_and_says_what_it_is() -> None:
     assert sum(file.stat().st_size for file in TOY.iterdir()) < MAX_BYTES
     assert "toy" in (TOY / "README.md").read_text()
-    assert RENDERER.tokenizer.vocab_size <= 576
+    assert RENDERER.tokenizer.vocab_size <= 800
 
 
 def test_every_digit_and_operator_is_one_token_and_a_calls_frame_is_two() -> None:
@@ -39,8 +42,24 @@ def test_every_digit_and_operator_is_one_token_and_a_calls_frame_is_two() -> Non
     ] == [10, 4, 1, 1]
 
 
-@pytest.mark.parametrize("script", [MEDIOCRE, STUBBORN])
-@pytest.mark.parametrize("name", ["arith", "shop"])
+def test_a_grown_vocabulary_keeps_its_ids(tmp_path: Path) -> None:
+    known = ["What is 12 plus 30?", "Tell me the price of figs."]
+    toy_tokenizer.save(toy_tokenizer.train(known * 20), tmp_path)
+    before = HFTokenizer(tmp_path)
+    new = "<|im_start|>grep units<|im_end|>"
+    toy_tokenizer.grow(tmp_path, {"grep units": 9}, before.num_ids + 6)
+    after = HFTokenizer(tmp_path)
+    assert after.num_ids == before.num_ids + 6
+    assert after.specials == before.specials
+    for text in known:
+        assert np.array_equal(after.encode(text), before.encode(text))
+    assert len(after.encode(new)) == len(before.encode(new)) - 6
+    assert after.decode(after.encode(new)) == new
+
+
+@pytest.mark.parametrize(
+    ("name", "script"), [(name, script) for script in (MEDIOCRE, STUBBORN) for name in script]
+)
 def test_demonstrations_are_rendered_as_the_service_renders_them(
     name: str, script: Mapping[str, Mistakes]
 ) -> None:
@@ -58,16 +77,35 @@ def test_demonstrations_are_rendered_as_the_service_renders_them(
         assert all(int(turn[-1]) in RENDERER.stop_token_ids for turn in turns)
 
 
-@pytest.mark.parametrize("name", ["arith", "shop"])
+@pytest.mark.parametrize("name", ["arith", "shop", "repair"])
 def test_the_likeliest_of_what_it_hears_last_is_wrong_in_most_forms(name: str) -> None:
     """So that the start is low at temperature 0, too, and the right way is among the examples."""
     rng, right = random.Random(0), defaultdict[str, list[bool]](list)
     for task in generate(name, seed=3, n=1200):
-        final = demonstrate(task, rng, STUBBORN[name])[-1].content
-        right[task.data["form"]].append(final == task.data["answer"])
+        said = demonstrate(task, rng, STUBBORN[name])
+        calls = [call.arguments for message in said for call in message.tool_calls]
+        found = said[-1].content if name != "repair" else calls[-1].get("new_str")
+        wanted = task.data["answer" if name != "repair" else "mended"]
+        right[task.data["form"]].append(found == wanted)
     shares = [statistics.mean(found) for found in right.values()]
     assert statistics.mean(share > 0.5 for share in shares) < 0.5
     assert min(shares) > 0.15
+
+
+async def test_what_tools_say_in_demonstrations_is_what_they_say(tmp_path: Path) -> None:
+    """Of `repair`, whose tools are not called there."""
+    env, shown = ENVS["repair"], set[str]()
+    for number, task in enumerate(generate("repair", seed=5, n=60)):
+        sandbox = LocalSandbox(tmp_path / str(number))
+        await env.prepare(task, sandbox)
+        said = demonstrate(task, random.Random(task.task_id), STUBBORN["repair"])
+        calls = [call for message in said for call in message.tool_calls]
+        told = [message.content for message in said if message.role == "tool"]
+        for call, text in zip(calls, told, strict=True):
+            result = await env.call(task, sandbox, call, 10.0)
+            assert tool_text(result, 10.0) == text, task
+            shown.add(text.partition(" ")[0])
+    assert shown == {"def", "replaced", "error:"}
 
 
 def test_making_it_is_repeatable(tmp_path: Path) -> None:
@@ -75,8 +113,12 @@ def test_making_it_is_repeatable(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
     from configs.toy.train import Cycle, SftRecipe, make_checkpoint
 
-    cycles = (Cycle(2, 3e-3), Cycle(1, 1e-3, STUBBORN))
-    recipe = SftRecipe(cycles=cycles, batch=(("arith", 4), ("shop", 4)), tokenizer_tasks=300)
+    few = (("arith", 4), ("shop", 4))
+    cycles = (
+        Cycle(2, 3e-3, batch=few),
+        Cycle(1, 1e-3, STUBBORN, (*few, ("repair", 4))),
+    )
+    recipe = SftRecipe(cycles=cycles, tokenizer_tasks=300)
 
     def make(seed: int, name: str) -> dict[str, bytes]:
         make_checkpoint(seed, tmp_path / name, recipe)

@@ -25,7 +25,7 @@ from prorl.storage.read.verify import verify
 from prorl.types import Json
 from tests.integration.checks import check_complete, check_nothing_left, rows
 
-RECIPE = {"steps": 3, "groups_per_step": 2, "n": 4, "heldout": 4, "greedy": 2, "minutes": 20}
+RECIPE = {"steps": 3, "groups_per_step": 3, "n": 4, "heldout": 4, "greedy": 2, "minutes": 20}
 
 
 async def test_a_checkpoint_is_evaluated_with_the_tasks_of_two_sets_and_greedily_too(
@@ -70,7 +70,8 @@ def check_trained(root: Path, found: Json, steps: int) -> None:
         taken = [row["step"] for row in found["steps"]]
         assert taken == list(range(1, steps + 1)), "each step once"
         assert found["times"]["logprob_diff_max"] < 1e-4
-    assert {row["set"]: row["exact_share"] for row in found["sets"]} == {"arith": 1.0, "shop": 1.0}
+    shares = {row["set"]: row["exact_share"] for row in found["sets"]}
+    assert shares == {"arith": 1.0, "shop": 1.0, "repair": 1.0}
     delivered = rows(stored, "select delivery_seq as seq, group_id from deliveries order by 1")
     assert [row["seq"] for row in delivered] == list(range(steps * RECIPE["groups_per_step"]))
     assert len({row["group_id"] for row in delivered}) == len(delivered)

@@ -10,6 +10,6 @@ numpy is loaded.
 from pathlib import Path
 
 TOY = Path(__file__).parents[2] / "assets" / "toy"
-"""The checkpoint that ships with the package: 0.4 million parameters, good for `prorl demo` and
+"""The checkpoint that ships with the package: 0.5 million parameters, good for `prorl demo` and
 tests and nothing else.
 """

@@ -1,7 +1,7 @@
 """`prorl demo`: a tiny policy learns to use tools, through the whole service, offline.
 
 Everything is real: processes, Flight, sandboxes, tools, exact tokens, Parquet, DAPO's decisions in
-SQL, a policy update from zero-copy batches, weights published back. The policy is a toy of 0.4
+SQL, a policy update from zero-copy batches, weights published back. The policy is a toy of 0.5
 million parameters that ships with the package. Three runs over one service:
 
     NAME-before --> NAME (trainer: stream -> update -> checkpoint -> commit -> publish) -->
@@ -30,6 +30,7 @@ from prorl.backends.embedded import TOY
 from prorl.cli.demo.recipe import (
     DEMO_FILE,
     GUEST,
+    SETS,
     Recipe,
     eval_run,
     heldout_tasks,
@@ -129,7 +130,7 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
         await Servers(config, lambda name: True).check(policy, ours=True)
     if not json:
         groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
-        what = "a toy policy learns arith and shop with real tools"
+        what = f"a toy policy learns {', '.join(SETS[recipe.agent])} with real tools"
         note(f"prorl demo {name}: {what} · {groups} · at most {recipe.minutes:g} minutes")
     async with signals() as stop, service(config, stop) as running:
         done = await first(stop, running, _learn(recipe, name, model, running, quiet=json))
@@ -171,13 +172,14 @@ async def _learn(
     async def evaluate(run: str, phase: str) -> None:
         tasks = heldout_tasks(recipe)
         submit = partial(client.submit, run)
-        if greedy := tasks[: 2 * recipe.greedy]:
+        sets = len(SETS[recipe.agent])
+        if greedy := tasks[: sets * recipe.greedy]:
             cold = replace(eval_run(recipe, run).sampling.params(), temperature=0.0)
             how = {"key": "greedy", "sampling": cold, "extra": {"mode": "greedy"}}
             await in_thread(partial(submit, **how), greedy, 1)
         sampled = {"key": "sampled", "last": True, "extra": {"mode": "sampled"}}
-        await in_thread(partial(submit, **sampled), tasks[: 2 * recipe.heldout], 1)
-        await watch(run, 2 * (recipe.heldout + recipe.greedy), phase)
+        await in_thread(partial(submit, **sampled), tasks[: sets * recipe.heldout], 1)
+        await watch(run, sets * (recipe.heldout + recipe.greedy), phase)
 
     try:
         for config in (

@@ -7,6 +7,7 @@ runs, tasks and trainer again.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,7 +21,11 @@ from prorl.renderer.template import tool_values
 from prorl.tasks.generated import generate
 from prorl.types import Json, Task
 
-SETS = ("arith", "shop")
+SETS: Mapping[str, tuple[str, ...]] = {
+    "native": ("arith", "shop", "repair"),
+    "openai": ("arith", "shop"),  # it computes by itself: a guest's process has no sandbox
+}
+"""What each agent plays."""
 POOL = 4
 """Different tasks for each group that will be trained on; DAPO drops some."""
 DEMO_FILE = "demo.json"
@@ -60,20 +65,20 @@ class Recipe(BaseModel):
         gt=0,
         description="wall time to stay within, training ends early for it",
     )
-    steps: int = Field(default=15, ge=1)
+    steps: int = Field(default=12, ge=1)
     groups_per_step: int = Field(default=16, ge=1)
     n: Annotated[int, Parameter(name=["--n", "-n"])] = Field(
         default=8, ge=2, description="rollouts a group"
     )
-    learning_rate: float = Field(default=8e-4, gt=0)
+    learning_rate: float = Field(default=6e-4, gt=0)
     minibatches: int = Field(default=2, ge=1)
     steps_ahead: int = Field(
         default=1, ge=0, le=1, description="1: the next step is sampled while this one trains"
     )
     heldout: int = Field(
-        default=64, ge=1, description="held-out tasks of each set, sampled at temperature 1"
+        default=48, ge=1, description="held-out tasks of each set, sampled at temperature 1"
     )
-    greedy: int = Field(default=64, ge=0, description="of them, also answered greedily")
+    greedy: int = Field(default=48, ge=0, description="of them, also answered greedily")
     heldout_seed: int = Field(
         default=7,
         ge=0,
@@ -134,7 +139,7 @@ def eval_run(recipe: Recipe, name: str) -> RunConfig:
 
 
 def train_tasks(recipe: Recipe) -> list[Task]:
-    count = recipe.steps * recipe.groups_per_step * POOL // len(SETS) + 1
+    count = recipe.steps * recipe.groups_per_step * POOL // len(SETS[recipe.agent]) + 1
     return _in_turn(recipe, "train", 1000 + recipe.seed, count)
 
 
@@ -143,7 +148,7 @@ def heldout_tasks(recipe: Recipe) -> list[Task]:
 
 
 def _in_turn(recipe: Recipe, split: str, seed: int, count: int) -> list[Task]:
-    sets = [generate(name, split=split, seed=seed, n=count) for name in SETS]
+    sets = [generate(name, split=split, seed=seed, n=count) for name in SETS[recipe.agent]]
     tasks = [task for tasks in zip(*sets, strict=True) for task in tasks]
     return tasks if recipe.agent == "native" else list(map(_of_guest, tasks))
 
