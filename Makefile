@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml configs/system.sh
 	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev --group docs
 	touch $@
 
-demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter trl,$(TRAINER)),$(DOORS)/.trl) ## a tiny policy learns to use tools, in two and a half minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL)
+demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter trl,$(TRAINER)),$(DOORS)/.trl) ## a tiny policy learns to use tools, in about two minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL)
 	$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(if $(filter trl,$(TRAINER)),$(DOORS)/bin/python -m prorl.cli demo --trainer trl,$(BIN)/prorl demo) $(if $(POLICY),--policy $(POLICY)))
 
 test: setup ## the fast suite, two files at a time (JOBS=0: one)

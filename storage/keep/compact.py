@@ -28,6 +28,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ from prorl.storage.files.objects import remove
 from prorl.storage.files.part_reader import raw_bytes, read_part
 from prorl.storage.files.parts import BY_GROUP, conform, encode, part_file
 from prorl.storage.keep.appended import AppendedTable
+from prorl.storage.read.runs import below, list_runs
 from prorl.storage.read.sql import LockedDuckDB
 
 PACK = "pack-"
@@ -333,6 +335,20 @@ def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[C
     return list(names[:upto])
 
 
+def leftovers(root: str | Path) -> list[str]:
+    """Names of the runs of a root that hold commits which a range stands for, or what compactions
+    that died have left.
+    """
+    found = []
+    for name in list_runs(root):
+        run = RunDir(below(root, name))
+        names = run.commit_names()
+        upto = max((each.last for each in names if each.first), default=0)
+        if sum(each.last <= upto for each in names) > 1 or _strays(run):
+            found.append(name)
+    return found
+
+
 def replaced(run: RunDir) -> set[str]:
     """Files that only replaced commits name: still there for readers of before."""
     return run.ever_named() - {file.path for commit in run.commits() for file in commit.files}
@@ -342,13 +358,13 @@ def _remove_strays(run: RunDir, before: float) -> Iterator[str]:
     """Remove packs that no commit names, and what was half written: whoever wrote it is dead. We
     are alone; where we cannot know that, it is old.
     """
-    for path in strays(run):
+    for path in _strays(run):
         if run.modified_at(path) <= before:
             remove(run.fs, run.path(path))
             yield path
 
 
-def strays(run: RunDir) -> list[str]:
+def _strays(run: RunDir) -> list[str]:
     """Packs that no commit names, and what was half written: of compactions that died, or of one
     that is at work. None while a commit is missing: a pack may be all that is left of it.
     """

@@ -15,8 +15,6 @@ from urllib.parse import quote
 
 from prorl.errors import ConflictError
 from prorl.storage.files.layout import COMMITS, MANIFEST, RunDir
-from prorl.storage.keep.compact import strays
-from prorl.storage.read.runs import below, list_runs
 
 TRASH = ".dropped-"
 """A run that was dropped is called so while its files go; no run can have that name."""
@@ -70,20 +68,6 @@ def drop_run(directory: Path) -> None:
 def drop_trash(root: Path) -> None:
     for path in root.glob(f"{TRASH}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def leftovers(root: str | Path) -> list[str]:
-    """Names of the runs of a root that hold commits which a range stands for, or what compactions
-    that died have left.
-    """
-    found = []
-    for name in list_runs(root):
-        run = RunDir(below(root, name))
-        names = run.commit_names()
-        upto = max((each.last for each in names if each.first), default=0)
-        if sum(each.last <= upto for each in names) > 1 or strays(run):
-            found.append(name)
-    return found
 
 
 def last_commit_at(run: RunDir) -> float:

@@ -35,7 +35,7 @@ from prorl.flight import FlightNetwork
 from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.inlet import Inlet, Taken
 from prorl.protocols import Network
-from prorl.storage.keep.retention import leftovers
+from prorl.storage.keep.compact import leftovers
 from prorl.storage.keep.tidy import tidy
 from prorl.storage.read.replay import open_replay
 from prorl.storage.read.runs import is_run
