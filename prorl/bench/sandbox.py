@@ -10,6 +10,7 @@ launches in between. CPU is that of sandboxd and everything below it (`meter.py`
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import subprocess
 import sys
@@ -212,8 +213,8 @@ async def _idle(host: UnixSandboxHost, pid: int, kind: str, count: int) -> Figur
 
 
 def _root_of(pid: int) -> Path:
-    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return Path(words[words.index("--root") + 1])
+    told = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").rpartition("\0")[2]
+    return Path(json.loads(told)["root"])
 
 
 def _timed_ms(work: Callable[[], object]) -> float:
