@@ -179,6 +179,10 @@ class RunWriter:
 
     def add_rows(self, rows: Rows) -> None:
         for task in rows.tasks:
+            # A gateway that began anew may tell these and later ones as one row of the outbox,
+            # whose seq is the last one's.
+            if task.group_id in self._flying.tasks:
+                continue
             self._waiting.tasks[task.group_id] = task
             self._counts.expect(task.group_id, task.n)
         for event in rows.events:
