@@ -241,6 +241,34 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
     assert bench.log.state["outbox"] == []
 
 
+async def test_a_task_that_is_told_again_while_it_is_written_is_stored_once(
+    tmp_path: Path,
+) -> None:
+    """As a gateway that began anew tells it: in one row of the outbox together with later ones."""
+    loop, paths = asyncio.get_running_loop(), list[str]()
+
+    def told_again(fs: Any, path: str, content: Any) -> None:
+        if "/parts/" in path and not paths:
+            both = Rows(tasks=(task_row(), task_row(group_id=1)))
+            loop.call_soon_threadsafe(bench.writer.add_rows, both)
+            paths.append(path)
+        write_durably(fs, path, content)
+
+    bench = Bench(tmp_path, write=told_again)
+    bench.log.accept((0, 1), (4, 1))
+    bench.log.say(Rows(tasks=(task_row(),)))
+    async with running(bench):
+        bench.add(scored(0))
+        await until(lambda: bool(bench.acked))
+        bench.add(scored(4))
+    assert paths
+    assert len(bench.written) == 2
+    assert bench.sql("select group_id, count(*) as n from tasks group by 1 order by 1") == [
+        {"group_id": 0, "n": 1},
+        {"group_id": 1, "n": 1},
+    ]
+
+
 async def test_a_full_disk_holds_acks_back_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
