@@ -248,7 +248,7 @@ async def test_a_task_that_is_told_again_while_it_is_written_is_stored_once(
     loop, paths = asyncio.get_running_loop(), list[str]()
 
     def told_again(fs: Any, path: str, content: Any) -> None:
-        if "/parts/" in path and not paths:
+        if "/part-" in path and not paths:
             both = Rows(tasks=(task_row(), task_row(group_id=1)))
             loop.call_soon_threadsafe(bench.writer.add_rows, both)
             paths.append(path)
