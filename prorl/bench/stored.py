@@ -19,9 +19,9 @@ import pyarrow as pa
 from prorl.bench.synthetic import list_column
 from prorl.schema import MAX_SEGMENTS, TABLES
 from prorl.schema.fields import SCHEMA_VERSION
+from prorl.states import Lineage, RolloutState
 from prorl.storage.files.layout import MANIFEST, Commit, RunDir
 from prorl.storage.files.parts import empties, encode, part_file
-from prorl.types import RolloutState
 
 GROUPS_PER_PART = 16
 
@@ -241,6 +241,9 @@ def _sequences(ids: Any, groups: Any, length: Any, reward: Any, version: Any, rn
             "sample_index": ids % GROUP,
             "attempt": np.ones(count, np.int32),
             "reward": reward,
+            "weight": np.ones(count),
+            "parent": np.full(count, -1),
+            "lineage": [Lineage.MAIN.value] * count,
             "token_ids": list_column("token_ids", token_ids, length),
             "logprobs": list_column("logprobs", logprobs.astype(np.float32), sampled),
             "span_end": list_column("span_end", ends, two),

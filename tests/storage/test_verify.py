@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from prorl.bench.stored import make_run
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.verify import verify
 from prorl.storage.write.convert import tables
@@ -33,6 +34,10 @@ def test_a_sound_directory_has_no_finding(run: RunDir) -> None:
 
 def path(run: RunDir, *names: str) -> Path:
     return Path(run.path(*names))
+
+
+def test_a_made_up_run_is_a_sound_one(tmp_path: Path) -> None:
+    assert verify(make_run(tmp_path / "r", 64, 2, tokens=16).where) == []
 
 
 def test_a_file_that_is_there_and_cannot_be_read_is_not_called_missing(run: RunDir) -> None:
