@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prorl.envs.answers import final_answer, judge, science
+from prorl.envs.answers import MARKED, MAX_ANSWER_CHARS, final_answer, judge, science
 from prorl.helper.child import Answer, serve
 
 TOLERANCE = 1e-6
@@ -35,7 +35,15 @@ def prepare(kind: str) -> Answer:
 def _math(reference: str, text: str, question: str) -> tuple[bool | None, str, str, str]:
     """(verdict, the rule that decided, the answer that was found, how)."""
     answer = final_answer(text)
+    if answer.found not in MARKED:
+        *_, last = ("", *filter(str.strip, text.splitlines()))
+        if len(last) <= MAX_ANSWER_CHARS and _spoken(last) == _spoken(reference):
+            return True, "text", last.strip(), "last line"
     return *judge(reference, answer.text, question), *answer
+
+
+def _spoken(text: str) -> str:
+    return " ".join(text.strip().rstrip(".").strip("$* ").split())
 
 
 def _equal(reference: str, answer: str) -> bool:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from prorl.envs.answers import final_answer, judge, science
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import parse
+from prorl.envs.grader import prepare
 from tests.envs.math_realistic import misjudged
 
 TABLES = ("math_table.jsonl", "math_more.jsonl", "math_third.jsonl")
@@ -88,6 +89,41 @@ def test_answers_as_policies_write_them_are_judged_rightly() -> None:
     wrong = misjudged(1, 1000)
     assert len(wrong) <= 1000 * (1 - ACCURACY), wrong
     assert sum(not row.right for row, _ in wrong) <= 1, wrong
+
+
+def test_what_is_said_bare_is_read_whole() -> None:
+    """Each reference of the tables as a reply without a mark: alone, and on the last line."""
+    grade = prepare("rules")
+    lines = (
+        line for name in TABLES for line in (Path(__file__).parent / name).read_text().splitlines()
+    )
+    references = {json.loads(line)["reference"] for line in lines}
+    readable = [reference for reference in sorted(references) if judge(reference, reference)[0]]
+    assert len(readable) > 100
+    for reference in readable:
+        for said in (reference, f"{reference}.", f"${reference}$", f"So I find:\n\n{reference}"):
+            verdict, *_ = grade(("math", reference, said, ""))
+            assert verdict is True, said
+
+
+@pytest.mark.parametrize(
+    ("reference", "text", "right"),
+    [
+        ("(-2,2)", "So x lies in (-2, 2).", True),
+        ("2", "So x lies in (-2, 2).", False),
+        ("2", "(1, 2)", False),
+        ("24", "12, 24", False),
+        ("24", "24 or 25", False),
+        ("2x+1", "2 x + 1", True),
+        ("1, 2", "2 and 1", True),
+        ("24", "There are 24 (12 each).", False),
+        ("24", "24 m", True),
+    ],
+)
+def test_the_last_number_is_no_answer_where_it_is_a_part_of_one(
+    reference: str, text: str, right: bool
+) -> None:
+    assert judge(reference, final_answer(text).text)[0] is right
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,21 @@ _COPULA = re.compile(
     r"(?:\b(?:is|are|equals?|gives?|obtains?|gets?|be|becomes?|makes?|yields?)\b|=|≈|:\s)(?=[^=]*$)"
 )
 _MATHS = re.compile(
-    r"\$\$?([^$\n]{1,400})\$\$?|\\\(([^\n]{1,400}?)\\\)|\\\[(.{1,400}?)\\\]", re.DOTALL
+    r"(?<!\\)\$\$?((?:[^$\n\\]|\\.){1,400})\$\$?|\\\(([^\n]{1,400}?)\\\)|\\\[(.{1,400}?)\\\]",
+    re.DOTALL,
 )
 _NUMBER = re.compile(
     r"\d{1,2}:\d\d ?[aApP]\.?[mM]\b"
     r"|[-+−]?\$?(?:\d+ (?=\d+/\d))?(?:\d[\d,]*\d|\d)?(?:\.\d+)?(?:\s*/\s*\d+)?%?"
 )
 _TAG = re.compile(r"<answer>(.{1,1000}?)</answer>", re.DOTALL | re.IGNORECASE)
+_NOTATION = re.compile(
+    r"(?:[\d\s.,;:()\[\]{}+\-−*/^_&'<>≤≥|!$%°π∞√±∪∩·×÷]|\\(?:begin|end)\{[a-z]?matrix\}"
+    r"|\\[A-Za-z]+|\\[\\,;!{}]"
+    r"|(?<![A-Za-z])(?:[A-Za-z]|and|or|sqrt|pi|sin|cos|tan|log|ln|exp)(?![A-Za-z]))+"
+)
+"""No word but those that join answers: all of it is the answer."""
+_TUPLE = re.compile(r"(?<!\w)[(\[][^()\[\]]{0,200},[^()\[\]]{0,200}[)\]](?=[.\s*]*$)")
 _EXCLAIMED = re.compile(r"(?<=\d)!+$")
 
 
@@ -162,6 +170,10 @@ def _unmarked(text: str) -> Answer:
         return Answer(stated[0], "last sentence")
     if doubtful(sentence):
         return Answer(sentence[:MAX_ANSWER_CHARS], "last sentence")
+    if _NOTATION.fullmatch(sentence):
+        return Answer(sentence.strip(), "last sentence")
+    if (point := _TUPLE.search(sentence)) and _NOTATION.fullmatch(point[0]):
+        return Answer(point[0], "last sentence")
     numbers = [found[0] for found in _NUMBER.finditer(sentence) if any(map(str.isdigit, found[0]))]
     if numbers and len(sentence.split()) > 1:
         return Answer(numbers[-1], "last number")
