@@ -45,6 +45,9 @@ def _short(answer: Json, **data: Json) -> Task:
         ("**Answer: B) Nitrogen**", True),
         ("#### nitrogen", True),
         ("A is wrong.\nB", True),
+        ("The most common gas in air is nitrogen.", True),
+        ("The wrong one is nitrogen.", False),
+        ("It is not nitrogen.", False),
         ("#### A", False),
         ("#### A or B", False),
         ("#### B and C", False),
@@ -90,7 +93,8 @@ def test_short_answers(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("row", _table("stem_aimed.jsonl"), ids=lambda row: row["question"][:40])
 def test_answers_that_were_aimed_at_the_rules_are_wrong(row: dict[str, Any]) -> None:
     answers = row["answers"]
-    judged = [science.judge(row["data"], row["question"], f"#### {one}")[0] for one in answers]
+    said = [form.format(one) for one in answers for form in ("#### {}", "{}", "It is {}.")]
+    judged = [science.judge(row["data"], row["question"], one)[0] for one in said]
     assert not any(judged), answers
 
 

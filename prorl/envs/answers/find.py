@@ -27,7 +27,7 @@ _SAID = re.compile(
     r"(?:(?:is|are|was|equals)\b|=|:)[ \t]*:?[*\s]*([^\n]+)",
     re.IGNORECASE,
 )
-_OTHER = re.compile(
+OTHER = re.compile(
     r"\b(?:half|twice|double|triple|thrice|third|quarter|tenth|root|square|squared|cube|reciprocal"
     r"|inverse|opposite|negative|minus|plus|times|trap|wrong|naive|tempting|incorrect|false|other"
     r"|than|not|never|no)\b|n't\b",
@@ -149,7 +149,7 @@ def _said(text: str) -> str:
     if last is None:
         return ""
     before = re.split(r"[.!?:;,\n]", text[max(0, last.start() - 200) : last.start()])[-1]
-    if _OTHER.search(before):  # `half of the answer is 18`: not the answer
+    if OTHER.search(before):  # `half of the answer is 18`: not the answer
         return f"{before.strip()} {last[0]}"[:MAX_ANSWER_CHARS]
     rest, *others = _END.split(last[1][: 2 * MAX_ANSWER_CHARS])
     for other in others:
@@ -166,8 +166,8 @@ def _unmarked(text: str) -> Answer:
         return Answer(maths[-1].strip(), "last sentence")
     if each := _EACH.search(sentence):
         return Answer(each[1].strip(" *"), "last sentence")
-    if stated := _stated(sentence):
-        return Answer(stated[0], "last sentence")
+    if behind := stated(sentence):
+        return Answer(behind[0], "last sentence")
     if doubtful(sentence):
         return Answer(sentence[:MAX_ANSWER_CHARS], "last sentence")
     if _NOTATION.fullmatch(sentence):
@@ -191,7 +191,7 @@ def _last_sentence(text: str) -> str:
     return _EXCLAIMED.sub("", sentence) if len(sentence.split()) > 3 else sentence
 
 
-def _stated(sentence: str) -> tuple[str, ...]:
+def stated(sentence: str) -> tuple[str, ...]:
     """What stands behind the verb or equals sign, where that can be an answer; else nothing."""
     copula = _COPULA.search(sentence)
     if copula is None:

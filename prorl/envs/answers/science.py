@@ -20,7 +20,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prorl.envs.answers.find import MARKED, final_answer
+from prorl.envs.answers.find import MARKED, OTHER, final_answer, stated
 from prorl.envs.answers.measures import Speech
 from prorl.envs.answers.numerals import numerals
 from prorl.envs.answers.words import same_case
@@ -55,7 +55,7 @@ _FORMULAS = tuple(
         (r"(?<![\w)\]])\^(\d+)(?=[A-Z])", r"\1"),
     )
 )
-_LABEL = re.compile(r"([^\W\d_]\w{0,3}) ?= ?(?=[-+.\d])")
+_LABEL = re.compile(r"([^\W\d_]\w{0,3}) ?[=≈] ?(?=[-+.\d])")
 _ACIDITY = re.compile(r"(?:[Tt]he )?pH ?(?:=|of|is|:|≈)? ?(?=-?\d)")
 _COUNT = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+")
 
@@ -65,6 +65,10 @@ def judge(data: Mapping[str, Any], question: str, text: str) -> tuple[bool, str,
     answer, found = final_text(text)
     wanted = str(data["answer"])
     right, path = _compare(data, question, wanted, answer)
+    is_sentence = found == "last line" and not OTHER.search(answer) and not set("=≈:") & set(answer)
+    if not right and is_sentence:
+        for behind in stated(answer):
+            right, path = _compare(data, question, wanted, behind)
     return right, path, answer[:200], found
 
 
