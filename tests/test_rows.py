@@ -4,7 +4,7 @@ growing keeps what is there.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields, make_dataclass, replace
 
 import pyarrow as pa
 import pytest
@@ -64,9 +64,30 @@ def test_rows_that_grow_together_are_as_if_each_had_grown_alone(
     assert row_hashes(together) == [row_hashes(row)[0] for row in alone]
 
 
-@pytest.mark.parametrize("added", [ReadyColumns, RanColumns, ScoredColumns])
-def test_what_a_stage_adds_has_a_field_for_each_column(added: type[Added]) -> None:
-    assert {field.name for field in fields(added)} == {f.name for f in added.columns.added}
+@pytest.mark.parametrize(
+    ("before", "added"), [(LEASED, ReadyColumns), (READY, RanColumns), (RAN, ScoredColumns)]
+)
+def test_what_a_stage_adds_has_a_field_for_each_column(
+    before: pa.Schema, added: type[Added]
+) -> None:
+    names = before.names + [field.name for field in fields(added)]
+    assert sorted(names) == sorted(added.schema.names)
+
+
+@pytest.mark.parametrize("names", [(), ("share",), ("share", "repeats")])
+def test_a_stage_adds_as_many_columns_as_it_likes(names: tuple[str, ...]) -> None:
+    after = pa.schema([*RAN, *(pa.field(name, pa.float64(), nullable=False) for name in names)])
+    critic = make_dataclass(
+        "Critic",
+        [(name, float) for name in names],
+        bases=(Added,),
+        namespace={"schema": after},
+        kw_only=True,
+        frozen=True,
+    )
+    grown = grow([Row(ran(0), 0)], [critic(**dict.fromkeys(names, 0.5))])
+    assert grown.schema.equals(after)
+    assert [grown.column(name).to_pylist() for name in names] == [[0.5]] * len(names)
 
 
 def test_growing_shares_the_columns_that_are_there() -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from prorl.schema import LEASED, RAN, READY, SCORED
 from prorl.schema.fields import MESSAGE, REWARD_PART, TURN
-from prorl.schema.rows import Added, EdgeColumns, Row
+from prorl.schema.rows import Added, Row
 from prorl.schema.sequences import routed_values, sequence_values
 from prorl.task_json import task_from_json, task_to_json
 from prorl.types import (
@@ -74,7 +74,7 @@ Values = tuple[Json, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyColumns(Added):
-    columns = EdgeColumns.between(LEASED, READY)
+    schema = READY
     sandbox: SandboxRef
     prompt: list[Values]
     tools: str
@@ -83,7 +83,7 @@ class ReadyColumns(Added):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanColumns(Added):
-    columns = EdgeColumns.between(READY, RAN)
+    schema = RAN
     sequences: list[Values]
     turns: list[Values]
     messages: list[Values]
@@ -112,7 +112,7 @@ class RanColumns(Added):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredColumns(Added):
-    columns = EdgeColumns.between(RAN, SCORED)
+    schema = SCORED
     scored: bool
     reward: float
     reward_parts: list[Values]

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -91,33 +90,14 @@ def stack(parts: Sequence[Row]) -> pa.RecordBatch:
     return slices[0] if len(slices) == 1 else pa.concat_batches(slices)
 
 
-def _no_values(_: Added) -> tuple[Json, ...]:
-    return ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EdgeColumns:
-    """What one edge has more than the edge before it."""
-
-    schema: pa.Schema
-    added: pa.StructType
-    values: Callable[[Added], tuple[Json, ...]]
-    """Of what a stage adds, in the order of `added`."""
-
-    @classmethod
-    def between(cls, before: pa.Schema, after: pa.Schema) -> EdgeColumns:
-        fields = list(after)[len(before) :]
-        values = attrgetter(*(field.name for field in fields)) if fields else _no_values
-        return cls(after, pa.struct(fields), values)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
     """What a stage adds to one row: a record with a field for each added column, of its name.
     Structs are records or tuples in the order of their fields.
     """
 
-    columns: ClassVar[EdgeColumns]
+    schema: ClassVar[pa.Schema]
+    """Of the edge that the stage gives: the columns that it takes, then those that it adds."""
 
     @property
     def failure(self) -> Failure:
@@ -125,22 +105,21 @@ class Added:
         return NO_FAILURE
 
     @property
-    def values(self) -> tuple[Json, ...]:
-        return self.columns.values(self)
-
-    @property
     def num_bytes(self) -> int:
         """Bytes that the values will take in Arrow, about."""
-        return _weight(self.values)
+        return _weight(getattr(self, field.name) for field in fields(self))
 
 
 def grow(before: Sequence[Row], added: Sequence[Added]) -> pa.RecordBatch:
     """Rows of the next edge. Raises what Arrow raises for values that are not of their columns'
     types.
     """
-    edge = added[0].columns
-    columns = pa.array([one.values for one in added], edge.added).flatten()
-    return pa.RecordBatch.from_arrays([*stack(before).columns, *columns], schema=edge.schema)
+    taken, edge = stack(before), added[0].schema
+    struct = pa.struct(list(edge)[taken.num_columns :])
+    names = [field.name for field in struct]
+    values = [tuple([getattr(one, name) for name in names]) for one in added]
+    columns = pa.array(values, struct).flatten()
+    return pa.RecordBatch.from_arrays([*taken.columns, *columns], schema=edge)
 
 
 def _weight(values: Iterable[Json]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prorl.schema import RAN
-from prorl.schema.rows import Added, EdgeColumns, Row
+from prorl.schema.rows import Added, Row
 from prorl.stages.operator import StageOperator
 
 
@@ -13,7 +13,7 @@ from prorl.stages.operator import StageOperator
 class Nothing(Added):
     """Adds no column."""
 
-    columns = EdgeColumns.between(RAN, RAN)
+    schema = RAN
 
 
 class Critic(StageOperator):
