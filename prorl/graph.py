@@ -12,9 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-REDELIVERED_EDGES = frozenset({"ran", "scored"})
-"""Edges whose rows are kept until acked and sent again when a stream is lost."""
-
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
@@ -24,6 +21,8 @@ class StageRow:
     """The edge that it serves; its schema is `EDGES[gives]`."""
     operator: str
     """`module:class` of its `StageOperator`."""
+    redelivers: bool = True
+    """Whether it keeps rows until they are acked, and sends them again when a stream is lost."""
 
 
 class Graph:
@@ -54,7 +53,9 @@ class Graph:
 
 
 GRAPH = Graph(
-    StageRow("init", "ready", "prorl.stages.init:InitOperator"),
+    StageRow("init", "ready", "prorl.stages.init:InitOperator", redelivers=False),
     StageRow("run", "ran", "prorl.stages.run:RunOperator"),
     StageRow("eval", "scored", "prorl.stages.eval:EvalOperator"),
 )
+
+REDELIVERED_EDGES = frozenset(row.gives for row in GRAPH.rows if row.redelivers)
