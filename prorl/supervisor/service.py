@@ -13,8 +13,8 @@ Freeze becomes death: a child that falls silent, or that is not ready in time af
 ended through its pidfd and started again. Deaths while the root's disk is full, and for a disk that
 says no, are waited out and not counted; `trouble` says so.
 
-Not promised: that a child's death is free. RUN's death costs an attempt
-(`docs/architecture.md`).
+Not promised: that a child's death is free. RUN's next life goes on with the turns that its journal
+holds; without one (`journal: off`) its death costs an attempt (`docs/architecture.md`).
 """
 
 from __future__ import annotations
