@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 import pyarrow as pa
 
 from prorl.flight import Outlet
 from prorl.flight.queues import wire_bytes
-from prorl.schema.columns import keys, ran_columns, ready_columns, scored_columns
+from prorl.schema import LEASED
+from prorl.schema.columns import Lease, keys, ran_columns, ready_columns, scored_columns
 from prorl.schema.rows import Added, Row, grow
-from prorl.types import Failure, Message, SandboxRef, Score, ToolSpec, Trajectory
+from prorl.task_json import task_to_json
+from prorl.types import Failure, Json, Message, SandboxRef, Score, ToolSpec, Trajectory
 
 
 def only(batch: pa.RecordBatch) -> Row:
@@ -22,6 +25,24 @@ def only(batch: pa.RecordBatch) -> Row:
 def grown(row: pa.RecordBatch, added: Added) -> pa.RecordBatch:
     """The next edge's row."""
     return grow([only(row)], [added])
+
+
+def leased_batch(leases: Iterable[Lease]) -> pa.RecordBatch:
+    """LEASED rows, as the gateway's `service/core/leases.py` makes them of its records."""
+    return pa.RecordBatch.from_pylist([_leased(lease) for lease in leases], schema=LEASED)
+
+
+def _leased(lease: Lease) -> dict[str, Json]:
+    return {
+        **{name: getattr(lease, name) for name in LEASED.names if hasattr(lease, name)},
+        **lease.key._asdict(),
+        "task_id": lease.task.task_id,
+        "data_source": lease.task.data_source,
+        "task": task_to_json(lease.task),
+        "env": lease.task.env,
+        "sampling": asdict(lease.sampling),
+        "limits": asdict(lease.limits),
+    }
 
 
 def ready_row(

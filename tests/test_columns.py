@@ -28,7 +28,7 @@ from prorl.types import (
     Trajectory,
 )
 from tests import strategies as mine
-from tests.grown import only, ran_row, ready_row, scored_row
+from tests.grown import leased_batch, only, ran_row, ready_row, scored_row
 
 NAMES = (
     "token_ids_L",
@@ -59,7 +59,7 @@ def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
 
 @given(mine.leases)
 def test_lease_round_trip(lease: Lease) -> None:
-    batch = columns.leased_batch([lease])
+    batch = leased_batch([lease])
     batch.validate(full=True)
     assert columns.read_lease(only(batch)) == lease
     assert columns.keys(batch) == [lease.key]
@@ -67,7 +67,7 @@ def test_lease_round_trip(lease: Lease) -> None:
 
 @given(st.lists(mine.leases, min_size=2, max_size=3))
 def test_a_budget_is_read_from_any_row_of_a_batch(leases: list[Lease]) -> None:
-    found = rows(columns.leased_batch(leases))
+    found = rows(leased_batch(leases))
     assert [columns.read_limit(row, "eval_s") for row in found] == [
         lease.limits.eval_s for lease in leases
     ]
@@ -92,7 +92,7 @@ def test_a_row_grows_without_losing_anything(
     failure: Failure,
 ) -> None:
     ready = ready_row(
-        columns.leased_batch([lease]), sandbox=sandbox, prompt=prompt, tools=tools, init_s=1.5
+        leased_batch([lease]), sandbox=sandbox, prompt=prompt, tools=tools, init_s=1.5
     )
     ran = ran_row(ready, trajectory, run_s=2.5)
     scored = scored_row(ran, score=score, failure=failure, eval_s=0.5)
@@ -117,7 +117,7 @@ def test_a_row_grows_without_losing_anything(
 
 @given(mine.leases, mine.trajectories)
 def test_appending_shares_the_columns_that_are_there(lease: Lease, trajectory: Trajectory) -> None:
-    leased = columns.leased_batch([lease])
+    leased = leased_batch([lease])
     ready = ready_row(leased, sandbox=SandboxRef(), prompt=[], tools=[], init_s=0)
     for name in LEASED.names:
         ours = [b.address for b in leased.column(name).buffers() if b is not None]

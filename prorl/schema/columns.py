@@ -6,7 +6,6 @@ for many rows at once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -14,11 +13,11 @@ from operator import attrgetter
 import orjson
 import pyarrow as pa
 
-from prorl.schema import LEASED, RAN, READY, SCORED
+from prorl.schema import RAN, READY, SCORED
 from prorl.schema.fields import MESSAGE, REWARD_PART, TURN
 from prorl.schema.rows import Added, Row
 from prorl.schema.sequences import routed_values, sequence_values
-from prorl.task_json import task_from_json, task_to_json
+from prorl.task_json import task_from_json
 from prorl.types import (
     AttemptKey,
     Failure,
@@ -131,24 +130,6 @@ _PLAIN = (
     *("run_seed", "queue_s", "extra", "on_unknown", "routing"),
 )
 """Columns that are fields of `Lease` as they are."""
-
-
-def leased_batch(leases: Iterable[Lease]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([_leased_dict(lease) for lease in leases], schema=LEASED)
-
-
-def _leased_dict(lease: Lease) -> dict[str, Json]:
-    task = lease.task
-    return {
-        **lease.key._asdict(),
-        **{name: getattr(lease, name) for name in _PLAIN},
-        "task_id": task.task_id,
-        "data_source": task.data_source,
-        "task": task_to_json(task),
-        "env": task.env,
-        "sampling": asdict(lease.sampling),
-        "limits": asdict(lease.limits),
-    }
 
 
 def read_lease(row: Row) -> Lease:

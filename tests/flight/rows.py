@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from prorl.schema.columns import Lease, leased_batch
+from prorl.schema.columns import Lease
 from prorl.types import (
     AttemptKey,
     Failure,
@@ -18,7 +18,7 @@ from prorl.types import (
     Task,
     Trajectory,
 )
-from tests.grown import ran_row, ready_row
+from tests.grown import leased_batch, ran_row, ready_row
 
 
 def key(n: int, attempt: int = 1) -> AttemptKey:

@@ -9,7 +9,6 @@ import numpy as np
 
 from prorl.journal import Answer, Ended, Recovered, Said, frames
 from prorl.journal.records import parse_journal
-from prorl.schema.columns import leased_batch
 from prorl.schema.rows import Row
 from prorl.types import (
     Completion,
@@ -22,7 +21,7 @@ from prorl.types import (
     ToolSpec,
 )
 from tests.flight.rows import lease
-from tests.grown import only, ready_row
+from tests.grown import leased_batch, only, ready_row
 
 
 def row(number: int = 1, on_unknown: str = "tell", tools: bool = True) -> Row:

@@ -21,7 +21,6 @@ from prorl.graph import GRAPH
 from prorl.schema import EDGE_BACK, EDGES
 from prorl.schema.columns import (
     RanColumns,
-    leased_batch,
     ran_columns,
     ready_columns,
     scored_columns,
@@ -41,7 +40,7 @@ from prorl.types import (
 from tests.flight.conftest import Net
 from tests.flight.rows import key, lease, leased, ran, ready, trajectory
 from tests.flight.test_edge import take
-from tests.grown import put, ran_row
+from tests.grown import leased_batch, put, ran_row
 from tests.storage.rows import turn
 from tests.waiting import until
 

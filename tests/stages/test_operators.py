@@ -17,7 +17,7 @@ from prorl.limits import Deadline
 from prorl.protocols import Env, Operator, Sandbox
 from prorl.renderer import ChatMLRenderer
 from prorl.schema import RAN, READY, SCORED
-from prorl.schema.columns import leased_batch, read_failure, read_ready, read_sandbox
+from prorl.schema.columns import read_failure, read_ready, read_sandbox
 from prorl.schema.rows import Row
 from prorl.stages.eval import TRIES, EvalOperator
 from prorl.stages.init import InitOperator
@@ -34,7 +34,7 @@ from prorl.types import (
     Task,
 )
 from tests.flight.rows import key, lease
-from tests.grown import grown, only
+from tests.grown import grown, leased_batch, only
 from tests.stages.recording import RecordingHost, as_host
 from tests.waiting import until
 

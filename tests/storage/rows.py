@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from prorl.control import TaskRow, Terminal
-from prorl.schema.columns import Lease, leased_batch
+from prorl.schema.columns import Lease
 from prorl.types import (
     AttemptKey,
     Failure,
@@ -26,7 +26,7 @@ from prorl.types import (
     Trajectory,
     Turn,
 )
-from tests.grown import ran_row, ready_row, scored_row
+from tests.grown import leased_batch, ran_row, ready_row, scored_row
 
 RUN = "demo"
 

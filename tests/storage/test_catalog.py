@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from prorl.analysis.opened import open_runs
 from prorl.errors import NotFoundError, SchemaError, StorageError, UserError
 from prorl.schema import SEQUENCES, TABLES
-from prorl.schema.columns import leased_batch
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.durable import write_durably
@@ -36,7 +35,7 @@ from prorl.storage.read.runs import list_runs
 from prorl.storage.write.convert import tables
 from prorl.types import AttemptKey, Failure, FailureCode, SandboxRef
 from tests import strategies as ours
-from tests.grown import ran_row, ready_row, scored_row
+from tests.grown import leased_batch, ran_row, ready_row, scored_row
 from tests.storage.directory import add_commit, add_events, add_rows, add_terminals, event, new_run
 from tests.storage.rows import scored, terminal
 

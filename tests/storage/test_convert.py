@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl.schema import TABLES
-from prorl.schema.columns import leased_batch
 from prorl.schema.fields import SEQUENCE
 from prorl.schema.sequences import read_sequences
 from prorl.storage.write.convert import (
@@ -26,7 +25,7 @@ from prorl.storage.write.convert import (
 )
 from prorl.types import Failure, FailureCode, Sequence, SpanKind
 from tests import strategies as ours
-from tests.grown import ran_row, ready_row, scored_row
+from tests.grown import leased_batch, ran_row, ready_row, scored_row
 from tests.storage.directory import event
 from tests.storage.rows import scored, sequence, terminal
 
