@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prorl.errors import BackendError
-from prorl.types import Completion, FailureCode, FinishReason
+from prorl.types import UNKNOWN_VERSION, Completion, FailureCode, FinishReason, Trouble
 
 if TYPE_CHECKING:
     from prorl.types import Int32
@@ -34,6 +34,19 @@ def check_completion(completion: Completion, vocab_size: int, max_tokens: int) -
             FailureCode.BACKEND_PROTOCOL, f"{completion.backend or 'backend'} sent {problem}"
         )
     return completion
+
+
+def check_age(completion: Completion, oldest: int) -> None:
+    """Refuse tokens of weights older than an attempt has seen, or than its lease allows: another
+    server or another attempt is due. Raises BackendError (BEHIND).
+    """
+    known = [version for version in completion.versions if version != UNKNOWN_VERSION]
+    if (found := min(known, default=oldest)) < oldest:
+        raise BackendError(
+            FailureCode.BACKEND_UNAVAILABLE,
+            f"{completion.backend or 'backend'} serves version {found}, older than {oldest}",
+            Trouble.BEHIND,
+        )
 
 
 def _shape_problem(completion: Completion, max_tokens: int) -> str:

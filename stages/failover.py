@@ -21,7 +21,7 @@ import numpy as np
 
 from prorl.agents.sampler import SILENT_S
 from prorl.backends.catalogue import is_server
-from prorl.completion import check_completion, num_shared
+from prorl.completion import check_age, check_completion, num_shared
 from prorl.control import Assigned, Failover, Served
 from prorl.errors import BackendError
 from prorl.flight import trace
@@ -29,7 +29,6 @@ from prorl.limits import Deadline
 from prorl.protocols import Renderer
 from prorl.stages.backends import Backends
 from prorl.types import (
-    UNKNOWN_VERSION,
     AttemptKey,
     Completion,
     FailureCode,
@@ -65,6 +64,8 @@ _TROUBLE = {
     FailureCode.BACKEND_PROTOCOL: Trouble.MALFORMED,
 }
 _REPEATS = frozenset({Trouble.ERROR, Trouble.MALFORMED})
+_WORTHLESS = frozenset({Trouble.MALFORMED, Trouble.BEHIND})
+"""Replies worth nothing from their first token on: they contradict themselves, or are old."""
 
 
 class Routed:
@@ -137,11 +138,10 @@ class Routed:
         left_s = self._deadline.remaining_s
         try:
             completion = await self._attend(asked)
-            self._check_age(completion, request)
+            check_age(completion, request.min_version)
         except BackendError as error:
             self._lost = self._report(error, request)
-            # What a reply says that contradicts itself is worth nothing, from its first token on.
-            if self._part is None or self._lost is None or self._lost.trouble is Trouble.MALFORMED:
+            if self._part is None or self._lost is None or self._lost.trouble in _WORTHLESS:
                 self._drop(request)
                 if self._lost is not None:  # the server's fault, at the policy's time
                     self._deadline.give_back(left_s - self._deadline.remaining_s)
@@ -302,19 +302,6 @@ class Routed:
             self._deadline.give_back(SILENT_S)
         (self._reasons.add if still else self._reasons.discard)(reason)
         (self._deadline.pause if self._reasons else self._deadline.resume)()
-
-    # ---- what a completion's versions are worth
-
-    def _check_age(self, completion: Completion, request: GenerateRequest) -> None:
-        """Refuse tokens of weights older than those that this attempt has seen."""
-        known = [version for version in completion.versions if version != UNKNOWN_VERSION]
-        if known and min(known) < request.min_version:
-            self._drop(request)
-            raise BackendError(
-                FailureCode.BACKEND_UNAVAILABLE,
-                f"{self.name} serves version {min(known)}, older than {request.min_version}",
-                Trouble.BEHIND,
-            )
 
     # ---- another server
 

@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, TypeVar
 from prorl.agents.calls import spent_s
 from prorl.agents.context import AttemptContext
 from prorl.agents.record import AttemptRecord, SequenceRecord, join
-from prorl.completion import check_completion
+from prorl.completion import check_age, check_completion
 from prorl.errors import BackendError, BudgetError, RolloutError, boundary
 from prorl.journal import Said
 from prorl.limits import Clock, Deadline
 from prorl.types import (
-    UNKNOWN_VERSION,
     Completion,
     FailureCode,
     FinishReason,
@@ -177,7 +176,7 @@ class Sampler:
         check_completion(completion, self._context.renderer.vocab_size, wanted)
         if self._context.routing:
             completion = _checked_routing(completion, sequence)
-        self._check_versions(completion, self._oldest[turn])
+        check_age(completion, self._oldest[turn])
         sequence.sampled(completion, turn, self._context.sampling.temperature)
         parts.append(completion)
         self._oldest[turn] = max((self._oldest[turn], *completion.versions))
@@ -200,17 +199,6 @@ class Sampler:
                 f"{context.backend.name}: no token for {silent_s:.1f} s when the budget ended",
                 Trouble.SILENT,
             ) from None
-
-    def _check_versions(self, completion: Completion, allowed: int) -> None:
-        """Refuse tokens of weights older than this rollout has seen, or than its lease allows.
-
-        Another attempt is due.
-        """
-        known = [version for version in completion.versions if version != UNKNOWN_VERSION]
-        oldest = min(known, default=allowed)
-        if oldest < allowed:
-            text = f"{self._context.backend.name} serves version {oldest}, older than {allowed}"
-            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, text, Trouble.BEHIND)
 
     def _request(
         self, sequence: SequenceRecord, turn: int, part: int, max_tokens: int, heard: Ear

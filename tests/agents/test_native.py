@@ -436,6 +436,17 @@ async def test_a_weight_update_splits_the_span_where_it_happened() -> None:
     assert len({request.seed for request in backend.requests}) == 3
 
 
+async def test_an_attempt_never_goes_back_to_older_weights() -> None:
+    whole = RENDERER.completion(ANSWER)
+    backend = Replies(
+        sampled(whole[:3], version=2, finish=FinishReason.ABORT), sampled(whole[3:], version=1)
+    )
+    trajectory = await NativeAgent().run(context(backend))
+    assert trajectory.failure.code is FailureCode.BACKEND_UNAVAILABLE
+    (sequence,) = trajectory.sequences
+    assert sequence.span_version_S.tolist() == [-1, 2]
+
+
 async def test_a_completion_of_several_versions_is_several_spans() -> None:
     completion = replace(
         sampled(RENDERER.completion(ANSWER)),
