@@ -20,10 +20,12 @@ from prorl.bench.children import NO_RIVALS, RIVALS, Answering
 from prorl.bench.report import Figure, Report, median
 from prorl.bench.stored import write_run
 from prorl.bench.synthetic import Shape, group
+from prorl.errors import UserError
 from prorl.types import Json
 
 PATHS = {"received": (15, 7), "tensors": (15, 7), "mapped": (15, 7), "first_batch": (30, 15)}
 """Each with its rounds, in full and quick."""
+CUDA_PATHS = {"cuda": (15, 7)}
 RIVAL_PATHS = {
     "socket": (15, 7),
     "json_lists": (3, 1),
@@ -39,10 +41,13 @@ Rounds = list[dict[str, Json]]
 """What a path's consumer said in each of its rounds."""
 
 
-async def run(quick: bool) -> Report:
+async def run(quick: bool, device: str = "cpu") -> Report:
+    """Raises UserError for a `device` other than cpu, or cuda where torch sees a GPU."""
+    if device != "cpu":
+        _check_cuda(device)
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         dirs = await asyncio.to_thread(make_runs, Path(folder))
-        found = await measure(dirs, quick)
+        found = await measure(dirs, quick, CUDA_PATHS if device != "cpu" else {})
     payloads = {
         name: (rounds[-1]["num_tokens"], rounds[-1]["checksum"])
         for name, rounds in found.items()
@@ -59,9 +64,18 @@ def make_runs(folder: Path) -> list[Path]:
     return [long, short]
 
 
-async def measure(dirs: list[Path], quick: bool) -> dict[str, Rounds]:
+def _check_cuda(device: str) -> None:
+    import torch
+
+    if device != "cuda" or not torch.cuda.is_available():
+        raise UserError(f"--device {device}", "cpu, or cuda on a machine whose GPU torch sees")
+
+
+async def measure(
+    dirs: list[Path], quick: bool, more_paths: dict[str, tuple[int, int]]
+) -> dict[str, Rounds]:
     """Start every process, then go around the paths; their warm-ups are left out."""
-    paths = PATHS | (RIVAL_PATHS if RIVALS else {})
+    paths = PATHS | more_paths | (RIVAL_PATHS if RIVALS else {})
     found: dict[str, Rounds] = {name: [] for name in paths}
     async with AsyncExitStack() as stack:
 
@@ -120,6 +134,12 @@ def rows(found: dict[str, Rounds]) -> list[Figure]:
     note = "bar 0.4; mapped anew each round, every byte read"
     row = _speed("same_host_read_vs_memcpy", mapped, size, note)
     figures.append(row.beside("memcpy, warm", memcpy, f"{COMMAND} mapped", more_is_better=True))
+    if "cuda" in found:
+        cuda = found["cuda"]
+        pinned = size / statistics.median(one["more"]["pinned_s"] for one in cuda) / 1e9
+        row = _speed("cuda_vs_pinned", cuda, size, "mapped, sent to the GPU, every byte read there")
+        rival = "copies of pinned memory"
+        figures.append(row.beside(rival, pinned, f"{COMMAND} cuda", more_is_better=True))
 
     note = "growth of the consumer's resident size over all rounds"
     return figures + [

@@ -90,6 +90,16 @@ class Consumer:
             more={**took.more, "memcpy_s": memcpy_seconds(int(took.more["bytes"]))}
         )
 
+    def cuda(self) -> Took:
+        """The mapped file of the same host into a GPU's memory, every byte read there.
+
+        One copy of as many bytes of pinned memory is timed beside it.
+        """
+        took = self._into_tensors(same_host=True, device="cuda")
+        return took._replace(
+            more={**took.more, "pinned_s": pinned_seconds(int(took.more["bytes"]))}
+        )
+
     def first_batch(self) -> Took:
         """Time to the first batch of the same host.
 
@@ -158,18 +168,18 @@ class Consumer:
         num_tokens, checksum = len(ids), int(ids.sum()) if float(logprobs.sum()) <= 0 else -1
         return Took(time.perf_counter() - start, num_tokens, checksum, {})
 
-    def _into_tensors(self, *, same_host: bool) -> Took:
+    def _into_tensors(self, *, same_host: bool, device: str = "cpu") -> Took:
         start = time.perf_counter()
         num_tokens = num_bytes = 0
         totals, ids = [], []
         for arrow in self._flight(same_host=same_host).fetch(self._ticket(self._run)).batches:
             batch = PackedBatch(arrow, self._run)
             tensors = batch.torch()
-            totals += [total_read(tensors.token_ids), total_read(tensors.logprobs)]
+            totals += [total_read(t.to(device)) for t in (tensors.token_ids, tensors.logprobs)]
             num_tokens += batch.num_tokens
             num_bytes += batch.token_ids.nbytes + batch.logprobs.nbytes
             ids.append(batch.token_ids)
-        read = sum(totals)
+        read = int(sum(totals))
         seconds = time.perf_counter() - start
         return Took(
             seconds, num_tokens, checksum(ids), {"bytes": num_bytes, "read": float(read % 2)}
@@ -230,19 +240,16 @@ def read_exactly(source: socket.socket, into: memoryview) -> memoryview:
     return into
 
 
-def total_read(tensor: Any) -> int:
-    """Reads every byte: the sum of the tensor's memory taken as int64.
+def total_read(tensor: Any) -> Any:
+    """Reads every byte: the sum of the tensor's memory taken as int64, where the tensor is.
 
     A sum of int32 would be bound by the widening.
     """
     import torch
 
     even = tensor[:-1] if len(tensor) % 2 else tensor
-    return (
-        int(even.view(torch.int64).sum())
-        if even.storage_offset() % 2 == 0 and even.data_ptr() % 8 == 0
-        else int(even.sum())
-    )
+    aligned = even.storage_offset() % 2 == 0 and even.data_ptr() % 8 == 0
+    return (even.view(torch.int64) if aligned else even).sum()
 
 
 def checksum(arrays: list[NDArray[np.int32]]) -> int:
@@ -255,6 +262,21 @@ def memcpy_seconds(num_bytes: int) -> float:
     for _ in range(3):
         start = time.perf_counter()
         np.copyto(target, source)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def pinned_seconds(num_bytes: int) -> float:
+    import torch
+
+    source = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return min(times)
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from prorl.bench.report import Report
 
 
-def bench(name: str = "", /, *, json: JsonObject = False, quick: Flag = False) -> int:
+def bench(
+    name: str = "", /, *, device: str = "", json: JsonObject = False, quick: Flag = False
+) -> int:
     """Measure, with rivals in the same run: prints a table, losing rows included.
 
     Example: prorl bench pipeline --quick
@@ -25,6 +27,8 @@ def bench(name: str = "", /, *, json: JsonObject = False, quick: Flag = False) -
     ----------
     name
         Which one; without a name they are listed.
+    device
+        For `stream`: cuda adds the way into a GPU's memory.
     quick
         End within 50 s on two cores.
     """
@@ -35,7 +39,10 @@ def bench(name: str = "", /, *, json: JsonObject = False, quick: Flag = False) -
     if name not in names:
         known = f"one of {', '.join(names)}"
         raise UserError(f"unknown benchmark {name!r}", known, nearest(name, names))
-    report = asyncio.run(import_module(f"prorl.bench.{name}").run(quick))
+    if device and name != "stream":
+        raise UserError(f"--device {device} for bench {name}", "bench stream, which alone takes it")
+    options = {"device": device} if device else {}
+    report = asyncio.run(import_module(f"prorl.bench.{name}").run(quick, **options))
     if json:
         say_json(report.to_json())
     else:
