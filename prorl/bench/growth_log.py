@@ -184,7 +184,7 @@ class Life:
             read_page(self.log, self.run.outbox_end)
 
 
-AS_THEY_ARE = ("version", "given_version", "group_size", "outbox_end", "outbox_stored")
+AS_THEY_ARE = ("version", "given_version", "group_size", "outbox_end", "outbox_stored", "rate")
 """Counts of a run that do not grow with it."""
 
 
