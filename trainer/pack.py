@@ -221,7 +221,12 @@ def load_model(path: str | Path, *, device: str = "cpu") -> Any:
             f"model {path}: {str(error).splitlines()[0]}",
             "a directory with config.json and safetensors",
         ) from None
-    model = model.to(device).eval()
+    try:
+        model = model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:  # of a device that is not there
+        raise ConfigError(
+            f"device {device}: {str(error).splitlines()[0]}", "cpu, or a GPU that torch sees"
+        ) from None
     try:
         prove(model)
     except UserError as error:

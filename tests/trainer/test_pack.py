@@ -103,6 +103,11 @@ def test_what_cannot_be_trained_on_is_refused(model_dir: Path) -> None:
         load_model(model_dir / "nothing")
 
 
+def test_a_device_that_is_not_there_is_one_line(model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"device cuda:99.*expected cpu, or a GPU"):
+        load_model(model_dir, device="cuda:99")
+
+
 def test_logits_in_chunks_are_the_same_figures_and_gradients(model_dir: Path) -> None:
     batch, gradients, figures = batch_of(2), [], []
     for rows in (None, 7):

@@ -60,6 +60,7 @@ class Recipe(BaseModel):
         description="own, or trl: TRL's GRPOTrainer, unmodified, over the same stream; one"
         " optimizer step a step",
     )
+    device: str = Field(default="cpu", description="of our own trainer: cpu, or cuda")
     minutes: float = Field(
         default=5.0,
         gt=0,
@@ -179,6 +180,7 @@ def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[s
         "learning_rate": recipe.learning_rate,
         "warmup_steps": 3,
         "seed": recipe.seed,
+        "device": recipe.device,
         "advantages": "prorl.cli.demo.shuffled:shuffled" if recipe.control else "group",
     }
 
