@@ -34,6 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     # stdout is for whoever reads our lines; where structlog is installed, stamina would tell of
     # retries there.
     set_on_retry_hooks([LoggingOnRetryHook])
+    # transformers draws bars on stderr, where our one line is what an error says
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     asked = _note_signals()
     try:
         config = parse(TrainerConfig, load_file(given.config), f"trainer config {given.config}")
