@@ -33,22 +33,6 @@ class VersionPublished(TypedDict):
     """Backends still load them."""
 
 
-class WorkerView(TypedDict):
-    worker: str
-    role: str
-    node: str
-    host: str
-    """Its machine's own name."""
-    pid: int
-    location: str
-    slots: int
-    held: int
-    leaving: bool
-    held_back: str
-    """Why it gets no leases now."""
-    stats: Mapping[str, float]
-
-
 class BackendView(TypedDict):
     name: str
     state: str
@@ -73,19 +57,6 @@ class Held(TypedDict):
 class BackendState(TypedDict):
     name: str
     state: str
-
-
-class Holding(TypedDict):
-    """An attempt that somebody works on."""
-
-    run_id: str
-    rollout_id: int
-    task_id: str
-    attempt: int
-    held_s: float
-    """Since it was leased."""
-    holders: list[str]
-    backend: str
 
 
 class Certificate(TypedDict):

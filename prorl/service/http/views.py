@@ -18,7 +18,7 @@ from prorl.graph import GRAPH
 from prorl.service import shapes
 from prorl.service.core.core import Core
 from prorl.service.core.observed import Spent
-from prorl.service.core.state import RunRecord, State, WorkerRecord
+from prorl.service.core.state import RunRecord, State
 
 LONGEST = 10
 """Attempts that status names: who looks for a straggler needs the first few."""
@@ -159,6 +159,39 @@ class AcceptedGroup(View):
     created: bool = False
 
 
+def _gauges_of(stats: Stats | None) -> dict[str, float]:
+    return {name: getattr(stats, name) for name in _GAUGES} if stats else {}
+
+
+class WorkerView(View):
+    worker: str = at("name")
+    role: str
+    node: str
+    host: str
+    """Its machine's own name."""
+    pid: int
+    location: str
+    slots: int
+    held: Annotated[int, BeforeValidator(len)]
+    leaving: bool
+    held_back: str
+    """Why it gets no leases now."""
+    stats: Annotated[Mapping[str, float], BeforeValidator(_gauges_of)]
+
+
+class Holding(View):
+    """An attempt that somebody works on."""
+
+    run_id: str = at("run.run_id")
+    rollout_id: int
+    task_id: str = at("group.task_id")
+    attempt: int = at("life.attempt")
+    held_s: float = at("since")
+    """Since it was leased."""
+    holders: list[str] = at("holder_names")
+    backend: str
+
+
 class NodeSettings(View):
     """What every RUN of a service must agree on, wherever it is; the key goes to nodes only."""
 
@@ -185,7 +218,7 @@ class Status(TypedDict):
     """The gateway's."""
     host: str
     """Its machine's own name."""
-    workers: list[shapes.WorkerView]
+    workers: list[WorkerView]
     endpoints: Mapping[str, tuple[str, ...]]
     outside: Mapping[str, str]
     """Where callers of other hosts find the store and the gateway."""
@@ -195,7 +228,7 @@ class Status(TypedDict):
     waiting_for_backend: int
     runs: list[RunSummary]
     leases_waiting: int
-    longest_held: list[shapes.Holding]
+    longest_held: list[Holding]
     """The first ten."""
     commits: int
     log_transactions: int
@@ -245,7 +278,7 @@ def status(
     return {
         "pid": os.getpid(),
         "host": os.uname().nodename,
-        "workers": [_worker(worker) for worker in state.workers.values()],
+        "workers": [WorkerView.model_validate(worker) for worker in state.workers.values()],
         "endpoints": state.endpoints(),
         "outside": {"store": listener.store, "gateway": listener.gateway} if listener else {},
         "stages": stages(state),
@@ -261,33 +294,10 @@ def status(
     }
 
 
-def _worker(w: WorkerRecord) -> shapes.WorkerView:
-    return {
-        "worker": w.name,
-        "role": w.role,
-        "node": w.node,
-        "host": w.host,
-        "pid": w.pid,
-        "location": w.location,
-        "slots": w.slots,
-        "held": len(w.held),
-        "leaving": w.leaving,
-        "held_back": w.held_back,
-        "stats": {name: getattr(w.stats, name) for name in _GAUGES} if w.stats else {},
-    }
-
-
-def _longest_held(state: State, now: float) -> list[shapes.Holding]:
+def _longest_held(state: State, now: float) -> list[Holding]:
     held = {record for worker in state.workers.values() for record in worker.held}
-    return [
-        {
-            "run_id": record.run.run_id,
-            "rollout_id": record.rollout_id,
-            "task_id": record.group.task_id,
-            "attempt": record.life.attempt,
-            "held_s": now - record.since,
-            "holders": record.holder_names,
-            "backend": record.backend,
-        }
-        for record in heapq.nsmallest(LONGEST, held, key=lambda record: record.since)
-    ]
+    longest = heapq.nsmallest(LONGEST, held, key=lambda record: record.since)
+    views = [Holding.model_validate(record) for record in longest]
+    for view in views:
+        view.held_s = now - view.held_s
+    return views
