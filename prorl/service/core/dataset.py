@@ -30,8 +30,6 @@ from prorl.service.log.journal import Base, Part
 AT_ONCE = 64
 TURNS = 1024
 
-_KEYS = 500
-
 _TASKS = (
     f"SELECT {', '.join(sql.DATASET_COLUMNS)} FROM dataset WHERE run_id = ? AND place IN ({{}})"
 )
@@ -83,14 +81,9 @@ class Datasets(Part):
         return added
 
     def _there(self, run: RunRecord, keys: Sequence[str]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        wanted = [key for key in keys if key]
-        for first in range(0, len(wanted), _KEYS):
-            asked = wanted[first : first + _KEYS]
-            marks = ", ".join("?" * len(asked))
-            statement = f"SELECT key, digest FROM dataset WHERE run_id = ? AND key IN ({marks})"
-            found |= dict(self._log.read(statement, (run.run_id, *asked)))
-        return found
+        marks = ", ".join("?" * len(keys))
+        statement = f"SELECT key, digest FROM dataset WHERE run_id = ? AND key IN ({marks})"
+        return dict(self._log.read(statement, (run.run_id, *keys)))
 
     def fill(self, run: RunRecord, room: int) -> None:
         """Make the groups that the sampler wants, once the pool has too few for `room` leases. A

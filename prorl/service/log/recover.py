@@ -51,7 +51,10 @@ _UNPUBLISHED = (
 )
 _SERVED = "SELECT version, note FROM versions WHERE run_id = ? AND (published OR version = 0)"
 """What a run published, and what served when it began."""
-_KEYS = 500
+_KEYED = (
+    f"SELECT {', '.join(sql.GROUP_COLUMNS)} FROM groups INDEXED BY groups_key"
+    " WHERE run_id = ? AND key IN ({})"
+)
 _STATES = {state.value: state for state in RolloutState}
 _CODES = {code.value: code for code in FailureCode}
 _GROUP_ID = sql.ROLLOUT_COLUMNS.index("group_id")
@@ -141,17 +144,9 @@ def load_groups(
 
 
 def load_keys(log: ControlLog, run: RunRecord, keys: Sequence[str]) -> list[GroupRecord]:
-    found: list[GroupRecord] = []
-    for first in range(0, len(keys), _KEYS):
-        asked = keys[first : first + _KEYS]
-        rows = log.read(
-            "SELECT group_id FROM groups INDEXED BY groups_key"
-            f" WHERE run_id = ? AND key IN ({', '.join('?' * len(asked))})",
-            (run.run_id, *asked),
-        )
-        groups = (load_group(log, run, group_id) for (group_id,) in rows)
-        found += [group for group in groups if group is not None]
-    return found
+    """Those of a request, which has fewer than SQLite takes parameters (32,766)."""
+    rows = log.read(_KEYED.format(", ".join("?" * len(keys))), (run.run_id, *keys)) if keys else []
+    return [_members(log, _group(run, values), 0.0) for values in rows]
 
 
 def load_rollout(log: ControlLog, run: RunRecord, rollout_id: int) -> RolloutRecord | None:
