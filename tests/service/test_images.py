@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prorl.service.core.candidates import GroupBody
-from prorl.service.core.watchdog import Surroundings, reason
+from prorl.service.core.watchdog import reason
 from prorl.types import RolloutState, Task
 from tests.service.world import Worker, group, world
 
@@ -99,5 +99,5 @@ async def test_a_run_that_no_node_can_serve_says_so(tmp_path: Path, image: str) 
         await w.run()
         await w.submit(with_image("t"))
         workers = dict.fromkeys(("init", "run", "eval", "store"), 1)
-        line = reason(w.core.run("r"), Surroundings(workers=workers, able=True, image=image))
+        line = reason(w.core.run("r"), workers, True, image, "", "")
         assert ("no node has the image 'py'" in line) == bool(image)

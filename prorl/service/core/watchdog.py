@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 
 from prorl.graph import GRAPH
@@ -29,17 +28,6 @@ SHOWN = 200
 """Characters of what the first of them said."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    workers: Mapping[str, int]
-    able: bool
-    image: str = ""
-    """That the next rollout asks for and no node has."""
-    held_back: str = ""
-    """Why no INIT worker gets leases."""
-    disk: str = ""
-
-
 def signs(run: RunRecord) -> tuple[object, ...]:
     return (
         *(run.rollout_states[state] for state in RolloutState),
@@ -53,11 +41,16 @@ def signs(run: RunRecord) -> tuple[object, ...]:
     )
 
 
-def reason(run: RunRecord, around: Surroundings) -> str:
-    if around.disk:
-        return around.disk
+def reason(
+    run: RunRecord, workers: Mapping[str, int], able: bool, image: str, held_back: str, disk: str
+) -> str:
+    """What it waits for. `workers` by role; `image`: one that its next rollout asks for and no node
+    has; `held_back`: why no INIT worker gets leases.
+    """
+    if disk:
+        return disk
     for role in reversed(GRAPH.roles):
-        if not around.workers.get(role):
+        if not workers.get(role):
             return f"no {role} worker is there"
     states, demand = run.rollout_states, run.demand
     if run.paused and not run.in_hand:
@@ -74,14 +67,14 @@ def reason(run: RunRecord, around: Surroundings) -> str:
         return f"{states[RolloutState.LEASED]:,} rollouts wait in INIT: no sandbox is ready"
     if demand.streaming and demand.unacked >= demand.max_unacked:
         return f"the trainer is behind: {demand.unacked:,} kept groups wait for its commit"
-    if queued and around.held_back:
-        return f"{queued:,} rollouts are queued and no node gets leases: {around.held_back}"
-    if queued and around.image:
+    if queued and held_back:
+        return f"{queued:,} rollouts are queued and no node gets leases: {held_back}"
+    if queued and image:
         return (
-            f"{queued:,} rollouts are queued and no node has the image {around.image!r}:"
+            f"{queued:,} rollouts are queued and no node has the image {image!r}:"
             " `prorl image` there, and start the node again"
         )
-    if queued and not around.able:
+    if queued and not able:
         return f"{queued:,} rollouts are queued and no backend is able"
     if queued:
         return (
@@ -121,10 +114,8 @@ class ProgressWatchdog:
             image = next((image_of(record.group) for record in waits), "") if quiet else ""
             lacked = image if image and nobody_has(self._state, image) else ""
             able = self._state.able(run)
-            around = Surroundings(
-                workers=workers, able=able, image=lacked, held_back=held_back, disk=disk
-            )
-            troubles = (alike(run), reason(run, around) if quiet else "")
+            why = reason(run, workers, able, lacked, held_back, disk) if quiet else ""
+            troubles = (alike(run), why)
             before, run.stuck = run.stuck, "; ".join(filter(None, troubles))
             if run.stuck != before:
                 changed.append(run)
