@@ -17,7 +17,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dask
@@ -96,11 +96,10 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
         name: str,
         placer: Placer,
         leavers: Leavers,
-        before: Sequence[str] = (),
     ) -> None:
         super().__init__(scheduler=scheduler, name=name)
         self._leavers = leavers
-        self._argv = [*before, sys.executable, "-m", MODULE, scheduler, *placer.arguments]
+        self._argv = [sys.executable, "-m", MODULE, scheduler, *placer.arguments]
         self.node = f"{placer.name}-{name}"
         self._argv += ["--name", self.node]
         self.process: asyncio.subprocess.Process | None = None
@@ -180,21 +179,12 @@ class DrainedSlurmJob(DrainedJob):
         return "" if state in LIVING else f"ended: {state or 'it has left the queue'}"
 
 
-def local(
-    placer: Placer,
-    leavers: Leavers,
-    *,
-    before: Sequence[str] = (),
-) -> SpecCluster:
-    """Nodes as processes of this host; to be entered with `async with`.
-
-    `before`: words that go before the command of a node (`nsenter ...`).
-    """
-    node = {"placer": placer, "leavers": leavers, "before": before}
+def local(placer: Placer, leavers: Leavers) -> SpecCluster:
+    """Nodes as processes of this host; to be entered with `async with`."""
     return SpecCluster(
         workers={},
         scheduler={"cls": PrivateScheduler, "options": _scheduler(placer)},
-        worker={"cls": NodeProcess, "options": node},
+        worker={"cls": NodeProcess, "options": {"placer": placer, "leavers": leavers}},
         asynchronous=True,
         security=security(placer.folder),
         name=placer.name,

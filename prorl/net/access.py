@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from prorl.errors import ForbiddenError, UserError
+from prorl.errors import ForbiddenError
 
 _READ = frozenset({"trainer", "operator", "viewer"})
 _WORK = frozenset({"trainer", "operator"})
@@ -127,12 +127,6 @@ def check_node(node: str, peer: Mapping[str, object]) -> None:
             f"a stream of {role} {worker!r} with the certificate of node {node!r}",
             f"a worker {node}/...",
         )
-
-
-def may_be_granted(role: str) -> None:
-    """Raise UserError for a role that no token is made for."""
-    if role not in GRANTED:
-        raise UserError(f"role {role!r}", f"one of {', '.join(GRANTED)}")
 
 
 def check_flight(role: str | None, what: str) -> None:

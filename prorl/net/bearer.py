@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from prorl.config import RunConfig, ServiceConfig
-from prorl.errors import ForbiddenError, UnauthorizedError
+from prorl.errors import ForbiddenError, UnauthorizedError, UserError
 from prorl.linux.files import write_private
-from prorl.net.access import may_be_granted
+from prorl.net.access import GRANTED
 
 SIGNING_KEY = "signing.key"
 
@@ -105,7 +105,8 @@ class Keys:
         """A new token and what it grants. Raises UserError for a role that nobody is given."""
         import jwt  # it brings cryptography, which most processes never need
 
-        may_be_granted(role)
+        if role not in GRANTED:
+            raise UserError(f"role {role!r}", f"one of {', '.join(GRANTED)}")
         assert self._key, "only where the signing key is"
         grant = TokenGrant(
             token_id=os.urandom(6).hex(),

@@ -110,9 +110,8 @@ class Gateway:
             self.core,
             self.durable,
             self._tell_paused,
-            self.servers.key_of,
-            model=config.model,
-            sample=self.servers.sample,
+            self.servers,
+            config.model,
             keep=lambda row: keep_version(RunDir(config.run_directory(row.run_id)), row, wall()),
         )
         self._channels: dict[WorkerRecord, Channel] = {}

@@ -13,7 +13,6 @@ from prorl.net.access import OPEN
 from prorl.net.bearer import keys_of
 from prorl.net.join import ends_soon
 from prorl.service import shapes
-from prorl.service.core.candidates import CheckTask
 from prorl.service.core.manifest import code_version
 from prorl.service.core.submissions import known_env
 from prorl.service.gateway import Gateway
@@ -25,7 +24,7 @@ from prorl.service.http.node_routes import node_routes
 from prorl.service.http.run_routes import run_routes
 
 
-def create_app(gateway: Gateway, check: CheckTask | None = None) -> GuardMiddleware:
+def create_app(gateway: Gateway) -> GuardMiddleware:
     """The ASGI app of a gateway, token and limits included."""
     app = FastAPI(
         title="prorl",
@@ -36,7 +35,7 @@ def create_app(gateway: Gateway, check: CheckTask | None = None) -> GuardMiddlew
         redirect_slashes=False,  # it would name the host that the request named
         responses=RESPONSES,
     )
-    run_routes(app, gateway, check or known_env(gateway.config.load_code))
+    run_routes(app, gateway, known_env(gateway.config.load_code))
     backend_routes(app, gateway)
     node_routes(app, gateway)
     core = gateway.core

@@ -39,6 +39,7 @@ from prorl.service.core.core import Core
 from prorl.service.core.state import RunRecord
 from prorl.service.log.log_schema import ANNOUNCED
 from prorl.service.pool.held import MARK, SETTLE_S, HeldServers
+from prorl.service.pool.servers import Servers
 from prorl.service.pool.weights import Expected, Published, ServedWeights, VersionRow
 from prorl.types import FailureCode, Trouble
 
@@ -64,7 +65,6 @@ MISTAKEN_S = 10.0
 log = logging.getLogger("prorl.service.pool.publish")
 
 Durable = Callable[[], Awaitable[None]]
-Sample = Callable[[str, Sequence[int], int], Awaitable[tuple[int, float]]]
 TellPaused = Callable[[str, bool], None]
 
 
@@ -76,15 +76,12 @@ class Publisher:
         core: Core,
         durable: Durable,
         tell_paused: TellPaused,
-        key_of: Callable[[str], str] = lambda name: "",
-        *,
-        model: str = "",
-        sample: Sample | None = None,
-        keep: Callable[[VersionRow], object] = lambda row: None,
+        servers: Servers,
+        model: str,
+        keep: Callable[[VersionRow], object],
     ) -> None:
         self._core, self._durable, self._tell_paused = core, durable, tell_paused
-        self._key_of, self._model, self._keep_row = key_of, model, keep
-        self._sample = sample
+        self._calls, self._model, self._keep_row = servers, model, keep
         self._mistaken: dict[str, float] = {}
         """Servers that serve other weights than their label says: when to look again."""
         self._session: aiohttp.ClientSession | None = None
@@ -359,7 +356,7 @@ class Publisher:
 
     async def _compare(self, name: str, weights: ServedWeights) -> None:
         """Refuse a server whose tokens are not those of the weights. Raises BackendError."""
-        if weights.expected is None or self._sample is None:
+        if weights.expected is None:
             return
         sampled: list[tuple[int, float]] = []
         while (problem := weights.expected.problem(sampled)) or len(sampled) < FEWEST_SAMPLES:
@@ -372,7 +369,7 @@ class Publisher:
                 )
             seeds = range(len(sampled), len(sampled) + FEWEST_SAMPLES)
             sampled += await asyncio.gather(
-                *(self._sample(name, weights.expected.prompt_ids, seed) for seed in seeds)
+                *(self._calls.sample(name, weights.expected.prompt_ids, seed) for seed in seeds)
             )
         self._mistaken.pop(name, None)
 
@@ -441,7 +438,7 @@ class Publisher:
         if self._session is None:
             self._session = aiohttp.ClientSession()
         if name not in self._targets:
-            key = self._key_of(name)
+            key = self._calls.key_of(name)
             self._targets[name] = WeightTarget(self._session, name, key, self._model)
         return self._targets[name]
 
