@@ -26,7 +26,7 @@ from prorl.bench.meter import tree
 from prorl.bench.report import Figure, Report
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread
+from prorl.deploy.running import client_of
 from prorl.errors import UnavailableError, UserError
 from prorl.linux import memory, procfs
 from prorl.sandbox import kinds
@@ -65,13 +65,13 @@ async def measured(count: int, idle_s: float) -> tuple[Figure, ...]:
         async with Supervisor(ServiceConfig.model_validate(values)) as service:
             client = client_of(service)
             await asyncio.sleep(SETTLE_S)
-            empty = await in_thread(look)
-            await in_thread(lambda: _submit(client, count))
-            await in_thread(lambda: _until_all_wait(client, count))
-            begun = await in_thread(look)
+            empty = await asyncio.to_thread(look)
+            await asyncio.to_thread(_submit, client, count)
+            await asyncio.to_thread(_until_all_wait, client, count)
+            begun = await asyncio.to_thread(look)
             await asyncio.sleep(idle_s)
-            held = await in_thread(look)
-            await in_thread(lambda: client.cancel("held"))
+            held = await asyncio.to_thread(look)
+            await asyncio.to_thread(client.cancel, "held")
     return figures(count, empty, begun, held)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from prorl.cli.output import clean, note
-from prorl.deploy.running import POLL_S, in_thread
+from prorl.deploy.running import POLL_S
 from prorl.types import Json, RolloutState, Stage
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ async def follow(
     shown, told, stuck = Progress(quiet=quiet), False, ""
     try:
         while True:
-            answer = await in_thread(client.run, run)
+            answer = await asyncio.to_thread(client.run, run)
             running.note_commits(int(answer["commits"]))
             shown.update(answer, total, more(answer))
             finished = answer["state"] != "open"

@@ -25,7 +25,7 @@ from prorl.cli.progress import follow
 from prorl.cli.runs import root_option
 from prorl.cli.summary import present
 from prorl.config import JOB_FILE, ServiceConfig
-from prorl.deploy.running import client_of, first, in_thread, service, signals
+from prorl.deploy.running import client_of, first, service, signals
 from prorl.linux.files import make_folder
 from prorl.storage.files.durable import replace_local
 from prorl.types import Json
@@ -90,7 +90,7 @@ async def _follow(plan: JobPlan, running: Supervisor, quiet: bool) -> float:
     """Submit and wait for the end; seconds that it took."""
     start = time.monotonic()
     client = client_of(running)
-    creating = asyncio.ensure_future(in_thread(_create, client, plan))
+    creating = asyncio.ensure_future(asyncio.to_thread(_create, client, plan))
     done, _ = await asyncio.wait({creating}, timeout=SAID_AFTER_S)
     if not done and plan.run.renderer.model:
         note(
@@ -99,7 +99,7 @@ async def _follow(plan: JobPlan, running: Supervisor, quiet: bool) -> float:
     await creating
     for line in () if quiet else plan.about:
         note(line)
-    submitting = asyncio.ensure_future(in_thread(_submit, client, plan))
+    submitting = asyncio.ensure_future(asyncio.to_thread(_submit, client, plan))
     following = asyncio.ensure_future(
         follow(client, running, plan.run.run_id, plan.num_rollouts, quiet=quiet)
     )

@@ -75,7 +75,7 @@ async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Supervisor
 
 
 def client_of(running: Supervisor, patience_s: float = PATIENCE_S) -> Client:
-    """A client of it; call it from threads (`in_thread`).
+    """A client of it; call it from threads (`asyncio.to_thread`).
 
     It looks for a restarted gateway in silence: the terminal is for progress.
     """
@@ -86,10 +86,6 @@ def client_of(running: Supervisor, patience_s: float = PATIENCE_S) -> Client:
 
     stamina.instrumentation.set_on_retry_hooks([])
     return Client(http=Http(running.url, running.config.token, retry_s=patience_s))
-
-
-async def in_thread(call: Callable[..., ResultT], *args: object) -> ResultT:
-    return await asyncio.to_thread(call, *args)
 
 
 async def first(stop: Stop, running: Supervisor, work: Awaitable[ResultT]) -> ResultT | None:

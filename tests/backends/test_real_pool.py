@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.progress import follow
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from tests.backends.real import NEEDS_VLLM, Server, embedded, serving, vllm
 from tests.backends.trial import (
     asked,
@@ -69,7 +69,7 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
             frozen_s = await until_out(client, frozen.url, 30)
             await asyncio.wait_for(finished, 300)
             late = [call for call in frozen.tap.calls() if call.at > struck + FROZEN_S]
-            status = await in_thread(client.status)
+            status = await asyncio.to_thread(client.status)
             frozen.strike(signal.SIGCONT)
         stored = check_complete(root / "r", ROLLOUTS)
         check_nothing_charged(stored, ROLLOUTS)
@@ -109,7 +109,7 @@ async def test_a_sole_vllm_that_is_away_for_a_minute_fails_none_of_a_thousand(
             struck = time.monotonic()
             out_s = await until_out(client, server.url, 20)
             await asyncio.sleep(away_s - (time.monotonic() - struck))
-            counts = (await in_thread(client.run, "r"))["counts"]
+            counts = (await asyncio.to_thread(client.run, "r"))["counts"]
             await server.launch()
             await server.ready()
             back_s = time.monotonic() - struck

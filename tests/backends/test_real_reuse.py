@@ -20,7 +20,7 @@ from prorl.analysis.analyses import ANALYSES
 from prorl.backends.probe import first_token
 from prorl.backends.vllm import VllmBackend
 from prorl.cli.progress import follow
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.types import Json, Task
 from tests.backends.embedded.helpers import RENDERER
 from tests.backends.real import NEEDS_VLLM, Server, serving, vllm
@@ -52,14 +52,14 @@ async def test_rollouts_find_what_they_said_before(tmp_path: Path, sandbox_kind:
             client = client_of(running)
             limits: Json = {"max_turns": TURNS, "max_tokens": 480, "run_s": 300}
             more: Json = {"agent": TALKER, "limits": limits, "sampling": {"max_tokens": 24}}
-            await in_thread(lambda: client.create_run(run_id="r", **more))
+            await asyncio.to_thread(client.create_run, run_id="r", **more)
             tasks = [
                 Task(task_id=f"t{i}", env="noop", prompt=PROMPT.format(i * 7919))
                 for i in range(ROLLOUTS)
             ]
-            await in_thread(lambda: client.submit("r", tasks, 1, key="w", last=True))
+            await asyncio.to_thread(client.submit, "r", tasks, 1, key="w", last=True)
             await asyncio.wait_for(follow(client, running, "r", ROLLOUTS, quiet=True), 400)
-            run = await in_thread(client.run, "r")
+            run = await asyncio.to_thread(client.run, "r")
         stored = check_complete(root / "r", ROLLOUTS)
         check_nothing_charged(stored, ROLLOUTS)
         ours = _tally(rows(stored, "from turns order by rollout_id, turn"))

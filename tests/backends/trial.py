@@ -16,7 +16,6 @@ import numpy as np
 from prorl.backends.embedded import TOY
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import in_thread
 from prorl.flight.trace import ASKED, Mark, read
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json, Task
@@ -44,20 +43,22 @@ def config(root: Path, kind: str, pool: Sequence[Server], slots: int = 64) -> Se
 
 async def submit(client: Client, count: int, max_tokens: int = 24, turns: int = TURNS) -> None:
     limits: Json = {"max_turns": turns, "max_tokens": 480, "run_s": 120}
-    await in_thread(
-        lambda: client.create_run(
-            run_id="r", agent=TALKER, limits=limits, sampling={"max_tokens": max_tokens}
-        )
+    await asyncio.to_thread(
+        client.create_run,
+        run_id="r",
+        agent=TALKER,
+        limits=limits,
+        sampling={"max_tokens": max_tokens},
     )
     tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"Count from {i}.") for i in range(count)]
-    await in_thread(lambda: client.submit("r", tasks, 1, key="w", last=True))
+    await asyncio.to_thread(client.submit, "r", tasks, 1, key="w", last=True)
 
 
 async def until_out(client: Client, url: str, limit_s: float) -> float:
     """Seconds until the gateway gives a server nothing."""
     began = time.monotonic()
     while time.monotonic() - began < limit_s:
-        status = await in_thread(client.status)
+        status = await asyncio.to_thread(client.status)
         (one,) = [one for one in status["backends"] if one["name"] == url]
         if one["state"] == "ejected":
             return time.monotonic() - began

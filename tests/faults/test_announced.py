@@ -15,7 +15,7 @@ from prorl.backends.embedded import TOY
 from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from tests.faults.test_weights import (
     BOUND,
     VERSIONS,
@@ -48,31 +48,25 @@ async def under_fire(client: Client, folder: Path, pool: list[Embedded]) -> dict
         restarted, late, unpaused = (pool[(version + i) % 3] for i in range(3))
         label = f"own-{version}"
         held = [restarted.url, late.url]
-        assert (await in_thread(lambda held=held: client.pause_backends(held)))["failed"] == {}
+        assert (await asyncio.to_thread(client.pause_backends, held))["failed"] == {}
         for server in (restarted, unpaused):
             await send(server, path, version, label)
         if version % 2:
             await restarted.kill()
             await restarted.start()
-        said = await in_thread(
-            lambda version=version, label=label, a=restarted.url, b=unpaused.url: client.announce(
-                "r", version, {a: label, b: label}
-            )
+        said = await asyncio.to_thread(
+            client.announce, "r", version, {restarted.url: label, unpaused.url: label}
         )
         assert list(said["failed"]) == ([restarted.url] if version % 2 else [])
         seen["refused"] += len(said["failed"])
         seen["believed"] += 2 - len(said["failed"])
-        await in_thread(lambda url=restarted.url: client.resume_backends([url]))
+        await asyncio.to_thread(client.resume_backends, [restarted.url])
         await asyncio.sleep(0.2)
         await send(late, path, version, label)
-        again = await in_thread(
-            lambda version=version, url=late.url, label=label: client.announce(
-                "r", version, {url: label}
-            )
-        )
+        again = await asyncio.to_thread(client.announce, "r", version, {late.url: label})
         assert again["failed"] == {}
         seen["believed"] += 1
-        assert (await in_thread(lambda url=late.url: client.resume_backends([url])))["failed"] == {}
+        assert (await asyncio.to_thread(client.resume_backends, [late.url]))["failed"] == {}
         await asyncio.sleep(0.1)
     return seen
 
@@ -93,8 +87,8 @@ async def test_no_token_is_labelled_with_weights_that_its_server_had_not(
         )
         async with signals() as stop, service(config, stop) as running:
             client = client_of(running)
-            await in_thread(
-                lambda: client.create_run(run_id="r", sampling={"max_tokens": 96}, limits={})
+            await asyncio.to_thread(
+                client.create_run, run_id="r", sampling={"max_tokens": 96}, limits={}
             )
             async with asyncio.TaskGroup() as group:
                 finished = group.create_task(follow(client, running, "r", 0, quiet=True))

@@ -20,7 +20,7 @@ import pytest
 from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
@@ -115,9 +115,9 @@ def config(root: Path, sandbox_kind: str, pool: Sequence[ModelServer]) -> Servic
 
 
 async def submit(client: Client, count: int) -> None:
-    await in_thread(lambda: client.create_run(run_id="r", limits={"run_s": 30}))
+    await asyncio.to_thread(client.create_run, run_id="r", limits={"run_s": 30})
     tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"Find it, {i}.") for i in range(count)]
-    await in_thread(lambda: client.submit("r", tasks, 1, key="w", last=True))
+    await asyncio.to_thread(client.submit, "r", tasks, 1, key="w", last=True)
 
 
 async def until_tokens(pool: Sequence[ModelServer], calls: int) -> None:
@@ -206,7 +206,7 @@ async def test_a_sole_server_that_is_away_keeps_everybody_waiting_and_nobody_fai
             await pool[0].end()
             await until_out(client, pool[0].url, 5)
             await asyncio.sleep(AWAY_S)
-            counts = (await in_thread(client.run, "r"))["counts"]
+            counts = (await asyncio.to_thread(client.run, "r"))["counts"]
             print(f"after {AWAY_S:g} s without a server: {counts}")
             assert counts["failed"] == 0
             assert counts["queued"] > count / 2

@@ -14,7 +14,7 @@ import pytest
 
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.errors import ProrlError, UnavailableError
 from prorl.linux.failpoints import FAILPOINTS, FAULTS, VARIABLE, parse
 from prorl.linux.procfs import descendants
@@ -69,7 +69,7 @@ def _read(client: Client) -> Counter[int]:
 async def _finished(running: Supervisor, client: Client) -> None:
     while True:
         try:
-            view = await in_thread(client.run, "r")
+            view = await asyncio.to_thread(client.run, "r")
             running.note_commits(int(view["commits"]))
             if view["state"] == "finished":
                 return
@@ -94,8 +94,8 @@ async def test_a_fault_at_a_durable_step_loses_nothing(
         client, trainer = client_of(running), client_of(running)
         async with asyncio.timeout(240), asyncio.TaskGroup() as group:
             failing = group.create_task(running.failed())
-            await in_thread(_submit, client)
-            reading = group.create_task(in_thread(_read, trainer))
+            await asyncio.to_thread(_submit, client)
+            reading = group.create_task(asyncio.to_thread(_read, trainer))
             await _finished(running, client)
             groups = await reading
             failing.cancel()

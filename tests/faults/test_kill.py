@@ -23,7 +23,7 @@ import pytest
 from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.errors import UnavailableError
 from prorl.linux.procfs import descendants, start_ticks
 from prorl.supervisor.service import Supervisor
@@ -70,7 +70,7 @@ def _config(root: Path, sandbox_kind: str) -> ServiceConfig:
 
 async def _view(client: Client) -> dict[str, Json]:
     try:
-        return await in_thread(client.run, "r")
+        return await asyncio.to_thread(client.run, "r")
     except UnavailableError:
         return {"counts": {}, "commits": -1}
 
@@ -115,11 +115,7 @@ async def _feed(client: Client, kills: asyncio.Task[None]) -> int:
     while True:
         last = kills.done()
         batch = [next(tasks) for _ in range(WAVE)]
-        await in_thread(
-            lambda batch=batch, wave=wave, last=last: client.submit(
-                "r", batch, 1, key=f"w{wave}", last=last
-            )
-        )
+        await asyncio.to_thread(client.submit, "r", batch, 1, key=f"w{wave}", last=last)
         wave += 1
         if last:
             return wave * WAVE
@@ -151,7 +147,7 @@ async def test_struck_again_and_again_while_it_holds_work(
         assert isinstance(running, Supervisor)
         # Struck again the moment that it is back, the gateway may be away at each try of 20 s.
         client = client_of(running, PATIENCE_S)
-        await in_thread(lambda: client.create_run(run_id="r", agent=agent, limits=LIMITS))
+        await asyncio.to_thread(client.create_run, run_id="r", agent=agent, limits=LIMITS)
         async with asyncio.TaskGroup() as group:
             finished = group.create_task(follow(client, running, "r", 0, quiet=True))
             kills = group.create_task(_strike(running, client, name, strike, times))
@@ -188,7 +184,7 @@ async def test_programs_and_their_sandboxes_killed_in_the_middle_of_a_call(
     async with signals() as stop, service(_config(root, sandbox_kind), stop) as running:
         assert isinstance(running, Supervisor)
         client = client_of(running, PATIENCE_S)
-        await in_thread(lambda: client.create_run(run_id="r", agent=PROGRAM, limits=LIMITS))
+        await asyncio.to_thread(client.create_run, run_id="r", agent=PROGRAM, limits=LIMITS)
 
         async def strike() -> None:
             for _ in range(KILLS):

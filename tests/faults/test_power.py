@@ -19,7 +19,7 @@ import pytest
 
 import prorl
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.errors import ProrlError
 from prorl.types import Task
 from tests.faults.power.disk import Disk, Kept
@@ -158,7 +158,7 @@ async def test_the_service_goes_on_after_a_power_cut(
     config = ServiceConfig.model_validate({"root": root, "backends": ("scripted:random",)})
     async with signals() as stop, service(config, stop) as running:
         client = client_of(running)
-        order = await asyncio.wait_for(in_thread(lambda: _finish(client)), 240)
+        order = await asyncio.wait_for(asyncio.to_thread(_finish, client), 240)
         client.close()
     check_complete(root / "r", WAVES * WAVE * N)
     handed = {mark.value[0]: mark.value[1] for mark in marks if mark.what == "handed out"}

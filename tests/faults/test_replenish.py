@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread
+from prorl.deploy.running import client_of
 from prorl.errors import UnavailableError
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
@@ -48,16 +48,16 @@ async def replenished(
         client = client_of(running)
         run = {"run_id": "r", "filter": filter_sql, "target_groups": TARGET}
         limits = {"max_attempts": 40, "max_worker_losses": 40}
-        await in_thread(
-            lambda: client.create_run(**run, max_open_groups=open_groups, limits=limits)
+        await asyncio.to_thread(
+            client.create_run, **run, max_open_groups=open_groups, limits=limits
         )
         tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"say {i}") for i in range(POOL)]
-        await in_thread(lambda: client.submit("r", tasks, N, key="k", last=True))
+        await asyncio.to_thread(client.submit, "r", tasks, N, key="k", last=True)
         kills, seen = 0, 0
         async with asyncio.timeout(400):
             while True:
                 try:
-                    view = await in_thread(client.run, "r")
+                    view = await asyncio.to_thread(client.run, "r")
                 except (UnavailableError, OSError):
                     continue
                 running.note_commits(int(view["commits"]))

@@ -23,7 +23,7 @@ import pytest
 
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.errors import SandboxError
 from prorl.sandbox.client import ConnectedSandbox
 from prorl.sandbox.host import UnixSandboxHost
@@ -259,10 +259,8 @@ async def test_stages(
     ):
         assert isinstance(running, Supervisor)
         client = client_of(running)
-        await in_thread(
-            lambda: client.create_run(
-                run_id="r", limits={"max_attempts": 99, "max_worker_losses": 99}
-            )
+        await asyncio.to_thread(
+            client.create_run, run_id="r", limits={"max_attempts": 99, "max_worker_losses": 99}
         )
         host = UnixSandboxHost(str(running.config.sandbox_socket))
         ref = await host.start("other/1/1", "run", SPEC)
@@ -271,9 +269,7 @@ async def test_stages(
         )
         await host.stop(ref)
         for number in range(kills_of(kind)):
-            await in_thread(
-                lambda number=number: client.submit("r", tasks(number), 1, key=f"w{number}")
-            )
+            await asyncio.to_thread(client.submit, "r", tasks(number), 1, key=f"w{number}")
             child = running.children[victim]
             await holds_work(host, victim, figures.random)
             for entry in (await host.status())["sandboxes"]:
@@ -307,7 +303,7 @@ async def all_done(client: Client, running: Supervisor) -> bool:
 
     The supervisor is told of commits: without any, deaths in a row would be a crash loop.
     """
-    view: dict[str, Json] = await in_thread(client.run, "r")
+    view: dict[str, Json] = await asyncio.to_thread(client.run, "r")
     running.note_commits(int(view["commits"]))
     return not any(
         value

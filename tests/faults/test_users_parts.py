@@ -7,6 +7,7 @@ rollouts RUN survives.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from prorl.cli.progress import follow
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.linux import at_work
 from prorl.supervisor import service as supervisor
 from prorl.types import Json, Task
@@ -131,15 +132,13 @@ async def test_a_users_part_that_misbehaves_costs_its_own_rollouts(
         client = client_of(running)
         for part, how in CASES:
             run, given = f"{part}-{how}", {"run_id": f"{part}-{how}", **PARTS[part]}
-            await in_thread(lambda given=given: client.create_run(**given))
+            await asyncio.to_thread(client.create_run, **given)
             tasks = _tasks(how, 1, 2)
-            await in_thread(
-                lambda run=run, tasks=tasks: client.submit(run, tasks, 1, key="k", last=True)
-            )
+            await asyncio.to_thread(client.submit, run, tasks, 1, key="k", last=True)
         for part, how in CASES:
             await follow(client, running, f"{part}-{how}", 3, quiet=True)
-        await in_thread(lambda: client.create_run(run_id="all", agent="sinner"))
-        await in_thread(lambda: client.submit("all", _tasks("exit", 12, 0), 1, key="k", last=True))
+        await asyncio.to_thread(client.create_run, run_id="all", agent="sinner")
+        await asyncio.to_thread(client.submit, "all", _tasks("exit", 12, 0), 1, key="k", last=True)
         await follow(client, running, "all", 12, quiet=True)
     failed = "select task_id, failure_code, failure_message, attempt from rollouts"
     failed += " where status <> 'completed'"

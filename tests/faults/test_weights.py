@@ -22,7 +22,7 @@ from prorl.backends.embedded import TOY
 from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
 from tests.integration.checks import check_complete, rows
@@ -88,9 +88,7 @@ async def under_fire(client: Client, folder: Path, pool: list[Embedded]) -> None
     first, second, third = pool
     for version in range(1, VERSIONS + 1):
         path = await asyncio.to_thread(checkpoint, folder, version)
-        said = await in_thread(
-            lambda version=version, path=path: client.publish("r", version, path)
-        )
+        said = await asyncio.to_thread(client.publish, "r", version, path)
         assert said["version"] == version
         match version % 5:
             case 1:
@@ -98,7 +96,7 @@ async def under_fire(client: Client, folder: Path, pool: list[Embedded]) -> None
             case 2:
                 await first.start()
             case 3 if version == 3:
-                await in_thread(client.add_backend, third.url)
+                await asyncio.to_thread(client.add_backend, third.url)
             case 4:
                 await second.kill()
                 await second.start()
@@ -113,16 +111,12 @@ async def feed(client: Client, firing: asyncio.Task[Any]) -> int:
         tasks = [
             Task(task_id=f"{wave}/{i}", env="noop", prompt=f"Say {wave} {i}.") for i in range(WAVE)
         ]
-        await in_thread(
-            lambda tasks=tasks, wave=wave, last=last: client.submit(
-                "r", tasks, 1, key=f"w{wave}", last=last
-            )
-        )
+        await asyncio.to_thread(client.submit, "r", tasks, 1, key=f"w{wave}", last=last)
         wave += 1
         if last:
             return wave * WAVE
         while not firing.done():
-            if (await in_thread(client.run, "r"))["counts"]["queued"] < WAVE:
+            if (await asyncio.to_thread(client.run, "r"))["counts"]["queued"] < WAVE:
                 break
             await asyncio.sleep(0.1)
 
@@ -177,8 +171,8 @@ async def test_every_logprob_is_of_the_version_that_its_span_names(
         )
         async with signals() as stop, service(config, stop) as running:
             client = client_of(running)
-            await in_thread(
-                lambda: client.create_run(run_id="r", sampling={"max_tokens": 96}, limits={})
+            await asyncio.to_thread(
+                client.create_run, run_id="r", sampling={"max_tokens": 96}, limits={}
             )
             async with asyncio.TaskGroup() as group:
                 finished = group.create_task(follow(client, running, "r", 0, quiet=True))

@@ -15,7 +15,6 @@ import pytest
 
 import prorl
 from prorl.config import ServiceConfig
-from prorl.deploy.running import in_thread
 from prorl.net.bearer import Keys
 from prorl.net.join import Join, prepare
 from prorl.supervisor.service import Supervisor
@@ -56,7 +55,7 @@ async def workers(client: prorl.Client, count: int) -> set[str]:
     """Wait until so many nodes have a RUN that is registered."""
     async with asyncio.timeout(100):
         while True:
-            found = (await in_thread(client.status))["workers"]
+            found = (await asyncio.to_thread(client.status))["workers"]
             names = {worker["node"] for worker in found if worker["role"] == "run"}
             if len(names) == count:
                 return names
@@ -189,7 +188,7 @@ LOOPBACK = "0100007F"
 
 async def pids(client: prorl.Client) -> set[int]:
     """Of the RUNs that are there."""
-    found = (await in_thread(client.status))["workers"]
+    found = (await asyncio.to_thread(client.status))["workers"]
     return {worker["pid"] for worker in found if worker["role"] == "run"}
 
 

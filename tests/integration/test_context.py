@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prorl.cli.progress import follow
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.types import Task
 from tests.backends.misbehaving import Misbehaving
 from tests.backends.trial import TALKER, check_exact
@@ -31,11 +31,11 @@ async def test_what_does_not_fit_ends_the_rollout(tmp_path: Path, sandbox_kind: 
         async with service(config, stop) as running:
             client = client_of(running)
             limits = {"max_turns": TURNS, "max_tokens": 3000}
-            await in_thread(lambda: client.create_run(run_id="r", agent=TALKER, limits=limits))
+            await asyncio.to_thread(client.create_run, run_id="r", agent=TALKER, limits=limits)
             tasks = [
                 Task(task_id=f"t{i}", env=f"{FILE}:Wordy", prompt=f"{i}?") for i in range(COUNT)
             ]
-            await in_thread(lambda: client.submit("r", tasks, 1, key="w", last=True))
+            await asyncio.to_thread(client.submit, "r", tasks, 1, key="w", last=True)
             await asyncio.wait_for(follow(client, running, "r", COUNT, quiet=True), 60)
         calls = server.calls
     stored = check_complete(tmp_path / "root" / "r", COUNT)

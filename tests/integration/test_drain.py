@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import prorl
-from prorl.deploy.running import in_thread
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json
 from tests.integration.test_nodes import TASKS as MANY
@@ -40,7 +39,7 @@ def charges(running: Supervisor) -> tuple[int, int, int]:
 async def submitted(running: Supervisor, backend: str) -> prorl.Client:
     client = prorl.connect(running.config.root)
     client.create_run(run_id="far", backends=[backend])
-    await in_thread(lambda: client.submit("far", TASKS, n=1, key="k", last=True))
+    await asyncio.to_thread(client.submit, "far", TASKS, n=1, key="k", last=True)
     return client
 
 
@@ -48,7 +47,7 @@ async def busy(client: prorl.Client, node: str) -> None:
     """Wait until RUN of a node works."""
     async with asyncio.timeout(LIMIT_S):
         while True:
-            for worker in (await in_thread(client.status))["workers"]:
+            for worker in (await asyncio.to_thread(client.status))["workers"]:
                 if worker["worker"] == f"{node}/run-0" and worker["held"]:
                     return
             await asyncio.sleep(0.05)
@@ -63,7 +62,7 @@ async def there(running: Supervisor, node: str) -> None:
 
 
 async def of_node(client: prorl.Client, node: str) -> list[Json]:
-    workers = (await in_thread(client.status))["workers"]
+    workers = (await asyncio.to_thread(client.status))["workers"]
     return [worker for worker in workers if worker["node"] == node]
 
 
@@ -104,11 +103,13 @@ async def test_the_last_node_may_leave_and_another_goes_on(
         await busy(client, "n1")
         await only.drain(0.0)
         async with asyncio.timeout(LIMIT_S):
-            while (await in_thread(client.run, "far"))["counts"]["running"]:
+            while (await asyncio.to_thread(client.run, "far"))["counts"]["running"]:
                 await asyncio.sleep(0.1)
-        counts = (await in_thread(client.run, "far"))["counts"]
+        counts = (await asyncio.to_thread(client.run, "far"))["counts"]
         assert counts["completed"] + counts["queued"] + counts["leased"] == len(TASKS)
-        assert all(not worker["held"] for worker in (await in_thread(client.status))["workers"])
+        assert all(
+            not worker["held"] for worker in (await asyncio.to_thread(client.status))["workers"]
+        )
         assert charges(running)[1:] == (0, 0)
 
 

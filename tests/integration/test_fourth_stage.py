@@ -9,7 +9,7 @@ import pytest
 
 from prorl.config import ServiceConfig
 from prorl.deploy.inline import Inline
-from prorl.deploy.running import client_of, in_thread
+from prorl.deploy.running import client_of
 from prorl.graph import GRAPH, StageRow
 from prorl.supervisor.specs import child_specs
 from prorl.types import Task
@@ -31,12 +31,12 @@ async def test_a_fourth_operator_is_one_file_and_one_row(
     tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"say {i}") for i in range(COUNT)]
     async with Inline(config) as running:
         client = client_of(running)
-        await in_thread(lambda: client.create_run(run_id="r"))
-        await in_thread(lambda: client.submit("r", tasks, 1, key="k", last=True))
+        await asyncio.to_thread(client.create_run, run_id="r")
+        await asyncio.to_thread(client.submit, "r", tasks, 1, key="k", last=True)
         async with asyncio.timeout(60):
-            while (await in_thread(client.run, "r"))["state"] != "finished":
+            while (await asyncio.to_thread(client.run, "r"))["state"] != "finished":
                 await asyncio.sleep(0.1)
-        status = await in_thread(client.status)
+        status = await asyncio.to_thread(client.status)
         assert status["stages"]["critic"]["slots"] == 3
         assert status["stages"]["critic"]["done"] == COUNT
         client.close()

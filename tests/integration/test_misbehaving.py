@@ -15,7 +15,7 @@ import pytest
 from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.stages import failover
 from prorl.types import Json, Task
 from tests.backends.lies import LIES
@@ -41,7 +41,7 @@ class Scene:
         await until(lambda: all(len(server.calls) >= calls for server in self.servers))
 
     async def states(self) -> dict[str, str]:
-        found = await in_thread(self.client.backends)
+        found = await asyncio.to_thread(self.client.backends)
         return {one["name"]: one["state"] for one in found}
 
     async def check(self) -> int:
@@ -76,9 +76,9 @@ async def scene(
         running = await stack.enter_async_context(service(config, stop))
         s = Scene(tmp_path / "root", servers, client_of(running), rollouts)
         limits = {"max_turns": TURNS, "run_s": 20}
-        await in_thread(lambda: s.client.create_run(run_id="r", agent=TALKER, limits=limits))
+        await asyncio.to_thread(s.client.create_run, run_id="r", agent=TALKER, limits=limits)
         tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"{i}?") for i in range(rollouts)]
-        await in_thread(lambda: s.client.submit("r", tasks, 1, key="w", last=True))
+        await asyncio.to_thread(s.client.submit, "r", tasks, 1, key="w", last=True)
         s.finished = asyncio.ensure_future(follow(s.client, running, "r", rollouts, quiet=True))
         yield s
 
@@ -127,7 +127,7 @@ async def test_with_every_server_down_rollouts_wait_and_none_fails(
         for server in s.servers:
             await until_out(s.client, server.url, 20)
         await asyncio.sleep(2)
-        counts = (await in_thread(s.client.run, "r"))["counts"]
+        counts = (await asyncio.to_thread(s.client.run, "r"))["counts"]
         assert counts["failed"] == 0
         assert counts["queued"] + counts["leased"] + counts["running"] > 0
         for server in s.servers:
@@ -147,7 +147,9 @@ async def test_a_server_that_lies_is_out_after_a_few_replies_and_nothing_of_it_i
         await until_out(s.client, bad.url, 20)
         await s.check()
         (why,) = [
-            one["reason"] for one in await in_thread(s.client.backends) if one["name"] == bad.url
+            one["reason"]
+            for one in await asyncio.to_thread(s.client.backends)
+            if one["name"] == bad.url
         ]
         assert why, "said in status"
         assert (await s.states())[good.url] == "ready"
@@ -163,7 +165,7 @@ async def test_nothing_of_a_server_that_lies_now_and_then_is_stored(
         bad.mode, bad.lie_share, bad.lie = Mode.LIES, 0.3, lambda events: next(lies)(events)
         await until_out(s.client, bad.url, 30)
         await s.check()
-        views = {one["name"]: one for one in await in_thread(s.client.backends)}
+        views = {one["name"]: one for one in await asyncio.to_thread(s.client.backends)}
         assert views[bad.url]["refused_replies"] >= 3
         assert views[good.url]["refused_replies"] == 0
 
@@ -179,7 +181,7 @@ async def test_a_pool_that_is_busy_for_a_while_costs_nobody_anything(
         server.mode, server.retry_after = Mode.BUSY, "1"
         before = len(server.calls)
         await asyncio.sleep(8)
-        (view,) = await in_thread(s.client.backends)
+        (view,) = await asyncio.to_thread(s.client.backends)
         assert view["state"] == "ready"
         assert view["reason"].startswith("busy"), view
         assert "429" in view["reason"], view

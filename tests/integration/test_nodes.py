@@ -13,7 +13,7 @@ import pytest
 import prorl
 from prorl.config import ServiceConfig
 from prorl.deploy.node import keep_certificate, node
-from prorl.deploy.running import Stop, in_thread, service
+from prorl.deploy.running import Stop, service
 from prorl.errors import ForbiddenError
 from prorl.net.join import Join
 from prorl.net.tls import Credentials
@@ -62,7 +62,7 @@ async def nodes(
         made = []
         for name in names:
             own = {**common, "root": tmp_path / name, "node_id": name}
-            supervisor = await in_thread(node, join, ServiceConfig.model_validate(own))
+            supervisor = await asyncio.to_thread(node, join, ServiceConfig.model_validate(own))
             made.append(await stack.enter_async_context(supervisor))
         yield running, made
 
@@ -79,14 +79,14 @@ def submitted(running: Supervisor) -> prorl.Client:
 
 async def finished(client: prorl.Client) -> dict[str, Json]:
     async with asyncio.timeout(90):
-        while (view := await in_thread(client.run, "far"))["state"] != "finished":
+        while (view := await asyncio.to_thread(client.run, "far"))["state"] != "finished":
             await asyncio.sleep(0.2)
         return dict(view)
 
 
 async def busy(client: prorl.Client) -> set[str]:
     """Workers that have said that they finished something."""
-    status = await in_thread(client.status)
+    status = await asyncio.to_thread(client.status)
     return {worker["worker"] for worker in status["workers"] if worker["stats"]["done"]}
 
 
@@ -106,7 +106,7 @@ async def test_another_role_joins_nothing(tmp_path: Path, sandbox_kind: str) -> 
         join = Join.read(join_file(running, "trainer"))
         config = ServiceConfig(root=tmp_path / "x", node_id="x")
         with pytest.raises(ForbiddenError, match="as trainer"):
-            await in_thread(node, join, config)
+            await asyncio.to_thread(node, join, config)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import prorl
 from prorl.cli.app import dispatch
 from prorl.config import RESERVED_NAMES, ServiceConfig
-from prorl.deploy.running import Stop, in_thread, service
+from prorl.deploy.running import Stop, service
 from prorl.errors import ForbiddenError, ProrlError, UserError
 from prorl.net.join import Join
 from prorl.supervisor.service import Supervisor
@@ -65,18 +66,18 @@ def train(path: Path) -> list[int]:
 async def refused(call: Callable[[], object], kind: type[ProrlError]) -> str:
     """The one line that a refused caller gets."""
     with pytest.raises(kind) as caught:
-        await in_thread(call)
+        await asyncio.to_thread(call)
     line = str(caught.value)
     assert "\n" not in line
     return line
 
 
 async def test_each_role_may_do_what_is_its_own(running: Supervisor) -> None:
-    sizes = await in_thread(train, join_file(running, "trainer"))
+    sizes = await asyncio.to_thread(train, join_file(running, "trainer"))
     viewer = prorl.connect(join_file(running, "viewer"))
-    assert sizes == [2, 2], await in_thread(viewer.run, "far")
+    assert sizes == [2, 2], await asyncio.to_thread(viewer.run, "far")
     viewer = prorl.connect(join_file(running, "viewer"))
-    assert (await in_thread(viewer.run, "far"))["run_id"] == "far"
+    assert (await asyncio.to_thread(viewer.run, "far"))["run_id"] == "far"
     assert "as viewer" in await refused(lambda: viewer.cancel("far"), ForbiddenError)
     assert "as viewer" in await refused(lambda: viewer.commit("far@1"), ForbiddenError)
     node = prorl.connect(join_file(running, "node"))
@@ -86,7 +87,7 @@ async def test_each_role_may_do_what_is_its_own(running: Supervisor) -> None:
 async def test_no_run_may_have_a_name_that_its_root_needs(running: Supervisor) -> None:
     """Whatever stands in a root beside runs is known; else a run of that name ends the service."""
     root = running.config.root
-    await in_thread(train, join_file(running, "trainer"))
+    await asyncio.to_thread(train, join_file(running, "trainer"))
     held = {path.name for path in root.iterdir() if not path.name.startswith(".")} - {"far"}
     assert held <= RESERVED_NAMES
     with prorl.connect(root) as client:
@@ -103,10 +104,10 @@ async def test_a_token_for_one_run_streams_and_commits_it(
     """Over TLS, and on the service's own host."""
     root = running.config.root
     own = ["token", "new", "--run", "far", "--root", str(root)]
-    assert await in_thread(dispatch, [*own, "--join", str(tmp_path / "one.json")]) == 0
-    assert await in_thread(train, tmp_path / "one.json") == [2, 2]
+    assert await asyncio.to_thread(dispatch, [*own, "--join", str(tmp_path / "one.json")]) == 0
+    assert await asyncio.to_thread(train, tmp_path / "one.json") == [2, 2]
     token = Join.read(tmp_path / "one.json").token
     with prorl.connect(root, token=token) as near:
-        batches = await in_thread(lambda: list(near.stream("far", consumer="second")))
-        await in_thread(near.commit, batches[-1])
+        batches = await asyncio.to_thread(lambda: list(near.stream("far", consumer="second")))
+        await asyncio.to_thread(near.commit, batches[-1])
         assert "is for run 'far' alone" in await refused(near.status, ForbiddenError)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.supervisor.root import box_dir
 from prorl.types import Task
 from tests.backends.misbehaving import Misbehaving, Mode
@@ -49,20 +49,20 @@ async def test_nothing_of_what_is_redundant_is_left(tmp_path: Path, sandbox_kind
         server.answers_probes = True
         async with signals() as stop, service(config, stop) as running:
             client = client_of(running)
-            await in_thread(lambda: client.create_run(run_id="r", filter=ANY, target_groups=1))
-            await in_thread(lambda: client.submit("r", tasks[1:], N, key="stuck"))
+            await asyncio.to_thread(client.create_run, run_id="r", filter=ANY, target_groups=1)
+            await asyncio.to_thread(client.submit, "r", tasks[1:], N, key="stuck")
             stuck = (GROUPS - 1) * N
             begun = server.calls
             await _until(lambda: len(begun) == stuck and all(call.ids for call in begun))
             assert len(list(live.iterdir())) >= stuck
             server.mode = Mode.WELL
-            await in_thread(lambda: client.submit("r", tasks[:1], N, key="well", last=True))
+            await asyncio.to_thread(client.submit, "r", tasks[:1], N, key="well", last=True)
             idle, gone = await asyncio.gather(
                 _until(lambda: not server.in_flight and len(server.calls) == stuck + N),
                 _until(lambda: len(server.calls) == stuck + N and not list(live.iterdir())),
             )
             async with asyncio.timeout(120):
-                while (await in_thread(client.run, "r"))["state"] != "finished":
+                while (await asyncio.to_thread(client.run, "r"))["state"] != "finished":
                     await asyncio.sleep(0.1)
     stored = check_complete(root / "r", GROUPS * N)
     found = rows(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import prorl
 from prorl.config import ServiceConfig
-from prorl.deploy.running import Stop, in_thread, service
+from prorl.deploy.running import Stop, service
 from prorl.types import Task
 
 
@@ -22,14 +23,14 @@ async def test_connect_finds_a_service_that_was_started_again_on_another_port(
     root = tmp_path / "root"
     async with service(config(root), Stop()) as first:
         trainer = prorl.connect(root, retry_s=20)
-        await in_thread(lambda: trainer.create_run(run_id="r", delivery="stream"))
-        await in_thread(lambda: trainer.submit("r", [task], n=1, key="a"))
+        await asyncio.to_thread(trainer.create_run, run_id="r", delivery="stream")
+        await asyncio.to_thread(trainer.submit, "r", [task], n=1, key="a")
         batches = trainer.stream("r")
-        batch = await in_thread(lambda: next(batches))
+        batch = await asyncio.to_thread(next, batches)
         before = first.config.http_port
     async with service(config(root), Stop()) as second:
         assert second.config.http_port != before
-        await in_thread(trainer.commit, batch)
-        await in_thread(lambda: trainer.submit("r", [task], n=1, key="b", last=True))
-        assert (await in_thread(lambda: next(batches))).num_groups == 1
+        await asyncio.to_thread(trainer.commit, batch)
+        await asyncio.to_thread(trainer.submit, "r", [task], n=1, key="b", last=True)
+        assert (await asyncio.to_thread(next, batches)).num_groups == 1
         trainer.close()

@@ -23,7 +23,7 @@ from prorl.backends.embedded import TOY
 from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.errors import UnavailableError
 from prorl.journal import Answer, Ended, Said
 from prorl.linux.procfs import descendants
@@ -92,7 +92,7 @@ def _shopping(first: int, count: int) -> list[Task]:
 
 async def _view(client: Client) -> dict[str, Json]:
     try:
-        return await in_thread(client.run, "r")
+        return await asyncio.to_thread(client.run, "r")
     except UnavailableError:
         return {"counts": {}, "commits": -1}
 
@@ -163,7 +163,7 @@ async def _feed(client: Client, kills: asyncio.Task[list[Loss]], trial: Trial) -
     while True:
         last = kills.done() and total + wave >= trial.at_least
         batch, key = trial.tasks(total, wave), f"w{total}"
-        await in_thread(lambda b=batch, k=key, z=last: client.submit("r", b, 1, key=k, last=z))
+        await asyncio.to_thread(client.submit, "r", batch, 1, key=key, last=last)
         total += wave
         if last:
             return total
@@ -182,7 +182,7 @@ async def _run(trial: Trial) -> tuple[int, list[Loss], StoredRun, _Watch]:
         assert isinstance(running, Supervisor)
         client = client_of(running)
         limits = {"max_turns": TURNS + 1}
-        await in_thread(lambda: client.create_run(run_id="r", limits=limits, seed=5))
+        await asyncio.to_thread(client.create_run, run_id="r", limits=limits, seed=5)
         async with asyncio.TaskGroup() as group:
             finished = group.create_task(follow(client, running, "r", 0, quiet=True))
             killing = group.create_task(_kill(running, client, watch, trial))

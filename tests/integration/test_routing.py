@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from prorl.backends import open_backend
 from prorl.client.client import Client
 from prorl.client.records import Feed, Record
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.envs import get_env
 from prorl.renderer import ChatMLRenderer
 from prorl.storage.files.layout import EMPTY, RunDir
@@ -78,13 +79,13 @@ async def test_from_the_server_to_the_trainer(
         )
         async with service(config, stop) as running:
             client = client_of(running)
-            await in_thread(lambda: submit(client, "plain"))
-            plain = await in_thread(lambda: fed(config.root, "plain", routing=True))
+            await asyncio.to_thread(submit, client, "plain")
+            plain = await asyncio.to_thread(fed, config.root, "plain", routing=True)
             assert not any(body["return_routed_experts"] for body in server.bodies)
             assert [record.routing for record in plain] == [None] * GROUPS * SIBLINGS
-            await in_thread(lambda: submit(client, "moe", routing=True))
-            check(await in_thread(lambda: fed(config.root, "moe")))
-            (batch, *_) = await in_thread(lambda: [*client.stream("moe", cursor="moe@0")])
+            await asyncio.to_thread(submit, client, "moe", routing=True)
+            check(await asyncio.to_thread(fed, config.root, "moe"))
+            (batch, *_) = await asyncio.to_thread(lambda: [*client.stream("moe", cursor="moe@0")])
             assert "experts" not in batch.arrow.schema.names, "whoever does not ask gets none"
     assert [path.name for path in (tmp_path / "root" / "plain" / "routing").iterdir()] == [EMPTY]
     folder = tmp_path / "root" / "moe"

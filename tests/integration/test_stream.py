@@ -23,7 +23,7 @@ import pytest
 import prorl
 from prorl.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import Stop, client_of, in_thread, service
+from prorl.deploy.running import Stop, client_of, service
 from prorl.schema.rows import row_hashes
 from prorl.types import Json, Task
 
@@ -78,12 +78,12 @@ async def test_replay_of_a_copy_equals_the_live_stream(
 ) -> None:
     async with service(config, Stop()) as running:
         client = client_of(running)
-        await in_thread(lambda: client.create_run(run_id="r", delivery="stream"))
-        await in_thread(lambda: client.submit("r", _tasks(), N, key="k", last=True))
-        live, cursors = await in_thread(_read, client)
+        await asyncio.to_thread(client.create_run, run_id="r", delivery="stream")
+        await asyncio.to_thread(client.submit, "r", _tasks(), N, key="k", last=True)
+        live, cursors = await asyncio.to_thread(_read, client)
         middle = cursors[GROUPS // 2]
-        resumed, _ = await in_thread(_read, client, middle)
-        await in_thread(client.commit, cursors[-1])
+        resumed, _ = await asyncio.to_thread(_read, client, middle)
+        await asyncio.to_thread(client.commit, cursors[-1])
         client.close()
     assert len(live) == GROUPS * N
     assert len(set(live)) == GROUPS * N
@@ -91,8 +91,8 @@ async def test_replay_of_a_copy_equals_the_live_stream(
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path / "root" / "r", copy)
     with _replay(copy) as replayed:
-        assert await in_thread(_read, replayed) == (live, cursors)
-        assert (await in_thread(_read, replayed, middle))[0] == resumed
+        assert await asyncio.to_thread(_read, replayed) == (live, cursors)
+        assert (await asyncio.to_thread(_read, replayed, middle))[0] == resumed
 
 
 async def test_a_trainer_that_stops_reading_pauses_the_pipeline_and_it_goes_on(
@@ -100,16 +100,18 @@ async def test_a_trainer_that_stops_reading_pauses_the_pipeline_and_it_goes_on(
 ) -> None:
     async with service(config, Stop()) as running:
         client = client_of(running)
-        await in_thread(
-            lambda: client.create_run(
-                run_id="r", delivery="stream", max_open_groups=4, max_unacked_groups=4
-            )
+        await asyncio.to_thread(
+            client.create_run,
+            run_id="r",
+            delivery="stream",
+            max_open_groups=4,
+            max_unacked_groups=4,
         )
-        await in_thread(lambda: client.submit("r", _tasks(), N, key="k", last=True))
+        await asyncio.to_thread(client.submit, "r", _tasks(), N, key="k", last=True)
         await _settled(client, completed=4 * N)
         await asyncio.sleep(1.0)
-        assert (await in_thread(client.run, "r"))["counts"]["completed"] == 4 * N
-        await in_thread(_train, client)
+        assert (await asyncio.to_thread(client.run, "r"))["counts"]["completed"] == 4 * N
+        await asyncio.to_thread(_train, client)
         await _settled(client, completed=GROUPS * N)
         client.close()
 
@@ -121,7 +123,7 @@ def _train(client: Client) -> None:
 
 async def _settled(client: Client, completed: int) -> None:
     async def counts() -> dict[str, Json]:
-        return dict((await in_thread(client.run, "r"))["counts"])
+        return dict((await asyncio.to_thread(client.run, "r"))["counts"])
 
     async with asyncio.timeout(60):
         while (await counts())["completed"] < completed:
@@ -150,18 +152,20 @@ async def test_a_trainer_hears_within_half_a_minute_why_nothing_comes(
     try:
         async with service(silent, Stop()) as running:
             client = client_of(running)
-            await in_thread(lambda: client.create_run(run_id="r", delivery="stream"))
-            await in_thread(lambda: client.submit("r", _tasks(1), 1, key="k"))
-            reading = asyncio.ensure_future(in_thread(lambda: next(client.stream("r"), None)))
+            await asyncio.to_thread(client.create_run, run_id="r", delivery="stream")
+            await asyncio.to_thread(client.submit, "r", _tasks(1), 1, key="k")
+            reading = asyncio.ensure_future(
+                asyncio.to_thread(lambda: next(client.stream("r"), None))
+            )
             began = time.monotonic()
             while not heard.said:
                 assert not reading.done()
                 await asyncio.sleep(0.1)
             print(f"heard after {time.monotonic() - began:.1f} s: {heard.said}", file=sys.stderr)
             assert heard.said[0].startswith("run r is stuck: 1 rollouts run and none has ended")
-            await in_thread(client.cancel, "r")
+            await asyncio.to_thread(client.cancel, "r")
             assert await reading is None
-            assert (await in_thread(client.run, "r"))["stuck"] == ""
+            assert (await asyncio.to_thread(client.run, "r"))["stuck"] == ""
             client.close()
     finally:
         logging.getLogger("prorl.client").removeHandler(heard)

@@ -36,7 +36,7 @@ import pytest
 
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.deploy.running import client_of, service, signals
 from prorl.errors import UnavailableError
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
@@ -195,7 +195,7 @@ class Soak:
     async def view(self) -> dict[str, Json]:
         """The run, if the gateway is there."""
         with contextlib.suppress(UnavailableError):
-            found = dict(await in_thread(self.client.run, "r"))
+            found = dict(await asyncio.to_thread(self.client.run, "r"))
             self.running.note_commits(int(found["commits"]))
             return found
         return {}
@@ -234,16 +234,16 @@ class Soak:
         elif name == "consumer":
             await self.strike_consumer(what)
         elif what == "disk":
-            await in_thread(self.fill if name == "full" else self.close_files)
+            await asyncio.to_thread(self.fill if name == "full" else self.close_files)
             await asyncio.sleep(self.chance.uniform(2, 5))
             (self.root.parent / "filler").unlink(missing_ok=True)
-            await in_thread(self.close_files, MANY_FILES)
+            await asyncio.to_thread(self.close_files, MANY_FILES)
         else:
             child = self.running.children[name]
             while not child.beats:  # struck by another fault just now
                 await asyncio.sleep(0.1)
             lives, began = child.lives, time.monotonic()
-            await in_thread(self.evidence.keep_logs, self.root)
+            await asyncio.to_thread(self.evidence.keep_logs, self.root)
             child.signal(signal.SIGKILL if what == "kill" else signal.SIGSTOP)
             while not (child.lives > lives and child.beats):
                 await asyncio.sleep(0.02)
@@ -264,7 +264,7 @@ class Soak:
     async def refused_replies(self) -> int:
         """Since the gateway's last start, if it is there."""
         with contextlib.suppress(UnavailableError):
-            views = await in_thread(self.client.backends)
+            views = await asyncio.to_thread(self.client.backends)
             return sum(one["refused_replies"] for one in views if one["name"] == self.model.url)
         return 0
 
@@ -299,7 +299,7 @@ class Soak:
         keys = [f"w{wave}/{i}" for i in range(WAVE)]
         write(self._submitted, what="invoke", keys=keys, n=N)
         call = partial(self.client.submit, "r", tasks, N, key=f"w{wave}", last=last)
-        answers = await in_thread(call)
+        answers = await asyncio.to_thread(call)
         groups = {str(answer["key"]): answer["group_id"] for answer in answers}
         write(self._submitted, what="ok", keys=keys, n=N, groups=groups)
 
@@ -399,7 +399,7 @@ async def _suffer(soak: Soak) -> int:
     """A run from its beginning to its end; how many rollouts."""
     limits = {"max_attempts": 40, "max_worker_losses": 40}
     run = {"run_id": "r", "delivery": "stream", "limits": limits}
-    await in_thread(lambda: soak.client.create_run(**run, max_unacked_groups=64))
+    await asyncio.to_thread(soak.client.create_run, **run, max_unacked_groups=64)
     tasks: list[asyncio.Task[Any]] = []
     try:
         tasks.append(reading := asyncio.create_task(soak.consume()))

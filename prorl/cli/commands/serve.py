@@ -24,7 +24,7 @@ from prorl.cli.options import (
 from prorl.cli.output import say
 from prorl.cli.settings import Job, job_settings, service_settings
 from prorl.config import ServiceConfig
-from prorl.deploy.running import client_of, first, in_thread, service, signals
+from prorl.deploy.running import client_of, first, service, signals
 from prorl.dropin import SERVERS
 from prorl.errors import UnavailableError, UserError
 
@@ -134,7 +134,7 @@ async def _watch(running: Supervisor) -> None:
             said = running.trouble
             say(f"waiting  {said}" if said else "the disk takes writes again")
         with contextlib.suppress(UnavailableError):
-            found = await in_thread(client.status)
+            found = await asyncio.to_thread(client.status)
             running.note_commits(int(found["commits"]))
             out, before = set(servers_out(found)), out
             for line in sorted(out - before):

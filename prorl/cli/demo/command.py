@@ -48,7 +48,7 @@ from prorl.cli.run_job import tidy
 from prorl.cli.runs import DEFAULT_ROOT, first_free, latest_run, root_option
 from prorl.config import parse
 from prorl.config.file import load_file
-from prorl.deploy.running import client_of, first, in_thread, service, signals
+from prorl.deploy.running import client_of, first, service, signals
 from prorl.errors import ConfigError, ConflictError
 from prorl.linux.procfs import cpu_s, descendants
 from prorl.sandbox import kinds
@@ -176,9 +176,9 @@ async def _learn(
         if greedy := tasks[: sets * recipe.greedy]:
             cold = replace(eval_run(recipe, run).sampling.params(), temperature=0.0)
             how = {"key": "greedy", "sampling": cold, "extra": {"mode": "greedy"}}
-            await in_thread(partial(submit, **how), greedy, 1)
+            await asyncio.to_thread(partial(submit, **how), greedy, 1)
         sampled = {"key": "sampled", "last": True, "extra": {"mode": "sampled"}}
-        await in_thread(partial(submit, **sampled), tasks[: sets * recipe.heldout], 1)
+        await asyncio.to_thread(partial(submit, **sampled), tasks[: sets * recipe.heldout], 1)
         await watch(run, sets * (recipe.heldout + recipe.greedy), phase)
 
     try:
@@ -187,7 +187,7 @@ async def _learn(
             eval_run(recipe, name + BEFORE),
             eval_run(recipe, name + AFTER),
         ):
-            await in_thread(partial(client.create_run, **config.model_dump(mode="json")))
+            await asyncio.to_thread(client.create_run, **config.model_dump(mode="json"))
         (root / name / DEMO_FILE).write_text(recipe.model_dump_json(indent=1))
         # It loads torch and the model meanwhile, then waits for the first groups.
         training = start("trainer", *trainer_command(recipe, root, name, model))
@@ -196,7 +196,7 @@ async def _learn(
             start("agent", "prorl.guests.openai_guest", at[2], GUEST, PRORL_TOKEN=token)
         await evaluate(name + BEFORE, "held-out, before")
         submit = partial(client.submit, name, key="tasks", last=True)
-        await in_thread(submit, train_tasks(recipe), recipe.n)
+        await asyncio.to_thread(submit, train_tasks(recipe), recipe.n)
         total = recipe.steps * recipe.groups_per_step * recipe.n
         following = asyncio.ensure_future(watch(name, total, "training"))
         beside.append(following)
@@ -204,10 +204,10 @@ async def _learn(
         if not done:  # it ends after the step in hand
             running.children["trainer"].signal(signal.SIGTERM)
         await training
-        await in_thread(client.cancel, name)
+        await asyncio.to_thread(client.cancel, name)
         await following
         if newest := newest_checkpoint(root, name):
-            await in_thread(client.publish, name + AFTER, 1, newest)
+            await asyncio.to_thread(client.publish, name + AFTER, 1, newest)
         await evaluate(name + AFTER, "held-out, after")
         return True
     finally:
