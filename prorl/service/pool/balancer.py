@@ -1,4 +1,4 @@
-"""Which backend serves a rollout: the one with the least in flight, sticky for its life. Pure.
+"""Which backend serves a rollout: a min-heap over in-flight work, sticky for its life. Pure.
 
 A backend's load is the number of rollouts that it serves *now*: `release` lowers it when a
 rollout ends (a count that never goes down is round-robin with extra steps). On a slow server a
@@ -13,6 +13,7 @@ even when nothing is left.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Callable, Collection, Hashable, Mapping
 from collections.abc import Set as AbstractSet
@@ -43,6 +44,7 @@ class Balancer:
         self._ejected: set[str] = set()
         self._fenced: set[str] = set()
         self._weight: dict[str, float] = {}
+        self._heap: list[tuple[float, int, str]] = []
         self._ticks = itertools.count(1)
         for name in names:
             self.add(name)
@@ -70,7 +72,10 @@ class Balancer:
 
     def weigh(self, weights: Mapping[str, float]) -> None:
         """What a rollout weighs on each backend; 1 where nothing is said."""
+        changed = self._weight.keys() | weights.keys()
         self._weight = dict(weights)
+        for name in changed:
+            self._push(name)
 
     def load(self, name: str) -> float:
         """What the backend would have to do with one rollout more."""
@@ -80,6 +85,7 @@ class Balancer:
         """Put a backend into the pool, or end its drain; idempotent. Says nothing of its health."""
         self._state[name] = BackendState.READY
         self._chosen.setdefault(name, 0)
+        self._push(name)
 
     def remove(self, name: str) -> None:
         """Take a backend out; rollouts that it serves stay with it until released. Idempotent."""
@@ -107,6 +113,7 @@ class Balancer:
     def restore(self, name: str) -> None:
         """It is well again; ends neither a drain nor a fence. Idempotent."""
         self._ejected.discard(name)
+        self._push(name)
 
     def fence(self, name: str) -> None:
         """Give it nothing until `unfence`, whatever else its state is; idempotent."""
@@ -115,6 +122,7 @@ class Balancer:
     def unfence(self, name: str) -> None:
         """It has the newest weights; idempotent."""
         self._fenced.discard(name)
+        self._push(name)
 
     def acquire(
         self,
@@ -129,11 +137,10 @@ class Balancer:
         """
         if rollout in self._owner:
             return self._owner[rollout]
-        name = min(
-            self._able_of(among or self._state, suits),
-            key=lambda name: (name in avoid, self.load(name), self._chosen.get(name, 0)),
-            default=None,
-        )
+        if among or avoid or suits:
+            name = self._least_of(among or self._state, avoid, suits)
+        else:
+            name = self._least()
         if name is not None:
             self.assign(rollout, name)
         return name
@@ -149,20 +156,55 @@ class Balancer:
         self._owner[rollout] = name
         self._in_flight[name] = self._in_flight.get(name, 0) + 1
         self._chosen[name] = next(self._ticks)
+        self._push(name)
 
     def release(self, rollout: Hashable) -> None:
         """The rollout has ended or will be leased anew; idempotent."""
         name = self._owner.pop(rollout, None)
         if name is not None:
             self._in_flight[name] -= 1
+            self._push(name)
             self._forget_idle(name)
+
+    def _able(self, name: str) -> bool:
+        return self._state.get(name) is BackendState.READY and self._fit(name)
+
+    def _fit(self, name: str) -> bool:
+        return name not in self._ejected and name not in self._fenced
+
+    def _push(self, name: str) -> None:
+        """Note the present count; older entries of the backend stay. Entries are never updated in
+        place: what does not match the present count is skipped when it surfaces.
+        """
+        if self._able(name):
+            heapq.heappush(self._heap, (self.load(name), self._chosen[name], name))
+        if len(self._heap) > 16 * len(self._state):
+            ready = [n for n in self._state if self._able(n)]
+            self._heap = [(self.load(n), self._chosen[n], n) for n in ready]
+            heapq.heapify(self._heap)
+
+    def _least(self) -> str | None:
+        while self._heap:
+            load, chosen, name = self._heap[0]
+            if self._able(name) and (load, chosen) == (self.load(name), self._chosen[name]):
+                return name
+            heapq.heappop(self._heap)
+        return None
+
+    def _least_of(
+        self, among: Collection[str], avoid: Collection[str], suits: Suits | None
+    ) -> str | None:
+        return min(
+            self._able_of(among, suits),
+            key=lambda name: (name in avoid, self.load(name), self._chosen.get(name, 0)),
+            default=None,
+        )
 
     def _able_of(self, among: Collection[str], suits: Suits | None) -> list[str]:
         return [
             name
             for name in among
-            if name not in self._ejected
-            and name not in self._fenced
+            if self._fit(name)
             and self._state.get(name, BackendState.READY) is BackendState.READY
             and (suits is None or suits(name))
         ]
