@@ -38,6 +38,11 @@ class Graph:
         """Of workers that have a control stream."""
         return (*self.names, "store")
 
+    @property
+    def redelivered(self) -> frozenset[str]:
+        """The edges whose rows are sent again after a loss."""
+        return frozenset(row.gives for row in self.rows if row.redelivers)
+
     def row(self, name: str) -> StageRow:
         return self.rows[self.names.index(name)]
 
@@ -57,5 +62,3 @@ GRAPH = Graph(
     StageRow("run", "ran", "prorl.stages.run:RunOperator"),
     StageRow("eval", "scored", "prorl.stages.eval:EvalOperator"),
 )
-
-REDELIVERED_EDGES = frozenset(row.gives for row in GRAPH.rows if row.redelivers)

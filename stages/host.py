@@ -30,7 +30,7 @@ from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, bound
 from prorl.flight.inlet import Inlet, Taken
 from prorl.flight.outlet import Outlet
 from prorl.flight.queues import wire_bytes
-from prorl.graph import GRAPH, REDELIVERED_EDGES
+from prorl.graph import GRAPH
 from prorl.limits import Clock
 from prorl.linux import at_work
 from prorl.protocols import Operator
@@ -127,9 +127,9 @@ class StageHost:
         self._cancelled = cancelled if cancelled is not None else set()
         self._on_left, self._poison = on_left, poison
         edge = GRAPH.row(self.name).gives
-        self._is_acked_later = GRAPH.takes(self.name) in REDELIVERED_EDGES
+        self.is_acked_later = GRAPH.takes(self.name) in GRAPH.redelivered
         """What it takes is kept upstream until the store has it."""
-        self._gives_once = edge not in REDELIVERED_EDGES
+        self.gives_once = edge not in GRAPH.redelivered
         """What it gives is downstream's from its arrival on; until then it may be taken back."""
         self.outlet = Outlet(
             edge,
@@ -175,7 +175,7 @@ class StageHost:
                 self._cancelled.add(key)
                 # after its first step: a task that is cancelled before it frees no slot
                 asyncio.get_running_loop().call_soon(self._cancel_begun, key, task)
-        elif self._gives_once and key in self._finished:
+        elif self.gives_once and key in self._finished:
             self.outlet.drop(key)
             self._give_up([key])
 
@@ -195,7 +195,7 @@ class StageHost:
         self._giving_back = True
         for key in list(self._working):
             self.cancel(key)
-        if self._gives_once:
+        if self.gives_once:
             unsent = [key for key in self._finished if key not in self.outlet]
             self._give_up(unsent + self.outlet.withdraw())
 
@@ -220,7 +220,7 @@ class StageHost:
     def _start(self, taken: Taken) -> None:
         assert self._tasks is not None
         key = taken.key
-        code = FailureCode(taken.row.value("failure_code")) if self._is_acked_later else None
+        code = FailureCode(taken.row.value("failure_code")) if self.is_acked_later else None
         is_decided = code is not None and not FAILURE_CLASS[code].trains
         if not is_decided:  # an earlier stage has reported the attempt's failure
             self._emit(Started(), key, stage=self.name)
@@ -260,7 +260,7 @@ class StageHost:
             self.outlet.drop(key)
             return
         self._num_done += 1
-        if not self._gives_once:
+        if not self.gives_once:
             self._inlet.done(key)
 
     async def _operate(self, key: AttemptKey, row: Row) -> Added | None:
@@ -324,7 +324,7 @@ class StageHost:
         One that is ended in its first step has told us, and not yet the gateway, that it took rows:
         where no journal claims them, they would be in our hands for ever.
         """
-        if self._gives_once:
+        if self.gives_once:
             for key in keys:
                 self._emit(Released(returned=True), key, stage=self.name)
 
@@ -369,7 +369,7 @@ class StageHost:
     def _leave(self, keys: list[AttemptKey]) -> None:
         """These are no longer in hand: free their slots, let EVAL's upstream forget them."""
         self._on_left(keys)
-        if self._is_acked_later:
+        if self.is_acked_later:
             self._inlet.ack(keys)
         else:
             for key in keys:

@@ -36,7 +36,7 @@ from prorl.control import (
 from prorl.envs.users import env_by_name
 from prorl.errors import StorageError
 from prorl.flight import ControlClient, Inlet, this_life
-from prorl.graph import GRAPH, REDELIVERED_EDGES
+from prorl.graph import GRAPH
 from prorl.linux import at_work
 from prorl.protocols import Network, SandboxHost
 from prorl.sandbox.images.registry import Registry, default_root
@@ -73,8 +73,6 @@ class Worker:
     ) -> None:
         pool, row = config.pool(stage), GRAPH.row(stage)
         self._is_last = stage == GRAPH.names[-1]
-        self._is_acked_later = GRAPH.takes(stage) in REDELIVERED_EDGES
-        self._gives_once = row.gives not in REDELIVERED_EDGES
         self._config, self._network, self._stage, self._name = config, network, stage, name
         cancelled: set[AttemptKey] = set()
         module, _, kind = row.operator.partition(":")
@@ -186,7 +184,7 @@ class Worker:
         """Wait until asked to leave and free to: nothing is in hand, or nobody is there for it."""
         await self._draining.wait()
         # what RUN has finished is scored first
-        while self._is_acked_later and self._inlet.num_upstreams:
+        while self.stage.is_acked_later and self._inlet.num_upstreams:
             await asyncio.sleep(LOOK_S)
         while held := len(self.stage.held()):
             alone_s = self._control.alone_s
@@ -203,11 +201,11 @@ class Worker:
         EVAL goes last. The earliest of several deadlines counts.
         """
         self._control.leave()
-        if not self._is_acked_later:
+        if not self.stage.is_acked_later:
             self.stage.drain()
-        if self._gives_once:
+        if self.stage.gives_once:
             self.stage.give_back()
-        elif not self._is_acked_later and deadline_s is not None:
+        elif not self.stage.is_acked_later and deadline_s is not None:
             asyncio.get_running_loop().call_later(deadline_s, self.stage.give_back)
         self._draining.set()
 

@@ -37,7 +37,7 @@ from prorl.flight import trace
 from prorl.flight.credit import ACK, CREDIT, Back, CreditBook, Grant, encode
 from prorl.flight.pacing import BACK_S, Paced, backoff_s
 from prorl.flight.queues import wire_bytes
-from prorl.graph import REDELIVERED_EDGES
+from prorl.graph import GRAPH
 from prorl.protocols import Channel, Network
 from prorl.schema import EDGE_BACK, EDGES
 from prorl.schema.columns import keys
@@ -89,7 +89,7 @@ class Inlet:
         self.edge = edge
         self._received = received
         self._network, self._hello = network, msgspec.to_builtins(hello)
-        self._redelivered = edge in REDELIVERED_EDGES
+        self._redelivered = edge in GRAPH.redelivered
         self._grants = CreditBook(slots=slots, window_bytes=window_bytes)
         self._channels: dict[int, Channel] = {}
         self._names = count()

@@ -34,7 +34,7 @@ from prorl.flight import trace
 from prorl.flight.credit import ACK, CREDIT, Ledger, decode
 from prorl.flight.pacing import ROWS_S, Paced
 from prorl.flight.queues import together, wire_bytes
-from prorl.graph import REDELIVERED_EDGES
+from prorl.graph import GRAPH
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, EDGES
 from prorl.schema.columns import keys
@@ -76,7 +76,7 @@ class Outlet:
         has: Has = lambda peer, name: not name or peer.get("worker") == name,
     ) -> None:
         self.edge = edge
-        self._redelivered = edge in REDELIVERED_EDGES
+        self._redelivered = edge in GRAPH.redelivered
         self._has = has
         self._ledger = Ledger(redelivered=self._redelivered)
         self._limit_bytes = limit_bytes

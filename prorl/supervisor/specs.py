@@ -17,7 +17,7 @@ from pathlib import Path
 from prorl.backends.catalogue import checkpoint, child_module, scheme_of
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError
-from prorl.graph import GRAPH, REDELIVERED_EDGES
+from prorl.graph import GRAPH
 from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.root import box_dir
 
@@ -32,7 +32,7 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
         ChildSpec(name="sandboxd", module=SANDBOXD, args=sandboxd_args(config), stop_rank=4),
     ]
     for stage in GRAPH.names:
-        rank = int(GRAPH.takes(stage) in REDELIVERED_EDGES)  # it ends what the others have begun
+        rank = int(GRAPH.takes(stage) in GRAPH.redelivered)  # it ends what the others have begun
         for index in range(config.pool(stage).workers):
             worker = f"{stage}-{index}"
             args = (*common, "--stage", stage, "--worker", worker)
