@@ -129,7 +129,7 @@ async def test_a_store_that_comes_back_hears_of_a_run_before_its_outbox(
         await store.hear(Kind.ROWS)
         log.open.clear()
         w.core.set_backend("scripted:other", "ready")
-        w.served.gateway.wake()
+        flying = asyncio.ensure_future(w.served.gateway.durable())
         await asyncio.sleep(0.1)
         async with asyncio.timeout(30):
             hello: dict[str, Json] = {
@@ -144,6 +144,7 @@ async def test_a_store_that_comes_back_hears_of_a_run_before_its_outbox(
             await asyncio.sleep(0.1)
             w.core.cancel_run(w.core.run("r"))
             log.open.set()
+            await flying
             heard: list[Kind] = []
             while Kind.RUN not in heard:
                 batch = await channel.receive()

@@ -327,23 +327,6 @@ def test_weights_serve_once_and_never_older_ones(world: World) -> None:
     assert world.remembered().version == 3
 
 
-def test_every_answer_is_durable_at_once(world: World) -> None:
-    """Who asked waits for the transaction, so it waits for nothing else."""
-    world.begin(1)
-    run, groups = world.run, world.core.groups
-    for asked in (
-        lambda: groups.propose(run, []),
-        lambda: groups.handout(run, []),
-        lambda: groups.cursor(run, "primary", 0),
-        lambda: groups.give_version(run, 0, "a"),
-        lambda: groups.publish(run, 0),
-    ):
-        world.write()
-        assert not world.core.journal.urgent
-        asked()
-        assert world.core.journal.urgent
-
-
 @pytest.mark.parametrize(
     ("more", "resting", "n"),
     [({"rest": 2}, 3, 1), ({"siblings": 4}, 1, 4), ({"rest": 1, "siblings": 2}, 2, 2), ({}, 0, 1)],

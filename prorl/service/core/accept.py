@@ -42,7 +42,6 @@ class Acceptance(Part):
         """
         if (known := find_run(self._log, self._state, config.run_id)) is not None:
             check_same(known.config, config)
-            self._journal.urgent = True
             return False
         now = self._wall()
         run = RunRecord(config=config, created_at=now, granted_at=self._clock())
@@ -50,7 +49,6 @@ class Acceptance(Part):
         text = orjson.dumps(config.model_dump(mode="json")).decode()
         self._journal.insert(sql.INSERT_RUN, (run.run_id, text, now, "open", 0, 0, 0.0, 0.0, "", 1))
         self._journal.tell_run(run)
-        self._journal.urgent = True
         return True
 
     def check(

@@ -48,7 +48,6 @@ class Commits(Part):
                 refused.append(Refusal(key, reason))
             else:
                 granted.append(key)
-        self._journal.urgent = True
         return Reserved(granted=tuple(granted), refused=tuple(refused))
 
     def _reserve(self, store: WorkerRecord, key: AttemptKey) -> RefusalReason | None:
@@ -100,7 +99,6 @@ class Commits(Part):
         files = msgspec.json.encode(asked.files).decode()
         self._journal.insert(sql.INSERT_PART, (run.run_id, commit_seq, asked.part, files, 0))
         self._journal.mark_run(run)
-        self._journal.urgent = True
         return commit_seq
 
     def _commit_seq(self, run: RunRecord, part: str) -> int | None:

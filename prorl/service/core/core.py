@@ -160,12 +160,10 @@ class Core:
         if not run.last:
             run.last = True
             self.journal.mark_run(run)
-        self.journal.urgent = True
 
     def pause_run(self, run: RunRecord, paused: bool) -> None:
         run.paused = paused
         self.journal.mark_run(run)
-        self.journal.urgent = True
 
     def cancel_run(self, run: RunRecord) -> None:
         """End everything that has not ended, bit by bit (`prune`); the run takes nothing more."""
@@ -174,7 +172,6 @@ class Core:
             self.journal.mark_run(run)
             run.ending.clear()  # what was redundant is cancelled from here on
             self.rollouts.end_groups(run, FailureCode.CANCELLED)
-        self.journal.urgent = True
 
     def fail_run(self, run: RunRecord, reason: str) -> None:
         """End a run of which nothing can be stored: whatever it has in hand is stopped."""
@@ -187,11 +184,9 @@ class Core:
 
     def cancel_group(self, group: GroupRecord) -> None:
         self.rollouts.cancel_group(group, FailureCode.CANCELLED)
-        self.journal.urgent = True
 
     def cancel_rollout(self, record: RolloutRecord) -> None:
         self.rollouts.apply(record, Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED))
-        self.journal.urgent = True
 
     def publish(self, run: RunRecord, version: int, *, by_service: bool = False) -> bool:
         """A given version serves: told to every worker; False when it was published before.
@@ -227,7 +222,6 @@ class Core:
             case _:
                 balancer.remove(name)
         self.journal.insert(sql.UPSERT_BACKEND, (name, state, self._wall()))
-        self.journal.urgent = True
 
     # ---- what workers say
 

@@ -47,7 +47,6 @@ class Groups(Part):
             group = self.find(run, decision.group_id)
             if group is not None and group.state is GroupState.OPEN and group.pending == 0:
                 self._decide(group, decision)
-        self._journal.urgent = True
         self._end_redundant(run)
         return Done()
 
@@ -109,7 +108,6 @@ class Groups(Part):
             if run.taken_at:
                 run.taken_s = _mean(run.taken_s, (now - run.taken_at) / taken)
             run.taken_at = now
-        self._journal.urgent = True
         self._end_redundant(run)
         return HandedOut(delivered=tuple(delivered), stale=tuple(stale))
 
@@ -147,7 +145,6 @@ class Groups(Part):
         self._journal.insert(sql.UPSERT_CURSOR, (run.run_id, consumer, seq, self._wall()))
         if consumer == "primary" and seq > run.acked:
             self._ack(run, run.acked, seq)
-        self._journal.urgent = True
 
     def _ack(self, run: RunRecord, first: int, end: int) -> None:
         run.acked = end
@@ -165,7 +162,6 @@ class Groups(Part):
         again change nothing. Raises ConflictError for an id that was used for something else, or
         that is not the next.
         """
-        self._journal.urgent = True
         version = version or run.given_version + 1
         if version <= run.given_version:
             found = self._log.read(
@@ -189,7 +185,6 @@ class Groups(Part):
         return version
 
     def publish(self, run: RunRecord, version: int) -> bool:
-        self._journal.urgent = True
         if version <= run.version:
             return False
         run.version = version

@@ -39,7 +39,9 @@ class Journal:
         self._runs: dict[RunRecord, None] = {}
         self._batch = LogBatch()
         self.urgent = False
-        """Whether somebody waits for durability."""
+        """Whether a worker waits for what is in it; who waits for durability says so itself
+        (`Gateway.durable`).
+        """
 
     @property
     def empty(self) -> bool:
