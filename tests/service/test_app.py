@@ -129,13 +129,6 @@ def test_a_model_that_thinks_has_budgets_to_think_in_where_none_are_said() -> No
     assert "max_tokens" not in unsaid.limits.model_fields_set, "no claim on a server's context"
 
 
-async def test_last_may_be_said_without_a_group(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
-        await w.run()
-        assert await w.submit(last=True) == []
-        assert (await w.view())["last"] is True
-
-
 async def test_ten_thousand_groups_in_one_request(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
@@ -231,7 +224,8 @@ async def test_a_filter_that_does_not_bind_is_refused_when_the_run_is_made(
 async def test_after_last_only_known_groups_are_taken(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
-        await w.submit(group(key="k"), last=True)
+        await w.submit(group(key="k"))
+        assert await w.submit(last=True) == [], "without a group, too"
         assert (await w.submit(group(key="k")))[0]["created"] is False
         assert (await w.http("POST", "/v1/runs/r/groups", {"groups": [task(key="new")]}))[0] == 409
 

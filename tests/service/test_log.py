@@ -24,18 +24,6 @@ async def test_what_was_written_is_there_after_reopening(tmp_path: Path) -> None
     again.close()
 
 
-async def test_a_failed_transaction_leaves_nothing_and_ends_writing(tmp_path: Path) -> None:
-    log = ControlLog(tmp_path / "control.db")
-    with pytest.raises(StorageError, match=r"control\.db"):
-        await log.write([(INSERT_VERSION, [("r", 1, "", 0.0), ("r", 1, "", 0.0)])])
-    with pytest.raises(StorageError):
-        await log.write([(INSERT_VERSION, [("r", 5, "", 0.0)])])
-    log.close()
-    again = ControlLog(tmp_path / "control.db")
-    assert again.read("SELECT * FROM versions") == []
-    again.close()
-
-
 def test_two_gateways_on_one_root(tmp_path: Path) -> None:
     log = ControlLog(tmp_path / "control.db")
     with pytest.raises(ConflictError, match="in use"):

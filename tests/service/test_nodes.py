@@ -412,23 +412,28 @@ def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> No
 
 
 @pytest.mark.parametrize(
-    ("runs", "after_s", "found"),
+    ("runs", "others", "after_s", "state"),
     [
-        (False, CLAIM_GRACE_S, (RolloutState.QUEUED, (0, 0))),
-        (True, REMOTE_GRACE_S - 1, (RolloutState.RUNNING, (0, 0))),
-        (True, REMOTE_GRACE_S, (RolloutState.QUEUED, (0, 0))),
+        (False, True, CLAIM_GRACE_S, RolloutState.QUEUED),
+        (False, False, REMOTE_GRACE_S - 1, RolloutState.LEASED),
+        (False, False, REMOTE_GRACE_S, RolloutState.QUEUED),
+        (True, True, REMOTE_GRACE_S - 1, RolloutState.RUNNING),
+        (True, True, REMOTE_GRACE_S, RolloutState.QUEUED),
     ],
 )
 def test_what_nobody_claims_after_a_restart(
-    tmp_path: Path, clock: Clock, runs: bool, after_s: float, found: tuple[RolloutState, object]
+    tmp_path: Path, clock: Clock, runs: bool, others: bool, after_s: float, state: RolloutState
 ) -> None:
-    """What was lost with the gateway is nobody's fault; who runs one may be far away."""
+    """What was lost with the gateway is nobody's fault; who runs one may be far away, and a lease
+    waits until workers have come.
+    """
     with restarted(tmp_path, clock, runs) as core:
-        hello(core, "n2/init-0")
+        if others:
+            hello(core, "n2/init-0")
         record = core.run("r").rollouts[0]
         clock.now += after_s
         core.sweep()
-        assert (record.life.state, charged(record)) == found
+        assert (record.life.state, charged(record)) == (state, (0, 0))
 
 
 def test_after_a_restart_leases_wait_for_their_holders_as_long_as_workers_come(
@@ -445,17 +450,6 @@ def test_after_a_restart_leases_wait_for_their_holders_as_long_as_workers_come(
         clock.now += 2 * REMOTE_GRACE_S
         core.sweep()
         assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
-
-
-def test_after_a_restart_without_workers_leases_wait(tmp_path: Path, clock: Clock) -> None:
-    with restarted(tmp_path, clock) as core:
-        record = core.run("r").rollouts[0]
-        clock.now += REMOTE_GRACE_S - 1
-        core.sweep()
-        assert record.life.state is RolloutState.LEASED
-        clock.now += 1
-        core.sweep()
-        assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 
 @contextmanager

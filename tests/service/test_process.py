@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -87,32 +86,6 @@ def test_killed_between_commit_and_reply_a_retry_gives_the_same_group(tmp_path: 
             (0, 0, False)
         ]
         assert call(url, "GET", "/v1/runs/r")[1]["counts"]["queued"] == 2
-
-
-def test_killed_under_load_every_answered_group_is_there_once(tmp_path: Path) -> None:
-    answered: dict[str, int] = {}
-    for life in range(3):
-        with gateway(tmp_path) as process:
-            url = ready(process)
-            call(url, "POST", "/v1/runs", {"run_id": "r"})
-            for key, group_id in answered.items():
-                assert (
-                    call(url, "POST", "/v1/runs/r/groups", body(key))[1]["groups"][0]["group_id"]
-                    == group_id
-                )
-            deadline = time.monotonic() + 0.3
-            number = 0
-            while time.monotonic() < deadline:
-                status, answer = call(url, "POST", "/v1/runs/r/groups", body(f"{life}/{number}"))
-                assert status == 202
-                answered[f"{life}/{number}"] = answer["groups"][0]["group_id"]
-                number += 1
-            process.kill()
-    log = sqlite3.connect(tmp_path / "root" / "control.db")
-    stored = dict(log.execute("SELECT key, group_id FROM groups").fetchall())
-    log.close()
-    assert answered.items() <= stored.items()
-    assert sorted(stored.values()) == list(range(len(stored)))
 
 
 def test_sigterm_ends_it_cleanly_and_soon(tmp_path: Path) -> None:

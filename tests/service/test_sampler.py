@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,26 +91,6 @@ def test_a_paused_run_starts_nothing() -> None:
     few = replace(SOME, open_groups=0)
     assert may_open(few) == 4
     assert may_open(replace(few, paused=True)) == 0
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("missing", [1, 8, 64])
-def test_the_forecast_commits_to_what_its_interval_says(rate: float, missing: int) -> None:
-    """The groups that it starts yield what is missing, give or take one standard deviation."""
-    seen = Rate(256 * rate, 256.0)
-    demand = replace(STREAM, max_open=10_000, max_unacked=missing, rate=seen)
-    target = replace(demand, streaming=False, target=missing)
-    below, above = may_open(demand), may_open(target)
-    draw = np.random.default_rng(0)
-    rates = draw.beta(256 * rate + 8, 256 * (1 - rate) + 8, 4000)
-    assert missing <= below <= above
-    surplus = np.mean(draw.binomial(below, rates) > missing)
-    lacking = np.mean(draw.binomial(above, rates) < missing)
-    assert surplus <= 0.25
-    assert lacking <= 0.25
-    if missing > 1:  # and not much less than that either
-        assert np.mean(draw.binomial(above, rates) > missing) < 1.0
-        assert above * seen.mean <= missing + 2 * math.sqrt(above)
 
 
 def test_a_filter_that_keeps_nearly_nothing_is_bounded_by_what_may_be_open() -> None:
@@ -203,9 +182,3 @@ def test_whole_groups_reach_a_target_for_sure_and_never_overfill_a_stock() -> No
     assert may_open(replace(SOME, open_groups=0, target=16, max_open=99, rate=HALF)) == math.ceil(
         above
     )
-
-
-def test_nothing_is_missing_nothing_is_started_and_late_ones_matter_to_a_filter_only() -> None:
-    assert may_open(replace(SOME, open_groups=0, kept=4)) == 0
-    full_stock = replace(STREAM, max_unacked=8, filtered=False, open_groups=8, late=3)
-    assert may_open(full_stock) == 0
