@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
-from tests.cluster.test_cuts import MANY, begun
+from tests.cluster.test_cuts import begun
 from tests.cluster.world import world
 from tests.waiting import wait_until
 
@@ -61,27 +60,3 @@ def test_the_store_is_killed(tmp_path: Path) -> None:
         os.kill(w.child(w.service, "prorl.storage"), signal.SIGKILL)
         w.finish()
         assert w.charges() == (0, 0, 0)
-
-
-def test_scale_down_under_load(tmp_path: Path) -> None:
-    with world(tmp_path, num_nodes=3) as w:
-        begun(w)
-        leaving = w.nodes["n3"]
-        leaving.send_signal(signal.SIGUSR1)
-        assert leaving.wait(120) == 0
-        w.finish()
-        assert w.charges()[1:] == (0, 0)
-
-
-def test_a_node_is_preempted_and_comes_back(tmp_path: Path) -> None:
-    """As Slurm does it: TERM, half a minute, KILL; later the same name starts again."""
-    with world(tmp_path) as w:
-        begun(w)
-        preempted = w.nodes["n2"]
-        preempted.send_signal(signal.SIGTERM)
-        assert preempted.wait(60) == 0
-        time.sleep(2)
-        w.node(2)
-        w.finish()
-        assert w.charges()[1:] == (0, 0)
-        assert w.num == MANY

@@ -8,8 +8,8 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,7 @@ from prorl.errors import ConfigError, ConflictError, UnavailableError
 from prorl.linux import at_work
 from prorl.linux.procfs import start_ticks
 from prorl.supervisor.child import ChildSpec
-from prorl.supervisor.root import Root, box_dir, make_socket_dir, sweep
+from prorl.supervisor.root import box_dir, make_socket_dir, sweep
 from prorl.supervisor.service import Supervisor
 from prorl.supervisor.specs import child_specs
 from tests.waiting import until
@@ -26,8 +26,8 @@ from tests.waiting import until
 HERE = Path(__file__).parent / "children"
 
 
-def family(where: Path, *modes: str) -> Callable[[ServiceConfig, str], tuple[ChildSpec, ...]]:
-    """Children in reverse stop order; the first is the gateway."""
+def supervised(where: Path, *modes: str, root: str = "root", **more: Any) -> Supervisor:
+    """A child of each mode, in reverse stop order, on WHERE/root; the first is the gateway."""
     names = ["gateway", *(f"child-{index}" for index in range(1, len(modes)))]
 
     def specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]:
@@ -39,7 +39,8 @@ def family(where: Path, *modes: str) -> Callable[[ServiceConfig, str], tuple[Chi
             for index, (name, mode) in enumerate(pairs)
         )
 
-    return specs
+    ours = {key: more.pop(key) for key in [*more] if key in ServiceConfig.model_fields}
+    return Supervisor(ServiceConfig(root=where / root, **ours), specs, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +62,8 @@ async def _gone(pid: int) -> None:
 async def test_a_node_that_is_not_wanted_ends_with_the_reason_and_does_not_come_back(
     tmp_path: Path, mode: str, said: str
 ) -> None:
-    config = ServiceConfig(root=tmp_path / "root", node_id="n1", gateway="grpc+tls://far:1")
-    async with Supervisor(config, family(tmp_path, "a", mode)) as supervisor:
+    far = {"node_id": "n1", "gateway": "grpc+tls://far:1"}
+    async with supervised(tmp_path, "a", mode, **far) as supervisor:
         with pytest.raises(UnavailableError, match=said):
             await supervisor.failed()
         assert supervisor.restarts == 0
@@ -72,7 +73,7 @@ async def test_a_service_starts_publishes_itself_privately_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "root"
-    supervisor = Supervisor(ServiceConfig(root=root), family(tmp_path, "a", "b", "c"))
+    supervisor = supervised(tmp_path, "a", "b", "c")
     async with supervisor:
         assert supervisor.url == "http://127.0.0.1:4711"
         published = root / "service.json"
@@ -95,17 +96,13 @@ async def test_a_service_starts_publishes_itself_privately_and_leaves_nothing(
 async def test_the_token_survives_a_restart_of_the_service(tmp_path: Path) -> None:
     tokens = []
     for _ in range(2):
-        async with Supervisor(
-            ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a")
-        ) as supervisor:
+        async with supervised(tmp_path, "a") as supervisor:
             tokens.append(supervisor.config.token)
     assert tokens[0] == tokens[1]
 
 
 async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
-    async with Supervisor(
-        ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "b")
-    ) as supervisor:
+    async with supervised(tmp_path, "a", "b") as supervisor:
         child = supervisor.children["child-1"]
         before = child.pid
         (supervisor.config.socket_dir / "child-1.sock").touch()
@@ -123,8 +120,7 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
 
 async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None:
     """SIGSTOP: nothing but silence tells it from a healthy one. Who never beat is left alone."""
-    config = ServiceConfig(root=tmp_path / "root")
-    async with Supervisor(config, family(tmp_path, "a", "beats"), silence_s=1.0) as supervisor:
+    async with supervised(tmp_path, "a", "beats", silence_s=1.0) as supervisor:
         quiet, child = supervisor.children["gateway"], supervisor.children["child-1"]
         for _ in range(2):
             before = child.pid
@@ -139,11 +135,10 @@ async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None
 @pytest.mark.slow
 async def test_work_that_hangs_a_child_is_charged_and_no_crash_loop(tmp_path: Path) -> None:
     """Eight deaths in a row, two of each: the service goes on, and each is known by its name."""
-    config = ServiceConfig(root=tmp_path / "root")
-    async with Supervisor(config, family(tmp_path, "a", "hangs"), silence_s=2.5) as supervisor:
+    async with supervised(tmp_path, "a", "hangs", silence_s=2.5) as supervisor:
         child = supervisor.children["child-1"]
         await until(lambda: child.lives >= 9, limit_s=120)
-        folder = config.root / "poison"
+        folder = supervisor.config.root / "poison"
         assert all(at_work.poison(folder, f"r/{number}/9") for number in range(4))
         assert not at_work.poison(folder, "r/100/1")
         told = (tmp_path / "died at").read_text().splitlines()
@@ -154,8 +149,7 @@ async def test_work_that_hangs_a_child_is_charged_and_no_crash_loop(tmp_path: Pa
 
 
 async def test_a_child_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
-    config = ServiceConfig(root=tmp_path / "root")
-    async with Supervisor(config, family(tmp_path, "a", "late"), again_s=3.0) as supervisor:
+    async with supervised(tmp_path, "a", "late", again_s=3.0) as supervisor:
         child = supervisor.children["child-1"]
         child.signal(signal.SIGKILL)
         async with asyncio.timeout(30):
@@ -164,9 +158,7 @@ async def test_a_child_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> Non
 
 
 async def test_a_crash_loop_fails_with_the_last_words(tmp_path: Path) -> None:
-    async with Supervisor(
-        ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "crashes")
-    ) as supervisor:
+    async with supervised(tmp_path, "a", "crashes") as supervisor:
         async with asyncio.timeout(30):
             with pytest.raises(
                 UnavailableError, match=r"child-1 exited with code 3 again and again.*out of luck"
@@ -180,9 +172,7 @@ async def test_a_disk_that_says_no_is_waited_for_and_said(
 ) -> None:
     monkeypatch.setattr("prorl.supervisor.service.FULL_WAIT_S", 0.01)
     (tmp_path / "no disk").touch()
-    async with Supervisor(
-        ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "no-disk")
-    ) as supervisor:
+    async with supervised(tmp_path, "a", "no-disk") as supervisor:
         child = supervisor.children["child-1"]
         async with asyncio.timeout(50):
             await until(lambda: supervisor.trouble)
@@ -195,32 +185,22 @@ async def test_a_disk_that_says_no_is_waited_for_and_said(
 async def test_a_child_that_refuses_to_start_ends_the_service_at_once(tmp_path: Path) -> None:
     root = tmp_path / "deep" / "root"
     with pytest.raises(UnavailableError, match="gateway exited with code 1: port 80 is taken"):
-        async with Supervisor(ServiceConfig(root=root), family(tmp_path, "refuses", "b")):
+        async with supervised(tmp_path, "refuses", "b", root="deep/root"):
             pass
     assert not (tmp_path / "deep").exists()
-    assert not list(Path("/tmp").glob(make_socket_prefix(root) + "*"))
-
-
-def make_socket_prefix(root: Path) -> str:
-    path = make_socket_dir(root)
-    (path / "owner.json").unlink()
-    path.rmdir()
-    return path.name[:13]
+    assert not list(Path("/tmp").glob(box_dir(root).name.removesuffix("box") + "*"))
 
 
 async def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    async with Supervisor(
-        ServiceConfig(root=tmp_path / "root"), family(tmp_path, "stubborn"), grace_s=0.2
-    ) as supervisor:
+    async with supervised(tmp_path, "stubborn", grace_s=0.2) as supervisor:
         pid = supervisor.children["gateway"].pid
     assert start_ticks(pid) is None
 
 
 async def test_two_services_never_share_a_root(tmp_path: Path) -> None:
-    config = ServiceConfig(root=tmp_path / "root")
-    async with Supervisor(config, family(tmp_path, "a")) as first:
+    async with supervised(tmp_path, "a") as first:
         with pytest.raises(ConflictError, match=f"in use by prorl pid {os.getpid()}"):
-            await Supervisor(config, family(tmp_path, "b")).__aenter__()
+            await supervised(tmp_path, "b").__aenter__()
         assert first.config.socket_dir.exists()
         assert (tmp_path / "root" / "service.json").exists()
 
@@ -231,9 +211,7 @@ async def test_a_taken_port_is_one_clear_error_before_anything_starts(tmp_path: 
         with pytest.raises(
             ConfigError, match=f"http_port {port} on 127.0.0.1: Address already in use"
         ):
-            await Supervisor(
-                ServiceConfig(root=tmp_path / "root", http_port=port), family(tmp_path, "a")
-            ).__aenter__()
+            await supervised(tmp_path, "a", http_port=port).__aenter__()
     assert not (tmp_path / "root").exists()
 
 
@@ -249,14 +227,6 @@ def test_the_sweep_takes_dead_owners_folders_and_spares_the_living(tmp_path: Pat
     for path in (living, other_root):
         (path / "owner.json").unlink()
         path.rmdir()
-
-
-def test_a_dead_owners_lock_does_not_block(tmp_path: Path) -> None:
-    for _ in range(2):
-        root = Root(tmp_path / "root")
-        root.acquire()
-        root.release()
-        root.release()
 
 
 def test_the_children_of_a_service_are_named_after_their_sockets() -> None:
