@@ -12,25 +12,24 @@ import aiohttp
 import pytest
 
 from prorl.backends.embedded import TOY
-from prorl.cli.progress import follow
 from prorl.client.client import Client
-from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from tests.faults.test_weights import (
     BOUND,
     VERSIONS,
-    Embedded,
+    WAVE,
     checkpoint,
     embedded,
-    feed,
+    says,
     worst_gap,
 )
 from tests.integration.checks import check_complete, rows
+from tests.integration.services import Listening, settings, struck
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 
 
-async def send(server: Embedded, path: Path, version: int, label: str) -> None:
+async def send(server: Listening, path: Path, version: int, label: str) -> None:
     """What a trainer's own channel does: the service hears nothing of it."""
     body = {"path": str(path), "version": version, "label": label}
     async with (
@@ -40,7 +39,7 @@ async def send(server: Embedded, path: Path, version: int, label: str) -> None:
         assert reply.status == 200, await reply.text()
 
 
-async def under_fire(client: Client, folder: Path, pool: list[Embedded]) -> dict[str, int]:
+async def under_fire(client: Client, folder: Path, pool: list[Listening]) -> dict[str, int]:
     """Versions announced in turn; how often a server was believed, and how often not."""
     seen = {"believed": 0, "refused": 0}
     for version in range(1, VERSIONS + 1):
@@ -76,32 +75,22 @@ async def test_no_token_is_labelled_with_weights_that_its_server_had_not(
 ) -> None:
     root = tmp_path / "root"
     async with embedded(3) as pool:
-        config = ServiceConfig.model_validate(
-            {
-                "root": root,
-                "backends": tuple(one.url for one in pool),
-                "sandbox": {"kind": sandbox_kind},
-                "tokenizer": str(TOY),
-                "run": {"slots": 16},
-            }
-        )
+        urls, more = [one.url for one in pool], {"tokenizer": str(TOY), "run": {"slots": 16}}
+        config = settings(root, sandbox_kind, *urls, **more)
         async with signals() as stop, service(config, stop) as running:
             client = client_of(running)
             await asyncio.to_thread(
                 client.create_run, run_id="r", sampling={"max_tokens": 96}, limits={}
             )
-            async with asyncio.TaskGroup() as group:
-                finished = group.create_task(follow(client, running, "r", 0, quiet=True))
-                firing = group.create_task(under_fire(client, tmp_path, pool))
-                expected = await feed(client, firing)
-                await asyncio.wait_for(asyncio.shield(finished), 120)
+            firing = under_fire(client, tmp_path, pool)
+            expected, seen = await struck(running, client, firing, says, WAVE)
     stored = check_complete(root / "r", expected)
     found = rows(stored, "select status, count(*) as n from rollouts group by 1")
     assert [row["status"] for row in found] == ["completed"]
     worst, trained, unknown = await asyncio.to_thread(worst_gap, stored, tmp_path)
     (versions,) = rows(stored, "select count(distinct max_version) as n from rollouts")
     print(
-        f"{expected} rollouts, {firing.result()}, {trained} spans of {versions['n']} versions,"
+        f"{expected} rollouts, {seen}, {trained} spans of {versions['n']} versions,"
         f" {unknown} unknown, worst {worst:.1e}"
     )
     assert worst < BOUND

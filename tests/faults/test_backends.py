@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,7 +21,7 @@ from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
-from prorl.types import Task
+from prorl.types import Json, Task
 from tests.backends.tap import Call
 from tests.backends.trial import (
     asked,
@@ -35,6 +33,7 @@ from tests.backends.trial import (
 )
 from tests.faults.model_server import TURNS, logprob_of, says
 from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.services import Listening, settings
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -47,35 +46,12 @@ SLOWER = 1.2
 END_ID = int(says(0)[-1])
 
 
-class ModelServer:
-    """A child, on a port that it keeps over its lives."""
+class ModelServer(Listening):
+    """Its calls are in a file."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.tap = folder / f"{name}.tap"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        argv = [sys.executable, "-m", "tests.faults.model_server", str(self.port), str(self.tap)]
-        root = Path(__file__).parents[2]
-        self._process = await asyncio.create_subprocess_exec(
-            *argv, stdout=asyncio.subprocess.PIPE, cwd=root
-        )
-        assert self._process.stdout is not None
-        assert await self._process.stdout.readline() == b"ready\n"
-
-    def strike(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    async def end(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-        if self._process is not None:
-            await self._process.wait()
+        super().__init__("tests.faults.model_server", "{port}", str(self.tap))
 
     def calls(self) -> list[Call]:
         """What the wire had."""
@@ -97,21 +73,14 @@ async def servers(folder: Path, count: int) -> AsyncIterator[list[ModelServer]]:
     async with AsyncExitStack() as stack:
         made = [ModelServer(folder, f"server-{i}") for i in range(count)]
         for one in made:
-            stack.push_async_callback(one.end)
+            stack.push_async_callback(one.kill)
             await one.start()
         yield made
 
 
 def config(root: Path, sandbox_kind: str, pool: Sequence[ModelServer]) -> ServiceConfig:
-    return ServiceConfig.model_validate(
-        {
-            "root": root,
-            "backends": tuple(one.url for one in pool),
-            "sandbox": {"kind": sandbox_kind},
-            "run": {"slots": 32},
-            "trace": True,
-        }
-    )
+    more: Json = {"run": {"slots": 32}, "trace": True}
+    return settings(root, sandbox_kind, *(one.url for one in pool), **more)
 
 
 async def submit(client: Client, count: int) -> None:
@@ -203,7 +172,7 @@ async def test_a_sole_server_that_is_away_keeps_everybody_waiting_and_nobody_fai
             await submit(client, count)
             finished = asyncio.ensure_future(follow(client, running, "r", count, quiet=True))
             await until_tokens(pool, 8)
-            await pool[0].end()
+            await pool[0].kill()
             await until_out(client, pool[0].url, 5)
             await asyncio.sleep(AWAY_S)
             counts = (await asyncio.to_thread(client.run, "r"))["counts"]

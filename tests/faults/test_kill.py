@@ -13,23 +13,21 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import orjson
 import pytest
 
-from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
-from prorl.errors import UnavailableError
 from prorl.linux.procfs import descendants, start_ticks
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, Task
 from tests.agents.test_program import LOOP
 from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.services import settings, slots, struck, view
 from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -42,37 +40,20 @@ LIMITS = {"max_attempts": 40, "max_worker_losses": 40}
 PATIENCE_S = 240.0
 
 
-def _tasks() -> Iterator[Task]:
-    """Sums with a Python tool in a sandbox, without end."""
-    number = 0
-    while True:
-        data = {
-            "answer": str(number + 7),
-            "solution": f"<<{number}+7={number + 7}>>\n#### {number + 7}",
-        }
-        yield Task(task_id=f"sum/{number}", env="math", prompt=f"What is {number} + 7?", data=data)
-        number += 1
+def _tasks(first: int, count: int) -> list[Task]:
+    """Sums with a Python tool in a sandbox."""
+
+    def one(number: int) -> Task:
+        answer = number + 7
+        data = {"answer": str(answer), "solution": f"<<{number}+7={answer}>>\n#### {answer}"}
+        prompt = f"What is {number} + 7?"
+        return Task(task_id=f"sum/{number}", env="math", prompt=prompt, data=data)
+
+    return [one(number) for number in range(first, first + count)]
 
 
 def _config(root: Path, sandbox_kind: str) -> ServiceConfig:
-    pool = {"slots": 6}
-    return ServiceConfig.model_validate(
-        {
-            "root": root,
-            "backends": (POLICY,),
-            "sandbox": {"kind": sandbox_kind},
-            "init": pool,
-            "run": pool,
-            "eval": pool,
-        }
-    )
-
-
-async def _view(client: Client) -> dict[str, Json]:
-    try:
-        return await asyncio.to_thread(client.run, "r")
-    except UnavailableError:
-        return {"counts": {}, "commits": -1}
+    return settings(root, sandbox_kind, POLICY, **slots(6))
 
 
 def _busy(name: str, view: dict[str, Json]) -> bool:
@@ -93,7 +74,7 @@ async def _strike(
         seen: dict[str, Json] = {}
 
         async def busy(seen: dict[str, Json] = seen) -> bool:
-            seen.update(await _view(client))
+            seen.update(await view(client))
             return _busy(name, seen)
 
         await until(busy, f"{name} holds work")
@@ -101,30 +82,12 @@ async def _strike(
         child.signal(strike)
 
         async def back(lives: int = lives, commits: int = commits) -> bool:
-            found = int((await _view(client))["commits"])
+            found = int((await view(client))["commits"])
             # Deaths in a row with no commit that the supervisor is told of would be a crash loop.
             running.note_commits(found)
             return child.lives > lives and child.beats and found > commits
 
         await until(back, f"{name} is back and something was committed")
-
-
-async def _feed(client: Client, kills: asyncio.Task[None]) -> int:
-    """Submit waves while kills are to come; how many rollouts."""
-    tasks, wave = _tasks(), 0
-    while True:
-        last = kills.done()
-        batch = [next(tasks) for _ in range(WAVE)]
-        await asyncio.to_thread(client.submit, "r", batch, 1, key=f"w{wave}", last=last)
-        wave += 1
-        if last:
-            return wave * WAVE
-
-        async def hungry() -> bool:
-            counts = (await _view(client))["counts"]
-            return kills.done() or 0 <= counts.get("queued", 99) < WAVE
-
-        await until(hungry, "the queue is short")
 
 
 PROGRAM = f"command: python3 -c {shlex.quote(LOOP)}"
@@ -148,11 +111,8 @@ async def test_struck_again_and_again_while_it_holds_work(
         # Struck again the moment that it is back, the gateway may be away at each try of 20 s.
         client = client_of(running, PATIENCE_S)
         await asyncio.to_thread(client.create_run, run_id="r", agent=agent, limits=LIMITS)
-        async with asyncio.TaskGroup() as group:
-            finished = group.create_task(follow(client, running, "r", 0, quiet=True))
-            kills = group.create_task(_strike(running, client, name, strike, times))
-            expected = await _feed(client, kills)
-            await asyncio.wait_for(asyncio.shield(finished), 90)
+        strikes = _strike(running, client, name, strike, times)
+        expected, _ = await struck(running, client, strikes, _tasks, WAVE)
         assert running.restarts == times
     check_nothing_left(root, before)
     stored = check_complete(root / "r", expected)
@@ -180,7 +140,7 @@ async def test_programs_and_their_sandboxes_killed_in_the_middle_of_a_call(
 ) -> None:
     """A sandbox that dies is ours; a program's end is the rollout's, whoever ended it."""
     before = set(descendants(os.getpid()))
-    root, struck = tmp_path / "root", set[int]()
+    root, victims = tmp_path / "root", set[int]()
     async with signals() as stop, service(_config(root, sandbox_kind), stop) as running:
         assert isinstance(running, Supervisor)
         client = client_of(running, PATIENCE_S)
@@ -192,20 +152,16 @@ async def test_programs_and_their_sandboxes_killed_in_the_middle_of_a_call(
 
                 async def asks(there: list[tuple[int, int]] = there) -> bool:
                     process = running.children["sandboxd"].pid
-                    there[:] = [one for one in _programs(process) if one[0] not in struck]
+                    there[:] = [one for one in _programs(process) if one[0] not in victims]
                     return bool(there)
 
                 await until(asks, "a program waits for its reply")
                 program, server = there[0]
-                struck.add(program)
+                victims.add(program)
                 with suppress(ProcessLookupError):
                     os.kill(program if what == "program" else server, signal.SIGKILL)
 
-        async with asyncio.TaskGroup() as group:
-            finished = group.create_task(follow(client, running, "r", 0, quiet=True))
-            kills = group.create_task(strike())
-            expected = await _feed(client, kills)
-            await asyncio.wait_for(asyncio.shield(finished), 90)
+        expected, _ = await struck(running, client, strike(), _tasks, WAVE)
         assert running.restarts == 0
     check_nothing_left(root, before)
     stored = check_complete(root / "r", expected)
@@ -216,7 +172,7 @@ async def test_programs_and_their_sandboxes_killed_in_the_middle_of_a_call(
         stored,
         "select sum(attempt - 1)::int as again, count(*) filter (reward < 1) as less from rollouts",
     )
-    print(what, len(struck), "killed of", expected, told)
+    print(what, len(victims), "killed of", expected, told)
     assert told["again"] <= KILLS
     if what == "sandbox":
         assert told["again"] > 0
@@ -259,11 +215,10 @@ async def test_the_supervisor_killed_ten_times_and_resumed(
 ) -> None:
     before = set(descendants(os.getpid()))
     root, path = tmp_path / "root", tmp_path / "tasks.jsonl"
-    tasks = _tasks()
     count = 300
     lines = [
         {"task_id": t.task_id, "env": t.env, "prompt": t.prompt, "data": dict(t.data)}
-        for t in (next(tasks) for _ in range(count))
+        for t in _tasks(0, count)
     ]
     path.write_bytes(b"\n".join(map(orjson.dumps, lines)))
     for life in range(KILLS):

@@ -22,7 +22,6 @@ from pathlib import Path
 import pytest
 
 from prorl.client.client import Client
-from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.errors import SandboxError
 from prorl.sandbox.client import ConnectedSandbox
@@ -31,6 +30,7 @@ from prorl.supervisor.root import box_dir
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, SandboxRef, SandboxSpec, Task
 from tests.faults.leftovers import Left, Watched, tool_server
+from tests.integration.services import settings, slots
 from tests.sandbox.conftest import Sandboxd, end, folder, kind, start_daemon  # noqa: F401 - fixtures
 from tests.waiting import until
 
@@ -241,17 +241,7 @@ async def test_stages(
 ) -> None:
     """RUN or EVAL dies while it holds rollouts: after the wave no sandbox is left."""
     root = tmp_path / "root"
-    pool = {"slots": 4}
-    config = ServiceConfig.model_validate(
-        {
-            "root": root,
-            "backends": ("scripted:oracle?delay_s=0.1",),
-            "sandbox": {"kind": kind},
-            "init": pool,
-            "run": pool,
-            "eval": pool,
-        }
-    )
+    config = settings(root, kind, "scripted:oracle?delay_s=0.1", **slots(4))
     async with (
         storm(request, kind, victim) as figures,
         signals() as stop,

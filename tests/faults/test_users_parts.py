@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.progress import follow
-from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.linux import at_work
 from prorl.supervisor import service as supervisor
 from prorl.types import Json, Task
 from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.services import settings
 from tests.user_package import installed
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -125,9 +125,7 @@ async def test_a_users_part_that_misbehaves_costs_its_own_rollouts(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
     root = tmp_path / "root"
-    config = ServiceConfig.model_validate(
-        {"root": root, "backends": ("scripted:noop",), "sandbox": {"kind": sandbox_kind}}
-    )
+    config = settings(root, sandbox_kind, "scripted:noop")
     async with signals() as stop, service(config, stop) as running:
         client = client_of(running)
         for part, how in CASES:

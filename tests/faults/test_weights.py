@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
-import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,13 +16,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prorl.backends.embedded import TOY
-from prorl.cli.progress import follow
 from prorl.client.client import Client
-from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Task
 from tests.integration.checks import check_complete, rows
+from tests.integration.services import Listening, settings, struck
 
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
 transformers = pytest.importorskip("transformers", reason="the extra `torch` is not installed")
@@ -37,34 +33,15 @@ WAVE = 40
 BOUND = 1e-3
 
 
-class Embedded:
-    """The embedded backend as a process, on a port that it keeps over its lives."""
-
-    def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        module = [sys.executable, "-m", "prorl.backends.embedded"]
-        self._process = await asyncio.create_subprocess_exec(
-            *module, "--model", str(TOY), "--port", str(self.port), stdout=asyncio.subprocess.PIPE
-        )
-        assert self._process.stdout is not None
-        assert (await self._process.stdout.readline()).startswith(b"ready")
-
-    async def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGKILL)
-            await self._process.wait()
+def server() -> Listening:
+    """The embedded backend as a process."""
+    return Listening("prorl.backends.embedded", "--model", str(TOY), "--port", "{port}")
 
 
 @asynccontextmanager
-async def embedded(count: int) -> AsyncIterator[list[Embedded]]:
+async def embedded(count: int) -> AsyncIterator[list[Listening]]:
     async with AsyncExitStack() as stack:
-        made = [Embedded() for _ in range(count)]
+        made = [server() for _ in range(count)]
         for one in made:
             stack.push_async_callback(one.kill)
             await one.start()
@@ -83,7 +60,7 @@ def checkpoint(folder: Path, version: int) -> Path:
     return path
 
 
-async def under_fire(client: Client, folder: Path, pool: list[Embedded]) -> None:
+async def under_fire(client: Client, folder: Path, pool: list[Listening]) -> None:
     """Publish, while servers die, come back with what they were started with, and join late."""
     first, second, third = pool
     for version in range(1, VERSIONS + 1):
@@ -103,22 +80,9 @@ async def under_fire(client: Client, folder: Path, pool: list[Embedded]) -> None
         await asyncio.sleep(0.3)
 
 
-async def feed(client: Client, firing: asyncio.Task[Any]) -> int:
-    """Waves of rollouts until the last publication."""
-    wave = 0
-    while True:
-        last = firing.done()
-        tasks = [
-            Task(task_id=f"{wave}/{i}", env="noop", prompt=f"Say {wave} {i}.") for i in range(WAVE)
-        ]
-        await asyncio.to_thread(client.submit, "r", tasks, 1, key=f"w{wave}", last=last)
-        wave += 1
-        if last:
-            return wave * WAVE
-        while not firing.done():
-            if (await asyncio.to_thread(client.run, "r"))["counts"]["queued"] < WAVE:
-                break
-            await asyncio.sleep(0.1)
+def says(first: int, count: int) -> list[Task]:
+    numbers = range(first, first + count)
+    return [Task(task_id=f"{i}", env="noop", prompt=f"Say {i}.") for i in numbers]
 
 
 def worst_gap(stored: StoredRun, folder: Path, wrong: int = 0) -> tuple[float, int, int]:
@@ -160,25 +124,15 @@ async def test_every_logprob_is_of_the_version_that_its_span_names(
 ) -> None:
     root = tmp_path / "root"
     async with embedded(3) as pool:
-        config = ServiceConfig.model_validate(
-            {
-                "root": root,
-                "backends": tuple(one.url for one in pool[:2]),
-                "sandbox": {"kind": sandbox_kind},
-                "tokenizer": str(TOY),
-                "run": {"slots": 16},
-            }
-        )
+        urls, more = [one.url for one in pool[:2]], {"tokenizer": str(TOY), "run": {"slots": 16}}
+        config = settings(root, sandbox_kind, *urls, **more)
         async with signals() as stop, service(config, stop) as running:
             client = client_of(running)
             await asyncio.to_thread(
                 client.create_run, run_id="r", sampling={"max_tokens": 96}, limits={}
             )
-            async with asyncio.TaskGroup() as group:
-                finished = group.create_task(follow(client, running, "r", 0, quiet=True))
-                firing = group.create_task(under_fire(client, tmp_path, pool))
-                expected = await feed(client, firing)
-                await asyncio.wait_for(asyncio.shield(finished), 120)
+            firing = under_fire(client, tmp_path, pool)
+            expected, _ = await struck(running, client, firing, says, WAVE)
     stored = check_complete(root / "r", expected)
     found = rows(stored, "select status, max(attempt) as attempt from rollouts group by 1")
     assert found == [{"status": "completed", "attempt": 1}]

@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 
 from prorl.cli.progress import follow
-from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
-from prorl.types import Task
+from prorl.types import Json, Task
 from tests.backends.misbehaving import Misbehaving
 from tests.backends.trial import TALKER, check_exact
 from tests.integration.checks import check_complete, rows
+from tests.integration.services import settings
 
 FILE, _, _ = TALKER.rpartition(":")
 COUNT, TURNS = 4, 12
@@ -19,15 +19,8 @@ COUNT, TURNS = 4, 12
 
 async def test_what_does_not_fit_ends_the_rollout(tmp_path: Path, sandbox_kind: str) -> None:
     async with Misbehaving() as server, signals() as stop:
-        config = ServiceConfig.model_validate(
-            {
-                "root": tmp_path / "root",
-                "topology": "inline",
-                "backends": (server.url,),
-                "sandbox": {"kind": sandbox_kind},
-                "load_code": True,
-            }
-        )
+        more: Json = {"topology": "inline", "load_code": True}
+        config = settings(tmp_path / "root", sandbox_kind, server.url, **more)
         async with service(config, stop) as running:
             client = client_of(running)
             limits = {"max_turns": TURNS, "max_tokens": 3000}

@@ -14,7 +14,6 @@ import pytest
 
 from prorl.cli.progress import follow
 from prorl.client.client import Client
-from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.stages import failover
 from prorl.types import Json, Task
@@ -22,6 +21,7 @@ from tests.backends.lies import LIES
 from tests.backends.misbehaving import Misbehaving, Mode
 from tests.backends.trial import TALKER, check_exact, check_nothing_charged, until_out
 from tests.integration.checks import check_complete, rows
+from tests.integration.services import settings
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(180)
@@ -62,16 +62,9 @@ async def scene(
         servers = [await stack.enter_async_context(Misbehaving()) for _ in range(count)]
         for server in servers:
             server.delay_s = delay_s
-        config = ServiceConfig.model_validate(
-            {
-                "root": tmp_path / "root",
-                "topology": "inline",
-                "backends": tuple(server.url for server in servers),
-                "sandbox": {"kind": kind},
-                "run": {"slots": SLOTS},
-                "load_code": True,
-            }
-        )
+        more: Json = {"topology": "inline", "run": {"slots": SLOTS}, "load_code": True}
+        urls = [server.url for server in servers]
+        config = settings(tmp_path / "root", kind, *urls, **more)
         stop = await stack.enter_async_context(signals())
         running = await stack.enter_async_context(service(config, stop))
         s = Scene(tmp_path / "root", servers, client_of(running), rollouts)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.supervisor.root import box_dir
 from prorl.types import Task
 from tests.backends.misbehaving import Misbehaving, Mode
 from tests.integration.checks import check_complete, rows
+from tests.integration.services import settings
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -43,9 +43,7 @@ async def test_nothing_of_what_is_redundant_is_left(tmp_path: Path, sandbox_kind
         for i in range(GROUPS)
     ]
     async with Misbehaving(Mode.STUCK) as server:
-        config = ServiceConfig.model_validate(
-            {"root": root, "backends": (server.url,), "sandbox": {"kind": sandbox_kind}}
-        )
+        config = settings(root, sandbox_kind, server.url)
         server.answers_probes = True
         async with signals() as stop, service(config, stop) as running:
             client = client_of(running)

@@ -20,19 +20,18 @@ from typing import NamedTuple
 import pytest
 
 from prorl.backends.embedded import TOY
-from prorl.cli.progress import follow
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
-from prorl.errors import UnavailableError
 from prorl.journal import Answer, Ended, Said
 from prorl.linux.procfs import descendants
 from prorl.storage.read.catalog import StoredRun
 from prorl.supervisor.service import Supervisor
 from prorl.tasks.generated import generate
-from prorl.types import AttemptKey, Json, Task
+from prorl.types import AttemptKey, Task
 from tests.integration.checks import check_complete, check_nothing_left, rows
 from tests.integration.counting import said
+from tests.integration.services import settings, slots, struck, view
 from tests.journal.made import look
 from tests.waiting import until
 
@@ -70,12 +69,8 @@ class Trial(NamedTuple):
 
     def config(self) -> ServiceConfig:
         """Of its service."""
-        pool = {"slots": SLOTS}
-        values = {"root": self.root, "backends": (self.backend,)}
-        stages = {"init": pool, "run": pool, "eval": pool}
-        box = {"sandbox": {"kind": self.sandbox_kind}, "tokenizer": str(TOY)}
-        both = {"load_code": True, "journal_sync": bool(self.also)}
-        return ServiceConfig.model_validate({**values, **stages, **box, **both})
+        more = {"load_code": True, "journal_sync": bool(self.also), "tokenizer": str(TOY)}
+        return settings(self.root, self.sandbox_kind, self.backend, **slots(SLOTS), **more)
 
 
 def _counting(first: int, count: int) -> list[Task]:
@@ -88,13 +83,6 @@ def _counting(first: int, count: int) -> list[Task]:
 
 def _shopping(first: int, count: int) -> list[Task]:
     return generate("shop", n=first + count)[first:]
-
-
-async def _view(client: Client) -> dict[str, Json]:
-    try:
-        return await asyncio.to_thread(client.run, "r")
-    except UnavailableError:
-        return {"counts": {}, "commits": -1}
 
 
 class _Watch:
@@ -144,35 +132,17 @@ async def _kill(running: Supervisor, client: Client, watch: _Watch, trial: Trial
 
         await until(busy, "RUN holds rollouts")
         await asyncio.sleep(0.037 * (number % 7))
-        lives, commits = child.lives, int((await _view(client))["commits"])
+        lives, commits = child.lives, int((await view(client))["commits"])
         for name in filter(None, ("run-0", trial.also)):
             running.children[name].signal(signal.SIGKILL)
         losses.append(watch.loss())
 
         async def back(lives: int = lives, commits: int = commits) -> bool:
-            moved = int((await _view(client))["commits"]) > commits
+            moved = int((await view(client))["commits"]) > commits
             return child.lives > lives and child.beats and moved
 
         await until(back, "RUN is back and something was committed")
     return losses
-
-
-async def _feed(client: Client, kills: asyncio.Task[list[Loss]], trial: Trial) -> int:
-    """Submit while kills are to come, `at_least` in any case; how many rollouts."""
-    total, wave = 0, 2 * SLOTS
-    while True:
-        last = kills.done() and total + wave >= trial.at_least
-        batch, key = trial.tasks(total, wave), f"w{total}"
-        await asyncio.to_thread(client.submit, "r", batch, 1, key=key, last=last)
-        total += wave
-        if last:
-            return total
-
-        async def hungry() -> bool:
-            queued = int((await _view(client))["counts"].get("queued", 99))
-            return queued < SLOTS
-
-        await until(hungry, "the queue is short")
 
 
 async def _run(trial: Trial) -> tuple[int, list[Loss], StoredRun, _Watch]:
@@ -183,15 +153,12 @@ async def _run(trial: Trial) -> tuple[int, list[Loss], StoredRun, _Watch]:
         client = client_of(running)
         limits = {"max_turns": TURNS + 1}
         await asyncio.to_thread(client.create_run, run_id="r", limits=limits, seed=5)
-        async with asyncio.TaskGroup() as group:
-            finished = group.create_task(follow(client, running, "r", 0, quiet=True))
-            killing = group.create_task(_kill(running, client, watch, trial))
-            total = await _feed(client, killing, trial)
-            await asyncio.wait_for(asyncio.shield(finished), 240)
+        kills = _kill(running, client, watch, trial)
+        total, losses = await struck(running, client, kills, trial.tasks, 2 * SLOTS, trial.at_least)
         assert running.restarts == trial.kills * (2 if trial.also else 1)
         assert watch.paths() == [], "a journal outlived its rollout's commit"
     check_nothing_left(trial.root, before)
-    return total, killing.result(), check_complete(trial.root / "r", total), watch
+    return total, losses, check_complete(trial.root / "r", total), watch
 
 
 def _charges(root: Path) -> list[tuple[object, ...]]:

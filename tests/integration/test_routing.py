@@ -12,7 +12,6 @@ import pytest
 from prorl.backends import open_backend
 from prorl.client.client import Client
 from prorl.client.records import Feed, Record
-from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.envs import get_env
 from prorl.renderer import ChatMLRenderer
@@ -25,6 +24,7 @@ from prorl.types import Json, Task
 from tests.backends.sglang_server import SglangServer, experts
 from tests.backends.trial import TALKER
 from tests.client.served import served
+from tests.integration.services import settings
 
 GROUPS, SIBLINGS, EXPERTS = 3, 2, 300
 """More experts than a byte holds."""
@@ -68,15 +68,8 @@ async def test_from_the_server_to_the_trainer(
     renderer = ChatMLRenderer(ByteTokenizer())
     dice = open_backend("scripted:random", renderer, get_env)
     async with SglangServer(dice, ByteTokenizer(), experts=EXPERTS) as server, signals() as stop:
-        config = ServiceConfig.model_validate(
-            {
-                "root": tmp_path / "root",
-                "topology": topology,
-                "backends": (server.url,),
-                "sandbox": {"kind": sandbox_kind},
-                "load_code": True,
-            }
-        )
+        more: Json = {"topology": topology, "load_code": True}
+        config = settings(tmp_path / "root", sandbox_kind, server.url, **more)
         async with service(config, stop) as running:
             client = client_of(running)
             await asyncio.to_thread(submit, client, "plain")

@@ -26,6 +26,7 @@ from prorl.config import ServiceConfig
 from prorl.deploy.running import Stop, client_of, service
 from prorl.schema.rows import row_hashes
 from prorl.types import Json, Task
+from tests.integration.services import settings
 
 GROUPS, N = 12, 2
 
@@ -33,13 +34,7 @@ GROUPS, N = 12, 2
 @pytest.fixture
 def config(tmp_path: Path, topology: str, sandbox_kind: str) -> ServiceConfig:
     """A service whose policy says random things."""
-    values = {
-        "root": tmp_path / "root",
-        "topology": topology,
-        "sandbox": {"kind": sandbox_kind},
-        "backends": ("scripted:random",),
-    }
-    return ServiceConfig.model_validate(values)
+    return settings(tmp_path / "root", sandbox_kind, "scripted:random", topology=topology)
 
 
 def _tasks(count: int = GROUPS) -> list[Task]:
