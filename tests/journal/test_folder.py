@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from prorl.journal import Answer, AttemptJournal, Ended, Journals, Recovered, Said
+from prorl.journal.records import Past
 from prorl.schema.columns import read_key
 from prorl.schema.rows import row_hashes
 from prorl.types import FinishReason
 from tests.journal.made import ENDED, answer, row, said, same
 
-RECORDS = (said(0), answer(0), answer(0, 1), said(1, FinishReason.LENGTH), ENDED)
+RECORDS: tuple[Past, ...] = (said(0), answer(0), answer(0, 1), said(1, FinishReason.LENGTH), ENDED)
 
 
 def _write(folder: Path) -> Journals:

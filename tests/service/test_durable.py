@@ -14,17 +14,12 @@ from prorl.control import (
     CommitCursor,
     CommitPart,
     CommittedRollout,
-    ControlRow,
-    Hello,
     Kind,
     Reserve,
     Rows,
     from_batch,
-    to_batch,
 )
 from prorl.errors import StorageError
-from prorl.schema import CONTROL
-from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.log.log import ControlLog, Write
 from prorl.types import Json
 from tests.service.world import World, group, handout, settings, world
@@ -132,15 +127,7 @@ async def test_a_store_that_comes_back_hears_of_a_run_before_its_outbox(
         flying = asyncio.ensure_future(w.served.gateway.durable())
         await asyncio.sleep(0.1)
         async with asyncio.timeout(30):
-            hello: dict[str, Json] = {
-                "worker": store.name,
-                "role": "store",
-                "schema_version": SCHEMA_VERSION,
-            }
-            channel = await w.network.dial(
-                w.config.gateway_flight, "control", hello, CONTROL, CONTROL
-            )
-            channel.send(to_batch([ControlRow.of(Hello(**hello), seq=1)]))
+            channel = await w.dial("store", store.name)
             await asyncio.sleep(0.1)
             w.core.cancel_run(w.core.run("r"))
             log.open.set()

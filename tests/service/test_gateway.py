@@ -36,7 +36,7 @@ from prorl.flight import FlightNetwork, this_life
 from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.rollouts import FIRST_REST_S
-from prorl.types import FailureCode, Json
+from prorl.types import FailureCode
 from tests.service.world import TOKEN, Worker, World, group, handout, settings, world
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
@@ -316,14 +316,8 @@ async def test_a_lease_stream_that_breaks_loses_only_what_was_not_taken(tmp_path
 async def test_nonsense_is_answered_not_fatal(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
-        hello: dict[str, Json] = {
-            "worker": "eval-0",
-            "role": "eval",
-            "schema_version": SCHEMA_VERSION,
-        }
-        channel = await w.network.dial(w.config.gateway_flight, "control", hello, CONTROL, CONTROL)
+        channel = await w.dial("eval")
         for row in (
-            ControlRow.of(Hello(**hello), seq=1),
             ControlRow.of(Stats(), seq=2),
             ControlRow(kind=Kind.PROPOSE, seq=3, run_id="r"),
             ControlRow.of(CommitCursor(consumer="x", seq=0), seq=4, run_id="unknown"),

@@ -13,7 +13,6 @@ from prorl.control import (
     CommittedRollout,
     ControlRow,
     Handout,
-    Hello,
     Kind,
     Payload,
     Progress,
@@ -24,28 +23,11 @@ from prorl.control import (
 )
 from prorl.errors import FencedError
 from prorl.protocols import Channel
-from prorl.schema import CONTROL
-from prorl.schema.fields import SCHEMA_VERSION
-from prorl.types import AttemptKey, Json, RolloutState
+from prorl.types import AttemptKey, RolloutState
 from tests.service.world import World, group, world
 from tests.waiting import until
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
-
-
-async def dial(w: World, role: str, incarnation: str, worker: str = "", **more: Json) -> Channel:
-    """A session of a worker that says only what a test has it say."""
-    channel = await w.network.dial(w.config.gateway_flight, "control", {}, CONTROL, CONTROL)
-    hello = Hello(
-        role=role,
-        worker=worker or f"{role}-0",
-        location="there",
-        incarnation=incarnation,
-        schema_version=SCHEMA_VERSION,
-        **more,
-    )
-    say(channel, hello, seq=1)
-    return channel
 
 
 def say(channel: Channel, payload: Payload, *, seq: int, key: AttemptKey | None = None) -> None:
@@ -67,7 +49,7 @@ async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
 ) -> None:
     async with world(tmp_path, kind) as w, w.worker("init") as init:
         (key,) = await w.leased(init)
-        frozen = await dial(w, "store", "first")
+        frozen = await w.dial("store", incarnation="first")
         await until(lambda: w.core.state.store is not None)
         w.core.journal.send(w.core.state.store, ControlRow(kind=Kind.REPLY, re=77))
         async with w.worker("store") as store:
@@ -83,7 +65,7 @@ async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
 async def test_who_counts_as_dead_holds_nothing(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init:
         (key,) = await w.leased(init)
-        frozen = await dial(w, "run", "first")
+        frozen = await w.dial("run", incarnation="first")
         await until(lambda: w.core.state.of_role("run"))
         w.core.workers.gone(w.core.state.of_role("run")[0])
         say(frozen, Started(), seq=2, key=key)
@@ -121,7 +103,7 @@ async def test_a_lease_on_another_lifes_stream_is_not_the_present_ones(tmp_path:
 async def claim(w: World, key: AttemptKey, incarnation: str, worker: str = "run-0") -> Channel:
     """A RUN worker that comes with the journal of an attempt."""
     claims = (Claim(*key, 0),)
-    return await dial(w, "run", incarnation, worker, resumes=True, claims=claims)
+    return await w.dial("run", worker, incarnation=incarnation, resumes=True, claims=claims)
 
 
 async def welcome(channel: Channel) -> Welcome:

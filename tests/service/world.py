@@ -21,6 +21,7 @@ from prorl.control import (
     ControlRow,
     Decision,
     Handout,
+    Hello,
     KeptGroup,
     Kind,
     PartPublished,
@@ -32,11 +33,14 @@ from prorl.control import (
     Started,
     Stats,
     TrajectorySummary,
+    to_batch,
 )
 from prorl.flight import FlightNetwork, LocalNetwork
 from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.inlet import Inlet
-from prorl.protocols import Network
+from prorl.protocols import Channel, Network
+from prorl.schema import CONTROL
+from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.candidates import GroupBody
 from prorl.service.log.log import ControlLog
 from prorl.service.serve import Served, serving
@@ -204,6 +208,15 @@ class World:
         images: tuple[str, ...] | None = None,
     ) -> Worker:
         return Worker(self.network, self.config, role, name or f"{role}-0", held, images)
+
+    async def dial(self, role: str, worker: str = "", **more: Json) -> Channel:
+        """A session of a worker that has said hello and says only what a test has it say."""
+        given = {"worker": worker or f"{role}-0", "role": role, "location": "there", **more}
+        hello = Hello(schema_version=SCHEMA_VERSION, **given)
+        where = self.config.gateway_flight
+        channel = await self.network.dial(where, "control", {}, CONTROL, CONTROL)
+        channel.send(to_batch([ControlRow.of(hello, seq=1)]))
+        return channel
 
     async def http(
         self, method: str, path: str, body: Json = None, token: str = TOKEN
