@@ -145,7 +145,7 @@ class Rollouts(Part):
                 for worker in record.holders:
                     self.stop(worker, record.key)
             case Action.RELEASE:
-                self._state.balancer.release((record.group.run.run_id, record.rollout_id))
+                self._state.balancer.release(record)
                 for worker in record.holders:
                     worker.held.discard(record)
                 record.holders.clear()

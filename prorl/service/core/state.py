@@ -454,8 +454,7 @@ class State:
         """A backend for a rollout, its own until released; None when there is no able one."""
         run = record.run
         suits = self._suits(run, min_version) if min_version else None
-        owner = (run.run_id, record.rollout_id)
-        return self.balancer.acquire(owner, run.config.backends, avoid=avoid, suits=suits)
+        return self.balancer.acquire(record, run.config.backends, avoid=avoid, suits=suits)
 
     def able(self, run: RunRecord, min_version: int = 0) -> bool:
         """Whether some backend may be given a rollout of the run."""

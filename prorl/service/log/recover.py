@@ -73,7 +73,7 @@ def load(log: ControlLog, state: State, now: float) -> list[RolloutRecord]:
     ]
     for record in in_hand:
         if record.backend:
-            state.balancer.assign((record.run.run_id, record.rollout_id), record.backend)
+            state.balancer.assign(record, record.backend)
     return in_hand
 
 

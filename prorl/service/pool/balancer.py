@@ -67,9 +67,6 @@ class Balancer:
     def in_flight(self, name: str) -> int:
         return self._in_flight.get(name, 0)
 
-    def owner(self, rollout: Hashable) -> str:
-        return self._owner.get(rollout, "")
-
     def weigh(self, weights: Mapping[str, float]) -> None:
         """What a rollout weighs on each backend; 1 where nothing is said."""
         changed = self._weight.keys() | weights.keys()

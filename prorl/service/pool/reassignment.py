@@ -40,7 +40,7 @@ class Reassignments(Part):
             self._watched.reported(
                 asked.backend, asked.trouble, asked.faults, asked.calls, asked.message
             )
-            self._state.balancer.release(_owner(record))
+            self._state.balancer.release(record)
         self._waiting[asked.attempt] = (worker, row, asked)
         self.serve()
 
@@ -74,7 +74,3 @@ class Reassignments(Part):
         if record is None or record.life.attempt != key.attempt or record.life.state not in IN_HAND:
             return None
         return record
-
-
-def _owner(record: RolloutRecord) -> tuple[str, int]:
-    return (record.run.run_id, record.rollout_id)
