@@ -76,7 +76,8 @@ class Child:
         self._pidfd = self._heart = -1
         self._page = -1
         self._silent_s = 0.0
-        self._beats = False
+        self.beats = False
+        """Whether its heartbeat was heard in this life: from then on silence means something."""
         self._killed_at = ""
         """What it was at when it was ended."""
         self.ended_for = ""
@@ -93,11 +94,6 @@ class Child:
     @property
     def alive(self) -> bool:
         return self._exited is not None and not self._exited.done()
-
-    @property
-    def beats(self) -> bool:
-        """Whether its heartbeat was heard in this life: from then on silence means something."""
-        return self._beats
 
     @property
     def log(self) -> Path:
@@ -123,7 +119,7 @@ class Child:
         finally:
             os.close(log_fd)
             os.close(beat_fd)
-        self._silent_s, self._beats = 0.0, False
+        self._silent_s, self.beats = 0.0, False
         loop.add_reader(self._heart, self._on_beat)
         self.lives += 1
         self.started_at_s = time.monotonic()
@@ -191,7 +187,7 @@ class Child:
         learns nothing from the silence of others.
         """
         ready = self._ready is not None and self._ready.done()
-        self._silent_s += passed_s if self._beats and ready and self.alive else 0.0
+        self._silent_s += passed_s if self.beats and ready and self.alive else 0.0
         return self._silent_s
 
     @property
@@ -224,7 +220,7 @@ class Child:
             why += f", {place}" if (place := self.place()) else ""
             with contextlib.suppress(OSError), self.log.open("a") as log:
                 log.write(json.dumps({"level": "error", "event": why}) + "\n")
-            self._beats = False
+            self.beats = False
             self.signal(signal.SIGKILL)
 
     def place(self) -> str:
@@ -285,7 +281,7 @@ class Child:
 
     def _on_beat(self) -> None:
         if os.read(self._heart, 4096):
-            self._silent_s, self._beats = 0.0, True
+            self._silent_s, self.beats = 0.0, True
         else:
             asyncio.get_running_loop().remove_reader(self._heart)
 

@@ -271,7 +271,10 @@ class Supervisor:
             elif await self._outlast_full_disk():
                 wait_s = FULL_WAIT_S
             if wait_s is None:
-                self._give_up(child, code)
+                text = (
+                    f"{child.spec.name} {exit_text(code)} again and again with no commit in between"
+                )
+                self._fail(UnavailableError(f"{text}{child.last_words()} (log: {child.log})"))
                 return
             self.restarts += 1
             await asyncio.sleep(wait_s)
@@ -312,13 +315,6 @@ class Supervisor:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(UnavailableError(f"the supervisor cannot {task.get_name()}: {error!r}"))
-
-    def _give_up(self, child: Child, code: int) -> None:
-        text = (
-            f"{child.spec.name} {exit_text(code)} again and again with no commit in"
-            f" between{child.last_words()}"
-        )
-        self._fail(UnavailableError(f"{text} (log: {child.log})"))
 
     def _fail(self, error: UnavailableError) -> None:
         assert self._failed is not None
