@@ -40,8 +40,8 @@ class Life(Hand):
 
 
 @pytest.fixture
-def life(tmp_path: Path) -> Life:
-    return Life(ControlLog(tmp_path / "control.db"), now=1.0)
+def life(log: ControlLog) -> Life:
+    return Life(log, now=1.0)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,10 +69,8 @@ class World(Hand):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    log = ControlLog(tmp_path / "control.db")
-    yield World(log)
-    log.close()
+def world(log: ControlLog) -> World:
+    return World(log)
 
 
 def test_only_a_complete_group_is_decided_and_once(world: World) -> None:

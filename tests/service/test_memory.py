@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +22,11 @@ from tests.service.world import group, run_config
 
 
 @pytest.fixture
-def hand(tmp_path: Path) -> Iterator[Hand]:
-    log = ControlLog(tmp_path / "control.db")
+def hand(log: ControlLog) -> Hand:
     hand = Hand(log)
     hand.core.create_run(run_config())
     hand.come("init", "store")
-    yield hand
-    log.close()
+    return hand
 
 
 def submit(hand: Hand, run_id: str, count: int, n: int = 1) -> None:
@@ -139,8 +136,7 @@ def test_cancelling_a_long_queue_is_cut_into_pieces(hand: Hand) -> None:
     assert run.rollout_states[RolloutState.CANCELLED] == 3 * PIECE
 
 
-def test_what_is_in_hand_is_cancelled_in_pieces_too_and_gets_no_lease(tmp_path: Path) -> None:
-    log = ControlLog(tmp_path / "control.db")
+def test_what_is_in_hand_is_cancelled_in_pieces_too_and_gets_no_lease(log: ControlLog) -> None:
     hand = Hand(log)
     core = hand.core
     core.create_run(run_config(max_open_groups=4 * PIECE))
@@ -160,7 +156,6 @@ def test_what_is_in_hand_is_cancelled_in_pieces_too_and_gets_no_lease(tmp_path: 
         hand.write()
     assert max(b - a for a, b in pairwise(steps)) <= PIECE
     assert hand.run.rollout_states[RolloutState.CANCELLED] == 4 * PIECE
-    log.close()
 
 
 def test_waiting_behind_other_runs_uses_up_no_budget(hand: Hand) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -36,12 +33,10 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def core(tmp_path: Path, clock: Clock) -> Iterator[Core]:
-    log = ControlLog(tmp_path / "control.db")
+def core(log: ControlLog, clock: Clock) -> Core:
     core = Core(log, ["scripted:oracle"], clock, clock)
     core.create_run(run_config())
-    yield core
-    log.close()
+    return core
 
 
 SESSIONS = count(1)
@@ -422,40 +417,38 @@ def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> No
     ],
 )
 def test_what_nobody_claims_after_a_restart(
-    tmp_path: Path, clock: Clock, runs: bool, others: bool, after_s: float, state: RolloutState
+    log: ControlLog, clock: Clock, runs: bool, others: bool, after_s: float, state: RolloutState
 ) -> None:
     """What was lost with the gateway is nobody's fault; who runs one may be far away, and a lease
     waits until workers have come.
     """
-    with restarted(tmp_path, clock, runs) as core:
-        if others:
-            hello(core, "n2/init-0")
-        record = core.run("r").rollouts[0]
-        clock.now += after_s
-        core.sweep()
-        assert (record.life.state, charged(record)) == (state, (0, 0))
+    core = restarted(log, clock, runs)
+    if others:
+        hello(core, "n2/init-0")
+    record = core.run("r").rollouts[0]
+    clock.now += after_s
+    core.sweep()
+    assert (record.life.state, charged(record)) == (state, (0, 0))
 
 
 def test_after_a_restart_leases_wait_for_their_holders_as_long_as_workers_come(
-    tmp_path: Path, clock: Clock
+    log: ControlLog, clock: Clock
 ) -> None:
     """With many nodes on a busy machine that takes longer than with one."""
-    with restarted(tmp_path, clock) as core:
-        record = core.run("r").rollouts[0]
-        for number in range(6):
-            clock.now += CLAIM_GRACE_S - 0.1
-            core.sweep()
-            hello(core, f"n{2 + number}/init-0")
-        hello(core, "n1/init-0", held=(record.key,))
-        clock.now += 2 * REMOTE_GRACE_S
+    core = restarted(log, clock)
+    record = core.run("r").rollouts[0]
+    for number in range(6):
+        clock.now += CLAIM_GRACE_S - 0.1
         core.sweep()
-        assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
+        hello(core, f"n{2 + number}/init-0")
+    hello(core, "n1/init-0", held=(record.key,))
+    clock.now += 2 * REMOTE_GRACE_S
+    core.sweep()
+    assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
 
 
-@contextmanager
-def restarted(tmp_path: Path, clock: Clock, runs: bool = False) -> Iterator[Core]:
+def restarted(log: ControlLog, clock: Clock, runs: bool = False) -> Core:
     """The next life of a gateway that had leased one rollout, which may already run."""
-    log = ControlLog(tmp_path / "restart.db")
     before = Core(log, ["scripted:oracle"], clock, clock)
     before.create_run(run_config())
     run = before.run("r")
@@ -465,8 +458,7 @@ def restarted(tmp_path: Path, clock: Clock, runs: bool = False) -> Iterator[Core
         worker = hello(before, "n1/run-0")
         before.rollouts.started(worker, run.rollouts[0], 1, "run")
     log.write_now(before.journal.take().writes)
-    yield Core(log, ["scripted:oracle"], clock, clock)
-    log.close()
+    return Core(log, ["scripted:oracle"], clock, clock)
 
 
 def test_of_names_that_never_come_back_little_is_remembered(

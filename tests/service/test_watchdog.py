@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from prorl.control import ControlRow, Progress, Started
@@ -28,10 +25,8 @@ class Clockwork(Hand):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[Clockwork]:
-    log = ControlLog(tmp_path / "control.db")
-    yield Clockwork(log)
-    log.close()
+def world(log: ControlLog) -> Clockwork:
+    return Clockwork(log)
 
 
 def test_each_thing_that_may_be_missing_is_named(world: Clockwork) -> None:
