@@ -41,6 +41,8 @@ TRIES = 3
 GRACE_S = 10.0
 """After `eval_s`, for an env that keeps its deadline to say so itself."""
 
+FLOAT32_MAX = 3.4028234e38
+
 log = logging.getLogger("prorl.stages")
 
 
@@ -222,10 +224,23 @@ class EvalOperator(StageOperator):
                 if isinstance(job.env, CachedWorkspace):
                     await prepare(self._host, job.env, job.task, spec, sandbox)
             with boundary(GraderError, FailureCode.GRADER_ERROR, f"{job.env.name}.score"):
-                return await job.env.score(job.task, job.artefact, sandbox, job.deadline)
+                score = await job.env.score(job.task, job.artefact, sandbox, job.deadline)
+            _check(score, job.env.name)
+            return score
 
     async def _stop(self, owner: str) -> None:
         try:
             await self._host.stop_owner(owner)
         except RolloutError as error:
             log.warning("cannot stop the sandboxes of %s: %s", owner, error)
+
+
+def _check(score: Score, env: str) -> None:
+    """Raises GraderError for a reward that no float32 holds: the next try would give it again."""
+    parts = (number for part in score.parts for number in (part.value, part.weight))
+    numbers = (score.reward, *parts)
+    if not all(abs(number) <= FLOAT32_MAX for number in numbers):
+        raise GraderError(
+            FailureCode.BAD_TASK,
+            f"{env}.score gave {score.reward:g}; expected numbers that a float32 holds",
+        )

@@ -52,6 +52,7 @@ class BoxedEnv(NoopEnv):
     grading: list[Exception] = field(default_factory=list)
     artefacts: list[bytes] = field(default_factory=list)
     slow_s: float = 0.0
+    reward: float = 1.0
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
         return SandboxSpec()
@@ -68,7 +69,7 @@ class BoxedEnv(NoopEnv):
         await asyncio.sleep(self.slow_s)
         if self.grading:
             raise self.grading.pop(0)
-        return Score(parts=(RewardPart(name="done", value=1.0),))
+        return Score(parts=(RewardPart(name="done", value=self.reward),))
 
 
 def row_of(
@@ -244,6 +245,15 @@ async def test_a_grader_that_fails_masks_and_never_scores_zero(error: Exception)
     scored = await evaluate(await run(await init(row_of())))
     assert read_failure(scored, "eval_").code is FailureCode.GRADER_ERROR
     assert scored.value("scored") is False
+
+
+@pytest.mark.parametrize("given", [float("nan"), float("-inf"), 1e308, 4e38])
+async def test_a_reward_that_no_float32_holds_is_its_envs_fault(given: float) -> None:
+    """The store would refuse the row, as a failure of ours."""
+    init, run, evaluate = operators(BoxedEnv(reward=given), RecordingHost())
+    failure = read_failure(await evaluate(await run(await init(row_of()))), "eval_")
+    assert failure.code is FailureCode.BAD_TASK
+    assert f"{given:g}" in failure.message
 
 
 async def test_eval_is_idempotent() -> None:
