@@ -10,9 +10,7 @@ protection from another root user, or a lock on network file systems without flo
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import math
 import os
 import secrets
@@ -25,7 +23,6 @@ from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ConflictError
 from prorl.linux import locks
 from prorl.linux.files import make_folder, write_private
-from prorl.linux.procfs import start_ticks
 from prorl.net.bearer import Keys, signing_key
 from prorl.net.join import prepare
 
@@ -151,19 +148,13 @@ def _temp_dirs() -> list[Path]:
 
 
 def make_socket_dir(root: Path) -> Path:
-    """A fresh folder 0700 whose sockets' paths are short enough, with its owner's name inside.
-
-    Raises ConfigError.
-    """
+    """A fresh folder 0700 whose sockets' paths are short enough. Raises ConfigError."""
     for parent in _temp_dirs():
         if (
             len(os.fsencode(parent / (_prefix(root) + "x" * 8))) + len(_LONGEST_SOCKET)
             <= MAX_SOCKET_PATH
         ):
-            path = Path(tempfile.mkdtemp(prefix=_prefix(root), dir=parent))
-            owner = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
-            (path / "owner.json").write_text(json.dumps(owner))
-            return path
+            return Path(tempfile.mkdtemp(prefix=_prefix(root), dir=parent))
     raise ConfigError(
         f"temporary folder {tempfile.gettempdir()}",
         "a path under 70 bytes for sockets",
@@ -171,29 +162,13 @@ def make_socket_dir(root: Path) -> Path:
     )
 
 
-def sweep(root: Path) -> list[Path]:
-    """Remove socket folders that dead services left for this root.
-
-    The folder of a live process is never touched.
+def sweep(root: Path) -> None:
+    """Remove socket folders that services left for this root which were killed: whoever holds its
+    lock is the only one that lives.
     """
-    removed = []
     for parent in _temp_dirs():
         for path in parent.glob(_prefix(root) + "*"):
             info = path.lstat()
-            if path == box_dir(root):
-                continue
-            if (
-                stat.S_ISDIR(info.st_mode)
-                and info.st_uid == os.geteuid()
-                and not _owner_lives(path)
-            ):
+            ours = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
+            if ours and path != box_dir(root):
                 shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
-    return removed
-
-
-def _owner_lives(path: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        owner = json.loads((path / "owner.json").read_text())
-        return bool(start_ticks(int(owner["pid"])) == owner["start_ticks"])
-    return False

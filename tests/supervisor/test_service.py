@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ from prorl.errors import ConfigError, ConflictError, UnavailableError
 from prorl.linux import at_work
 from prorl.linux.procfs import start_ticks
 from prorl.supervisor.child import ChildSpec
-from prorl.supervisor.root import box_dir, make_socket_dir, sweep
+from prorl.supervisor.root import Root, box_dir, make_socket_dir
 from prorl.supervisor.service import Supervisor
 from prorl.supervisor.specs import child_specs
 from tests.waiting import until
@@ -215,18 +214,14 @@ async def test_a_taken_port_is_one_clear_error_before_anything_starts(tmp_path: 
     assert not (tmp_path / "root").exists()
 
 
-def test_the_sweep_takes_dead_owners_folders_and_spares_the_living(tmp_path: Path) -> None:
-    living, dead, reused = (make_socket_dir(tmp_path) for _ in range(3))
-    other_root = make_socket_dir(tmp_path / "other")
-    (dead / "owner.json").write_text(json.dumps({"pid": 2**22 + 1, "start_ticks": 1}))
-    (reused / "owner.json").write_text(json.dumps({"pid": os.getpid(), "start_ticks": 1}))
-    (dead / "gateway.sock").touch()
-    assert set(sweep(tmp_path)) == {dead, reused}
-    assert living.exists()
-    assert other_root.exists()
-    for path in (living, other_root):
-        (path / "owner.json").unlink()
-        path.rmdir()
+def test_what_a_killed_service_left_goes_with_the_next_one_on_its_root(tmp_path: Path) -> None:
+    left, others = make_socket_dir(tmp_path), make_socket_dir(tmp_path / "other")
+    (left / "gateway.sock").touch()
+    root = Root(tmp_path)
+    root.acquire()
+    assert (left.exists(), root.socket_dir.exists(), others.exists()) == (False, True, True)
+    root.release()
+    others.rmdir()
 
 
 def test_the_children_of_a_service_are_named_after_their_sockets() -> None:
