@@ -60,18 +60,6 @@ def test_memory_is_flat_over_many_groups(hand: Hand) -> None:
     assert core.acceptance.known(run, core.group("r", 3).key) is not None
 
 
-def test_a_forgotten_group_is_handed_out_once(hand: Hand) -> None:
-    core = hand.core
-    complete(hand, 2)
-    hand.write()
-    run = core.run("r")
-    assert not run.groups
-    answers = [core.groups.handout(run, [KeptGroup(1, 0)]) for _ in range(2)]
-    hand.write()
-    answers += [core.groups.handout(run, [KeptGroup(1, 0), KeptGroup(0, 0)])]
-    assert [answer.delivered for answer in answers] == [((1, 0),), ((1, 0),), ((1, 0), (0, 1))]
-
-
 def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten(
     hand: Hand,
 ) -> None:

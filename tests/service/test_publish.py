@@ -397,27 +397,16 @@ async def test_an_id_that_was_given_before_a_crash_is_not_given_again(tmp_path: 
             assert (await say(w, "/w/1b"))[1]["version"] == 2
 
 
-async def test_a_server_that_freezes_in_the_middle_of_a_load_stalls_no_publication(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("freezes_at", ["before", "/update_weights"])
+async def test_a_frozen_server_stalls_no_publication_and_gets_nothing_until_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freezes_at: str
 ) -> None:
     monkeypatch.setattr(probes, "LOADING_S", 0.2)
     async with servers(2) as found, world(tmp_path, backends=urls(found)) as w:
         await w.run()
-        found[0].freezes_at = "/update_weights"
-        async with asyncio.timeout(20):
-            status, answer = await say(w, "/w/1")
-        assert (status, list(answer["failed"])) == (201, [found[0].url])
-        assert found[1].number == "1"
-
-
-async def test_a_frozen_server_stalls_no_publication_and_gets_nothing_until_it_is_back(
-    tmp_path: Path,
-) -> None:
-    async with servers(2) as found, world(tmp_path, backends=urls(found)) as w:
-        await w.run()
         frozen, well = found
-        frozen.silent = True
-        async with asyncio.timeout(15):
+        frozen.silent, frozen.freezes_at = freezes_at == "before", freezes_at
+        async with asyncio.timeout(20):
             status, answer = await say(w, "/w/1")
         assert (status, list(answer["failed"])) == (201, [frozen.url])
         assert (await w.view())["version"] == 1
