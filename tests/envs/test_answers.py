@@ -352,19 +352,20 @@ def test_answers_that_were_aimed_at_the_rules_are_judged_rightly(row: dict[str, 
 
 _WHOLE = [
     json.loads(line)
-    for line in (Path(__file__).parent / "answers_right.jsonl").read_text().splitlines()
+    for line in (Path(__file__).parent / "answers_whole.jsonl").read_text().splitlines()
 ]
 
 
 @pytest.mark.parametrize("row", _WHOLE, ids=lambda row: row["question"][:40])
-def test_right_endings_as_policies_write_them(row: dict[str, Any]) -> None:
+def test_endings_as_policies_write_them(row: dict[str, Any]) -> None:
     """Boxed, behind `####`, or said in the last sentence."""
     data, question = row["data"], row["question"]
-    for text in row["right"]:
+    for text in (*row["right"], *row.get("wrong", ())):
         if row["env"] == "stem":
-            assert science.judge(data, question, text)[0], text
+            verdict, *_ = science.judge(data, question, text)
         else:
-            assert judge(data["answer"], final_answer(text).text, question)[0], text
+            verdict = prepare("rules")(("math", data["answer"], text, question))[0]
+        assert verdict is (text in row["right"]), text
 
 
 def _cost_s(text: str) -> float:

@@ -151,15 +151,16 @@ def _same_ratio(reference: Node, answer: Node) -> bool:
 
 def _expanded(node: Node) -> Node:
     """The answer with a list of both signs in the place of `±`."""
-    items = node.args if node.op == "list" else (node,)
+    is_whole = node.op == "list" or node.name == "⦃⦄"
+    items = node.args if is_whole else (node,)
     found: list[Node] = []
     for item in items:
         found += [item] if not _has_sign(item) else [_chosen(item, sign) for sign in "+-"]
         if len(found) > _MAX_ITEMS:
             raise UnreadableError("too many values")
-    if len(found) == 1:
-        return found[0]
-    return Node("list", tuple(found), name=node.name if node.op == "list" else "or")
+    if is_whole:
+        return node._replace(args=tuple(found))
+    return found[0] if len(found) == 1 else Node("list", tuple(found), name="or")
 
 
 def _has_sign(node: Node) -> bool:

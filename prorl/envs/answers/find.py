@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from prorl.envs.answers.words import bare, doubtful
+from prorl.envs.answers.words import agreed, bare, doubtful
+from prorl.envs.units import parse_unit
 
 MAX_ANSWER_CHARS = 1000
 """A longer final answer is no answer; it bounds what a grader can be made to chew on."""
@@ -18,32 +19,46 @@ MAX_ANSWER_CHARS = 1000
 MARKED = ("####", "boxed", "answer is")
 """Ways to find an answer that says of itself that it is one."""
 _MAX_BOXES = 20
+_MAX_UNIT_WORDS = 4
+_SCALES = ("hundred", "thousand", "million", "billion", "trillion", "dozen")
 _MARK = re.compile(r"####[ \t]*([^\n]*)")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 _JOINT = re.compile(r"[\s$,;]*(?:and|or|,|;)[\s$]*|[\s$]*,[\s$]*")
 _SAID = re.compile(
-    r"(?:\banswers?|\bans|\bresult|\bsolutions?|\boption|\bchoice)\b[^\w\n=]{0,6}"
-    r"(?:to (?:the|this) (?:question|problem) )?"
-    r"(?:(?:is|are|was|equals)\b|=|:)[ \t]*:?[*\s]*([^\n]+)",
+    r"(?:(?:\banswers?|\bans|\bresult|\bsolutions?|\boption|\bchoice)\b[^\w\n=]{0,6}"
+    r"(?:to (?:the|this) (?:question|problem) )?(?:(?:is|are|was|equals)\b|[=:：])"
+    r"|(?:答案|答え)[*]{0,3}(?:[是为:：]|は)|故选)[ \t]*[:：]?[*\s]*"
+    r"(?:(?:\\\[|\$\$)\s*\n\s*)?([^\n]+)",
+    re.IGNORECASE,
+)
+_ALSO = re.compile(
+    r"\s*(?:or|alternatively|perhaps|maybe)\b.{0,200}\d"
+    r"|.{0,200}\b(?:could|might|may)(?: also)? be\b",
     re.IGNORECASE,
 )
 OTHER = re.compile(
     r"\b(?:half|twice|double|triple|thrice|third|quarter|tenth|root|square|squared|cube|reciprocal"
     r"|inverse|opposite|negative|minus|plus|times|trap|wrong|naive|tempting|incorrect|false|other"
-    r"|than|not|never|no)\b|n't\b",
+    r"|than|not|never|no|cannot|doubt)\b|n't\b",
     re.IGNORECASE,
 )
 _HEADING = re.compile(
     r"[\s*_:]*(?:the )?(?:final )?(?:answer|solution|result)[\s*_:]*", re.IGNORECASE
 )
 _EACH = re.compile(
-    r"(?:^|\s)([A-Za-z]\s*=\s*[^=]{1,80}(?:\bor\b|\band\b|,)\s*[A-Za-z]\s*=[^=]{1,80})$"
+    r"(?:^|\s)([A-Za-z](?:_?\d|[₀-₉])?\s*=\s*[^=]{1,80}"
+    r"(?:\bor\b|\band\b|,)\s*[A-Za-z](?:_?\d|[₀-₉])?\s*=[^=]{1,80})$"
 )
 """Several letters with their values."""
 _END = re.compile(r"(?<=[^\d\s.])[.!?](?=\s+[A-Z\\$])|(?<=\d)[.!?](?=\s+[A-Z\\$])|;\s")
 _COPULA = re.compile(
-    r"(?:\b(?:is|are|equals?|gives?|obtains?|gets?|be|becomes?|makes?|yields?)\b|=|≈|:\s)(?=[^=]*$)"
+    r"(?:\b(?:is|are|equals?|gives?|obtains?|gets?|be|becomes?|makes?|yields?)\b"
+    r"|(?<![<>!/])=(?!>)|≈|:\s)(?=[^=]*$)"
 )
+_LEADING = re.compile(r"\b(?:is|are|be|gets?|gives?|becomes?|equation)\b|:\s")
+_BRACKETS = re.compile(r"\([^()]*\)|\{[^{}]*\}")
+_DENIED = re.compile(r"(?:\b(?:not|never|cannot|doubt|hardly|unlikely)|n't)\b(?: [\w']+){0,3} ?$")
+_BOLD = re.compile(r"(?<!\w)\*\*|\*\*(?!\w)")
 _MATHS = re.compile(
     r"(?<!\\)\$\$?((?:[^$\n\\]|\\.){1,400})\$\$?|\\\(([^\n]{1,400}?)\\\)|\\\[(.{1,400}?)\\\]",
     re.DOTALL,
@@ -54,7 +69,7 @@ _NUMBER = re.compile(
 )
 _TAG = re.compile(r"<answer>(.{1,1000}?)</answer>", re.DOTALL | re.IGNORECASE)
 _NOTATION = re.compile(
-    r"(?:[\d\s.,;:()\[\]{}+\-−*/^_&'<>≤≥|!$%°π∞√±∪∩·×÷]|\\(?:begin|end)\{[a-z]?matrix\}"
+    r"(?:[\d\s.,;:()\[\]{}+\-−*/^_&'<>≤≥≠=∈|!$%°π∞√±∪∩·×÷²³]|\\(?:begin|end)\{[a-z]?matrix\}"
     r"|\\[A-Za-z]+|\\[\\,;!{}]"
     r"|(?<![A-Za-z])(?:[A-Za-z]|and|or|sqrt|pi|sin|cos|tan|log|ln|exp)(?![A-Za-z]))+"
 )
@@ -155,17 +170,25 @@ def _said(text: str) -> str:
     for other in others:
         if again := _SAID.search(other):
             rest = again[1]
+        elif _ALSO.match(other):
+            rest = f"{rest} {other}"
+    if '":' in last[0][: last.start(1) - last.start()]:  # JSON
+        rest = rest.rstrip("}, ").strip('"')
     return _EXCLAIMED.sub("", rest.strip().lstrip("} "))
 
 
 def _unmarked(text: str) -> Answer:
     """The answer of a text that marks none: of its last sentence."""
     sentence = _last_sentence(text)
-    maths = [part for found in _MATHS.findall(sentence) for part in found if part]
+    if (word := agreed(sentence)) != sentence:
+        return Answer(word, "last sentence")
+    maths = _formulas(sentence)
     if maths and not doubtful(_MATHS.sub(" ", sentence)):
-        return Answer(maths[-1].strip(), "last sentence")
-    if each := _EACH.search(sentence):
+        return Answer(maths, "last sentence")
+    if each := _EACH.search(_BOLD.sub("", sentence)):
         return Answer(each[1].strip(" *"), "last sentence")
+    if equation := _equation(sentence):
+        return Answer(equation, "last sentence")
     if behind := stated(sentence):
         return Answer(behind[0], "last sentence")
     if doubtful(sentence):
@@ -176,15 +199,50 @@ def _unmarked(text: str) -> Answer:
         return Answer(point[0], "last sentence")
     numbers = [found[0] for found in _NUMBER.finditer(sentence) if any(map(str.isdigit, found[0]))]
     if numbers and len(sentence.split()) > 1:
-        return Answer(numbers[-1], "last number")
+        return Answer(_with_unit(numbers[-1], sentence), "last number")
     words = bare(sentence)
     is_short = words and len(words.split()) <= 4
     return Answer(words, "last sentence") if is_short else Answer("", "none")
 
 
+def _formulas(sentence: str) -> str:
+    """The last formula, with those before it that are its alternatives: `$x = 2$ or $x = 3$`."""
+    parts: list[str] = []
+    place = len(sentence)
+    for found in reversed(list(_MATHS.finditer(sentence))):
+        part = next(filter(None, found.groups()), "").strip()
+        between = sentence[found.end() : place]
+        if parts and not (
+            _JOINT.fullmatch(between)
+            and (between.strip() != "," or part.partition("=")[0] == parts[0].partition("=")[0])
+        ):
+            break
+        parts, place = [part, *parts], found.start()
+    return ", ".join(parts)
+
+
+def _equation(sentence: str) -> str:
+    """`x + y = 5`, which is no 5: of an equation without a name alone on its left."""
+    left, _, right = sentence.strip(" *.$").rpartition("=")
+    left = _LEADING.split(left)[-1].strip(" *$")
+    is_named = not re.search(r"[-+−]", _BRACKETS.sub("", left)) or not re.search("[A-Za-z]", left)
+    if is_named or not _NOTATION.fullmatch(left) or not _NOTATION.fullmatch(right):
+        return ""
+    return f"{left} ={right}"
+
+
+def _with_unit(number: str, sentence: str) -> str:
+    """The last number with the unit or the million that stands behind it."""
+    behind = re.split(r"[.,;:*]", sentence[sentence.rfind(number) + len(number) :])[0].split()
+    if behind and behind[0].lower() in _SCALES:
+        return f"{number} {behind[0]}"
+    units = (" ".join(behind[:size]) for size in range(min(len(behind), _MAX_UNIT_WORDS), 0, -1))
+    return " ".join([number, *filter(parse_unit, units)][:2])
+
+
 def _last_sentence(text: str) -> str:
     """The last sentence of a text's last line that says anything; empty where there is none."""
-    lines = [line for line in text.splitlines() if line.strip("*_ \t")]
+    lines = [line for line in text.splitlines() if line.strip("*_` \t")]
     if not lines:
         return ""
     sentence = _END.split(lines[-1][-2000:])[-1].strip() or lines[-1][-2000:]
@@ -194,8 +252,10 @@ def _last_sentence(text: str) -> str:
 def stated(sentence: str) -> tuple[str, ...]:
     """What stands behind the verb or equals sign, where that can be an answer; else nothing."""
     copula = _COPULA.search(sentence)
-    if copula is None:
+    if copula is None or _DENIED.search(sentence[: copula.start()]):
         return ()
     rest = sentence[copula.end() :].strip(" *")
+    if rest.strip(" .!") in ("", "not"):
+        return ()
     is_mathematics = re.match(r"[-+−$\\(\[{.]*\d|[\\$(\[{]", rest)
     return (rest,) if is_mathematics or len(rest.split()) <= 3 or doubtful(rest) else ()

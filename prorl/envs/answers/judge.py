@@ -31,6 +31,7 @@ from prorl.envs.answers.notation import (
 from prorl.envs.answers.numerals import numerals
 from prorl.envs.answers.parse import Node, parse
 from prorl.envs.answers.words import (
+    agreed,
     bare,
     doubtful,
     exact_text,
@@ -47,6 +48,8 @@ _CALCULATES = re.compile(
     r"^(?!.*(?:[,;]|\bor\b|\band\b|\\quad)).*(?:[-+*/^×·÷]|\\frac|\\cdot|\\times)"
 )
 _MEASURED = re.compile(r"(?<=\d) ?([A-Za-z]+)(?![\w^])")
+_CONSTANT = re.compile(r"\+ ?([ckK])$")
+"""Of integration, whose letter is free."""
 Rule = Callable[[str, str, Speech], bool | None]
 
 
@@ -60,6 +63,9 @@ def judge(
     if not answer.strip() or len(answer) > MAX_ANSWER_CHARS or "~~" in answer:  # struck out
         return False, "no usable answer"
     reference, answer = undress(reference), undress(answer)
+    if letter := _CONSTANT.search(answer) if reference.endswith("C") else None:
+        is_free = letter[1] not in re.sub(r"\\[a-zA-Z]+", "", reference)
+        answer = f"{answer[:-1]}C" if is_free else answer
     speech = Speech(question, reference)
     for name, rule in _RULES:
         verdict = rule(reference, answer, speech)
@@ -206,7 +212,7 @@ def _text(reference: str, answer: str, speech: Speech) -> bool | None:
 def _said(answer: str, speech: Speech) -> tuple[str, ...]:
     stated = re.match(r"^([A-Za-z ]+) (?:is|are|was) (.+)$", answer)
     short = stated[2] if stated and speech.labels(stated[1]) else answer
-    return answer, short, re.sub(r"^(?:on|in|at) (?=[A-Z])", "", short)
+    return answer, short, re.sub(r"^(?:on|in|at) (?=[A-Z])", "", short), agreed(answer)
 
 
 def _squeezed(text: str) -> str:
@@ -307,6 +313,7 @@ _MEANT = {
     "no solution": "\\emptyset", "no solutions": "\\emptyset", "empty set": "\\emptyset",
     "no real solution": "\\emptyset", "no real solutions": "\\emptyset", "none": "\\emptyset",
     "there are no solutions": "\\emptyset", "there is no solution": "\\emptyset",
+    "no solutions exist": "\\emptyset", "no real solutions exist": "\\emptyset",
     "infinity": "\\infty", "positive infinity": "\\infty", "negative infinity": "-\\infty",
     "minus infinity": "-\\infty",
 }  # fmt: skip
@@ -320,7 +327,9 @@ _ARC = re.compile(
     r"(\d+) ?(?:°|\^ ?\{? ?\\circ ?\}?) ?(\d+(?:\.\d+)?) ?(?:'|’|′|\^ ?\{?\\prime\}?)"
 )
 _INVERSE = re.compile(r"^[a-z] ?\^ ?\{ ?-1 ?\} ?\([a-z]\) ?= ?")
-_LABEL = re.compile(r"^([^=:,;<>]{1,60}?) ?(=|:|\\in(?= ?\\\{)| (?:is|was|equals)(?= )) ?(?=[^ ])")
+_LABEL = re.compile(
+    r"^([^=:,;<>]{1,60}?) ?(=|:|(?:\\in|∈)(?= ?\\?\{)| (?:is|was|equals)(?= )) ?(?=[^ ])"
+)
 _DEGREES = re.compile(r"\^? ?\{? ?\\circ(?![a-zA-Z]) ?\}?|°|\\?\bdegrees?\b")
 _PI = re.compile(r"\\pi(?![a-zA-Z])|π|\bpi\b")
 _NEAR = re.compile(

@@ -139,6 +139,9 @@ _A_VALUE = r"(?:\d+(?:\.\d+)?(?!\.?\w|[\\(^*/]| ?[-+*/^(]| [xyz]\b)|\\)"
 _SLOPE = re.compile(r"\\[dt]?frac ?\{d[a-z]?\} ?\{d[a-z]\} ?(?:[a-z] ?\([a-z]\))?")
 
 
+_SPACED = re.compile(r" ?([-+*/^]) ?")
+
+
 class Speech:
     """What a question and its reference speak of."""
 
@@ -279,7 +282,8 @@ class Speech:
         if not self.is_known:
             return not re.search(r"[+*/^-]|^\d|(?<!\\)\b[a-z]{2}", label)
         is_name = re.search("[A-Za-z]", text) is not None
-        for asked in map(_plain, self._asked_for):
+        text, *phrases = (_SPACED.sub(r"\1", one) for one in (text, *map(_plain, self._asked_for)))
+        for asked in phrases:
             rest = asked.casefold().removeprefix(text.casefold())
             if is_name and len(rest) < len(asked) and not re.match(r"\w| ?[-+*/^(=]", rest):
                 return True

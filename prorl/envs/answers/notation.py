@@ -53,7 +53,8 @@ GREEK = frozenset(
 
 _SIGNS = {
     "−": "-", "–": "-", "—": "-", "﹣": "-", "‐": "-", "‑": "-", "×": "*", "·": "*", "⋅": "*",
-    "∙": "*", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "√": "\\sqrt ", "π": "\\pi ", "∞": "\\infty ",
+    "∙": "*", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "π": "\\pi ", "∞": "\\infty ",
+    "√": "\\sqrt ", "∛": "\\sqrt[3] ", "∜": "\\sqrt[4] ",
     "⩽": "≤", "⩾": "≥", "≦": "≤", "≧": "≥", "º": "°", "˚": "°",
     "’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "ℝ": "\\R ", "ℤ": "\\Z ", "ℕ": "\\N ",
     "ø": "∅", "⟨": "(", "⟩": ")", "〈": "(", "〉": ")", "﹪": "%", "％": "%", "，": ",", "：": ":",
@@ -77,7 +78,10 @@ TEXT_COMMANDS = re.compile(
     r"|operatorname\*?|boldsymbol|unit|pmb|bm)\s*\{([^{}]*)\}"
 )
 """A command whose braces hold words."""
-_WRAPPERS = re.compile(r"\\(?:boxed|fbox|framebox|displaystyle|textstyle|ensuremath)\b\s*")
+_WRAPPERS = re.compile(
+    r"\\(?:boxed|fbox|framebox|displaystyle|textstyle|ensuremath|mathbf|mathrm|boldsymbol|bm"
+    r"|large|Large)\b\s*"
+)
 _SIZES = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\s*\.?"
     r"|\\(?:limits|nolimits|displaystyle|textstyle|rm|bf|it)(?![a-zA-Z])\s*"
@@ -183,7 +187,7 @@ def _as_words(found: re.Match[str]) -> str:
     inner = found[1].strip()
     if re.fullmatch(r"[ie]|[-\d.,/ ]+", inner) or inner in FUNCTIONS:
         return f" {inner} " if inner in FUNCTIONS else inner
-    if inner in ("or", "and", "", ","):
+    if inner in ("or", "and", "", ",") or inner.startswith(("\\frac", "\\dfrac", "\\sqrt")):
         return f" {inner} "
     return f" ⟦{inner.replace('⟦', ' ').replace('⟧', ' ')}⟧ "
 

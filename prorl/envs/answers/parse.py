@@ -560,6 +560,8 @@ def _times(left: Node, right: Node) -> Node:
 
 
 def _scaled(scale: Node, item: Node) -> Node:
+    if scale.op == "/" and all(arg.op == "num" and arg.value for arg in scale.args):
+        scale = Node("num", value=scale.args[0].value / scale.args[1].value)
     if scale.op == item.op == "num":
         return Node("num", value=scale.value * item.value)
     return Node("*", (scale, item))

@@ -31,7 +31,9 @@ TOLERANCE = 0.01
 MAX_ANSWER_CHARS = 500
 
 _DRESS = re.compile(
-    r"\\(?:text|mathrm|textbf|mathbf|ce) ?\{((?:[^{}]|\{[^{}]*\})*)\}|\*{2,9}|^\*|\*$|[`$]"
+    r"(?:(?P<before>\\[A-Za-z]+) ?)?"
+    r"\\(?:text|mathrm|textbf|mathbf|ce) ?\{(?P<inner>(?:[^{}]|\{[^{}]*\})*)\}"
+    r"|(?<!\w)\*{2,9}|\*{2,9}(?!\w)|^\*|\*$|[`$]"
 )
 _LETTER = re.compile(
     r"(?:(?:the )?(?:option|choice|answer)(?: is)? ?:? ?)?[(\[]?([A-Za-z])[)\].:,]{0,3}(?: (.*))?",
@@ -86,7 +88,12 @@ def final_text(text: str) -> tuple[str, str]:
         answer, found = (lines[-1], "last line") if lines else ("", "nothing")
     if len(answer) > 2 * MAX_ANSWER_CHARS:
         return answer, found
-    return _DRESS.sub(lambda dress: dress[1] or "", " ".join(answer.split())).strip(), found
+    return _DRESS.sub(_undressed, " ".join(answer.split())).strip(" 。"), found
+
+
+def _undressed(dress: re.Match[str]) -> str:
+    """The text of a `\\text{}`; the name of a command before it ends there."""
+    return " ".join(filter(None, (dress["before"], dress["inner"])))
 
 
 def _compare(data: Mapping[str, Any], question: str, wanted: str, answer: str) -> tuple[bool, str]:

@@ -12,8 +12,9 @@ import unicodedata
 from prorl.envs.answers.notation import TEXT_COMMANDS
 
 _LEAD = re.compile(
-    r"^(?:(?:so|thus|hence|therefore|then|finally|and so|i think|we|i|you|he|she|they|get|gets|has"
-    r"|have|find|obtain|conclude|that|the|my|our|final|correct|right|answer|ans|result|value"
+    r"^(?:(?:so|thus|hence|therefore|then|finally|and so|i think|i(?= [a-z]{2})|we|you|he|she"
+    r"|they|get|gets|has|have|find|obtain|conclude|that|the|my|our|final|correct|right|answer|ans"
+    r"|result|value"
     r"|solutions?|total|us|is|are|be|equals?|would be|will be|must be|it|this|there|there are"
     r"|a total of|exactly|approximately|about|around|roughly|approx\.?|simply|just|only|given by"
     r"|equal to)(?=[ :,*=$\\(]|$)[ :,*]*"
@@ -24,13 +25,22 @@ _LEAD = re.compile(
 _DOUBT = re.compile(
     r"(?<!\\)\b(?:not|never|neither|nor|no|none|unknown|least|most|or more|or less|than|between"
     r"|(?:over|under|above|below)(?= [\d$\\])|except|almost|nearly|wrong|incorrect|false"
-    r"|guess(?:ed)?"
+    r"|guess(?:ed)?|doubt"
     r"|maybe|perhaps|either|both|any|idea|cannot|can't|don't|doesn't|isn't|aren't|wasn't|unsure"
     r"|(?<= )minus|plus|times|divided|factorial|mod|modulo|root|square root|reciprocal"
     r"|inverse|instead|versus|vs|unless|if|possibly|probably|could|might|unlike|but|error|infinite)\b|n't\b",
     re.IGNORECASE,
 )  # fmt: skip
-_UNDEFINED = frozenset(("undefined", "not defined", "does not exist", "doesnt exist", "dne"))
+_MEANINGS = (
+    frozenset(("undefined", "not defined", "does not exist", "doesnt exist", "dne"))
+    | {"limit does not exist", "limit doesnt exist"},
+    frozenset(("infinitely many", "infinitely many solutions")),
+)
+_AGREED = re.compile(
+    r"(yes|no)\b[,.;!]? (?:it|they|he|she|we|you|there|this|that|these|because|since)\b"
+    r"(?!.*\b(?:but|or|maybe|perhaps|yes|no|if|unless)\b)",
+    re.IGNORECASE,
+)
 
 _DELIMITERS = re.compile(r"\\[()\[\]]|__|`|(?<!\\)\$\$")
 _BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?![\w(])")
@@ -50,6 +60,7 @@ _REPEATED = re.compile(r"([_*$~#,;:])\1{3,}")
 _SCALE_WORD = re.compile(
     r"\\(?:text|mathrm|mbox) ?\{ ?(hundred|thousand|million|billion|trillion|dozen)\b ?([^{}]*)\}"
 )
+_TITLE = re.compile(r"^\\text(?:bf|rm|it)? ?\{([^{}\d]*(?::|\b(?:is|are))) ?\}")
 _PRIMES = re.compile(r"(?<=[a-zA-Z])\^ ?(?:\{ ?(?:\\prime ?){1,3}\}|\\prime(?![a-zA-Z]))")
 _CHOOSE = re.compile(
     r"\bC ?\( ?(\d{1,4}) ?, ?(\d{1,4}) ?\)|(?<![\w.^}])(\d{1,4}) ?C ?(\d{1,4})(?!\w)"
@@ -74,7 +85,8 @@ def undress(text: str) -> str:
     text = re.sub(r"\b(?:GCD|LCM)(?= ?\()", lambda found: found[0].lower(), text)
     text = _CHOOSE.sub(r"\\binom{\1\3\5}{\2\4\6}", text)
     text = _BOLD.sub(r"\1", _DELIMITERS.sub(" ", text).strip()).strip()
-    text = re.sub(r"^\\text ?\{(\d[^{}]*)\}$", r"\1", text)
+    text = re.sub(r"^\\text(?:bf)? ?\{((?:[Aa]nswer: ?)?\d[^{}]*)\}$", r"\1", text)
+    text = _TITLE.sub(r"\1 ", text)
     text = _SCALE_WORD.sub(lambda found: f" {found[1]} {found[2]} ", text)
     text = _untrailed(" ".join(text.split()).replace("{:}", ":"))
     dollars = len(re.findall(r"(?<!\\)\$", text))
@@ -89,8 +101,8 @@ def undress(text: str) -> str:
 
 def _untrailed(text: str) -> str:
     """Without the full stop behind it; the dots of `0.333...` stay."""
-    text = text.replace("\\text{}", " ").rstrip(" ,;:")
-    return text if text.endswith("...") else text.rstrip(" .,;:\\")
+    text = text.replace("\\text{}", " ").rstrip(" ,;:。")
+    return text if text.endswith("...") else text.rstrip(" .,;:。\\")
 
 
 def _signed(char: str) -> str:
@@ -111,6 +123,12 @@ def _priced(text: str) -> str:
     if len(signs) > 1 or re.search(rf"\b{name.rstrip('s')}", bare_text, re.IGNORECASE):
         return bare_text
     return _PRICE.sub(lambda price: f"{price[1] or price[2]} {name}", text, count=1)
+
+
+def agreed(text: str) -> str:
+    """The `Yes` of `Yes, it is.`; any other text as it stands."""
+    found = _AGREED.match(text)
+    return found[1] if found else text
 
 
 def plain_of(text: str) -> str:
@@ -206,7 +224,7 @@ def same_words(reference: str, answer: str) -> bool:
     if same_case(reference, answer):
         return True
     reference, answer = reference.casefold(), answer.casefold()
-    if {reference, answer} <= _UNDEFINED:
+    if any({reference, answer} <= meaning for meaning in _MEANINGS):
         return True
     parts = [sorted(re.split(r",and |, and |,| and |;", text)) for text in (reference, answer)]
     if not len(parts[0]) == len(parts[1]) > 1:
