@@ -75,7 +75,8 @@ with os.fdopen(3, "w") as out:
 """
 """Calls the function of a program once."""
 
-_FENCE = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^(```|~~~)[ \t]*(\w*)[^\n`]*\n(.*?)(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
+_PYTHON = re.compile(r"py(?:thon)?3?", re.IGNORECASE)
 _SYSTEM = (
     "Write the Python function that the user asks for. You have a workspace with bash, python and"
     " files; try your program out. Finish with the whole program in one ```python block, or leave"
@@ -133,8 +134,12 @@ class CodeEnv(BaseEnv):
         return (Message(role="system", content=system), Message(role="user", content=asked))
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
-        """The program: the last fenced block of the final message, else the file, else nothing."""
-        blocks = _FENCE.findall(final)
+        """The program: the last block of Python in the final message, or of no language; else the
+        file, else nothing.
+        """
+        found = _FENCE.findall(final)
+        blocks = [block for _, language, block in found if _PYTHON.fullmatch(language)]
+        blocks = blocks or [block for _, language, block in found if not language]
         if blocks or sandbox is None:
             return blocks[-1].encode("utf-8", "replace")[:MAX_PROGRAM_BYTES] if blocks else b""
         try:

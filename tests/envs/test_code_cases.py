@@ -273,3 +273,27 @@ async def test_bad_cases_are_refused(data: dict[str, Json], says: str) -> None:
 async def test_a_value_nested_too_deep_to_be_read_is_wrong_and_no_graders_fault() -> None:
     for output in ("[" * 200_000, "[" * 900 + "]" * 900):
         assert same_output('{"value": ' + output + "}", [1], True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\n{}```",
+        "```python3\n{}```",
+        "```Python\n{}```",
+        "``` py\n{}```",
+        "```python\r\n{}```\r\n",
+        '```python title="a"\n{}```',
+        "~~~python\n{}~~~",
+        "```\n{}```",
+        "```python\nprint(1)\n```\nNo:\n```python\n{}```",
+        "```bash\npip install it\n```\nNow:\n```python\n{}```",
+        "```cpp\nint x;\n```\n```python\n{}```",
+        "```python\n{}```\nIt prints:\n```\n2\n```\n",
+        "```python\n{}",
+    ],
+)
+async def test_the_program_is_the_last_block_of_python(text: str) -> None:
+    program = "print(2 * int(input()))\n"
+    said = await ENV.artefact(READS, text.replace("{}", program), None)
+    assert said.decode().replace("\r", "") == program
