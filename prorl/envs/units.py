@@ -45,6 +45,7 @@ _UNITS = words_of(
 """Of pint's names, those that an answer may use."""
 _SCALES = frozenset(("degree_Celsius", "degree_Fahrenheit", "decibel"))
 """Values of a scale: nothing is converted to them or from them."""
+_STEPS = {"degree_Celsius": "kelvin"}
 _PREFIXES = words_of(
     """yotta zetta exa peta tera giga mega kilo hecto deci centi milli micro nano pico femto"""
 )
@@ -58,7 +59,8 @@ _DEFINITIONS = (
 _OURS = {
     "Nm": "newton * meter", "AU": "astronomical_unit", "kph": "kilometer_per_hour",
     "bucks": "dollar", "euros": "euro", "cents": "cent", "yens": "yen", "pct": "percent",
-    "kilos": "kilogram", "in": "inch", "pt": "", "ton": "", "tons": "",
+    "kilos": "kilogram", "kgs": "kilogram", "amp": "ampere", "amps": "ampere",
+    "in": "inch", "pt": "", "ton": "", "tons": "",
     "has": "", "us": "", "TV": "", "kilohm": "kiloohm", "kilohms": "kiloohm", "megohm": "megaohm",
     "megohms": "megaohm", "Ms": "", "PC": "", "Ed": "", "fly": "", "mum": "", "mug": "",
     "candle": "", "candles": "",
@@ -76,13 +78,18 @@ _SPELLINGS = tuple(
         ("Å", "Å"),
         (r"℃", "degC"),
         (r"℉", "degF"),
+        (r"\\rm(?![a-zA-Z])", " "),
+        (r"\bcycles? ?(?:per second|/ ?s(?:ec(?:ond)?)?)\b", "hertz"),
+        (r"\belectron[ -]volts?\b", "electronvolt"),
+        (r"\b(newton)[ -](met(?:er|re))s?\b", r"\1 \2"),
+        (r"\brev(?:olution)?s? ?(?:per |/ ?)min(?:ute)?\b", "rpm"),
         (r"[µμ]|\\mu(?![a-zA-Z])\s?", "u"),
         (r"[ΩΩ]|\\Omega(?![a-zA-Z])|\\ohm(?![a-zA-Z])", "ohm"),
         (
             r"(?:\^ ?\{?\\circ\}?|\\degree|°|\bdegrees?\b) ?(?:C\b|[Cc]elsius\b|centigrade\b)",
-            "degC",
+            " degC",
         ),
-        (r"(?:\^ ?\{?\\circ\}?|\\degree|°|\bdegrees?\b) ?(?:F\b|[Ff]ahrenheit\b)", "degF"),
+        (r"(?:\^ ?\{?\\circ\}?|\\degree|°|\bdegrees?\b) ?(?:F\b|[Ff]ahrenheit\b)", " degF"),
         (r"°|\\degree(?![a-zA-Z])|\^ ?\{?\\circ\}?", "deg"),
         (r"\\%", "%"),
         (r"\\(?:text|mathrm|mathbf|rm|operatorname) ?\{([^{}]*)\}", r" \1 "),
@@ -106,6 +113,8 @@ _NUMBER = re.compile(
     r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?)"
     r"(?:[eE]([-+]?\d+)| ?(?:\*|x) ?10 ?(?:\^|\*\*) ?\(?([-+]?\d+)\)?)?(?: ?/ ?(\d+(?:\.\d+)?))?"
 )
+_POWER = re.compile(r"^((?:approximately|about|≈)? ?[-+]?)10 ?(?:\^|\*\*) ?\(?([-+]?\d{1,4})\)?")
+"""`10^-3`, which has no number before it."""
 _FACTOR = re.compile(r" ?(?:([*/()])|([^\W\d_]+|[%°])(?: ?(?:\^|\*\*)? ?\(?(-?\d{1,3})\)?)?)")
 
 
@@ -125,7 +134,7 @@ def quantity(text: str) -> Quantity | None:
     """The quantity that a text is; None when it is anything else, too."""
     if len(text) > MAX_CHARS:
         return None
-    plain = _plain(text)
+    plain = _POWER.sub(r"\g<1>1e\2", _plain(text))
     found = _NUMBER.match(plain)
     if found is None or not any(char.isdigit() for char in found[1]):
         return None
@@ -201,6 +210,8 @@ def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
         # 32 °F are 0 °C by a sum, which is exact to the numbers that were added only
         is_sum = any(name in _SCALES for unit in (given.unit, wanted.unit) for name in unit._units)
         values, near = [float(there.magnitude)], 1e-9 * abs(given.value) if is_sum else 0.0
+        if {str(given.unit), str(wanted.unit)} == {"kelvin", "degree_Celsius"}:
+            near += 0.15  # 273 for 273.15
         # near on the scale of fewer degrees: 22 °C are not nearly 298 K
         size = min(size, abs(given.value)) if is_sum else size
     elif not given.has_unit and str(wanted.unit) == "percent":
@@ -217,7 +228,8 @@ def _plain(text: str) -> str:
 
 
 def _product(text: str) -> Unit | None:
-    unit, sign, place = _registry().dimensionless, 1, 0
+    registry = _registry()
+    unit, sign, place = registry.dimensionless, 1, 0
     while place < len(text):
         found = _FACTOR.match(text, place)
         if found is None:
@@ -230,6 +242,10 @@ def _product(text: str) -> Unit | None:
         if one is None or abs(power) > MAX_POWER:
             return None
         unit = unit * one**power
+    if len(unit._units) > 1:  # a degree of a product is a difference
+        unit = registry.Unit(
+            "*".join(f"{_STEPS.get(name, name)}**{power}" for name, power in unit._units.items())
+        )
     return None if text[-1:] in tuple("*/(") else unit
 
 

@@ -4,7 +4,7 @@ A choice is right by its letter alone, by letter and text, or by its text; two l
 Where the reference is a quantity, nothing but a quantity is right: in one unit within a tolerance,
 without a unit in the wanted one; a whole number without a unit is exact, unless the task says
 otherwise. Where it is words, texts are compared without articles and punctuation; capitals count
-where they mean something (`Co`, `CO`).
+where they mean something (`Co`, `CO`); a formula (`mv^2/r`) is compared as mathematics.
 
 >>> judge({"answer": "500 m"}, "How far?", "#### 0.5 km")[0]
 True
@@ -21,7 +21,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prorl.envs.answers.find import MARKED, OTHER, final_answer, stated
+from prorl.envs.answers.judge import judge as judge_mathematics
 from prorl.envs.answers.measures import Speech
+from prorl.envs.answers.notation import decimal_commas
 from prorl.envs.answers.numerals import numerals
 from prorl.envs.answers.words import same_case
 from prorl.envs.units import Quantity, equal, quantity
@@ -36,9 +38,14 @@ _DRESS = re.compile(
     r"|(?<!\w)\*{2,9}|\*{2,9}(?!\w)|^\*|\*$|[`$]"
 )
 _LETTER = re.compile(
+    r"(?:(?:so|thus|hence|therefore|i think|it's|it is|i (?:would )?(?:pick|choose)),? )*"
     r"(?:(?:the )?(?:option|choice|answer)(?: is)? ?:? ?)?[(\[]?([A-Za-z])[)\].:,]{0,3}(?: (.*))?",
     re.IGNORECASE,
 )
+_CALLED_RIGHT = re.compile(
+    r" (?:is|are) (?:the )?(?:correct|right|best)\b(?: (?:answer|option|choice|one))?"
+)
+_REASON = re.compile(r",? (?:because|since)\b.*")
 _OTHERS = re.compile(r"\b(?:or|and) \(?[A-Z]\b|[,/&] ?\(?[A-Z]\b\)? ?$")
 _MARKS = re.compile(r"[,;:\"()\[\]{}\\…“”«»]|(?<=[A-Za-z]{2})!$")
 """What may stand around words; signs that mean something (`<`, `/`, `#`, `%`) are none of them."""
@@ -55,8 +62,19 @@ _FORMULAS = tuple(
         (r"(\d|\b[A-Z][a-z]?)\^(\d?[+-])(?!\w)", r"\1\2"),
         (r"\^([+-])(?!\w)", r"\1"),
         (r"(?<![\w)\]])\^(\d+)(?=[A-Z])", r"\1"),
+        (r"⇌|<?=>|<->|\\rightleftharpoons(?![a-zA-Z])", "⇌"),
+        (r"-{1,2}>|[→⟶]|\\(?:long)?rightarrow(?![a-zA-Z])", "→"),
+        (r"\bsp\^([23])", r"sp\1"),
+        (r"\bsp3d\^2", "sp3d2"),
+        (r"(?<=\d) ?(?:[–—−-]|\bto\b) ?(?=\d)", "-"),
     )
 )
+_NAME = re.compile(r"([A-Za-z]\w{0,2}) ?= ?([^=]+)$")
+_ORBITAL = re.compile(r"(\d[spdf])\^?\{?(\d{1,2}?)\}?(?=\d[spdf]|\W|$)")
+_OPERATION = re.compile(r"\\frac|sqrt|√|[=/^+*]|^-")
+_COMMAND = re.compile(r"\\[a-zA-Z]+|sqrt|sin|cos|tan|exp|log|ln")
+_NO_FORMULA = re.compile(r"[A-Za-z]\d|[-+]\}?$|[>→⇌]|[^\W\d]{4}")
+"""Of chemistry, or words: `2H2 + O2`, `Na+`, `and/or`."""
 _LABEL = re.compile(r"([^\W\d_]\w{0,3}) ?[=≈] ?(?=[-+.\d])")
 _ACIDITY = re.compile(r"(?:[Tt]he )?pH ?(?:=|of|is|:|≈)? ?(?=-?\d)")
 _COUNT = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+")
@@ -66,6 +84,8 @@ def judge(data: Mapping[str, Any], question: str, text: str) -> tuple[bool, str,
     """(right, the rule that decided, the answer that was found, how)."""
     answer, found = final_text(text)
     wanted = str(data["answer"])
+    if len(_CALLED_RIGHT.findall(text)) == 1 and data.get("choices"):
+        answer = _CALLED_RIGHT.sub("", answer)
     right, path = _compare(data, question, wanted, answer)
     is_sentence = found == "last line" and not OTHER.search(answer) and not set("=≈:") & set(answer)
     if not right and is_sentence:
@@ -109,6 +129,14 @@ def _compare(data: Mapping[str, Any], question: str, wanted: str, answer: str) -
         if right is None:
             if is_same_text(reference, answer):
                 return True, "text"
+            is_formula = _OPERATION.search(reference) and not _NO_FORMULA.search(
+                _COMMAND.sub(" ", reference)
+            )
+            named = _NAME.match(answer) if "=" not in reference else None
+            if named and named[1] not in reference:
+                answer = named[2]
+            if is_formula and judge_mathematics(reference, answer, question)[0]:
+                return True, "mathematics"
             continue
         path = "quantity"
         tolerance = float(data.get("tolerance", TOLERANCE))
@@ -132,7 +160,7 @@ def _given(answer: str, wanted: Quantity, speech: Speech) -> Quantity | None:
 
     Where the reference has no unit, one that the question speaks of is left out.
     """
-    answer = numerals(_ACIDITY.sub("", answer))
+    answer = numerals(decimal_commas(_ACIDITY.sub("", answer)))
     if (label := _LABEL.match(answer)) and (
         wanted.has_unit or speech.is_asked(label[1])
         if len(label[1]) == 1
@@ -162,7 +190,8 @@ def choice_of(answer: str, choices: Sequence[str]) -> str:
     ]
     if len(by_text) == 1:
         return by_text[0]
-    found = _LETTER.fullmatch(" ".join(answer.split()))
+    answer = _REASON.sub("", " ".join(answer.split()))
+    found = _LETTER.fullmatch(answer)
     if found is None or _OTHERS.search(answer):
         return ""
     letter, rest = found[1].upper(), found[2] or ""
@@ -190,7 +219,7 @@ def is_same_text(reference: str, answer: str) -> bool:
     (True, False, True)
     """
     if "[" in reference:
-        return "".join(reference.split()) == "".join(answer.split())
+        return "".join(_typed(reference).split()) == "".join(_typed(answer).split())
     if same_case(plain(reference), plain(answer)):
         return True
     # of `A horizon` the letter is a name
@@ -204,10 +233,17 @@ def words(text: str) -> str:
 
 def plain(text: str) -> str:
     """A text without punctuation, as formulas are typed; one that is nothing else stays."""
-    flat = _RAISED.sub(lambda found: "^" + found[0].translate(_SUPERSCRIPTS), text)
-    flat = re.sub("[’‘]", "'", unicodedata.normalize("NFKC", flat))
-    for pattern, ours in _FORMULAS:
-        flat = pattern.sub(ours, flat)
-    flat = re.sub(r"\b[pP](?= ?[<>=])", "p", flat)
+    flat = re.sub(r"\b[pP](?= ?[<>=])", "p", _typed(text))
     rest = " ".join(_MARKS.sub(" ", flat).split()).rstrip(".").strip()
     return rest or text.strip()
+
+
+def _typed(text: str) -> str:
+    """Formulas, reactions and shells of electrons in one spelling."""
+    flat = _RAISED.sub(lambda found: "^" + found[0].translate(_SUPERSCRIPTS), text)
+    flat = re.sub("[’‘]", "'", unicodedata.normalize("NFKC", flat))
+    if len(_ORBITAL.findall(flat)) > 1:
+        flat = _ORBITAL.sub(r"\1\2 ", flat)
+    for pattern, ours in _FORMULAS:
+        flat = pattern.sub(ours, flat)
+    return "".join(flat.split()) if set("→⇌") & set(flat) else flat
