@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from prorl.types import Int32
 
 RENDERER = ChatMLRenderer(ByteTokenizer())
-_OUTPUT_BYTES = 1 << 20
 
 Reply = str | ToolCall | Message | Completion | BackendError | None
 """What a scripted model says: a text, a call, a whole message, exact tokens; or it fails, or (None)
@@ -262,7 +261,7 @@ class LocalSandbox:
         self.ref = SandboxRef("test", folder.name, "")
         self.folder = folder
         self.calls: list[tuple[str, Mapping[str, Json]]] = []
-        self._files = Files(Folder(str(folder), _OUTPUT_BYTES))
+        self._files = Files(Folder(str(folder)))
 
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
         """bash and python as fresh processes, files as the tool server does it."""

@@ -20,7 +20,7 @@ def run(files: Files, command: str, **arguments: Any) -> tuple[int, str]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    return Files(Folder(str(tmp_path), 64 << 10))
+    return Files(Folder(str(tmp_path)))
 
 
 def test_create_view_replace_insert(files: Files, tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ class Bash:
 
     def __init__(self, place: Place) -> None:
         self._events, self._room, self._env = place.events, place.room, place.env
-        self._cap = place.output_bytes
         self._home = self._cwd = place.cwd
         self._pid = 0
         """0 = there is no shell."""
@@ -129,7 +128,7 @@ class Bash:
         if isinstance(text, str) and command is None:
             return self._feed_running(text.encode(), until, arguments)
         data = _bytes_of(command)
-        output = Capped(self._cap)
+        output = Capped()
         self._make_free(output)
         result = self._execute(data, until, arguments, output)
         if self._unread and time.monotonic() < until:
@@ -170,7 +169,7 @@ class Bash:
         if not self._busy or not self._pid:
             raise ValueError("no program is running; send `command`")
         self._tty.write(data)
-        return self._finish(until, arguments, Capped(self._cap))
+        return self._finish(until, arguments, Capped())
 
     def _finish(self, until: float, arguments: dict[str, Any], output: Capped) -> dict[str, Any]:
         try:

@@ -31,7 +31,7 @@ def execute(place: Place, argv: list[str], stdin: bytes, until: float) -> dict[s
 
     Exit code 124 at the deadline, 126/127 when it cannot be run, 128 + n when signal n ended it.
     """
-    output = Capped(place.output_bytes)
+    output = Capped()
     source = _stdin_of(stdin)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:

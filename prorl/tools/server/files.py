@@ -29,11 +29,11 @@ class Mistake(Exception):
 
 class Files:
     def __init__(self, folder: Folder) -> None:
-        self._cwd, self._cap = folder.cwd, folder.output_bytes
+        self._cwd = folder.cwd
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
         """`{command: view | create | str_replace | insert, path, ...}`."""
-        output = Capped(self._cap)
+        output = Capped()
         exit_code = 1
         try:
             text, exit_code = self._edit(arguments), 0

@@ -1,8 +1,7 @@
 """Jupyter cells: a forked relay starts a kernel over ipc and drives it.
 
-Any installed kernel does (`PRORL_KERNEL`, default python3). Unix sockets, so it works with the
-network cut; the connection file is 0600 in a folder of its own. SIGINT interrupts the kernel, not
-the relay; when the kernel dies it is started again once per cell.
+Unix sockets, so it works with the network cut; the connection file is 0600 in a folder of its own.
+SIGINT interrupts the kernel, not the relay; when the kernel dies it is started again once per cell.
 
 Output that a cell's subprocesses or threads send after its end belongs to the next cell. What the
 kernel itself writes to its terminal is not shown: ipykernel sends all of it over IOPub, too.
@@ -69,8 +68,7 @@ class Kernel:
         from jupyter_client.manager import KernelManager
 
         folder = tempfile.mkdtemp(prefix="k")
-        name = os.environ.get("PRORL_KERNEL", "python3")
-        self.manager: Any = KernelManager(kernel_name=name, transport="ipc", ip=f"{folder}/s")
+        self.manager: Any = KernelManager(transport="ipc", ip=f"{folder}/s")
         self.manager.connection_file = f"{folder}/c.json"
         null = subprocess.DEVNULL
         quiet = ["--HistoryManager.enabled=False"]
@@ -78,8 +76,7 @@ class Kernel:
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=START_S)
-        if self.manager.kernel_spec and self.manager.kernel_spec.language == "python":
-            self.client.execute(f"exec({LAZY_FLUSH!r}, {{}})", silent=True, store_history=False)
+        self.client.execute(f"exec({LAZY_FLUSH!r}, {{}})", silent=True, store_history=False)
 
     def run(self, code: str) -> int | None:
         """Execute and print; 0, 1 for an error, None when the kernel died.

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     Tool = Callable[[dict[str, Any], float], dict[str, Any]]
 
-OUTPUT_BYTES = 64 << 10
-"""Kept of what one call gives, unless the configuration says otherwise."""
 MAX_CLIENTS = 16
 """Connected at once; stages need one each, and an agent could open more."""
 READ_BYTES = 1 << 16
@@ -67,7 +65,14 @@ class Server:
         self._clients: dict[int, tuple[socket.socket, FrameBuffer]] = {}
         self._refuse_uid: int = config.get("refuse_uid", -1)
         self._port: int = config.get("port", PORT)
-        self._place = place_of(self._events, config)
+        self._place = Place(
+            self._events,
+            MakeRoom(self._events, config.get("alone", False)),
+            dict(config["env"]),
+            config["workspace"],
+            config.get("python", ""),
+            config.get("packages", ()),
+        )
         self._memory = Memory()
         self._names = sorted(config.get("tools", DEFAULT))
         self._bash = Bash(self._place)
@@ -256,18 +261,6 @@ class Server:
             result, ok=True, truncated=output.truncated, duration_s=time.monotonic() - begin
         )
         return reply, output.value()
-
-
-def place_of(events: Events, config: dict[str, Any]) -> Place:
-    return Place(
-        events,
-        MakeRoom(events, config.get("alone", False)),
-        dict(config["env"]),
-        config["workspace"],
-        config.get("output_bytes", OUTPUT_BYTES),
-        config.get("python", ""),
-        config.get("packages", ()),
-    )
 
 
 def _said_more(connection: socket.socket, buffer: FrameBuffer) -> bool:

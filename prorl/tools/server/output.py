@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+OUTPUT_BYTES = 64 << 10
+"""Kept of what one call gives."""
+
+
 class Capped:
     """Collects output up to a number of bytes, its head and its tail.
 
@@ -23,7 +27,7 @@ class Capped:
     b'0123\\n[... 8 bytes left out ...]\\ncdef'
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = OUTPUT_BYTES) -> None:
         self._half = limit // 2
         self._head = bytearray()
         self._tail = bytearray()

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
 
 
 class Folder:
-    def __init__(self, cwd: str, output_bytes: int) -> None:
+    def __init__(self, cwd: str) -> None:
         self.cwd = cwd
-        self.output_bytes = output_bytes
-        """Kept of what one call gives."""
 
 
 class Place(Folder):
@@ -25,11 +23,10 @@ class Place(Folder):
         room: MakeRoom,
         env: dict[str, str],
         cwd: str,
-        output_bytes: int,
-        python: str = "",
-        packages: Sequence[str] = (),
+        python: str,
+        packages: Sequence[str],
     ) -> None:
-        super().__init__(cwd, output_bytes)
+        super().__init__(cwd)
         self.events, self.room, self.env = events, room, env
         self.python = python
         """The interpreter, for tools that are programs of its."""

@@ -44,7 +44,7 @@ class Python:
 
     def __init__(self, place: Place) -> None:
         self._events, self._room, self._env = place.events, place.room, place.env
-        self._cwd, self._cap = place.cwd, place.output_bytes
+        self._cwd = place.cwd
         self._pid = 0
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class Python:
 
     def _cell(self, payload: Any, until: float) -> dict[str, Any]:
         self.start()
-        output = Capped(self._cap)
+        output = Capped()
         self._number += 1
         try:
             self._socket.sendall(json.dumps([self._number, payload]).encode() + b"\n")

@@ -77,7 +77,7 @@ class UserTool(Python):
         try:
             return self._cell(arguments, until)
         except BadTool as error:
-            output = Capped(self._cap)
+            output = Capped()
             output.feed(str(error).encode("utf-8", "replace"))
             return result_of(output, 1)
 
