@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from prorl.linux import calls
+from prorl.linux.guard import watch
 from prorl.sandbox.images.stack import mount_stack
 from prorl.sandbox.launch.spec import Launch, interpreter_roots
 
@@ -82,14 +83,11 @@ def guard(pid: int) -> NoReturn:
 
     Its end means that everything inside has ended.
     """
-    watched = {signal.SIGTERM, signal.SIGCHLD}
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            exit_like(status)
-        if signal.sigwait(watched) == signal.SIGTERM:
-            os.kill(pid, signal.SIGKILL)
-            exit_like(os.waitpid(pid, 0)[1])
+    status = watch(pid)
+    if status is None:
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+    exit_like(status)
 
 
 # ---- what lies in a private home
