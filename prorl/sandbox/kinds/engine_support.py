@@ -59,12 +59,13 @@ SKELETON = (
 )
 """Folders of what stands for an image; its /etc has the files of `ETC`."""
 ETC = {
-    "passwd": f"user:x:{SANDBOX_UID}:{SANDBOX_UID}::{WORKSPACE}:/bin/bash\n",
-    "group": f"user:x:{SANDBOX_UID}:\n",
+    "passwd": f"user:x:{SANDBOX_UID}:{SANDBOX_UID}::{WORKSPACE}:/bin/bash\n"
+    "nobody:x:65534:65534::/:/usr/sbin/nologin\n",
+    "group": f"user:x:{SANDBOX_UID}:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost sandbox\n",
-    "localtime": "",
-    "hostname": "",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+"""Files of /etc that are the same in every sandbox without an image."""
 CONFIG, FLAT_CONFIG = "apptainer.conf", "flat.conf"
 LEAN = {"binary path": "/nowhere", "config resolv_conf": "no"}
 FLAT = {**LEAN, "enable overlay": "no", "enable underlay": "no"}
@@ -260,6 +261,6 @@ def _make_skeleton(skeleton: str) -> None:
         shutil.copytree("/etc/alternatives", f"{skeleton}/etc/alternatives", symlinks=True)
     if os.path.exists("/etc/ld.so.cache"):
         shutil.copy("/etc/ld.so.cache", f"{skeleton}/etc/ld.so.cache")
-    for name, text in ETC.items():
+    for name, text in {**ETC, "localtime": "", "hostname": ""}.items():
         with open(f"{skeleton}/etc/{name}", "w") as file:
             file.write(text)

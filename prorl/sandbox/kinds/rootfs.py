@@ -24,6 +24,7 @@ from prorl.linux import calls
 from prorl.sandbox.kind import MAX_PTYS
 from prorl.sandbox.kinds.common import show_stack
 from prorl.sandbox.kinds.engine_support import (
+    ETC,
     IMAGE_SUPPORT,
     MOUNT_POINT_BYTES,
     SUPPORT,
@@ -54,14 +55,6 @@ DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
-ETC_TEXTS = {
-    "passwd": f"user:x:1000:1000::{WORKSPACE}:/bin/bash\n"
-    "nobody:x:65534:65534::/:/usr/sbin/nologin\n",
-    "group": "user:x:1000:\nnogroup:x:65534:\n",
-    "hosts": "127.0.0.1 localhost sandbox\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-}
-"""Files of /etc that are the same in every sandbox."""
 FOLDERS = (
     "usr",
     "etc",
@@ -190,7 +183,7 @@ def _enter_image(launch: Launch, image: list[int]) -> None:
         os.close(fd)
     os.makedirs("/etc", exist_ok=True)
     if not os.path.exists("/etc/hosts") or not os.path.getsize("/etc/hosts"):
-        _file("/etc/hosts", ETC_TEXTS["hosts"].encode())
+        _file("/etc/hosts", ETC["hosts"].encode())
 
 
 @cache
@@ -274,7 +267,7 @@ def _etc() -> list[SystemCall]:
                 SystemCall(_file, (f"{ROOT}/etc/{name}",)),
                 *_bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}"),
             ]
-    for name, text in ETC_TEXTS.items():
+    for name, text in ETC.items():
         found.append(SystemCall(_file, (f"{ROOT}/etc/{name}", text.encode())))
     return found
 
