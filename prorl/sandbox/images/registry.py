@@ -31,6 +31,7 @@ from pathlib import Path
 
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
 from prorl.linux import calls, locks
+from prorl.linux.files import write_private
 from prorl.sandbox.images.tree import measure
 from prorl.sandbox.trees import remove_tree
 
@@ -221,7 +222,7 @@ class Registry:
                 if target.exists():  # a maker died between the two renames
                     target.rename(tree.with_name("stale"))
                 tree.rename(target)
-        _write(target.with_suffix(".json"), json.dumps(about))
+        write_private(target.with_suffix(".json"), json.dumps(about))
 
     def name(self, name: str, digest: str) -> Image:
         """Let a name stand for a digest from now on; returns the image under it."""
@@ -231,7 +232,7 @@ class Registry:
                 "letters, digits, `.`, `_`, `-`, at most 128, starting with a letter or digit",
             )
         about = self.image(digest, (name,))
-        link = self.root / "names" / _beside(name)
+        link = self.root / "names" / f".{name}.{secrets.token_hex(4)}"
         os.link(self.folder(digest).with_suffix(".json"), link)
         link.replace(self.root / "names" / name)
         link.unlink(missing_ok=True)  # where both were one file already
@@ -308,17 +309,3 @@ class Registry:
 
 def _digest(note: Path) -> str:
     return str(json.loads(note.read_text())["digest"])
-
-
-def _beside(name: str) -> str:
-    return f".{name}.{secrets.token_hex(4)}"
-
-
-def _write(path: Path, text: str) -> None:
-    """Atomically and for good: a reader sees all of it or nothing."""
-    temporary = path.with_name(_beside(path.name))
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
