@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prorl.sandbox.launch.spec import MESSAGE_BYTES, Launch
 
@@ -125,13 +125,11 @@ class ZygoteClient:
                 self.close()
                 self._on_lost()
                 return
-            self._dispatch(json.loads(data))
-
-    def _dispatch(self, message: dict[str, Any]) -> None:
-        if "started" in message:
-            self._on_started(message["started"], message["pid"])
-        else:
-            self._on_exit(message["exited"], Exit(message["status"], message["cpu_s"]))
+            message = json.loads(data)
+            if "started" in message:
+                self._on_started(message["started"], message["pid"])
+            else:
+                self._on_exit(message["exited"], Exit(message["status"], message["cpu_s"]))
 
     def close(self) -> None:
         if self._process is None:

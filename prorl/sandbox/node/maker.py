@@ -91,7 +91,9 @@ class Maker:
         self._support = root / janitor.SUPPORT
         self._user_tools = UserTools(self._support)
         self._images = Images(kind, settings)
-        self._gate = asyncio.Semaphore(settings.parallel_starts)
+        # A start waits for the kernel about half of its time; beyond four a core each takes longer
+        # and none comes sooner.
+        self._gate = asyncio.Semaphore(max(8, 2 * len(os.sched_getaffinity(0))))
         self._max_lives = min(settings.max_sandboxes, room())
         if little := short_of_terminals(settings.max_sandboxes):
             log.warning("%s; who does not fit waits", little)

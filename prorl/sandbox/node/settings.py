@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     max_sandboxes: int = 512
     """Alive at once, warm and reserved ones included; more wait."""
-    parallel_starts: int = field(default_factory=lambda: max(8, 2 * len(os.sched_getaffinity(0))))
-    """Starting at once.
-
-    A start waits for the kernel about half of its time; beyond four a core each takes longer and
-    none comes sooner.
-    """
     warm: int = 1
     """Kept ready for each of the last few specs that were asked for."""
     snapshot_bytes: int = 2 << 30
