@@ -27,7 +27,7 @@ from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded, end_with
 from prorl.agents.programs import COMMAND, MODEL, Program
 from prorl.agents.record import AttemptRecord
-from prorl.agents.sampler import Sampler
+from prorl.agents.sampler import Sampler, within
 from prorl.capture.door import Door
 from prorl.errors import BudgetError, RolloutError
 from prorl.protocols import Listens
@@ -39,8 +39,6 @@ CALL_S = 1.0
 """For a model call under way to see that the attempt's time is over."""
 CANCEL_S = 10.0
 """For a program that is ended to be gone."""
-MIN_WAIT_S = 0.01
-"""A paused deadline with nothing left would otherwise be looked at without rest."""
 MOST_S = 7 * 86400.0
 """The tool server's limit: the attempt's own comes first, and may stand still meanwhile."""
 SHOWN_CHARS = 8000
@@ -116,10 +114,7 @@ async def until_over(
     task = asyncio.ensure_future(work)
     ends: set[asyncio.Future[Any]] = {task, door.ended}
     try:
-        while not (task.done() or door.ended.done()):
-            context.deadline.check(FailureCode.DEADLINE, what)
-            left_s = max(context.deadline.remaining_s, MIN_WAIT_S)
-            await asyncio.wait(ends, timeout=left_s, return_when=FIRST_COMPLETED)
+        await within(context.deadline, asyncio.wait(ends, return_when=FIRST_COMPLETED), what)
     except BudgetError:
         # a call that is under way knows whose time it was
         await asyncio.wait({door.ended}, timeout=CALL_S)
