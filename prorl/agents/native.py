@@ -83,7 +83,7 @@ class _Attempt:
 
     def _extend(self, completion: Completion, outputs: Sequence[Message]) -> End | None:
         context, record = self._context, self.record
-        bridge = self._journal.context(len(record.turns), record.segment)
+        bridge = self._journal.context(len(record.turns), record.sequence.segment)
         if bridge is None:
             bridge = context.renderer.bridge(completion.token_ids_C, outputs)
         room = context.limits.max_tokens - len(record.sequence)

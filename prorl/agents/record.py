@@ -24,7 +24,6 @@ from prorl.types import (
     UNKNOWN_VERSION,
     Completion,
     DoorCounts,
-    FinishReason,
     Lineage,
     Message,
     PolicyVersion,
@@ -159,11 +158,6 @@ class AttemptRecord:
         """The sequence that began last."""
         return self._sequences[-1]
 
-    @property
-    def segment(self) -> int:
-        """Index of the sequence that began last."""
-        return len(self._sequences) - 1
-
     def begin(self, lineage: Lineage, parent: int = -1) -> SequenceRecord:
         """A sequence of its own, beside those that grow; the first takes the one that is there."""
         if self._sequences[0].num_sampled or len(self._sequences[0]):
@@ -243,7 +237,7 @@ def join(parts: list[Completion]) -> Completion:
     return Completion(
         token_ids_C=np.concatenate([part.token_ids_C for part in parts]),
         logprobs_C=np.concatenate([part.logprobs_C for part in parts]),
-        finish_reason=parts[-1].finish_reason if parts else FinishReason.ABORT,
+        finish_reason=parts[-1].finish_reason,
         version_ends=tuple(ends),
         versions=tuple(versions),
         cached_tokens=parts[0].cached_tokens,

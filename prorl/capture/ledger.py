@@ -141,7 +141,7 @@ class Ledger:
         turn = len(self._calls)
         if turn >= self._context.limits.max_turns:
             raise BudgetError(FailureCode.MAX_TURNS, f"{turn} calls without an end")
-        if self._record.segment + 1 >= MAX_SEGMENTS:
+        if self._record.sequence.segment + 1 >= MAX_SEGMENTS:
             raise BudgetError(FailureCode.MAX_TURNS, f"{MAX_SEGMENTS} sequences")
         if siblings:
             self.counts["forks"] += 1
