@@ -24,6 +24,8 @@ import orjson
 from prorl.errors import UserError
 from prorl.types import FinishReason, Json, Message, ToolCall, ToolSpec
 
+ROLES = {"system": "system", "developer": "system", "user": "user"}
+"""Of OpenAI's messages that no model wrote, and what they are here."""
 INVALID_CALL = "invalid_tool_call"
 """Name of a call of which not even the name can be read: the agent must see a call, since a text
 would be its final answer.
@@ -134,11 +136,13 @@ def read_call(name: Json, arguments: Json, call_id: Json) -> ToolCall:
     )
 
 
-def read_tool(name: Json, description: Json, parameters: Json) -> ToolSpec:
-    """A function that the policy may call. Raises RefusedError."""
+def read_tool(sent: Json, schema: str = "parameters") -> ToolSpec:
+    """A function that the policy may call, whose schema has that name. Raises RefusedError."""
+    tool = read_object(sent, "a tool")
+    parameters = tool.get(schema)
     return ToolSpec(
-        read_text(name, "a tool's name"),
-        read_text(description, "a tool's description"),
+        read_text(tool.get("name"), "a tool's name"),
+        read_text(tool.get("description"), "a tool's description"),
         {} if parameters is None else read_object(parameters, "a tool's schema"),
     )
 

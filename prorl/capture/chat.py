@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import orjson
 
 from prorl.capture.canonical import (
+    ROLES,
     Asked,
     RefusedError,
     Reply,
@@ -28,7 +29,6 @@ from prorl.types import FinishReason, Json, Message, ToolCall
 
 KEEP_ALIVE = b": keep-alive\n\n"
 _REFUSED = {"n": 1, "logprobs": False, "audio": {}, "functions": [], "modalities": ["text"]}
-_ROLES = {"system": "system", "developer": "system", "user": "user"}
 
 
 def parse(body: dict[str, Json]) -> Asked:
@@ -40,10 +40,7 @@ def parse(body: dict[str, Json]) -> Asked:
     for tool in read_list(body.get("tools"), "tools"):
         if (kind := read_object(tool, "a tool").get("type", "function")) != "function":
             raise RefusedError(f"a tool of type {kind!r}", "tools of type function")
-        function = read_object(tool.get("function"), "tool.function")
-        tools.append(
-            read_tool(function.get("name"), function.get("description"), function.get("parameters"))
-        )
+        tools.append(read_tool(tool.get("function")))
     options = body.get("stream_options") or {}
     return Asked(
         messages=tuple(_message(read_object(message, "a message")) for message in messages),
@@ -72,11 +69,11 @@ def _message(sent: dict[str, Json]) -> Message:
     if role == "tool":
         call_id = read_text(sent.get("tool_call_id"), "tool_call_id")
         return Message(role="tool", content=content, call_id=call_id)
-    if role not in _ROLES:
+    if role not in ROLES:
         raise RefusedError(
             f"a message of role {role!r}", "system, developer, user, assistant, tool"
         )
-    return Message(role=_ROLES[role], content=content)
+    return Message(role=ROLES[role], content=content)
 
 
 def _call(sent: dict[str, Json]) -> ToolCall:

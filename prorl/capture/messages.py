@@ -46,9 +46,7 @@ def parse(body: dict[str, Json]) -> Asked:
     return Asked(
         messages=(*first, *messages),
         tools=tuple(  # those without a schema are hosted elsewhere
-            read_tool(tool.get("name"), tool.get("description"), tool["input_schema"])
-            for tool in sent
-            if "input_schema" in tool
+            read_tool(tool, "input_schema") for tool in sent if "input_schema" in tool
         ),
         max_tokens=read_limit(body, "max_tokens"),
         stream=bool(body.get("stream")),

@@ -15,6 +15,7 @@ from itertools import count
 import orjson
 
 from prorl.capture.canonical import (
+    ROLES,
     Asked,
     RefusedError,
     Reply,
@@ -39,7 +40,6 @@ _REFUSED = {
     "top_logprobs": 0,
     "prompt": {},
 }
-_ROLES = {"system": "system", "developer": "system", "user": "user"}
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 _OWN = ("reasoning", "function_call", "custom_tool_call")
 _RESULTS = ("function_call_output", "custom_tool_call_output")
@@ -77,23 +77,15 @@ def _tools(sent: list[Json]) -> tuple[tuple[ToolSpec, ...], dict[str, str], froz
     tools, namespaces, custom = list[ToolSpec](), dict[str, str](), set[str]()
     for tool in sent:
         kind = read_object(tool, "a tool").get("type")
-        name, description = tool.get("name"), tool.get("description")
         if kind == "namespace":
             for inner in read_list(tool.get("tools"), "namespace.tools"):
-                function = read_object(inner, "a tool")
-                tools.append(
-                    read_tool(
-                        function.get("name"),
-                        function.get("description"),
-                        function.get("parameters"),
-                    )
-                )
-                namespaces[tools[-1].name] = read_text(name, "a namespace's name")
+                tools.append(read_tool(inner))
+                namespaces[tools[-1].name] = read_text(tool.get("name"), "a namespace's name")
         elif kind == "custom":
-            tools.append(read_tool(name, description, _TEXT_SCHEMA))
+            tools.append(read_tool(tool | {"parameters": _TEXT_SCHEMA}))
             custom.add(tools[-1].name)
         elif kind == "function":
-            tools.append(read_tool(name, description, tool.get("parameters")))
+            tools.append(read_tool(tool))
     return tuple(tools), namespaces, frozenset(custom)
 
 
@@ -115,9 +107,9 @@ def _messages(sent: Json) -> Iterator[Message]:
             yield Message(
                 role="tool", content=read_parts(item.get("output"), _TEXTS), call_id=call_id
             )
-        elif kind == "message" and item.get("role") in _ROLES:
+        elif kind == "message" and item.get("role") in ROLES:
             content = read_parts(item.get("content"), _TEXTS)
-            yield Message(role=_ROLES[item["role"]], content=content)
+            yield Message(role=ROLES[item["role"]], content=content)
         else:
             given = f"an item of type {kind!r}, role {item.get('role')!r}"
             raise RefusedError(given, "messages, reasoning, calls and their outputs")
