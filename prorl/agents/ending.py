@@ -58,7 +58,6 @@ async def concluded(
     context: AttemptContext,
     record: AttemptRecord,
     loop: Coroutine[Json, Json, End],
-    artefact_s: float = ARTEFACT_S,
 ) -> Trajectory:
     """Run an agent's loop, which writes to `record`, to the attempt's end; what it left.
 
@@ -66,7 +65,7 @@ async def concluded(
     """
     try:
         end = await _ended(loop)
-        end, artefact = await _finish(context, record, end, artefact_s)
+        end, artefact = await _finish(context, record, end)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if not context.cancelled() or task is None:
@@ -98,32 +97,28 @@ async def _ended(loop: Coroutine[Json, Json, End]) -> End:
         return end_with(FailureCode.STAGE_ERROR, str(error))
 
 
-async def _finish(
-    context: AttemptContext, record: AttemptRecord, end: End, limit_s: float
-) -> tuple[End, bytes]:
+async def _finish(context: AttemptContext, record: AttemptRecord, end: End) -> tuple[End, bytes]:
     """How it ended, and what crosses into EVAL: as recorded, or written down now."""
     journal = context.journal
     if (ended := journal.ended) is not None:
         return End(ended.stop, Failure(code=ended.code, message=ended.message)), ended.artefact
     artefact = end.artefact or b""
     if end.failure.failure_class.trains and end.artefact is None:
-        end, artefact = await _artefact(context, record, end, limit_s)
+        end, artefact = await _artefact(context, record, end)
     code, message = end.failure.code, end.failure.message
     spent = spent_s(context)
     journal.end(Ended(stop=end.stop, code=code, message=message, artefact=artefact, spent_s=spent))
     return end, artefact
 
 
-async def _artefact(
-    context: AttemptContext, record: AttemptRecord, end: End, limit_s: float
-) -> tuple[End, bytes]:
+async def _artefact(context: AttemptContext, record: AttemptRecord, end: End) -> tuple[End, bytes]:
     """The artefact that the env wants EVAL to judge.
 
     A sandbox that cannot give it any more changes a good end, and an end that was bad stays.
     """
     try:
         with boundary(RolloutError, FailureCode.STAGE_ERROR, "artefact"):
-            return end, await _fetch(context, record, limit_s)
+            return end, await _fetch(context, record)
     except RolloutError as error:
         ours = FAILURE_CLASS[error.code] is not FailureClass.POLICY
         keep = end.stop is StopReason.SANDBOX_BROKEN or (
@@ -132,12 +127,12 @@ async def _artefact(
         return (end if keep else end_with(error.code, error.message)), b""
 
 
-async def _fetch(context: AttemptContext, record: AttemptRecord, limit_s: float) -> bytes:
+async def _fetch(context: AttemptContext, record: AttemptRecord) -> bytes:
     try:
-        async with asyncio.timeout(limit_s) as guard:
+        async with asyncio.timeout(ARTEFACT_S) as guard:
             return await context.env.artefact(context.task, record.final, context.sandbox)
     except TimeoutError as cause:
         if context.sandbox is None or not guard.expired():
             raise
-        message = f"the sandbox did not give its artefact in {limit_s:g} s"
+        message = f"the sandbox did not give its artefact in {ARTEFACT_S:g} s"
         raise SandboxError(FailureCode.SANDBOX_BROKEN, message) from cause

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from prorl.agents.calls import ToolCalls
 from prorl.agents.context import AttemptContext
-from prorl.agents.ending import ARTEFACT_S, End, concluded, end_with
+from prorl.agents.ending import End, concluded, end_with
 from prorl.agents.sampler import Sampler
 from prorl.types import (
     Completion,
@@ -33,12 +33,9 @@ from prorl.types import (
 class NativeAgent:
     """Implements `prorl.protocols.Agent`; holds no state of an attempt."""
 
-    def __init__(self, artefact_s: float = ARTEFACT_S) -> None:
-        self._artefact_s = artefact_s
-
     async def run(self, context: AttemptContext) -> Trajectory:
         attempt = _Attempt(context)
-        return await concluded(context, attempt.record, attempt.drive(), self._artefact_s)
+        return await concluded(context, attempt.record, attempt.drive())
 
 
 class _Attempt:

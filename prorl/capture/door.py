@@ -76,16 +76,8 @@ class Door:
     `key`: of clients that could be others; where only the attempt's can connect, none is needed.
     """
 
-    def __init__(
-        self,
-        context: AttemptContext,
-        sampler: Sampler,
-        *,
-        key: str = "",
-        keep_alive_s: float = KEEP_ALIVE_S,
-    ) -> None:
-        self._ledger = Ledger(context, sampler)
-        self._key, self._keep_alive_s = key, keep_alive_s
+    def __init__(self, context: AttemptContext, sampler: Sampler, *, key: str = "") -> None:
+        self._ledger, self._key = Ledger(context, sampler), key
         self._server = web.Server(self.handle, access_log=None)
         self.asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the first request."""
@@ -144,7 +136,7 @@ class Door:
         """The reply, as soon as it is there; until then signs of life."""
         kind = "text/event-stream" if asked.stream else _JSON
         response = web.StreamResponse(headers={"content-type": kind, "cache-control": "no-cache"})
-        while not (await asyncio.wait({call.task}, timeout=self._keep_alive_s))[0]:
+        while not (await asyncio.wait({call.task}, timeout=KEEP_ALIVE_S))[0]:
             if not _is_open(request):
                 return response
             if not response.prepared:

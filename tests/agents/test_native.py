@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from prorl.agents import ending
 from prorl.agents.calls import tool_text
 from prorl.agents.context import AttemptContext
 from prorl.agents.native import NativeAgent
@@ -368,7 +369,10 @@ async def test_an_artefact_that_cannot_be_fetched_is_not_an_empty_answer(
     assert (trajectory.stop_reason, trajectory.failure.code) == (StopReason.FAILED, code)
 
 
-async def test_a_sandbox_that_gives_its_artefact_too_slowly_is_no_excuse(tmp_path: Path) -> None:
+async def test_a_sandbox_that_gives_its_artefact_too_slowly_is_no_excuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "ARTEFACT_S", 0.05)
     env = ToolEnv()
 
     async def artefact(*_: object) -> bytes:
@@ -377,9 +381,9 @@ async def test_a_sandbox_that_gives_its_artefact_too_slowly_is_no_excuse(tmp_pat
 
     env.artefact = artefact  # type: ignore[attr-defined]
     slow = context(Replies(ANSWER), env, sandbox=LocalSandbox(tmp_path))
-    trajectory = await NativeAgent(artefact_s=0.05).run(slow)
+    trajectory = await NativeAgent().run(slow)
     assert trajectory.failure.code is FailureCode.SANDBOX_BROKEN
-    without = await NativeAgent(artefact_s=0.05).run(context(Replies(ANSWER), env))
+    without = await NativeAgent().run(context(Replies(ANSWER), env))
     assert without.failure.code is FailureCode.STAGE_ERROR
 
 

@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from prorl.agents.sampler import Sampler
+from prorl.capture import door
 from prorl.capture.door import Door
 from prorl.errors import BackendError
 from prorl.protocols import Backend
@@ -46,7 +47,7 @@ class Open(NamedTuple):
 async def opened(backend: Backend, **limits: Json) -> AsyncIterator[Open]:
     context = attempt(backend, **limits)
     sampler = Sampler(context)
-    door = Door(context, sampler, keep_alive_s=0.05)
+    door = Door(context, sampler)
     server = await asyncio.get_running_loop().create_server(door.protocol, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with aiohttp.ClientSession() as http:
@@ -149,7 +150,10 @@ async def test_a_reply_that_nobody_heard_is_given_again(stream: bool) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_slow_reply_is_waited_for_with_signs_of_life(route: str, stream: bool) -> None:
+async def test_a_slow_reply_is_waited_for_with_signs_of_life(
+    route: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "KEEP_ALIVE_S", 0.05)
     backend = Held("slowly")
     body = {"input": "Fix it.", "messages": [USER], "max_tokens": 50, "stream": stream}
     async with opened(backend) as at, at.http.post(at.url + ROUTES[route], json=body) as answer:
