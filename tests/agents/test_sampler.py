@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,34 +34,18 @@ from prorl.types import (
     StopReason,
 )
 from tests.agents.plain import Plain
-from tests.agents.test_native import context
+from tests.agents.test_native import check_exact, context
 from tests.agents.test_resume import Log
 from tests.backends.misbehaving import Misbehaving, Mode
 
 SAID = [Message(role="assistant", content=text) for text in ("one", "two", "three")]
 
 
-async def test_an_agent_of_ones_own_needs_no_private_name() -> None:
-    """Two sequences side by side, one journal; each call goes on from its own sequence's ids."""
-    backend = Replies(*SAID)
-    given = context(backend)
-    sampler = Sampler(given)
-    main = sampler.record.sequence
-    main.context(RENDERER.prompt(given.messages, ()), turn=0)
-    first = await sampler.sample(main, turn=0)
-    main.context(RENDERER.bridge(first.token_ids_C, [Message(role="user", content="?")]), turn=1)
-    await sampler.sample(main, turn=1)
-    assert [prompt.tolist() for prompt in backend.prompts][1][: len(backend.prompts[0])] == (
-        backend.prompts[0].tolist()
-    )
-    assert len(sampler.record.turns) == 2
-    (sequence,) = sampler.record.sequences
-    assert len(sequence.logprobs_C) == sum(len(said.token_ids_C) for said in backend.said)
-
-
 async def test_the_agent_of_the_documentation_leaves_a_whole_trajectory() -> None:
     answers = [Message(role="assistant", content=f"#### {number}") for number in (7, 24)]
-    trajectory = await Plain().run(context(Replies(*answers)))
+    backend = Replies(*answers)
+    trajectory = await Plain().run(context(backend))
+    check_exact(trajectory, backend)
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.DONE, 2)
     assert trajectory.artefact == b"#### 24"
     (sequence,) = trajectory.sequences
@@ -114,15 +97,7 @@ class _Speaks:
     async def generate(self, request: GenerateRequest) -> Completion:
         assert request.on_part is not None
         for count in range(1, 10_000):
-            ids = np.full(count, 65, np.int32)
-            part = Completion(
-                token_ids_C=ids,
-                logprobs_C=np.full(count, -0.5, np.float32),
-                finish_reason=FinishReason.ABORT,
-                version_ends=(count,),
-                versions=(PolicyVersion(0),),
-            )
-            request.on_part(part)
+            request.on_part(sampled(np.full(count, 65, np.int32), finish=FinishReason.ABORT))
             await asyncio.sleep(0.02)
         raise AssertionError
 
@@ -180,15 +155,14 @@ async def test_a_thought_over_http_that_outlasts_the_deadline_is_kept_with_its_v
 
 async def test_a_turn_that_was_cut_behind_its_stop_token_does_not_go_on() -> None:
     """The server died, or was paused, between the last token and the word that it was the last."""
-    cut = replace(_of_version(0), finish_reason=FinishReason.ABORT)
-    backend = Replies(cut)
+    backend = Replies(sampled(RENDERER.completion(SAID[0]), finish=FinishReason.ABORT))
     trajectory = await NativeAgent().run(context(backend))
     assert (trajectory.stop_reason, len(backend.prompts)) == (StopReason.DONE, 1)
 
 
 async def test_a_turn_that_was_cut_behind_all_its_tokens_has_its_length() -> None:
     """The server died between the last token that there was room for and the word that it was."""
-    ids = _of_version(0).token_ids_C[:-1]
+    ids = RENDERER.completion(SAID[0])[:-1]
     given = context(
         Replies(sampled(ids, finish=FinishReason.ABORT)),
         sampling=SamplingParams(max_tokens=len(ids)),
@@ -198,17 +172,6 @@ async def test_a_turn_that_was_cut_behind_all_its_tokens_has_its_length() -> Non
     said = await sampler.sample(sampler.record.sequence, turn=0)
     assert said.finish_reason is FinishReason.LENGTH
     np.testing.assert_array_equal(said.token_ids_C, ids)
-
-
-def _of_version(version: int) -> Completion:
-    ids = RENDERER.completion(SAID[0])
-    return Completion(
-        token_ids_C=ids,
-        logprobs_C=np.full(len(ids), -0.5, np.float32),
-        finish_reason=FinishReason.STOP,
-        version_ends=(len(ids),),
-        versions=(PolicyVersion(version),),
-    )
 
 
 identities = st.tuples(st.integers(0, 2**62), st.text(), *([st.integers(0, 1000)] * 4))

@@ -25,7 +25,6 @@ from prorl.types import (
     SpanKind,
     ToolCall,
     ToolSpec,
-    Trajectory,
 )
 from tests.capture.played import attempt
 
@@ -120,10 +119,11 @@ class Agent:
                 await self.ask(replace(asked, messages=told))
 
 
-def check(agent: Agent, trajectory: Trajectory) -> None:
+def check(agent: Agent) -> None:
     """The guarantees of the door."""
     found: dict[int, int] = {}
-    for sequence in trajectory.sequences:
+    record = agent.sampler.record
+    for sequence in record.sequences:
         ends = sequence.span_end_S.tolist()
         starts = [0, *ends[:-1]]
         sampled_before = 0
@@ -144,10 +144,10 @@ def check(agent: Agent, trajectory: Trajectory) -> None:
         assert (sequence.weight > 0) == trains
         assert sequence.parent < sequence.segment
     assert found.keys() == agent.backend.heard.keys()
-    weights = [sequence.weight for sequence in trajectory.sequences]
+    weights = [sequence.weight for sequence in record.sequences]
     assert sum(weights) == pytest.approx(1.0) or not any(weights)
-    assert [turn.turn for turn in trajectory.turns] == sorted(found)
-    assert {turn.turn: turn.segment for turn in trajectory.turns} == found
+    assert [turn.turn for turn in record.turns] == sorted(found)
+    assert {turn.turn: turn.segment for turn in record.turns} == found
 
 
 def trained(agent: Agent) -> set[int]:
@@ -158,14 +158,6 @@ def trained(agent: Agent) -> set[int]:
         for turn, kind in zip(sequence.span_turn_S, sequence.span_kind_S, strict=True)
         if kind == SpanKind.TRAINED
     }
-
-
-class Left:
-    """What a record leaves, by the names of a trajectory."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.sequences = agent.sampler.record.sequences
-        self.turns = tuple(agent.sampler.record.turns)
 
 
 OPS = st.tuples(st.integers(0, 7), st.integers(0, 30), st.integers(0, 4))
@@ -182,7 +174,7 @@ def test_no_token_is_lost_trained_twice_or_behind_another_prefix(
         for op in ops:
             await agent.do(*op)
         await agent.ledger.close()
-        check(agent, Left(agent))  # type: ignore[arg-type]
+        check(agent)
 
     asyncio.run(live())
 
