@@ -11,7 +11,7 @@ import hmac
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -24,7 +24,7 @@ from prorl.net.access import check_lease
 if TYPE_CHECKING:
     from prorl.agents.desk import Desk, Lease
     from prorl.net.bearer import Keys
-    from prorl.net.tls import AnyCredentials
+    from prorl.net.tls import AnyCredentials, Credentials
 
 MAX_WAIT_S, MAX_SLOTS = 60.0, 64
 _ENDS = {409: "it has ended otherwise", 410: "this lease has ended"}
@@ -36,7 +36,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Let guests in until the block ends; over TLS with credentials. Raises ConfigError."""
     server = web.Server(partial(_handle, desk, keys), access_log=None)
-    context = _Shown(credentials).context() if credentials else None
+    context = _shown(credentials) if credentials else None
     try:
         loop = asyncio.get_running_loop()
         listening = await loop.create_server(server, host, port, ssl=context)
@@ -99,26 +99,18 @@ def _said(status: int) -> web.Response:
     return failure(chat, status, "invalid_request_error", _ENDS[status])
 
 
-class _Shown:
-    """What a listener shows: the service's certificate of the moment, and it asks for none."""
+def _shown(credentials: AnyCredentials) -> ssl.SSLContext:
+    """Shows the service's certificate of the moment of each handshake, and asks for none."""
 
-    def __init__(self, credentials: AnyCredentials) -> None:
-        self._credentials = credentials
-        self._of = credentials.current
-        self._context = self._made()
-
-    def _made(self) -> ssl.SSLContext:
-        context = self._of.server_context()
+    @lru_cache(maxsize=1)
+    def made(current: Credentials) -> ssl.SSLContext:
+        context = current.server_context()
         context.verify_mode = ssl.CERT_NONE  # who it is says its token
         return context
 
-    def context(self) -> ssl.SSLContext:
-        """One that is asked at each handshake."""
-        self._context.sni_callback = self._renew
-        return self._context
+    def renew(tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        tls.context = made(credentials.current)
 
-    def _renew(self, tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        if self._credentials.current is not self._of:
-            self._of = self._credentials.current
-            self._context = self._made()
-        tls.context = self._context
+    context = made(credentials.current)
+    context.sni_callback = renew
+    return context
