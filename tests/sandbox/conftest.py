@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import pytest
 import pytest_asyncio
 
 from prorl.sandbox.host import UnixSandboxHost
+from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.kinds.engine_support import program
 from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import command
-from prorl.types import SandboxRef
+from prorl.types import SandboxRef, SandboxSpec
 from tests.sandbox import small_image
 from tests.waiting import until
 
@@ -92,12 +94,26 @@ async def end(daemon: Sandboxd) -> None:
     assert list(daemon.root.glob("live/*")) == []
 
 
+@contextmanager
+def short_folder(mode: int = 0o711) -> Iterator[Path]:
+    """One that other uids may pass through (pytest's own are deep and private)."""
+    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
+        Path(name).chmod(mode)
+        yield Path(name)
+
+
+async def is_usable(host: UnixSandboxHost, owner: str) -> SandboxRef:
+    """A new sandbox starts and answers."""
+    ref = await host.start(owner, "run", SandboxSpec())
+    async with host.connect(ref) as sandbox:
+        assert (await sandbox.call("bash", {"command": "echo on"}, 20.0)).output == "on\n"
+    return ref
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A short folder that other uids may pass through (pytest's own are deep and private)."""
-    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
-        Path(name).chmod(0o711)
-        yield Path(name)
+    with short_folder() as made:
+        yield made
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -111,9 +127,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(kind: str) -> AsyncIterator[Sandboxd]:
-    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
-        Path(name).chmod(0o711)
-        daemon = await start_daemon(kind, Path(name))
+    with short_folder() as made:
+        daemon = await start_daemon(kind, made)
         yield daemon
         await end(daemon)
 
@@ -129,14 +144,20 @@ async def sandboxd(shared: Sandboxd) -> AsyncIterator[Sandboxd]:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
+    with short_folder(0o755) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def base(place: Path) -> Path:
     return small_image.make_image(place)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    made = Registry(tmp_path / "images")
+    made.open()
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -131,8 +131,8 @@ class RegistryServer(ThreadingHTTPServer):
         self.sent = 0
         self.tokens = False
         """Ask for a token, as the public registries do."""
-        self.busy = 0
-        """So many requests get 429 first."""
+        self.busy, self.busy_status = 0, 429
+        """So many requests get this status first."""
         self.cut_at = 0
         """The next blob longer than this ends there."""
         self.secrets: list[str] = []
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, b"{}", {"WWW-Authenticate": realm})
         elif server.busy:
             server.busy -= 1
-            self._send(429, b"{}", {"Retry-After": "0"})
+            self._send(server.busy_status, b"{}", {"Retry-After": "0"})
         elif (data := server.blobs.get(self.path.rpartition("/")[2])) is None:
             self._send(404, b'{"errors": []}')
         else:

@@ -5,12 +5,10 @@ in one clear error.
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -24,29 +22,17 @@ from prorl.sandbox.images.stack import merge
 from tests.faults.leftovers import marked
 from tests.sandbox import small_image
 from tests.sandbox.conftest import why_not
-from tests.sandbox.image_sources import Blobs, Entry, archive
+from tests.sandbox.image_sources import Blobs, Entry, archive, packed
 from tests.waiting import until
 
 TIME_S = 90.0
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Registry:
-    return Registry(tmp_path / "images")
-
-
 async def build(
     registry: Registry, source: object, name: str = "made", timeout_s: float = TIME_S, **more: str
 ) -> Path:
-    return Path(
-        (
-            await make_image(
-                registry.root,
-                {"do": "build", "name": name, "source": str(source), **more},
-                timeout_s,
-            )
-        ).path
-    )
+    job = {"do": "build", "name": name, "source": str(source), **more}
+    return Path((await make_image(registry.root, job, timeout_s)).path)
 
 
 def definition(folder: Path, base: object, post: str, more: str = "") -> Path:
@@ -147,10 +133,8 @@ async def test_a_definition_may_name_a_pulled_image(
 ) -> None:
     if why_not("apptainer"):
         pytest.skip(why_not("apptainer"))
-    buffer, blobs = io.BytesIO(), Blobs()
-    with tarfile.open(fileobj=buffer, mode="w") as target:
-        target.add(base, arcname=".")
-    blobs.image("v1", buffer.getvalue(), archive(Entry("etc/own", b"own")))
+    blobs = Blobs()
+    blobs.image("v1", packed(base), archive(Entry("etc/own", b"own")))
     Pull(registry, {}).pull("pulled", f"oci:{blobs.layout(tmp_path / 'oci')}:v1")
     recipe = tmp_path / "image.def"
     recipe.write_text("Bootstrap: localimage\nFrom: pulled\n")

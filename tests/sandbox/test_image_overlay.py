@@ -9,37 +9,30 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from prorl.errors import SandboxError
 from prorl.linux.procfs import to_init
 from prorl.sandbox.images.tree import digest_of
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox import small_image
-from tests.sandbox.conftest import IMAGE_KINDS, Sandboxd, end, start_daemon, why_not
+from tests.sandbox.conftest import IMAGE_KINDS, Sandboxd, short_folder
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.parametrize("kind", IMAGE_KINDS, indirect=True, scope="module"),
+]
 OVERLAY = 16 << 20
-
-
-@pytest.fixture(scope="module", params=IMAGE_KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    if why_not(request.param):
-        pytest.skip(why_not(request.param))
-    return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        image = small_image.make_image(Path(name))
+    with short_folder(0o755) as folder:
+        image = small_image.make_image(folder)
         (image / "root").chmod(0o700)
         (image / "root" / "private").write_text("the owner's\n")
         (image / "root" / "private").chmod(0o600)
@@ -54,13 +47,9 @@ def image() -> Iterator[Path]:
         yield image
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def daemon(image: Path, kind: str) -> AsyncIterator[Sandboxd]:
-    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
-        Path(name).chmod(0o711)
-        daemon = await start_daemon(kind, Path(name))
-        yield daemon
-        await end(daemon)
+@pytest.fixture
+def daemon(sandboxd: Sandboxd) -> Sandboxd:
+    return sandboxd
 
 
 class Said(dict[str, tuple[int | None, str]]):
@@ -131,7 +120,8 @@ async def test_the_image_belongs_to_the_sandbox(daemon: Sandboxd, image: Path) -
 async def test_the_images_environment_and_programs_come_first(
     daemon: Sandboxd, image: Path
 ) -> None:
-    said = await ask(daemon, SandboxSpec(image=str(image)), *ENVIRONMENT)
+    environment = ("echo $ASKED $PATH", "python3", "python -c 'print(6 * 7)'", "echo $HOME")
+    said = await ask(daemon, SandboxSpec(image=str(image)), *environment)
     assert said["echo $ASKED $PATH"][1].startswith("yes /opt/tool/bin:")
     assert said["python3"] == (0, "the image has its own\n")
     assert said["python -c 'print(6 * 7)'"] == (0, "42\n"), "ours, where it has none"
@@ -141,25 +131,16 @@ async def test_the_images_environment_and_programs_come_first(
 @pytest.mark.parametrize("link", ["opt", "workspace"])
 async def test_an_images_links_lead_nowhere_on_the_host(daemon: Sandboxd, link: str) -> None:
     """It runs with its link or not at all: nothing is made where the link would lead outside."""
-    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
-        image, outside = small_image.make_image(Path(name)), Path(name) / "outside"
-        for folder in (Path(name), outside):
-            folder.mkdir(exist_ok=True)
-            folder.chmod(0o777)
+    with short_folder(0o777) as folder:
+        image, outside = small_image.make_image(folder), folder / "outside"
+        outside.mkdir()
+        outside.chmod(0o777)
         (image / link).rmdir() if (image / link).exists() else None
         (image / link).symlink_to(f"../../../../../..{outside}")
         spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY)
         with suppress(SandboxError):
             await ask(daemon, spec, f"touch {outside}/x /{link}/y")
         assert list(outside.iterdir()) == []
-
-
-ENVIRONMENT = (
-    "echo $ASKED $PATH",
-    "python3",
-    "python -c 'print(6 * 7)'",
-    "echo $HOME",
-)
 
 
 FORBIDDEN = (
@@ -258,21 +239,24 @@ asyncio.run(main())
 async def test_as_an_ordinary_user(image: Path, kind: str) -> None:
     """Its own image, as `prorl image build` makes it for a user."""
     prefix = small_image.as_ordinary_user()
-    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
-        Path(name).chmod(0o777)
-        copy = Path(name) / "image"
+    with short_folder(0o777) as folder:
+        copy = folder / "image"
         copying = [*prefix, "/bin/cp", "-r", "--preserve=mode,links", str(image), str(copy)]
         # /root stays behind: it may not be read
         await asyncio.to_thread(subprocess.run, copying, capture_output=True, check=False)
         (copy / "root").mkdir(exist_ok=True)
         (copy / "root" / "private").write_text("the owner's\n")
-        environment = {"PATH": os.environ["PATH"], "HOME": name, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         argv = [*prefix, sys.executable, "-c", PROGRAM, str(copy), kind]
         done = await asyncio.to_thread(
             subprocess.run,
             argv,
             env=environment,
-            cwd=name,
+            cwd=folder,
             capture_output=True,
             text=True,
             timeout=60.0,

@@ -47,11 +47,6 @@ WIDE = 1 << 40
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Registry:
-    return Registry(tmp_path / "store")
-
-
-@pytest.fixture
 def server() -> Iterator[RegistryServer]:
     with serving(Blobs()) as found:
         yield found

@@ -40,13 +40,6 @@ def _fill(work: Path, content: str) -> None:
     make_tree(work / "tree", content)
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Registry:
-    found = Registry(tmp_path / "images")
-    found.open()
-    return found
-
-
 def test_a_name_stands_for_a_folder(registry: Registry) -> None:
     image = registry.name("one", add(registry).digest)
     assert Path(image.path, "bin", "bash").read_text() == "hello"

@@ -19,7 +19,7 @@ from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.kinds.engine_support import program
 from prorl.types import FailureCode, SandboxSpec
 from tests.faults.leftovers import marked
-from tests.sandbox.conftest import IMAGE_KINDS, Sandboxd, end, start_daemon, why_not
+from tests.sandbox.conftest import IMAGE_KINDS, Sandboxd, end, start_daemon
 from tests.sandbox.image_sources import Blobs, Entry, archive, packed, serving
 from tests.waiting import until
 
@@ -34,10 +34,8 @@ async def ask(
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize("kind", IMAGE_KINDS)
+@pytest.mark.parametrize("kind", IMAGE_KINDS, indirect=True)
 async def test_a_folder_without_python(folder: Path, base: Path, kind: str) -> None:
-    if why_not(kind):
-        pytest.skip(why_not(kind))
     daemon = await start_daemon(kind, folder)
     ref = await daemon.host.start("run/1/1", "run", SandboxSpec(image=str(base)))
     async with daemon.host.connect(ref) as sandbox:
@@ -48,10 +46,8 @@ async def test_a_folder_without_python(folder: Path, base: Path, kind: str) -> N
     await end(daemon)
 
 
-@pytest.mark.parametrize("kind", IMAGE_KINDS)
+@pytest.mark.parametrize("kind", IMAGE_KINDS, indirect=True)
 async def test_a_name_of_the_registry(folder: Path, base: Path, kind: str) -> None:
-    if why_not(kind):
-        pytest.skip(why_not(kind))
     registry = Registry(folder / "images")
     await make_image(registry.root, {"do": "build", "name": "mine", "source": str(base)}, 60.0)
     daemon = await start_daemon(kind, folder, images=str(registry.root), image="mine")
@@ -65,12 +61,10 @@ async def test_a_name_of_the_registry(folder: Path, base: Path, kind: str) -> No
     registry.forget("mine")
 
 
-@pytest.mark.parametrize("kind", IMAGE_KINDS)
+@pytest.mark.parametrize("kind", IMAGE_KINDS, indirect=True)
 async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_it(
     folder: Path, base: Path, kind: str
 ) -> None:
-    if why_not(kind):
-        pytest.skip(why_not(kind))
     blobs = Blobs()
     gone = archive(Entry("etc/.wh.image-name"), Entry("etc/own", b"own\n"))
     blobs.image("v1", packed(base), gone, Env=["MINE=yes"])

@@ -9,11 +9,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -26,6 +23,7 @@ from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import spawned
 from prorl.types import FailureCode, SandboxSpec
+from tests.sandbox.image_sources import Blobs, serving
 
 KINDS = [
     pytest.param("", id="default"),
@@ -146,33 +144,6 @@ def test_a_layer_is_named_by_all_that_it_is_made_from(tmp_path: Path) -> None:
     assert len(digests) == 5
 
 
-@contextmanager
-def _index(status: int) -> Iterator[str]:
-    """An index that answers everything with this status; 0: nobody listens there any longer."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(status)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    url = f"http://127.0.0.1:{server.server_port}/simple"
-    if not status:
-        server.server_close()
-        yield url
-        return
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield url
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.mark.parametrize(
     ("status", "mistake"), [(0, False), (503, False), (504, False), (404, True)]
 )
@@ -183,8 +154,14 @@ def test_an_index_that_does_not_answer_is_no_mistake_of_the_task(
     monkeypatch.setenv("PIP_RETRIES", "0")
     tree = tmp_path / "tree"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tree], check=True)
-    with _index(status) as url, pytest.raises(ToolFailed) as caught:
-        _install(["hello"], tree, tmp_path, {"source": "hello", "wheels": url})
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(Blobs()))
+        server.busy, server.busy_status = 1000, status
+        if not status:  # nobody listens there any longer
+            stack.close()
+        job = {"source": "hello", "wheels": f"http://{server.host}/simple"}
+        with pytest.raises(ToolFailed) as caught:
+            _install(["hello"], tree, tmp_path, job)
     assert caught.value.mistake is mistake, caught.value
 
 
