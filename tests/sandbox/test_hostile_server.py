@@ -34,26 +34,22 @@ def frame(header: bytes, body: bytes = b"") -> bytes:
 
 async def ask(data: bytes, *, then_close: bool = True) -> FailureCode:
     """Call a server that answers with these bytes; the code of what is raised."""
-    open_writers: list[asyncio.StreamWriter] = []
+    codes: list[FailureCode] = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await wire.receive(reader)
         writer.write(data)
-        open_writers.append(writer)
-        if then_close:
-            writer.close()
+        if not then_close:
+            await reader.read()
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "s")
-        server = await asyncio.start_unix_server(serve, path)
-        async with server, connected(SandboxRef("", "x", path), _fate, grace_s=0.3) as sandbox:
+    async def call(sandbox: ConnectedSandbox) -> None:
+        for _ in range(2):
             with pytest.raises(SandboxError) as caught:
                 await sandbox.call("bash", {"command": "true"}, 0.1)
-            with pytest.raises(SandboxError):
-                await sandbox.call("bash", {"command": "true"}, 0.1)
-        for writer in open_writers:
-            writer.close()
-    return caught.value.code
+            codes.append(caught.value.code)
+
+    await serve_hostile(answer, call)
+    return codes[0]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +105,17 @@ async def serve_hostile(answer: Answer, use: Callable[[ConnectedSandbox], Awaita
         server = await asyncio.start_unix_server(serve, path)
         async with server, connected(SandboxRef("", "x", path), _fate, grace_s=0.3) as sandbox:
             await use(sandbox)
+
+
+def always(header: dict[str, object], body: bytes) -> Answer:
+    """Each request is answered so."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (request := await wire.receive(reader)) is not None:
+            writer.write(wire.encode({"id": request.header["id"], "ok": True, **header}, body))
+            await writer.drain()
+
+    return answer
 
 
 async def test_a_slow_drip_ends_at_the_deadline() -> None:
@@ -170,17 +177,12 @@ async def test_a_flood_that_nobody_asked_for_is_not_kept() -> None:
     ],
 )
 async def test_a_file_whose_size_is_a_lie(header: dict[str, object], body: bytes) -> None:
-    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while (request := await wire.receive(reader)) is not None:
-            writer.write(wire.encode({"id": request.header["id"], "ok": True, **header}, body))
-            await writer.drain()
-
     async def get(sandbox: ConnectedSandbox) -> None:
         with pytest.raises(SandboxError) as caught:
             await sandbox.get("answer", 1000)
         assert caught.value.code is FailureCode.SANDBOX_BROKEN
 
-    await serve_hostile(lie, get)
+    await serve_hostile(always(header, body), get)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +190,6 @@ async def test_a_file_whose_size_is_a_lie(header: dict[str, object], body: bytes
 )
 async def test_a_snapshot_whose_size_is_a_lie(tmp_path: Path, size: object, body: int) -> None:
     """What is written on the host stays near what was allowed, whatever comes."""
-
-    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while (request := await wire.receive(reader)) is not None:
-            writer.write(
-                wire.encode({"id": request.header["id"], "ok": True, "size": size}, bytes(body))
-            )
-            await writer.drain()
 
     async def snapshot(sandbox: ConnectedSandbox) -> None:
         path = tmp_path / "snapshot"
@@ -204,7 +199,7 @@ async def test_a_snapshot_whose_size_is_a_lie(tmp_path: Path, size: object, body
             assert error.code is FailureCode.SANDBOX_BROKEN  # noqa: PT017 - either is right, if little is written
         assert not path.exists() or path.stat().st_size <= 4 << 20
 
-    await serve_hostile(lie, snapshot)
+    await serve_hostile(always({"size": size}, bytes(body)), snapshot)
 
 
 @pytest.mark.parametrize("passed", [socket.socket, lambda: open(os.devnull), None])  # noqa: SIM115
