@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -25,6 +27,13 @@ class Box:
         self, name: str, daemon: Sandboxd, ref: SandboxRef, sandbox: ConnectedSandbox
     ) -> None:
         self.kind, self.daemon, self.ref, self.sandbox = name, daemon, ref, sandbox
+
+    @asynccontextmanager
+    async def neighbour(self) -> AsyncIterator[ConnectedSandbox]:
+        """Another sandbox of the same node."""
+        ref = await self.daemon.host.start("run/2/1", "run", SPEC)
+        async with self.daemon.host.connect(ref) as sandbox:
+            yield sandbox
 
     async def sh(self, command: str, timeout_s: float = 20.0) -> tuple[int, str]:
         done = await self.sandbox.exec(["bash", "-c", command], timeout_s)

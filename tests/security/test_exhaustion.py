@@ -23,8 +23,7 @@ async def test_fork_bomb_stays_inside_and_the_shell_comes_back(box: Box) -> None
     bomb = asyncio.create_task(
         box.sandbox.call("bash", {"command": ":(){ :|:& };: ; sleep 3"}, 1.0)
     )
-    other = await box.daemon.host.start("run/2/1", "run", SPEC)
-    async with box.daemon.host.connect(other) as neighbour:
+    async with box.neighbour() as neighbour:
         assert (await neighbour.call("bash", {"command": "echo fine"}, 10.0)).output == "fine\n"
         assert (
             await neighbour.exec(
@@ -118,15 +117,13 @@ async def test_descriptors_of_all_processes_together(box: Box) -> None:
     )
     assert (await box.py(hoard))[1] == "done\n"
     assert await box.sh("echo alive") == (0, "alive\n")
-    other = await box.daemon.host.start("run/2/1", "run", SPEC)
-    async with box.daemon.host.connect(other) as neighbour:
+    async with box.neighbour() as neighbour:
         assert (await neighbour.exec(["cat", "/etc/hostname", "/etc/passwd"], 10.0)).output
 
 
 async def test_spinning_processes_leave_a_neighbour_its_share(box: Box) -> None:
     await box.sh("for i in $(seq 30); do (while :; do :; done) & done")
-    other = await box.daemon.host.start("run/2/1", "run", SPEC)
-    async with box.daemon.host.connect(other) as neighbour:
+    async with box.neighbour() as neighbour:
         done = await neighbour.call("bash", {"command": "echo fine"}, 20.0)
         assert (done.output, done.timed_out) == ("fine\n", False)
 

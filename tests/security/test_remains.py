@@ -100,8 +100,7 @@ async def test_a_hostile_workspace_as_a_snapshot(box: Box, tmp_path: Path) -> No
     assert (await box.sh(trap))[0] == 0
     snapshot = str(tmp_path / "snapshot")
     assert await box.sandbox.snapshot(snapshot, 96 << 20) > 0
-    other = await box.daemon.host.start("run/2/1", "run", SPEC)
-    async with box.daemon.host.connect(other) as sibling:
+    async with box.neighbour() as sibling:
         await sibling.restore(snapshot)
         listing = (
             await sibling.exec(
@@ -137,8 +136,7 @@ async def test_an_archive_that_points_outside(box: Box, tmp_path: Path) -> None:
     await box.py(EVIL_TAR.replace("{mark}", mark))
     evil = tmp_path / "evil.tar"
     evil.write_bytes(await box.sandbox.get("evil.tar"))
-    other = await box.daemon.host.start("run/2/1", "run", SPEC)
-    async with box.daemon.host.connect(other) as sibling:
+    async with box.neighbour() as sibling:
         with pytest.raises(SandboxError) as caught:
             await sibling.restore(str(evil))
         assert caught.value.code is FailureCode.SANDBOX_BROKEN
