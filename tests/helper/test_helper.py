@@ -15,7 +15,7 @@ import pytest
 from prorl.helper import Died, Late, Program, Raised, close, pool
 from prorl.helper.process import Helper
 from prorl.linux.procfs import start_ticks
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 ROLE = """
 import os, signal, subprocess, sys, time
@@ -214,11 +214,7 @@ def test_they_end_with_their_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "role_of_tests.py").write_text(ROLE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     pid = asyncio.run(_ask(Program("role_of_tests"), "pid"))
-    for _ in range(200):
-        if _is_gone(pid):
-            return
-        time.sleep(0.05)
-    raise AssertionError("a helper outlived its loop")
+    wait_until(lambda: _is_gone(pid), "it ends with its loop", 10.0)
 
 
 def _is_gone(pid: object) -> bool:
