@@ -41,11 +41,8 @@ RECONNECT_S = 0.05
 
 
 class UnixSandboxHost:
-    def __init__(
-        self, socket_path: str, node_id: str = "local", patience_s: float = PATIENCE_S
-    ) -> None:
-        self.node_id, self._patience_s = node_id, patience_s
-        self._path = socket_path
+    def __init__(self, socket_path: str, node_id: str = "local") -> None:
+        self._path, self.node_id = socket_path, node_id
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -66,7 +63,7 @@ class UnixSandboxHost:
         answer = await self._ask(
             {"op": "start", "owner": owner, "purpose": purpose, "spec": asdict(spec)},
             START_S,
-            self._patience_s,
+            PATIENCE_S,
         )
         return SandboxRef(*answer["ref"])
 

@@ -20,7 +20,7 @@ from prorl.linux import procfs
 from prorl.sandbox.client import ConnectedSandbox
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
-from tests.sandbox.conftest import Sandboxd, end, start_daemon, until_live
+from tests.sandbox.conftest import Sandboxd, end, is_usable, start_daemon, until_live
 from tests.sandbox.small_image import as_ordinary_user
 from tests.waiting import until
 
@@ -90,9 +90,7 @@ async def test_sandboxd(kind: str, folder: Path) -> None:
     assert list((folder / "root" / "live").iterdir()) == []
     assert list((folder / "root" / "work").iterdir()) == []
     assert (await after.host.status())["live"] == 0
-    ref = await after.host.start("run/3/1", "run", SPEC)
-    async with after.host.connect(ref) as sandbox:
-        assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
+    await is_usable(after.host, "run/3/1")
     await end(after)
 
 
@@ -103,9 +101,7 @@ async def test_zygote(kind: str, folder: Path) -> None:
     await until_gone(pids)
     await until_live(daemon.host, 0)
     assert list((folder / "root" / "live").iterdir()) == []
-    ref = await daemon.host.start("run/3/1", "run", SPEC)
-    async with daemon.host.connect(ref) as sandbox:
-        assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
+    await is_usable(daemon.host, "run/3/1")
     await end(daemon)
 
 
@@ -120,16 +116,10 @@ async def test_one_sandbox(kind: str, folder: Path, victim: int) -> None:
     await until_live(daemon.host, 1)
     (left,) = (await daemon.host.status())["sandboxes"]
     assert left["owner"] == "run/2/1"
-    async with daemon.host.connect(
-        SandboxRef("", left["id"], _socket_of(folder, left["id"]))
-    ) as neighbour:
+    socket = json.loads((folder / "root" / "live" / left["id"]).read_text())["socket"]
+    async with daemon.host.connect(SandboxRef("", left["id"], socket)) as neighbour:
         assert (await neighbour.call("bash", {"command": "echo on"}, 20.0)).output == "on\n"
     await end(daemon)
-
-
-def _socket_of(folder: Path, sandbox_id: str) -> str:
-    path: str = json.loads((folder / "root" / "live" / sandbox_id).read_text())["socket"]
-    return path
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="an ordinary user runs all the others like this one")

@@ -59,7 +59,6 @@ async def test_a_call_whose_worker_was_killed_is_answered_to_the_next_one(
         assert (await sandbox.call("bash", COUNT, 20.0)).output == "n=1 1\n"
         sandbox.mark(CallId(1, 0, 1))
         assert (await sandbox.call("bash", COUNT, 20.0)).output == "n=2 2\n"
-    await sandboxd.host.stop(ref)
 
 
 async def test_a_call_that_is_cancelled_ends_and_is_not_known_later(sandboxd: Sandboxd) -> None:
@@ -75,7 +74,6 @@ async def test_a_call_that_is_cancelled_ends_and_is_not_known_later(sandboxd: Sa
         assert unknown.value.code is FailureCode.CALL_UNKNOWN
         with pytest.raises(FileNotFoundError):
             await sandbox.get("c")
-    await sandboxd.host.stop(ref)
 
 
 async def test_an_earlier_life_is_refused(sandboxd: Sandboxd) -> None:
@@ -90,7 +88,6 @@ async def test_an_earlier_life_is_refused(sandboxd: Sandboxd) -> None:
             await old.call("bash", COUNT, 20.0)
         assert fenced.value.code is FailureCode.SANDBOX_LOST
         assert await new.get("c") == b"x\nx\n"
-    await sandboxd.host.stop(ref)
 
 
 async def test_a_sandbox_that_knows_a_first_call_lies(sandboxd: Sandboxd) -> None:
@@ -103,7 +100,6 @@ async def test_a_sandbox_that_knows_a_first_call_lies(sandboxd: Sandboxd) -> Non
         with pytest.raises(SandboxError) as broken:
             await two.call("bash", COUNT, 20.0)
         assert broken.value.code is not FailureCode.CALL_UNKNOWN
-    await sandboxd.host.stop(ref)
 
 
 async def test_memory_is_bounded_and_says_what_it_has_forgotten() -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import SandboxError
+from prorl.linux import procfs
 from prorl.sandbox.node.cgroups import Cgroups
 from prorl.sandbox.spawn import command
 from prorl.types import FAILURE_CLASS, FailureClass, SandboxSpec
 from tests.faults.leftovers import Watched
-from tests.sandbox.conftest import end, start_daemon
+from tests.sandbox.conftest import end, is_usable, start_daemon
 from tests.waiting import until
 
 SPEC = SandboxSpec(tools=("bash",))
@@ -58,9 +59,7 @@ async def test_no_descriptors_left(kind: str, folder: Path) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     left, _ = await watched.until_none()
     assert (left.total, (await daemon.host.status())["live"]) == (0, 0), left
-    ref = await daemon.host.start("run/1/4", "run", SPEC)
-    async with daemon.host.connect(ref) as sandbox:
-        assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
+    await is_usable(daemon.host, "run/1/4")
     await end(daemon)
 
 
@@ -95,10 +94,7 @@ async def test_a_root_with_a_long_path(kind: str, folder: Path) -> None:
     deep.mkdir(mode=0o755, parents=True)
     (folder / ("d" * 100)).chmod(0o755)
     daemon = await start_daemon(kind, folder, root=str(deep / "root"))
-    ref = await daemon.host.start("run/0/1", "run", SPEC)
-    assert len(ref.socket_path) < 60
-    async with daemon.host.connect(ref) as sandbox:
-        assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
+    assert len((await is_usable(daemon.host, "run/0/1")).socket_path) < 60
     await end(daemon)
 
 
@@ -128,7 +124,7 @@ async def test_a_node_short_of_memory_takes_fewer(folder: Path) -> None:
         assert hog.stdin is not None
         hog.stdin.write(b"\n")
         hog.stdin.flush()
-        await until(lambda: procfs_rss(hog.pid) >= 320 << 20)
+        await until(lambda: procfs.pss_bytes(hog.pid) >= 320 << 20)
         first = await daemon.host.start("run/0/1", "run", SPEC)
         second = asyncio.create_task(daemon.host.start("run/1/1", "run", SPEC))
         await asyncio.sleep(1.0)
@@ -141,7 +137,3 @@ async def test_a_node_short_of_memory_takes_fewer(folder: Path) -> None:
         hog.communicate()
         await end(daemon)
         groups.close()
-
-
-def procfs_rss(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

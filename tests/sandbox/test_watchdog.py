@@ -22,6 +22,7 @@ from prorl.sandbox.node.watchdog import disk_bytes
 from prorl.types import FailureCode, SandboxSpec
 from tests.faults.leftovers import marked
 from tests.sandbox.conftest import kind, why_not  # noqa: F401 - a fixture
+from tests.waiting import until
 
 SPEC = SandboxSpec(tools=("bash",), memory_bytes=256 << 20, workspace_bytes=32 << 20)
 EATERS = (
@@ -49,6 +50,20 @@ async def pool(name: str, folder: Path) -> AsyncIterator[SandboxPool]:
         await made.close()
 
 
+@asynccontextmanager
+async def two(
+    name: str, folder: Path
+) -> AsyncIterator[tuple[SandboxPool, ConnectedSandbox, ConnectedSandbox]]:
+    """Such a pool, and two sandboxes of it."""
+    async with pool(name, folder) as sandboxes:
+        refs = [await sandboxes.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]
+        async with (
+            connected(refs[0], sandboxes.fate) as one,
+            connected(refs[1], sandboxes.fate) as other,
+        ):
+            yield sandboxes, one, other
+
+
 async def ended(sandbox: ConnectedSandbox, command: str) -> SandboxError:
     """Run a command that the sandbox does not outlive; what the caller is told."""
     async with asyncio.timeout(40):
@@ -58,17 +73,12 @@ async def ended(sandbox: ConnectedSandbox, command: str) -> SandboxError:
 
 
 async def test_memory_of_all_processes_together(kind: str, folder: Path) -> None:  # noqa: F811
-    async with pool(kind, folder) as sandboxes:
-        refs = [await sandboxes.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]
-        async with (
-            connected(refs[0], sandboxes.fate) as hog,
-            connected(refs[1], sandboxes.fate) as neighbour,
-        ):
-            error = await ended(hog, EATERS)
-            assert error.code is FailureCode.SANDBOX_BROKEN, "the policy did it"
-            assert "memory of 268435456 bytes" in error.message
-            assert (await neighbour.exec(["echo", "fine"], 20.0)).output == "fine\n"
-        assert sandboxes.status()["live"] == 1
+    async with two(kind, folder) as (sandboxes, hog, neighbour):
+        error = await ended(hog, EATERS)
+        assert error.code is FailureCode.SANDBOX_BROKEN, "the policy did it"
+        assert "memory of 268435456 bytes" in error.message
+        assert (await neighbour.exec(["echo", "fine"], 20.0)).output == "fine\n"
+        await until(lambda: sandboxes.status()["live"] == 1)
 
 
 async def test_memory_that_is_shared_counts_once(kind: str, folder: Path) -> None:  # noqa: F811
@@ -101,16 +111,11 @@ time.sleep(60)
 async def test_terminals_of_a_kind_that_does_not_bound_them(name: str, folder: Path) -> None:
     if why_not(name):
         pytest.skip(why_not(name))
-    async with pool(name, folder) as sandboxes:
-        refs = [await sandboxes.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]
-        async with (
-            connected(refs[0], sandboxes.fate) as hog,
-            connected(refs[1], sandboxes.fate) as other,
-        ):
-            with pytest.raises(SandboxError, match="more than 16 terminals") as caught:
-                await hog.exec(["python3", "-c", HOARD], 30.0)
-            assert caught.value.code is FailureCode.SANDBOX_BROKEN, "the policy did it"
-            assert (await other.exec(["echo", "fine"], 20.0)).output == "fine\n"
+    async with two(name, folder) as (_, hog, other):
+        with pytest.raises(SandboxError, match="more than 16 terminals") as caught:
+            await hog.exec(["python3", "-c", HOARD], 30.0)
+        assert caught.value.code is FailureCode.SANDBOX_BROKEN, "the policy did it"
+        assert (await other.exec(["echo", "fine"], 20.0)).output == "fine\n"
 
 
 @pytest.mark.parametrize(
@@ -118,17 +123,12 @@ async def test_terminals_of_a_kind_that_does_not_bound_them(name: str, folder: P
 )
 async def test_a_workspace_on_disk(folder: Path, hog: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "RESCAN_S", 0.5)
-    async with pool("local", folder) as sandboxes:
-        refs = [await sandboxes.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]
-        async with (
-            connected(refs[0], sandboxes.fate) as greedy,
-            connected(refs[1], sandboxes.fate) as neighbour,
-        ):
-            await neighbour.exec(["bash", "-c", "head -c 20M /dev/zero > modest"], 20.0)
-            error = await ended(greedy, hog)
-            assert error.code is FailureCode.SANDBOX_BROKEN, "the policy did it"
-            assert "workspace is larger than 33554432 bytes" in error.message
-            assert (await neighbour.exec(["ls"], 20.0)).output == "modest\n"
+    async with two("local", folder) as (_, greedy, neighbour):
+        await neighbour.exec(["bash", "-c", "head -c 20M /dev/zero > modest"], 20.0)
+        error = await ended(greedy, hog)
+        assert error.code is FailureCode.SANDBOX_BROKEN, "the policy did it"
+        assert "workspace is larger than 33554432 bytes" in error.message
+        assert (await neighbour.exec(["ls"], 20.0)).output == "modest\n"
         assert list((folder / "work").iterdir()) != []
     assert not (folder / "work").exists()
 

@@ -175,6 +175,7 @@ def test_the_schema_is_rendered_to_the_policy_and_the_sandbox_is_asked_for_the_t
     ("tool", "says"),
     [
         ("wether", r"unknown tool 'wether'.*did you mean 'weather'\?"),
+        ("ipyton", r"unknown tool 'ipyton'.*did you mean 'ipython'\?"),
         ("sick", r"tool 'sick' cannot be imported from acme.nothing:X: ModuleNotFoundError"),
         ("no-text", r"tool 'no-text': its description is None"),
         ("no-call", r"tool 'no-call' is <class .*; expected a class with a method __call__"),
