@@ -76,9 +76,6 @@ class Acceptance(Part):
             candidates.append(candidate)
         return candidates
 
-    def known(self, run: RunRecord, key: str) -> GroupRecord | None:
-        return self._there(run, [key]).get(key)
-
     def _there(self, run: RunRecord, keys: Iterable[str]) -> dict[str, GroupRecord]:
         found = {key: run.keys[key] for key in keys if key in run.keys}
         if run.next_group == len(run.groups):
@@ -112,7 +109,8 @@ class Acceptance(Part):
         wanted = sum(candidate.n for candidate in candidates)
         if queued + wanted <= self._max_queued:
             return
-        wanted = sum(one.n for one in candidates if not (one.key and self.known(run, one.key)))
+        there = self._there(run, [one.key for one in candidates])
+        wanted = sum(one.n for one in candidates if one.key not in there)
         if wanted and queued + wanted > self._max_queued:
             raise QueueFullError(
                 f"{queued:,} rollouts wait, {wanted:,} more would exceed {self._max_queued:,};"

@@ -93,7 +93,7 @@ class Datasets(Part):
         if not run.feeds or run.new_tasks or run.curating or (run.pool and len(run.pool) >= room):
             return
         demand = run.demand
-        wanted = 0 if run.doomed(demand) else may_open(demand) - len(run.pool)
+        wanted = 0 if run.doom(demand) else may_open(demand) - len(run.pool)
         left = run.config.epochs * run.num_tasks - run.fed
         # The last ones together: they decide when all have ended.
         missing = min(wanted, AT_ONCE if left > 2 * AT_ONCE else left)

@@ -122,7 +122,7 @@ class LeaseGrants(Part):
             if run.ending:
                 room = self._rollouts.end_more(run, room)
                 self._journal.urgent = True
-            doom = run.doom if run.pool else None
+            doom = run.doom(run.demand) if run.pool else None
             while doom and run.pool and room > 0 and len(run.groups) < UNDECIDED:
                 group = self._load(run, run.pool.popleft())
                 room -= group.n
@@ -193,7 +193,7 @@ class LeaseGrants(Part):
                 if record.life.state is RolloutState.QUEUED:
                     return record
             demand = run.demand if run.pool else None
-            if demand is None or run.doomed(demand) or not may_open(demand):
+            if demand is None or run.doom(demand) or not may_open(demand):
                 return None
             group = self._load(run, run.pool.popleft())
             if group.pending:

@@ -340,17 +340,13 @@ class RunRecord:
         states = self.rollout_states
         return sum(states[state] for state in IN_HAND)
 
-    @property
-    def doom(self) -> Event | None:
+    def doom(self, demand: Demand) -> Event | None:
         """How everything that waits in the pool ends; None while it may still start."""
         if self.cancelled:
             return Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED)
-        if reached(self.demand):
+        if reached(demand):
             return Event(kind=EventKind.CANCEL, code=FailureCode.REDUNDANT)
         return Event(kind=EventKind.EXPIRE) if self.expired else None
-
-    def doomed(self, demand: Demand) -> bool:
-        return self.cancelled or self.expired or reached(demand)
 
     @property
     def ahead(self) -> int:

@@ -178,7 +178,7 @@ def _live(log: ControlLog, run: RunRecord, now: float) -> None:
     first, last = log.read(_POOL_ENDS, (run.run_id, run.run_id))[0]
     if first is not None:
         run.pool.extend(first, last + 1, now)
-    doom = run.doom
+    doom = run.doom(run.demand)
     if doom is not None and doom.kind is EventKind.CANCEL:  # its end was cut short
         run.ending.extend((group, doom.code) for group in run.groups.values())
     run.granted_at = now
