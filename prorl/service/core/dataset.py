@@ -56,12 +56,11 @@ class Datasets(Part):
         super().__init__(base)
         self._acceptance = acceptance
 
-    def add(self, run: RunRecord, candidates: Sequence[Candidate]) -> int:
-        """Put tasks at the dataset's end; how many were not there yet, by their keys. Raises
+    def add(self, run: RunRecord, candidates: Sequence[Candidate]) -> None:
+        """Put tasks at the dataset's end that are not there yet, by their keys. Raises
         ConflictError for a key that stands for another task, or a dataset that is whole.
         """
         there = run.new_tasks | self._there(run, [candidate.key for candidate in candidates])
-        added = 0
         for candidate in candidates:
             place = run.num_tasks
             key = candidate.key or str(place)
@@ -73,12 +72,10 @@ class Datasets(Part):
                 there[key] = run.new_tasks[key] = candidate.digest
                 run.num_tasks += 1
                 run.group_size = max(run.group_size, candidate.n)
-                added += 1
             elif known != candidate.digest:
                 raise used(key)
         self._journal.mark_run(run)
         self._journal.urgent = True
-        return added
 
     def _there(self, run: RunRecord, keys: Sequence[str]) -> dict[str, str]:
         marks = ", ".join("?" * len(keys))
