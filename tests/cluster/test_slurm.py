@@ -17,7 +17,7 @@ import pytest
 import prorl
 from tests.cluster.hosts import ThisHost
 from tests.cluster.slurm import Slurm, slurm, why_not
-from tests.cluster.world import PRORL, SLOTS, World, pools, submit
+from tests.cluster.world import PRORL, SLOTS, World, pools
 from tests.integration.test_outside import three_ports
 from tests.waiting import wait_until
 
@@ -58,7 +58,7 @@ class Site:
 
     def work(self, num: int) -> None:
         """A run, begun on every node."""
-        submit(self.service, num)
+        self.service.submit(num)
         self.service.running(SLOTS + 1)
 
     def busy(self) -> int:

@@ -59,7 +59,9 @@ class World:
 
     def submit(self, num: int) -> None:
         """A run of so many rollouts."""
-        submit(self, num)
+        self.num = num
+        argv = [sys.executable, "-c", SUBMIT, str(self.root), str(num)]
+        subprocess.run(self.hosts.argv(1, *argv), check=True)
 
     def log(self, query: str) -> list[tuple[int, ...]]:
         """Rows of the control log."""
@@ -120,13 +122,6 @@ class World:
         """What is stored is whole, and each rollout is there once."""
         verify = [*PRORL, "verify", str(self.root / "far")]
         assert subprocess.run(verify, capture_output=True).returncode == 0
-
-
-def submit(w: World, num: int) -> None:
-    """A run of so many rollouts."""
-    w.num = num
-    argv = [sys.executable, "-c", SUBMIT, str(w.root), str(num)]
-    subprocess.run(w.hosts.argv(1, *argv), check=True)
 
 
 def pools(workers: int) -> list[str]:
