@@ -181,15 +181,12 @@ class EvalOperator(StageOperator):
     async def _score(self, row: Row, key: AttemptKey) -> Score:
         task, eval_s = read_task(row), read_limit(row, "eval_s")
         env = await self._env(task, eval_s)
-        job = _Job(
-            env, task, owner_of(key), row.value("artefact"), Deadline(eval_s, clock=self._clock)
-        )
+        owner = owner_of(key)
         try:
             # in its own time: what is tried once for all siblings is no rollout's to pay
-            await self._verified.check(
-                env, task, job.owner, 2 * eval_s, lambda: self._stop(job.owner)
-            )
-            job = job._replace(deadline=Deadline(eval_s, clock=self._clock))
+            await self._verified.check(env, task, owner, 2 * eval_s, lambda: self._stop(owner))
+            deadline = Deadline(eval_s, clock=self._clock)
+            job = _Job(env, task, owner, row.value("artefact"), deadline)
             async with asyncio.timeout(eval_s + GRACE_S):
                 return await self._tries(job)
         except TimeoutError:
@@ -198,7 +195,7 @@ class EvalOperator(StageOperator):
             ) from None
         finally:
             if needs_sandbox(env, task):
-                await asyncio.shield(self._stop(job.owner))
+                await asyncio.shield(self._stop(owner))
 
     async def _tries(self, job: _Job) -> Score:
         problems: list[str] = []

@@ -161,11 +161,9 @@ class ControlClient:
         """Tell the gateway; dropped while there is no session."""
         if self._channel is not None:
             run_id, rollout_id, attempt = key
-            self._seq += 1
-            self._queue(
+            self._say(
                 ControlRow.of(
                     payload,
-                    seq=self._seq,
                     run_id=run_id,
                     rollout_id=rollout_id,
                     attempt=attempt,
@@ -197,12 +195,9 @@ class ControlClient:
     def _say(self, row: ControlRow) -> ControlRow:
         self._seq += 1
         row = replace(row, seq=self._seq)
-        self._queue(row)
-        return row
-
-    def _queue(self, row: ControlRow) -> None:
         self._outgoing.append(row)
         self._paced.ask()
+        return row
 
     def _flush(self) -> None:
         said, self._outgoing = self._outgoing, []

@@ -236,12 +236,6 @@ class CreditBook:
     def in_hand(self) -> int:
         return self._orphans + sum(upstream.in_hand for upstream in self._upstreams.values())
 
-    @property
-    def limit(self) -> int:
-        """Rows in hand and on their way that all upstreams may have together."""
-        count = len(self._upstreams)
-        return self._slots if count < 2 else max(2 * self._slots, count)
-
     def join(self, upstream: int) -> None:
         self._upstreams[upstream] = _Upstream()
 
@@ -270,8 +264,9 @@ class CreditBook:
         """The credit to send to each upstream now: what brings it back to its share."""
         if self._closed or not self._upstreams:
             return []
-        limit = self.limit
-        share = limit // len(self._upstreams)
+        count = len(self._upstreams)
+        limit = self._slots if count < 2 else max(2 * self._slots, count)
+        share = limit // count
         grants = self._take_back(share)
         room = limit - self.in_hand - sum(upstream.granted for upstream in self._upstreams.values())
         for name, account in self._upstreams.items():

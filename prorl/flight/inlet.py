@@ -166,7 +166,8 @@ class Inlet:
             self.done(key)
             self._held.pop(key, None)
             self._remember(key)
-            self._say(held.upstream, Back(ACK, key=key))
+            self._note(held.upstream, Back(ACK, key=key))
+        self._paced.ask()
 
     def stop(self) -> None:
         """Take idle credit back: only rows that are on their way still come."""
@@ -240,7 +241,7 @@ class Inlet:
         if held is not None:
             held.upstream = name
         if held is None or not self._redelivered:
-            self._say(name, Back(ACK, key=key))
+            self._note(name, Back(ACK, key=key))
         return True
 
     def _remember(self, key: AttemptKey) -> None:
@@ -251,10 +252,6 @@ class Inlet:
     def _note_credit(self, grants: list[Grant]) -> None:
         for grant in grants:
             self._note(grant.upstream, Back(CREDIT, grant.rows, grant.num_bytes))
-
-    def _say(self, name: int, back: Back) -> None:
-        self._note(name, back)
-        self._paced.ask()
 
     def _note(self, name: int, back: Back) -> None:
         if name in self._channels:
