@@ -11,8 +11,7 @@ columns mean.
 
 Variables, `RIVALS_...`: TASKS (groups of four a clean cell; half as many with a fault), IN_FLIGHT
 (rollouts), REPEATS (of clean cells), LIMIT_S (of a cell), BUDGET_S (of all cells), FAULTS (only
-these, by commas), RESULTS (another folder), AGAIN (cells that are there, too), KEEP (a folder for
-everybody's files).
+these, by commas), RESULTS (another folder), AGAIN (cells that are there, too).
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import signal
 import socket
 import statistics
@@ -247,14 +245,6 @@ def play(player: Player, fault: str, tasks: list[int], limit_s: float) -> dict:
         seen |= lost_work(calls, seen["struck_at"], seen["on_at"]) | {"calls": len(calls)}
         for process in processes.values():
             process.end()
-        if keep := os.environ.get("RIVALS_KEEP"):
-            shutil.copytree(
-                folder,
-                Path(keep) / f"{player.name}-{fault or 'clean'}",
-                symlinks=True,
-                dirs_exist_ok=True,
-                ignore=lambda *_: ["control.db"],
-            )
         return seen
 
 

@@ -1,10 +1,9 @@
-"""Processes that a benchmark starts, and the disk that it measures on."""
+"""Processes that a benchmark starts."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
@@ -17,11 +16,6 @@ NO_RIVALS = "drivers of rivals are in the repository only (configs/rivals/bench)
 
 END_S = 10.0
 """For a process to end when it was asked to."""
-
-
-def disk() -> str:
-    """A folder where fsync means something: not a tmpfs, as /tmp may be."""
-    return os.environ.get("PRORL_BENCH_DIR", str(Path.cwd()))
 
 
 class Answering:

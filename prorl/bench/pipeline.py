@@ -27,7 +27,6 @@ from pathlib import Path
 import aiohttp
 import stamina
 
-from prorl.bench.children import disk
 from prorl.bench.meter import pss_mb, tree
 from prorl.bench.report import Figure, Report, median, verdict
 from prorl.client.client import Client, connect
@@ -222,7 +221,7 @@ def has_finished(client: Client, run_id: str) -> bool:
 
 async def _accepted(length_s: float) -> Figure:
     """The row of `accept`: a gateway without workers, so that nothing but the log is at work."""
-    with tempfile.TemporaryDirectory(prefix="prorl-accept-", dir=disk()) as folder:
+    with tempfile.TemporaryDirectory(prefix="prorl-accept-", dir=Path.cwd()) as folder:  # no tmpfs
         handle = os.open(Path(folder) / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
         async def append(index: int) -> None:

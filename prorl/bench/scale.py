@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prorl.bench.children import disk
 from prorl.bench.growth_log import Life, Meter, N
 from prorl.bench.pipeline import has_finished
 from prorl.bench.report import Figure, Report
@@ -234,7 +233,7 @@ def day(gateway_s: float, nodes_share: float, lived: int) -> list[Figure]:
     A rollout costs it `gateway_s` of CPU, its nodes that share of a core.
     """
     settle_heap()
-    with tempfile.TemporaryDirectory(prefix="prorl-day-", dir=disk()) as folder:
+    with tempfile.TemporaryDirectory(prefix="prorl-day-", dir=Path.cwd()) as folder:  # no tmpfs
         path, meter = Path(folder) / "control.db", Meter()
         life = Life(path, meter)
         groups = 2 * DAY_IN_HAND // N

@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from pydantic import BaseModel
 
-from prorl.config import RunConfig, Sampling, ServiceConfig
+from prorl.config import RunConfig, Sampling
 
 LOOK_S = 2.0
 """For a service to answer a person."""
@@ -29,9 +29,6 @@ Filter = Annotated[str | None, of(RunConfig, "filter", "--filter")]
 AgentName = Annotated[str | None, of(RunConfig, "agent", "--agent")]
 Seed = Annotated[int | None, of(RunConfig, "seed")]
 Temperature = Annotated[float | None, of(Sampling, "temperature")]
-Port = Annotated[int | None, of(ServiceConfig, "http_port", "--port")]
-Listen = Annotated[str | None, of(ServiceConfig, "listen")]
-Advertise = Annotated[str | None, of(ServiceConfig, "advertise")]
 
 JsonOut = Annotated[bool, Parameter(negative="", help="Print JSON.")]
 JsonObject = Annotated[bool, Parameter(negative="", help="Print one JSON object.")]

@@ -131,10 +131,10 @@ def job_settings(config: Path | None, flags: Mapping[str, Json], sets: Iterable[
     """Merge all sources; flags that are None were not given. Raises ConfigError."""
     values: dict[str, Json] = load_file(config) if config else {}
     _check_keys(values, str(config))
-    _merge(values, {"service": service_environment()})
+    merge(values, {"service": service_environment()})
     for text in sets:
-        _merge(values, assignment(text))
-    _merge(values, {name: value for name, value in flags.items() if value is not None})
+        merge(values, assignment(text))
+    merge(values, {name: value for name, value in flags.items() if value is not None})
     return parse(Job, values, str(config) if config else "settings")
 
 
@@ -221,7 +221,7 @@ def service_environment() -> dict[str, Json]:
     for name, text in environment().items():
         path = name.split("__")
         if path[0] in known and path[0] not in ("token", "socket_dir"):
-            _merge(values, _nest(path, _scalar(text)))
+            merge(values, _nest(path, _scalar(text)))
     return values
 
 
@@ -275,11 +275,12 @@ def _nest(path: list[str], value: Json) -> dict[str, Json]:
     return result
 
 
-def _merge(into: dict[str, Any], values: Mapping[str, Json]) -> None:
+def merge(into: dict[str, Any], values: Mapping[str, Json]) -> None:
+    """Put values over those that are there, mapping by mapping."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             below = into.get(name)
             into[name] = dict(below) if isinstance(below, dict) else {}
-            _merge(into[name], value)
+            merge(into[name], value)
         else:
             into[name] = value

@@ -497,10 +497,10 @@ def check_failpoints() -> None:
         raise ConfigError(str(error), hint="unset it: it is for tests") from None
 
 
-def environment(prefix: str = "PRORL_") -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Settings from the environment: `PRORL_HTTP_PORT=8000` is `http_port`."""
     return {
-        name[len(prefix) :].lower(): value
+        name.removeprefix("PRORL_").lower(): value
         for name, value in os.environ.items()
-        if name.startswith(prefix)
+        if name.startswith("PRORL_")
     }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
@@ -42,10 +45,14 @@ async def test_status_of_a_service(
         async with asyncio.timeout(30):
             while not (await w.http("GET", "/v1/status"))[1]["bottleneck"]:
                 await asyncio.sleep(0.05)
-        looks = ["--watch", "0.1", "--times", "2", "--url", w.served.http]
-        assert await asyncio.to_thread(dispatch, ["status", *looks]) == 0
-        shown = capsys.readouterr().out
-        assert shown.count("run *") == 2
+        argv = [sys.executable, "-m", "prorl.cli", "status", "--watch", "0.1"]
+        watching = await asyncio.create_subprocess_exec(*argv, "--url", w.served.http, stdout=PIPE)
+        assert watching.stdout is not None
+        for _ in range(2):
+            while not (line := await watching.stdout.readline()).startswith(b"run *"):
+                assert line
+        watching.send_signal(signal.SIGINT)
+        assert await watching.wait() == 130
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
         said = "RUN holds the others back: 4 of 8 slots busy, 2 queued"
         assert said in (shown := capsys.readouterr().out)

@@ -12,7 +12,7 @@ from pathlib import Path
 from prorl.cli.options import JsonOut, ModelSettings
 from prorl.cli.output import answer, clean, say, say_json
 from prorl.cli.probes import probes
-from prorl.cli.settings import assignment
+from prorl.cli.settings import assignment, merge
 from prorl.config.renderer import RendererSpec
 from prorl.errors import UserError
 from prorl.types import Json
@@ -72,10 +72,7 @@ def spec_of(directory: Path, sets: tuple[str, ...] | list[str]) -> RendererSpec:
     """The spec that a run with these settings has. Raises ConfigError."""
     values: dict[str, Json] = {}
     for text in sets:
-        nested = assignment(f"run.renderer.{text}")["run"]["renderer"]
-        for key, value in nested.items():
-            both = isinstance(value, dict) and isinstance(values.get(key), dict)
-            values[key] = {**values[key], **value} if both else value
+        merge(values, assignment(f"run.renderer.{text}")["run"]["renderer"])
     spec = RendererSpec.model_validate({**values, "model": str(directory.absolute())})
     return spec.settled("", 0.0)
 

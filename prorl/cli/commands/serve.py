@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from prorl.cli.commands.status import servers_out
-from prorl.cli.options import (
-    Advertise,
-    ConfigFile,
-    JobRoot,
-    Listen,
-    Port,
-    ServiceSettings,
-    of,
-)
+from prorl.cli.options import ConfigFile, JobRoot, ServiceSettings, of
 from prorl.cli.output import say
 from prorl.cli.settings import Job, job_settings, service_settings
 from prorl.config import ServiceConfig
@@ -40,9 +32,9 @@ RUN_S, STOP_S = 5.0, 30.0
 def serve(
     *,
     policy: Annotated[str | None, of(Job, "policy")] = None,
-    port: Port = None,
-    listen: Listen = None,
-    advertise: Advertise = None,
+    port: Annotated[int | None, of(ServiceConfig, "http_port", "--port")] = None,
+    listen: Annotated[str | None, of(ServiceConfig, "listen")] = None,
+    advertise: Annotated[str | None, of(ServiceConfig, "advertise")] = None,
     view: int | None = None,
     guests: Annotated[int | None, of(ServiceConfig, "guests")] = None,
     as_: Annotated[str, Parameter(name="--as")] = "",

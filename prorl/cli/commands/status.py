@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from prorl.cli.options import LOOK_S, JsonObject, ServiceRoot, ServiceUrl
 from prorl.cli.output import clean, is_terminal, say, say_json, table
@@ -26,7 +23,6 @@ STAGE_COLUMNS = ("stage", "workers", "busy", "queued", "rows/s", "failed/s", "to
 def status(
     *,
     watch: float | None = None,
-    times: Annotated[int, Parameter(show=False)] = 0,
     root: ServiceRoot = DEFAULT_ROOT,
     url: ServiceUrl = "",
     json: JsonObject = False,
@@ -44,17 +40,17 @@ def status(
     if watch is not None and not 0.1 <= watch <= 3600:
         raise UserError(f"--watch {watch:g}", "0.1 to 3600 seconds")
     with connect(url or root, retry_s=LOOK_S) as client:
-        found, since, looks = client.status(), time.monotonic(), 0
+        found, since = client.status(), time.monotonic()
         if watch is None:
             if json:
                 say_json(found)
             else:
                 _show(found)
             return 0
-        while not times or looks < times:
+        while True:
             time.sleep(watch)
             before, began = found, since
-            found, since, looks = client.status(), time.monotonic(), looks + 1
+            found, since = client.status(), time.monotonic()
             if json:
                 say_json(found)
                 continue
@@ -64,7 +60,6 @@ def status(
                 table(STAGE_COLUMNS, stage_rows(before, found, since - began))
                 say()
             _show(found)
-    return 0
 
 
 def stage_rows(
