@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.schema import LEASED, RAN, READY, SCORED, SEQUENCES, check_schema, columns
+from prorl.schema import RAN, READY, SCORED, SEQUENCES, check_schema, columns
 from prorl.schema.columns import Lease
 from prorl.schema.fields import SEQUENCE
 from prorl.schema.rows import row_hashes, rows
@@ -113,30 +113,6 @@ def test_a_row_grows_without_losing_anything(
         assert all(np.array_equal(getattr(mine_, name), getattr(theirs, name)) for name in NAMES)
     if score:
         assert scored.column("reward")[0].as_py() == pytest.approx(np.float32(score.reward))
-
-
-@given(mine.leases, mine.trajectories)
-def test_appending_shares_the_columns_that_are_there(lease: Lease, trajectory: Trajectory) -> None:
-    leased = leased_batch([lease])
-    ready = ready_row(leased, sandbox=SandboxRef(), prompt=[], tools=[], init_s=0)
-    for name in LEASED.names:
-        ours = [b.address for b in leased.column(name).buffers() if b is not None]
-        assert ours == [b.address for b in ready.column(name).buffers() if b is not None]
-
-
-def test_a_nan_logprob_reaches_the_gate_as_nan() -> None:
-    sequence = Sequence(
-        segment=0,
-        token_ids_L=np.arange(2, dtype=np.int32),
-        logprobs_C=np.array([np.nan, -1.0], np.float32),
-        span_end_S=np.array([2], np.int32),
-        span_kind_S=np.array([1], np.uint8),
-        span_version_S=np.array([0], np.int32),
-        span_turn_S=np.array([0], np.int32),
-        span_temperature_S=np.array([1.0], np.float32),
-    )
-    (problem,) = validate_sequences(sequences_table([sequence]))
-    assert "not finite" in problem
 
 
 @given(st.lists(mine.sequences(), min_size=1, max_size=5), st.integers(0, 4))

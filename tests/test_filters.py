@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prorl.filters import FILTERS, Filter, GroupDecision, GroupMember, find_filter, is_named
+from prorl.filters import FILTERS, Filter, GroupMember, find_filter, is_named
 from prorl.states import FailureClass, RolloutState
 
 MEMBER: dict[str, Any] = {
@@ -71,8 +71,3 @@ def test_a_windows_verdict_is_certain_where_the_best_and_the_worst_agree(
 ) -> None:
     assert find_filter("pass_rate:0.25-0.75").hopeless(rewards, living) is hopeless
     assert not Filter(sql="").hopeless(rewards, living)
-
-
-def test_a_decision_without_more_lets_the_task_go_on_as_before() -> None:
-    told = GroupDecision(1, kept=True, reason="x")
-    assert (told.rest, told.siblings) == (0, 0)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import prorl
 
 HEAVY = (
@@ -51,38 +53,41 @@ def _modules_after(code: str) -> set[str]:
     return set(out.stdout.split())
 
 
-def test_import_prorl_loads_nothing_heavy() -> None:
-    assert not _modules_after("import prorl") & set(HEAVY)
-
-
-def test_the_help_page_loads_neither_arrow_nor_pydantic() -> None:
-    loaded = _modules_after("from prorl.cli.app import dispatch; assert dispatch(['--help']) == 0")
-    assert not loaded & {"pyarrow", "torch", "duckdb", "pydantic", "numpy", "fastapi", "aiohttp"}
-    assert "prorl.cli.commands.run" not in loaded
-
-
-def test_the_supervisor_loads_neither_arrow_nor_torch() -> None:
-    assert not _modules_after("import prorl.supervisor.service") & {
-        "pyarrow",
-        "torch",
-        "duckdb",
-        "numpy",
-    }
-
-
-def test_the_gateway_loads_an_http_client_for_model_servers_only() -> None:
-    loaded = _modules_after("import prorl.service.__main__")
-    assert "fastapi" in loaded
-    assert not loaded & {"aiohttp", "torch", "duckdb", "pyarrow.parquet", "yaml", "cryptography"}
-
-
-def test_a_stage_worker_loads_what_it_serves_with_only() -> None:
-    loaded = _modules_after("import prorl.stages.__main__")
-    assert "pyarrow.flight" in loaded
-    assert not loaded & {
-        *("aiohttp", "duckdb", "fastapi", "fsspec", "jinja2", "prometheus_client"),
-        *("pyarrow.dataset", "pyarrow.parquet", "tokenizers", "torch", "yaml"),
-    }
+@pytest.mark.parametrize(
+    ("code", "wanted", "without"),
+    [
+        ("import prorl", "prorl", HEAVY),
+        (
+            "from prorl.cli.app import dispatch; assert dispatch(['--help']) == 0",
+            "cyclopts",
+            (*(set(HEAVY) - {"cyclopts", "rich"}), "prorl.cli.commands.run"),
+        ),
+        (
+            "import prorl.supervisor.service",
+            "prorl.supervisor.service",
+            ("pyarrow", "torch", "duckdb", "numpy"),
+        ),
+        (
+            "import prorl.service.__main__",
+            "fastapi",
+            ("aiohttp", "torch", "duckdb", "pyarrow.parquet", "yaml", "cryptography"),
+        ),
+        (
+            "import prorl.stages.__main__",
+            "pyarrow.flight",
+            (
+                *("aiohttp", "duckdb", "fastapi", "fsspec", "jinja2", "prometheus_client"),
+                *("pyarrow.dataset", "pyarrow.parquet", "tokenizers", "torch", "yaml"),
+            ),
+        ),
+    ],
+)
+def test_a_process_loads_what_it_needs_only(
+    code: str, wanted: str, without: tuple[str, ...]
+) -> None:
+    loaded = _modules_after(code)
+    assert wanted in loaded
+    assert not loaded & set(without)
 
 
 def test_a_job_is_checked_before_arrow_is_loaded(tmp_path: Path) -> None:

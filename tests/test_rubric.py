@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -31,26 +32,21 @@ def test_the_reward_is_the_weighted_sum(parts: list[tuple[float, float]]) -> Non
     assert [part.name for part in score.parts] == [str(i) for i in range(len(parts))]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "many"])
-async def test_what_is_no_finite_number_is_the_graders_failure(value: float) -> None:
-    with pytest.raises(GraderError, match="odd"):
-        await Rubric((reward("odd")(lambda task, artefact: value), 1.0)).score(
-            TASK, b"", None, Deadline(1.0)
-        )
-
-
-async def test_a_function_that_raises_is_the_graders_failure() -> None:
-    with pytest.raises(GraderError, match="broken: ZeroDivisionError"):
-        await Rubric((reward("broken")(lambda task, artefact: 1 / 0), 1.0)).score(
-            TASK, b"", None, Deadline(1.0)
-        )
-
-
-async def test_a_deadline_ends_before_the_next_function() -> None:
-    with pytest.raises(GraderError, match="no time"):
-        await Rubric((reward("late")(lambda task, artefact: 1.0), 1.0)).score(
-            TASK, b"", None, Deadline(0.0)
-        )
+@pytest.mark.parametrize(
+    ("function", "left_s", "said"),
+    [
+        (lambda task, artefact: float("nan"), 1.0, "odd gave nan; expected a finite number"),
+        (lambda task, artefact: float("inf"), 1.0, "odd gave inf"),
+        (lambda task, artefact: "many", 1.0, "odd gave 'many'"),
+        (lambda task, artefact: 1 / 0, 1.0, "odd: ZeroDivisionError"),
+        (lambda task, artefact: 1.0, 0.0, "no time was left for odd"),
+    ],
+)
+async def test_what_no_reward_comes_of_is_the_graders_failure(
+    function: Callable[..., object], left_s: float, said: str
+) -> None:
+    with pytest.raises(GraderError, match=said):
+        await Rubric((reward("odd")(function), 1.0)).score(TASK, b"", None, Deadline(left_s))
 
 
 def test_names_are_unique_and_weights_finite() -> None:

@@ -17,6 +17,7 @@ from prorl.errors import ConfigError
         ({"run_id": 5}, "body: `run_id` = 5; expected text"),
         ({"sampling": {"temperature": "hot"}}, "`sampling.temperature` = 'hot'; expected a number"),
         ({"sampling": {"max_tokens": 1.5}}, "`sampling.max_tokens` = 1.5; expected a whole number"),
+        ({"sampling": {"temperature": float("nan")}}, "expected a finite number"),
         ({"sampling": {"top_p": 3}}, "`sampling.top_p` = 3; expected 1.0 or less"),
         (
             {"delivery": "stream", "sampling": {"top_k": 20}},

@@ -13,7 +13,7 @@ import pytest
 from prorl.bench.pipeline import has_finished
 from prorl.client.client import connect
 from prorl.errors import UnavailableError
-from prorl.flight.trace import OFFERED, TAKEN, Mark, handoffs, mark, read
+from prorl.flight.trace import OFFERED, TAKEN, Mark, handoffs, read
 from prorl.types import AttemptKey
 from tests.service.world import TOKEN, world
 
@@ -62,8 +62,3 @@ async def test_a_run_that_ended_otherwise_is_not_waited_for(tmp_path: Path) -> N
         await w.served.gateway.durable()
         with pytest.raises(UnavailableError, match="run r is failed: its directory"):
             await asyncio.to_thread(has_finished, client, "r")
-
-
-def test_without_start_nothing_is_written(tmp_path: Path) -> None:
-    mark("ran", OFFERED, [AttemptKey("r", 1, 1)])
-    assert not list(read(tmp_path, since_s=0.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,9 @@ from prorl.cli.commands.bench import benches
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", benches())
-def test_it_plays(name: str) -> None:
+def test_it_plays(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "prorl.cli", "bench", name, "--quick", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
     assert report["bench"] == name

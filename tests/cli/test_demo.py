@@ -4,13 +4,11 @@ tests/integration/test_learning.py.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
-from prorl.cli.app import dispatch
 from prorl.cli.demo.command import _figures
 from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
 from prorl.cli.passk import wilson
@@ -63,30 +61,3 @@ def test_wilson_against_published_figures() -> None:
     assert wilson(81 / 263, 263)[1:] == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert wilson(15 / 148, 148)[1:] == pytest.approx((0.0624, 0.1605), abs=1e-4)
     assert wilson(0.0, 20)[1:] == pytest.approx((0.0, 0.1611), abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["demo", "--resume"], "nothing to resume"),
-        (["demo", "--control", "nonsense"], "control"),
-        (["demo", "--trainer", "trl", "--control", "shuffled-rewards"], "the demo's own trainer"),
-        pytest.param(
-            *(["demo", "--trainer", "trl"], "trl not installed; expected the package of --trainer"),
-            marks=pytest.mark.skipif(find_spec("trl") is not None, reason="TRL is installed here"),
-        ),
-        (["demo", "--policy", "nonsense"], "http://HOST:PORT"),
-        (["demo", "--policy", "http://127.0.0.1:9"], "start it first"),
-        (["eval", "--tasks", "arith:heldout?n=4", "--policy", "tiy"], "did you mean `toy`?"),
-        (["eval", "--policy", "toy"], "no task file"),
-        (["eval", "--tasks", "arith:heldout?n=0", "--policy", "toy"], "positive"),
-    ],
-)
-def test_mistakes_are_one_line(
-    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert dispatch([*argv, "--root", str(tmp_path / "root")]) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "root").exists()

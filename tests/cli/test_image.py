@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.app import DONE, MISTAKE, dispatch
+from prorl.cli.app import DONE, dispatch
 from tests.sandbox.image_sources import BASE, Blobs, Entry, archive, serving
 
 
@@ -36,24 +36,6 @@ def test_build_list_remove(
     )
     assert dispatch(["image", "rm", "one"]) == DONE
     assert not Path(image["path"]).exists()
-
-
-def test_mistakes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    where = ["--images", str(tmp_path / "images")]
-    for argv, message in (
-        (["rm", "none", *where], "error: no image 'none' in"),
-        (["rm", *where], "error: prorl image rm without a name; expected NAME..."),
-        (
-            ["build", "a/b", "--from", str(make_source(tmp_path / "source")), *where],
-            "error: image name 'a/b'; expected letters",
-        ),
-        (
-            ["build", "one", "--from", "docker://debian", *where],
-            "error: image source 'docker://debian'; expected a folder",
-        ),
-    ):
-        assert dispatch(["image", *argv]) == MISTAKE
-        assert capfd.readouterr().err.splitlines()[-1].startswith(message)
 
 
 def test_rows_are_pulled_and_what_is_missing_is_told(

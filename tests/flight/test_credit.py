@@ -163,19 +163,6 @@ def test_never_more_is_sent_than_granted_in_rows_or_bytes(sizes: list[int], rows
     assert whole or sum(sizes[n] for n in sent) >= WINDOW
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=60))
-def test_the_byte_window_comes_back_whole(sizes: list[int]) -> None:
-    ledger = Ledger(redelivered=True)
-    ledger.join(1)
-    ledger.grant(1, 4, WINDOW)
-    for n, size in enumerate(sizes):
-        ledger.put(key(n), size)
-        if ledger.assign():
-            ledger.forget([key(n)])
-            ledger.grant(1, 1, 0)
-    assert ledger._consumers[1].window_bytes == WINDOW
-
-
 def test_rows_go_to_the_consumer_with_most_credit() -> None:
     ledger = Ledger(redelivered=True)
     for consumer, rows in ((1, 1), (2, 3)):

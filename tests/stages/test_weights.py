@@ -21,7 +21,6 @@ from prorl.types import (
     AttemptKey,
     FailureClass,
     FailureCode,
-    FinishReason,
     GenerateRequest,
     PolicyVersion,
     RunWeights,
@@ -115,16 +114,3 @@ async def test_a_lease_that_wants_newer_weights_is_not_served_by_older_ones() ->
     backend = Replies(sampled(RENDERER.completion(ANSWER), version=4))
     trajectory = await NativeAgent().run(context(backend, min_version=PolicyVersion(5)))
     assert trajectory.failure.code is FailureCode.BACKEND_UNAVAILABLE
-
-
-async def test_a_turn_cut_by_new_weights_is_continued_and_split_at_that_very_id() -> None:
-    whole = RENDERER.completion(ANSWER)
-    backend = Replies(
-        sampled(whole[:3], version=1, finish=FinishReason.ABORT), sampled(whole[3:], version=2)
-    )
-    trajectory = await NativeAgent().run(context(backend))
-    (sequence,) = trajectory.sequences
-    prompt = len(backend.prompts[0])
-    assert backend.prompts[1].tolist() == sequence.token_ids_L[: prompt + 3].tolist()
-    assert sequence.span_version_S.tolist() == [-1, 1, 2]
-    assert sequence.span_end_S.tolist() == [prompt, prompt + 3, prompt + len(whole)]
