@@ -39,7 +39,7 @@ from prorl import plugins
 from prorl.envs import BUILT_IN, ENTRY_POINTS, get_env
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.tools import SANDBOX_OPS
-from prorl.errors import ProrlError, RolloutError, TaskError, UserError
+from prorl.errors import ProrlError, RolloutError, TaskError, UserError, boundary
 from prorl.helper import Died, Late, Program, Raised, pool
 from prorl.limits import Deadline
 from prorl.protocols import Env, Reference, Sandbox
@@ -209,8 +209,12 @@ class _Doing:
         assert self._sandbox is not None
         assert op in SANDBOX_OPS
         try:
-            return "gave", await getattr(self._sandbox, op)(*arguments, **named)
-        except (RolloutError, UserError, OSError) as error:
+            with boundary(RolloutError, FailureCode.BAD_TASK, f"sandbox.{op}"):
+                try:
+                    return "gave", await getattr(self._sandbox, op)(*arguments, **named)
+                except OSError as error:
+                    return "raised", error
+        except (RolloutError, UserError) as error:  # also what makes no sense as its arguments
             return "raised", error
 
 

@@ -162,7 +162,6 @@ def trouble(error: BaseException) -> dict[str, Any]:
     return {
         "words": words.encode("utf-8", "replace").decode()[:MAX_WORDS],
         "place": place_of(error) or _lines(error.__traceback__, lambda file: True),
-        "memory": isinstance(error, MemoryError),
     }
 
 

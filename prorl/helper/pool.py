@@ -63,7 +63,7 @@ class Helpers:
         """The answer; the time until a helper is free and ready does not count. Raises HelperError.
 
         `what` is asked, in words; `again`: it may be asked a second time, of a fresh process, when
-        the first one ended or ran out of memory; `strict`: as `Helper.ask`.
+        the first one ended, or raised after it had answered others; `strict`: as `Helper.ask`.
         """
         limits = _Limits(what, wall_s, self._clock() + wall_s if strict else None, call_back)
         await self._place(what, wall_s, strict=strict)
@@ -71,7 +71,7 @@ class Helpers:
             try:
                 return await self._ask(question, limits, fresh=False)
             except (Died, Raised) as error:
-                if not again or not (isinstance(error, Died) or error.by_others):
+                if not again or (isinstance(error, Raised) and not error.by_others):
                     raise
                 log.warning("%s; asked again", error)
             return await self._ask(question, limits, fresh=True)
@@ -104,9 +104,6 @@ class Helpers:
                 call_back=limits.call_back,
             )
         except HelperError as error:
-            if isinstance(error, Raised) and error.out_of_memory:
-                error.by_others = helper.num_answered > 0
-                helper.end()
             if wall_s < limits.wall_s / 2:
                 error.waits_for_us = True  # what it was short of went to its helper's start
             if not helper.is_open:

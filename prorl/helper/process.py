@@ -74,11 +74,12 @@ class HelperError(Exception):
 
 
 class Raised(HelperError):
-    """The code raised, or gave what is no plain data."""
+    """The code raised, or gave what is no plain data; what it left changed would be the next
+    question's.
+    """
 
-    out_of_memory = False
     by_others = False
-    """Earlier questions may have taken the memory that this one lacked."""
+    """Earlier questions may have changed the process, or taken its memory."""
 
 
 class Late(HelperError):
@@ -148,8 +149,7 @@ class Helper:
         strict: bool = False,
         call_back: CallBack | None = None,
     ) -> Any:
-        """Raises the ProrlError that the code raised, or HelperError; then, but for `Raised`, the
-        process has ended.
+        """Raises the ProrlError that the code raised, or HelperError; then the process has ended.
 
         `strict`: whoever asks has a time-out of its own, so nothing is given back.
         """
@@ -213,11 +213,10 @@ class Helper:
             name, arguments = value
             raise getattr(errors, name)(*arguments)
         if kind == "raised":
-            if value.get("unread"):
-                self.end()  # the rest of it would be read as the next answer
-            error = Raised(value["words"], value["place"])
-            error.out_of_memory = value["memory"]
-            raise error
+            raised = Raised(value["words"], value["place"])
+            raised.by_others = self.num_answered > 0
+            self.end()
+            raise raised
         return value
 
     async def _hear(self, call_back: CallBack | None) -> tuple[str, Any]:
@@ -226,9 +225,12 @@ class Helper:
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             if length > MAX_ANSWER_BYTES:
                 text = f"an answer of {length:,} bytes; at most {MAX_ANSWER_BYTES:,}"
-                return "raised", {"words": text, "place": "", "memory": False, "unread": True}
+                return "raised", {"words": text, "place": ""}
             data = await self._reader.readexactly(length)
-            kind, value = msgspec.msgpack.decode(data)
+            try:
+                kind, value = msgspec.msgpack.decode(data, type=tuple[str, Any])
+            except (msgspec.DecodeError, RecursionError) as error:
+                return "raised", {"words": f"an answer that cannot be read: {error}", "place": ""}
             if kind != "op" or call_back is None:
                 return kind, value
             op = self._op = asyncio.ensure_future(call_back(*value))

@@ -89,7 +89,7 @@ class Mine(BaseEnv):
 
     async def prepare(self, task, sandbox):
         misbehave(task, "prepare")
-        await sandbox.put("hello", b"world")
+        await sandbox.put("hello", 5 if task.data.get("how") == "nonsense" else b"world")
 
     @tool("Louder.", word={"type": "string"})
     def shout(self, task, word):
@@ -251,6 +251,19 @@ async def test_a_sandbox_that_is_gone_is_not_the_users_fault(tmp_path: Path) -> 
     with pytest.raises(RolloutError, match="longer than") as caught:
         await (await _open(task)).prepare(task, Slow(tmp_path))
     assert caught.value.code is FailureCode.STAGE_ERROR
+
+
+async def test_a_sandbox_that_is_asked_for_what_makes_no_sense_is_the_tasks_mistake(
+    tmp_path: Path,
+) -> None:
+    sandbox = LocalSandbox(tmp_path)
+    task = _task(tmp_path, hook="prepare", how="nonsense")
+    for _ in range(2):
+        with pytest.raises(RolloutError, match=r"sandbox\.put: .*(Type|Attribute)Error") as caught:
+            await (await _open(task)).prepare(task, sandbox)
+        assert caught.value.code is FailureCode.BAD_TASK
+    good = _task(tmp_path)
+    assert await _hook(await _open(good), good, "score", sandbox) == 1.0
 
 
 async def test_text_that_is_no_utf8_chooses_no_failure(tmp_path: Path) -> None:

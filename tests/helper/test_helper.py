@@ -31,6 +31,16 @@ def answer(question):
         return os.getpid()
     if verb == "raise":
         raise ValueError("no such city")
+    if verb == "patch":
+        os.getpid = None
+        return "patched"
+    if verb == "forge":
+        for fd in range(3, 20):
+            try:
+                os.write(fd, b"\x05" + bytes(7) + b"abcde")
+            except OSError:
+                pass
+        return "forged"
     if verb == "sleep":
         time.sleep(rest[0])
     if verb == "spin":
@@ -163,6 +173,18 @@ async def test_memory_that_an_earlier_question_took_is_not_the_next_ones_fault(
         assert await _ask(role, "eat", 100 << 20) == "eaten"
     with pytest.raises(Raised, match=r"MemoryError.*in answer"):
         await _ask(role, "eat", 1 << 30)
+
+
+async def test_what_an_earlier_question_changed_is_not_the_next_ones_fault(role: Program) -> None:
+    assert await _ask(role, "patch") == "patched"
+    assert isinstance(await _ask(role, "pid"), int)
+
+
+async def test_a_frame_of_someone_else_is_no_answer_of_the_next_question(role: Program) -> None:
+    for _ in range(2):
+        with pytest.raises(Raised, match="an answer that cannot be read"):
+            await _ask(role, "forge")
+        assert await _ask(role, "echo", 1) == 1
 
 
 async def test_what_it_forks_answers_nobody(role: Program) -> None:
