@@ -115,7 +115,7 @@ class SglangBackend(VllmBackend):
             "finish_reason": reason.get("type"),
             "stop_reason": reason.get("matched"),
             "weight_versions": [
-                span | {"end": span["end"] - num_tokens}
+                {"version": span["version"], "end": span["end"] - num_tokens}
                 for span in meta.get("weight_versions") or ()
                 if span["end"] > num_tokens
             ],

@@ -198,7 +198,9 @@ class VllmBackend:
             for other, card in cards.items()
             if other == name or (root is not None and card.get("root") == root)
         )
-        self._model, self.max_model_len = name, int(cards[name].get("max_model_len") or 0)
+        with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.name}/v1/models"):
+            self.max_model_len = max(0, int(cards[name].get("max_model_len") or 0))
+        self._model = name
         return name
 
     async def models(self) -> list[str]:
@@ -256,6 +258,7 @@ class VllmBackend:
             "seed": request.seed,
             "logprobs": 0,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # each id twice: a reply that mixes them up says so
             "skip_special_tokens": False,
             "stop_token_ids": request.stop_token_ids,
             "request_id": wire_id,

@@ -76,6 +76,7 @@ class Connections:
                 async with asyncio.timeout(limit_s or self._limits.request_s):
                     async with await self._send(method, where, body, headers) as response:
                         await _check_status(response, where)
+                        _check_plain(response, where)
                         yield response.content_type, _bounded(response, where)
 
     async def close(self) -> None:
@@ -119,9 +120,12 @@ class Connections:
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=limits.connect_s, sock_read=limits.read_s
             )
-            headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+            # Nothing is unpacked: a few bytes may stand for gigabytes.
+            headers = {"Accept-Encoding": "identity"}
+            if self._api_key:
+                headers["Authorization"] = f"Bearer {self._api_key}"
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=timeout, headers=headers
+                connector=connector, timeout=timeout, headers=headers, auto_decompress=False
             )
         return self._session
 
@@ -154,6 +158,13 @@ async def _check_status(response: aiohttp.ClientResponse, where: str) -> None:
         trouble = Trouble.MALFORMED  # no server of ours, or not with this key or model
     wait_s = retry_after_s(response.headers.get("Retry-After", ""), time.time())
     raise BackendError(code, f"{where}: HTTP {status}: {text}", trouble, wait_s)
+
+
+def _check_plain(response: aiohttp.ClientResponse, where: str) -> None:
+    """Raises BackendError for a packed reply."""
+    if (packed := response.headers.get("Content-Encoding", "identity")) != "identity":
+        text = f"{where} sent Content-Encoding {packed:.40}; identity was asked for"
+        raise BackendError(FailureCode.BACKEND_PROTOCOL, text, Trouble.MALFORMED)
 
 
 def retry_after_s(header: str, now: float) -> float:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prorl.types import Int16, Int32
 
 DONE = b"[DONE]"
+NAMED = "token_id:"
 MAX_EVENT_BYTES = 8 << 20
 
 
@@ -106,6 +107,7 @@ class Reply:
         for name in ("tokens", "text_offset", "top_logprobs"):
             if isinstance(told.get(name), list) and len(told[name]) != len(ids):
                 raise ValueError(f"{len(ids)} ids with {len(told[name])} {name}")
+        _check_names(ids, logprobs, told.get("tokens"), told.get("top_logprobs"))
         self._ids += ids
         self._logprobs += logprobs
         limit, stops = self._request.sampling.max_tokens, self._request.stop_token_ids
@@ -114,6 +116,9 @@ class Reply:
         if ids and any(one in stops for one in self._ids[max(start - 1, 0) : -1]):
             raise ValueError("tokens behind a stop token")
         for mark in choice.get("weight_versions") or ():
+            last = self._marks[-1][0] if self._marks else 0
+            if (begins := start + int(mark.get("start", last - start))) != last:
+                raise ValueError(f"weights of token {begins} on, where {last} have theirs")
             self._marks.append((start + int(mark["end"]), str(mark["version"])))
 
     def _check_end(self, stop_reason: Json) -> None:
@@ -230,6 +235,21 @@ class Events:
                 self.is_done = True
             else:
                 yield orjson.loads(data)
+
+
+def _check_names(ids: list[int], logprobs: list[float], names: Json, likely: Json) -> None:
+    """What is said of the tokens once more, by their names. Raises ValueError.
+
+    Names are `token_id:ID` where the server heeds `return_tokens_as_token_ids`; texts are believed.
+    """
+    if not names:
+        return
+    expected = [f"{NAMED}{one}" for one in ids]
+    if str(names[0]).startswith(NAMED) and names != expected:
+        raise ValueError(f"token_ids {str(ids)[:80]}, called {str(names)[:80]}")
+    for name, logprob, others in zip(names, logprobs, likely or (), strict=False):
+        if others and others.get(name, logprob) != logprob:
+            raise ValueError(f"logprobs {logprob} and {others[name]} of {name!r:.80}")
 
 
 def _are(values: Json, *types: type) -> bool:

@@ -100,6 +100,21 @@ def _fewer(choice: Json, name: str) -> None:
     choice["logprobs"][name].pop()
 
 
+def _named(choice: Json, ids: Callable[[list[int]], list[int]], by: float = 0.0) -> None:
+    """Each token told twice, as vLLM does, and once otherwise."""
+    logprobs = choice["logprobs"]["token_logprobs"]
+    names = [f"token_id:{one}" for one in choice["token_ids"]]
+    choice["logprobs"]["tokens"] = names
+    choice["logprobs"]["top_logprobs"] = [
+        {name: value + by} for name, value in zip(names, logprobs, strict=True)
+    ]
+    choice["token_ids"] = ids(choice["token_ids"])
+
+
+def _replaced_all(choice: Json, name: str, value: Json) -> None:
+    choice[name] = value
+
+
 def _replaced(choice: Json, name: str, first: Json) -> None:
     choice[name][0] = first
 
@@ -131,6 +146,14 @@ LIES: Mapping[str, Lie] = {
     "ended by a text": _last(_text_of("stop_reason", "</s>")),
     "as many texts as it likes": _first(_with_logprobs, "tokens", ["x"]),
     "fewer likely tokens than tokens": _first(_with_logprobs, "top_logprobs", [{"x": -0.1}]),
+    "ids that change places": _first(_named, lambda ids: ids[::-1]),
+    "the logprob of another token": _first(_named, lambda ids: ids, -3.5),
+    "weights of some of its tokens": _last(
+        _text_of("weight_versions", [{"version": "0", "start": 0, "end": 1}])
+    ),
+    "weights from a later token on": _first(
+        _replaced_all, "weight_versions", [{"version": "0", "start": 1, "end": 4}]
+    ),
     "no reason for the end": _last(_text_of("finish_reason", None)),
     "a prompt cut by one": _counts("prompt_tokens", -1),
     "a prompt of another": lambda events: _choices(_text_of("prompt_token_ids", [1, 2, 3]))(events),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import io
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
@@ -193,6 +194,13 @@ def test_a_line_without_end_costs_no_more_than_its_length() -> None:
     assert len(events._rest) > 1, "kept in pieces"
     with pytest.raises(ValueError, match="a line of more than"):
         list(events.feed(piece))
+
+
+async def test_a_packed_reply_is_not_unpacked() -> None:
+    """A gigabyte of blanks is a megabyte."""
+    body = gzip.compress(_choice() + b" " * (64 << 20))
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    assert await _code(head + body) is FailureCode.BACKEND_PROTOCOL
 
 
 async def test_a_request_id_of_any_letters_comes_back() -> None:
