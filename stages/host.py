@@ -226,7 +226,8 @@ class StageHost:
             self._emit(Started(), key, stage=self.name)
         self._count_busy()
         self._empty.clear()
-        work = at_work.during(owner_of(key), self._work(taken))
+        users = self.name == Stage.RUN and bool(users_parts(taken.row))
+        work = at_work.during(owner_of(key), self._work(taken), users=users)
         self._working[key] = self._tasks.create_task(work)
         if self._giving_back:
             self.cancel(key)

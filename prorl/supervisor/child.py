@@ -195,12 +195,16 @@ class Child:
         """The piece of work that ended the last life; empty where it was something else.
 
         It was in a step that never ended, and nobody had stopped it; or the interpreter crashed, or
-        the step ended the process, which we never do ourselves (`at_work.clear`).
+        the step ended the process, which we never do ourselves (`at_work.clear`). Between steps it
+        is the last that users' code may have run in.
         """
         assert self._process is not None
         code = self._process.returncode or 0
         by_itself = code >= 0 or -code in CRASHES
-        return at_work.read(self._page) if by_itself else self._killed_at
+        return self._at() if by_itself else self._killed_at
+
+    def _at(self) -> str:
+        return at_work.read(self._page) or at_work.suspect(self._page)
 
     @property
     def memory_bytes(self) -> int:
@@ -215,7 +219,7 @@ class Child:
         if self.alive and not self.ended_for:
             self.ended_for = why
             if not is_stopped(self.pid):
-                self._killed_at = at_work.read(self._page)
+                self._killed_at = self._at()
             why += f"; it was at {self._killed_at}" if self._killed_at else ""
             why += f", {place}" if (place := self.place()) else ""
             with contextlib.suppress(OSError), self.log.open("a") as log:

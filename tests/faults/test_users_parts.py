@@ -1,5 +1,6 @@
 """A user's agent, renderer and backend run on RUN's loop: one that blocks, ends the process,
-leaves, raises, takes all memory or forks costs its own rollouts, in its words, and nobody else's.
+leaves, raises, takes all memory, forks or closes every file costs its own rollouts, in its
+words, and nobody else's.
 
 All of them at once, each in a run of its own with honest rollouts beside; then a run none of whose
 rollouts RUN survives.
@@ -49,6 +50,8 @@ def sin(text):
             time.sleep(0.02)
     if how == "fork":
         os.fork()
+    if how == "close":
+        os.closerange(3, 500)
 
 class Agent(NativeAgent):
     async def run(self, context):
@@ -99,11 +102,12 @@ SAYS = {
     "leave": r"SystemExit: enough.*sinner/__init__.py:\d+ in sin",
     "raise": r"LookupError: no such city.*sinner/__init__.py:\d+ in sin",
     "fork": "",
+    "close": r"twice: run-0 ",
     "gives": r"agent sinner gave 'nothing', no Trajectory",
 }
-CASES = [(part, how) for part in PARTS for how in SAYS if how != "gives"]
+CASES = [(part, how) for part in PARTS for how in SAYS if how not in ("gives", "close")]
 CASES = [case for case in CASES if case not in [("backend", "leave"), ("backend", "raise")]]
-CASES += [("agent", "gives")]
+CASES += [("agent", how) for how in ("gives", "close")]
 """What a backend raises is that server's failure, as an answer of HTTP 500 is."""
 
 
