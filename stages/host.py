@@ -36,7 +36,7 @@ from prorl.linux import at_work
 from prorl.protocols import Operator
 from prorl.schema.columns import RanColumns
 from prorl.schema.rows import Added, Row, grow
-from prorl.stages.operator import Emit, goes_on, owner_of, users_parts
+from prorl.stages.operator import Emit, goes_on, owner_of, users_parts, was_cancelled
 from prorl.timing import NEXT_LIFE_S, now
 from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Json, Stage
 
@@ -271,9 +271,14 @@ class StageHost:
                 self._check_harmless(key, row)
                 result = await self._operator(row)
         except asyncio.CancelledError:
-            if not goes_on(key in self._cancelled):
+            if goes_on(key in self._cancelled):
+                failure = Failure(code=FailureCode.CANCELLED)
+            elif was_cancelled():
                 raise
-            failure = Failure(code=FailureCode.CANCELLED)
+            else:  # what the row runs raised it itself: nobody would hear of the attempt again
+                whose = self.name == Stage.RUN and users_parts(row)
+                code = FailureCode.BAD_TASK if whose else FailureCode.STAGE_ERROR
+                failure = Failure(code=code, message=f"{self.name} stage: CancelledError")
         except ProrlError as error:
             failure = _failure(error)
         else:

@@ -49,6 +49,12 @@ def goes_on(is_cancelled: bool) -> bool:
     return True
 
 
+def was_cancelled() -> bool:
+    """Whether somebody asked for this task's end, which may raise CancelledError itself."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 def users_parts(row: Row) -> str:
     """Code of users that runs on RUN's loop for a row, in words; empty where all of it is ours."""
     agent, backend = row.value("agent"), row.value("backend")

@@ -219,7 +219,7 @@ class Child:
         if self.alive and not self.ended_for:
             self.ended_for = why
             if not is_stopped(self.pid):
-                self._killed_at = self._at()
+                self._killed_at = at_work.read(self._page)
             why += f"; it was at {self._killed_at}" if self._killed_at else ""
             why += f", {place}" if (place := self.place()) else ""
             with contextlib.suppress(OSError), self.log.open("a") as log:

@@ -311,6 +311,19 @@ async def test_a_cancelled_row_is_released_and_its_slot_is_free(net: Net) -> Non
         assert operator.released == [1]
 
 
+async def test_a_row_whose_own_code_raises_cancelled_error_is_heard_of(net: Net) -> None:
+    async def work(row: Row) -> Added:
+        if row.value("rollout_id") == 1:
+            raise asyncio.CancelledError
+        return await finish(row)
+
+    async with bench(net, Scripted(Stage.RUN, work), slots=1) as parts:
+        await put(parts.upstream, ready(1))
+        await put(parts.upstream, ready(2))
+        assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
+        assert parts.ended() == [("failed", 1, "stage_error")]
+
+
 async def test_a_row_that_is_cancelled_before_its_first_step_frees_its_slot(net: Net) -> None:
     operator = Scripted(Stage.RUN)
     operator.gate.clear()
