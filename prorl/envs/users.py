@@ -213,9 +213,17 @@ class _Doing:
                 try:
                     return "gave", await getattr(self._sandbox, op)(*arguments, **named)
                 except OSError as error:
-                    return "raised", error
+                    return "raised", _alone(error)
         except (RolloutError, UserError) as error:  # also what makes no sense as its arguments
-            return "raised", error
+            return "raised", _alone(error)
+
+
+def _alone(error: Exception) -> Exception:
+    """Without its cause, by which the helper knows what its own code raised: pickle leaves it out,
+    but not where Dask has been imported.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 class UsersEnv(BaseEnv):

@@ -256,6 +256,8 @@ async def test_a_sandbox_that_is_gone_is_not_the_users_fault(tmp_path: Path) -> 
 async def test_a_sandbox_that_is_asked_for_what_makes_no_sense_is_the_tasks_mistake(
     tmp_path: Path,
 ) -> None:
+    # it has pickle take the causes of errors along
+    pytest.importorskip("distributed", reason="the extra `dask` is not installed")
     sandbox = LocalSandbox(tmp_path)
     task = _task(tmp_path, hook="prepare", how="nonsense")
     for _ in range(2):
