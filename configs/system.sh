@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sees to the system packages that the stronger sandboxes and `prorl image build debian:SUITE` use: installs what is absent when run as root on Debian or Ubuntu, else says
-# what is missing. Never fails: prorl goes on with the strongest sandbox that works (`prorl doctor` shows which).
+# Sees to the system packages that further kinds of sandbox and `prorl image build debian:SUITE` use: installs what is absent when run as root on Debian or Ubuntu, else says
+# what is missing. Never fails: prorl goes on with the kind of sandbox that works (`prorl doctor` shows which).
 set -u
 declare -A package=([newuidmap]=uidmap [mmdebstrap]=mmdebstrap)
 missing=()
@@ -10,7 +10,7 @@ if ((${#missing[@]})); then
     { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"; } >/dev/null 2>&1 ||
       echo "system: could not install ${missing[*]}; going on without" >&2
   else
-    echo "system: missing ${missing[*]} (install them as root for stronger sandboxes); going on without" >&2
+    echo "system: missing ${missing[*]} (install them as root for further kinds of sandbox); going on without" >&2
   fi
 fi
 if ! command -v singularity >/dev/null 2>&1; then

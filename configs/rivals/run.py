@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from prorl.bench.meter import CpuMeter, cpu_meter, pss_mb
@@ -72,14 +73,19 @@ class Player:
     kinds: dict[str, str] = field(default_factory=dict)
     """Further kinds of process below these, by a part of their command line."""
     env: dict[str, str] = field(default_factory=dict)
+    script: str = ""
+    """`play_SCRIPT.py` is its trainer; by default its name says it."""
+    only_clean: bool = False
+    """A further row of a player: nothing is struck."""
 
 
 def venv(name: str) -> Path:
     return VENVS / name / "bin" / "python"
 
 
-def prorl_daemons(folder: Path, url: str, port: int) -> dict[str, list[str]]:
+def prorl_daemons(folder: Path, url: str, port: int, kind: str = "pyns") -> dict[str, list[str]]:
     settings = {
+        "sandbox.kind": kind,
         "tokenizer": ROOT / "prorl" / "assets" / "toy",
         "load_code": "true",
         "run.slots": IN_FLIGHT,
@@ -123,6 +129,13 @@ PLAYERS = {
                 "run": "stage run",
                 "eval": "stage eval",
             },
+        ),
+        Player(
+            "prorl-apptainer",
+            Path(sys.executable),
+            partial(prorl_daemons, kind="apptainer"),
+            script="prorl",
+            only_clean=True,
         ),
     )
 }
@@ -236,7 +249,11 @@ def play(player: Player, fault: str, tasks: list[int], limit_s: float) -> dict:
             kind: Process(argv, folder / f"{kind}.log", env, ends=False)
             for kind, argv in player.daemons(folder, url, port).items()
         }
-        trainer = [str(player.python), str(HERE / f"play_{player.name}.py"), json.dumps(job)]
+        trainer = [
+            str(player.python),
+            str(HERE / f"play_{player.script or player.name}.py"),
+            json.dumps(job),
+        ]
         processes["trainer"] = Process(trainer, folder / "trainer.log", env, ends=True)
         for process in reversed(processes.values()):  # the trainer waits for the daemons
             stack.callback(process.end)
@@ -422,6 +439,8 @@ def cells(what: str, names: list[str]) -> list[Cell]:
         only = os.environ.get("RIVALS_FAULTS")
         for name in names:
             player = PLAYERS[name]
+            if player.only_clean:
+                continue
             kinds = [*player.daemons(Path(), "", 0), *player.kinds, "trainer", "frozen"]
             found += [Cell(name, kind, 0) for kind in kinds if not only or kind in only.split(",")]
     if what != "faults":

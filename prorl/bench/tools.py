@@ -49,7 +49,7 @@ async def run(quick: bool) -> Report:
         _lean(median("uds_echo_p50_ms", echo, "ms", note=f"{note}: the floor of any call")),
         Figure(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
     ]
-    order = tuple(dict.fromkeys((*reversed(kinds.automatic()), *kinds.known())))
+    order = kinds.known()
     works = {kind: await probe_one(kind) for kind in order}
     able = [kind for kind in order if works[kind].works]
     hours, ours_ms = list[Figure](), math.nan

@@ -43,7 +43,7 @@ RunsRoot = Annotated[
 ]
 
 SandboxKind = Annotated[
-    str, Parameter(help="Kind of sandbox; auto = the strongest that works here.")
+    str, Parameter(help="Kind of sandbox; auto = pyns where it works, else apptainer.")
 ]
 ServiceRoot = Annotated[Path, Parameter(help="Folder that the service works on.")]
 ServiceUrl = Annotated[

@@ -74,7 +74,10 @@ class StageConfig(StrictModel):
 class SandboxConfig(StrictModel):
     """Settings of this node's sandboxd."""
 
-    kind: str = Field(default="auto", description="a row of prorl/sandbox/kinds; auto = strongest")
+    kind: str = Field(
+        default="auto",
+        description="a row of prorl/sandbox/kinds; auto = pyns where it works, else apptainer",
+    )
     max_sandboxes: int = Field(default=64, ge=1, le=4096)
     warm: int = Field(
         default=0, ge=0, le=256, description="warm sandboxes kept for the default spec"

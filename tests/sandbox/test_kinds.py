@@ -63,3 +63,9 @@ async def test_a_users_kind_is_probed_and_runs(
         found = await probe_one("absent")
         assert (found.works, found.reason, found.fix) == (False, "no /dev/kvm", "buy one")
         assert await choose("microvm") == "microvm"
+
+
+async def test_auto_takes_pyns_where_it_works_though_apptainer_does_too() -> None:
+    if not (pyns := await probe_one("pyns")).works:
+        pytest.skip(f"pyns does not work here: {pyns.reason}")
+    assert await choose() == "pyns"

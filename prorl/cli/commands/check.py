@@ -60,7 +60,7 @@ def check(
     skip_bad
         Leave out rows that cannot be read, and count them.
     sandbox
-        Kind of sandbox; auto = the strongest that works here.
+        Kind of sandbox; auto = pyns where it works, else apptainer.
     """
     found = read_tasks(path, env, limit, skip_bad=skip_bad)
     note(found.about)

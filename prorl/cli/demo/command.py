@@ -41,7 +41,7 @@ from prorl.cli.demo.recipe import (
     trainer_command,
 )
 from prorl.cli.demo.report import AFTER, BEFORE, present, report
-from prorl.cli.options import Flag, JsonObject
+from prorl.cli.options import Flag, JsonObject, SandboxKind
 from prorl.cli.output import note, say_json
 from prorl.cli.progress import Run, follow
 from prorl.cli.run_job import tidy
@@ -66,7 +66,7 @@ def demo(
     *,
     recipe: Annotated[Recipe | None, Parameter(name="*")] = None,
     resume: Flag = False,
-    sandbox: str = "",
+    sandbox: SandboxKind = kinds.AUTO,
     name: str = "",
     root: Path = DEFAULT_ROOT,
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
@@ -80,9 +80,6 @@ def demo(
     ----------
     resume
         Go on with the demo that was interrupted last (or with --name).
-    sandbox
-        Kind of the tools' sandboxes. Default: pyns, the one that starts with the least work, where
-        it works, else auto.
     name
         Of the demo. Default: demo-1, demo-2 ...
     root
@@ -117,13 +114,8 @@ def demo(
 
 
 async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool) -> int:
-    from prorl.sandbox.node.probe import choose, probe_one
-
     model = Path(recipe.model).absolute() if recipe.model else TOY
     started, policy = time.monotonic(), valid_url(recipe.policy) if recipe.policy else ""
-    if not sandbox:
-        lightest = kinds.lightest()
-        sandbox = lightest if (await probe_one(lightest)).works else await choose()
     guests = 0 if recipe.agent == "native" else int(free_url().rpartition(":")[2])
     config = service_config(root, model, sandbox, policy, guests)
     if policy:

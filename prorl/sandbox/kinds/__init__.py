@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "prorl.sandbox_kinds"
 AUTO = "auto"
-"""Instead of a kind: the strongest that works here."""
+"""Instead of a kind: the lightest that isolates and works here."""
 
 
 class Entry(NamedTuple):
@@ -39,38 +39,38 @@ class Entry(NamedTuple):
 
 
 CATALOGUE: Mapping[str, Entry] = {
-    "apptainer": Entry(
-        "prorl.sandbox.kinds.apptainer:KIND", "Apptainer or Singularity, rootless; runs images"
-    ),
-    "podman": Entry("prorl.sandbox.kinds.podman:KIND", "Podman, rootless; runs images"),
     "pyns": Entry(
         "prorl.sandbox.kinds.pyns:KIND",
         "namespaces from Python alone: no package, least work; runs images",
     ),
+    "apptainer": Entry(
+        "prorl.sandbox.kinds.apptainer:KIND", "Apptainer or Singularity, rootless; runs images"
+    ),
+    "podman": Entry("prorl.sandbox.kinds.podman:KIND", "Podman, rootless; runs images"),
     "local": Entry(
         "prorl.sandbox.kinds.local:KIND", "a plain process: isolates little", automatic=False
     ),
 }
-"""Strongest first."""
+"""In the order in which `auto` tries them: of kinds with equal walls the lightest comes first."""
 
 _PLACES = {name: row.place for name, row in CATALOGUE.items()}
 
 
 def known() -> tuple[str, ...]:
-    """Names of all kinds, strongest first, then users' own. Imports none."""
+    """Names of all kinds in the order of the table, then users' own. Imports none."""
     from prorl import plugins
 
     return tuple(dict.fromkeys((*CATALOGUE, *plugins.registered(ENTRY_POINTS))))
 
 
 def automatic() -> tuple[str, ...]:
-    """The kinds that `auto` tries, strongest first. In reverse order they are lightest first."""
+    """The kinds that `auto` tries, in this order."""
     return tuple(name for name, row in CATALOGUE.items() if row.automatic)
 
 
 def lightest() -> str:
     """The isolating kind that starts with the least work."""
-    return automatic()[-1]
+    return automatic()[0]
 
 
 def check(name: str) -> str:
@@ -99,4 +99,4 @@ def place(name: str) -> str:
 
 def capable(can: Callable[[Kind], bool]) -> str:
     """Names of our kinds of which `can` is true, joined by `or`, for errors."""
-    return " or ".join(name for name in CATALOGUE if can(load(name)))
+    return " or ".join(sorted(name for name in CATALOGUE if can(load(name))))

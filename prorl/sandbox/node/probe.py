@@ -1,7 +1,7 @@
 """Which kinds of sandbox work on this machine: each is run, not looked for.
 
 `probe()` tries every kind and says what it enforces, what it cannot, and how to mend what does not
-work; `choose("auto")` takes the strongest that works and never `local`.
+work; `choose("auto")` takes the first of the table that works and never `local`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def probe() -> list[Probe]:
 
 
 async def choose(kind: str = kinds.AUTO) -> str:
-    """The strongest kind that works, or the one asked for. Raises ConfigError with one line."""
+    """The first kind that works, or the one asked for. Raises ConfigError with one line."""
     if kinds.check(kind) != kinds.AUTO:
         found = await probe_one(kind)
         if not found.works:
