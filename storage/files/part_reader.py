@@ -19,6 +19,7 @@ from prorl.errors import StorageError
 from prorl.schema import ARROW_ERRORS, TABLES, check_version
 from prorl.storage.files.layout import PartFile, RunDir
 from prorl.storage.files.objects import failures
+from prorl.storage.files.parts import aligned
 
 
 class PartReader:
@@ -26,7 +27,7 @@ class PartReader:
 
     def __init__(self, run: RunDir, file: PartFile, footer: pq.FileMetaData | None = None) -> None:
         """`footer`: of this very file, from an earlier reader; to decode it takes longest."""
-        self._where, self._table = run.path(file.path), file.table
+        self._where, self._schema = run.path(file.path), TABLES[file.table]
         try:
             # Arrow's own file reads without Python's lock.
             self._file = pa.OSFile(self._where) if run.local else run.open(file.path)
@@ -58,14 +59,23 @@ class PartReader:
         return [about.row_group(i).num_rows for i in range(about.num_row_groups)]
 
     def read(
-        self, row_groups: list[int] | None = None, columns: list[str] | None = None
+        self,
+        row_groups: list[int] | None = None,
+        columns: list[str] | None = None,
+        *,
+        keep_unknown: bool = False,
     ) -> pa.Table:
-        wanted = list(range(self.num_row_groups)) if row_groups is None else row_groups
+        """Rows in the columns of the table, as `aligned` says. Raises StorageError, SchemaError."""
+        numbers = list(range(self.num_row_groups)) if row_groups is None else row_groups
+        schema = self._schema
+        if columns is not None:
+            schema = pa.schema(map(schema.field, columns), metadata=schema.metadata)
+        names = None if keep_unknown else schema.names
         try:
-            rows = self._parquet.read_row_groups(wanted, columns=columns, use_threads=False)
+            rows = self._parquet.read_row_groups(numbers, columns=names, use_threads=False)
         except ARROW_ERRORS as error:
             raise StorageError(f"{self._where}: {error}") from None
-        return rows.replace_schema_metadata(TABLES[self._table].metadata)
+        return aligned(rows, schema, self._where, keep_unknown=keep_unknown)
 
     def close(self) -> None:
         self._parquet.close()
@@ -78,9 +88,15 @@ class PartReader:
         self.close()
 
 
-def read_part(run: RunDir, file: PartFile, columns: list[str] | None = None) -> pa.Table:
+def read_part(
+    run: RunDir,
+    file: PartFile,
+    columns: list[str] | None = None,
+    *,
+    keep_unknown: bool = False,
+) -> pa.Table:
     with PartReader(run, file) as part:
-        return part.read(columns=columns)
+        return part.read(columns=columns, keep_unknown=keep_unknown)
 
 
 def read_file(run: RunDir, path: str, columns: list[str] | None = None) -> pa.Table:
@@ -98,7 +114,7 @@ def read_file(run: RunDir, path: str, columns: list[str] | None = None) -> pa.Ta
         written = _written_types(file)
     if written and any(written.get(field.name) != field.type for field in rows.schema):
         raise pa.ArrowInvalid("columns have other types than were written")
-    return rows if columns is None else rows.select(columns)
+    return rows
 
 
 def _written_types(file: pq.ParquetFile) -> dict[str, pa.DataType]:

@@ -19,11 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from prorl.schema import SCORED, TABLES, check_schema
+from prorl.errors import SchemaError
+from prorl.schema import SCORED, TABLES, schema_name
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.layout import PartFile
 
 ROWS_DIGEST = b"prorl.rows_sha256"
+COLUMNS_DIGEST = b"prorl.columns_sha256"
 _NOTHING: Mapping[bytes, bytes] = {}
 
 _SPLIT = {
@@ -50,10 +52,14 @@ BY_GROUP = ("sequences", "routing")
 def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
     """Parquet bytes of one table of a part; the column `run_id` is filled in."""
     rows = conform(rows, table, run_id)
+    return _encode(table, rows, _footer(rows.schema, run_id, part))
+
+
+def _encode(table: str, rows: pa.Table, schema: pa.Schema) -> pa.Buffer:
     sequences = table == "sequences"
     cuts = row_groups(rows) if table in BY_GROUP else cut_by_size(rows)
     return _parquet(
-        _footer(TABLES[table], run_id, part),
+        schema,
         [rows.slice(start, stop - start) for start, stop in cuts],
         use_dictionary=False if sequences else _TEXT[table],
         column_encoding=_SPLIT if sequences else None,
@@ -72,16 +78,46 @@ def _parquet(schema: pa.Schema, row_groups: Iterable[pa.Table], **settings: Any)
 
 
 def conform(rows: pa.Table, table: str, run_id: str) -> pa.Table:
-    """Rows with the columns of a table in their order; `run_id` is the run's. Raises SchemaError
-    for columns that the table does not have, or lacks.
+    """Rows as the table has them, `run_id` being the run's, then their further columns. Raises as
+    `aligned`.
     """
-    schema = TABLES[table]
-    columns = {name: rows.column(name) for name in rows.column_names}
-    if "run_id" in schema.names:
-        columns["run_id"] = pa.repeat(pa.scalar(run_id, pa.utf8()), rows.num_rows)
-    if set(columns) != set(schema.names):
-        check_schema(rows.schema, schema, f"a part of {table}")
-    return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+    rows = aligned(rows, TABLES[table], f"a part of {table}", keep_unknown=True)
+    if "run_id" not in rows.column_names:
+        return rows
+    ids = pa.chunked_array([pa.repeat(pa.scalar(run_id, pa.utf8()), rows.num_rows)])
+    place = rows.column_names.index("run_id")
+    return rows.set_column(place, rows.schema.field(place), ids)
+
+
+def aligned(
+    rows: pa.Table, schema: pa.Schema, where: str, *, keep_unknown: bool = False
+) -> pa.Table:
+    """Rows in the columns of a schema and in their order, whichever prorl wrote them.
+
+    A nullable column that they lack is null: it is younger than they are. A column that the schema
+    lacks is left out; with `keep_unknown` it follows the others, for those that write the rows
+    anew. Raises SchemaError when a column without nulls is missing, or for another type.
+
+    >>> young = pa.schema([pa.field("id", pa.int64(), nullable=False), ("note", pa.utf8())])
+    >>> aligned(pa.table({"id": [7]}), young, "a part").to_pylist()
+    [{'id': 7, 'note': None}]
+    """
+    columns, fields = [], list(schema)
+    present = set(rows.column_names)
+    for field in schema:
+        column = rows.column(field.name) if field.name in present else None
+        if column is None and field.nullable:
+            column = pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+        if column is None or column.type != field.type:
+            raise SchemaError(
+                f"{where} differs in {field.name}", f"the columns of {schema_name(schema)}"
+            )
+        columns.append(column)
+    if keep_unknown:
+        unknown = [field for field in rows.schema if field.name not in schema.names]
+        fields += unknown
+        columns += [rows.column(field.name) for field in unknown]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=schema.metadata))
 
 
 def encode_partial(rows: pa.RecordBatch, run_id: str) -> pa.Buffer:
@@ -112,6 +148,12 @@ def rows_digest(rows: pa.Table) -> str:
     return found.hexdigest()
 
 
+def columns_digest(schema: pa.Schema) -> str:
+    """SHA-256 of names and types; `COLUMNS_DIGEST` of files without rows, which no commit names."""
+    columns = "\n".join(f"{field.name} {field.type}" for field in schema)
+    return hashlib.sha256(columns.encode()).hexdigest()
+
+
 def part_file(table: str, part: str, rows: pa.Table, content: pa.Buffer) -> PartFile:
     ids: dict[str, int] = {}
     if rows.num_rows and "rollout_id" in rows.column_names:
@@ -128,7 +170,14 @@ def part_file(table: str, part: str, rows: pa.Table, content: pa.Buffer) -> Part
 
 
 def empties(run_id: str) -> Mapping[str, pa.Buffer]:
-    return {name: encode(name, schema.empty_table(), run_id, "") for name, schema in TABLES.items()}
+    return {
+        name: _encode(
+            name,
+            schema.empty_table(),
+            _footer(schema, run_id, "", {COLUMNS_DIGEST: columns_digest(schema).encode()}),
+        )
+        for name, schema in TABLES.items()
+    }
 
 
 MIN_GROUP_ROWS, MAX_GROUP_ROWS = 8, 64

@@ -31,7 +31,7 @@ from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.objects import NameTakenError, remove
 from prorl.storage.files.part_reader import read_file
-from prorl.storage.files.parts import ROWS_DIGEST, encode_by_itself, rows_digest
+from prorl.storage.files.parts import ROWS_DIGEST, aligned, encode_by_itself, rows_digest
 
 MANY = 64
 """So many files are merged."""
@@ -126,22 +126,24 @@ class AppendedTable:
 
     def read(self, columns: list[str] | None = None) -> pa.Table:
         """All rows in order. Raises StorageError."""
-        found = [self._read(piece, columns).replace_schema_metadata() for piece in self.pieces()]
-        wanted = self.schema if columns is None else pa.schema(map(self.schema.field, columns))
-        return pa.concat_tables([wanted.remove_metadata().empty_table(), *found])
+        schema = self.schema if columns is None else pa.schema(map(self.schema.field, columns))
+        schema = schema.remove_metadata()
+        found = [
+            aligned(self._read(piece, columns), schema, self.path(piece)) for piece in self.pieces()
+        ]
+        return pa.concat_tables([schema.empty_table(), *found])
 
     def _read(self, piece: Piece, columns: list[str] | None = None) -> pa.Table:
+        """The rows in the columns in which they were written."""
         try:
-            rows = read_file(self.run, f"{self.table}/{piece}", columns)
+            return read_file(self.run, f"{self.table}/{piece}", columns)
         except ARROW_ERRORS as error:
             raise StorageError(f"{self.path(piece)}: {error}") from None
-        if columns is None:
-            check_schema(rows.schema, self.schema, self.path(piece))
-        return rows
 
     def _encode(self, rows: pa.Table, keys: Sequence[str]) -> pa.Buffer:
         about = {**(self.schema.metadata or {}), _KEYS: orjson.dumps(list(keys))}
-        return encode_by_itself(rows.cast(self.schema), about)
+        unknown = [field for field in rows.schema if field.name not in self.schema.names]
+        return encode_by_itself(rows.cast(pa.schema([*self.schema, *unknown])), about)
 
     def merge(self, write: WriteDurably = write_durably) -> list[str]:
         """Merge when there are many small files, and remove what a range stands for; what went.
@@ -159,7 +161,11 @@ class AppendedTable:
                 for piece, rows in zip(merged, found, strict=True)
                 for key in self._about(piece, rows.schema).keys
             ]
-            rows = pa.concat_tables([rows.replace_schema_metadata() for rows in found])
+            schema = self.schema.remove_metadata()
+            rows = pa.concat_tables(
+                [aligned(rows, schema, self.table, keep_unknown=True) for rows in found],
+                promote_options="default",
+            )
             whole = Piece(merged[0].first, merged[-1].last)
             with suppress(NameTakenError):
                 write(self.run.fs, self.path(whole), self._encode(rows, keys))
@@ -196,6 +202,7 @@ class AppendedTable:
             after = piece.last
             try:
                 rows = self._read(piece)
+                aligned(rows, self.schema, self.path(piece))
                 if rows_digest(rows) != self._about(piece, rows.schema).digest:
                     yield where, "does not hold the rows that its footer says"
             except (StorageError, SchemaError) as error:

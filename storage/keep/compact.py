@@ -178,7 +178,10 @@ class _Work:
         first = parts[0][0].path
         if len(parts) == 1 and _is_pack(first):
             return parts[0][0]
-        rows = pa.concat_tables([rows for _, rows in parts]).combine_chunks()
+        # Columns that only some have, of another prorl, are null in the others' rows.
+        found = [rows for _, rows in parts]
+        rows = pa.concat_tables(found, promote_options="default").combine_chunks()
+        del found
         parts.clear()
         expected = checksum(rows)
         rows = rows.take(pa.array(row_order(table, rows, self._ranks)))
@@ -189,7 +192,7 @@ class _Work:
         self._written.append(file)
         self._write(self._run.fs, self._run.path(file.path), content)
         del content
-        if checksum(read_part(self._run, file)) != expected:
+        if checksum(read_part(self._run, file, keep_unknown=True)) != expected:
             raise StorageError(f"{self._run.path(file.path)} does not hold what it replaces")
         return file
 
@@ -337,15 +340,17 @@ def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[C
 
 def leftovers(root: str | Path) -> list[str]:
     """Names of the runs of a root that hold commits which a range stands for, or what compactions
-    that died have left.
+    that died have left. Runs of another version are passed over.
     """
     found = []
     for name in list_runs(root):
         run = RunDir(below(root, name))
-        names = run.commit_names()
-        upto = max((each.last for each in names if each.first), default=0)
-        if sum(each.last <= upto for each in names) > 1 or _strays(run):
-            found.append(name)
+        with suppress(SchemaError):
+            run.manifest()
+            names = run.commit_names()
+            upto = max((each.last for each in names if each.first), default=0)
+            if sum(each.last <= upto for each in names) > 1 or _strays(run):
+                found.append(name)
     return found
 
 

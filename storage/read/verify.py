@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.errors import SchemaError, StorageError
-from prorl.schema import APPENDED, SCORED, TABLES
+from prorl.schema import APPENDED, TABLES
 from prorl.schema.sequences import validate_sequences
 from prorl.storage.files.durable import TEMP_MARK
 from prorl.storage.files.layout import (
@@ -33,7 +33,12 @@ from prorl.storage.files.layout import (
     manifest_digest,
 )
 from prorl.storage.files.part_reader import PartReader, read_file
-from prorl.storage.files.parts import ROWS_DIGEST, rows_digest
+from prorl.storage.files.parts import (
+    COLUMNS_DIGEST,
+    ROWS_DIGEST,
+    columns_digest,
+    rows_digest,
+)
 from prorl.storage.keep.appended import AppendedTable
 from prorl.storage.keep.compact import replaced
 from prorl.storage.read.catalog import StoredRun
@@ -50,9 +55,9 @@ def verify(where: str | Path) -> list[Finding]:
         for file in commit.files:
             findings += _file(run, file)
     for name in sorted(run.names(PARTIAL)):
-        findings += _by_itself(run, f"{PARTIAL}/{name}", SCORED)
-    for table, schema in TABLES.items():
-        findings += _by_itself(run, f"{table}/{EMPTY}", schema)
+        findings += _by_itself(run, f"{PARTIAL}/{name}")
+    for table in TABLES:
+        findings += _by_itself(run, f"{table}/{EMPTY}")
     for table in APPENDED:
         found = AppendedTable(stored.directory, table).problems()
         findings += [Finding(where=where, what=what) for where, what in found]
@@ -92,26 +97,28 @@ def _commit(stored: StoredRun, commit: Commit) -> Iterator[Finding]:
             yield Finding(where=where, what=f"names {file.path} as {file.table} of {commit.part}")
 
 
-def _by_itself(run: RunDir, path: str, schema: pa.Schema) -> Iterator[Finding]:
-    """A file that no commit names says a digest of its rows itself; an empty part has none."""
+def _by_itself(run: RunDir, path: str) -> Iterator[Finding]:
+    """A file that no commit names says a digest of its rows itself, an empty part of its columns,
+    which may be those of another prorl.
+    """
     if not path.endswith(".parquet") or not run.has(path):
         return
     try:
         rows = read_file(run, path)
         rows.validate(full=True)
-        said = (rows.schema.metadata or {}).get(ROWS_DIGEST)
-        if said is not None and said.decode() != rows_digest(rows):
+        digests = rows.schema.metadata or {}
+        expected = digests.get(ROWS_DIGEST)
+        if expected is not None and expected.decode() != rows_digest(rows):
             yield Finding(where=path, what="does not hold the rows that its footer says")
         elif path.endswith(f"/{EMPTY}") and rows.num_rows:
             yield Finding(where=path, what=f"holds {rows.num_rows} rows")
-        elif path.endswith(f"/{EMPTY}") and _columns(rows.schema) - _columns(schema):
-            yield Finding(where=path, what="has columns of no version")
+        elif (
+            path.endswith(f"/{EMPTY}")
+            and digests.get(COLUMNS_DIGEST) != columns_digest(rows.schema).encode()
+        ):
+            yield Finding(where=path, what="does not hold the columns that its footer says")
     except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
         yield Finding(where=path, what=f"cannot be read: {_short(error, run)}")
-
-
-def _columns(schema: pa.Schema) -> set[tuple[str, pa.DataType]]:
-    return {(field.name, field.type) for field in schema}
 
 
 def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[Finding]:

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.errors import ConflictError, UserError
-from prorl.schema import ARROW_ERRORS, TRAINED, check_schema
+from prorl.schema import ARROW_ERRORS, TRAINED
 from prorl.storage.files.layout import RunDir
+from prorl.storage.files.parts import aligned
 from prorl.storage.keep.appended import AppendedTable
 
 MAX_BYTES = 256 << 20
@@ -67,8 +68,8 @@ def read_recorded(body: bytes) -> Recorded:
         raise UserError(
             f"lineage that is no Arrow stream: {error}", "what `record` sends"
         ) from None
-    check_schema(rows.schema, TRAINED, "lineage")
     run = _run_of(rows.schema)
+    rows = aligned(rows, TRAINED, "lineage")  # an older client's lack the youngest columns
     nulls = [f.name for f in TRAINED if not f.nullable and rows.column(f.name).null_count]
     if nulls or not rows.num_rows:
         raise UserError(f"lineage with nothing in {', '.join(nulls) or 'it'}", "rows without nulls")

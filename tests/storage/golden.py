@@ -14,7 +14,9 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+from prorl.storage.files.layout import RunDir
 from tests.service.world import group, world
+from tests.storage.columns import rewrite, without_older
 from tests.storage.world import pipeline, store
 
 ROOT = Path(__file__).parent / "golden_root"
@@ -29,7 +31,7 @@ async def live(where: Path) -> None:
 
 
 def main() -> None:
-    """Live it, and copy what is left."""
+    """Live it, leave out what an older prorl would not have known (`OLDER`), and copy the rest."""
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(live(Path(folder)))
         root = Path(folder) / "root"
@@ -37,6 +39,7 @@ def main() -> None:
         shutil.copytree(root / "r", ROOT / "r")
         with closing(sqlite3.connect(root / "control.db")) as log:
             (ROOT / "control.sql").write_text("\n".join(log.iterdump()) + "\n")
+    rewrite(RunDir(ROOT / "r"), without_older)
 
 
 if __name__ == "__main__":

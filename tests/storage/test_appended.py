@@ -6,13 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import prorl
 from prorl.analysis.annotations import annotation_rows
 from prorl.errors import SchemaError, UserError
 from prorl.schema import ANNOTATIONS
+from prorl.storage.files.durable import write_durably
 from prorl.storage.files.layout import RunDir
+from prorl.storage.files.parts import encode_by_itself
 from prorl.storage.keep.appended import MANY, AppendedTable, Piece, cover
 from prorl.storage.keep.compact import collect
 from prorl.storage.read.catalog import query
@@ -48,6 +51,30 @@ def test_the_same_key_adds_nothing(run: RunDir) -> None:
     assert labels(run) == ["l0", "l1"]
     with pytest.raises(SchemaError, match="rows for annotations"):
         table.append(note(1).drop_columns(["label"]), "c")
+
+
+def test_rows_of_an_older_and_of_a_younger_prorl_are_read_merged_and_kept(run: RunDir) -> None:
+    table = AppendedTable(run, "annotations")
+    run.fs.makedirs(run.path("annotations"))
+    for i in range(MANY):
+        rows = note(i)
+        if i % 2:
+            rows = rows.append_column("of_tomorrow", pa.array([f"t{i}"]))
+        else:
+            rows = rows.drop_columns(["value", "turn"])
+        content = encode_by_itself(rows, {**(ANNOTATIONS.metadata or {}), b"prorl.keys": b"[]"})
+        write_durably(run.fs, run.path("annotations", f"{i + 1:010d}.parquet"), content)
+    for _ in range(2):
+        rows = table.read()
+        assert rows.schema.names == ANNOTATIONS.names
+        assert rows.column("label").to_pylist() == [f"l{i}" for i in range(MANY)]
+        assert list(table.problems()) == []
+        assert verify(run.root) == []
+        collect(run, grace_s=0)
+    assert table.pieces() == [Piece(1, MANY)]
+    merged = pq.read_table(table.path(Piece(1, MANY)), partitioning=None)
+    values = [f"t{i}" if i % 2 else None for i in range(MANY)]
+    assert merged.column("of_tomorrow").to_pylist() == values
 
 
 def test_many_who_append_at_once_lose_nothing(run: RunDir) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from prorl.analysis.annotations import annotate
 from prorl.errors import ProrlError
-from prorl.schema import APPENDED, SCORED, SCORES, TABLES
+from prorl.schema import APPENDED, SCORES, TABLES
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.storage.files.durable import write_durably
 from prorl.storage.files.layout import MANIFEST, PARTIAL, PartFile, RunDir, manifest_digest
@@ -89,9 +89,7 @@ def checks(run: RunDir) -> dict[str, tuple[Check, Callable[[], Any]]]:
         elif (table := appended.get(name.partition("/")[0])) is not None:
             found[name] = (partial(_has_problems, table), table.read)
         elif name not in found and name.endswith(".parquet"):
-            folder = name.partition("/")[0]
-            shape = SCORED if folder == PARTIAL else TABLES[folder]
-            found[name] = (partial(_seen, run, name, shape), partial(_plain, path))
+            found[name] = (partial(_seen, run, name), partial(_plain, path))
     return found
 
 
@@ -103,8 +101,8 @@ def _changed(run: RunDir, file: PartFile) -> bool:
     return not is_intact(run, file)
 
 
-def _seen(run: RunDir, name: str, shape: pa.Schema) -> bool:
-    return bool(list(_by_itself(run, name, shape)))
+def _seen(run: RunDir, name: str) -> bool:
+    return bool(list(_by_itself(run, name)))
 
 
 def _plain(path: Path) -> tuple[list[tuple[str, pa.DataType]], Any]:
