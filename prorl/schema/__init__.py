@@ -491,7 +491,7 @@ def check_version(found: int | str | None, where: str) -> None:
     if str(found) == str(SCHEMA_VERSION):
         return
     newer = str(found).isdecimal() and int(str(found)) > SCHEMA_VERSION
-    hint = "upgrade prorl to read it" if newer else "write it again with this prorl"
+    hint = "upgrade prorl to read it" if newer else "use the prorl that wrote it"
     raise SchemaError(f"{where} has schema version {found}", f"version {SCHEMA_VERSION}", hint)
 
 

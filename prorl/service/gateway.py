@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from prorl.backends.catalogue import is_server
@@ -39,6 +40,7 @@ from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
 from prorl.service.core.core import Core
 from prorl.service.core.leases import Leases
+from prorl.service.core.manifest import refusal_of
 from prorl.service.core.proofs import Proofs
 from prorl.service.core.state import RunRecord, WorkerRecord
 from prorl.service.core.watchdog import ProgressWatchdog
@@ -99,6 +101,7 @@ class Gateway:
             max_queued=config.max_queued_rollouts,
             quotas=config.tenants,
             claim_grace_s=REMOTE_GRACE_S if config.journal_sync else CLAIM_GRACE_S,
+            refusal_of=partial(refusal_of, config),
             on_backends=self.backends_changed,
         )
         self._watchdog = ProgressWatchdog(self.core.state, clock)

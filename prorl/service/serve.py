@@ -98,6 +98,8 @@ async def serving(
         sockets.callback(log.close)
         gateway = Gateway(config, log, network)
         claim_store(config, log.owner)
+        for run_id, reason in gateway.core.state.refused.items():
+            logger.error("run %s is not served: %s", run_id, reason)
         for run, why in list(foreign_directories(config, gateway.core.state.open.values())):
             logger.error("run %s is failed: %s", run.run_id, why)
             gateway.core.fail_run(run, why)

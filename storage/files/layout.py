@@ -61,6 +61,19 @@ def manifest_digest(values: Mapping[str, Json]) -> str:
     return hashlib.sha256(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
+def check_manifest(values: Json, where: str) -> None:
+    """Raise SchemaError, which names the prorl to read it with, for a run of another version."""
+    known = values if isinstance(values, dict) else {}
+    version = known.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise SchemaError(
+            f"{where} was written by prorl {known.get('code_version', 'of unknown version')}"
+            f" (schema {version})",
+            f"schema {SCHEMA_VERSION}",
+            "read it with that version",
+        )
+
+
 _LIST_AGAIN = 10
 
 
@@ -211,10 +224,7 @@ class RunDir:
             raise SchemaError(
                 f"{self.path(MANIFEST)} is not JSON: {error}", "a manifest as prorl writes it"
             ) from None
-        check_version(
-            values.get("schema_version") if isinstance(values, dict) else None,
-            f"run directory {self.root}",
-        )
+        check_manifest(values, f"run directory {self.root}")
         return dict(values)
 
     def commit_path(self, commit_seq: int, first_seq: int = 0, again: int = 0) -> str:

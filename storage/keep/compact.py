@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prorl.errors import ConflictError, StorageError
+from prorl.errors import ConflictError, SchemaError, StorageError
 from prorl.schema import APPENDED, TABLES
 from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.files.layout import COMMITS, Commit, CommitName, PartFile, RunDir
@@ -149,7 +149,7 @@ class _Work:
         together: list[tuple[PartFile, pa.Table]] = []
         num_bytes = 0
         for file in files[start:]:
-            rows = conform(read_part(self._run, file), table, self._run_id)
+            rows = conform(read_part(self._run, file, keep_unknown=True), table, self._run_id)
             size = rows.nbytes
             if together and num_bytes + size > self._pack_bytes:
                 merged.append(self._pack(table, together))

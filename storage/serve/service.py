@@ -30,7 +30,13 @@ from prorl.control import (
     RunNews,
     Stats,
 )
-from prorl.errors import ConflictError, ForeignDirectoryError, NotFoundError, ProrlError
+from prorl.errors import (
+    ConflictError,
+    ForeignDirectoryError,
+    NotFoundError,
+    ProrlError,
+    SchemaError,
+)
 from prorl.flight import FlightNetwork
 from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.inlet import Inlet, Taken
@@ -149,10 +155,12 @@ class Store:
         self._run_came = asyncio.Event()
 
     async def _live(self, run: LiveRun) -> None:
-        """Until it retires or we drain; one whose directory is not ours ends, untouched."""
+        """Until it retires or we drain; one whose directory is not ours, or is none of this
+        version, ends, untouched.
+        """
         try:
             await run.run()
-        except ForeignDirectoryError as error:
+        except (ForeignDirectoryError, SchemaError) as error:
             log.error("run %s: %s", run.run_id, error)
             self._foreign[run.run_id] = str(error)
             await self.control.request(Disowned(reason=str(error)), run_id=run.run_id)

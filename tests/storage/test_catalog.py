@@ -176,10 +176,10 @@ def test_what_is_no_run_directory_is_said_in_one_line(tmp_path: Path) -> None:
     assert list_runs(tmp_path / "nothing") == []
 
 
-def test_a_newer_schema_is_said_in_one_line(tmp_path: Path) -> None:
-    new_run(tmp_path, schema_version=99)
+def test_a_run_of_another_schema_names_the_prorl_to_read_it_with(tmp_path: Path) -> None:
+    new_run(tmp_path, schema_version=99, code_version="9.9.0")
     with pytest.raises(
-        SchemaError, match=r"has schema version 99; expected version \d+; upgrade prorl to read it"
+        SchemaError, match=r"by prorl 9.9.0 \(schema 99\); .* read it with that version"
     ):
         StoredRun(tmp_path / "demo")
 

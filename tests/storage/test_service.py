@@ -7,13 +7,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import shutil
 import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -28,7 +31,7 @@ from prorl.flight.wire import call_options
 from prorl.linux.procfs import descendants
 from prorl.schema import MAX_BATCH_BYTES, STREAM
 from prorl.schema.rows import row_hashes
-from prorl.storage.files.layout import RunDir
+from prorl.storage.files.layout import MANIFEST, RunDir
 from prorl.storage.read.catalog import query
 from prorl.storage.read.replay import open_replay
 from prorl.storage.read.verify import verify
@@ -308,6 +311,48 @@ async def test_a_run_whose_directory_is_not_ours_fails_alone(service: World) -> 
         with client(made.location) as trainer, pytest.raises(ConflictError, match="0 commits"):
             await asyncio.to_thread(stream, trainer)
     assert [path.name for path in foreign.parent.iterdir()] == [foreign.name]
+
+
+async def test_a_run_of_another_version_is_refused_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stopped the service. Its place in the log stays: the prorl that wrote it goes on."""
+    async with world(tmp_path) as w, store(w), pipeline(w):
+        for name in ("open", "finished", "other"):
+            await w.run(name, delivery="stream")
+            await w.submit(group("t"), run_id=name, last=name == "finished")
+        await w.until(lambda view: view["state"] == "finished", "finished")
+        config = w.config
+    manifests = [Path(config.run_directory(name), MANIFEST) for name in ("open", "finished")]
+    current = [path.read_bytes() for path in manifests]
+    for path in manifests:
+        old = orjson.loads(path.read_bytes()) | {"schema_version": 2, "code_version": "0.0.9"}
+        path.write_bytes(orjson.dumps(old))
+    shutil.copytree(config.run_directory("finished"), config.root / "unknown")
+    mend = r"written by prorl 0.0.9 \(schema 2\); .*; read it with that version"
+    async with world(tmp_path, store={"replaced_s": 0.1}) as w, store(w) as made, pipeline(w):
+        for name in ("open", "finished"):
+            assert f"run {name} is not served" in caplog.text
+            status, answer = await w.http("GET", f"/v1/runs/{name}")
+            assert status == 409
+            assert re.search(mend, str(answer)), answer
+            status, _ = await w.http("POST", "/v1/runs", {"run_id": name, "delivery": "stream"})
+            assert status == 409
+        await w.submit(group("more"), run_id="other", last=True)
+        await w.until(lambda view: view["state"] == "finished", "other")
+        await asyncio.sleep(0.2)  # `_clear` looks at every run of the root
+        with client(made.location) as trainer:
+            for name in ("open", "finished", "unknown"):
+                with pytest.raises((ConflictError, SchemaError, UserError), match=mend):
+                    await asyncio.to_thread(partial(next, trainer.stream(name)))
+            assert len(await asyncio.to_thread(lambda: list(trainer.stream("other")))) == 2
+    for path, content in zip(manifests, current, strict=True):
+        path.write_bytes(content)
+    async with world(tmp_path) as w, store(w) as made, pipeline(w):
+        await w.submit(group("more"), run_id="open", last=True)
+        await w.until(lambda view: view["state"] == "finished", "open")
+        with client(made.location) as trainer:
+            assert len(await asyncio.to_thread(lambda: list(trainer.stream("finished")))) == 1
 
 
 async def test_a_store_that_can_hear_no_more_ends_loudly(service: World) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from prorl.cli.options import Flag, JsonList, RunsRoot
 from prorl.cli.output import answer, note
 from prorl.cli.runs import run_directory
-from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
+from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError, UserError
 from prorl.linux import at_work
 from prorl.service.log.log import forget_run
 from prorl.storage.files.layout import RunDir
@@ -63,7 +63,7 @@ def gc(
             continue
         try:
             found.append(_dropped(directory) if drop else _collected(directory, grace))
-        except (ConflictError, StorageError) as error:
+        except (ConflictError, SchemaError, StorageError) as error:
             if runs:
                 raise
             note(str(error))

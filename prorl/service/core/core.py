@@ -71,6 +71,7 @@ class Core:
         max_queued: int = 1_000_000,
         quotas: Mapping[str, Quota] = MappingProxyType({}),
         claim_grace_s: float = CLAIM_GRACE_S,
+        refusal_of: Callable[[str], str] = lambda run_id: "",
         on_backends: Callable[[], None] = lambda: None,
     ) -> None:
         self.log, self._clock, self._wall = log, clock, wall
@@ -96,7 +97,7 @@ class Core:
         """Of the life before, with their attempts: whoever has one is about to say so."""
         # Whoever has them may be on another host, where a broken stream is noticed late; a lease
         # that nobody claims was lost by us on its way, and is nobody's fault.
-        for record in load(log, self.state, clock()):
+        for record in load(log, self.state, clock(), refusal_of):
             self.rollouts.await_claim(record, REMOTE_GRACE_S, EventKind.RETURN)
             if record.life.state is RolloutState.LEASED:
                 self._leases.append((record, record.life.attempt))
@@ -111,13 +112,17 @@ class Core:
                     self.rollouts.await_claim(record, 0.0, EventKind.RETURN, sooner=True)
 
     def run(self, run_id: str) -> RunRecord:
-        run = find_run(self.log, self.state, run_id)
+        run = self.find_run(run_id)
         if run is None:
             raise NotFoundError(f"unknown run {run_id!r}; make it first, or see `prorl show`")
         return run
 
     def find_run(self, run_id: str) -> RunRecord | None:
-        return find_run(self.log, self.state, run_id)
+        """Raises ConflictError for one that this prorl cannot read."""
+        run = find_run(self.log, self.state, run_id)
+        if (reason := self.state.refused.get(run_id)) is not None:
+            raise ConflictError(f"run {run_id!r} is not served: {reason}")
+        return run
 
     def group(self, run_id: str, group_id: int) -> GroupRecord:
         run = self.run(run_id)

@@ -18,14 +18,19 @@ import orjson
 import prorl
 from prorl.backends.catalogue import checkpoint
 from prorl.config import RunConfig, ServiceConfig
-from prorl.errors import ConflictError, ForeignDirectoryError, StorageError
+from prorl.errors import (
+    ConflictError,
+    ForeignDirectoryError,
+    NotFoundError,
+    SchemaError,
+    StorageError,
+)
 from prorl.linux.failpoints import failpoint
 from prorl.linux.files import make_folder
-from prorl.schema import check_version
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.state import RunRecord
 from prorl.storage.files.durable import check_conditional, write_durably
-from prorl.storage.files.layout import MANIFEST, RunDir, manifest_digest
+from prorl.storage.files.layout import MANIFEST, RunDir, check_manifest, manifest_digest
 from prorl.storage.files.objects import NameTakenError, ask
 from prorl.types import Json
 
@@ -142,6 +147,17 @@ def check_there(service: ServiceConfig, run_id: str) -> None:
         )
 
 
+def refusal_of(service: ServiceConfig, run_id: str) -> str:
+    """Why this prorl cannot go on with a run: another version wrote its directory. Else empty."""
+    try:
+        RunDir(service.run_directory(run_id)).manifest()
+    except NotFoundError:
+        pass  # somebody removed it, which `check_there` reports
+    except SchemaError as error:
+        return str(error)
+    return ""
+
+
 def foreign_directories(
     service: ServiceConfig, runs: Iterable[RunRecord]
 ) -> Iterator[tuple[RunRecord, str]]:
@@ -172,7 +188,7 @@ def _read(run: RunDir) -> dict[str, Json] | None:
     except orjson.JSONDecodeError:
         raise StorageError(f"{path} is not JSON: move it away to use this directory") from None
     values = found if isinstance(found, dict) else {}
-    check_version(values.get("schema_version"), f"run directory {run.where}")
+    check_manifest(values, f"run directory {run.where}")
     return values
 
 

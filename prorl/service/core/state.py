@@ -437,6 +437,8 @@ class State:
         self.num_commits = 0
         self.open: dict[str, RunRecord] = {}
         """Those that are not finished: all that costs anything."""
+        self.refused: dict[str, str] = {}
+        """Runs that this prorl cannot read, and why. They stay in the log as they are."""
         self.workers: dict[str, WorkerRecord] = {}
         self.balancer = balancer or Balancer()
         self.should_serve: dict[str, ServedWeights] = {}

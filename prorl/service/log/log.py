@@ -22,6 +22,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import prorl
 from prorl.errors import ConflictError, DiskRefusedError, SchemaError, StorageError
 from prorl.linux import locks
 from prorl.linux.failpoints import failpoint
@@ -164,7 +165,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         connection.executescript(
             f"BEGIN; {TABLES_SQL} INSERT INTO meta VALUES ('version', '{LOG_VERSION}'),"
-            f" ('owner', '{uuid.uuid4().hex}'); COMMIT;"
+            f" ('owner', '{uuid.uuid4().hex}'), ('prorl', '{prorl.__version__}'); COMMIT;"
         )
         return
     try:
@@ -174,5 +175,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         given = f"{path} is not a control log of prorl"
         raise SchemaError(given, "a root made by `prorl`") from None
     if found != LOG_VERSION:
-        hint = "use the prorl that wrote it, or another root"
+        made_by = connection.execute("SELECT value FROM meta WHERE key = 'prorl'").fetchone()
+        hint = f"use prorl {made_by[0] if made_by else 'as it was'}, which made it, or another root"
         raise SchemaError(f"control log {path} has version {found}", f"version {LOG_VERSION}", hint)

@@ -5,7 +5,7 @@ attempt) comes from the workers' `hello` within `RECOVERY_GRACE_S`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -61,13 +61,20 @@ _GROUP_ID = sql.ROLLOUT_COLUMNS.index("group_id")
 _IN_GROUP = " AND rollout_id >= ? AND rollout_id < ? ORDER BY rollout_id"
 
 
-def load(log: ControlLog, state: State, now: float) -> list[RolloutRecord]:
+def load(
+    log: ControlLog, state: State, now: float, refusal_of: Callable[[str], str] = lambda run_id: ""
+) -> list[RolloutRecord]:
     """Fill `state` with every run of the log that is not over. Returns the rollouts whose attempts
-    are in somebody's hands.
+    are in somebody's hands. A run that `refusal_of` gives a reason for, or whose config cannot be
+    read, is passed over: `State.refused`.
     """
     state.num_commits = log.read("SELECT count(*) FROM parts")[0][0]
     for values in log.read(f"{_RUNS} INDEXED BY runs_wanted WHERE wanted = 1 ORDER BY created_at"):
-        _add_run(log, state, values, now)
+        run_id = values[sql.RUN_COLUMNS.index("run_id")]
+        if reason := refusal_of(run_id):
+            state.refused[run_id] = reason
+        else:
+            _add_run(log, state, values, now)
     in_hand = [
         r for run in state.open.values() for r in run.rollouts.values() if r.life.state in IN_HAND
     ]
@@ -78,6 +85,9 @@ def load(log: ControlLog, state: State, now: float) -> list[RolloutRecord]:
 
 
 def find_run(log: ControlLog, state: State, run_id: str) -> RunRecord | None:
+    """None for a run that is unknown, or refused."""
+    if run_id in state.refused:
+        return None
     if run_id in state.runs:
         return state.runs[run_id]
     rows = log.read(f"{_RUNS} WHERE run_id = ?", (run_id,))
@@ -96,13 +106,18 @@ def closed_runs(log: ControlLog) -> list[RunRecord]:
     return found
 
 
-def _add_run(log: ControlLog, state: State, values: tuple[Any, ...], now: float) -> RunRecord:
+def _add_run(
+    log: ControlLog, state: State, values: tuple[Any, ...], now: float
+) -> RunRecord | None:
     fields = dict(zip(sql.RUN_COLUMNS, values, strict=True))
     try:
         config = parse(RunConfig, orjson.loads(fields["config"]), f"run {fields['run_id']}")
     except ValueError as error:
-        hint = "upgrade prorl to read it"
-        raise SchemaError(str(error), "a run config of this version", hint) from None
+        problem = SchemaError(
+            str(error), "a run config of this version", "read it with the prorl that wrote it"
+        )
+        state.refused[fields["run_id"]] = str(problem)
+        return None
     run = _run_record(fields, config)
     state.add(run)
     if fields["counters"]:
