@@ -16,13 +16,16 @@ A question is answered, or the asker gets what the code raised, where that is a 
   neither the machine nor an earlier question may decide about this one; so with a MemoryError of a
   process that has answered before.
 
-One question at a time for a process, so that a limit, a leak and a crash belong to one question; a
-pool starts up to `most` processes, keeps those that are idle for IDLE_S and ends with its loop. A
+One question at a time for a process, so that a limit, a leak and a crash belong to one question. A
+pool has one queue; it starts a second process, and so on up to `most`, once the oldest question has
+waited for longer than a start takes. It keeps those that are idle for IDLE_S and ends with its
+loop, of which all stages share it. An answer bears its question's number, and a process whose
+answer was not read whole is ended, so that nobody gets the answer of another. A
 process whose start fails is not tried again for REFUSED_S. A process may hold `memory_bytes` more
 than after its start. It is spawned, never forked; dies with the thread that started it; is what the
 kernel ends first when memory runs out. Time in which this process was itself stopped does not
 count, nor time in which others had the helper's processor. Who gives up waiting (cancellation) has
-the code interrupted; it is killed CANCEL_S later.
+the code interrupted; its process is killed at its end, or CANCEL_S later.
 
 Not promised: isolation. What runs here is trusted with files and network as we are; what a policy
 writes runs in sandboxes.

@@ -42,7 +42,7 @@ MAX_WORDS = 2000
 
 
 class Channel:
-    """Frames over the socket: pickles come, msgpack goes."""
+    """Frames over the socket: pickles come, msgpack goes, each with its question's number."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -68,17 +68,17 @@ class Channel:
         return data
 
     def _send(self, kind: str, value: Any) -> None:
-        data = _encode((kind, value))
+        data = _encode((self.number, kind, value))
         self._socket.sendall(LENGTH.pack(len(data)) + data)
 
     def finish(self, kind: str, value: Any) -> None:
         """The question is answered; nothing of it may call back from here on."""
         with self._lock:
-            self.number += 1
             try:
                 self._send(kind, value)
             except OSError:  # the parent is gone, or this is a process that an answer forked
                 os._exit(0)
+            self.number += 1
 
     def call_back(self, number: int, *op: Any) -> tuple[str, Any]:
         """What came of asking the parent, for the question of that number. Blocks."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from prorl.errors import ProrlError
@@ -21,6 +22,11 @@ REFUSED_S = 5.0
 STARTS = 2
 """Of one pool at a time: each takes a processor for its imports."""
 
+MOST_PATIENCE_S = 1.0
+"""A question waits for a helper that is at work as long as a start takes, but no longer than this
+before one more is started: tools of a rollout have time limits of seconds.
+"""
+
 log = logging.getLogger("prorl.helper")
 
 
@@ -34,8 +40,23 @@ class _Limits(NamedTuple):
     call_back: CallBack | None
 
 
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A question that waits for its helper."""
+
+    helper: asyncio.Future[Helper]
+    since: float
+    fresh: bool
+    """Only a process that has answered nobody will do."""
+
+
 class Helpers:
-    """At most `program.most` processes of a program; belongs to the loop that it is made on."""
+    """At most `program.most` processes of a program; belongs to the loop that it is made on.
+
+    Questions wait in one queue. The first starts a process; a further one is started once the
+    oldest question has waited for longer than a start takes: an answer usually takes a millisecond,
+    a start hundreds.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -44,8 +65,14 @@ class Helpers:
         """Those with nothing to do, each since when; the last one is asked next."""
         self._busy: set[Helper] = set()
         self._starting: set[asyncio.Future[Helper]] = set()
-        self._places = asyncio.Semaphore(program.most)
-        self._starts = asyncio.Semaphore(STARTS)
+        self._waiting: list[_Turn] = []
+        """In order; bounded by those who ask."""
+        self._patience_s = MOST_PATIENCE_S
+        self._served_since = 0.0
+        """Since when there has been a helper all the time: none waits for one before."""
+        self._quiet_until = 0.0
+        """A start failed: until then none is tried as long as a helper is at work."""
+        self._look: asyncio.TimerHandle | None = None
         self._refusal: tuple[float, HelperError | ProrlError] | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self.starts = 0
@@ -66,35 +93,19 @@ class Helpers:
         the first one ended, or raised after it had answered others; `strict`: as `Helper.ask`.
         """
         limits = _Limits(what, wall_s, self._clock() + wall_s if strict else None, call_back)
-        await self._place(what, wall_s, strict=strict)
         try:
-            try:
-                return await self._ask(question, limits, fresh=False)
-            except (Died, Raised) as error:
-                if not again or (isinstance(error, Raised) and not error.by_others):
-                    raise
-                log.warning("%s; asked again", error)
-            return await self._ask(question, limits, fresh=True)
-        finally:
-            self._places.release()
-
-    async def _place(self, what: str, wall_s: float, *, strict: bool) -> None:
-        """Wait until one more may be asked. Raises Late where all are busy for too long."""
-        try:
-            async with asyncio.timeout(wall_s if strict else None):
-                await self._places.acquire()
-        except TimeoutError:
-            words = f"{what} waited {wall_s:.3g} s for a helper: {self.program.most} are at work"
-            error = Late(words)
-            error.waits_for_us = True
-            raise error from None
+            return await self._ask(question, limits, fresh=False)
+        except (Died, Raised) as error:
+            if not again or (isinstance(error, Raised) and not error.by_others):
+                raise
+            log.warning("%s; asked again", error)
+        return await self._ask(question, limits, fresh=True)
 
     async def _ask(self, question: Any, limits: _Limits, *, fresh: bool) -> Any:
-        helper = await self._start() if fresh or not self._free else self._free.pop()[0]
+        helper = await self._next(limits, fresh=fresh)
         wall_s, is_strict = limits.wall_s, limits.until is not None
         if limits.until is not None:
             wall_s = max(limits.until - self._clock(), 0.1)
-        self._busy.add(helper)
         try:
             return await helper.ask(
                 question,
@@ -110,43 +121,112 @@ class Helpers:
                 log.warning("a helper was ended: %s", error)
             raise
         finally:
-            self._busy.discard(helper)
-            if helper.is_open:
+            self._give(helper)
+
+    async def _next(self, limits: _Limits, *, fresh: bool) -> Helper:
+        """A helper that is free, comes free, or is started because that pays.
+
+        Raises HelperError.
+        """
+        if self._free and not fresh:
+            helper = self._free.pop()[0]
+            self._busy.add(helper)
+            return helper
+        turn = _Turn(asyncio.get_running_loop().create_future(), self._clock(), fresh)
+        self._waiting.append(turn)
+        self._grow()
+        try:
+            async with asyncio.timeout_at(limits.until):
+                return await turn.helper
+        except (TimeoutError, asyncio.CancelledError) as cause:
+            if turn.helper.done() and not turn.helper.cancelled() and not turn.helper.exception():
+                self._give(turn.helper.result())
+            if isinstance(cause, asyncio.CancelledError):
+                raise
+            num, words = len(self._busy), f"{limits.what} waited {limits.wall_s:.3g} s for a helper"
+            late = Late(f"{words}: {num} are at work")
+            late.waits_for_us = True
+            raise late from None
+        finally:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+
+    def _give(self, helper: Helper, *, fresh: bool = False) -> None:
+        """A helper to the question that has waited longest, or to rest; an ended one to nobody."""
+        self._busy.discard(helper)
+        if helper.is_open:
+            able = [t for t in self._waiting if not t.helper.done() and (fresh or not t.fresh)]
+            if able:
+                turn = next((turn for turn in able if turn.fresh), able[0])
+                self._waiting.remove(turn)
+                self._busy.add(helper)
+                turn.helper.set_result(helper)
+            else:
                 self._free.append((helper, self._clock()))
                 self._sweep_later(IDLE_S)
+        self._grow()
 
-    async def _start(self) -> Helper:
-        """A fresh helper; a start that its asker gives up goes on, for the next one."""
-        starting = asyncio.ensure_future(self._begin())
-        self._starting.add(starting)
-        starting.add_done_callback(self._starting.discard)
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            starting.add_done_callback(self._keep)
-            raise
+    def _grow(self) -> None:
+        """Start the helpers that pay; look again when the next one may."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        now, is_served = self._clock(), bool(self._busy or self._free)
+        for turn in self._waiting[len(self._starting) :]:
+            if len(self._starting) >= STARTS or (self._starting and not is_served):
+                return
+            due = now
+            if is_served:
+                waited_since = turn.since if turn.fresh else max(turn.since, self._served_since)
+                patience_s = 0.0 if turn.fresh else self._patience_s
+                due = max(waited_since + patience_s, self._quiet_until)
+            if due > now:
+                self._look = asyncio.get_running_loop().call_at(due, self._grow)
+                return
+            if len(self._busy) + len(self._free) + len(self._starting) >= self.program.most:
+                if not self._free:
+                    return
+                self._free.pop(0)[0].end()
+            starting = asyncio.ensure_future(self._begin())
+            self._starting.add(starting)
+            starting.add_done_callback(self._started)
 
     async def _begin(self) -> Helper:
-        async with self._starts:
-            if self._refusal is not None and self._clock() < self._refusal[0]:
-                refused = self._refusal[1]
-                again = type(refused)(*refused.args)
-                if isinstance(again, HelperError):
-                    again.at_start = True
-                raise again
-            try:
-                self.starts += 1
-                helper = await Helper.start(self.program)
-            except (Raised, Late, ProrlError) as error:
-                self._refusal = (self._clock() + REFUSED_S, error)
-                raise
-            self._refusal = None
-            return helper
+        began = self._clock()
+        if self._refusal is not None and began < self._refusal[0]:
+            refused = self._refusal[1]
+            again = type(refused)(*refused.args)
+            if isinstance(again, HelperError):
+                again.at_start = True
+            raise again
+        try:
+            self.starts += 1
+            helper = await Helper.start(self.program)
+        except (Raised, Late, ProrlError) as error:
+            self._refusal = (self._clock() + REFUSED_S, error)
+            raise
+        self._refusal = None
+        self._patience_s = min(self._clock() - began, MOST_PATIENCE_S)
+        return helper
 
-    def _keep(self, starting: asyncio.Future[Helper]) -> None:
-        if not starting.cancelled() and starting.exception() is None:
-            self._free.append((starting.result(), self._clock()))
-            self._sweep_later(IDLE_S)
+    def _started(self, starting: asyncio.Future[Helper]) -> None:
+        """Give a helper that is ready; where none is, a start that failed answers a question."""
+        self._starting.discard(starting)
+        if starting.cancelled():
+            return
+        is_served = bool(self._busy or self._free)
+        if (error := starting.exception()) is None:
+            if not is_served:
+                self._served_since = self._clock()
+            self._give(starting.result(), fresh=True)
+            return
+        self._quiet_until = self._clock() + REFUSED_S
+        turns = [turn for turn in self._waiting if not turn.helper.done()]
+        turn = next((turn for turn in turns if turn.fresh or not is_served), None)
+        if turn is not None:
+            self._waiting.remove(turn)
+            turn.helper.set_exception(error)
+        self._grow()
 
     def _sweep_later(self, after_s: float) -> None:
         if self._sweep is None:
@@ -161,8 +241,12 @@ class Helpers:
             self._sweep_later(max(self._free[0][1] - oldest, 1.0))
 
     def close(self) -> None:
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._look):
+            if timer is not None:
+                timer.cancel()
+        for turn in self._waiting:
+            turn.helper.cancel()
+        self._waiting.clear()
         for starting in self._starting:
             starting.cancel()
         for helper in [*self._busy, *(helper for helper, _ in self._free)]:

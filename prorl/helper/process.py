@@ -32,6 +32,7 @@ FAULT_S = 0.3
 """For a helper to write down where it is, before it is killed."""
 
 CANCEL_S = 1.0
+"""For code whose asker gave up to clean up behind itself, before its process is killed."""
 
 CallBack = Callable[..., Awaitable[Any]]
 """What a helper may ask its parent to do, while it answers."""
@@ -103,7 +104,10 @@ class Helper:
         self._writer: asyncio.StreamWriter
         self._op: asyncio.Future[Any] | None = None
         """What it has asked us to do, while we do it."""
-        self.num_answered = 0
+        self._number = 0
+        """Of the question that is being answered, which each frame of its answer bears; 0: its
+        start.
+        """
         self.is_open = True
         """Whether it can be asked another question."""
 
@@ -161,13 +165,7 @@ class Helper:
             self._writer.write(data)
         wall_s = wall_s or self._program.wall_s
         cpu_s = self._program.cpu_s or wall_s
-        try:
-            value = await self._answer(what, wall_s, cpu_s, call_back, strict=strict)
-        except errors.ProrlError:
-            self.num_answered += 1
-            raise
-        self.num_answered += 1
-        return value
+        return await self._answer(what, wall_s, cpu_s, call_back, strict=strict)
 
     async def _answer(
         self,
@@ -178,10 +176,14 @@ class Helper:
         *,
         strict: bool = False,
     ) -> Any:
-        """What comes within the limits; a helper that breaks them is killed."""
+        """What comes within the limits.
+
+        A helper whose answer was not read whole, for whatever reason, is ended: what is late would
+        be the next question's.
+        """
         began_cpu_s, began_starved_s, limit_s = self._cpu_s(), self._starved_s(), wall_s
         heard = asyncio.ensure_future(self._hear(call_back))
-        waited_s, asked = 0.0, self._clock()
+        waited_s, asked, is_whole = 0.0, self._clock(), False
         try:
             while not heard.done():
                 tick_s = min(TICK_S, limit_s - waited_s)
@@ -202,20 +204,27 @@ class Helper:
                 if self._cpu_s() - began_cpu_s > cpu_s:
                     raise await self._late(f"{what} took more than {cpu_s:g} s of processor time")
             kind, value = heard.result()
+            is_whole = kind != "raised"
         except asyncio.CancelledError:
-            await self._interrupt(heard)
+            if heard.done() and heard.exception() is None:
+                is_whole = heard.result()[0] != "raised"
+            else:
+                await self._interrupt(heard)
             raise
         except (EOFError, ConnectionError):
             raise await self._died(what) from None
         finally:
             heard.cancel()
+            if is_whole:
+                self._number += 1
+            else:
+                self.end()
         if kind == "error":
             name, arguments = value
             raise getattr(errors, name)(*arguments)
         if kind == "raised":
             raised = Raised(value["words"], value["place"])
-            raised.by_others = self.num_answered > 0
-            self.end()
+            raised.by_others = self._number > 1
             raise raised
         return value
 
@@ -228,9 +237,11 @@ class Helper:
                 return "raised", {"words": text, "place": ""}
             data = await self._reader.readexactly(length)
             try:
-                kind, value = msgspec.msgpack.decode(data, type=tuple[str, Any])
+                number, kind, value = msgspec.msgpack.decode(data, type=tuple[int, str, Any])
             except (msgspec.DecodeError, RecursionError) as error:
                 return "raised", {"words": f"an answer that cannot be read: {error}", "place": ""}
+            if number != self._number:
+                return "raised", {"words": "an answer to another question", "place": ""}
             if kind != "op" or call_back is None:
                 return kind, value
             op = self._op = asyncio.ensure_future(call_back(*value))
@@ -243,14 +254,12 @@ class Helper:
             self._writer.write(LENGTH.pack(len(reply)) + reply)
 
     async def _interrupt(self, heard: asyncio.Future[tuple[str, Any]]) -> None:
-        """Have the code stop, as Ctrl-C does; kill it where it does not."""
+        """Have the code stop, as Ctrl-C does, before its process is killed."""
         if self._op is not None:
             self._op.cancel()
         with contextlib.suppress(ProcessLookupError):
             self._child.send_signal(signal.SIGINT)
         await asyncio.wait({heard}, timeout=CANCEL_S)
-        if not heard.done() or heard.cancelled() or heard.exception() is not None:
-            self.end()
 
     async def _late(self, words: str) -> Late | Died:
         if is_stopped(self._child.pid):

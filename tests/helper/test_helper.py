@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from tests.waiting import until, wait_until
 
 ROLE = """
 import os, signal, subprocess, sys, time
+import msgspec
 from prorl.helper.child import serve
 
 LEAK = []
@@ -43,6 +45,26 @@ def answer(question):
         return "forged"
     if verb == "sleep":
         time.sleep(rest[0])
+    if verb == "echo later":
+        if rest[2]:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        time.sleep(rest[1])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return rest[0]
+    if verb == "answer twice":
+        number = rest[0]
+        frame = msgspec.msgpack.encode((number, "value", "forged"))
+        for fd in range(3, 20):
+            try:
+                os.write(fd, len(frame).to_bytes(8, "little") + frame)
+            except OSError:
+                pass
+        return "answered"
+    if verb == "meet":
+        open(f"{rest[0]}/{os.getpid()}", "x")
+        while len(os.listdir(rest[0])) < rest[1]:
+            time.sleep(0.01)
+        return os.getpid()
     if verb == "spin":
         while True:
             pass
@@ -253,3 +275,55 @@ async def test_who_has_little_time_does_not_wait_in_line_for_longer(role: Progra
     assert caught.value.waits_for_us
     long.cancel()
     await asyncio.gather(long, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("num_questions", "share"),
+    [(80, 0.3), pytest.param(10_000, 0.1, marks=pytest.mark.slow)],
+)
+@pytest.mark.timeout(1800)
+async def test_no_question_gets_the_answer_of_another_whatever_is_cancelled_when(
+    role: Program, num_questions: int, share: float
+) -> None:
+    """Some that ask give up, most of those once more while the helper is being stopped."""
+    helpers, draw = await pool(role), random.Random(7)
+    questions, wrong = iter(range(num_questions)), list[tuple[int, object]]()
+    num_cancelled = 0
+
+    async def ask_some() -> None:
+        nonlocal num_cancelled
+        for number in questions:
+            ends = draw.random() < share
+            delay_s = 0.02 + 0.03 * draw.random() if ends else 0.001
+            question = ("echo later", number, delay_s, draw.random() < 0.5)
+            asking = asyncio.ensure_future(helpers.ask(question, again=draw.random() < 0.5))
+            if ends:
+                await asyncio.sleep(0.04 * draw.random())
+                num_cancelled += not asking.done()
+                asking.cancel()
+                await asyncio.sleep(0.01 * draw.random())
+                asking.cancel()
+            answer: object = (await asyncio.gather(asking, return_exceptions=True))[0]
+            if not isinstance(answer, asyncio.CancelledError) and answer != number:
+                wrong.append((number, answer))
+
+    await asyncio.gather(*(ask_some() for _ in range(6)))
+    assert wrong == []
+    assert num_cancelled > num_questions / 50
+
+
+async def test_an_answer_that_nobody_asked_for_is_not_the_next_ones(role: Program) -> None:
+    assert await _ask(role, "echo", 0) == 0
+    assert await _ask(role, "answer twice", 2) == "forged"  # it may lie about its own
+    assert await _ask(role, "echo", 1) == 1
+
+
+async def test_helpers_are_started_where_that_pays(role: Program, tmp_path: Path) -> None:
+    """Short questions share a process; those that wait for each other get one each."""
+    role = replace(role, most=8)
+    many = await asyncio.gather(*(_ask(role, "pid") for _ in range(48)))
+    assert len(set(many)) <= 2
+    (tmp_path / "met").mkdir()
+    met = await asyncio.gather(*(_ask(role, "meet", str(tmp_path / "met"), 8) for _ in range(8)))
+    assert len(set(met)) == 8
+    assert (await pool(role)).starts == 8
