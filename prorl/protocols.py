@@ -64,6 +64,10 @@ class Channel(Protocol):
     def node(self) -> str:
         """The node whose certificate the dialler showed; empty for this host."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether both ends are one process, so that nothing goes through a socket."""
+
     def send(self, batch: pa.RecordBatch) -> None:
         """Queue a batch for the other end."""
 
@@ -81,7 +85,9 @@ the stream with that text.
 
 
 class Network(Protocol):
-    """Makes channels: `FlightNetwork` between processes, `LocalNetwork` inside one loop."""
+    """Makes channels: between processes over Flight, inside one by handing over. `FlightNetwork`
+    does both.
+    """
 
     async def listen(
         self, name: str, routes: Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]

@@ -1,4 +1,4 @@
-"""`topology: inline`: gateway, stages and store in this process's loop over `LocalNetwork`.
+"""`topology: inline`: gateway, stages and store in this process's loop.
 
 Sandboxd and model servers stay processes. For tests and tiny runs: the same objects as between
 processes, record batches on the edges, the same control log and files. A part of this process that
@@ -18,7 +18,7 @@ from pathlib import Path
 from prorl import helper
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
-from prorl.flight import FlightNetwork, LocalNetwork
+from prorl.flight import FlightNetwork
 from prorl.graph import GRAPH
 from prorl.net.bearer import keys_of
 from prorl.process import JsonLines
@@ -45,7 +45,8 @@ class Inline(Supervisor):
     async def _start(self) -> None:
         """Bring all up, what others dial first; the stack ends them in the opposite order."""
         await super()._start()
-        stack, network = self._parts, LocalNetwork()
+        stack = self._parts
+        network = FlightNetwork(self.config.token, keys=keys_of(self.config))
         stack.enter_context(_log_to(self._root.path / "logs" / "inline.log"))
         stack.callback(helper.close)
         stack.push_async_callback(network.close)
@@ -53,9 +54,7 @@ class Inline(Supervisor):
         self._background(_endless(asyncio.shield(served.work)), "run the gateway")
         self._background(_endless(asyncio.shield(served.web)), "serve HTTP")
         self.config = self.config.model_copy(update={"http_port": served.http_port})
-        flight = FlightNetwork(self.config.token, keys=keys_of(self.config))
-        trainers = await stack.enter_async_context(flight)
-        _, work = await stack.enter_async_context(serving_store(self.config, network, trainers))
+        _, work = await stack.enter_async_context(serving_store(self.config, network, network))
         self._background(_endless(asyncio.shield(work)), "run the store")
         sandboxes = UnixSandboxHost(str(self.config.sandbox_socket), self.config.node_id)
         host = await stack.enter_async_context(sandboxes)

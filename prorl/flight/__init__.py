@@ -1,13 +1,12 @@
 """Arrow Flight between processes: channels, edges over them, the worker's control client.
 
-Channels (`FlightNetwork`, `LocalNetwork`) carry edges (`Outlet`, `Inlet`) and control streams
-(`ControlClient`). The arithmetic of edges is pure and lives in `credit.py`; tickets of the
-trainers' stream in `ticket.py`.
+Channels (`FlightNetwork`, inside one loop those of `local.py`) carry edges (`Outlet`, `Inlet`) and
+control streams (`ControlClient`). The arithmetic of edges is pure and lives in `credit.py`; tickets
+of the trainers' stream in `ticket.py`.
 """
 
 from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.inlet import Inlet
-from prorl.flight.local import LocalNetwork
 from prorl.flight.malloc import tune
 from prorl.flight.outlet import Outlet
 from prorl.flight.rpc import FlightReads
@@ -18,7 +17,6 @@ __all__ = [
     "FlightNetwork",
     "FlightReads",
     "Inlet",
-    "LocalNetwork",
     "Outlet",
     "this_life",
     "tune",

@@ -99,6 +99,10 @@ class _End(ABC):
     def node(self) -> str:
         return self._node
 
+    @property
+    def is_local(self) -> bool:
+        return False
+
     def send(self, batch: pa.RecordBatch) -> None:
         if self._closing or self._gone.is_set():
             return

@@ -1,7 +1,8 @@
-"""`LocalNetwork`: the same channels inside one event loop, for `topology: inline` and for tests.
+"""Channels inside one event loop: what a `FlightNetwork` makes of a dial of its own location.
 
-Only record batches pass; schemas and versions are compared, and streams accepted, refused and
-ended, as over Flight.
+The same record batches pass as over Flight, without the socket; schemas and versions are compared,
+and streams are accepted, refused and ended, as over Flight. A certificate or token is not asked
+for: both ends are one process. What bounds the batches that wait is the credit of the edge above.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from prorl.errors import ProrlError, UnavailableError
+from prorl.errors import UnavailableError
 from prorl.flight.queues import Inbox
-from prorl.flight.wire import Opening, Routes, check_peer_schema, route_of, with_version
+from prorl.flight.refusals import presentable
+from prorl.flight.wire import Opening, Routes, check_peer_schema, route_of
 from prorl.protocols import Channel
 from prorl.types import Json
 
@@ -46,6 +48,10 @@ class LocalChannel:
     def node(self) -> str:
         return ""
 
+    @property
+    def is_local(self) -> bool:
+        return True
+
     def send(self, batch: pa.RecordBatch) -> None:
         self.accept()
         if self._other is not None:
@@ -70,41 +76,22 @@ class LocalChannel:
             other.end()
 
 
-class LocalNetwork:
-    """Implements `prorl.protocols.Network` inside one loop; any text is a location."""
+class LocalStreams:
+    """The open streams between parts of one loop. Belongs to that loop."""
 
     def __init__(self) -> None:
-        self._served: dict[str, Routes] = {}
         self._handlers: dict[asyncio.Future[None], LocalChannel] = {}
-        self._closed = False
 
-    async def __aenter__(self) -> LocalNetwork:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-    async def listen(self, name: str, routes: Routes) -> str:
-        if name in self._served:
-            raise UnavailableError(f"cannot listen at {name}: taken")
-        self._served[name] = routes
-        return name
-
-    async def dial(
-        self,
-        location: str,
-        path: str,
-        hello: Mapping[str, Json],
-        sends: pa.Schema,
-        receives: pa.Schema,
+    async def open(
+        self, location: str, routes: Routes, opening: Opening, sends: pa.Schema, receives: pa.Schema
     ) -> Channel:
-        routes = self._served.get(location)
-        if routes is None or self._closed:
-            raise UnavailableError(f"{location} {path}: nobody listens")
-        opening = Opening(path, with_version(hello))
+        """The dialler's end, once the route's handler has accepted the stream.
+
+        Raises what the handler refuses with; NotFoundError, SchemaError as over Flight.
+        """
         accept, handler_receives, handler_sends = route_of(routes, opening)
-        check_peer_schema(handler_sends, receives, f"{location} {path}")
-        check_peer_schema(sends, handler_receives, path)
+        check_peer_schema(handler_sends, receives, f"{location} {opening.path}")
+        check_peer_schema(sends, handler_receives, opening.path)
         dialled, served = LocalChannel.link(opening.hello)
         handler = asyncio.ensure_future(accept(served))
         self._handlers[handler] = served
@@ -114,22 +101,21 @@ class LocalNetwork:
 
     def _handled(self, handler: asyncio.Future[None]) -> None:
         served = self._handlers.pop(handler)
-        error = UnavailableError("shutting down") if handler.cancelled() else handler.exception()
+        error = (
+            UnavailableError("shutting down")
+            if handler.cancelled()
+            else presentable(handler.exception())
+        )
         if served.accepted.done():
             if error is not None and not handler.cancelled():
-                log.warning(
-                    "a stream ended: %s",
-                    error,
-                    exc_info=None if isinstance(error, ProrlError) else error,
-                )
+                log.warning("a stream ended: %s", error, extra={"peer": dict(served.peer)})
         elif error is not None:
             served.accepted.set_exception(error)
         served.accept()
         served.end()
 
     async def close(self) -> None:
-        self._closed = True
-        self._served.clear()
+        """End every stream and cancel its handler."""
         handlers = dict(self._handlers)
         for handler, served in handlers.items():
             served.end()

@@ -7,7 +7,9 @@ server tracebacks never do. A class of `prorl.errors` arrives as that class; any
 
 from __future__ import annotations
 
+import logging
 import re
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +25,8 @@ from prorl.errors import (
     UnavailableError,
     UserError,
 )
+
+log = logging.getLogger("prorl.flight")
 
 STREAM_ERRORS: tuple[type[BaseException], ...] = (fl.FlightError, pa.ArrowException, OSError)
 """What a Flight stream raises when it breaks."""
@@ -49,6 +53,15 @@ _TLS_CAUSES = (
     ("Socket closed", "TLS was asked of a plain port, or our certificate was refused"),
 )
 """What OpenSSL and gRPC say, and what it means; the server's side of a refusal is never told."""
+
+
+def presentable(error: BaseException | None) -> ProrlError | None:
+    """Our errors as they are; for any other an id that finds it in the log."""
+    if error is None or isinstance(error, ProrlError):
+        return error
+    error_id = uuid.uuid4().hex[:8]
+    log.error("internal error %s", error_id, exc_info=error)
+    return UnavailableError(f"internal error {error_id}; the log of that process has it")
 
 
 def to_flight(error: ProrlError) -> fl.FlightError:

@@ -1,9 +1,14 @@
 """`FlightNetwork`: listens and dials over Arrow Flight, with a bearer token on every call.
 
-One `FlightServerBase` per location. Its RPC threads own nothing: they hand streams and reads to the
-loop of the process and wait for the answer. `FlightReads` lets the store answer `get_flight_info`,
-`do_get` and `do_action` from coroutines; a `do_get` answers with a `pa.Table` (or an IPC reader),
-which pyarrow streams in C++ without the GIL, never with a Python iterator.
+A process has one. A dial of a location that it serves itself gets a channel inside the loop
+(`local.py`): the endpoint hands the same record batches over without the socket. All other dials,
+those of other processes among them, go through Flight.
+
+One `FlightServerBase` per location; several parts of a process may serve routes at one. Its RPC
+threads own nothing: they hand streams and reads to the loop of the process and wait for the answer.
+`FlightReads` lets the store answer `get_flight_info`, `do_get` and `do_action` from coroutines; a
+`do_get` answers with a `pa.Table` (or an IPC reader), which pyarrow streams in C++ without the GIL,
+never with a Python iterator.
 
 Shutdown: `close` ends every channel, cancels what handlers still do, and waits `CLOSE_S` for the
 RPC threads; a stream whose peer is stalled is left to the end of the process (`os._exit`).
@@ -14,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import Future
@@ -24,12 +28,20 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from prorl.errors import ProrlError, UnavailableError
+from prorl.errors import UnavailableError
 from prorl.flight.channel import CLOSE_S, DialledChannel, ServedChannel, dial_blocking
+from prorl.flight.local import LocalStreams
 from prorl.flight.queues import call_threadsafe
-from prorl.flight.refusals import STREAM_ERRORS, to_flight
+from prorl.flight.refusals import STREAM_ERRORS, presentable, to_flight
 from prorl.flight.rpc import FlightReads, RpcServer
-from prorl.flight.wire import Opening, Routes, check_location, guard_fork, with_version
+from prorl.flight.wire import (
+    Opening,
+    Route,
+    Routes,
+    check_location,
+    guard_fork,
+    with_version,
+)
 from prorl.net.bearer import Keys
 from prorl.net.tls import AnyCredentials, Credentials
 from prorl.protocols import Accept, Channel
@@ -57,7 +69,7 @@ class _Listening(NamedTuple):
     """A location that is served, and all that it takes to serve it again."""
 
     name: str
-    routes: Routes
+    routes: dict[str, Route]
     reads: FlightReads | None
     shown: Credentials | None
     server: RpcServer
@@ -81,6 +93,7 @@ class FlightNetwork:
         self._renewing: asyncio.Task[None] | None = None
         self._streams: dict[ServedChannel, asyncio.Future[None]] = {}
         self._dialled: set[DialledChannel] = set()
+        self._local = LocalStreams()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -94,11 +107,19 @@ class FlightNetwork:
         """Serve routes (and reads) at `grpc+unix:///path`, `grpc://host:port` or, with
         certificates on both sides, `grpc+tls://host:port`; port 0 = any. The location to dial.
 
-        Raises ConfigError for a location of another form, UnavailableError when it is taken.
+        Routes for a location that this network serves already join those that are there. Raises
+        ConfigError for a location of another form, UnavailableError when it or a path is taken.
         """
         check_location(name)
         guard_fork()
         self._loop = asyncio.get_running_loop()
+        served = self._served_at(name)
+        if served is not None:
+            if reads is not None or served.routes.keys() & routes.keys():
+                raise UnavailableError(f"cannot listen at {name}: this process does already")
+            served.routes.update(routes)
+            return name
+        routes = dict(routes)
         shown = self._credentials.current if self._credentials is not None else None
         server = self._serve(name, routes, reads, shown)
         if not name.startswith("grpc+unix"):
@@ -107,6 +128,9 @@ class FlightNetwork:
         if name.startswith("grpc+tls") and self._renewing is None:
             self._renewing = asyncio.create_task(self._renew_forever())
         return name
+
+    def _served_at(self, location: str) -> _Listening | None:
+        return next((one for one in self._servers if one.name == location), None)
 
     def _serve(
         self, name: str, routes: Routes, reads: FlightReads | None, shown: Credentials | None
@@ -147,6 +171,11 @@ class FlightNetwork:
         """
         loop = asyncio.get_running_loop()
         opening, token = Opening(path, with_version(hello)), self._token
+        own = self._served_at(location)
+        if own is not None:
+            if self._closed:
+                raise UnavailableError(f"{location} {path}: shutting down")
+            return await self._local.open(location, own.routes, opening, sends, receives)
         shown = self._credentials.current if self._credentials is not None else None
         if location.startswith("grpc+tls") and shown is not None:
             token = "" if shown.role == "service" else token
@@ -172,6 +201,7 @@ class FlightNetwork:
         for stream, handler in self._streams.items():
             await stream.close()
             handler.cancel()
+        await self._local.close()
         await asyncio.gather(*(end.close() for end in self._dialled))
         await asyncio.gather(*self._streams.values(), return_exceptions=True)
         if self._renewing is not None:
@@ -203,7 +233,7 @@ class FlightNetwork:
         error = (
             UnavailableError("shutting down")
             if handler.cancelled()
-            else _presentable(handler.exception())
+            else presentable(handler.exception())
         )
         if error is not None and stream.accepted.done() and not handler.cancelled():
             log.warning("a stream ended: %s", error, extra={"peer": dict(stream.peer)})
@@ -219,7 +249,7 @@ class FlightNetwork:
         if self._loop is None or self._closed:
             raise to_flight(UnavailableError("shutting down"))
         future = asyncio.run_coroutine_threadsafe(_call(handler, argument), self._loop)
-        refusal = _presentable(self._outcome(context, future))
+        refusal = presentable(self._outcome(context, future))
         if refusal is not None:
             raise to_flight(refusal) from None
         return future.result()
@@ -240,15 +270,6 @@ class FlightNetwork:
 
 async def _call(handler: Callable[[bytes], Awaitable[AnswerT]], argument: bytes) -> AnswerT:
     return await handler(argument)
-
-
-def _presentable(error: BaseException | None) -> ProrlError | None:
-    """Our errors as they are; for any other an id that finds it in the log."""
-    if error is None or isinstance(error, ProrlError):
-        return error
-    error_id = uuid.uuid4().hex[:8]
-    log.error("internal error %s", error_id, exc_info=error)
-    return UnavailableError(f"internal error {error_id}; the log of that process has it")
 
 
 def _discard(dialling: asyncio.Future[DialledChannel]) -> None:

@@ -43,8 +43,11 @@ UNIX_PATH_BYTES = 107
 """Longest Unix socket path that the kernel takes."""
 
 
-Routes = Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]
-"""Path -> (handler, schema received, schema sent)."""
+Route = tuple[Accept, pa.Schema, pa.Schema]
+"""Handler, schema received, schema sent."""
+
+Routes = Mapping[str, Route]
+"""By path."""
 
 _used_by = 0
 """The process that has used Flight first."""

@@ -1,4 +1,4 @@
-"""Fixtures of the flight tests: one body over both networks, and nothing may be left behind."""
+"""Fixtures of the flight tests: one body over both kinds of edge; nothing may be left behind."""
 
 from __future__ import annotations
 
@@ -8,18 +8,35 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from prorl.flight import FlightNetwork, LocalNetwork
+from prorl.flight import FlightNetwork
+from prorl.protocols import Channel
 
 
 @dataclass(frozen=True)
 class Net:
     """A network and names to listen at."""
 
-    network: FlightNetwork | LocalNetwork
+    network: FlightNetwork
     name: Callable[[str], str]
+
+
+class Sockets(FlightNetwork):
+    """What it serves itself it dials through the socket, as another process would."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._other = FlightNetwork(*given, **named)
+
+    async def dial(self, *given: Any) -> Channel:
+        return await self._other.dial(*given)
+
+    async def close(self) -> None:
+        await super().close()
+        await self._other.close()
 
 
 def flight_threads() -> list[str]:
@@ -42,11 +59,8 @@ def no_leaks() -> Iterator[None]:
 
 @pytest.fixture(params=["local", "flight"])
 async def net(request: pytest.FixtureRequest, tmp_path: Path, no_leaks: None) -> AsyncIterator[Net]:
-    """A network of each kind; every test body runs over both."""
-    if request.param == "local":
-        async with LocalNetwork() as local:
-            yield Net(local, lambda name: name)
-    else:
-        async with FlightNetwork(token="secret") as flight:
-            yield Net(flight, lambda name: f"grpc+unix://{tmp_path}/{name}.sock")
+    """Both kinds of dial, in memory and through the socket; every test body runs over both."""
+    kind = FlightNetwork if request.param == "local" else Sockets
+    async with kind(token="secret") as network:
+        yield Net(network, lambda name: f"grpc+unix://{tmp_path}/{name}.sock")
     await asyncio.sleep(0)

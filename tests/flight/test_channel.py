@@ -16,11 +16,11 @@ import pyarrow.flight as fl
 import pytest
 
 from prorl.errors import ConfigError, ConflictError, UnavailableError
-from prorl.flight import FlightNetwork, FlightReads
+from prorl.flight import FlightReads
 from prorl.flight.refusals import from_flight
 from prorl.flight.wire import call_options, open_client
 from prorl.protocols import Channel
-from tests.flight.conftest import flight_threads, num_sockets
+from tests.flight.conftest import Sockets, flight_threads, num_sockets
 from tests.flight.test_network import NUMBERS, batch, echo
 from tests.waiting import until
 
@@ -45,7 +45,7 @@ async def peer(verb: str, location: str) -> AsyncIterator[asyncio.subprocess.Pro
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
 async def test_the_dialler_notices_a_killed_listener_at_once(tmp_path: Path, scheme: str) -> None:
     location = f"grpc+unix://{tmp_path}/s" if scheme == "unix" else "grpc://127.0.0.1:47113"
-    async with FlightNetwork(token="secret") as network, peer("listen", location) as process:
+    async with Sockets(token="secret") as network, peer("listen", location) as process:
         channel = await network.dial(location, "p", {}, NUMBERS, NUMBERS)
         assert await channel.receive() is not None
         receiving = asyncio.ensure_future(channel.receive())
@@ -66,7 +66,7 @@ async def test_the_listener_notices_a_killed_dialler_at_once(tmp_path: Path) -> 
         assert await channel.receive() is None
         lost.set()
 
-    async with FlightNetwork(token="secret") as network:
+    async with Sockets(token="secret") as network:
         location = await network.listen(
             f"grpc+unix://{tmp_path}/s", {"p": (accept, NUMBERS, NUMBERS)}
         )
@@ -80,7 +80,7 @@ async def test_the_listener_notices_a_killed_dialler_at_once(tmp_path: Path) -> 
 
 async def test_no_thread_socket_or_file_is_left(tmp_path: Path) -> None:
     before = num_sockets()
-    async with FlightNetwork() as network:
+    async with Sockets() as network:
         location = await network.listen(
             f"grpc+unix://{tmp_path}/s", {"p": (echo, NUMBERS, NUMBERS)}
         )
@@ -100,7 +100,7 @@ async def test_a_socket_file_left_by_a_killed_process_is_taken_over(tmp_path: Pa
         process.kill()
         await process.wait()
     assert os.listdir(tmp_path) == ["s"]
-    async with FlightNetwork() as network:
+    async with Sockets() as network:
         await network.listen(location, {"p": (echo, NUMBERS, NUMBERS)})
         channel = await network.dial(location, "p", {}, NUMBERS, NUMBERS)
         channel.send(batch(1))
@@ -108,7 +108,7 @@ async def test_a_socket_file_left_by_a_killed_process_is_taken_over(tmp_path: Pa
 
 
 async def test_locations_that_cannot_be_served(tmp_path: Path) -> None:
-    async with FlightNetwork() as network, FlightNetwork() as second:
+    async with Sockets() as network, Sockets() as second:
         with pytest.raises(ConfigError, match="too long"):
             await network.listen(f"grpc+unix://{tmp_path}/{'x' * 120}", {})
         with pytest.raises(ConfigError, match="expected grpc"):
@@ -124,7 +124,7 @@ async def test_a_bug_in_a_handler_leaves_an_id_and_no_traceback(
     async def broken(channel: Channel) -> None:
         raise KeyError("private detail")
 
-    async with FlightNetwork() as network:
+    async with Sockets() as network:
         location = await network.listen(
             f"grpc+unix://{tmp_path}/s", {"p": (broken, NUMBERS, NUMBERS)}
         )
@@ -149,7 +149,7 @@ async def test_reads_run_on_the_loop_and_keep_their_errors(tmp_path: Path) -> No
     async def shout(body: bytes) -> bytes:
         return body.upper()
 
-    async with FlightNetwork(token="secret") as network:
+    async with Sockets(token="secret") as network:
         location = await network.listen(
             "grpc://127.0.0.1:0", {}, FlightReads(get=get, info=describe, actions={"shout": shout})
         )
@@ -186,7 +186,7 @@ async def test_a_waiting_read_is_cancelled_when_its_client_goes(tmp_path: Path) 
             cancelled.set()
         raise AssertionError("unreachable")
 
-    async with FlightNetwork() as network:
+    async with Sockets() as network:
         location = await network.listen(f"grpc+unix://{tmp_path}/s", {}, FlightReads(get=get))
         with open_client(location) as client, pytest.raises(fl.FlightTimedOutError):
             await asyncio.to_thread(
@@ -203,7 +203,7 @@ async def test_an_idle_stream_survives_the_pings_of_keepalive(
     them.
     """
     monkeypatch.setattr("prorl.flight.channel.IDLE_S", 0.2)
-    async with FlightNetwork() as network:
+    async with Sockets() as network:
         location = await network.listen("grpc://127.0.0.1:0", {"p": (echo, NUMBERS, NUMBERS)})
         monkeypatch.setattr(
             "prorl.flight.wire.KEEPALIVE",

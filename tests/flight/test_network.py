@@ -1,4 +1,4 @@
-"""Channels: one body over `LocalNetwork` and `FlightNetwork`."""
+"""Channels: one body over those inside one loop and those through a socket."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 
 from prorl.errors import ConflictError, NotFoundError, SchemaError, UnavailableError
+from prorl.flight import FlightNetwork
 from prorl.protocols import Channel
 from prorl.schema import CONTROL, EDGE_BACK, LEASED
 from prorl.schema.fields import SCHEMA_VERSION
-from tests.flight.conftest import Net
+from tests.flight.conftest import Net, Sockets, flight_threads
 
 NUMBERS = pa.schema(
     [pa.field("n", pa.int64(), nullable=False)],
@@ -48,6 +49,30 @@ async def test_batches_arrive_in_order_in_both_directions(net: Net) -> None:
         channel.send(batch(n, -n))
     expected = [value for n in range(100) for value in (n, -n)]
     assert await values(channel, 200) == expected
+
+
+async def test_what_a_process_serves_itself_it_reaches_without_the_socket(net: Net) -> None:
+    """The route stays on the Flight server, where others dial it."""
+    channel, through_socket = await connect(net), isinstance(net.network, Sockets)
+    channel.send(batch(1))
+    assert await values(channel, 1) == [1]
+    assert channel.is_local is not through_socket
+    assert bool(flight_threads()) is through_socket
+    async with FlightNetwork(token="secret") as other:
+        away = await other.dial(net.name("a"), "echo", {}, NUMBERS, NUMBERS)
+        away.send(batch(2))
+        assert (await values(away, 1), away.is_local) == ([2], False)
+        await away.close()
+
+
+async def test_parts_of_a_process_serve_their_routes_at_one_location(net: Net) -> None:
+    location = await net.network.listen(net.name("a"), {"echo": (echo, NUMBERS, NUMBERS)})
+    assert await net.network.listen(location, {"more": (echo, NUMBERS, NUMBERS)}) == location
+    channel = await net.network.dial(location, "more", {}, NUMBERS, NUMBERS)
+    channel.send(batch(3))
+    assert await values(channel, 1) == [3]
+    with pytest.raises(UnavailableError, match="this process does already"):
+        await net.network.listen(location, {"more": (echo, NUMBERS, NUMBERS)})
 
 
 async def test_the_handler_sees_the_hello(net: Net) -> None:

@@ -35,7 +35,7 @@ from prorl.control import (
     TrajectorySummary,
     to_batch,
 )
-from prorl.flight import FlightNetwork, LocalNetwork
+from prorl.flight import FlightNetwork
 from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.inlet import Inlet
 from prorl.protocols import Channel, Network
@@ -45,6 +45,7 @@ from prorl.service.core.candidates import GroupBody
 from prorl.service.log.log import ControlLog
 from prorl.service.serve import Served, serving
 from prorl.types import AttemptKey, Json, Task
+from tests.flight.conftest import Sockets
 
 TOKEN = "secret"
 
@@ -262,7 +263,7 @@ async def world(
     """A gateway over a network of a kind, on `tmp_path`; entering it again is a restart."""
     config = settings(tmp_path, **more)
     async with AsyncExitStack() as stack:
-        network: Network = FlightNetwork(token=TOKEN) if kind == "flight" else LocalNetwork()
+        network = (Sockets if kind == "flight" else FlightNetwork)(token=TOKEN)
         stack.push_async_callback(network.close)
         served = await stack.enter_async_context(serving(config, network, log))
         session = await stack.enter_async_context(aiohttp.ClientSession())
