@@ -1,6 +1,6 @@
-"""Time as a value: a `Deadline` is passed in, never read from a global.
+"""Limits that several rooms share, and time as a value.
 
-The wire carries seconds that remain.
+A `Deadline` is passed in, never read from a global. The wire carries seconds that remain.
 
 Clocks are injected (`Clock` = a function that gives monotonic seconds), so that tests move time by
 hand.
@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from prorl.errors import BudgetError
 from prorl.timing import now
 from prorl.types import FailureCode
+
+MAX_ARTEFACT_BYTES = 512 << 10
+"""Of what EVAL grades, in every env: it fits into a record batch of 2 MiB beside its rollout."""
 
 Clock = Callable[[], float]
 """Monotonic seconds."""

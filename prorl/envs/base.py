@@ -41,7 +41,7 @@ from prorl.envs.tools import (
     text_field,
 )
 from prorl.errors import ConfigError, RolloutError, TaskError, boundary
-from prorl.limits import Deadline
+from prorl.limits import MAX_ARTEFACT_BYTES, Deadline
 from prorl.rubric import Rubric
 from prorl.states import FailureCode
 from prorl.types import (
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BaseEnv", "Solution", "tool"]
 
-MAX_ARTEFACT_BYTES = 64 << 10
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 
 

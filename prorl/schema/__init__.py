@@ -115,7 +115,7 @@ RAN = versioned(
         required("sequences", list_of(SEQUENCE), "token sequences of the attempt"),
         required("turns", list_of(TURN), "model calls of the attempt"),
         required("messages", list_of(MESSAGE), "what was said and done"),
-        required("artefact", pa.binary(), "what EVAL grades (a patch, an answer); up to 256 KiB"),
+        required("artefact", pa.binary(), "what EVAL grades (a patch, an answer); up to 512 KiB"),
         required("artefact_digest", pa.utf8(), "BLAKE2b-128 of the artefact"),
         required(
             "stop_reason",

@@ -18,8 +18,8 @@ The policy changes a repository so that hidden tests pass.
 | verified | true: `verify` is left out, somebody has done it |
 | tools, sandbox | further tools (`prorl/tools`); fields of SandboxSpec |
 
-The repository lies in the workspace as one git commit without history; an image needs git and
-python3. What crosses into EVAL is the diff to that commit, which is brought behind the tests into a
+The repository lies in the workspace as one git commit without history, behind one tag that gives the
+image's version; an image needs git and python3. What crosses into EVAL is the diff to that commit, which is brought behind the tests into a
 workspace prepared afresh, without what decides about it (`guard.py`). The reward is 1 when all
 named tests pass, else 0; a diff that does not apply, tests that hang or a sandbox that they break
 are 0, too; a workspace whose changes cannot be read any more is `sandbox_broken`.
@@ -98,7 +98,7 @@ class SweEnv(BaseEnv):
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The diff to the first commit. Raises SandboxError where the agent made it impossible."""
         assert sandbox is not None
-        return await workspace.changes(sandbox)
+        return await workspace.changes(task, sandbox)
 
     async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
         """Whether the task's own lists hold here: in a prepared sandbox of its own, once a node.
@@ -117,8 +117,9 @@ class SweEnv(BaseEnv):
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         assert sandbox is not None
-        if not artefact.strip():
-            return score_of(task, NOTHING, "no change")
+        said, diff = workspace.remark(artefact)
+        if not diff.strip():
+            return score_of(task, NOTHING, f"{said}no change")
         return await Judge(task, sandbox, deadline, artefact).score()
 
     def reference(self, task: Task) -> Solution:

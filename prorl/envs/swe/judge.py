@@ -25,7 +25,7 @@ import orjson
 
 from prorl.envs.swe import fields, guard, shell
 from prorl.envs.swe.tested import RUNNER_S, Harness, Tested, run_tests
-from prorl.envs.swe.workspace import apply, guarded_apply
+from prorl.envs.swe.workspace import apply, guarded_apply, remark
 from prorl.envs.tools import cut_short
 from prorl.errors import RolloutError, SandboxError
 from prorl.limits import Deadline
@@ -68,9 +68,11 @@ class Judge:
                 snapshot = self._sandbox.snapshot(str(self._snapshot), MAX_SNAPSHOT_BYTES)
                 order = shuffled([REAL, RIGHT, LEFT]) if await snapshot else order
             problem, left = await self._change()
+            said = remark(self._artefact)[0]
             if problem:
-                return score_of(self._task, NOTHING, f"the change does not apply: {problem}")
-            return await self._runs(order, left)
+                problem = f"{said}the change does not apply: {problem}"
+                return score_of(self._task, NOTHING, problem)
+            return await self._runs(order, said + left)
 
     async def _runs(self, order: Sequence[str], left: str) -> Score:
         wanted = fields.test_names(self._task, "FAIL_TO_PASS")

@@ -2,6 +2,7 @@
 applied to a fresh one before any code of theirs has run.
 
 Invariant: it is one git commit without history, made from the task's own files, archive or image.
+Empty commits between it and the one tag keep the version that packages ask tags for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from prorl.envs.swe import fields, guard, shell
 from prorl.envs.swe.guard import Rules
 from prorl.envs.tools import field_error
 from prorl.errors import NotFoundError, SandboxError, TaskError
+from prorl.limits import MAX_ARTEFACT_BYTES
 from prorl.protocols import Sandbox
 from prorl.types import FailureCode, Task, ToolResult
 
@@ -52,9 +54,12 @@ async def prepare(task: Task, sandbox: Sandbox) -> None:
         await sandbox.put(path, text.encode(), 0o755 if text.startswith("#!") else 0o644)
     if archive := task.data.get("archive"):
         await _unpack(task, Path(archive), sandbox)
+    first = shell.LIST_FILES if task.data.get("files") or archive else ""
     if setup := task.data.get("setup"):
-        await _run(task, sandbox, "setup", setup, float(task.data.get("setup_s", SETUP_S)))
-    await _run(task, sandbox, "the first commit", shell.BASE, SETUP_S)
+        limit_s = float(task.data.get("setup_s", SETUP_S))
+        await _run(task, sandbox, "setup", first + setup, limit_s)
+        first = ""
+    await _run(task, sandbox, "the first commit", first + shell.BASE, SETUP_S)
 
 
 async def _unpack(task: Task, archive: Path, sandbox: Sandbox) -> None:
@@ -74,27 +79,37 @@ async def _unpack(task: Task, archive: Path, sandbox: Sandbox) -> None:
     await _run(task, sandbox, f"unpacking {archive.name}", shell.UNPACK_TAR, SETUP_S)
 
 
-async def changes(sandbox: Sandbox) -> bytes:
-    """The diff to the first commit, new files included, ignored ones not.
+async def changes(task: Task, sandbox: Sandbox) -> bytes:
+    """The diff to the first commit, new files included, ignored ones not unless upstream tracks
+    them or the reference changes them.
 
-    The largest new files are left out where it would be too large. Raises SandboxError when the
-    agent has made it impossible to have.
+    Where it would be too large, generated files are left out, then new ones, then data, and a line
+    in front of the diff names them (`remark`). Raises SandboxError when the agent has made it
+    impossible to have.
     """
-    done = await sandbox.exec(["bash", "-c", shell.ARTEFACT], DIFF_S)
+    changed = guard.patch_paths(fields.patch(task).decode("utf-8", "replace"))
+    names = b"".join(path.encode() + b"\0" for path in changed)
+    done = await sandbox.exec(["bash", "-c", shell.ARTEFACT], DIFF_S, names)
     problem = "cannot be read: its repository is broken"
     if done.timed_out:
         problem = f"cannot be read in {DIFF_S:g} s"
     elif done.exit_code == shell.TOO_LARGE:
-        problem = f"are more than {shell.MAX_PATCH_BYTES} bytes"
+        problem = f"are more than {MAX_ARTEFACT_BYTES} bytes"
     elif done.exit_code == 0:
         try:
-            return await sandbox.get(shell.DIFF, shell.MAX_PATCH_BYTES)
+            return await sandbox.get(shell.DIFF, MAX_ARTEFACT_BYTES)
         except (NotFoundError, OSError):
             pass
     raise SandboxError(
         FailureCode.SANDBOX_BROKEN,
         f"a workspace whose changes {problem}: {done.output.strip()[-500:]}",
     )
+
+
+def remark(artefact: bytes) -> tuple[str, bytes]:
+    """What stands in front of the diff, for people, and the diff; both may be empty."""
+    head, diff, rest = artefact.partition(b"diff --git ")
+    return head.decode("utf-8", "replace"), diff + rest
 
 
 async def _run(task: Task, sandbox: Sandbox, what: str, script: str, limit_s: float) -> None:
@@ -113,8 +128,7 @@ async def apply(
 ) -> ToolResult:
     """`git apply`, without these paths, or one alone."""
     argv = [
-        "git",
-        "apply",
+        *("bash", "-c", shell.APPLY, "apply"),
         "--whitespace=nowarn",
         *(f"--exclude={_exactly(one)}" for one in without),
     ]
