@@ -11,6 +11,7 @@ from math import isfinite
 
 import orjson
 
+from prorl import exact_json
 from prorl.errors import TaskError
 from prorl.types import Json, Task
 
@@ -45,7 +46,7 @@ def task_to_json(task: Task) -> str:
     """
     try:
         values = {name: getattr(task, name) for name in _FIELDS} | {"data": dict(task.data)}
-        return orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
+        return exact_json.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
     except TypeError as cause:
         raise TaskError(
             f"task {task.task_id!r}: its data is not JSON ({cause})", "JSON values only"
@@ -55,7 +56,7 @@ def task_to_json(task: Task) -> str:
 def task_from_json(text: str) -> Task:
     """The task that `task_to_json` wrote. Raises TaskError."""
     try:
-        value: Json = orjson.loads(text)
+        value: Json = exact_json.loads(text)
     except orjson.JSONDecodeError as cause:
         raise TaskError(f"a task is not valid JSON: {cause}", "what task_to_json writes") from cause
     return task_from_row(value)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from prorl import exact_json
 from prorl.errors import RolloutError, UserError
 from prorl.linux.guest import MAX_REWARD_BYTES
 from prorl.net.bearer import EVERYTHING, Keys, TokenGrant, keys_of
@@ -194,12 +195,12 @@ class Desk:
 
         Raises UserError for more than an outcome may hold.
         """
-        said = orjson.dumps([how, body], option=orjson.OPT_SORT_KEYS)
+        said = exact_json.dumps([how, body], option=orjson.OPT_SORT_KEYS)
         if (before := self._said.get(known)) is not None:
             return 200 if before == said else 409
         if how == "failed":
             body = {"failed": body.get("code", "infra"), "message": body.get("message", "")}
-        log, reward = body.pop("log", ""), orjson.dumps(body).decode()
+        log, reward = body.pop("log", ""), exact_json.dumps(body).decode()
         if len(reward) > MAX_REWARD_BYTES:
             raise UserError("a longer outcome", f"at most {MAX_REWARD_BYTES} bytes")
         lease = self._leased.pop(known, None)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
+from prorl import exact_json
 from prorl.schema.fields import SPANS
 from prorl.schema.sequences import dense
 from prorl.storage.read.catalog import StoredRun
@@ -164,10 +164,10 @@ def _message(row: Mapping[str, Json]) -> Json:
             "type": "function",
             "function": {
                 "name": call["name"],
-                "arguments": orjson.dumps(call.get("arguments") or {}).decode(),
+                "arguments": exact_json.dumps(call.get("arguments") or {}).decode(),
             },
         }
-        for call in orjson.loads(row["tool_calls"] or "[]")
+        for call in exact_json.loads(row["tool_calls"] or "[]")
     ]
     named = {
         "tool_calls": calls,
@@ -243,7 +243,7 @@ def _tool_call(call: Mapping[str, Any], number: int) -> Json:
     return {
         "tool_call_id": call["id"] or f"call-{number}",
         "function_name": call["function"]["name"],
-        "arguments": orjson.loads(call["function"]["arguments"]),
+        "arguments": exact_json.loads(call["function"]["arguments"]),
     }
 
 

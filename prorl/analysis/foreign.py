@@ -23,6 +23,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prorl import exact_json
 from prorl.errors import UserError
 from prorl.schema import ARROW_ERRORS, MAX_SEGMENTS, SEQUENCES
 from prorl.schema.fields import SPANS
@@ -64,7 +65,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     content = path.read_bytes()
     for number, text in enumerate([content] if path.suffix == ".json" else content.splitlines(), 1):
         try:
-            row = orjson.loads(text)
+            row = exact_json.loads(text)
         except orjson.JSONDecodeError as error:
             raise UserError(f"{path}:{number} is not JSON: {error}", "one object a line") from None
         rows = row if isinstance(row, list) and path.suffix == ".json" else [row]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from prorl import exact_json
 from prorl.analysis.foreign import Line, Row, has_ids
 from prorl.errors import UserError
 from prorl.types import Json
@@ -290,7 +291,7 @@ def message_rows(
             "index": index,
             "role": str(message.get("role") or "user"),
             "content": _plain(message.get("content")),
-            "tool_calls": orjson.dumps(calls).decode() if calls else "",
+            "tool_calls": exact_json.dumps(calls).decode() if calls else "",
             "name": str(message.get("name") or ""),
             "turn": turn,
             "reasoning": _plain(message.get("reasoning_content")),
@@ -303,7 +304,7 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Json]:
     about = call.get("function") or call
     given = about.get("arguments")
     try:
-        given = orjson.loads(given) if isinstance(given, str) else given or {}
+        given = exact_json.loads(given) if isinstance(given, str) else given or {}
     except orjson.JSONDecodeError:
         given = {"": given}
     if not isinstance(given, dict):

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import orjson
 
+from prorl import exact_json
 from prorl.errors import UserError
 from prorl.types import FinishReason, Json, Message, ToolCall, ToolSpec
 
@@ -120,9 +121,9 @@ def read_parts(content: Json, kinds: Sequence[str]) -> str:
 
 def read_call(name: Json, arguments: Json, call_id: Json) -> ToolCall:
     """A call as an agent sends it back; one that does not parse keeps its text."""
-    text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    text = arguments if isinstance(arguments, str) else exact_json.dumps(arguments).decode()
     try:
-        value, error = orjson.loads(text), ""
+        value, error = exact_json.loads(text), ""
     except orjson.JSONDecodeError as cause:
         value, error = {}, str(cause)
     if not isinstance(value, dict):
@@ -167,7 +168,7 @@ def _kind(value: Json) -> str:
 
 def argument_text(call: ToolCall) -> str:
     """The arguments of a call of ours, as JSON text; what the policy wrote where they are none."""
-    return call.text if call.error else orjson.dumps(dict(call.arguments)).decode()
+    return call.text if call.error else exact_json.dumps(dict(call.arguments)).decode()
 
 
 # ---- comparing an agent with itself
@@ -178,7 +179,7 @@ def chain(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[bytes]
 
     So "is the beginning of" is one comparison.
     """
-    shown = orjson.dumps([tool._asdict() for tool in tools], option=orjson.OPT_SORT_KEYS)
+    shown = exact_json.dumps([tool._asdict() for tool in tools], option=orjson.OPT_SORT_KEYS)
     digests = [blake2b(shown, digest_size=16).digest()]
     for message in messages:
         calls = [[call.id, call.name, canonical_arguments(call)] for call in message.tool_calls]
@@ -190,7 +191,7 @@ def chain(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[bytes]
 def canonical_arguments(call: ToolCall) -> str:
     """The arguments of a call with sorted keys and numbers as doubles; else its text."""
     try:
-        value = json.loads(orjson.dumps(dict(call.arguments)), parse_int=float)
+        value = json.loads(exact_json.dumps(dict(call.arguments)), parse_int=float)
         return (
             call.text if call.error else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
         )

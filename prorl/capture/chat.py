@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import orjson
-
+from prorl import exact_json
 from prorl.capture.canonical import (
     ROLES,
     Asked,
@@ -122,7 +121,7 @@ def failed(kind: str, message: str) -> bytes:
 
 
 def _event(data: Json) -> bytes:
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+    return b"data: " + exact_json.dumps(data) + b"\n\n"
 
 
 def _head(asked: Asked, reply: Reply, kind: str) -> dict[str, Json]:

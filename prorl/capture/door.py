@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 import orjson
 from aiohttp import web
 
+from prorl import exact_json
 from prorl.capture import chat, messages, responses
 from prorl.capture.canonical import Asked, RefusedError, Reply, read_object
 from prorl.capture.ledger import Call, Ledger
@@ -155,7 +156,7 @@ class Door:
         if asked.stream:
             await response.write(b"".join(dialect.events(asked, reply)))
         else:
-            await response.write(orjson.dumps(dialect.answer(asked, reply)))
+            await response.write(exact_json.dumps(dialect.answer(asked, reply)))
         await response.write_eof()
         call.delivered |= _is_open(request)
         return response
@@ -185,7 +186,7 @@ async def read_body(request: web.BaseRequest) -> dict[str, Json]:
         if len(body) > MAX_BYTES:
             raise RefusedError(f"a body of more than {MAX_BYTES >> 20} MiB", "a shorter request")
     try:
-        return read_object(orjson.loads(body), "the body")
+        return read_object(exact_json.loads(bytes(body)), "the body")
     except orjson.JSONDecodeError as cause:
         raise RefusedError(f"the body is no JSON: {cause}", "a JSON object") from None
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import orjson
-
+from prorl import exact_json
 from prorl.capture.canonical import (
     Asked,
     RefusedError,
@@ -131,7 +130,7 @@ def failed(kind: str, message: str) -> bytes:
 
 
 def _event(kind: str, **fields: Json) -> bytes:
-    data = orjson.dumps({"type": kind, **fields})
+    data = exact_json.dumps({"type": kind, **fields})
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 

@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from itertools import count
 
-import orjson
-
+from prorl import exact_json
 from prorl.capture.canonical import (
     ROLES,
     Asked,
@@ -263,4 +262,4 @@ def failed(kind: str, message: str) -> bytes:
 
 def _event(data: dict[str, Json]) -> bytes:
     name: str = data["type"]
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + exact_json.dumps(data) + b"\n\n"

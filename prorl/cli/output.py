@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import orjson
 
+from prorl import exact_json
 from prorl.errors import ConfigError
 from prorl.types import Json
 
@@ -68,7 +69,7 @@ def note(line: str) -> None:
 
 
 def say_json(value: Json) -> None:
-    text = orjson.dumps(
+    text = exact_json.dumps(
         value,
         default=_default,
         option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS,

@@ -21,6 +21,7 @@ import stamina
 import urllib3
 from urllib3.exceptions import HTTPError, ProtocolError, SSLError
 
+from prorl import exact_json
 from prorl.errors import (
     ConfigError,
     ConflictError,
@@ -120,7 +121,7 @@ class Http:
         """
         target = "/" + "/".join(quote(part, safe="") for part in path)
         target += f"?{urlencode(query)}" if query else ""
-        data = None if body is None else orjson.dumps(body)
+        data = None if body is None else exact_json.dumps(body)
         for attempt in stamina.retry_context(
             on=UnavailableError, attempts=None, timeout=self._retry_s, wait_max=WAIT_S
         ):
@@ -128,7 +129,7 @@ class Http:
                 status, answer = self._once(method, target, data, timeout_s)
         if status >= 400:
             self._refuse(status, answer, f"{method} {target}")
-        return orjson.loads(answer) if answer else None
+        return exact_json.loads(answer) if answer else None
 
     def _once(
         self, method: str, target: str, data: bytes | None, timeout_s: float | None
@@ -214,7 +215,7 @@ def _detail(answer: bytes) -> str:
     beginning of whatever came.
     """
     try:
-        values = orjson.loads(answer)
+        values = exact_json.loads(answer)
     except orjson.JSONDecodeError:
         values = None
     message = values.get("message") if isinstance(values, dict) else None

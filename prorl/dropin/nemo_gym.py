@@ -13,9 +13,9 @@ from collections import defaultdict
 from statistics import fmean
 from typing import Any
 
-import orjson
 from aiohttp import web
 
+from prorl import exact_json
 from prorl.dropin.rollouts import (
     Answer,
     Rollouts,
@@ -123,7 +123,7 @@ def _items(name: str, message: dict[str, Json]) -> list[dict[str, Json]]:
             "id": f"fc_{name}_{i}",
             "call_id": call["id"],
             "name": call["name"],
-            "arguments": orjson.dumps(call["arguments"]).decode(),
+            "arguments": exact_json.dumps(call["arguments"]).decode(),
             "status": "completed",
         }
         for i, call in enumerate(calls)

@@ -22,6 +22,7 @@ import orjson
 from aiohttp import web
 from numpy.typing import NDArray
 
+from prorl import exact_json
 from prorl.client import Client
 from prorl.errors import ConflictError, NotFoundError, ProrlError, StorageError, UserError
 from prorl.schema.sequences import read_sequences
@@ -254,21 +255,21 @@ def mask_of(sequence: Sequence) -> NDArray[np.uint8]:
 
 def calls_of(message: Mapping[str, Json]) -> list[dict[str, Json]]:
     """The tool calls of a message, each with an id."""
-    calls = orjson.loads(message["tool_calls"] or b"[]")
+    calls = exact_json.loads(message["tool_calls"] or b"[]")
     turn = message["turn"]
     return [{**call, "id": call["id"] or f"call_{turn}_{i}"} for i, call in enumerate(calls)]
 
 
 def answered(body: Json, status: int = 200) -> web.Response:
     """JSON, arrays of numpy too."""
-    data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY, default=str)
+    data = exact_json.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY, default=str)
     return web.Response(body=data, status=status, content_type="application/json")
 
 
 async def body_of(request: web.Request, *needs: str) -> dict[str, Json]:
     """The JSON object of a request that has these keys. Raises UserError."""
     try:
-        body = orjson.loads(await request.read())
+        body = exact_json.loads(await request.read())
     except orjson.JSONDecodeError as error:
         raise UserError(f"the body is no JSON: {error}", "a JSON object") from None
     if not isinstance(body, dict) or (lacking := [key for key in needs if key not in body]):

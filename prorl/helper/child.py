@@ -127,19 +127,33 @@ def serve(prepare: Callable[..., Answer], *, with_channel: bool = False) -> NoRe
 
 
 def _encode(value: Any) -> bytes:
-    """Plain data; half a surrogate pair, which UTF-8 does not know, becomes a question mark."""
+    """Plain data; half a surrogate pair, which UTF-8 does not know, becomes a question mark, and an
+    integer beyond 64 bits, which msgpack does not know, an extension of it (`read_extension`).
+    """
     try:
         return msgspec.msgpack.encode(value)
-    except UnicodeEncodeError:
-        return msgspec.msgpack.encode(_utf8(msgspec.to_builtins(value, builtin_types=(bytes,))))
+    except (UnicodeEncodeError, OverflowError):
+        return msgspec.msgpack.encode(_plain(msgspec.to_builtins(value, builtin_types=(bytes,))))
 
 
-def _utf8(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return msgspec.msgpack.Ext(_BIG_INTEGER, str(value).encode())
     if isinstance(value, dict):
-        return {_utf8(key): _utf8(item) for key, item in value.items()}
-    return [_utf8(item) for item in value] if isinstance(value, list | tuple) else value
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+_BIG_INTEGER = 1
+
+
+def read_extension(code: int, data: memoryview) -> int:
+    """What an extension of msgpack holds. Raises ValueError."""
+    if code != _BIG_INTEGER:
+        raise ValueError(f"extension {code}")
+    return int(bytes(data))
 
 
 def _raised(error: BaseException) -> tuple[str, Any]:

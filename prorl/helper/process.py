@@ -20,7 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from prorl import errors
-from prorl.helper.child import LENGTH, is_common
+from prorl.helper.child import LENGTH, is_common, read_extension
 from prorl.linux.procfs import descendants, is_stopped
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -55,6 +55,9 @@ class Program:
     most: int = 4
     """Processes of one pool."""
     nice: int = 0
+
+
+_decode = msgspec.msgpack.Decoder(tuple[int, str, Any], ext_hook=read_extension).decode
 
 
 class HelperError(Exception):
@@ -237,8 +240,8 @@ class Helper:
                 return "raised", {"words": text, "place": ""}
             data = await self._reader.readexactly(length)
             try:
-                number, kind, value = msgspec.msgpack.decode(data, type=tuple[int, str, Any])
-            except (msgspec.DecodeError, RecursionError) as error:
+                number, kind, value = _decode(data)
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
                 return "raised", {"words": f"an answer that cannot be read: {error}", "place": ""}
             if number != self._number:
                 return "raised", {"words": "an answer to another question", "place": ""}

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import orjson
 
+from prorl import exact_json
 from prorl.errors import ConfigError
 from prorl.renderer.grammar import hermes
 from prorl.renderer.guard import Speech, split_thoughts
@@ -158,7 +158,7 @@ class ChatMLRenderer:
         for index, call in enumerate(message.tool_calls):
             if index or message.content:
                 yield "\n"
-            said = orjson.dumps({"name": call.name, "arguments": dict(call.arguments)}).decode()
+            said = exact_json.dumps({"name": call.name, "arguments": dict(call.arguments)}).decode()
             yield from (_CALL, f"\n{said}\n", _CALL_END)
 
 
@@ -172,4 +172,4 @@ def _tool_json(tool: ToolSpec) -> str:
         "description": tool.description,
         "parameters": dict(tool.parameters),
     }
-    return orjson.dumps({"type": "function", "function": function}).decode()
+    return exact_json.dumps({"type": "function", "function": function}).decode()

@@ -10,9 +10,9 @@ from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 
-import orjson
 import pyarrow as pa
 
+from prorl import exact_json
 from prorl.schema import RAN, READY, SCORED
 from prorl.schema.fields import MESSAGE, REWARD_PART, TURN
 from prorl.schema.rows import Added, Row
@@ -168,7 +168,7 @@ def ready_columns(
     return ReadyColumns(
         sandbox=sandbox,
         prompt=[_message_values(m) for m in prompt],
-        tools=orjson.dumps([spec._asdict() for spec in tools]).decode() if tools else "[]",
+        tools=exact_json.dumps([spec._asdict() for spec in tools]).decode() if tools else "[]",
         init_s=init_s,
     )
 
@@ -178,7 +178,7 @@ def read_ready(row: Row) -> Ready:
         lease=read_lease(row),
         sandbox=read_sandbox(row),
         prompt=tuple(read_message(m) for m in row.value("prompt")),
-        tools=tuple(ToolSpec(**spec) for spec in orjson.loads(row.value("tools"))),
+        tools=tuple(ToolSpec(**spec) for spec in exact_json.loads(row.value("tools"))),
     )
 
 
@@ -189,7 +189,7 @@ def read_sandbox(row: Row) -> SandboxRef:
 
 def _message_values(message: Message) -> Values:
     """Values of a message in the order of MESSAGE."""
-    calls = orjson.dumps([call._asdict() for call in message.tool_calls]).decode()
+    calls = exact_json.dumps([call._asdict() for call in message.tool_calls]).decode()
     role, content, _, *rest = _message_fields(message)
     return role, content, calls, *rest
 
@@ -200,7 +200,7 @@ _part_values = attrgetter(*(f.name for f in REWARD_PART))
 
 
 def read_message(value: dict[str, Json]) -> Message:
-    calls = tuple(ToolCall(**call) for call in orjson.loads(value["tool_calls"]))
+    calls = tuple(ToolCall(**call) for call in exact_json.loads(value["tool_calls"]))
     return Message(**{**value, "tool_calls": calls})
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import orjson
 
+from prorl import exact_json
 from prorl.errors import TaskError
 from prorl.plugins import absolute
 from prorl.tasks.formats import Format, detect
@@ -113,7 +114,7 @@ def read_tasks(
             continue
         places[task.task_id] = place
         found.tasks.append(task)
-        content = orjson.dumps([task.env, task.prompt, task.data], option=orjson.OPT_SORT_KEYS)
+        content = exact_json.dumps([task.env, task.prompt, task.data], option=orjson.OPT_SORT_KEYS)
         digest = blake2b(content, digest_size=16).digest()
         if digest in contents:
             found.repeated.append(place)

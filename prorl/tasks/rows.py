@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -20,8 +21,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from prorl import exact_json
 from prorl.errors import TaskError
 from prorl.tasks.formats import Row
+from prorl.tasks.formats.questions import ANSWERS
 from prorl.types import Json
 
 _GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
@@ -106,19 +109,24 @@ def _batches(path: Path, batches: Json) -> Iterator[Placed]:
     for batch in batches:
         for row in batch.to_pylist():
             number += 1
-            yield Placed(f"{path}, row {number}", {key: _plain(row[key]) for key in row})
+            yield Placed(f"{path}, row {number}", _plain(row))
 
 
 def _plain(value: Json) -> Json:
-    """A value of a column as JSON has it: times as text, bytes as base64."""
+    """A value of a column as JSON has it: times as text, bytes as base64, decimals exactly.
+
+    Arrow gives each object the keys of all rows' objects; those without a value are left out.
+    """
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _plain(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
         return [_plain(inner) for inner in value]
     if isinstance(value, datetime.datetime | datetime.date):
         return value.isoformat()
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return int(value) if value.as_tuple().exponent == 0 else str(value)
     return value
 
 
@@ -152,19 +160,26 @@ def _json(path: Path) -> Iterator[Placed]:
 
 def _list(path: Path, file: Any) -> list[Placed] | None:
     """The whole file as one list of objects; None, and back at the start, when it is none."""
+    text = file.read().removeprefix(_UTF8_MARK)
     try:
-        value = orjson.loads(file.read().removeprefix(_UTF8_MARK))
+        value = exact_json.loads(text)
     except orjson.JSONDecodeError:
         value = None
     if not value or not all(isinstance(row, dict) for row in value):
         file.seek(0)
         return None
+    if any(map(_float_answers, value)):
+        for row, written in zip(value, exact_json.loads_as_written(text), strict=True):
+            _keep_answers(row, written)
     return [Placed(f"{path}, row {i}", _object(row)) for i, row in enumerate(value, 1)]
 
 
 def _line(line: bytes) -> Row | TaskError:
     try:
-        return _object(orjson.loads(line))
+        value = exact_json.loads(line)
+        if _float_answers(value):
+            _keep_answers(value, exact_json.loads_as_written(line))
+        return _object(value)
     except orjson.JSONDecodeError as cause:
         shown = line.strip()[:60].decode("utf-8", "replace")
         return TaskError(f"{shown!r} is not valid JSON ({cause})", "one JSON object a line")
@@ -172,8 +187,30 @@ def _line(line: bytes) -> Row | TaskError:
 
 def _object(value: Json) -> Row | TaskError:
     if isinstance(value, dict):
-        return value
+        return {key: inner for key, inner in value.items() if inner is not None}
     return TaskError(f"found {type(value).__name__}", "one JSON object a line")
+
+
+def _float_answers(row: Json) -> list[tuple[str, str]]:
+    """Where answers stand that are floats: (the object's key or "", the answer's key). As a float
+    `0.50` and `1e25` are other texts, and the grader reads the text.
+    """
+    if not isinstance(row, dict) or row.get("env", "math") not in ("math", "stem"):
+        return []
+    holders = {"": row, **{key: row.get(key) for key in ("data", "reward_model")}}
+    return [
+        (name, key)
+        for name, values in holders.items()
+        if isinstance(values, dict)
+        for key in ANSWERS
+        if isinstance(values.get(key), float)
+    ]
+
+
+def _keep_answers(row: dict[str, Json], written: dict[str, Json]) -> None:
+    for name, key in _float_answers(row):
+        values, texts = (row[name], written[name]) if name else (row, written)
+        values[key] = texts[key]
 
 
 @contextmanager

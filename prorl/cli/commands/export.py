@@ -7,11 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from cyclopts import Parameter
 
+from prorl import exact_json
 from prorl.analysis.export import FORMATS, LINES, arrow_schema
 from prorl.cli.options import JsonObject, RunsRoot, StoredName
 from prorl.cli.output import answer, open_to_write
@@ -91,7 +91,7 @@ def _lines(path: Path, rows: Iterable[Mapping[str, Json]]) -> int:
     count = 0
     with open_to_write(path) as file:
         for row in rows:
-            file.write(orjson.dumps(row).decode() + "\n")
+            file.write(exact_json.dumps(row).decode() + "\n")
             count += 1
     return count
 

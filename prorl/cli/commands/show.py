@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from prorl import exact_json
 from prorl.cli.options import Flag, JsonObject, RunsRoot, StoredName
 from prorl.cli.output import answer, clean, note, say, say_json, table
 from prorl.cli.runs import run_directory
@@ -173,7 +172,7 @@ def _heading(message: dict[str, Any], turn: dict[str, Any] | None) -> str:
 
 
 def _calls(text: str) -> Iterator[str]:
-    for call in orjson.loads(text) if text else []:
+    for call in exact_json.loads(text) if text else []:
         arguments = call.get("arguments") or {}
         shown = ", ".join(f"{name}={_argument(value)}" for name, value in arguments.items())
         yield f"{call['name']}({shown})" + (f"  ! {call['error']}" if call.get("error") else "")

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import orjson
-
+from prorl import exact_json
 from prorl.renderer.guard import bare
 from prorl.types import Json, ToolCall, ToolSpec
 
@@ -55,9 +54,9 @@ def excerpt(text: str) -> str:
 
 def load(text: str) -> Json:
     """A JSON value. Raises ValueError, also for what nests too deeply to be written back."""
-    value: Json = orjson.loads(text)
+    value: Json = exact_json.loads(text)
     try:
-        orjson.dumps([[[[[[value]]]]]])  # room for the records that hold it
+        exact_json.dumps([[[[[[value]]]]]])  # room for the records that hold it
     except TypeError:
         raise ValueError("the call nests too deeply") from None
     return value

@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 import orjson
 from pydantic import Field, model_validator
 
+from prorl import exact_json
 from prorl.config import WHOLE_DISTRIBUTION, RunConfig, Sampling, StrictModel
 from prorl.errors import TaskError
 from prorl.task_json import check_values, task_to_json
@@ -92,11 +93,11 @@ def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> C
             raise TaskError("its sampling, in a run that trains", WHOLE_DISTRIBUTION)
         check_values(body.task.task_id, body.task.data, body.extra)
         try:
-            text, extra = task_to_json(body.task), orjson.dumps(body.extra).decode()
-        except orjson.JSONEncodeError as error:
+            text, extra = task_to_json(body.task), exact_json.dumps(body.extra).decode()
+        except TypeError as error:
             raise TaskError(
                 f"`data` or `extra`: {error}",
-                "JSON with integers below 2^64 and at most 254 levels",
+                "JSON of at most 254 levels",
             ) from None
         _check_size("the task with its prompt and data", text, MAX_TASK_BYTES)
         _check_size("`extra`", extra, MAX_EXTRA_BYTES)

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-import orjson
-
+from prorl import exact_json
 from prorl.service.core.state import GroupRecord, State, WorkerRecord
 
 
@@ -34,7 +33,7 @@ def image_of(group: GroupRecord) -> str:
 
 @lru_cache(maxsize=256)
 def _named(task: str) -> str:
-    data = orjson.loads(task).get("data") or {}
+    data = exact_json.loads(task).get("data") or {}
     named = data.get("image") if isinstance(data, dict) else ""
     return named if isinstance(named, str) and "/" not in named else ""
 
