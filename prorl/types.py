@@ -96,7 +96,8 @@ class AttemptKey(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One problem that an env can pose. `data` is the domain's own: the env says what it reads from
-    it (`prorl/envs`).
+    it (`prorl/envs`). A key whose value is None is left out of it, also in objects inside: a table
+    gives each row the keys of all rows. Lists stay as they are.
     """
 
     task_id: Annotated[str, Len(1, 512)]
@@ -109,6 +110,15 @@ class Task:
     """Reference answer, tests, entry point ... JSON values only."""
     data_source: str = ""
     """Where it came from, e.g. `gsm8k`; a column of `rollouts`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", _without_none(self.data))
+
+
+def _without_none(value: Json) -> Json:
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import pickle
 import tracemalloc
 import zlib
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 
 import orjson
@@ -653,3 +654,46 @@ def test_the_real_files_load(name: str, count: int, env: str) -> None:
     assert len(tasks) == count
     assert {task.env for task in tasks} == {env}
     assert all(task_from_json(task_to_json(task)) == task for task in tasks[:50])
+
+
+MIXED: list[dict[str, Json]] = [
+    {"env": "math", "data": {"answer": "7", "solution": "3 + 4"}},
+    {"env": "stem", "data": {"answer": "B", "choices": ["one", "two"]}},
+    {"env": "stem", "data": {"answer": "3 m", "tolerance": 0.05, "sandbox": {"memory_mb": 64}}},
+    {"env": "code", "data": {"cases": [{"input": "1", "output": "2"}], "case_s": 2.0}},
+    {"env": "code", "data": {"prompt": "def f():", "entry_point": "f", "test": "def check(f): 1"}},
+    {"env": "swe", "data": {"files": {"a.py": "x = 1\n"}, "test_command": "true"}},
+    {"env": "swe", "data": {"files": {"b.py": "y = 1\n"}, "environment": {"A": "1"}}},
+]
+
+
+def test_keys_that_a_table_gave_each_row_are_absent(tmp_path: Path) -> None:
+    """A row of a table, and a line that was written from one, have the keys of all rows."""
+    rows = [{"task_id": str(n), "prompt": "?", **row} for n, row in enumerate(MIXED)]
+    wide = pa.Table.from_pylist(rows).to_pylist()
+    assert "choices" in wide[0]["data"]
+    assert "b.py" in wide[5]["data"]["files"]
+    paths = [
+        _write(tmp_path / "wide.jsonl", *wide),
+        _write_parquet(tmp_path / "a.parquet", *rows),
+    ]
+    (tmp_path / "wide.json").write_bytes(orjson.dumps(wide))
+    for path in (*paths, tmp_path / "wide.json"):
+        assert [task.data for task in load_tasks(path)] == [row["data"] for row in MIXED], path
+
+
+def test_a_table_with_keys_of_other_formats_is_known_by_what_it_has(tmp_path: Path) -> None:
+    row = {"question": "1+1?", "answer": "#### 2", "choices": None, "input_output": None}
+    for path in (_write(tmp_path / "a.jsonl", row), _write_parquet(tmp_path / "a.parquet", row)):
+        assert read_tasks(path).format == "gsm8k"
+
+
+def test_none_in_a_list_is_a_value_and_decimals_are_exact(tmp_path: Path) -> None:
+    case = {"input": [None, {"a": None}], "output": None}
+    data = {"cases": [case], "function": "f"}
+    row = {"task_id": "1", "env": "code", "prompt": "?", "data": data}
+    assert load_tasks(_write(tmp_path / "a.jsonl", row))[0].data == data
+    exact = {"prompt": "?", "answer": Decimal(2**100)}
+    assert load_tasks(_write_parquet(tmp_path / "a.parquet", exact))[0].data["answer"] == str(
+        2**100
+    )
