@@ -71,6 +71,10 @@ class TaskError(UserError):
     """A task file or task row is wrong."""
 
 
+class NoReferenceError(TaskError):
+    """A task has no reference solution; it may be played and graded all the same."""
+
+
 class UnauthorizedError(UserError):
     """No bearer token came, or one that does not count (HTTP 401)."""
 

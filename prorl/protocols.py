@@ -318,7 +318,7 @@ class Env(Protocol):
         """
 
     def reference(self, task: Task) -> Reference:
-        """The reference solution, for oracles and checks. Raises TaskError when there is none."""
+        """The reference solution, for oracles and checks. Raises NoReferenceError, TaskError."""
 
 
 @runtime_checkable

@@ -40,7 +40,7 @@ from prorl.envs.tools import (
     task_tools,
     text_field,
 )
-from prorl.errors import ConfigError, RolloutError, TaskError, boundary
+from prorl.errors import ConfigError, NoReferenceError, RolloutError, TaskError, boundary
 from prorl.limits import MAX_ARTEFACT_BYTES, Deadline
 from prorl.rubric import Rubric
 from prorl.states import FailureCode
@@ -83,7 +83,11 @@ class BaseEnv:
     scores_in_sandbox: bool = False
     """Whether EVAL starts a sandbox for the rubric."""
     partial_credit: bool = False
-    """Whether a useless answer may score more than 0 (`prorl check` refuses that else)."""
+    """Whether a useless answer may score more than the worst (`prorl check` refuses that else)."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """The worst and the best reward: what `prorl check` expects of a useless answer and of the
+    reference solution.
+    """
     repeatable: tuple[str, ...] = ()
     """Methods marked with `tool` that change nothing: they may run again when a worker died."""
     own_tools: ClassVar[Mapping[str, ToolSpec]] = {}
@@ -163,8 +167,8 @@ class BaseEnv:
         return await self.rubric.score(task, artefact, sandbox, deadline)
 
     def reference(self, task: Task) -> Reference:
-        """Raises TaskError: there is none."""
-        raise TaskError(
+        """Raises NoReferenceError."""
+        raise NoReferenceError(
             f"task {task.task_id!r}: the env {task.env!r} knows no reference solution",
             "a method `reference`",
         )

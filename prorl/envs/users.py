@@ -88,6 +88,7 @@ class Plan:
     own_tools: tuple[str, ...]
     repeatable: tuple[str, ...]
     partial_credit: bool
+    reward_range: tuple[float, float]
 
 
 def users_code(task: Task) -> tuple[str, ...]:
@@ -235,7 +236,7 @@ class UsersEnv(BaseEnv):
     def __init__(self, asking: _Asking, plan: Plan, until: float) -> None:
         self.name, self._asking, self._until = plan.name, asking, until
         self.plan = plan
-        self.partial_credit = plan.partial_credit
+        self.partial_credit, self.reward_range = plan.partial_credit, plan.reward_range
         if (text := plan.preparation) is not None:
             self.preparation = lambda task: text  # a `CachedWorkspace` then
         if "verify" in plan.hooks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -107,7 +108,23 @@ def _plan(env: Env, task: Task) -> Mapping[str, Json]:
         "own_tools": tuple(getattr(env, "own_tools", ())),
         "repeatable": tuple(getattr(env, "repeatable", ())),
         "partial_credit": bool(getattr(env, "partial_credit", False)),
+        "reward_range": _reward_range(env),
     }
+
+
+def _reward_range(env: Env) -> tuple[float, float]:
+    """The env's worst and best reward. Raises TaskError."""
+    found: Json = getattr(env, "reward_range", BaseEnv.reward_range)
+    try:
+        worst, best = map(float, found)
+    except (TypeError, ValueError):
+        worst = best = math.nan
+    if not worst < best:
+        raise TaskError(
+            f"reward_range of env {env.name!r} is {found!r}"[:300],
+            "the worst and the best reward, as (0.0, 1.0)",
+        )
+    return worst, best
 
 
 async def _reference(env: Env, task: Task) -> Solution:

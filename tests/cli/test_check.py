@@ -68,6 +68,12 @@ def test_a_reference_that_calls_a_tool_that_is_not_there_is_refused(
     [
         ("partial_credit = True", "1 tasks: oracle 1, no-op"),
         ("", "a useless answer scores 0.5 (an env may say partial_credit = True)"),
+        ("partial_credit, reward_range = True, (-1, 1)", "1 tasks: oracle 1, no-op"),
+        (
+            "partial_credit, reward_range = True, (0, 5)",
+            "the reference solution scores 1; expected 5 (an env may say reward_range = (worst,",
+        ),
+        ("reward_range = (1, 0)", "reward_range of env 'capitals' is (1, 0); expected the worst"),
         ("def messages(self, task): return 1 / 0", "ZeroDivisionError: division by zero (/"),
         ("def messages(self, task): os._exit(3)", "ended its process (exit code 3)"),
     ],
@@ -86,3 +92,57 @@ def test_what_is_wrong_with_an_env_is_its_own_words_and_line(
     shown = capsys.readouterr().out
     assert said in " ".join(shown.split())
     assert status == (0 if "oracle 1" in said else 1)
+
+
+BEST_IS_FIVE = ENV.replace("float(", "5.0 * (").replace("TOOL", "look_up")
+
+
+@pytest.mark.parametrize(
+    ("env", "row", "says"),
+    [
+        (
+            BEST_IS_FIVE.replace("    needs", "    reward_range = (0.0, 5.0)\n    needs"),
+            {"env": "capitals.py:Capitals", "prompt": "?", "data": {"answer": "Oslo"}},
+            "1 tasks: oracle 1, no-op 0, twice the same",
+        ),
+        (
+            ENV.partition("    def reference")[0],
+            {"env": "capitals.py:Capitals", "prompt": "?", "data": {"answer": "Oslo"}},
+            "1 tasks without a reference solution: no-op 0, twice the same",
+        ),
+        (
+            "",
+            {"description": "Double it.", "public_tests": {"input": ["1"], "output": ["2"]}},
+            "1 tasks without a reference solution",
+        ),
+        (
+            "",
+            {"question": "Double it.", "input_output": '{"inputs": ["1"], "outputs": ["2"]}'},
+            "1 tasks without a reference solution",
+        ),
+        (
+            "",
+            {
+                "env": "code",
+                "prompt": "Double it.",
+                "data": {"cases": [{"input": "1", "output": "2"}]},
+            },
+            "1 tasks without a reference solution",
+        ),
+    ],
+)
+def test_a_task_is_fine_without_a_reference_and_a_best_reward_may_be_five(
+    env: str,
+    row: dict[str, object],
+    says: str,
+    tmp_path: Path,
+    sandbox_kind: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "capitals.py").write_text(env)
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"task_id": "1", **row} if "env" in row else row))
+    status = dispatch(["check", str(tasks), "--sandbox", sandbox_kind])
+    shown = capsys.readouterr().out
+    assert says in shown
+    assert status == 0, shown

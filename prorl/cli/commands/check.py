@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import answer, clean, note
+from prorl.envs.base import BaseEnv
 from prorl.envs.tools import call_problem
-from prorl.envs.users import GetEnv, env_by_name, open_env
-from prorl.errors import RolloutError, UserError
-from prorl.protocols import Sandbox, SandboxHost
+from prorl.envs.users import GetEnv, env_by_name, open_env, reference_of
+from prorl.errors import NoReferenceError, RolloutError, UserError
+from prorl.protocols import Env, Sandbox, SandboxHost
 from prorl.sandbox.node.probe import choose
 from prorl.sandbox.spawn import spawned
 from prorl.tasks import read_tasks
@@ -30,6 +31,7 @@ class TaskCheck(NamedTuple):
 
     task_id: str
     oracle: tuple[float, ...] = ()
+    """Empty where the task has no reference solution: the useless answer is tried twice then."""
     noop: float | None = None
     problem: str = ""
     """Empty when all is well."""
@@ -47,7 +49,8 @@ def check(
 ) -> int:
     """Check tasks: the reference solution scores 1, a useless answer 0, twice the same.
 
-    Exit code 1 when a task fails.
+    An env's `reward_range` may name another best and worst reward. Of a task without a reference
+    solution only the useless answer is tried, twice. Exit code 1 when a task fails.
 
     Parameters
     ----------
@@ -75,8 +78,12 @@ def _lines(path: str, findings: Sequence[TaskCheck]) -> Iterator[str]:
         yield clean(f"{finding.task_id}: {finding.problem}")
     if bad:
         yield f"{path}: {len(bad)} of {len(findings)} tasks fail"
-    else:
-        yield f"{path}: {len(findings)} tasks: oracle 1, no-op 0, twice the same"
+        return
+    without = sum(not finding.oracle for finding in findings)
+    if without < len(findings):
+        yield f"{path}: {len(findings) - without} tasks: oracle 1, no-op 0, twice the same"
+    if without:
+        yield f"{path}: {without} tasks without a reference solution: no-op 0, twice the same"
 
 
 async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
@@ -113,17 +120,28 @@ async def _check_one(find: GetEnv, task: Task, boxes: Boxes) -> TaskCheck:
     try:
         env = await open_env(find, task, LIMITS.init_s)
         await verify(env, task, boxes=boxes, limit_s=2 * LIMITS.eval_s)
+        plays = "oracle" if await _has_reference(env, task) else "noop"
         first, again, useless = [
             await play(env, task, scripted(policy, env), boxes=boxes, limits=LIMITS)
-            for policy in ("oracle", "oracle", "noop")
+            for policy in (plays, plays, "noop")
         ]
         refused = _refused_calls(env.tools(task), first.trajectory.messages)
     except (UserError, RolloutError) as error:
         return TaskCheck(task.task_id, problem=" ".join(str(error).split()))
-    partial = getattr(env, "partial_credit", False)
-    problem = "; ".join(refused) or _problem(first.score, again.score, useless.score, partial)
-    rewards = (first.reward, again.reward)
+    problem = "; ".join(refused)
+    problem = problem or _reference_problem(env, first.score, again.score, plays)
+    problem = problem or _useless_problem(env, useless.score)
+    rewards = (first.reward, again.reward) if plays == "oracle" else ()
     return TaskCheck(task.task_id, rewards, useless.reward, " ".join(problem.split()))
+
+
+async def _has_reference(env: Env, task: Task) -> bool:
+    """Raises TaskError for a reference that is wrong."""
+    try:
+        await reference_of(env, task)
+    except NoReferenceError:
+        return False
+    return True
 
 
 def _refused_calls(tools: Sequence[ToolSpec], messages: Iterable[Message]) -> list[str]:
@@ -134,14 +152,31 @@ def _refused_calls(tools: Sequence[ToolSpec], messages: Iterable[Message]) -> li
     return list(dict.fromkeys(found))
 
 
-def _problem(first: Score, again: Score, useless: Score, partial: bool) -> str:
-    """What is wrong with the scores of the reference, again of it, and of a useless answer."""
+def _reference_problem(env: Env, first: Score, again: Score, policy: str) -> str:
+    """What is wrong with the two scores of the reference, or of a useless answer where there is no
+    reference.
+    """
+    name = "the reference solution" if policy == "oracle" else "a useless answer"
     if first.reward != again.reward:
-        return f"the reference solution scores {first.reward:g}, then {again.reward:g}"
-    if first.reward != 1.0:
+        return f"{name} scores {first.reward:g}, then {again.reward:g}"
+    _, best = _reward_range(env)
+    if policy == "oracle" and first.reward != best:
         log = first.log[-500:] or "the env's rubric has no parts"
-        return f"the reference solution scores {first.reward:g}: {log}"
-    if useless.reward != 0.0 and not (partial and useless.reward < 1.0):
-        hint = "" if partial else " (an env may say partial_credit = True)"
-        return f"a useless answer scores {useless.reward:g}{hint}: {useless.log[-500:]}"
+        hint = f"; expected {best:g} (an env may say reward_range = (worst, best))"
+        return f"{name} scores {first.reward:g}{hint}: {log}"
     return ""
+
+
+def _reward_range(env: Env) -> tuple[float, float]:
+    found: tuple[float, float] = getattr(env, "reward_range", BaseEnv.reward_range)
+    return found
+
+
+def _useless_problem(env: Env, useless: Score) -> str:
+    worst, best = _reward_range(env)
+    is_partial = getattr(env, "partial_credit", False)
+    if useless.reward == worst or (is_partial and useless.reward < best):
+        return ""
+    hint = "" if is_partial else " (an env may say partial_credit = True)"
+    expected = f"; expected {worst:g}" if worst else ""
+    return f"a useless answer scores {useless.reward:g}{expected}{hint}: {useless.log[-500:]}"

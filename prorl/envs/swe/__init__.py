@@ -45,6 +45,7 @@ from prorl.envs.swe.judge import (
     score_of,
 )
 from prorl.envs.tools import BASH, FILES, text_field
+from prorl.errors import NoReferenceError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.types import HOST_WHEELS, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult
@@ -124,6 +125,8 @@ class SweEnv(BaseEnv):
 
     def reference(self, task: Task) -> Solution:
         self.check(task)
+        if "patch" not in task.data:
+            raise NoReferenceError(f"task {task.task_id!r}: no patch", "the reference's diff")
         write = ToolCall(
             "files",
             {"command": "create", "path": GOLD_PATCH, "file_text": text_field(task, "patch")},
