@@ -12,6 +12,9 @@ be printed for it, or arguments and what a function must give.
 | partial | true: the reward is the share of cases that pass; else all must |
 | canonical_solution | a whole program, or HumanEval's body: for the oracle |
 
+A program with cases runs after `PRELUDE`: LiveCodeBench's starter code says `List[int]` and imports
+nothing.
+
 Invariants: tests never enter the RUN sandbox; only the program's text crosses into a fresh EVAL
 sandbox; HumanEval's verdict is the judge's exit status and a nonce that the program never sees
 (`judge.py`); of cases the sandbox gets one input at a time, and what is expected and who compares
@@ -27,12 +30,11 @@ import time
 from functools import cache
 from importlib.resources import files
 
-import orjson
-
+from prorl import exact_json
 from prorl.envs import grading
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.tools import BASH, FILES, PYTHON, cut_short, field_error, text_field
-from prorl.errors import GraderError, NotFoundError, SandboxError
+from prorl.errors import GraderError, NoReferenceError, NotFoundError, SandboxError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
@@ -56,14 +58,60 @@ CASE_S, TOTAL_S = 6.0, 60.0
 MAX_OUTPUT_BYTES = 16 << 20
 MAX_SHOWN = 200
 
-_PRINTS = 'rm -rf .output .errors; exec "$@" >.output 2>.errors'
-_GIVES = 'rm -rf .output .errors; exec "$@" 3>.output >/dev/null 2>.errors'
-_CALLER = """
+PRELUDE = """
+from string import *
+from re import *
+from datetime import *
+from collections import *
+from heapq import *
+from bisect import *
+from copy import *
+from math import *
+from random import *
+from statistics import *
+from itertools import *
+from functools import *
+from operator import *
+from io import *
+from sys import *
+from json import *
+from builtins import *
+from typing import *
+import string, re, datetime, collections, heapq, bisect, copy, math, random, statistics
+import itertools, functools, operator, io, sys, json
+setrecursionlimit(50000)
+if hasattr(sys, "set_int_max_str_digits"): sys.set_int_max_str_digits(50000)
+"""
+"""The lines that LiveCodeBench's harness puts before a program, with its limits of recursion and of
+the digits of an integer. APPS, TACO and their kin supply nearly the same, so every program with
+cases runs after them.
+"""
+
+# LiveCodeBench's limit of recursion needs more than the usual 8 MiB of stack
+_START = 'ulimit -S -s "$(ulimit -H -s)" 2>/dev/null; rm -rf .output .errors; exec "$@"'
+_PRINTS = f"{_START} >.output 2>.errors"
+_GIVES = f"{_START} 3>.output >/dev/null 2>.errors"
+_LOAD = """
+program = compile(open("solution.py", "rb").read(), "solution.py", "exec", dont_inherit=True)
+"""
+_READER = f"""
+import sys
+sys.argv, __file__ = ["solution.py"], "solution.py"
+{PRELUDE}{_LOAD}
+exec(program)
+"""
+"""Runs a program that reads and prints, in `__main__`."""
+_CALLER = f"""
 import json, os, sys
+scope = {{"__name__": "solution"}}
+exec({PRELUDE!r}, scope)
 job = json.load(sys.stdin)
-scope = {"__name__": "solution"}
-exec(compile(open("solution.py").read(), "solution.py", "exec"), scope)
+supplied = scope.get(job["function"])  # `search` is a name of `re` and of many a class Solution
+{_LOAD}
+exec(program, scope)
 found = scope.get(job["function"])
+if found is supplied:
+    found = None
 if found is None and "Solution" in scope:
     found = getattr(scope["Solution"](), job["function"])
 if found is None:
@@ -71,7 +119,7 @@ if found is None:
 value = found(*job["arguments"])
 with os.fdopen(3, "w") as out:
     plain = lambda one: sorted(one) if isinstance(one, (set, frozenset)) else str(one)
-    json.dump({"value": value}, out, default=plain)
+    json.dump({{"value": value}}, out, default=plain)
 """
 """Calls the function of a program once."""
 
@@ -149,6 +197,8 @@ class CodeEnv(BaseEnv):
 
     def reference(self, task: Task) -> Solution:
         self.check(task)
+        if "canonical_solution" not in task.data:
+            raise NoReferenceError(f"task {task.task_id!r}: no canonical_solution", "a program")
         solution = text_field(task, "canonical_solution")
         if "cases" in task.data:
             test = "python3 -m py_compile solution.py && echo fine"
@@ -203,7 +253,7 @@ def _job(task: Task, artefact: bytes, nonce: str) -> bytes:
         "entry_point": entry_point,
         "nonce": nonce,
     }
-    return orjson.dumps(job)
+    return exact_json.dumps(job)
 
 
 def _verdict(result: ToolResult, nonce: str, *, is_cut: bool) -> Judgement:
@@ -248,7 +298,8 @@ def check_cases(task: Task) -> None:
 
 def _check_case(task: Task, number: int, case: Json, *, has_function: bool) -> None:
     """A case has an input and an output of the right types. Raises TaskError."""
-    if not isinstance(case, dict) or not {"input", "output"} <= case.keys():
+    needs = {"input"} if has_function else {"input", "output"}  # a table leaves out None
+    if not isinstance(case, dict) or not needs <= case.keys():
         raise field_error(
             task, f"data.cases[{number}] is {case!r}", "an object with input and output"
         )
@@ -294,11 +345,12 @@ async def _problem(
 ) -> str:
     """Why a program fails a case; empty when it passes. Raises GraderError, SandboxError."""
     function = task.data.get("function", "")
-    argv, given = ["solution.py"], case["input"]
     if function:
-        argv, given = ["-c", _CALLER], {"function": function, "arguments": given}
-    stdin = orjson.dumps(given) if function else given.encode()
-    run = ["sh", "-c", _GIVES if function else _PRINTS, "sh", "python3", "-I", "-B", *argv]
+        stdin = exact_json.dumps({"function": function, "arguments": case["input"]})
+        shell, source = _GIVES, _CALLER
+    else:
+        stdin, shell, source = case["input"].encode(), _PRINTS, _READER
+    run = ["sh", "-c", shell, "sh", "python3", "-I", "-B", "-c", source]
     try:
         done = await sandbox.exec(run, limit_s, stdin)
         if done.timed_out:
@@ -313,8 +365,8 @@ async def _problem(
         if error.code is not FailureCode.SANDBOX_BROKEN:
             raise
         return f"the program broke its sandbox: {error.message}"
-    expected = case["output"]
-    spelled = orjson.dumps({"value": expected}).decode() if function else expected
+    expected = case.get("output")
+    spelled = exact_json.dumps({"value": expected}).decode() if function else expected
     found, why = await grading.ask(
         grading.RULES,
         ("case", output, expected, bool(function)),

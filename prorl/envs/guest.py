@@ -14,6 +14,7 @@ import math
 
 import orjson
 
+from prorl import exact_json
 from prorl.config import NAME
 from prorl.envs.base import BaseEnv
 from prorl.errors import GraderError, RolloutError, TaskError
@@ -60,7 +61,7 @@ class GuestEnv(BaseEnv):
                 parts=(RewardPart(name="reward", value=0.0),), log="the policy's budget ended"
             )
         try:
-            said = orjson.loads(artefact)
+            said = exact_json.loads(artefact)
         except orjson.JSONDecodeError as cause:
             raise GraderError(FailureCode.GRADER_ERROR, f"reward.json: {cause}") from cause
         if not isinstance(said, dict):

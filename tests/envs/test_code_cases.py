@@ -32,6 +32,25 @@ CALLS = make_task(
     starter_code="class Solution:\n    def scale(self, xs, by):",
 )
 SCALE = "class Solution:\n    def scale(self, xs, by):\n        return [x * by for x in xs]\n"
+SEARCHES = make_task(
+    "code",
+    "Where is it?",
+    cases=[{"input": [[1, 3, 5], 5], "output": 2}, {"input": [[], 1], "output": -1}],
+    function="search",  # a name of `re` too
+    starter_code="class Solution:\n    def search(self, nums: List[int], target: int) -> int:",
+)
+SEARCH = f"""{SEARCHES.data["starter_code"]}
+        found: Optional[int] = bisect_left(nums, target)
+        return found if found < len(nums) and nums[found] == target else -1
+"""
+DEEP = """
+@lru_cache(None)
+def count(n):
+    return 0 if n == 0 else 1 + count(n - 1)
+assert count(24000) == 24000  # two of the 50,000 a level
+first = deque([stdin.readline(), Counter(), math.inf, __file__, sys.argv]).popleft()
+"""
+BIG = make_task("code", "Square.", cases=[{"input": [3**50], "output": 3**100}], function="square")
 KINDS = [
     pytest.param("", id="default"),
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("apptainer", "local")),
@@ -95,6 +114,9 @@ def _with(task: Task = READS, **data: Json) -> Task:
         (READS, "import threading\nthreading.Thread(target=lambda: print(2*int(input()))).start()"),
         (CALLS, SCALE),
         (CALLS, "def scale(xs, by):\n    print('working')\n    return tuple(x * by for x in xs)"),
+        (SEARCHES, SEARCH),
+        (READS, DEEP + "print(2 * int(first))"),
+        (BIG, "def square(n):\n    return n * n"),
     ],
 )
 async def test_right_programs(sandbox: Sandbox, task: Task, program: str) -> None:
@@ -143,6 +165,9 @@ for pid in [os.getppid(), *map(int, filter(str.isdigit, os.listdir("/proc")))]:
         (CALLS, "import json\njson.dump = print\ndef scale(xs, by): return []", ""),
         (CALLS, "def scale(xs, by): return [str(x * by) for x in xs]", "gave"),
         (CALLS, "def other(xs, by): return xs", "no function scale"),
+        (SEARCHES, "def other(nums, target): return 2", "no function search"),
+        (BIG, "def square(n):\n    return float(n * n)", "gave"),
+        (BIG, "def square(n):\n    return n * n + 1", "gave"),
         (CALLS, "import sys\nsys.exit(0)", "no value that is JSON"),
     ],
 )
