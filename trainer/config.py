@@ -86,5 +86,15 @@ class TrainerConfig(LossConfig):
     gradient_checkpointing: bool = Field(
         default=False, description="compute each layer again for its gradient: less memory"
     )
+    checkpoint_steps: int = Field(
+        default=0,
+        ge=0,
+        description="write a checkpoint, and commit, after so many steps; each step's weights are"
+        " published all the same. 0 = as many as half of the run's max_unacked_groups covers, at"
+        " most 10",
+    )
+    checkpoint_s: float = Field(
+        default=600.0, gt=0, description="and whenever the last one began so many seconds ago"
+    )
     keep_checkpoints: int = Field(default=3, ge=2)
     wait_s: float = Field(default=10.0, gt=0, le=600)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,10 +111,12 @@ class Learner:
             self._minibatch(batch, rows, tokens, sums, step, account)
         return _figures(batch, tokens, sums, version)
 
-    def expected(self, batch: PackedBatch) -> dict[str, Json]:
-        """What these weights say after the batch's first prompt: servers must say the like."""
-        prompt = batch.token_ids[: int(batch.sampled_index()[0])].astype(np.int64)
-        ids_L = torch.from_numpy(prompt).to(self.model.device)
+    def expected(self, prompt_ids: Sequence[int]) -> dict[str, Json]:
+        """The likeliest next tokens and their logprobs after a prompt, by which a server's weights
+        are verified; without a prompt after some tokens of the vocabulary.
+        """
+        prompt = list(prompt_ids) or list(range(min(16, self.model.config.vocab_size)))
+        ids_L = torch.tensor(prompt, device=self.model.device)
         self.model.set_attn_implementation("eager")
         try:
             with torch.no_grad():
@@ -123,7 +125,7 @@ class Learner:
             self.model.set_attn_implementation(ATTENTION)
         top = logits_LV[-1].float().log_softmax(-1).topk(min(256, logits_LV.shape[-1]))
         return {
-            "prompt_ids": prompt.tolist(),
+            "prompt_ids": prompt,
             "ids": top.indices.tolist(),
             "logprobs": top.values.tolist(),
         }
@@ -225,6 +227,12 @@ class Learner:
                     for part in parts
                 ]
             )
+
+
+def first_prompt(batch: PackedBatch) -> list[int]:
+    """Ids of the batch's first sequence up to its first sampled token."""
+    ids: list[int] = batch.token_ids[: int(batch.sampled_index()[0])].tolist()
+    return ids
 
 
 def _shares(batch: PackedBatch, num: int) -> Iterator[range]:

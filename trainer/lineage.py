@@ -1,9 +1,9 @@
 """Lineage: which sequences made a checkpoint, and with which weights.
 
-The rows of a step (`prorl.schema.TRAINED`) are written into its checkpoint, so they exist exactly
-when its weights do, and are said to the service from there: again after a crash, which adds nothing
-since they are known by the checkpoint's name. The trainer's own log is `lineage/step-N.parquet`
-beside its metrics.
+The rows of all steps since the checkpoint before (`prorl.schema.TRAINED`) are written into a
+checkpoint, so they exist exactly when its weights do. From there they are recorded in the run:
+again after a crash, which adds nothing, since they are identified by the checkpoint's digest. The
+trainer's own log is `lineage/step-N.parquet` beside its metrics.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from prorl.client import PackedBatch
     from prorl.trainer.checkpoint import TrainingState
+    from prorl.trainer.config import TrainerConfig
 
 ROWS = "trained.parquet"
 """In a checkpoint."""
@@ -59,36 +60,52 @@ class Account:
         self.logprobs_C[offsets[0] : offsets[-1]] = logprobs_C.float().cpu().numpy()
 
 
-def trained_rows(
-    batch: PackedBatch,
-    account: Account,
-    progress: TrainingState,
-    *,
-    consumer: str,
-    checkpoint: str,
-    parent: str,
-    logprobs: bool,
-) -> pa.Table:
-    assert batch.advantages is not None, "stream with advantages"
-    count = batch.num_sequences
-    values = {
-        "run_id": [batch.run] * count,
-        "consumer": [consumer] * count,
-        "step": np.full(count, progress.step),
-        "checkpoint": [checkpoint] * count,
-        "parent": [parent] * count,
-        "version": np.full(count, progress.version, np.int32),
-        "advantage": batch.advantages,
-        "trained_tokens": account.trained_tokens_B,
-        "loss": account.loss_B,
-        "learner_logprobs": _lists(account.logprobs_C, batch) if logprobs else [None] * count,
-    }
-    taken = {name: batch.arrow.column(name) for name in TRAINED.names if name not in values}
-    columns = {
-        name: value if isinstance(value, pa.Array) else pa.array(value, TRAINED.field(name).type)
-        for name, value in {**values, **taken}.items()
-    }
-    return pa.Table.from_arrays([columns[name] for name in TRAINED.names], schema=TRAINED)
+class Lineage:
+    """The rows of the steps since the last checkpoint; they name the checkpoint that they made."""
+
+    def __init__(self, config: TrainerConfig, parent: str) -> None:
+        """`parent`: digest of the weights that training starts or resumes with."""
+        self._config, self._parent = config, parent
+        self._rows: dict[int, pa.Table] = {}
+        """By step."""
+
+    def write(self, checkpoint: Path) -> None:
+        """Put the rows beside a checkpoint's weights, and each step's into our own log."""
+        digest = weights_digest(checkpoint)
+        tables = []
+        for step, rows in self._rows.items():
+            for name, value in (("checkpoint", digest), ("parent", self._parent)):
+                place, column = TRAINED.get_field_index(name), pa.repeat(value, rows.num_rows)
+                rows = rows.set_column(place, TRAINED.field(name), column)
+            write_rows(self._config.output / "lineage" / f"step-{step:08d}.parquet", rows)
+            tables.append(rows)
+        write_rows(checkpoint / ROWS, pa.concat_tables(tables))
+        self._parent, self._rows = digest, {}
+
+    def add(self, batch: PackedBatch, account: Account, progress: TrainingState) -> None:
+        """Note what a step trained on; `progress` is after it."""
+        assert batch.advantages is not None, "stream with advantages"
+        count, wants_logprobs = batch.num_sequences, self._config.lineage == "logprobs"
+        values = {
+            "run_id": [batch.run] * count,
+            "consumer": [self._config.consumer] * count,
+            "step": np.full(count, progress.step),
+            "checkpoint": [""] * count,
+            "parent": [""] * count,
+            "version": np.full(count, progress.version, np.int32),
+            "advantage": batch.advantages,
+            "trained_tokens": account.trained_tokens_B,
+            "loss": account.loss_B,
+            "learner_logprobs": (
+                _lists(account.logprobs_C, batch) if wants_logprobs else [None] * count
+            ),
+        }
+        values |= {name: batch.arrow.column(name) for name in TRAINED.names if name not in values}
+        columns = [
+            value if isinstance(value, pa.Array) else pa.array(value, TRAINED.field(name).type)
+            for name, value in ((name, values[name]) for name in TRAINED.names)
+        ]
+        self._rows[progress.step] = pa.Table.from_arrays(columns, schema=TRAINED)
 
 
 def _lists(values_C: np.ndarray[tuple[int], np.dtype[np.float32]], batch: PackedBatch) -> pa.Array:

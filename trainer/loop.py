@@ -1,18 +1,21 @@
 """The training loop: read it top to bottom.
 
-    stream groups -> advantages -> loss -> optimizer step -> checkpoint(weights, cursor, lineage) ->
-    record(lineage) -> commit(cursor) -> publish(weights)
+    stream groups -> advantages -> loss -> optimizer step -> weights -> publish(weights)
+    every N steps: checkpoint(weights, optimizer, cursor, lineage) -> record(lineage)
+                   -> commit(cursor)
 
-A step takes a fixed number of groups wherever the stream's boundaries fall. The order at its end is
-what makes training exactly-once: the cursor is durable with the weights that have seen its groups,
-before the service may forget them, and weights are durable before anybody samples with them. A
-trainer that is killed anywhere goes on from its newest checkpoint, says again what may have been
-cut off (all are idempotent), and ends with the parameters that it would have had: bit for bit when
-it is fed from a replay.
+A step takes a fixed number of groups wherever the stream's boundaries fall. Training is
+exactly-once behind the newest checkpoint, because its cursor is durable with the weights that were
+trained on its groups before the service may forget them. Every step's weights are durable before
+anybody samples with them. Checkpoints are written in the background while the next step samples.
+
+A trainer that is killed anywhere resumes from its newest checkpoint. It publishes these weights
+under the service's next id before it takes a group, since the ids of lost steps are never used
+again; it repeats what may have been cut off (all calls are idempotent), and ends with the
+parameters that it would have had: bit for bit when it reads a replay.
 
 `output/metrics/` gets a row of figures for each step, one Parquet file a step that is replaced
-whole; `output/lineage/` the step's sequences. Both are there when the checkpoint appears: a step
-that is trained again has one row.
+whole; `output/lineage/` the step's sequences. A step that is trained again has one row.
 """
 
 from __future__ import annotations
@@ -31,24 +34,27 @@ import pyarrow.parquet as pq
 import torch
 
 from prorl import plugins
-from prorl.client import Client, PackedBatch
+from prorl.client import Client, PackedBatch, connect
 from prorl.client.advantages import add_advantages, overlong
 from prorl.config import WHOLE_DISTRIBUTION
 from prorl.errors import ConfigError
 from prorl.flight.ticket import Cursor
 from prorl.tasks import load_tasks
-from prorl.trainer.checkpoint import TrainingState, newest, read_progress, save
-from prorl.trainer.config import TrainerConfig
-from prorl.trainer.learner import Learner
-from prorl.trainer.lineage import (
-    ROWS,
-    Account,
-    read_rows,
-    trained_rows,
-    weights_digest,
-    write_rows,
+from prorl.trainer.checkpoint import (
+    Checkpoints,
+    TrainingState,
+    newest,
+    read_progress,
+    write_weights,
 )
-from prorl.types import Json
+from prorl.trainer.config import TrainerConfig
+from prorl.trainer.learner import Learner, first_prompt
+from prorl.trainer.lineage import ROWS, Account, Lineage, read_rows, weights_digest
+
+MOST_STEPS = 10
+"""From one checkpoint to the next where nobody says how many: what a crash may cost is trained
+again, while a checkpoint of a large model takes as long as several steps.
+"""
 
 Hook = Callable[[int, Mapping[str, float]], None]
 """Called with (step, figures) after each step."""
@@ -67,50 +73,112 @@ def train(
         sampling = client.run(config.run)["config"]["sampling"]
         if sampling["top_p"] < 1.0 or sampling["top_k"] > 0:
             raise ConfigError(f"run {config.run!r} samples with {sampling}", WHOLE_DISTRIBUTION)
-    checkpoints, timer = config.output / "checkpoints", StepTimer()
+    bound = uncommitted_bound(config, client)
+    steps_between = checkpoint_steps(config, bound)
+    directory, timer = config.output / "checkpoints", StepTimer()
+    checkpoints = Checkpoints(directory, keep=config.keep_checkpoints)
 
-    found = newest(checkpoints)
-    progress = read_progress(found) if found else TrainingState(cursor=str(Cursor(config.run, 0)))
-    learner = Learner(config, found or config.model, resume=found is not None)
-    parent = weights_digest(found or config.model) if config.lineage != "off" else ""
-    if found:
-        announce(client, config, progress, found)
+    resumed = newest(directory)
+    start = resumed or config.model
+    progress = (
+        read_progress(resumed) if resumed else TrainingState(cursor=str(Cursor(config.run, 0)))
+    )
+    learner = Learner(config, start, resume=resumed is not None)
+    lineage = Lineage(config, weights_digest(start)) if config.lineage != "off" else None
+    progress = publish_start(config, client, progress, start, learner)
+    if resumed:
+        announce(client, config, resumed, progress)
 
     if config.tasks is not None:
         client.submit(config.run, load_tasks(config.tasks), config.n, key="tasks", last=True)
-    batches = groups(config, client, progress.cursor)
-    for batch in timed(timer, batches, config.steps - progress.step):
-        account = Account(batch) if config.lineage != "off" else None
-        with timer("train"):
-            figures = learner.update(
-                batch, step=progress.step, version=progress.version, account=account
-            )
-        progress = replace(
-            progress, step=progress.step + 1, version=progress.version + 1, cursor=batch.cursor
-        )
-        figures |= {"version": progress.version}
-        write_figures(config, progress.step, figures)
-        with timer("checkpoint"):
-            path = save(
-                checkpoints,
+    batches = timed(timer, groups(config, client, progress.cursor), config.steps - progress.step)
+    saved, saved_at = progress, time.monotonic()
+    with connect(config.service) as background:
+
+        def save(weights: Path | None) -> None:
+            nonlocal saved, saved_at
+            checkpoints.finish()
+            checkpoints.start(
                 progress,
                 learner.model,
                 learner.optimizer,
                 source=config.model,
-                keep=config.keep_checkpoints,
+                weights=weights,
                 dtype=getattr(torch, config.dtype),
-                finish=partial(write_lineage, config, batch, account, progress, parent),
+                add_files=lineage.write if lineage else lambda checkpoint: None,
+                when_durable=partial(announce, background, config),
             )
-            parent = weights_digest(path) if account else ""
-        with timer("publish"):
-            announce(client, config, progress, path, learner.expected(batch))
-        figures |= timer.take()
-        write_figures(config, progress.step, figures)
-        for hook in hooks:
-            hook(progress.step, figures)
-        if stopped():
-            break
+            saved, saved_at = progress, time.monotonic()
+
+        weights: Path | None = None
+        while True:
+            if bound and progress.num_groups - saved.num_groups + config.groups_per_step > bound:
+                checkpoints.finish()  # until it is committed the service starts nothing more
+            batch = next(batches, None)
+            if batch is None:
+                break
+            account = Account(batch) if lineage else None
+            with timer("train"):
+                figures = learner.update(
+                    batch, step=progress.step, version=progress.version, account=account
+                )
+            progress = replace(
+                progress,
+                step=progress.step + 1,
+                cursor=batch.cursor,
+                prompt_ids=tuple(first_prompt(batch)),
+            )
+            with timer("publish"):
+                weights, version = publish(config, client, progress, learner)
+            progress = replace(progress, version=version)
+            if lineage and account:
+                lineage.add(batch, account, progress)
+            figures |= {"version": version}
+            write_figures(config, progress.step, figures)
+            is_due = progress.step - saved.step >= steps_between
+            if is_due or time.monotonic() - saved_at >= config.checkpoint_s:
+                with timer("checkpoint"):
+                    save(weights)
+            figures |= timer.take()
+            write_figures(config, progress.step, figures)
+            for hook in hooks:
+                hook(progress.step, figures)
+            if stopped():
+                break
+        if progress.step > saved.step:
+            save(weights)
+        checkpoints.finish()
     return progress
+
+
+def uncommitted_bound(config: TrainerConfig, client: Client) -> int:
+    """Groups that the run may have delivered without a commit; 0 = no bound (a replay)."""
+    if not config.publish:
+        return 0
+    run = client.run(config.run)["config"]
+    return int(run["max_unacked_groups"]) if run["delivery"] == "stream" else 0
+
+
+def checkpoint_steps(config: TrainerConfig, bound: int) -> int:
+    """Steps from one checkpoint to the next. Raises ConfigError where the run would wait for ever.
+
+    >>> from prorl.trainer.config import TrainerConfig
+    >>> config = TrainerConfig(service="s", run="r", model="m", output="o", steps=9)
+    >>> checkpoint_steps(config, 0), checkpoint_steps(config, 256), checkpoint_steps(config, 32)
+    (10, 4, 1)
+    """
+    if not config.checkpoint_steps:
+        half = bound // (2 * config.groups_per_step) if bound else MOST_STEPS
+        return max(1, min(half, MOST_STEPS))
+    groups = config.checkpoint_steps * config.groups_per_step
+    if bound and groups > bound:
+        raise ConfigError(
+            f"checkpoint_steps {config.checkpoint_steps} x groups_per_step"
+            f" {config.groups_per_step} = {groups} groups without a commit",
+            f"at most max_unacked_groups of run {config.run!r}, {bound}",
+            "write checkpoints more often, or make the run with a larger max_unacked_groups",
+        )
+    return config.checkpoint_steps
 
 
 def groups(config: TrainerConfig, client: Client, cursor: str) -> Iterator[PackedBatch]:
@@ -134,44 +202,61 @@ def _overlong(config: TrainerConfig, how: Any, batch: PackedBatch) -> Any:
     return add_advantages(shaped, how).advantages
 
 
-def announce(
-    client: Client,
+def publish_start(
     config: TrainerConfig,
+    client: Client,
     progress: TrainingState,
-    checkpoint: Path,
-    expected: Mapping[str, Json] | None = None,
-) -> None:
-    """Tell the service of a durable checkpoint: lineage, cursor, weights, in that order. All may be
-    said again.
+    weights: Path,
+    learner: Learner,
+) -> TrainingState:
+    """Publish the weights that training starts with, where the service has newer ones.
+
+    These come from steps that no checkpoint holds: their ids are used, so what the servers get now
+    has the next one.
     """
+    if not config.publish or client.run(config.run)["given_version"] == progress.version:
+        return progress
+    reply = client.publish(
+        config.run,
+        0,
+        weights,
+        expected=learner.expected(progress.prompt_ids),
+        trained=progress.cursor,
+    )
+    return replace(progress, version=int(reply["version"]))
+
+
+def publish(
+    config: TrainerConfig, client: Client, progress: TrainingState, learner: Learner
+) -> tuple[Path | None, int]:
+    """Write a step's weights and have the model servers load them: their directory and their id."""
+    if not config.publish:
+        return None, progress.version + 1
+    weights = write_weights(
+        config.output / "weights",
+        progress.step,
+        learner.model,
+        source=config.model,
+        keep=config.keep_checkpoints,
+        dtype=getattr(torch, config.dtype),
+    )
+    reply = client.publish(
+        config.run,
+        0,
+        weights,
+        expected=learner.expected(progress.prompt_ids),
+        trained=progress.cursor,
+    )
+    return weights, int(reply["version"])
+
+
+def announce(
+    client: Client, config: TrainerConfig, checkpoint: Path, progress: TrainingState
+) -> None:
+    """Record a durable checkpoint's lineage, then commit its cursor. Both are idempotent."""
     if (checkpoint / ROWS).exists():
         client.record(config.run, read_rows(checkpoint / ROWS))
     client.commit(progress.cursor, config.consumer)
-    if config.publish:
-        client.publish(config.run, progress.version, checkpoint, expected=expected)
-
-
-def write_lineage(
-    config: TrainerConfig,
-    batch: PackedBatch,
-    account: Account | None,
-    progress: TrainingState,
-    parent: str,
-    checkpoint: Path,
-) -> None:
-    """Put the lineage of a step beside its weights, and into the trainer's own log."""
-    if account is not None:
-        rows = trained_rows(
-            batch,
-            account,
-            progress,
-            consumer=config.consumer,
-            checkpoint=weights_digest(checkpoint),
-            parent=parent,
-            logprobs=config.lineage == "logprobs",
-        )
-        write_rows(checkpoint / ROWS, rows)
-        write_rows(config.output / "lineage" / f"step-{progress.step:08d}.parquet", rows)
 
 
 def write_figures(config: TrainerConfig, step: int, figures: Mapping[str, float]) -> None:

@@ -234,16 +234,22 @@ class Client:
         *,
         pause: str = "abort",
         expected: Mapping[str, Json] | None = None,
+        trained: str = "",
     ) -> dict[str, Json]:
         """Have the backends load the weights in `path` (a Hugging Face directory) as `version`.
 
-        `version` is one above the last; waits as long as they load. `pause`: what becomes of calls
-        that run (`abort`, `wait` or `keep`). `expected`: `prompt_ids`, and `ids` and `logprobs` of
-        likely next tokens by the trainer's own forward pass at temperature 1; a server that samples
-        otherwise has not taken the weights.
+        `version` is one above the last, or 0: the service takes the next id, and the reply's
+        `version` names it. Waits as long as they load. `pause`: what becomes of calls that run
+        (`abort`, `wait` or `keep`). `expected`: `prompt_ids`, and `ids` and `logprobs` of likely
+        next tokens by the trainer's own forward pass at temperature 1; a server that samples
+        otherwise has not taken the weights. `trained`: the cursor of the last batch that the
+        weights were trained on, for a trainer that commits less often than it publishes: a run
+        with `max_staleness` samples the next step's groups from then on.
         """
         place = str(Path(path).absolute())
         body: dict[str, Json] = {"version": version, "path": place, "pause": pause}
+        if trained:
+            body["trained"] = Cursor.parse(trained).seq
         if expected is not None:
             body["expected"] = dict(expected)
         while True:

@@ -367,11 +367,13 @@ TRAINED = versioned(
     [
         RUN_ID,
         required("consumer", pa.utf8(), "the trainer, by the name under which it reads the stream"),
+        required("step", pa.int64(), "step of the trainer, from 1, whose batch had the sequence"),
         required(
-            "step", pa.int64(), "optimizer step of the trainer that the checkpoint ends, from 1"
+            "checkpoint",
+            pa.utf8(),
+            "SHA-256 of the weights of the first checkpoint behind the step",
         ),
-        required("checkpoint", pa.utf8(), "SHA-256 of the checkpoint's weights"),
-        required("parent", pa.utf8(), "SHA-256 of the weights before the step"),
+        required("parent", pa.utf8(), "SHA-256 of the weights of the checkpoint before"),
         required("version", pa.int32()),
         required("sequence_id", pa.int64()),
         required("rollout_id", pa.int64()),

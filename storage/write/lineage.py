@@ -16,7 +16,7 @@ from prorl.storage.keep.appended import AppendedTable
 MAX_BYTES = 256 << 20
 """Of one step's rows; a step with the learner's logprobs of 60 million tokens."""
 
-_SAME = ("consumer", "step", "checkpoint", "parent", "version")
+_SAME = ("consumer", "checkpoint", "parent")
 
 ANCESTRY = """
 with recursive chain as (

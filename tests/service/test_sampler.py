@@ -134,21 +134,22 @@ def test_no_more_waits_than_a_trainer_takes_while_a_group_is_sampled() -> None:
 def test_no_more_waits_than_stays_fresh() -> None:
     fresh = replace(STREAM, step=8, max_staleness=1, filtered=False)
     assert may_open(fresh) == 16
-    assert may_open(replace(fresh, unacked=10)) == 6
-    assert may_open(replace(fresh, unacked=17)) == 0
+    assert may_open(replace(fresh, untrained=10)) == 6
+    assert may_open(replace(fresh, untrained=17)) == 0
+    assert may_open(replace(fresh, unacked=60)) == 4, "published, and in no checkpoint yet"
     assert may_open(replace(fresh, max_staleness=-1)) == 64
     assert may_open(replace(fresh, step=0)) == 64
 
 
 def test_where_nothing_may_be_older_than_its_step_the_rest_of_a_step_is_redundant() -> None:
     strict = replace(STREAM, step=8, max_staleness=0, rate=HALF)
-    assert not step_reached(replace(strict, unacked=7))
-    assert step_reached(replace(strict, unacked=8))
+    assert not step_reached(replace(strict, untrained=7))
+    assert step_reached(replace(strict, untrained=8))
     for other in ({"max_staleness": 1}, {"step": 0}, {"streaming": False}):
-        assert not step_reached(replace(strict, unacked=8, **other))
+        assert not step_reached(replace(strict, untrained=8, **other))
     assert may_open(strict) > may_open(replace(strict, max_staleness=-1, max_unacked=8))
     assert may_open(strict) == math.ceil(HALF.groups_for(8, 1))
-    last = replace(strict, step=1, unacked=1)
+    last = replace(strict, step=1, untrained=1)
     assert step_reached(last)
     assert may_open(replace(strict, filtered=False)) == 8
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from prorl.trainer.checkpoint import TrainingState, save
+from prorl.trainer.checkpoint import Checkpoints, TrainingState
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner
 from prorl.trainer.lineage import Account
@@ -83,14 +83,16 @@ def test_a_checkpoint_of_a_gpu_goes_on_there(model_dir: Path, tmp_path: Path, dt
     batch = batch_of(4)
     first = learner(model_dir, device="cuda", warmup_steps=0, dtype=dtype)
     first.update(batch, step=0, version=0)
-    path = save(
-        tmp_path,
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.start(
         TrainingState(step=1, version=1),
         first.model,
         first.optimizer,
         source=model_dir,
         dtype=getattr(torch, dtype),
     )
+    path = checkpoints.finish()
+    assert path is not None
     config: TrainerConfig = first._config
     second = Learner(config, path, resume=True)
     here, there = (one.update(batch, step=1, version=1) for one in (first, second))

@@ -18,7 +18,7 @@ from prorl.client import PackedBatch
 from prorl.client.advantages import mean_std
 from prorl.errors import UserError
 from prorl.trainer.config import TrainerConfig
-from prorl.trainer.learner import Learner
+from prorl.trainer.learner import Learner, first_prompt
 from tests.trainer.tiny import batch_of, save_model
 
 
@@ -145,7 +145,7 @@ def test_what_servers_must_say_is_the_models_own(model_dir: Path) -> None:
     """By the trainer's pass over the batch's first prompt; packing comes back afterwards."""
     one, batch = learner(model_dir), batch_of(1)
     before = one.update(batch, step=0, version=0)
-    told = one.expected(batch)
+    told = one.expected(first_prompt(batch))
     assert told["prompt_ids"] == batch.token_ids[: batch.sampled_index()[0]].tolist()
     assert told["logprobs"] == sorted(told["logprobs"], reverse=True)
     assert sum(np.exp(told["logprobs"])) == pytest.approx(1.0, abs=1e-3) or len(told["ids"]) == 256

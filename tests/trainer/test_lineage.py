@@ -89,7 +89,8 @@ def test_a_replay_changes_nothing_and_the_trainer_keeps_its_own_log(
 def test_what_comes_in_is_checked(model_dir: Path, tmp_path: Path) -> None:
     run = write_run(tmp_path / "demo", [group(i, SHAPE) for i in range(6)], "demo")
     with served(run) as location, connect(location) as client:
-        train(settings(location, model_dir, tmp_path / "out", steps=2), client)
+        config = settings(location, model_dir, tmp_path / "out", steps=2, checkpoint_steps=1)
+        train(config, client)
     rows = own_log(tmp_path / "out")
     for bad in (rows, rows.drop_columns(["loss"]), rows.slice(0, 0)):
         with pytest.raises(ProrlError):
@@ -146,9 +147,10 @@ def test_killed_three_times_the_run_remembers_what_the_trainer_did(
         tasks=tasks,
         wait_s=1.0,
         keep_checkpoints=8,
+        checkpoint_steps=2,
     )
     with connect(root) as client:
-        client.create_run(run_id="live", filter="dapo", delivery="stream")
+        client.create_run(run_id="live", filter="dapo", delivery="stream", epochs=1000)
     chance = random.Random(os.environ.get("PRORL_TEST_SEED", "11"))
     for kill_after in (1, 2, 1, None):
         _train(config, tmp_path / "trainer.json", kill_after, chance.uniform(0, 0.5))
@@ -188,7 +190,7 @@ def _check_checkpoints(found: pa.Table, tmp_path: Path) -> None:
         name = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
         step = int(path.name.removeprefix("step-"))
         rows = found.filter(pa.compute.equal(found.column("checkpoint"), name))
-        assert set(rows.column("step").to_pylist()) == {step}
+        assert set(rows.column("step").to_pylist()) == {step - 1, step}
         assert set(rows.column("parent").to_pylist()) == {parents[-1]}
         parents.append(name)
     last = StoredRun(tmp_path / "copy").sql(ANCESTRY.format(checkpoint=parents[-1]))

@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from prorl.client import connect
+from prorl.errors import ConfigError
 from prorl.trainer.checkpoint import TrainingState, newest, read_progress
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
@@ -43,9 +44,16 @@ def root(tmp_path: Path) -> Iterator[Path]:
         process.stdout.read()
 
 
-@pytest.mark.parametrize("steps_ahead", [0, 1])
+@pytest.mark.parametrize(
+    ("max_unacked_groups", "checkpoint_steps", "max_staleness"),
+    [
+        pytest.param(2, 0, -1, id="each step sampled after the commit before"),
+        pytest.param(4, 0, -1, id="one step ahead"),
+        pytest.param(4, 2, 0, id="on policy, a commit every second step"),
+    ],
+)
 def test_live_training_consumes_each_kept_group_once(
-    root: Path, tmp_path: Path, steps_ahead: int
+    root: Path, tmp_path: Path, max_unacked_groups: int, checkpoint_steps: int, max_staleness: int
 ) -> None:
     tasks = tmp_path / "tasks.jsonl"
     rows = [
@@ -59,7 +67,7 @@ def test_live_training_consumes_each_kept_group_once(
     ]
     tasks.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
 
-    def go(steps: int) -> TrainingState:
+    def go(steps: int, checkpoint_steps: int = checkpoint_steps) -> TrainingState:
         config = TrainerConfig(
             service=str(root),
             run="live",
@@ -70,6 +78,7 @@ def test_live_training_consumes_each_kept_group_once(
             n=4,
             tasks=tasks,
             wait_s=1.0,
+            checkpoint_steps=checkpoint_steps,
         )
         with connect(root) as client:
             client.create_run(
@@ -78,10 +87,13 @@ def test_live_training_consumes_each_kept_group_once(
                 delivery="stream",
                 epochs=1000,
                 groups_per_step=2,
-                max_unacked_groups=2 * (1 + steps_ahead),
+                max_unacked_groups=max_unacked_groups,
+                max_staleness=max_staleness,
             )
             return train(config, client)
 
+    with pytest.raises(ConfigError, match="groups without a commit"):
+        go(2, checkpoint_steps=3)
     go(2)
     progress = go(4)
     assert progress == TrainingState(step=4, version=4, cursor="live@8")

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from prorl.bench.stored import write_run
 from prorl.bench.synthetic import group
-from prorl.client import connect
+from prorl.client import Client, connect
 from prorl.errors import ConflictError
 from prorl.trainer.checkpoint import newest, read_progress
 from prorl.trainer.config import TrainerConfig
@@ -125,9 +125,11 @@ def test_a_step_whose_checkpoint_is_durable_has_its_row(
     location: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever ends the trainer behind its checkpoint: here the service, which hears of it."""
-    config = settings(location, model_dir, tmp_path / "out", steps=2, consumer="a/b")
-    with connect(location) as client:
-        monkeypatch.setattr(client, "commit", refuse)
+    config = settings(
+        location, model_dir, tmp_path / "out", steps=2, consumer="a/b", checkpoint_steps=1
+    )
+    with monkeypatch.context() as patched, connect(location) as client:
+        patched.setattr(Client, "commit", refuse)
         with pytest.raises(ConflictError):
             train(config, client)
     path = newest(config.output / "checkpoints")

@@ -146,9 +146,26 @@ class Groups(Part):
         if consumer == "primary" and seq > run.acked:
             self._ack(run, run.acked, seq)
 
+    def note_trained(self, run: RunRecord, seq: int) -> None:
+        """Note that the run's newest weights were trained on every group below `seq`.
+
+        A trainer says so with each publication, which may come more often than its commits; one
+        that resumes from an older checkpoint says less than before. Raises ConflictError.
+        """
+        if not 0 <= seq <= run.next_delivery:
+            raise ConflictError(
+                f"weights of run {run.run_id!r} trained up to {seq}",
+                f"at most {run.next_delivery}, the number of delivered groups",
+            )
+        if seq > run.trained:
+            self._rollouts.stepped(run, seq - run.trained)
+        run.trained = max(seq, run.acked)
+        self._journal.mark_run(run)
+
     def _ack(self, run: RunRecord, first: int, end: int) -> None:
         run.acked = end
-        self._rollouts.stepped(run, end - first)
+        if end > run.trained:
+            self.note_trained(run, end)
         run.group_states[GroupState.DELIVERED] -= end - first
         run.group_states[GroupState.ACKED] += end - first
         self._journal.insert(sql.ACK_GROUPS, (run.run_id, first, end))

@@ -80,6 +80,10 @@ class Demand:
     open_groups: int
     unacked: int
     """Kept groups that the primary consumer's cursor does not cover yet."""
+    untrained: int = 0
+    """Kept groups that the newest weights were not trained on: at most `unacked`, and fewer where
+    the trainer publishes more often than it writes a checkpoint.
+    """
     kept: int
     max_open: int
     max_unacked: int
@@ -129,7 +133,7 @@ class Demand:
         missing = min(self.max_unacked - self.unacked, self.lead - waiting)
         if self.step and self.max_staleness >= 0:
             # Those of a later step would have gone stale when their turn comes.
-            missing = min(missing, self.step * (1 + self.max_staleness) - self.unacked)
+            missing = min(missing, self.step * (1 + self.max_staleness) - self.untrained)
         return max(0, missing)
 
 
@@ -152,7 +156,7 @@ def reached(demand: Demand) -> bool:
 
 def step_reached(demand: Demand) -> bool:
     """Whether the step has its groups and no later one could use what is open: it is redundant."""
-    return demand.strict and demand.unacked >= demand.step
+    return demand.strict and demand.untrained >= demand.step
 
 
 def may_open(demand: Demand) -> int:

@@ -45,7 +45,8 @@ IN_HAND = frozenset({RolloutState.LEASED, RolloutState.RUNNING, RolloutState.RES
 
 _COUNTS = (
     *("next_group", "next_rollout", "next_commit", "next_event", "outbox_end", "outbox_stored"),
-    *("next_delivery", "acked", "version", "given_version", "unstored", "stored_bytes"),
+    *("next_delivery", "acked", "trained", "version", "given_version", "unstored"),
+    *("stored_bytes",),
     *("open_groups", "undecided", "kept", "waiting", "group_size", "num_rewards", "paused"),
     *("num_tasks", "fed", "skipped", "group_s", "taken_s", "reward_sum"),
 )
@@ -272,6 +273,8 @@ class RunRecord:
     cursors: dict[str, int] = field(default_factory=dict)
     acked: int = 0
     """Highest seq that the primary consumer ever committed."""
+    trained: int = 0
+    """Seq up to which its newest weights were trained, as publications say; at least `acked`."""
     rollout_states: Counter[str] = field(default_factory=Counter)
     group_states: Counter[str] = field(default_factory=Counter)
     reward_sum: float = 0.0
@@ -370,6 +373,7 @@ class RunRecord:
         return Demand(
             open_groups=self.open_groups,
             unacked=self.waiting + self.next_delivery - self.cursors.get("primary", 0),
+            untrained=self.waiting + self.next_delivery - self.trained,
             kept=self.kept,
             max_open=config.max_open_groups,
             max_unacked=config.max_unacked_groups,

@@ -58,6 +58,12 @@ class VersionBody(StrictModel):
         default="abort", description="what becomes of calls that run: cut, ended first, or frozen"
     )
     expected: Expected | None = None
+    trained: int | None = Field(
+        default=None,
+        ge=0,
+        description="delivered groups that these weights were trained on: the number in the"
+        " cursor of their last batch; absent = what the last commit covers",
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -203,6 +209,8 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         bears out; 503 when no backend took them.
         """
         run = known(run_id)
+        if body.trained is not None:
+            core.groups.note_trained(run, body.trained)
         if body.announce:
             labels = {one.backend: one.label for one in body.announce}
             done = await gateway.publisher.announce(run, body.version, labels)

@@ -89,6 +89,10 @@ class RunView(RunSummary):
     delivered: int = at("next_delivery")
     cursors: Mapping[str, int]
     version: int
+    given_version: int
+    """The highest id that was given to weights, published or not: the next one is one above."""
+    trained: int
+    """Delivered groups that the newest weights were trained on, as publications say."""
     start: tuple[str, ...]
     commits: int = at("num_commits")
     flight: str = ""
