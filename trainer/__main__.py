@@ -38,6 +38,12 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     asked = _note_signals()
     try:
+        if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+            raise UserError(
+                f"the shipped trainer in {ranks} processes",
+                "one: each would train every row",
+                "start it without torchrun or accelerate, or write a trainer over client/ranks.py",
+            )
         config = parse(TrainerConfig, load_file(given.config), f"trainer config {given.config}")
         say("ready", {"run": config.run, "pid": os.getpid()})
         with connect(config.service) as client:

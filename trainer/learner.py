@@ -24,7 +24,7 @@ from prorl.errors import UserError
 from prorl.trainer.checkpoint import restore
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.lineage import Account
-from prorl.trainer.loss import Loss, dapo_loss
+from prorl.trainer.loss import Loss, Shares, dapo_loss, token_shares
 from prorl.trainer.pack import ATTENTION, load_model, pack, token_logprobs
 from prorl.types import Json, SpanKind
 
@@ -139,20 +139,26 @@ class Learner:
         step: int,
         account: Account | None,
     ) -> None:
+        minibatch = batch.rows(rows.start, rows.stop)
         trained_C = tokens.rows(batch, rows).trained_C
-        num_trained = int(trained_C.sum())
-        row_C = _row_C(batch.rows(rows.start, rows.stop))
-        num_rows = len(np.unique(row_C[trained_C > 0].numpy()))
+        rollout_B = torch.from_numpy(minibatch.rollout_ids.copy())
+        shares = token_shares(trained_C, _row_C(minibatch), rollout_B, self._config)
         self.optimizer.zero_grad(set_to_none=True)
+        first = int(batch.logprob_offsets[rows.start])
         for part in _passes(batch, rows, self._config.tokens_per_pass):
             here = tokens.rows(batch, part)
+            borders = batch.logprob_offsets[[part.start, part.stop]] - first
+            span = slice(*borders.tolist())
             logprobs_C, loss = self._accumulate(
-                batch.rows(part.start, part.stop), here, num_trained, num_rows, sums
+                batch.rows(part.start, part.stop),
+                here,
+                Shares(*(column[span].to(self._config.device) for column in shares)),
+                sums,
             )
             if account is not None:
                 account.add(part, here.trained_C, loss.token_loss_C, logprobs_C)
         sums["minibatches"] += 1
-        if num_trained:  # else momentum and decay alone would move the weights
+        if bool((trained_C > 0).any()):  # else momentum and decay alone would move the weights
             sums["grad_norm"] += self._descend(step)
 
     def _descend(self, step: int) -> float:
@@ -174,7 +180,7 @@ class Learner:
         return float(norm)
 
     def _accumulate(
-        self, part: PackedBatch, tokens: Tokens, num_trained: int, num_rows: int, sums: Sums
+        self, part: PackedBatch, tokens: Tokens, shares: Shares, sums: Sums
     ) -> tuple[torch.Tensor, Loss]:
         assert part.advantages is not None, "stream with advantages"
         tokens = tokens.to(self._config.device)
@@ -192,13 +198,10 @@ class Learner:
             logprobs_C,
             recorded_C,
             advantages_C,
-            tokens.trained_C,
-            num_trained=num_trained,
+            shares,
             config=self._config,
             proximal_C=tokens.proximal_C,
             reference_C=reference_C,
-            row_C=_row_C(part).to(self._config.device),
-            num_rows=num_rows,
         )
         loss.value.backward()  # type: ignore[no-untyped-call]
         for name in _OF_LOSS:

@@ -343,15 +343,19 @@ class Sampling(StrictModel):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether unlikely tokens are never sampled, so that logprobs are not the policy's own."""
-        return self.top_p < 1.0 or self.top_k > 0
+        """Whether unlikely tokens are never sampled, so that logprobs are not the policy's own.
+
+        Temperature 0 is the extreme: only the likeliest token is sampled.
+        """
+        return self.temperature == 0 or self.top_p < 1.0 or self.top_k > 0
 
     def params(self) -> SamplingParams:
         return SamplingParams(**self.model_dump())
 
 
 WHOLE_DISTRIBUTION = (
-    "top_p 1 and top_k 0 are expected: with others the recorded logprobs are not the policy's own"
+    "a temperature above 0, top_p 1 and top_k 0 are expected: with others the recorded logprobs are"
+    " not the policy's own"
 )
 
 

@@ -102,15 +102,31 @@ async def test_a_run_that_is_there_with_another_config_says_which_keys_differ(
         assert "other filter, limits.run_s;" in answer["message"], answer
 
 
-async def test_a_run_that_trains_takes_no_group_whose_sampling_is_cut_off(tmp_path: Path) -> None:
-    """Its logprobs would not be the policy's own, and a trainer's ratios a guess."""
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({"top_p": 0.9, "temperature": 0.7}, "top_p 1 and top_k 0"),
+        ({"temperature": 0.0}, "a temperature above 0"),
+        ({"temperature": 1.0}, "the run's 0.7"),
+        ({"max_tokens": 9}, "the run's 0.7"),  # what is not said is the default, 1
+        ({"temperature": 0.7, "max_tokens": 9}, ""),
+    ],
+)
+async def test_a_run_that_trains_takes_no_group_of_another_distribution(
+    sampling: Json, expected: str, tmp_path: Path
+) -> None:
+    """Its logprobs would not be the policy's own, or a trainer's ratios those of another one."""
     async with world(tmp_path) as w:
-        await w.run("trains", delivery="stream")
+        await w.run("trains", delivery="stream", sampling={"temperature": 0.7})
         await w.run("stored")
-        groups = [task(sampling={"top_p": 0.9})]
-        status, answer = await w.http("POST", "/v1/runs/trains/groups", {"groups": groups})
-        assert (status, "top_p 1 and top_k 0" in answer["message"]) == (422, True), answer
+        groups = [task(sampling=sampling)]
+        status, reply = await w.http("POST", "/v1/runs/trains/groups", {"groups": groups})
+        assert status == (422 if expected else 202), reply
+        assert expected in reply.get("message", ""), reply
         assert (await w.http("POST", "/v1/runs/stored/groups", {"groups": groups}))[0] == 202
+        body = {"run_id": "greedy", "delivery": "stream", "sampling": {"temperature": 0}}
+        status, reply = await w.http("POST", "/v1/runs", body)
+        assert (status, "a temperature above 0" in reply["message"]) == (422, True), reply
 
 
 def test_a_model_that_thinks_has_budgets_to_think_in_where_none_are_said() -> None:

@@ -269,6 +269,43 @@ def test_verl_through_its_own_transfer_queue(
     assert counted(of_response(*row) for row in rows) == stored(run_dir)
 
 
+def test_verl_that_is_resumed_forgets_where_later_steps_began(tmp_path: Path) -> None:
+    """With another batch size they begin elsewhere: a commit of the old place would lose groups."""
+    from prorl.trainer.doors.verl import LATEST, STATE, Manager
+
+    class Told(Feed):
+        committed: str | None = None
+
+        def commit(self, cursor: str | None = None) -> None:
+            self.committed = cursor
+
+    (tmp_path / STATE).write_text('{"1": "demo@0", "2": "demo@2", "3": "demo@4"}')
+    config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir=str(tmp_path)))
+    feed = Told("unused", "demo")
+    manager = Manager(config, feed)
+    manager._begin(2)
+    assert feed.cursor == "demo@2"
+    (tmp_path / LATEST).write_text("2")
+    feed.cursor = "demo@3"
+    manager._begin(3)
+    assert feed.committed == "demo@3"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_of_trl_says_what_ended_its_feed() -> None:
+    from prorl.trainer.doors.trl_async import Worker
+
+    class Broken(Feed):
+        def __iter__(self) -> Iterator[list[Any]]:
+            raise KeyError("of no kind of ours")
+
+    worker = Worker(Broken("unused", "demo"), 1)
+    worker.start()
+    worker._thread.join(20)
+    with pytest.raises(KeyError, match="of no kind of ours"):
+        worker.check_health(1.0)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_trl_async(
     location: str, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

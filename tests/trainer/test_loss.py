@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.trainer.loss import LossConfig, dapo_loss, truncated_correction
+from prorl.trainer.loss import LossConfig, Shares, dapo_loss, token_shares, truncated_correction
 
 CONFIG = LossConfig()
 logprob = st.floats(-4, -0.01)
@@ -38,6 +38,22 @@ def columns(
     return [torch.tensor(column, dtype=dtype) for column in zip(*rows, strict=True)]
 
 
+def shares(
+    trained_C: torch.Tensor,
+    config: LossConfig = CONFIG,
+    row_C: torch.Tensor | None = None,
+    rollouts: list[int] | None = None,
+) -> Shares:
+    """Of one minibatch; without `row_C` it is one sequence, without `rollouts` each is its own."""
+    row_C = torch.zeros(len(trained_C), dtype=torch.long) if row_C is None else row_C
+    rollouts = list(range(int(row_C.max()) + 1)) if rollouts is None else rollouts
+    return token_shares(trained_C, row_C, torch.tensor(rollouts), config)
+
+
+def part_of(whole: Shares, part: slice) -> Shares:
+    return Shares(*(column[part] for column in whole))
+
+
 @given(rows=tokens, proximal=st.booleans())
 def test_equal_to_the_formula(
     rows: list[tuple[float, float, float, float, bool]], proximal: bool
@@ -48,8 +64,7 @@ def test_equal_to_the_formula(
         now,
         mu,
         advantages,
-        trained,
-        num_trained=num,
+        shares(trained),
         config=CONFIG,
         proximal_C=old if proximal else None,
     )
@@ -61,56 +76,76 @@ def test_passes_of_a_minibatch_add_up(
     rows: list[tuple[float, float, float, float, bool]], cut: int
 ) -> None:
     now, mu, _, advantages, trained = columns(rows)
-    num = int(trained.sum())
+    whole = shares(trained)
 
     def value(part: slice) -> float:
-        return float(
-            dapo_loss(
-                now[part], mu[part], advantages[part], trained[part], num_trained=num, config=CONFIG
-            ).value
-        )
+        here = part_of(whole, part)
+        return float(dapo_loss(now[part], mu[part], advantages[part], here, config=CONFIG).value)
 
     assert value(slice(None)) == pytest.approx(
         value(slice(cut)) + value(slice(cut, None)), abs=1e-12
     )
 
 
-@given(sequences=st.lists(tokens, min_size=1, max_size=4), cut=st.integers(1, 3))
-def test_the_ratio_of_whole_sequences_is_gspos_formula(
-    sequences: list[list[tuple[float, float, float, float, bool]]], cut: int
+@given(
+    rollouts=st.lists(st.lists(tokens, min_size=1, max_size=3), min_size=1, max_size=3),
+    cut=st.integers(1, 3),
+)
+@pytest.mark.parametrize(
+    "config",
+    [
+        LossConfig(ratio="sequence", clip_low=0.1, clip_high=0.1),
+        LossConfig(constant_length=40, clip_low=0.1, clip_high=0.1),
+    ],
+    ids=["gspo", "dr_grpo"],
+)
+def test_a_rollout_of_several_sequences_counts_once(
+    config: LossConfig,
+    rollouts: list[list[list[tuple[float, float, float, float, bool]]]],
+    cut: int,
 ) -> None:
-    rows = [
-        [(now, mu, old, sequence[0][3], trained) for now, mu, old, _, trained in sequence]
-        for sequence in sequences
+    """GSPO's and Dr. GRPO's formulas over rollouts, whose sequences share an advantage."""
+    rollouts = [
+        [[(*token[:3], rollout[0][0][3], token[4]) for token in row] for row in rollout]
+        for rollout in rollouts
     ]
-    total, num_rows = 0.0, 0
-    for row in rows:
-        trained = [(now, mu) for now, mu, *_, trains in row if trains]
+
+    def objective(ratio: float, advantage: float) -> float:
+        least = min(ratio * advantage, min(max(ratio, 0.9), 1.1) * advantage)
+        return max(least, 3.0 * advantage) if advantage < 0 else least
+
+    by_rollout = []
+    for rollout in rollouts:
+        trained = [[t for t in row if t[4]] for row in rollout]
+        trained = [row for row in trained if row]
+        if config.ratio == "sequence":
+            values = [
+                objective(math.exp(sum(t[0] - t[1] for t in row) / len(row)), row[0][3])
+                for row in trained
+            ]
+            value = sum(values) / max(len(values), 1)
+        else:
+            each = [objective(math.exp(t[0] - t[1]), t[3]) for row in trained for t in row]
+            value = sum(each) / config.constant_length
         if trained:
-            advantage = row[0][3]
-            ratio = math.exp(sum(now - mu for now, mu in trained) / len(trained))
-            objective = min(ratio * advantage, min(max(ratio, 0.9), 1.1) * advantage)
-            total += max(objective, 3.0 * advantage) if advantage < 0 else objective
-            num_rows += 1
-    config = LossConfig(ratio="sequence", clip_low=0.1, clip_high=0.1)
+            by_rollout.append(value)
+    expected = -sum(by_rollout) / max(len(by_rollout), 1)
 
-    def value(part: list[list[tuple[float, float, float, float, bool]]]) -> float:
-        if not part:
-            return 0.0
-        now, mu, _, advantages, trained = columns([token for row in part for token in row])
-        row_C = torch.cat([torch.full((len(row),), i) for i, row in enumerate(part)])
-        loss = dapo_loss(
-            *(now, mu, advantages, trained),
-            num_trained=int(trained.sum()),
-            config=config,
-            row_C=row_C,
-            num_rows=num_rows,
-        )
-        return float(loss.value)
+    rows = [row for rollout in rollouts for row in rollout]
+    now, mu, _, advantages, trained_C = columns([token for row in rows for token in row])
+    row_C = torch.cat([torch.full((len(row),), i) for i, row in enumerate(rows)])
+    ids = [i for i, rollout in enumerate(rollouts) for _ in rollout]
+    whole = shares(trained_C, config, row_C, ids)
+    border = int((row_C < cut).sum())
 
-    expected = -total / max(num_rows, 1)
-    assert value(rows) == pytest.approx(expected, abs=1e-12)
-    assert value(rows[:cut]) + value(rows[cut:]) == pytest.approx(expected, abs=1e-12), "in passes"
+    def value_of(part: slice) -> float:
+        here = part_of(whole, part)
+        return float(dapo_loss(now[part], mu[part], advantages[part], here, config=config).value)
+
+    assert value_of(slice(None)) == pytest.approx(expected, abs=1e-12)
+    assert value_of(slice(border)) + value_of(slice(border, None)) == pytest.approx(
+        expected, abs=1e-12
+    ), "in passes"
 
 
 @given(rows=tokens)
@@ -123,8 +158,7 @@ def test_the_distance_to_the_reference_is_added_over_trained_tokens(
         math.exp(ref - pi) - 1 - (ref - pi) for pi, _, ref, _, trains in rows if trains
     ) / max(num, 1)
     loss = dapo_loss(
-        *(now, mu, advantages, trained),
-        num_trained=num,
+        *(now, mu, advantages, shares(trained)),
         config=LossConfig(kl=0.3),
         reference_C=reference_C,
     )
@@ -138,8 +172,11 @@ def gradient(
 ) -> float:
     leaf = torch.tensor([now], dtype=torch.float64, requires_grad=True)
     old = None if proximal is None else torch.tensor([proximal], dtype=torch.float64)
-    column = [torch.tensor([value], dtype=torch.float64) for value in (mu, advantage, trained)]
-    dapo_loss(leaf, *column, num_trained=1, config=CONFIG, proximal_C=old).value.backward()  # type: ignore[no-untyped-call]
+    recorded_C, advantages_C, trained_C = (
+        torch.tensor([value], dtype=torch.float64) for value in (mu, advantage, trained)
+    )
+    each = shares(trained_C)
+    dapo_loss(leaf, recorded_C, advantages_C, each, config=CONFIG, proximal_C=old).value.backward()  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
     return float(leaf.grad)
 
@@ -167,13 +204,27 @@ def test_correction_is_truncated_and_detached() -> None:
 
 
 def test_extremes_give_numbers() -> None:
-    """A masked token of any kind counts for nothing, one that trains for a bounded amount."""
+    """A masked token of any kind counts for nothing, one that trains for a bounded amount, also
+    where the reference likes what pi does not.
+    """
     now = torch.tensor([-0.1, -0.1, -95.0], requires_grad=True)
     recorded = torch.tensor([-95.0, -95.0, -0.1])
     advantages, trained = torch.tensor([-1.0, 2.0, -1.0]), torch.tensor([1.0, 0.0, 1.0])
-    loss = dapo_loss(now, recorded, advantages, trained, num_trained=2, config=CONFIG)
+    loss = dapo_loss(now, recorded, advantages, shares(trained), config=CONFIG)
     loss.value.backward()  # type: ignore[no-untyped-call]
     assert float(loss.value.detach()) == pytest.approx((3.0 + 0.8) / 2)
     assert now.grad is not None
     assert bool(now.grad.isfinite().all())
     assert math.isfinite(loss.ratio)
+    assert math.isfinite(loss.kl)
+    likes = torch.full((3,), -0.1)
+    config = LossConfig(kl=0.1)
+    far = dapo_loss(now, recorded, advantages, shares(trained), config=config, reference_C=likes)
+    now.grad = None
+    far.value.backward()  # type: ignore[no-untyped-call]
+    assert bool(torch.as_tensor(now.grad).isfinite().all())
+
+
+def test_a_sum_over_tokens_has_one_divisor() -> None:
+    with pytest.raises(ValueError, match="`ratio: token` has one"):
+        LossConfig(ratio="sequence", constant_length=8)

@@ -41,7 +41,17 @@ class _Attention:
         return torch.cat(out)
 
 
-def make(feed: Feed, model: Path, output: Path, steps: int, own_steps: int, seen: list[Any]) -> Any:
+def make(
+    feed: Feed,
+    model: Path,
+    output: Path,
+    steps: int,
+    own_steps: int,
+    seen: list[Any],
+    *,
+    rows: int = ROWS,
+    temperature: float = 1.0,
+) -> Any:
     """A trainer that ends at step `steps`; the rows that its loss gets are put into `seen`.
 
     TRL collates one batch more than it trains: the last `own_steps` are its own.
@@ -56,11 +66,11 @@ def make(feed: Feed, model: Path, output: Path, steps: int, own_steps: int, seen
     config = AsyncGRPOConfig(
         output_dir=str(output),
         max_steps=steps,
-        per_device_train_batch_size=ROWS,
+        per_device_train_batch_size=rows,
         gradient_accumulation_steps=1,
         num_generations=4,
         learning_rate=1e-4,
-        temperature=1.0,
+        temperature=temperature,
         token_budget=-1,
         max_staleness=1 << 20,
         dtype="float32",
@@ -70,7 +80,7 @@ def make(feed: Feed, model: Path, output: Path, steps: int, own_steps: int, seen
         save_steps=1,
     )
     trainer = async_grpo_trainer(feed, model=str(model), args=config, processing_class=tokenizer)
-    make_loader, rows = trainer.get_train_dataloader, iter(range(ROWS * own_steps))
+    make_loader, places = trainer.get_train_dataloader, iter(range(rows * own_steps))
 
     def loader() -> Any:
         made = make_loader()
@@ -85,7 +95,7 @@ def make(feed: Feed, model: Path, output: Path, steps: int, own_steps: int, seen
         assert int(packed["global_n_tokens"][0]) == sum(
             int(sample["completion_mask"].sum()) for sample in samples
         )
-        seen.extend(sample for sample, _ in zip(samples, rows, strict=False))
+        seen.extend(sample for sample, _ in zip(samples, places, strict=False))
         return packed
 
     trainer.get_train_dataloader = loader

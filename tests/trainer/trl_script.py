@@ -20,7 +20,13 @@ def words(**more: Any) -> Any:
 
 
 def make(
-    feed: Feed, model: Path, output: Path, steps: int, rows: int, seen: list[dict[str, Any]]
+    feed: Feed,
+    model: Path,
+    output: Path,
+    steps: int,
+    rows: int,
+    seen: list[dict[str, Any]],
+    **more: Any,
 ) -> Any:
     """A trainer whose batches are put into `seen`, as its loss gets them."""
     from trl import GRPOConfig
@@ -37,6 +43,7 @@ def make(
         report_to=[],
         save_steps=1,
         shuffle_dataset=False,
+        **more,
     )
     trainer = grpo_trainer(feed, model=str(model), processing_class=words(), args=config)
     scored = trainer._generate_and_score_completions

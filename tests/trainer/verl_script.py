@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from prorl.trainer.doors.verl import LATEST, Manager
 
@@ -21,7 +22,16 @@ def trained(folder: Path, *, kill_after: int, steps: int, prompts: int) -> list[
     from tensordict import NonTensorStack, TensorDict
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-    config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir=str(folder)))
+    config = OmegaConf.create(
+        {
+            "trainer": {"default_local_dir": str(folder)},
+            "algorithm": {"adv_estimator": "grpo"},
+            "actor_rollout_ref": {
+                "rollout": {"temperature": 1.0},
+                "actor": {"loss_agg_mode": "token-mean", "policy_loss": {"loss_mode": "vanilla"}},
+            },
+        }
+    )
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     tq.init()
     rows: list[tuple[Any, ...]] = []
@@ -51,6 +61,8 @@ def trained(folder: Path, *, kill_after: int, steps: int, prompts: int) -> list[
         again = Manager.create(config)
         for number in range(kill_after, steps + 1):
             rows += step(again, number)
+        with pytest.raises(ValueError, match="has ended"):  # in the place of waiting for ever
+            step(again, steps + 1)
     finally:
         tq.close()
         ray.shutdown()

@@ -5,7 +5,9 @@
 
 Start their trainer with `transport.type = "filesystem"` and the same output directory, and no
 orchestrator. Rows are packed by their own `prepare_batch`, which cuts a sequence at `seq_len`.
-Mask, logprobs, temperatures and advantages stand at their tokens, over the whole sequence.
+Mask, logprobs and advantages stand at their tokens, over the whole sequence; a temperature stands
+where its token is predicted, one before it, since their trainer divides logits by it. Their losses
+are sums over tokens, so that a rollout of several sequences counts once.
 
 The cursor lies beside each step (`prorl.json`): a writer that is started again goes on behind the
 newest whole one, and a step whose checkpoint they have may be committed (`Steps.commit`).
@@ -22,22 +24,29 @@ import numpy as np
 import orjson
 
 from prorl.client.records import Feed, Record
+from prorl.trainer.doors import check_temperature
 
 STATE = "prorl.json"
 
 
 def sample_of(record: Record, env_name: str = "prorl") -> Any:
-    """prime-rl's `TrainingSample`."""
+    """prime-rl's `TrainingSample`. Raises UserError for greedy tokens: they have no ratio."""
     from prime_rl.transports.rollouts.types import TrainingSample
 
-    return TrainingSample(
-        token_ids=record.ids.tolist(),
-        mask=record.mask.tolist(),
-        logprobs=record.logprobs.tolist(),
-        temperatures=np.where(record.temperatures > 0, record.temperatures, 1.0).tolist(),
-        env_name=env_name,
-        advantages=(record.mask * np.float32(record.advantage)).tolist(),
-    )
+    return TrainingSample(env_name=env_name, **aligned(record))
+
+
+def aligned(record: Record) -> dict[str, list[Any]]:
+    """The lists of a sample, [L] each."""
+    check_temperature([record], None, "the run")
+    predicts = np.append(record.temperatures[1:], np.float32(0.0))
+    return {
+        "token_ids": record.ids.tolist(),
+        "mask": record.mask.tolist(),
+        "logprobs": record.logprobs.tolist(),
+        "temperatures": np.where(predicts > 0, predicts, np.float32(1.0)).tolist(),
+        "advantages": (record.mask * np.float32(record.advantage)).tolist(),
+    }
 
 
 class Steps:

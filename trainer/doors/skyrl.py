@@ -6,7 +6,8 @@
 
 SkyRL asks for as many trajectories as it has prompts, n of each; a group of ours answers n of its
 rows, whatever their text, and keeps their ids. Its advantages go by `uid`, in blocks of n, so a
-group that has lost a member, or has a rollout of several sequences, is refused in one line. Keep
+group that has lost a member, or has a rollout of several sequences, is refused in one line, and so
+is one of another temperature than `generator.sampling_params` has. Keep
 `Generator.feed.state_dict()` in the checkpoint (`save_checkpoints` of the trainer) and commit then.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 
 from prorl.client.records import Feed, Record
 from prorl.errors import UserError
-from prorl.trainer.doors import check_version
+from prorl.trainer.doors import check_temperature, check_version
 
 
 def output_of(records: list[Record], trajectory_ids: list[Any] | None) -> dict[str, Any]:
@@ -50,15 +51,20 @@ class Generator:
             self._groups = iter(self.feed)
         ids = input_batch.get("trajectory_ids")
         keys = [one.instance_id for one in ids] if ids else [0] * len(input_batch["prompts"])
+        sampling = input_batch.get("sampling_params") or {}
         found: list[Record] = []
         for _, rows in groupby(keys):
             wanted, group = len(list(rows)), next(self._groups, None)
             if group is None:
                 raise UserError(f"run {self.feed.run} has ended", "more groups, or fewer steps")
-            if len(group) != wanted:
+            rollouts = len({record.rollout for record in group})
+            if not len(group) == rollouts == wanted:
                 raise UserError(
-                    f"group {group[0].group} of {len(group)} sequences for {wanted} rows",
+                    f"group {group[0].group} of {rollouts} rollouts in {len(group)} sequences for"
+                    f" {wanted} rows",
                     "n sequences a group: a filter that drops incomplete ones, one a rollout",
                 )
+            temperature = float(sampling.get("temperature", 1.0))
+            check_temperature(group, temperature, "generator.sampling_params.temperature")
             found += group
         return output_of(found, ids)

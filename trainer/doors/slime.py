@@ -10,7 +10,8 @@ A call of theirs takes `rollout_batch_size` groups. With `--use-rollout-routing-
 along, of a run that keeps them (`run.routing`). The cursor is saved and loaded where slime saves
 its data source, beside its checkpoint. `rewards` hands our advantages over: slime's own would be
 normalised over the whole batch as soon as one group has a member less. The sequences of one rollout
-share its `rollout_id`, so that it counts once.
+share its `rollout_id`, so that it counts once. Groups of another temperature than
+`--rollout-temperature` are refused. slime asks for data in one process and deals it to its ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import UserError
+from prorl.trainer.doors import check_temperature
 
 
 def sample_of(record: Record, args: Any) -> Any:
@@ -74,6 +76,8 @@ class Groups:
         """The next groups. Raises UserError when the run ends before they came."""
         found = []
         for group in self._groups:
+            temperature = getattr(self._args, "rollout_temperature", 1.0)
+            check_temperature(group, temperature, "--rollout-temperature")
             found.append([sample_of(record, self._args) for record in group])
             if len(found) == num_samples:
                 return found

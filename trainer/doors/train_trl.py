@@ -2,6 +2,9 @@
 servers get each checkpoint, SIGTERM ends it after the step in hand, and started again it goes on.
 
     accelerate launch -m prorl.trainer.doors.train_trl Qwen3-4B prorl-runs math trained/math
+
+On several GPUs accelerate starts a process for each: the first takes the rows and deals them, and a
+step has `--groups` groups however many there are.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig
 
@@ -34,7 +38,10 @@ class Serve(TrainerCallback):
         self._asked = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        control.should_training_stop |= self._asked
+        asked = torch.tensor([self._asked], dtype=torch.int32, device=args.device)
+        if args.world_size > 1:  # all end after the same step, or the others wait for ever
+            torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
+        control.should_training_stop |= bool(asked.item())
 
     def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
         if state.is_world_process_zero:
@@ -57,12 +64,17 @@ def main() -> None:
     asked.add_argument("--rows", type=int, default=8, help="in a forward pass")
     asked.add_argument("--learning-rate", type=float, default=1e-6)
     asked.add_argument("--beta", type=float, default=1e-4, help="of the KL penalty")
+    asked.add_argument("--temperature", type=float, default=1.0, help="of the run")
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--cpu", action="store_true")
     asked.add_argument("--die-with-parent", action="store_true")
     given = asked.parse_args()
-    if given.groups * given.n % given.rows:
-        asked.error(f"--rows {given.rows} does not divide {given.groups} groups of {given.n}")
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if given.groups * given.n % (given.rows * ranks):
+        asked.error(
+            f"--rows {given.rows} on {ranks} processes do not divide {given.groups} groups of"
+            f" {given.n}"
+        )
     if given.die_with_parent:
         die_with_parent(signal.SIGKILL)
     config = GRPOConfig(
@@ -72,10 +84,10 @@ def main() -> None:
         beta=given.beta,
         loss_type="dapo",
         epsilon_high=0.28,
-        temperature=1.0,
+        temperature=given.temperature,
         num_generations=given.n,
         per_device_train_batch_size=given.rows,
-        gradient_accumulation_steps=given.groups * given.n // given.rows,
+        gradient_accumulation_steps=given.groups * given.n // (given.rows * ranks),
         gradient_checkpointing=not given.cpu,
         bf16=not given.cpu,
         use_cpu=given.cpu,
@@ -99,7 +111,8 @@ def main() -> None:
     try:
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     except UserError as error:
-        print(error, file=sys.stderr)
+        if trainer.accelerator.is_main_process:
+            print(error, file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -12,8 +12,14 @@ logprobs as those of the old policy, without which the ratio is to itself.
 
 The cursor lies in TRL's checkpoints (`prorl.json`) and is committed when one is on disk, so that a
 killed training that is resumed takes each group once. Groups are asked for whole; rows that do not
-fill a generation batch wait for the next. TRL weights sequences equally: a rollout whose harness
-rewrote its history counts once a sequence.
+fill a generation batch wait for the next. Of several processes (`accelerate launch`) the first
+takes the rows of all and deals them.
+
+A rollout of several sequences counts once: TRL's token means (`dapo`, `bnpo`, `cispo`, `vespo`) do
+that by themselves, and where it divides by sequences (`grpo`, `sapo`, `dr_grpo`, `luspo`)
+advantages are scaled so that it divides by rollouts. Its KL penalty (`beta`) is not scaled: under
+`grpo` and `sapo` that one counts sequences. Rows that were not sampled at `GRPOConfig.temperature`
+are refused.
 
 For TRL 1.16 (`rollout_func` is experimental there); its weights go to the model servers by
 `client.publish` from a callback of yours, or by its own vLLM client.
@@ -21,17 +27,22 @@ For TRL 1.16 (`rollout_func` is experimental there); its weights go to the model
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from prorl.client.records import Feed, Record
-from prorl.errors import UserError
-from prorl.trainer.doors import check_version
+from prorl.errors import ProrlError, UserError
+from prorl.trainer.doors import check_temperature, check_version
 
 STATE = "prorl.json"
+
+PER_SEQUENCE = {"grpo": True, "sapo": True, "dr_grpo": False, "luspo": False}
+"""TRL's losses that divide by the number of sequences: whether each sequence's tokens are averaged
+first. The others divide by tokens.
+"""
 
 
 def row_of(record: Record) -> dict[str, Any]:
@@ -48,21 +59,59 @@ def row_of(record: Record) -> dict[str, Any]:
         "env_mask": record.mask[completion].astype(int).tolist(),
         "prorl_reward": record.reward,
         "prorl_advantage": record.advantage,
+        "prorl_weight": record.weight,
     }
+
+
+def scaled(rows: list[dict[str, Any]], loss_type: str) -> list[dict[str, Any]]:
+    """The rows of one batch, with advantages under which a rollout counts once: policy losses are
+    linear in them. A sequence of a rollout of three has a third of it in a mean of sequences, and a
+    mean over rollouts is so many times larger as there are more sequences than rollouts.
+    """
+    if loss_type in PER_SEQUENCE:
+        rollouts = sum(row["prorl_weight"] for row in rows)
+        more = len(rows) / rollouts if rollouts else 1.0
+        for row in rows:
+            share = row["prorl_weight"] if PER_SEQUENCE[loss_type] else 1.0
+            row["prorl_advantage"] *= share * more
+    return rows
+
+
+def deal(accelerator: Any, take: Callable[[int], list[Any]], count: int) -> list[Any]:
+    """`count` rows for each process, of one `take` in the first; its error is raised in all."""
+    ranks = accelerator.num_processes
+    if ranks == 1:
+        return take(count)
+    from torch.distributed import scatter_object_list
+
+    dealt: list[Any] | None = None
+    if accelerator.process_index == 0:
+        try:
+            rows = take(count * ranks)
+            dealt = [rows[rank * count :][:count] for rank in range(ranks)]
+        except ProrlError as error:
+            dealt = [error] * ranks
+    received: list[Any] = [None]
+    scatter_object_list(received, dealt, src=0)
+    if isinstance(received[0], ProrlError):
+        raise received[0]
+    return list(received[0])
 
 
 class Rows:
     """Rows of a feed for a trainer that asks for a number of them, not for groups."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, feed: Feed, temperature: float = 1.0) -> None:
+        self._feed, self._temperature = feed, temperature
         self._groups: Iterator[list[Record]] | None = None
         self._left: list[dict[str, Any]] = []
         self.cursor = feed.cursor
         """After the last group all of whose rows were taken."""
 
     def take(self, count: int) -> list[dict[str, Any]]:
-        """The next rows. Raises UserError when the run has ended before they came."""
+        """The next rows. Raises UserError when the run has ended before they came, and for rows of
+        another temperature.
+        """
         if self._groups is None:
             self._groups = iter(self._feed)
         while len(self._left) < count:
@@ -72,6 +121,7 @@ class Rows:
                     f"run {self._feed.run} has ended with {len(self._left)} of {count} rows",
                     "more groups, or fewer steps",
                 )
+            check_temperature(group, self._temperature, "GRPOConfig.temperature")
             rows = [row_of(record) for record in group]
             rows[-1]["prorl_cursor"] = self._feed.cursor
             self._left += rows
@@ -100,10 +150,13 @@ def grpo_trainer(
     from trl import GRPOTrainer
 
     check_version("trl")
-    rows = Rows(feed)
+    rows = Rows(feed, arguments["args"].temperature)
 
     def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        taken = rows.take(len(prompts))
+        def take(count: int) -> list[dict[str, Any]]:
+            return scaled(rows.take(count), trainer.loss_type)
+
+        taken = deal(trainer.accelerator, take, len(prompts))
         return {name: [row[name] for row in taken] for name in taken[0]}
 
     def reward(prorl_reward: list[float], **_: object) -> list[float]:
@@ -120,15 +173,17 @@ def grpo_trainer(
             return output
 
     class Cursor(TrainerCallback):
-        """Keeps the feed's place in TRL's checkpoints."""
+        """Keeps the feed's place in TRL's checkpoints, in the process that takes the rows."""
 
         def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
+            if not state.is_world_process_zero:
+                return
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             (folder / STATE).write_bytes(orjson.dumps({"cursor": rows.cursor}))
             feed.commit(rows.cursor)
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: object) -> None:
-            if state.global_step:
+            if state.global_step and state.is_world_process_zero:
                 folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
                 rows.restore(orjson.loads((folder / STATE).read_bytes())["cursor"])
                 feed.commit(rows.cursor)  # it may have been killed before it had said so

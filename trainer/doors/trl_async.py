@@ -5,7 +5,9 @@
     trainer.train(resume_from_checkpoint=...)
 
 It takes ids, mask, the sampler's logprobs and the advantage of a whole sequence as given, packs
-siblings by their common prefix and divides by the tokens that train, as our own trainer does. The
+siblings by their common prefix and divides by the tokens that train, as our own trainer does, so
+that a rollout of several sequences counts once. Of several processes its first alone has a worker
+and deals the rows. Rows that were not sampled at `AsyncGRPOConfig.temperature` are refused. The
 cursor lies in its checkpoints (`prorl.json`) and is committed when one is on disk; it is counted by
 rows of steps done, since TRL's loader has collated one batch more. For the same reason a live run
 needs `max_unacked_groups` of two steps at least, or the first never fills.
@@ -17,6 +19,7 @@ For TRL 1.16. `weight_transfer` is TRL's protocol: nothing is sent by default; g
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import ProrlError, UserError
-from prorl.trainer.doors import check_version
+from prorl.trainer.doors import check_temperature, check_version
 from prorl.trainer.doors.trl import STATE
 
 QUEUE_ROWS = 64
@@ -57,14 +60,14 @@ class Worker:
     when the next one is collated. It asks for more before it would train those, and hears the end.
     """
 
-    def __init__(self, feed: Feed, rows_per_step: int) -> None:
-        self.feed, self._rows_per_step = feed, rows_per_step
+    def __init__(self, feed: Feed, rows_per_step: int, temperature: float = 1.0) -> None:
+        self.feed, self._rows_per_step, self._temperature = feed, rows_per_step, temperature
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(QUEUE_ROWS)
         self.metrics_queue: queue.Queue[Any] = queue.Queue(1)  # nothing comes into it
         self._ends: list[tuple[int, str]] = []
         """(rows since the start, cursor) after each group, in delivery order."""
         self._stop = threading.Event()
-        self._error: ProrlError | None = None
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._move, name="prorl-feed", daemon=True)
 
     def start(self) -> None:
@@ -90,6 +93,7 @@ class Worker:
         rows, group = 0, list[Record]()
         try:
             for group in self.feed:
+                check_temperature(group, self._temperature, "AsyncGRPOConfig.temperature")
                 rows += len(group)
                 self._ends.append((rows, self.feed.cursor or ""))
                 for record in group:
@@ -98,6 +102,8 @@ class Worker:
                     return
         except ProrlError as error:
             self._error = error
+        finally:
+            self._error = sys.exception() or self._error
         for record in group[:1] * self._rows_per_step:
             self._put(record._replace(mask=np.zeros_like(record.mask)))
 
@@ -140,10 +146,12 @@ def async_grpo_trainer(feed: Feed, *, weight_transfer: Any = None, **arguments: 
     rows_per_step = (
         args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     )
-    worker = Worker(feed, rows_per_step)
+    worker = Worker(feed, rows_per_step, args.temperature)
 
     class Cursor(TrainerCallback):
-        """Keeps the feed's place in TRL's checkpoints; heard before the worker starts."""
+        """Keeps the feed's place in TRL's checkpoints; called before the worker starts. Only the
+        process that has the worker knows the place.
+        """
 
         begun = 0
 
@@ -154,6 +162,8 @@ def async_grpo_trainer(feed: Feed, *, weight_transfer: Any = None, **arguments: 
                 feed.cursor = orjson.loads((folder / STATE).read_bytes())["cursor"]
 
         def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
+            if not state.is_world_process_zero:
+                return
             cursor = worker.cursor((state.global_step - self.begun) * rows_per_step) or feed.cursor
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             (folder / STATE).write_bytes(orjson.dumps({"cursor": cursor}))

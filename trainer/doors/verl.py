@@ -9,13 +9,17 @@
 verl draws prompts of its own dataset; each is answered with the next group of the run, whatever its
 text. The place of each step's first group is written beside verl's checkpoints, so that a training
 that is resumed takes each group once, and is committed when verl's checkpoint of the step before is
-on disk. Advantages are verl's own, by group; a rollout of several sequences counts once a sequence.
+on disk. Advantages are verl's own, by group. verl's `grpo` takes the last sequence of a rollout for
+its group's mean, and means over tokens (`loss_agg_mode`) count a rollout of several sequences once;
+under an estimator or a loss that counts sequences such a rollout is refused, and so is a group of
+another temperature than `actor_rollout_ref.rollout.temperature`. verl asks for data in one process.
 Ray needs more than two logical CPUs, or `tq.init` waits for ever.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,11 +30,14 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import ProrlError, UserError
-from prorl.trainer.doors import check_version
+from prorl.trainer.doors import check_temperature, check_version, num_sequences
 
 STATE = "prorl.json"
 LATEST = "latest_checkpointed_iteration.txt"
 """verl's own: the step of its newest whole checkpoint."""
+
+ESTIMATORS = ("grpo", "gae")
+"""verl's advantages that do not count a rollout of several sequences more than once."""
 
 
 def fields_of(records: Sequence[Record], uid: str) -> Any:
@@ -90,12 +97,13 @@ class Manager:
     """What verl makes of `agent_loop_manager_class`."""
 
     def __init__(self, config: Any, feed: Feed) -> None:
+        self._config = config
         self._feed, self._folder = feed, Path(config.trainer.default_local_dir)
         self._groups: Iterator[list[Record]] | None = None
         self._starts: dict[str, str | None] = {}
         """By step, the cursor before its first group."""
         self._asked = threading.Lock()  # protects the order of groups: one step after the other
-        self.error: ProrlError | None = None
+        self.error: BaseException | None = None
 
     @classmethod
     def create(cls, config: Any, **_: object) -> Manager:
@@ -120,25 +128,67 @@ class Manager:
         ).start()
 
     def _answer(self, uids: list[str], step: int) -> None:
+        waiting = list(uids)
         try:
             with self._asked:
                 self._begin(step)
                 assert self._groups is not None
-                for uid in uids:
+                while waiting:
                     group = next(self._groups, None)
                     if group is None:
                         raise UserError(
                             f"run {self._feed.run} has ended", "more groups or fewer steps"
                         )
-                    put(group, uid, step)
+                    self._check(group)
+                    put(group, waiting[0], step)
+                    del waiting[0]
         except ProrlError as error:
-            self.error = error
+            self._fail(waiting, error)
+        finally:
+            if (other := sys.exception()) is not None:
+                self._fail(waiting, other)
+
+    def _fail(self, uids: Sequence[str], error: BaseException) -> None:
+        """End verl's wait for these prompts: its buffer raises for a status that it does not know,
+        and says it. Without that it waits for ever.
+        """
+        import transfer_queue as tq
+
+        self.error = error
+        tags = [{"is_prompt": True, "status": f"{type(error).__name__}: {error}"} for _ in uids]
+        tq.kv_batch_put(keys=list(uids), partition_id="train", tags=tags)
+
+    def _check(self, group: Sequence[Record]) -> None:
+        """Raise UserError for a group that verl would weigh wrongly under these settings."""
+        ours = self._config.actor_rollout_ref
+        setting = "actor_rollout_ref.rollout.temperature"
+        check_temperature(group, ours.rollout.temperature, setting)
+        most = max(num_sequences(group).values(), default=1)
+        if most == 1:
+            return
+        mode, loss = ours.actor.loss_agg_mode, ours.actor.policy_loss.loss_mode
+        if mode == "seq-mean-token-mean" or loss == "gspo":
+            raise UserError(
+                f"a rollout of {most} sequences, and a mean over sequences",
+                "loss_agg_mode=token-mean and another loss_mode than gspo: it would count"
+                f" {most} times",
+            )
+        if (estimator := str(self._config.algorithm.adv_estimator)) not in ESTIMATORS:
+            raise UserError(
+                f"a rollout of {most} sequences, and algorithm.adv_estimator={estimator}",
+                f"{' or '.join(ESTIMATORS)}: it would count {most} times in its group's mean",
+            )
 
     def _begin(self, step: int) -> None:
-        """Find or note where a step begins; commit what verl's newest checkpoint has seen."""
+        """Find or note where a step begins; commit what verl's newest checkpoint has seen.
+
+        Of an earlier life only steps up to the first one count: later ones begin elsewhere now, if
+        the batch has another size.
+        """
         path = self._folder / STATE
         if self._groups is None:
-            self._starts = orjson.loads(path.read_bytes()) if path.exists() else {}
+            starts = orjson.loads(path.read_bytes()) if path.exists() else {}
+            self._starts = {key: start for key, start in starts.items() if int(key) <= step}
             self._feed.cursor = self._starts.get(str(step), self._feed.cursor)
             self._groups = iter(self._feed)
         if str(step) not in self._starts:

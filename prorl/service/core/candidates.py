@@ -89,8 +89,8 @@ def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> C
     TaskError that names the row.
     """
     try:
-        if run.delivery == "stream" and body.sampling and body.sampling.is_cut_off:
-            raise TaskError("its sampling, in a run that trains", WHOLE_DISTRIBUTION)
+        if run.delivery == "stream" and body.sampling:
+            check_trains(body.sampling, run.sampling)
         check_values(body.task.task_id, body.task.data, body.extra)
         try:
             text, extra = task_to_json(body.task), exact_json.dumps(body.extra).decode()
@@ -108,6 +108,24 @@ def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> C
     task = body.task
     about = (task.task_id, task.data_source, task.env)
     return Candidate(body.key, name, body.n, *about, text, sampling, extra)
+
+
+def check_trains(sampling: Sampling, run: Sampling) -> None:
+    """Raise TaskError for a group whose tokens a trainer cannot weigh as those of its run.
+
+    Trainers of others take one temperature for all rows: at another one their ratios would be those
+    of another distribution.
+    """
+    if sampling.is_cut_off:
+        raise TaskError(
+            f"sampling {sampling.model_dump()} in a run that trains", WHOLE_DISTRIBUTION
+        )
+    if sampling.temperature != run.temperature:
+        raise TaskError(
+            f"sampling at temperature {sampling.temperature:g} in a run that trains",
+            f"the run's {run.temperature:g}: trainers take one temperature for all rows",
+            "submit the group to a run of that temperature, or of delivery `store`",
+        )
 
 
 def _check_size(what: str, text: str, limit: int) -> None:
