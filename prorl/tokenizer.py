@@ -62,6 +62,7 @@ class ByteTokenizer:
             text: _NUM_BYTES + index for index, text in enumerate(SPECIALS)
         }
         self.vocab_size = _NUM_BYTES + len(SPECIALS)
+        self.max_token_bytes = 1
         self._special_text = dict(zip(self.specials.values(), self.specials, strict=True))
 
     def encode(self, text: str) -> Int32:
@@ -132,7 +133,9 @@ class HFTokenizer:
         self._decoder = tokenizers.Tokenizer.from_str(orjson.dumps(data).decode())
         self._check_ids(where)
         self._encoder = tokenizers.Tokenizer.from_str(orjson.dumps(data | _PLAIN).decode())
-        self.num_ids = 1 + max(self._decoder.get_vocab(with_added_tokens=True).values())
+        vocabulary = self._decoder.get_vocab(with_added_tokens=True)
+        self.num_ids = 1 + max(vocabulary.values())
+        self.max_token_bytes = _max_token_bytes(vocabulary, data["model"])
         self.vocab_size = max(_model_size(where), self.num_ids)
         self._remembered: dict[str, Int32] = {}
         self._remembered_bytes = 0
@@ -188,6 +191,23 @@ class HFTokenizer:
     def _encode(self, text: str) -> Int32:
         clean = text.encode("utf-8", "replace").decode()
         return np.array(self._encoder.encode(clean, add_special_tokens=False).ids, dtype=np.int32)
+
+
+UNBOUNDED_TOKEN_BYTES = 1024
+"""Of text that one id may stand for where a vocabulary sets no bound: a run of letters that it does
+not know is one `unk`; a tokenizer of somebody else's may hold anything.
+"""
+
+
+def _max_token_bytes(vocabulary: Mapping[str, int], model: Mapping[str, Any]) -> int:
+    """The most bytes of UTF-8 that one id stands for.
+
+    A token is written with at least as many bytes in the file: each byte is a letter there, or
+    blanks are a letter of three bytes.
+    """
+    longest = max(len(token.encode("utf-8", "replace")) for token in vocabulary)
+    is_bounded = model.get("type") == "BPE" and model.get("unk_token") is None
+    return longest if is_bounded or model.get("byte_fallback") else UNBOUNDED_TOKEN_BYTES
 
 
 def _read_tokenizer_json(directory: Path) -> dict[str, Any]:

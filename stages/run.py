@@ -182,6 +182,7 @@ class RunOperator(StageOperator):
                     journal=journal,
                     desk=self._desk,
                     routing=lease.routing,
+                    renderer_spec=lease.renderer,
                 )
                 agent = env.agent if isinstance(env, BringsAgent) else lease.agent
                 trajectory = await self._drive(agent, context)

@@ -55,5 +55,7 @@ class AttemptContext:
     """What an earlier life of the attempt has recorded, and where this one is written down."""
     desk: Desk = field(default_factory=Desk)
     """Where guests take their turns, and those of other hosts their work."""
+    renderer_spec: str = ""
+    """What another process makes the same renderer of; empty where none can."""
     routing: bool = False
     """Whether the backend is asked which experts the tokens go through."""

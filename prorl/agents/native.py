@@ -18,6 +18,7 @@ from prorl.agents.calls import ToolCalls
 from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded, end_with
 from prorl.agents.sampler import Sampler
+from prorl.renderer.apart import Rendering, check_fits, max_token_bytes, text_bytes
 from prorl.types import (
     Completion,
     Failure,
@@ -46,12 +47,15 @@ class _Attempt:
         self.record = self._sampler.record
         self._clock, self._journal = context.deadline.clock, context.journal
         self._calls = ToolCalls(context)
+        self._rendering = Rendering(context.renderer, context.renderer_spec, context.deadline)
 
     async def drive(self) -> End:
         context, record = self._context, self.record
         prompt = self._journal.context(0, 0)
         if prompt is None:
-            prompt = context.renderer.prompt(context.messages, context.tools)
+            most = max_token_bytes(context.renderer)
+            check_fits(text_bytes(context.messages), most, context.limits.max_tokens)
+            prompt = await self._rendering.prompt(context.messages, context.tools)
         if (limit := context.limits.max_tokens) <= len(prompt):
             text = f"a prompt of {len(prompt)} tokens does not fit in limits.max_tokens = {limit}"
             return End(StopReason.CONTEXT, Failure(code=FailureCode.BAD_TASK, message=text))
@@ -76,13 +80,13 @@ class _Attempt:
         outputs = await self._call_tools(turn, message.tool_calls)
         if turn + 1 >= context.limits.max_turns:
             return end_with(FailureCode.MAX_TURNS, f"{turn + 1} turns without an answer")
-        return self._extend(completion, outputs)
+        return await self._extend(completion, outputs)
 
-    def _extend(self, completion: Completion, outputs: Sequence[Message]) -> End | None:
+    async def _extend(self, completion: Completion, outputs: Sequence[Message]) -> End | None:
         context, record = self._context, self.record
         bridge = self._journal.context(len(record.turns), record.sequence.segment)
         if bridge is None:
-            bridge = context.renderer.bridge(completion.token_ids_C, outputs)
+            bridge = await self._rendering.bridge(completion.token_ids_C, outputs)
         room = context.limits.max_tokens - len(record.sequence)
         if len(bridge) < room:
             record.sequence.context(bridge, turn=len(record.turns))

@@ -98,8 +98,7 @@ async def served(
             if listener is None:
                 yield ""
                 return
-            loop = asyncio.get_running_loop()
-            stack.callback((await loop.create_server(door.protocol, sock=listener)).close)
+            await stack.enter_async_context(door.listening(listener))
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 

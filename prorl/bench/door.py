@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import aiohttp
 
@@ -99,13 +101,19 @@ def _context(number: int, calls: int) -> AttemptContext:
 
 async def serve(rollouts: int, calls: int) -> None:
     """Open the doors, say where; after each line of input how much CPU this process has had."""
-    loop, urls = asyncio.get_running_loop(), list[str]()
+    urls = list[str]()
     contexts = [_context(number, calls) for number in range(rollouts)]
     doors = [Door(context, Sampler(context)) for context in contexts]
-    for door in doors:
-        server = await loop.create_server(door.protocol, "127.0.0.1", 0)
-        urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    print("ready", json.dumps({"urls": urls}), flush=True)
+    async with AsyncExitStack() as stack:
+        for door in doors:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            await stack.enter_async_context(door.listening(listener))
+            urls.append(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        print("ready", json.dumps({"urls": urls}), flush=True)
+        await _report(doors)
+
+
+async def _report(doors: Sequence[Door]) -> None:
     while await asyncio.to_thread(sys.stdin.readline):
         spent = resource.getrusage(resource.RUSAGE_SELF)
         bridged = sum(door.counts["bridged"] for door in doors)

@@ -33,6 +33,21 @@ would be its final answer.
 """
 
 
+MAX_MESSAGES = 4096
+"""Of one request: agents send hundreds. To take so many over from a helper holds the loop for about
+10 ms.
+"""
+MAX_TOOLS = 1024
+MAX_TOOL_BYTES = 512 << 10
+"""Of all tools of a request together: coding agents send 100 KB."""
+MAX_VALUES = 250_000
+"""Of the arguments of all calls of a request, counted by their commas and braces: 25 ms of the
+loop.
+"""
+MAX_DEPTH = 64
+"""Of a schema and of a call's arguments: what renders them goes down as deep."""
+
+
 class RefusedError(UserError):
     """What a client asks and the door cannot express (HTTP 400)."""
 
@@ -65,6 +80,73 @@ class Reply(NamedTuple):
 
 
 # ---- reading what a client sent
+
+
+def load_json(text: str | bytes) -> Json:
+    """A JSON value. Raises ValueError.
+
+    Half of a surrogate pair, which JavaScript writes where it cuts a string, is read as U+FFFD.
+
+    >>> load_json(b'["a\\ud83d", "\\ud83d\\ude00"]') == ["a\ufffd", "\U0001f600"]
+    True
+    """
+    try:
+        return exact_json.loads(text)
+    except orjson.JSONDecodeError as cause:
+        if "surrogate" not in str(cause):
+            raise
+    try:
+        return _whole(json.loads(text))
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+
+
+def _whole(value: Json) -> Json:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value
+
+
+def check_size(asked: Asked) -> None:
+    """Raise RefusedError for a request of more parts than a loop can take over at once."""
+    if (size := len(asked.messages)) > MAX_MESSAGES:
+        raise RefusedError(f"{size:,} messages", f"at most {MAX_MESSAGES:,}")
+    if (size := len(asked.tools)) > MAX_TOOLS:
+        raise RefusedError(f"{size:,} tools", f"at most {MAX_TOOLS:,}")
+    size = sum(len(exact_json.dumps(tool._asdict())) for tool in asked.tools)
+    if size > MAX_TOOL_BYTES:
+        raise RefusedError(f"tools of {size:,} bytes", f"at most {MAX_TOOL_BYTES:,}")
+    texts = [call.text for message in asked.messages for call in message.tool_calls]
+    if (size := sum(map(_num_values, texts))) > MAX_VALUES:
+        raise RefusedError(f"calls with {size:,} values", f"at most {MAX_VALUES:,}")
+
+
+def _num_values(text: str) -> int:
+    return sum(map(text.count, ",[{"))
+
+
+def is_deep(value: Json, room: int = MAX_DEPTH) -> bool:
+    """Whether a JSON value nests deeper than what shows it can follow."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, list) and (not room or any(is_deep(item, room - 1) for item in value))
+
+
+def check_schema(schema: Json, what: str) -> None:
+    """Raise RefusedError for a JSON schema that is none where renderer and grammars read it."""
+    if isinstance(schema, bool):
+        return
+    named = read_object(schema, what)
+    kind = named.get("type")
+    if not isinstance(kind, str | list | None):
+        raise RefusedError(f"type of {what} is {_kind(kind)}", "a string, or a list of strings")
+    for name, inner in read_object(named.get("properties") or {}, f"{what}'s properties").items():
+        check_schema(inner, f"{what}'s {name:.40}")
+    for name in ("anyOf", "oneOf", "allOf"):
+        for inner in read_list(named.get(name), f"{name} of {what}"):
+            check_schema(inner, f"{name} of {what}")
 
 
 def read_object(value: Json, what: str) -> dict[str, Json]:
@@ -103,6 +185,14 @@ def read_limit(body: Mapping[str, Json], *names: str) -> int | None:
     return None
 
 
+def read_role(roles: Mapping[str, str], role: Json) -> str:
+    """Of a message that no model wrote. Raises RefusedError."""
+    if not isinstance(role, str) or role not in roles:
+        known = ", ".join(dict.fromkeys((*roles, "assistant", "tool")))
+        raise RefusedError(f"a message of role {role!r:.40}", known)
+    return roles[role]
+
+
 def read_parts(content: Json, kinds: Sequence[str]) -> str:
     """The text of a content: a string, or parts of these kinds joined. Raises RefusedError."""
     if content is None or isinstance(content, str):
@@ -114,18 +204,22 @@ def read_parts(content: Json, kinds: Sequence[str]) -> str:
             continue
         kind = read_object(part, "a part of content").get("type")
         if kind not in kinds:
-            raise RefusedError(f"a content part of type {kind!r}", " or ".join(kinds))
+            raise RefusedError(f"a content part of type {kind!r:.40}", " or ".join(kinds))
         texts.append(read_text(part.get("text", part.get("refusal")), f"{kind}.text"))
     return "".join(texts)
 
 
 def read_call(name: Json, arguments: Json, call_id: Json) -> ToolCall:
     """A call as an agent sends it back; one that does not parse keeps its text."""
+    if is_deep(arguments):
+        raise RefusedError(f"a call's arguments deeper than {MAX_DEPTH}", "flatter ones")
     text = arguments if isinstance(arguments, str) else exact_json.dumps(arguments).decode()
     try:
-        value, error = exact_json.loads(text), ""
-    except orjson.JSONDecodeError as cause:
+        value, error = load_json(text), ""
+    except ValueError as cause:
         value, error = {}, str(cause)
+    if is_deep(value):
+        value, error = {}, f"it nests deeper than {MAX_DEPTH}"
     if not isinstance(value, dict):
         value, error = {}, "no object"
     return ToolCall(
@@ -141,6 +235,10 @@ def read_tool(sent: Json, schema: str = "parameters") -> ToolSpec:
     """A function that the policy may call, whose schema has that name. Raises RefusedError."""
     tool = read_object(sent, "a tool")
     parameters = tool.get(schema)
+    if parameters is not None:
+        if is_deep(parameters):
+            raise RefusedError(f"a tool's schema deeper than {MAX_DEPTH}", "a flatter one")
+        check_schema(parameters, "a tool's schema")
     return ToolSpec(
         read_text(tool.get("name"), "a tool's name"),
         read_text(tool.get("description"), "a tool's description"),

@@ -20,6 +20,7 @@ from prorl.capture.canonical import (
     read_list,
     read_object,
     read_parts,
+    read_role,
     read_text,
     read_tool,
     refuse,
@@ -38,7 +39,7 @@ def parse(body: dict[str, Json]) -> Asked:
     tools = []
     for tool in read_list(body.get("tools"), "tools"):
         if (kind := read_object(tool, "a tool").get("type", "function")) != "function":
-            raise RefusedError(f"a tool of type {kind!r}", "tools of type function")
+            raise RefusedError(f"a tool of type {kind!r:.40}", "tools of type function")
         tools.append(read_tool(tool.get("function")))
     options = body.get("stream_options") or {}
     return Asked(
@@ -68,11 +69,7 @@ def _message(sent: dict[str, Json]) -> Message:
     if role == "tool":
         call_id = read_text(sent.get("tool_call_id"), "tool_call_id")
         return Message(role="tool", content=content, call_id=call_id)
-    if role not in ROLES:
-        raise RefusedError(
-            f"a message of role {role!r}", "system, developer, user, assistant, tool"
-        )
-    return Message(role=ROLES[role], content=content)
+    return Message(role=read_role(ROLES, role), content=content)
 
 
 def _call(sent: dict[str, Json]) -> ToolCall:

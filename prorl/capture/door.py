@@ -1,8 +1,8 @@
 """`Door`: one attempt's model server. Whoever holds one of its connections is that attempt.
 
     door = Door(context, Sampler(context))
-    server = await loop.create_server(door.protocol, sock=await sandbox.listen())
-    ... run the program until it ends or `door.ended` is done ...
+    async with door.listening(await sandbox.listen()):
+        ... run the program until it ends or `door.ended` is done ...
     await door.close()                         # then the record says what trains
 
 | request | answer |
@@ -15,23 +15,35 @@ A reply is sampled whole, then written: as JSON or as the dialect's events. Unti
 client is kept waiting by comments or blanks, which begin after a grace, so that an early failure is
 still a status. What cannot be expressed here is a 400 that says so, a rollout that has ended a 503.
 A client that goes away costs nothing: its reply is kept for whoever asks the same again.
+
+Who asks is not trusted: it may run what the policy wrote. So one attempt has bounds for connections
+(`connections.py`), bytes (`MAX_BYTES`, `Door._incoming`), time (`READ_S`, `WRITE_S`) and its share
+of the loop (`share.py`). What is large is read and rendered in helpers, and what its requests cost
+is charged to the attempt, which ends where it ends a worker twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
 
 from prorl import exact_json
-from prorl.capture import chat, messages, responses
-from prorl.capture.canonical import Asked, RefusedError, Reply, read_object
+from prorl.capture import chat
+from prorl.capture.canonical import Asked, RefusedError, load_json, read_object
+from prorl.capture.connections import Connections
 from prorl.capture.ledger import Call, Ledger
-from prorl.errors import RolloutError
+from prorl.capture.reading import DIALECTS, Dialect, Incoming, read
+from prorl.capture.share import Account, share
+from prorl.errors import RolloutError, UserError
+from prorl.linux import at_work
+from prorl.renderer.apart import max_token_bytes
 from prorl.types import Json
 
 if TYPE_CHECKING:
@@ -39,36 +51,18 @@ if TYPE_CHECKING:
     from prorl.agents.sampler import Sampler
 
 MAX_BYTES = 16 << 20
-"""Largest request."""
+"""Largest request, whatever the limits."""
+UNSHOWN_BYTES = 256 << 10
+"""Of a request besides what its prompt shows: schemas, ids, thoughts, options."""
+ESCAPED = 2
+"""Bytes of JSON for a byte of text: a line end is two, a letter of three bytes is six."""
+READ_S = 60.0
+"""For a body to arrive: it comes from this host, or a guest's."""
+WRITE_S = 60.0
+"""For a client to take what was written; one that does not has gone away."""
 KEEP_ALIVE_S = 10.0
 """Grace before an answer begins without its reply, and time between two signs of life then."""
 _JSON = "application/json"
-
-
-class Dialect(Protocol):
-    """A module that reads and writes one API."""
-
-    KEEP_ALIVE: bytes
-
-    def parse(self, body: dict[str, Json]) -> Asked:
-        """What a request asks. Raises RefusedError."""
-
-    def answer(self, asked: Asked, reply: Reply) -> Json:
-        """The whole answer."""
-
-    def events(self, asked: Asked, reply: Reply) -> Iterator[bytes]:
-        """The same as a stream."""
-
-    def error(self, kind: str, message: str) -> Json:
-        """Body of an answer that is none."""
-
-    def failed(self, kind: str, message: str) -> bytes:
-        """Event that ends a stream which had begun."""
-
-
-DIALECTS: Mapping[str, Dialect] = MappingProxyType(
-    {"/chat/completions": chat, "/responses": responses, "/messages": messages}
-)
 
 
 class Door:
@@ -79,7 +73,12 @@ class Door:
 
     def __init__(self, context: AttemptContext, sampler: Sampler, *, key: str = "") -> None:
         self._ledger, self._key = Ledger(context, sampler), key
-        self._server = web.Server(self.handle, access_log=None)
+        self._account, self._same_work = Account(), at_work.current()
+        self._connections = Connections(self._handle, self._account)
+        room = max_token_bytes(context.renderer) * context.limits.max_tokens
+        self._most_bytes = min(MAX_BYTES, ESCAPED * room + UNSHOWN_BYTES)
+        self._bytes = 0
+        """Of bodies that are being read and placed; at most two of the largest."""
         self.asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the first request."""
 
@@ -92,16 +91,35 @@ class Door:
     def counts(self) -> Mapping[str, int]:
         return self._ledger.counts
 
-    def protocol(self) -> asyncio.Protocol:
-        """A connection's, for `create_server`, `create_unix_connection` and their like."""
-        return self._server()
+    @asynccontextmanager
+    async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serve who connects there until the block ends."""
+        accepting = asyncio.create_task(self._connections.accept(listener))
+        try:
+            yield
+        finally:
+            accepting.cancel()
+            await asyncio.wait({accepting})
 
     async def close(self) -> None:
         """End every connection and every model call; what was sampled is in the record."""
-        await self._server.shutdown(0.1)  # 0 would wait for idle connections for ever
+        await self._connections.shutdown(0.1)  # 0 would wait for idle connections for ever
         await self._ledger.close()
 
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._connections.begins(request.protocol)
+        try:
+            return await self.handle(request)
+        finally:
+            self._connections.ends(request.protocol)
+
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request, as a part of the attempt's work: it is charged with what that costs."""
+        await share().admit(self._account)
+        work = self._account.timed(self._handled(request))
+        return await asyncio.create_task(self._same_work(work))
+
+    async def _handled(self, request: web.BaseRequest) -> web.StreamResponse:
         if not self.asked.done():
             self.asked.set_result(None)
         if self._key not in ("", sent_key(request)):
@@ -109,27 +127,55 @@ class Door:
         path = request.path.rstrip("/")
         counts = path.endswith("/messages/count_tokens")
         path = path.removesuffix("/count_tokens") if counts else path
-        dialect = next((d for end, d in DIALECTS.items() if path.endswith(end)), None)
+        end = next((end for end in DIALECTS if path.endswith(end)), None)
         if request.method == "GET" and path.endswith("/models"):
             return web.json_response(_MODELS)
         if request.method == "HEAD":
             return web.Response()
-        if dialect is None or request.method != "POST":
-            text = f"{request.method} {request.path} is not served here; there are {_ROUTES}"
+        if end is None or request.method != "POST":
+            text = f"{request.method} {request.path:.100} is not served here; there are {_ROUTES}"
             return failure(chat, 404, "not_found_error", text)
+        dialect = DIALECTS[end]
         try:
-            asked = dialect.parse(await read_body(request))
-            if counts:
-                return web.json_response({"input_tokens": self._ledger.count(asked)})
-            call = self._ledger.call(asked, lambda: _is_open(request))
+            async with self._incoming(request, end) as (asked, digests):
+                if counts:
+                    return web.json_response({"input_tokens": await self._ledger.count(asked)})
+                call = await self._ledger.call(asked, digests, lambda: _is_open(request))
         except RefusedError as error:
             return failure(dialect, 400, "invalid_request_error", str(error))
+        except BusyError as error:
+            return failure(dialect, 429, "rate_limit_error", str(error))
         except RolloutError as error:
             return failure(dialect, 503, "api_error", f"the rollout has ended: {error}")
+        asked = replace(asked, messages=(), tools=())  # not as long as its reply takes
         try:
             return await self._answer(request, dialect, asked, call)
-        except ConnectionResetError:  # it went away while we wrote: its reply is kept
+        except (ConnectionError, TimeoutError):  # it went away while we wrote: its reply is kept
+            if request.transport is not None:
+                request.transport.abort()
             return web.Response()
+
+    @asynccontextmanager
+    async def _incoming(self, request: web.BaseRequest, end: str) -> AsyncIterator[Incoming]:
+        """What a request says; its bytes count until the block ends.
+
+        Raises RefusedError, BusyError.
+        """
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held += size
+            self._bytes += size
+            if self._bytes > 2 * self._most_bytes:
+                text = f"requests of more than {2 * self._most_bytes:,} bytes at once"
+                raise BusyError(text, "fewer or shorter ones")
+
+        try:
+            body = await body_of(request, self._most_bytes, hold)
+            yield await read(end, body, self._account.taken_s())
+        finally:
+            self._bytes -= held
 
     async def _answer(
         self, request: web.BaseRequest, dialect: Dialect, asked: Asked, call: Call
@@ -142,7 +188,8 @@ class Door:
                 return response
             if not response.prepared:
                 await response.prepare(request)
-            await response.write(dialect.KEEP_ALIVE if asked.stream else b" ")
+            async with asyncio.timeout(WRITE_S):
+                await response.write(dialect.KEEP_ALIVE if asked.stream else b" ")
         if call.task.cancelled() or (error := call.task.exception()) is not None:
             text = f"the rollout has ended: {'closed' if call.task.cancelled() else error}"
             if not response.prepared:
@@ -151,15 +198,20 @@ class Door:
             await response.write(dialect.failed("api_error", text) if asked.stream else body)
             return response
         reply = call.task.result()
-        if not response.prepared:
-            await response.prepare(request)
-        if asked.stream:
-            await response.write(b"".join(dialect.events(asked, reply)))
-        else:
-            await response.write(exact_json.dumps(dialect.answer(asked, reply)))
-        await response.write_eof()
+        async with asyncio.timeout(WRITE_S):
+            if not response.prepared:
+                await response.prepare(request)
+            if asked.stream:
+                await response.write(b"".join(dialect.events(asked, reply)))
+            else:
+                await response.write(exact_json.dumps(dialect.answer(asked, reply)))
+            await response.write_eof()
         call.delivered |= _is_open(request)
         return response
+
+
+class BusyError(UserError):
+    """Too much at once for one rollout (HTTP 429)."""
 
 
 _MODELS = {
@@ -180,15 +232,29 @@ def sent_key(request: web.BaseRequest) -> str:
 
 async def read_body(request: web.BaseRequest) -> dict[str, Json]:
     """The JSON object of a request. Raises RefusedError."""
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > MAX_BYTES:
-            raise RefusedError(f"a body of more than {MAX_BYTES >> 20} MiB", "a shorter request")
     try:
-        return read_object(exact_json.loads(bytes(body)), "the body")
-    except orjson.JSONDecodeError as cause:
+        return read_object(load_json(await body_of(request, MAX_BYTES)), "the body")
+    except ValueError as cause:
         raise RefusedError(f"the body is no JSON: {cause}", "a JSON object") from None
+
+
+async def body_of(
+    request: web.BaseRequest, most: int, hold: Callable[[int], None] = lambda size: None
+) -> bytes:
+    """The bytes of a request, each piece told to `hold`. Raises RefusedError."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(READ_S):
+            async for chunk in request.content.iter_any():
+                hold(len(chunk))
+                body += chunk
+                if len(body) > most:
+                    size = f"{most / (1 << 20):.3g} MiB"
+                    raise RefusedError(f"a body of more than {size}", "a shorter request")
+    except TimeoutError:
+        text = f"a body that did not arrive within {READ_S:g} s"
+        raise RefusedError(text, "all of it at once") from None
+    return bytes(body)
 
 
 def _is_open(request: web.BaseRequest) -> bool:

@@ -6,7 +6,11 @@
 
 An agent is compared with itself, since agents repeat themselves exactly; only the one message that
 echoes our reply is compared with the reply, by the ids of its calls, or by its text. It is never
-rendered: recorded ids stand in its place, whatever the agent has made of it.
+rendered: recorded ids stand in its place, whatever the agent has made of it. Of a request that was
+placed its digests and counts are kept, not its messages.
+
+Requests are placed one after the other; what is long is rendered elsewhere meanwhile
+(`prorl.renderer.apart`).
 
 Invariants: a sampled id trains in one sequence only, behind the very ids that it was sampled
 behind; a reply that was not delivered is given again, never sampled again; of replies to one prompt
@@ -31,11 +35,17 @@ from prorl.capture.canonical import (
     RefusedError,
     Reply,
     canonical_arguments,
-    chain,
 )
 from prorl.errors import BudgetError, RolloutError, TaskError, boundary
+from prorl.renderer.apart import (
+    LIGHT_BYTES,
+    Rendering,
+    check_fits,
+    max_token_bytes,
+    text_bytes,
+)
 from prorl.schema import MAX_SEGMENTS
-from prorl.types import DoorCounts, FailureCode, Lineage, Message, ToolCall
+from prorl.types import DoorCounts, FailureCode, Lineage, Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
     from prorl.agents.context import AttemptContext
@@ -46,13 +56,18 @@ if TYPE_CHECKING:
 TRAINED = (Lineage.MAIN, Lineage.COMPACT)
 """Lineages that train: the task's conversation, and what it became after compactions."""
 
+MAX_SHOWN_BYTES = 16 << 20
+"""Of what an agent said, for people to read: one that begins anew at each call says all of it
+again.
+"""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
     number: int
-    asked: Asked
-    prompt: bytes
-    """Digest of its tools and messages."""
+    num_messages: int
+    max_tokens: int | None
+    has_tools: bool
     sequence: SequenceRecord
     start: int
     """Where its sampled ids begin in the sequence."""
@@ -65,6 +80,8 @@ class Call:
     reply: Reply | None = None
     completion: Int32 = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     delivered: bool = False
+    retold: bool = False
+    """Rendering its prompt again would change what was sampled before."""
     continued: bool = False
 
 
@@ -72,37 +89,41 @@ class Ledger:
     def __init__(self, context: AttemptContext, sampler: Sampler) -> None:
         self._context, self._sampler, self._record = context, sampler, sampler.record
         self._renderer = context.renderer
+        self._rendering = Rendering(context.renderer, context.renderer_spec, context.deadline)
+        self._placing = asyncio.Lock()  # protects the record between a place and its ids
+        self._shown_bytes = 0
         self._calls: list[Call] = []
         self._by_prompt: defaultdict[bytes, list[Call]] = defaultdict(list)
         self._own_ids: dict[str, ToolCall] = {}
         """Calls as the policy wrote them, by the ids that agents know."""
-        self._main: list[bytes] = []
-        """The chain of the prompt that main began with."""
+        self._main = b""
+        """Digest of the first message of the prompt that main began with."""
         self.counts: Counter[str] = Counter()
         self.ended: asyncio.Future[RolloutError] = asyncio.get_running_loop().create_future()
         """Why the attempt can say nothing more, once it cannot."""
 
-    def call(self, asked: Asked, waits: Callable[[], bool]) -> Call:
-        """The model call of a request; its task gives the reply.
+    async def call(self, asked: Asked, digests: Sequence[bytes], waits: Callable[[], bool]) -> Call:
+        """The model call of a request, `digests` its `chain`; its task gives the reply.
 
         Raises RefusedError, and RolloutError when the attempt has ended.
         """
+        async with self._placing:
+            return await self._call(asked, digests, waits)
+
+    async def _call(
+        self, asked: Asked, digests: Sequence[bytes], waits: Callable[[], bool]
+    ) -> Call:
         if self.ended.done():
             raise self.ended.result()
-        digests = chain(asked.messages, asked.tools)
         siblings = self._by_prompt[digests[-1]]
         for call in siblings:
-            if (
-                call.asked.max_tokens == asked.max_tokens
-                and not call.delivered
-                and not call.waits()
-            ):
+            if call.max_tokens == asked.max_tokens and not call.delivered and not call.waits():
                 self.counts["replayed"] += 1
                 call.waits = waits
                 return call
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "a model call"):
-                sequence, parent = self._placed(asked, digests, siblings)
+                sequence, parent, retold = await self._placed(asked, digests, siblings)
         except TaskError as error:
             raise RefusedError(str(error)) from error
         except RolloutError as error:
@@ -110,23 +131,28 @@ class Ledger:
             raise
         call = Call(
             number=len(self._calls),
-            asked=asked,
-            prompt=digests[-1],
+            num_messages=len(asked.messages),
+            max_tokens=asked.max_tokens,
+            has_tools=bool(asked.tools),
             sequence=sequence,
             start=len(sequence),
             waits=waits,
             parent=parent,
+            retold=retold,
         )
         self._calls.append(call)
         siblings.append(call)
-        call.task = asyncio.create_task(self._say(call))
+        call.task = asyncio.create_task(self._say(call, asked.tools))
         return call
 
-    def count(self, asked: Asked) -> int:
-        try:
-            return len(self._prompt(asked))
-        except TaskError as error:
-            raise RefusedError(str(error)) from error
+    async def count(self, asked: Asked) -> int:
+        """Ids of a request's prompt. Raises RefusedError for one that fits no sequence."""
+        async with self._placing:
+            try:
+                self._check_bytes(asked.messages)
+                return len(await self._prompt(asked))
+            except (TaskError, BudgetError) as error:
+                raise RefusedError(str(error)) from error
 
     def _end(self, error: RolloutError) -> None:
         if not self.ended.done():
@@ -134,10 +160,12 @@ class Ledger:
 
     # ---- placing
 
-    def _placed(
-        self, asked: Asked, digests: list[bytes], siblings: list[Call]
-    ) -> tuple[SequenceRecord, Call | None]:
-        """The sequence that holds the prompt and nothing behind it, and whose reply it goes on."""
+    async def _placed(
+        self, asked: Asked, digests: Sequence[bytes], siblings: list[Call]
+    ) -> tuple[SequenceRecord, Call | None, bool]:
+        """The sequence that holds the prompt and nothing behind it, whose reply it goes on, and
+        whether its past would be told anew.
+        """
         turn = len(self._calls)
         if turn >= self._context.limits.max_turns:
             raise BudgetError(FailureCode.MAX_TURNS, f"{turn} calls without an end")
@@ -146,16 +174,21 @@ class Ledger:
         if siblings:
             self.counts["forks"] += 1
             first = siblings[0]
-            return self._record.fork(first.sequence.segment, first.start, turn), None
+            sequence = self._record.fork(first.sequence.segment, first.start, turn)
+            return sequence, None, first.retold
         parent = self._parent(asked, digests)
         if parent is not None and parent.reply is not None:
-            new = self._told(asked.messages[len(parent.asked.messages) + 1 :], parent.reply)
-            bridge = self._bridge(parent.completion, new)
+            new = self._told(asked.messages[parent.num_messages + 1 :], parent.reply)
+            self._check_bytes(new)
+            bridge = await self._bridge(parent.completion, new)
             if bridge is not None:
-                return self._continued(parent, bridge, asked, turn), parent
-        return self._begun(asked, digests, turn), None
+                self._check_room(parent.end + len(bridge))
+                retold = await self._is_retold(parent, asked)
+                return self._continued(parent, bridge, asked, turn, retold), parent, retold
+        self._check_bytes(asked.messages)
+        return self._begun(await self._prompt(asked), asked, digests, turn), None, False
 
-    def _parent(self, asked: Asked, digests: list[bytes]) -> Call | None:
+    def _parent(self, asked: Asked, digests: Sequence[bytes]) -> Call | None:
         """The call whose prompt and reply the request begins with; the longest such prompt."""
         for length in range(len(asked.messages) - 1, 0, -1):
             calls = self._by_prompt.get(digests[length], ())
@@ -170,24 +203,26 @@ class Ledger:
                     return call
         return None
 
-    def _continued(self, parent: Call, bridge: Int32, asked: Asked, turn: int) -> SequenceRecord:
-        self._check_room(parent.end + len(bridge))
+    def _continued(
+        self, parent: Call, bridge: Int32, asked: Asked, turn: int, retold: bool
+    ) -> SequenceRecord:
         sequence = parent.sequence
         if len(sequence) != parent.end:
             self.counts["forks"] += 1
             sequence = self._record.fork(sequence.segment, parent.end, turn)
         sequence.context(bridge, turn)
         assert parent.reply is not None
-        place = len(parent.asked.messages)
+        place = parent.num_messages
         self.counts["bridged"] += 1
         self.counts["echo_edited"] += is_edited(parent.reply.message, asked.messages[place])
-        self.counts["retold"] += self._is_retold(parent.sequence.ids_L[: parent.end], asked)
+        self.counts["retold"] += retold
         parent.continued = parent.delivered = True
         self._wrote(asked.messages[place + 1 :], turn)
         return sequence
 
-    def _begun(self, asked: Asked, digests: list[bytes], turn: int) -> SequenceRecord:
-        ids = self._prompt(asked)
+    def _begun(
+        self, ids: Int32, asked: Asked, digests: Sequence[bytes], turn: int
+    ) -> SequenceRecord:
         self._check_room(len(ids))
         lineage, parent = self._lineage(asked, digests)
         if not self._calls:
@@ -198,23 +233,32 @@ class Ledger:
         self._wrote(asked.messages, turn)
         return sequence
 
-    def _lineage(self, asked: Asked, digests: list[bytes]) -> tuple[Lineage, int]:
+    def _lineage(self, asked: Asked, digests: Sequence[bytes]) -> tuple[Lineage, int]:
         """Of a conversation that continues none, and the segment that it comes from.
 
         The first with tools has the task; where no agent names tools, the first.
         """
         main = [call for call in self._calls if call.sequence.lineage in TRAINED]
-        if not main or (asked.tools and not main[0].asked.tools):
+        if not main or (asked.tools and not main[0].has_tools):
             for call in main:
                 call.sequence.lineage = Lineage.ASIDE
-            self._main = digests
+            self._main = digests[1]
             return Lineage.MAIN, -1
         for length in range(len(asked.messages) - 1, 0, -1):
             if calls := self._by_prompt.get(digests[length]):
                 return Lineage.COMPACT, calls[-1].sequence.segment
-        if digests[1] == self._main[1]:
+        if digests[1] == self._main:
             return Lineage.COMPACT, main[-1].sequence.segment
         return Lineage.SUB if asked.tools else Lineage.ASIDE, -1
+
+    def _check_bytes(self, messages: Sequence[Message]) -> None:
+        """Raise BudgetError for what is not worth rendering: no ids can hold so much."""
+        try:
+            most = self._context.limits.max_tokens
+            check_fits(text_bytes(messages), max_token_bytes(self._renderer), most)
+        except TaskError as error:
+            code = FailureCode.MAX_TOKENS if self._record.turns else FailureCode.BAD_TASK
+            raise BudgetError(code, str(error)) from None
 
     def _check_room(self, length: int) -> None:
         if length < self._context.limits.max_tokens:
@@ -247,48 +291,54 @@ class Ledger:
         )
         return replace(message, tool_calls=calls)
 
-    def _bridge(self, completion: Int32, new: list[Message]) -> Int32 | None:
+    async def _bridge(self, completion: Int32, new: list[Message]) -> Int32 | None:
         """None where the template would tell the past anew, or takes no such messages."""
         if self._renderer.starts_segment(new):
             return None
         for messages in (new, _as_users(new)):
             try:
-                return self._renderer.bridge(completion, messages)
+                return await self._rendering.bridge(completion, messages)
             except TaskError:
                 continue
         return None
 
-    def _is_retold(self, recorded: Int32, asked: Asked) -> bool:
+    async def _is_retold(self, parent: Call, asked: Asked) -> bool:
         """Whether rendering a request whole would change the ids that its past was sampled as.
 
         It is what a server's own chat endpoint would do, and the only reason why it is done here.
+        What was told anew once stays so. A long conversation is looked at when its calls have
+        doubled: to render each of them would cost more than all else here.
         """
+        if parent.retold:
+            return True
+        turn = len(self._calls)
+        if text_bytes(asked.messages) > LIGHT_BYTES and turn & (turn - 1):
+            return False
+        recorded = parent.sequence.ids_L[: parent.end].copy()
         try:
-            return not np.array_equal(self._prompt(asked)[: len(recorded)], recorded)
+            return not np.array_equal((await self._prompt(asked))[: len(recorded)], recorded)
         except TaskError:
             return True
 
-    def _prompt(self, asked: Asked) -> Int32:
+    async def _prompt(self, asked: Asked) -> Int32:
         messages = [self._as_written(message) for message in asked.messages]
         try:
-            return self._renderer.prompt(messages, asked.tools)
+            return await self._rendering.prompt(messages, asked.tools)
         except TaskError:
-            return self._renderer.prompt(one_system(messages), asked.tools)
+            return await self._rendering.prompt(one_system(messages), asked.tools)
 
     # ---- sampling
 
-    async def _say(self, call: Call) -> Reply:
+    async def _say(self, call: Call, tools: Sequence[ToolSpec]) -> Reply:
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "a model call"):
-                completion = await self._sampler.sample(
-                    call.sequence, call.number, call.asked.max_tokens
-                )
+                completion = await self._sampler.sample(call.sequence, call.number, call.max_tokens)
         except RolloutError as error:
             self._end(error)
             raise
         before = call.sequence.ids_L[: call.start]
         call.end, call.completion = len(call.sequence), completion.token_ids_C
-        said = self._renderer.parse(completion.token_ids_C, before, call.asked.tools)
+        said = self._renderer.parse(completion.token_ids_C, before, tools)
         calls = tuple(self._named(call, own) for own in said.tool_calls)
         call.reply = Reply(
             number=call.number,
@@ -315,6 +365,9 @@ class Ledger:
         for message in messages:
             own = self._own_ids.get(message.call_id)
             name = own.name if own else message.name
+            self._shown_bytes += (size := len(message.content))
+            if self._shown_bytes > MAX_SHOWN_BYTES:
+                message = replace(message, content=f"[{size:,} letters are left out]")
             self._record.messages.append(replace(message, turn=turn, name=name))
 
     # ---- the end

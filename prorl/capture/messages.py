@@ -57,7 +57,7 @@ def _messages(sent: dict[str, Json]) -> Iterator[Message]:
     """One message of theirs: results are messages of their own, before the text beside them."""
     role, content = sent.get("role"), sent.get("content")
     if role not in ("user", "assistant", "system"):
-        raise RefusedError(f"a message of role {role!r}", "user, assistant, system")
+        raise RefusedError(f"a message of role {role!r:.40}", "user, assistant, system")
     if not isinstance(content, list):
         yield Message(role=role, content=read_text(content, "content"))
         return
@@ -82,7 +82,7 @@ def _messages(sent: dict[str, Json]) -> Iterator[Message]:
                 )
             case kind:
                 known = "text, thinking, tool_use" if role == "assistant" else "text, tool_result"
-                raise RefusedError(f"a block of type {kind!r} of role {role}", known)
+                raise RefusedError(f"a block of type {kind!r:.40} of role {role}", known)
     if texts or not results:
         yield Message(
             role=role, content="".join(texts), reasoning="".join(thoughts), tool_calls=tuple(calls)

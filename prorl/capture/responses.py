@@ -24,6 +24,7 @@ from prorl.capture.canonical import (
     read_list,
     read_object,
     read_parts,
+    read_role,
     read_text,
     read_tool,
     refuse,
@@ -106,11 +107,11 @@ def _messages(sent: Json) -> Iterator[Message]:
             yield Message(
                 role="tool", content=read_parts(item.get("output"), _TEXTS), call_id=call_id
             )
-        elif kind == "message" and item.get("role") in ROLES:
-            content = read_parts(item.get("content"), _TEXTS)
-            yield Message(role=ROLES[item["role"]], content=content)
+        elif kind == "message":
+            role = read_role(ROLES, item.get("role"))
+            yield Message(role=role, content=read_parts(item.get("content"), _TEXTS))
         else:
-            given = f"an item of type {kind!r}, role {item.get('role')!r}"
+            given = f"an item of type {kind!r:.40}"
             raise RefusedError(given, "messages, reasoning, calls and their outputs")
     if own:
         yield _assistant(own)

@@ -38,6 +38,7 @@ class _Limits(NamedTuple):
     until: float | None
     """On the loop's clock, where whoever asks has a time-out of its own."""
     call_back: CallBack | None
+    rank: float
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +47,7 @@ class _Turn:
 
     helper: asyncio.Future[Helper]
     since: float
+    rank: float
     fresh: bool
     """Only a process that has answered nobody will do."""
 
@@ -86,13 +88,15 @@ class Helpers:
         again: bool = True,
         strict: bool = False,
         call_back: CallBack | None = None,
+        rank: float = 0.0,
     ) -> Any:
         """The answer; the time until a helper is free and ready does not count. Raises HelperError.
 
-        `what` is asked, in words; `again`: it may be asked a second time, of a fresh process, when
+        Of questions that wait the one of the lowest `rank` comes next, then the oldest. `what` is
+        asked, in words; `again`: it may be asked a second time, of a fresh process, when
         the first one ended, or raised after it had answered others; `strict`: as `Helper.ask`.
         """
-        limits = _Limits(what, wall_s, self._clock() + wall_s if strict else None, call_back)
+        limits = _Limits(what, wall_s, self._clock() + wall_s if strict else None, call_back, rank)
         try:
             return await self._ask(question, limits, fresh=False)
         except (Died, Raised) as error:
@@ -132,7 +136,7 @@ class Helpers:
             helper = self._free.pop()[0]
             self._busy.add(helper)
             return helper
-        turn = _Turn(asyncio.get_running_loop().create_future(), self._clock(), fresh)
+        turn = _Turn(asyncio.get_running_loop().create_future(), self._clock(), limits.rank, fresh)
         self._waiting.append(turn)
         self._grow()
         try:
@@ -157,7 +161,7 @@ class Helpers:
         if helper.is_open:
             able = [t for t in self._waiting if not t.helper.done() and (fresh or not t.fresh)]
             if able:
-                turn = next((turn for turn in able if turn.fresh), able[0])
+                turn = min(able, key=lambda turn: (not turn.fresh, turn.rank))
                 self._waiting.remove(turn)
                 self._busy.add(helper)
                 turn.helper.set_result(helper)

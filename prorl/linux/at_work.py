@@ -93,6 +93,17 @@ def during(
     return _Marked(name.encode()[: _SUSPECT - 1] + b"\0", work, _page, users)
 
 
+def current() -> Callable[[Coroutine[Any, Any, ResultT]], Coroutine[Any, Any, ResultT]]:
+    """What makes a coroutine part of the work of this step, whoever drives it later.
+
+    For what callbacks of the loop start on behalf of the work: a connection's requests.
+    """
+    if _now is None or _page is None:
+        return lambda work: work
+    (name, users), page = _now, _page
+    return lambda work: _Marked(name, work, page, users)
+
+
 def _inherit(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, ResultT], **given: Any
 ) -> asyncio.Task[ResultT]:

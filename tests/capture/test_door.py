@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -48,11 +49,10 @@ async def opened(backend: Backend, **limits: Json) -> AsyncIterator[Open]:
     context = attempt(backend, **limits)
     sampler = Sampler(context)
     door = Door(context, sampler)
-    server = await asyncio.get_running_loop().create_server(door.protocol, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with aiohttp.ClientSession() as http:
-        yield Open(door, sampler, url, http)
-    server.close()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with door.listening(listener), aiohttp.ClientSession() as http:
+            yield Open(door, sampler, url, http)
     await door.close()
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl.agents.sampler import Sampler
-from prorl.capture.canonical import Asked
+from prorl.capture.canonical import Asked, chain
 from prorl.capture.ledger import Call, Ledger
 from prorl.testing import RENDERER, sampled
 from prorl.types import (
@@ -69,7 +69,9 @@ class Agent:
     async def ask(self, *requests: Asked, delivered: bool = True) -> None:
         """Requests at once, whose clients are there until they have their replies."""
         waiting = [True]
-        calls = [self.ledger.call(asked, lambda: waiting[0]) for asked in requests]
+        calls = await asyncio.gather(
+            *(self.ledger.call(a, chain(a.messages, a.tools), lambda: waiting[0]) for a in requests)
+        )
         for call in calls:
             await call.task
             call.delivered |= delivered

@@ -16,6 +16,7 @@ import pytest
 
 from prorl.agents.sampler import Sampler
 from prorl.capture import chat, messages, responses
+from prorl.capture.canonical import chain
 from prorl.capture.ledger import Call, Ledger
 from prorl.testing import RENDERER, Replies, sampled
 from prorl.types import Completion, Json, Message
@@ -128,7 +129,7 @@ class Player:
     async def play(self, one: Recorded) -> Call:
         asked = dialect(one.body).parse(self.translated(one.body))
         wanted = said(one.body, one.reply)
-        call = self.ledger.call(asked, lambda: False)
+        call = await self.ledger.call(asked, chain(asked.messages, asked.tools), lambda: False)
         if call.reply is None:
             self.backend.replies.append(spoken(wanted))
         reply = await call.task

@@ -1,0 +1,102 @@
+"""What a client sent, as a conversation: read on the loop where it is small, else in a helper.
+
+    incoming = await read("/chat/completions", body, rank=0.0)    # Raises RefusedError
+
+Whoever sends it is not trusted, so what reading may cost is bounded: bytes by the caller, the
+processor's time of a helper here, and what comes back from it by `canonical.check_size`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from prorl.capture import chat, messages, responses
+from prorl.capture.canonical import (
+    Asked,
+    RefusedError,
+    Reply,
+    chain,
+    check_size,
+    load_json,
+    read_object,
+)
+from prorl.errors import RolloutError, UserError
+from prorl.helper import Died, HelperError, Program, pool
+from prorl.helper.child import Answer, serve
+from prorl.types import FailureCode, Json
+
+LIGHT_BYTES = 16 << 10
+"""Read on the loop: a few milliseconds of it, however it is written."""
+PROGRAM = Program(__spec__.name, wall_s=60.0, cpu_s=10.0, memory_bytes=1 << 30, most=2, nice=10)
+
+
+class Dialect(Protocol):
+    """A module that reads and writes one API."""
+
+    KEEP_ALIVE: bytes
+
+    def parse(self, body: dict[str, Json]) -> Asked:
+        """What a request asks. Raises RefusedError."""
+
+    def answer(self, asked: Asked, reply: Reply) -> Json:
+        """The whole answer."""
+
+    def events(self, asked: Asked, reply: Reply) -> Iterator[bytes]:
+        """The same as a stream."""
+
+    def error(self, kind: str, message: str) -> Json:
+        """Body of an answer that is none."""
+
+    def failed(self, kind: str, message: str) -> bytes:
+        """Event that ends a stream which had begun."""
+
+
+DIALECTS: Mapping[str, Dialect] = MappingProxyType(
+    {"/chat/completions": chat, "/responses": responses, "/messages": messages}
+)
+
+
+class Incoming(NamedTuple):
+    asked: Asked
+    digests: list[bytes]
+    """`chain` of it."""
+
+
+async def read(path: str, body: bytes, rank: float) -> Incoming:
+    """The conversation that a request of a dialect holds; of those that wait the lowest `rank`
+    comes first. Raises RefusedError, and RolloutError where no helper can be had.
+    """
+    if len(body) <= LIGHT_BYTES:
+        return read_here(path, body)
+    try:
+        sent = await (await pool(PROGRAM)).ask((path, body), what="reading a request", rank=rank)
+    except UserError as error:
+        raise RefusedError(error.given, error.expected, error.hint) from None
+    except HelperError as error:
+        if isinstance(error, Died) and error.was_killed:
+            raise RolloutError(FailureCode.STAGE_ERROR, str(error)) from None
+        raise RefusedError(f"a body that cannot be read: {error}", "a shorter request") from None
+    return msgspec.convert(sent, Incoming)
+
+
+def read_here(path: str, body: bytes) -> Incoming:
+    """Raises RefusedError."""
+    try:
+        value = load_json(body)
+    except ValueError as cause:
+        raise RefusedError(f"the body is no JSON: {cause}", "a JSON object") from None
+    asked = DIALECTS[path].parse(read_object(value, "the body"))
+    check_size(asked)
+    return Incoming(asked, chain(asked.messages, asked.tools))
+
+
+def prepare() -> Answer:
+    return lambda question: read_here(*question)
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,0 +1,152 @@
+"""Rendering that is too much for a loop: prompts and new messages are rendered in a helper.
+
+    rendering = Rendering(renderer, spec, deadline)       # one an attempt
+    ids = await rendering.prompt(messages, tools)
+
+A template is Python and holds the interpreter's lock, so a thread would not do. What weighs little
+is rendered at once: that takes less than the way to a helper and back. The rest waits for one of
+two processes of low priority, which hold the renderer of the run. Of attempts that wait the one
+that has used least comes first, so that nobody waits for the tenth prompt of somebody else. An
+attempt's time goes on meanwhile.
+
+A text of more bytes than `max_tokens` tokens can hold is refused before it is rendered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from prorl.config.renderer import RendererSpec
+from prorl.errors import BudgetError, RolloutError, TaskError
+from prorl.helper import Died, HelperError, Late, Program, pool
+from prorl.helper.child import Answer, serve
+from prorl.renderer.load import make_renderer
+from prorl.tokenizer import UNBOUNDED_TOKEN_BYTES
+from prorl.types import FailureCode, Message, ToolSpec
+
+if TYPE_CHECKING:
+    from prorl.limits import Deadline
+    from prorl.protocols import Renderer
+    from prorl.types import Int32
+
+LIGHT_BYTES = 16 << 10
+"""Rendered on the loop, about 5 ms of it. A message counts for MESSAGE_BYTES and its text."""
+MESSAGE_BYTES = 256
+"""A message without text takes a template as long as this many bytes."""
+CPU_S = 30.0
+"""For one rendering: a million tokens take ten seconds."""
+MOST = 2
+"""Helpers of one run's renderer: each holds its vocabulary, 100 MB and more."""
+
+
+class Rendering:
+    """What one attempt renders, wherever that is done. `renderer` may be None where all of it is
+    done in a helper; without a `spec` a thread stands in for the helper.
+    """
+
+    def __init__(self, renderer: Renderer | None, spec: str, deadline: Deadline) -> None:
+        self._renderer, self._spec, self._deadline = renderer, spec, deadline
+        self._spent_s = 0.0
+        """Of helpers' processors."""
+
+    async def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
+        """As `Renderer.prompt`. Raises TaskError, and RolloutError."""
+        return await self._ids("prompt", messages, tools)
+
+    async def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
+        """As `Renderer.bridge`. Raises TaskError, and RolloutError."""
+        return await self._ids("bridge", completion_ids, messages)
+
+    async def _ids(self, method: str, *arguments: Any) -> Int32:
+        if self._renderer is not None and _weight(arguments) <= LIGHT_BYTES:
+            ids: Int32 = getattr(self._renderer, method)(*arguments)
+            return ids
+        if not self._spec:
+            return await asyncio.to_thread(getattr(self._renderer, method), *arguments)
+        program = Program(
+            "prorl.renderer.apart",
+            (self._spec,),
+            wall_s=300.0,
+            cpu_s=CPU_S,
+            most=MOST,
+            nice=10,
+        )
+        what, helpers = f"the rendering of {_size(arguments):,} bytes", await pool(program)
+        wall_s = max(self._deadline.remaining_s, 0.1)
+        try:
+            async with asyncio.timeout(wall_s):
+                spent_s, data = await helpers.ask(
+                    (method, arguments), what=what, rank=self._spent_s
+                )
+        except TimeoutError:
+            text = f"{what} was not done when the attempt's time was over"
+            raise BudgetError(FailureCode.DEADLINE, text) from None
+        except Late as error:
+            self._spent_s += CPU_S
+            raise TaskError(str(error)) from None
+        except HelperError as error:
+            if isinstance(error, Died) and error.was_killed:
+                raise RolloutError(FailureCode.STAGE_ERROR, str(error)) from None
+            raise TaskError(f"{what}: {error}") from None
+        self._spent_s += spent_s
+        return np.frombuffer(data, dtype=np.int32)
+
+
+def text_bytes(messages: Sequence[Message]) -> int:
+    """Bytes of UTF-8 that a prompt shows for certain; templates leave thoughts out, and blanks."""
+    return sum(len(message.content.strip().encode("utf-8", "replace")) for message in messages)
+
+
+def check_fits(num_bytes: int, max_token_bytes: int, max_tokens: int) -> None:
+    """Raise TaskError for a text that so many tokens cannot hold, however they are chosen."""
+    if num_bytes > (room := max_token_bytes * max_tokens):
+        raise TaskError(
+            f"a prompt of {num_bytes:,} bytes",
+            f"at most {room:,}: limits.max_tokens = {max_tokens:,}, of {max_token_bytes} bytes at"
+            " most each",
+            "shorten the task, or raise limits.max_tokens",
+        )
+
+
+def max_token_bytes(renderer: Renderer) -> int:
+    tokenizer = getattr(renderer, "tokenizer", None)
+    return int(getattr(tokenizer, "max_token_bytes", UNBOUNDED_TOKEN_BYTES))
+
+
+def _weight(arguments: tuple[Any, ...]) -> int:
+    """What a rendering costs, in bytes of text."""
+    lists = [one for one in arguments if not isinstance(one, np.ndarray)]
+    return _size(arguments) + MESSAGE_BYTES * sum(map(len, lists))
+
+
+def _size(arguments: tuple[Any, ...]) -> int:
+    size = 0
+    for item in (item for one in arguments if not isinstance(one, np.ndarray) for item in one):
+        if isinstance(item, Message):
+            size += len(item.content) + len(item.reasoning)
+            size += sum(len(call.text) + MESSAGE_BYTES for call in item.tool_calls)
+        else:
+            size += len(item.description) + len(orjson.dumps(dict(item.parameters), default=str))
+    return size
+
+
+def prepare(spec: str) -> Answer:
+    renderer = make_renderer(RendererSpec.from_json(spec))
+
+    def answer(question: tuple[str, tuple[Any, ...]]) -> tuple[float, bytes]:
+        method, arguments = question
+        began = time.process_time()
+        ids: Int32 = getattr(renderer, method)(*arguments)
+        return time.process_time() - began, np.ascontiguousarray(ids, dtype=np.int32).tobytes()
+
+    return answer
+
+
+if __name__ == "__main__":
+    serve(prepare)
