@@ -10,7 +10,7 @@ from tests.agents.test_native import context
 
 
 def attempt(
-    backend: Backend, *, max_tokens: int = 1 << 24, max_turns: int = 1000
+    backend: Backend, *, max_tokens: int = 1 << 24, max_turns: int = 1000, **changes: object
 ) -> AttemptContext:
     limits = RolloutLimits(max_tokens=max_tokens, max_turns=max_turns)
-    return context(backend, get_env("math"), limits, messages=(), tools=())
+    return context(backend, get_env("math"), limits, messages=(), tools=(), **changes)

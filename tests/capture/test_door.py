@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
+import os
+import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import NamedTuple
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
 import numpy as np
 import orjson
 import pytest
 
+from prorl import helper
 from prorl.agents.sampler import Sampler
-from prorl.capture import door
+from prorl.capture import connections, door
 from prorl.capture.door import Door
+from prorl.capture.share import Account, Share
+from prorl.config.renderer import RendererSpec
 from prorl.errors import BackendError
+from prorl.linux import at_work
 from prorl.protocols import Backend
-from prorl.testing import Replies, Reply
-from prorl.types import Completion, FailureCode, GenerateRequest, Json, Message, ToolCall
+from prorl.renderer.apart import LIGHT_BYTES, text_bytes
+from prorl.renderer.chatml import ChatMLRenderer
+from prorl.testing import RENDERER, Replies, Reply
+from prorl.tokenizer import ByteTokenizer
+from prorl.types import (
+    Completion,
+    FailureCode,
+    GenerateRequest,
+    Json,
+    Message,
+    ToolCall,
+    ToolSpec,
+)
 from tests.capture.played import attempt
 from tests.waiting import until
+
+if TYPE_CHECKING:
+    from prorl.types import Int32
 
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 CALL = Message(
@@ -40,7 +65,8 @@ class Open(NamedTuple):
 
     async def chat(self, messages: list[Json], **fields: Json) -> Json:
         body = {"model": "m", "messages": messages, "tools": [TOOL]} | fields
-        async with self.http.post(f"{self.url}/v1/chat/completions", json=body) as answer:
+        data = io.BytesIO(orjson.dumps(body))
+        async with self.http.post(f"{self.url}/v1/chat/completions", data=data) as answer:
             return await answer.json()
 
 
@@ -80,6 +106,21 @@ async def test_a_loop_of_calls_is_one_sequence_of_exact_ids() -> None:
 
 USER: Json = {"role": "user", "content": "Fix it."}
 BLOCK = {"type": "image_url", "image_url": {"url": "data:"}}
+
+
+def tool(schema: Json) -> Json:
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+
+def deep(depth: int) -> Json:
+    return {"items": deep(depth - 1)} if depth else {}
+
+
+def called(arguments: str) -> Json:
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
 ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 
@@ -97,6 +138,20 @@ ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "message
         ("chat", {"messages": [USER], "max_tokens": -1}, 400, "max_tokens is -1"),
         ("chat", {"messages": [USER], "tools": [{"type": "web"}]}, 400, "a tool of type 'web'"),
         ("chat", {"messages": [{"role": "user", "content": [BLOCK]}]}, 400, "type 'image_url'"),
+        ("chat", {"messages": [USER | {"role": []}]}, 400, "a message of role []"),
+        ("chat", {"messages": [USER] * 4097}, 400, "4,097 messages; expected at most 4,096"),
+        ("chat", {"messages": [USER], "tools": [tool({"anyOf": 5})]}, 400, "anyOf of a tool's"),
+        (
+            "chat",
+            {"messages": [USER], "tools": [tool({"properties": {"a": 1}})]},
+            400,
+            "a is a int",
+        ),
+        ("chat", {"messages": [USER], "tools": [tool(deep(70))]}, 400, "schema deeper than 64"),
+        ("chat", {"messages": [USER], "tools": [tool({})] * 1025}, 400, "1,025 tools"),
+        ("chat", {"messages": [USER], "tools": [tool({"x": "y" * 600_000})]}, 400, "tools of 600,"),
+        ("chat", {"messages": [called("[" + "1," * 250_000 + "1]")]}, 400, "calls with 250,001"),
+        ("responses", {"input": [USER | {"role": {}}]}, 400, "a message of role {}"),
         ("responses", {"input": []}, 400, "input is empty"),
         ("responses", {"input": "x", "previous_response_id": "r"}, 400, "previous_response_id is"),
         ("responses", {"input": "x", "background": True}, 400, "background is given"),
@@ -202,3 +257,202 @@ class Held(Replies):
         self.asked.set()
         await self.go.wait()
         return await super().generate(request)
+
+
+async def test_half_of_a_surrogate_pair_is_read_as_a_replacement() -> None:
+    body = rb'{"messages": [{"role": "user", "content": "cut \ud83d"}]}'
+    async with opened(Replies("yes")) as at:
+        async with at.http.post(at.url + ROUTES["chat"], data=body) as answer:
+            assert answer.status == 200
+        assert at.sampler.record.messages[0].content == "cut \ufffd"
+
+
+class Light(ChatMLRenderer):
+    """Renders on the loop only what is light."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
+        assert text_bytes(messages) <= LIGHT_BYTES
+        return super().prompt(messages, tools)
+
+    def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
+        assert text_bytes(messages) <= LIGHT_BYTES
+        return super().bridge(completion_ids, messages)
+
+
+@asynccontextmanager
+async def off_the_loop(backend: Backend, **limits: Json) -> AsyncIterator[Open]:
+    spec = RendererSpec(model="bytes").to_json()
+    renderer = Light(ByteTokenizer())
+    async with opened(backend, renderer=renderer, renderer_spec=spec, **limits) as at:
+        yield at
+    helper.close()
+
+
+async def test_what_is_long_is_rendered_in_a_helper_to_the_same_ids() -> None:
+    texts = ["a log: " + "x" * 100_000, "y" * 50_000]
+    backend = Replies(CALL, "done")
+    async with off_the_loop(backend) as at:
+        messages: list[Json] = [{"role": "user", "content": texts[0]}]
+        said = (await at.chat(messages))["choices"][0]["message"]
+        call_id = said["tool_calls"][0]["id"]
+        messages += [said, {"role": "tool", "tool_call_id": call_id, "content": texts[1]}]
+        body = {"messages": [{"role": "user", "content": texts[0]}]}
+        async with at.http.post(at.url + "/v1/messages/count_tokens", json=body) as answer:
+            counted = (await answer.json())["input_tokens"]
+        assert (await at.chat(messages))["choices"][0]["message"]["content"] == "done"
+        assert at.door.counts["bridged"] == 1
+    tools = (ToolSpec("bash", "", {"type": "object"}),)
+    first = RENDERER.prompt([Message(role="user", content=texts[0])], tools)
+    np.testing.assert_array_equal(backend.prompts[0], first)
+    result = Message(role="tool", name="bash", content=texts[1])
+    bridge = RENDERER.bridge(backend.said[0].token_ids_C, [result])
+    np.testing.assert_array_equal(backend.prompts[1][-len(bridge) :], bridge)
+    assert counted == len(RENDERER.prompt([Message(role="user", content=texts[0])], ()))
+
+
+@pytest.mark.parametrize(
+    ("route", "size", "status", "code"),
+    [
+        ("/v1/messages/count_tokens", 10_000, 400, None),
+        ("/v1/chat/completions", 10_000, 503, FailureCode.BAD_TASK),
+        ("/v1/chat/completions", 1 << 20, 400, None),
+    ],
+)
+async def test_what_no_sequence_can_hold_is_refused_before_it_is_rendered(
+    route: str, size: int, status: int, code: FailureCode | None
+) -> None:
+    async with opened(Replies(), renderer=Renders(), max_tokens=5000) as at:
+        body = orjson.dumps({"messages": [{"role": "user", "content": "x" * size}]})
+        async with at.http.post(at.url + route, data=io.BytesIO(body)) as answer:
+            assert answer.status == status
+            assert "of more than" in (text := await answer.text()) or "at most 5,000" in text
+        assert (at.door.ended.done() and at.door.ended.result().code) == (code or False)
+
+
+class Renders(ChatMLRenderer):
+    """Renders nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(ByteTokenizer())
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
+        raise AssertionError
+
+
+async def test_connections_that_say_nothing_keep_nobody_out() -> None:
+    """Of more than one attempt may have the idle ones are closed, the oldest first."""
+    async with opened(Replies("one")) as at, AsyncExitStack() as stack:
+        host, port = at.url.removeprefix("http://").split(":")
+        streams = []
+        for _ in range(connections.MOST + 10):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+            streams.append(reader)
+        assert (await at.chat([USER]))["choices"][0]["message"]["content"] == "one"
+        for reader in streams[:10]:
+            assert await reader.read() == b""
+
+
+@pytest.mark.parametrize(("sizes", "status"), [([10], b"400"), ([249_000] * 8, b"429")])
+async def test_bodies_that_never_end_are_bounded_in_time_and_together(
+    sizes: list[int], status: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "READ_S", 0.2 if len(sizes) == 1 else 600.0)
+    async with opened(Replies(), max_tokens=5000) as at, AsyncExitStack() as stack:
+        answers = list[asyncio.Task[bytes]]()
+        for size in sizes:
+            host, port = at.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 250000"
+            writer.write(head + b"\r\n\r\n" + b"x" * size)
+            answers.append(asyncio.create_task(reader.readline()))
+        done, held = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        assert all(status in task.result() for task in done)
+        for task in held:
+            task.cancel()
+
+
+async def test_what_an_attempt_said_is_not_kept_for_each_of_its_calls() -> None:
+    """A conversation that grows by 40 kB a call is held once, not once a call."""
+    said = [Message(role="assistant", content="go on")] * 30
+    backend = Replies(*said)
+    async with opened(backend) as at:
+        messages: list[Json] = []
+        tracemalloc.start()
+        try:
+            for number in range(30):
+                messages.append({"role": "user", "content": f"{number}" + "x" * 40_000})
+                messages.append((await at.chat(messages))["choices"][0]["message"])
+                backend.prompts.clear()
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert at.door.counts["bridged"] == 29
+    assert kept < 25 << 20  # all ids, twice, and all texts once
+
+
+async def test_who_took_most_of_the_loop_is_let_through_last() -> None:
+    turns, order = Share(), list[str]()
+    accounts = {"much": Account(), "some": Account(), "little": Account()}
+    accounts["much"].take(9.0)
+    accounts["some"].take(1.0)
+
+    async def ask(name: str) -> None:
+        await turns.admit(accounts[name])
+        order.append(name)
+
+    turns.pause(0.01)
+    await asyncio.gather(*map(ask, ("much", "some", "much", "some", "little")))
+    assert order == ["little", "some", "some", "much", "much"]
+
+
+CHARGED = """
+import asyncio, os, socket, sys
+import aiohttp
+from prorl.agents.sampler import Sampler
+from prorl.capture.door import Door
+from prorl.linux import at_work
+from prorl.renderer.chatml import ChatMLRenderer
+from prorl.testing import Replies
+from prorl.tokenizer import ByteTokenizer
+from tests.capture.played import attempt
+
+class Crashes(ChatMLRenderer):
+    def prompt(self, messages, tools):
+        os.abort()
+
+async def drive(url):
+    context = attempt(Replies(), renderer=Crashes(ByteTokenizer()))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url.set_result(f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions")
+        async with Door(context, Sampler(context)).listening(listener):
+            await asyncio.sleep(600)
+
+async def main():
+    at_work.start()
+    url = asyncio.get_running_loop().create_future()
+    driving = asyncio.create_task(at_work.during("run/5/2", drive(url)))
+    async with aiohttp.ClientSession() as http:
+        await http.post(await url, json={"messages": [{"role": "user", "content": "x"}]})
+
+asyncio.run(main())
+"""
+
+
+def test_a_request_that_ends_the_worker_is_charged_to_its_attempt() -> None:
+    page = at_work.page()
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", CHARGED],
+            pass_fds=[page],
+            env={**os.environ, at_work.VARIABLE: str(page)},
+            cwd=Path(__file__).parents[2],
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+        )
+        assert (child.returncode, at_work.read(page)) == (-signal.SIGABRT, "run/5/2")
+    finally:
+        os.close(page)

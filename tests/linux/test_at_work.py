@@ -47,6 +47,9 @@ async def guilty(how):
             return  # to a loop that is another process's
     if how == "behind":
         asyncio.get_running_loop().call_soon(os._exit, 3)
+    if how == "callback":
+        loop, mine = asyncio.get_running_loop(), at_work.current()
+        loop.call_soon(lambda: loop.create_task(mine(below())))
     if how == "close":
         os.closerange(3, 100)
     print("goes on", flush=True)
@@ -89,7 +92,7 @@ def _at_work(how: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     os.close(page)
 
 
-@pytest.mark.parametrize("how", ["hang", "crash", "exit", "task"])
+@pytest.mark.parametrize("how", ["hang", "crash", "exit", "task", "callback"])
 def test_a_process_that_dies_names_the_step_that_it_was_in(how: str) -> None:
     with _at_work(how) as (child, page):
         if how == "hang":
