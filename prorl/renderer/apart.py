@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
+from prorl import exact_json
 from prorl.config.renderer import RendererSpec
 from prorl.errors import BudgetError, RolloutError, TaskError
 from prorl.helper import Died, HelperError, Late, Program, pool
@@ -132,7 +132,7 @@ def _size(arguments: tuple[Any, ...]) -> int:
             size += len(item.content) + len(item.reasoning)
             size += sum(len(call.text) + MESSAGE_BYTES for call in item.tool_calls)
         else:
-            size += len(item.description) + len(orjson.dumps(dict(item.parameters), default=str))
+            size += len(item.description) + len(exact_json.dumps(dict(item.parameters)))
     return size
 
 

@@ -182,7 +182,8 @@ DOOR = tuple(
         required(
             "retold",
             pa.int32(),
-            "bridged calls whose prompt, rendered again, would not begin with the ids recorded",
+            "bridged calls whose prompt, rendered again, would not begin with the ids recorded;"
+            " a long conversation is looked at when its calls have doubled",
         ),
     )
 )
