@@ -420,6 +420,9 @@ class CommittedRollout(Record, frozen=True, kw_only=True):
     attempt: Count
     reward: float | None = None
     failure_code: FailureCode = FailureCode.NONE
+    failure_message: str = ""
+    trace: str = ""
+    """The traceback of a grader that failed."""
     summary: TrajectorySummary = TrajectorySummary()
 
 

@@ -158,7 +158,13 @@ class BackendError(RolloutError):
 
 
 class GraderError(RolloutError):
-    """The grader crashed: the rollout is masked, never scored 0."""
+    """The grader crashed: the rollout is masked, never scored 0. EVAL asks it again with the same
+    artefact; nothing is sampled anew. `log`: the traceback, if there is one.
+    """
+
+    def __init__(self, code: FailureCode, message: str, log: str = "") -> None:
+        super().__init__(code, message)
+        self.args, self.log = (code, message, log), log
 
 
 class BudgetError(RolloutError, TimeoutError):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from prorl.types import (
     Completion,
+    Failure,
     GenerateRequest,
     Json,
     Judgement,
@@ -121,6 +122,11 @@ class Operator(Protocol):
         """Take one row of the stage's input schema, return what its output schema has more. A
         rollout's failure is part of what is returned; what raises is our own bug and becomes
         `stage_error`.
+        """
+
+    def unfinished(self, failure: Failure) -> Added | None:
+        """What a row gets that could not be worked on, so that what earlier stages made of it is
+        kept; None where there is nothing to keep.
         """
 
     async def release(self, row: Row) -> None:

@@ -172,6 +172,11 @@ class Trouble(StrEnum):
     """It calls the request wrong (HTTP 4xx): no evidence about the server."""
 
 
+UNSCORED = frozenset({FailureCode.GRADER_ERROR, FailureCode.BAD_TASK})
+"""Codes with which EVAL gives up an artefact for good. The rollout ends as FAILED and its attempt
+is stored without a reward: sampling it anew would not mend the grader or the task.
+"""
+
 FAILURE_CLASS: Mapping[FailureCode, FailureClass] = {
     FailureCode.NONE: FailureClass.NONE,
     FailureCode.DEADLINE: FailureClass.POLICY,

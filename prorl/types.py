@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NewType
 from annotated_types import Len
 
 from prorl.states import FAILURE_CLASS as FAILURE_CLASS
+from prorl.states import UNSCORED as UNSCORED
 from prorl.states import FailureClass as FailureClass
 from prorl.states import FailureCode as FailureCode
 from prorl.states import FinishReason as FinishReason

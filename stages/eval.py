@@ -1,22 +1,34 @@
 """EVAL: RAN -> SCORED: the artefact, and nothing else, in a fresh sandbox. A row may come twice.
 
-A row that failed in RUN with class infra, task or cancelled passes unscored. A grader that fails is
-`grader_error`: the rollout is masked, never scored 0. Trouble with the sandbox is tried again here,
-on the same attempt, `TRIES` times at most and within `limits.eval_s`; what remains is
-`eval_failed`. At the end everything that the attempt still has at sandboxd is stopped.
+A row that failed in RUN with class infra, task or cancelled passes unscored. A grader that fails,
+or is not ready within `limits.eval_s`, is asked again here with the same artefact: after each of
+`RESTS_S`, with `eval_s` anew each time, as long as fewer than two `eval_s` are spent. What it still
+cannot score is `grader_error`, never 0: such a row is stored with its sequences and without a
+reward, and nothing is sampled anew (`UNSCORED`).
+
+Trouble with the sandbox is tried again, too, `TRIES` times at most within one asking; what remains
+is `eval_failed`, which another attempt may mend on another node. At the end everything that the
+attempt still has at sandboxd is stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from hashlib import blake2b
 from typing import NamedTuple
 
 from prorl.envs.users import GetEnv
-from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, boundary
+from prorl.errors import (
+    GraderError,
+    RolloutError,
+    SandboxError,
+    ToolError,
+    UserError,
+    boundary,
+)
 from prorl.limits import Clock, Deadline
 from prorl.protocols import CachedWorkspace, Env, SandboxHost, Verifies
 from prorl.schema.columns import read_failure, read_key, read_limit, read_task, scored_columns
@@ -37,6 +49,10 @@ from prorl.types import (
 
 MAX_TASKS = 10_000
 TRIES = 3
+
+RESTS_S = (1.0, 4.0, 16.0)
+"""Before a grader that failed is asked again: a judge over HTTP may be away for some seconds. The
+slot is held meanwhile, so that RUN waits instead of a heap of artefacts."""
 
 GRACE_S = 10.0
 """After `eval_s`, for an env that keeps its deadline to say so itself."""
@@ -141,7 +157,7 @@ class _Job(NamedTuple):
     task: Task
     owner: str
     artefact: bytes
-    deadline: Deadline
+    eval_s: float
 
 
 class EvalOperator(StageOperator):
@@ -156,9 +172,11 @@ class EvalOperator(StageOperator):
         *,
         is_cancelled: Callable[[AttemptKey], bool],
         clock: Clock = now,
+        rests_s: Sequence[float] | None = None,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
         self._verified = Verified(host, clock)
+        self._rests_s = RESTS_S if rests_s is None else rests_s
 
     async def __call__(self, row: Row) -> Added:
         """Score one row; never raises for what grading can suffer."""
@@ -167,16 +185,24 @@ class EvalOperator(StageOperator):
         began = self._clock()
         key = read_key(row)
         score: Score | None = None
-        failure = NO_FAILURE
+        failure, trace = NO_FAILURE, ""
         try:
-            score = await self._score(row, key)
+            with boundary(RolloutError, FailureCode.STAGE_ERROR, "EVAL"):
+                score = await self._score(row, key)
         except RolloutError as error:
             failure = Failure(code=error.code, message=error.message)
+            trace = error.log if isinstance(error, GraderError) else ""
+        except UserError as error:
+            failure = Failure(code=FailureCode.BAD_TASK, message=str(error))
         except asyncio.CancelledError:
             if not goes_on(self._is_cancelled(key)):
                 raise
             failure = Failure(code=FailureCode.CANCELLED)
-        return scored_columns(score=score, failure=failure, eval_s=self._clock() - began)
+        eval_s = self._clock() - began
+        return scored_columns(score=score, failure=failure, eval_s=eval_s, trace=trace)
+
+    def unfinished(self, failure: Failure) -> Added:
+        return scored_columns(score=None, failure=failure, eval_s=0.0)
 
     async def _score(self, row: Row, key: AttemptKey) -> Score:
         task, eval_s = read_task(row), read_limit(row, "eval_s")
@@ -185,23 +211,39 @@ class EvalOperator(StageOperator):
         try:
             # in its own time: what is tried once for all siblings is no rollout's to pay
             await self._verified.check(env, task, owner, 2 * eval_s, lambda: self._stop(owner))
-            deadline = Deadline(eval_s, clock=self._clock)
-            job = _Job(env, task, owner, row.value("artefact"), deadline)
-            async with asyncio.timeout(eval_s + GRACE_S):
-                return await self._tries(job)
-        except TimeoutError:
-            raise RolloutError(
-                FailureCode.EVAL_FAILED, f"not scored within eval_s = {eval_s:g} s"
-            ) from None
+            return await self._ask_grader(_Job(env, task, owner, row.value("artefact"), eval_s))
         finally:
             if needs_sandbox(env, task):
                 await asyncio.shield(self._stop(owner))
 
-    async def _tries(self, job: _Job) -> Score:
-        problems: list[str] = []
-        while len(problems) < TRIES and not job.deadline.expired:
+    async def _ask_grader(self, job: _Job) -> Score:
+        """Raises GraderError for what it cannot score, also when it is asked again; RolloutError
+        for what is not the grader's doing.
+        """
+        began = self._clock()
+        for rest_s in (*self._rests_s, None):
             try:
-                return await self._once(job)
+                async with asyncio.timeout(job.eval_s + GRACE_S):
+                    return await self._tries(job, Deadline(job.eval_s, clock=self._clock))
+            except TimeoutError:
+                text = f"not scored within eval_s = {job.eval_s:g} s"
+                problem = GraderError(FailureCode.GRADER_ERROR, text)
+            except GraderError as error:
+                problem = error
+            is_final = problem.code is not FailureCode.GRADER_ERROR  # it will say the same again
+            if is_final or rest_s is None or self._clock() - began >= 2 * job.eval_s:
+                raise problem
+            log.info("asking the grader of %s again in %g s: %s", job.owner, rest_s, problem)
+            if job.env.sandbox(job.task, Stage.EVAL) is not None:
+                await self._stop(job.owner)
+            await asyncio.sleep(rest_s)
+        raise AssertionError
+
+    async def _tries(self, job: _Job, deadline: Deadline) -> Score:
+        problems: list[str] = []
+        while len(problems) < TRIES and not deadline.expired:
+            try:
+                return await self._once(job, deadline)
             except (SandboxError, ToolError) as error:
                 log.info("scoring %s again: %s", job.owner, error)
                 problems.append(str(error))
@@ -211,7 +253,7 @@ class EvalOperator(StageOperator):
             f"{len(problems)} tries: {'; '.join(problems) or 'no time left'}",
         )
 
-    async def _once(self, job: _Job) -> Score:
+    async def _once(self, job: _Job, deadline: Deadline) -> Score:
         spec = job.env.sandbox(job.task, Stage.EVAL)
         async with AsyncExitStack() as stack:
             sandbox = None
@@ -221,7 +263,7 @@ class EvalOperator(StageOperator):
                 if isinstance(job.env, CachedWorkspace):
                     await prepare(self._host, job.env, job.task, spec, sandbox)
             with boundary(GraderError, FailureCode.GRADER_ERROR, f"{job.env.name}.score"):
-                score = await job.env.score(job.task, job.artefact, sandbox, job.deadline)
+                score = await job.env.score(job.task, job.artefact, sandbox, deadline)
             _check(score, job.env.name)
             return score
 

@@ -282,15 +282,14 @@ class StageHost:
         except ProrlError as error:
             failure = _failure(error)
         else:
-            failure = result.failure
-            if failure.failure_class.trains:
+            if result.is_committed:
                 return result
-            self._report(key, failure)
+            self._report(key, result.failure)
             # Kept in `partial/`, for people to look at, if there is anything to see.
             return None if isinstance(result, RanColumns) and not result.turns else result
         self._report(key, failure)
         await self._release(row)
-        return None
+        return self._operator.unfinished(failure)
 
     def _check_harmless(self, key: AttemptKey, row: Row) -> None:
         """Raise RolloutError for what no worker survives: in EVAL an answer's fault, before it the

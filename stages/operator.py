@@ -22,7 +22,7 @@ from prorl.renderer.load import is_ours
 from prorl.schema.columns import read_key, read_task
 from prorl.schema.rows import Added, Row
 from prorl.timing import now
-from prorl.types import AttemptKey, FailureCode, SandboxSpec, Stage, Task
+from prorl.types import AttemptKey, Failure, FailureCode, SandboxSpec, Stage, Task
 
 Handler = Callable[[ControlRow], None]
 
@@ -147,6 +147,12 @@ class StageOperator:
 
     async def __call__(self, row: Row) -> Added:
         raise NotImplementedError
+
+    def unfinished(self, failure: Failure) -> Added | None:
+        """What a row gets that the operator never came to: the next edge takes what an earlier
+        stage has made of it. None: there is nothing to keep.
+        """
+        return None
 
     async def release(self, row: Row) -> None:
         task = read_task(row)

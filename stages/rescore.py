@@ -21,12 +21,13 @@ from prorl.schema.rows import Row
 from prorl.stages.eval import EvalOperator
 from prorl.storage.read.catalog import StoredRun
 from prorl.task_json import task_from_json, task_to_json
-from prorl.types import FailureCode, Json, RolloutLimits, Task
+from prorl.types import UNSCORED, FailureCode, Json, RolloutLimits, Task
 
 _ASKED = (
     "select rollout_id, attempt, group_id, artefact, artefact_digest, failure_class, failure_code,"
-    " failure_message from rollouts where status = 'completed' order by rollout_id"
+    " failure_message from rollouts where status = 'completed' or num_turns > 0 order by rollout_id"
 )
+"""All that was played: what EVAL could not score has an artefact, too."""
 _COLUMNS = (
     "run_id",
     "rollout_id",
@@ -54,7 +55,8 @@ async def rescore(
     concurrency: int = 4,
     made_by: str = "",
 ) -> pa.Table:
-    """Scores of every completed rollout, in SCORES' shape.
+    """Scores of every rollout that was played to its end, in SCORES' shape, those included that
+    EVAL could not score at the time.
 
     `tasks` (by id) stand in for those that the run stored, `env` for theirs.
     """
@@ -89,6 +91,8 @@ def _asked(
     limits = asdict(RolloutLimits(eval_s=eval_s))
     for row in stored.sql(_ASKED).to_pylist():
         base = {"run_id": stored.run_id, **row, "limits": limits}
+        if row["failure_code"] in UNSCORED:  # EVAL's failure, not RUN's
+            base |= {"failure_class": "", "failure_code": "", "failure_message": ""}
         if row["artefact_digest"] and artefact_digest(row["artefact"]) != row["artefact_digest"]:
             yield {**base, "reason": "the artefact was too large to be stored"}
         else:

@@ -63,10 +63,10 @@ def ran_row(row: pa.RecordBatch, trajectory: Trajectory, *, run_s: float) -> pa.
 
 
 def scored_row(
-    row: pa.RecordBatch, *, score: Score | None, failure: Failure, eval_s: float
+    row: pa.RecordBatch, *, score: Score | None, failure: Failure, eval_s: float, trace: str = ""
 ) -> pa.RecordBatch:
     """RAN -> SCORED."""
-    return grown(row, scored_columns(score=score, failure=failure, eval_s=eval_s))
+    return grown(row, scored_columns(score=score, failure=failure, eval_s=eval_s, trace=trace))
 
 
 async def put(outlet: Outlet, batch: pa.RecordBatch) -> None:

@@ -17,7 +17,7 @@ import orjson
 from prorl import exact_json
 from prorl.config import NAME
 from prorl.envs.base import BaseEnv
-from prorl.errors import GraderError, RolloutError, TaskError
+from prorl.errors import RolloutError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.types import FailureCode, RewardPart, Score, Task
@@ -54,7 +54,8 @@ class GuestEnv(BaseEnv):
     ) -> Score:
         """What the guest said; 0 where the policy's budget ended first.
 
-        Raises GraderError, RolloutError for a task that the guest calls bad.
+        Raises RolloutError: BAD_TASK where the guest calls the task bad, EVAL_FAILED where it
+        failed itself. It must play anew then: its reward is part of its play.
         """
         if not artefact:
             return Score(
@@ -63,11 +64,11 @@ class GuestEnv(BaseEnv):
         try:
             said = exact_json.loads(artefact)
         except orjson.JSONDecodeError as cause:
-            raise GraderError(FailureCode.GRADER_ERROR, f"reward.json: {cause}") from cause
+            raise RolloutError(FailureCode.EVAL_FAILED, f"reward.json: {cause}") from cause
         if not isinstance(said, dict):
-            raise GraderError(FailureCode.GRADER_ERROR, "reward.json is no object")
+            raise RolloutError(FailureCode.EVAL_FAILED, "reward.json is no object")
         if failed := said.get("failed"):
-            code = FailureCode.BAD_TASK if failed == "task" else FailureCode.GRADER_ERROR
+            code = FailureCode.BAD_TASK if failed == "task" else FailureCode.EVAL_FAILED
             raise RolloutError(code, f"the guest: {said.get('message', failed)}"[:2000])
         parts = tuple(
             RewardPart(name=name, value=float(value), weight=float(name == "reward"))
@@ -76,5 +77,5 @@ class GuestEnv(BaseEnv):
         )
         if "reward" not in {part.name for part in parts}:
             text = f"reward.json has no finite number `reward`: {artefact[:300]!r}"
-            raise GraderError(FailureCode.GRADER_ERROR, text)
+            raise RolloutError(FailureCode.EVAL_FAILED, text)
         return Score(parts=parts)

@@ -22,7 +22,8 @@ takes from `BaseEnv` as they are run here.
 
 What their code does wrong is a failure of the task, in its own words and with its line, and is not
 tried again: it raises, takes too long, ends its process, needs too much memory, or gives what the
-protocol does not know. What wants another try raises GraderError.
+protocol does not know. `score` is the exception: whatever keeps it from an answer is a GraderError,
+and EVAL asks it again with the same artefact. An answer that is no score is a failure of the task.
 """
 
 from __future__ import annotations
@@ -39,7 +40,14 @@ from prorl import plugins
 from prorl.envs import BUILT_IN, ENTRY_POINTS, get_env
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.tools import SANDBOX_OPS
-from prorl.errors import ProrlError, RolloutError, TaskError, UserError, boundary
+from prorl.errors import (
+    GraderError,
+    ProrlError,
+    RolloutError,
+    TaskError,
+    UserError,
+    boundary,
+)
 from prorl.helper import Died, Late, Program, Raised, pool
 from prorl.limits import Deadline
 from prorl.protocols import Env, Reference, Sandbox
@@ -182,20 +190,31 @@ class _Asking:
         except RolloutError as error:  # its code has crossed as a text
             if error.code not in FailureCode.__members__.values():
                 raise _fault(hook, f"{what}: {error}") from None
+            if isinstance(error, GraderError):
+                raise GraderError(FailureCode(error.code), error.message, error.log) from None
             raise RolloutError(FailureCode(error.code), error.message) from None
-        except (Raised, ProrlError) as error:
+        except Raised as error:
+            raise _fault(hook, f"{what}: {error}", error.trace) from None
+        except ProrlError as error:
             raise _fault(hook, f"{what}: {error}") from None
         except (Late, Died) as error:
             if (isinstance(error, Died) and error.was_killed) or error.waits_for_us:
                 raise RolloutError(FailureCode.STAGE_ERROR, str(error)) from None
             raise _fault(hook, str(error)) from None
         except msgspec.ValidationError as error:
-            raise _fault(hook, f"{what} gave what it should not: {error}") from None
+            text = f"{what} gave what it should not: {error}"
+            if hook == "plan":
+                raise TaskError(text) from None
+            raise RolloutError(FailureCode.BAD_TASK, text) from None
 
 
-def _fault(hook: str, text: str) -> RolloutError | TaskError:
-    """What users' code did wrong."""
-    return TaskError(text) if hook == "plan" else RolloutError(FailureCode.BAD_TASK, text)
+def _fault(hook: str, text: str, trace: str = "") -> RolloutError | TaskError:
+    """What users' code did wrong. A grader may do better when it is asked again."""
+    if hook == "plan":
+        return TaskError(text)
+    if hook == "score":
+        return GraderError(FailureCode.GRADER_ERROR, text, trace)
+    return RolloutError(FailureCode.BAD_TASK, text)
 
 
 class _Doing:

@@ -14,11 +14,11 @@ from typing import Any
 from prorl.envs import get_env
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.tools import SANDBOX_OPS, user_spec
-from prorl.errors import ProrlError, RolloutError, TaskError, UserError
-from prorl.helper.child import Answer, Channel, place_of, serve
+from prorl.errors import GraderError, ProrlError, RolloutError, TaskError, UserError
+from prorl.helper.child import Answer, Channel, place_of, serve, trace_of
 from prorl.limits import Deadline
 from prorl.protocols import CachedWorkspace, Env
-from prorl.types import Json, SandboxRef, Stage, Task
+from prorl.types import FailureCode, Json, SandboxRef, Stage, Task
 
 HOOKS = ("prepare", "call", "repeats", "artefact", "verify")
 
@@ -46,9 +46,17 @@ def prepare(channel: Channel, name: str, *tools: str) -> Answer:
         except UserError as error:
             raise TaskError(str(error)) from None
         except RolloutError as error:
-            foreign = error.__cause__ is not None and not isinstance(error.__cause__, ProrlError)
+            cause = error.__cause__
+            foreign = cause is not None and not isinstance(cause, ProrlError)
             if foreign and (place := place_of(error, lambda file: file.startswith(mine))):
-                raise TaskError(f"{name}.{hook}: {error.message} ({place})") from None
+                text = f"{name}.{hook}: {error.message} ({place})"
+                if hook == "score":
+                    trace = trace_of(cause or error)
+                    raise GraderError(FailureCode.GRADER_ERROR, text, trace) from None
+                raise TaskError(text) from None
+            if isinstance(error, GraderError):
+                trace = error.log or (trace_of(cause) if cause is not None else "")
+                raise GraderError(error.code, error.message, trace) from None
             raise RolloutError(error.code, error.message) from None
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)

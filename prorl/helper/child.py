@@ -176,7 +176,14 @@ def trouble(error: BaseException) -> dict[str, Any]:
     return {
         "words": words.encode("utf-8", "replace").decode()[:MAX_WORDS],
         "place": place_of(error) or _lines(error.__traceback__, lambda file: True),
+        "trace": trace_of(error),
     }
+
+
+def trace_of(error: BaseException) -> str:
+    """The end of an exception's traceback, as Python prints it."""
+    text = "".join(traceback.format_exception(error)).strip()
+    return text.encode("utf-8", "replace").decode()[-MAX_WORDS:]
 
 
 def place_of(error: BaseException, is_users: Callable[[str], bool] | None = None) -> str:

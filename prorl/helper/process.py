@@ -84,6 +84,8 @@ class Raised(HelperError):
 
     by_others = False
     """Earlier questions may have changed the process, or taken its memory."""
+    trace = ""
+    """The code's traceback."""
 
 
 class Late(HelperError):
@@ -227,6 +229,7 @@ class Helper:
             raise getattr(errors, name)(*arguments)
         if kind == "raised":
             raised = Raised(value["words"], value["place"])
+            raised.trace = value.get("trace", "")
             raised.by_others = self._number > 1
             raise raised
         return value

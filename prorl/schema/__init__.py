@@ -21,10 +21,11 @@ batch stays under `MAX_BATCH_BYTES` unless one row (or, in streams to trainers, 
 larger; rows are hashed by value (`row_hashes`), never by IPC bytes. Both ends of a channel compare
 `SCHEMA_VERSION` when it opens; a run directory carries it in its manifest.
 
-Tables of a run directory: `sequences` (what trainers stream; numbers only, no nulls), `rollouts`
-(what SQL filters), `turns`, `messages` (for people), `groups` (append-only events), `tasks`,
-`routing` (experts of mixtures, where a run asks for them). Beside them `trained` (which sequences
-made which checkpoint), `annotations` and `versions` (published weights) are appended to.
+Tables of a run directory: `sequences` (what trainers stream; numbers only, no nulls but in
+`reward`), `rollouts` (what SQL filters), `turns`, `messages` (for people), `groups` (append-only
+events), `tasks`, `routing` (experts of mixtures, where a run asks for them). Beside them `trained`
+(which sequences made which checkpoint), `annotations` and `versions` (published weights) are
+appended to.
 `partial` keeps attempts that did not commit, in SCORED's shape.
 """
 
@@ -212,7 +213,7 @@ SEQUENCES = versioned(
         required("lineage", pa.utf8()),
         required("parent", pa.int32()),
         required("weight", pa.float32()),
-        required("reward", pa.float32()),
+        optional("reward", pa.float32()),
         required(
             "token_ids", list_of(pa.int32()), "prompt, tool output and everything sampled, in order"
         ),
@@ -224,6 +225,7 @@ SEQUENCES = versioned(
         *(required(name, dtype) for name, dtype in SPANS.items()),
     ],
     "sequences",
+    reward="of its rollout; null where EVAL could not score it: then no trainer is sent it",
 )
 
 STREAM = versioned(

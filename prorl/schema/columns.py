@@ -19,6 +19,7 @@ from prorl.schema.rows import Added, Row
 from prorl.schema.sequences import routed_values, sequence_values
 from prorl.task_json import task_from_json
 from prorl.types import (
+    UNSCORED,
     AttemptKey,
     Failure,
     FailureClass,
@@ -123,6 +124,10 @@ class ScoredColumns(Added):
     @property
     def failure(self) -> Failure:
         return Failure(code=self.eval_failure_code, message=self.eval_failure_message)
+
+    @property
+    def is_committed(self) -> bool:
+        return self.failure.failure_class.trains or self.eval_failure_code in UNSCORED
 
 
 _PLAIN = (
@@ -231,13 +236,15 @@ def artefact_digest(artefact: bytes) -> str:
     return hashlib.blake2b(artefact, digest_size=16).hexdigest()
 
 
-def scored_columns(*, score: Score | None, failure: Failure, eval_s: float) -> ScoredColumns:
-    """RAN -> SCORED; `score` is None for rows that pass unscored."""
+def scored_columns(
+    *, score: Score | None, failure: Failure, eval_s: float, trace: str = ""
+) -> ScoredColumns:
+    """RAN -> SCORED; `score` is None for rows that pass unscored, `trace` a grader's traceback."""
     return ScoredColumns(
         scored=score is not None,
         reward=score.reward if score else 0.0,
         reward_parts=[_part_values(part) for part in score.parts] if score else [],
-        grader_log=score.log if score else "",
+        grader_log=score.log if score else trace,
         eval_failure_code=failure.code,
         eval_failure_message=failure.message,
         eval_s=eval_s,

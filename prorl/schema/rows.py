@@ -105,6 +105,11 @@ class Added:
         return NO_FAILURE
 
     @property
+    def is_committed(self) -> bool:
+        """Whether the store makes the row the rollout's; else the attempt ends with its failure."""
+        return self.failure.failure_class.trains
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that the values will take in Arrow, about."""
         return _weight(getattr(self, field.name) for field in fields(self))

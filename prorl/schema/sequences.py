@@ -59,9 +59,12 @@ def validate_sequences(batch: pa.RecordBatch) -> list[str]:
 
     Valid: at least one token; spans tile the tokens in order; lengths of sampled spans sum to
     `len(logprobs)`; every logprob is finite and <= 0; context has no version, what trains has one;
-    the reward is finite; a weight is a share; a parent came before; nothing is null.
+    the reward is finite; a weight is a share; a parent came before; nothing is null but the reward
+    of a rollout that could not be scored.
     """
-    nulls = [name for name in batch.schema.names if batch.column(name).null_count]
+    nulls = [
+        name for name in batch.schema.names if name != "reward" and batch.column(name).null_count
+    ]
     if nulls:
         return [f"null in {', '.join(nulls)}"] * batch.num_rows
     if not _problem(batch):
@@ -104,7 +107,7 @@ def _problem(batch: pa.RecordBatch) -> str:
     lowest = np.where(kinds == SpanKind.TRAINED, 0, -1)
     if (versions < lowest).any() or (versions[kinds == SpanKind.CONTEXT] != -1).any():
         return "a version on context, or none on tokens that train"
-    if not np.isfinite(batch.column("reward").to_numpy()).all():
+    if not np.isfinite(batch.column("reward").drop_null().to_numpy()).all():
         return "the reward is not finite"
     weights, parents = batch.column("weight").to_numpy(), batch.column("parent").to_numpy()
     known = set(batch.column("lineage").unique().to_pylist()) <= set(Lineage)

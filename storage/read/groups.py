@@ -160,10 +160,14 @@ class GroupIndex:
             self.kept_bytes -= self._kept.pop(key).nbytes
 
     def read(self, group_id: int) -> pa.RecordBatch:
-        """All sequences of a group, sorted by (sample_index, segment). Raises NotFoundError when no
-        part has any.
+        """All sequences of a group, sorted by (sample_index, segment), without those of rollouts
+        that could not be scored. Raises NotFoundError when no part has any.
         """
         rows = self._looking_again(lambda: self._read(group_id))
+        if rows.column("reward").null_count:
+            rows = rows.filter(pc.is_valid(rows.column("reward")))
+            if not rows.num_rows:
+                return pa.RecordBatch.from_pylist([], SEQUENCES)
         order = pc.sort_indices(
             rows, sort_keys=[("sample_index", "ascending"), ("segment", "ascending")]
         ).to_pylist()

@@ -2,8 +2,9 @@
 
 A finding is one line about one file or row. No finding means: commits are dense; every named file
 is there with the size, hash and rows that its commit says; nothing that no commit names lies
-between them; no rollout, sequence or event is stored twice; sequences belong to completed rollouts,
-are valid and as many as the rollouts count; the delivery order is dense and within what was kept.
+between them; no rollout, sequence or event is stored twice; sequences belong to rollouts that were
+played, are valid and as many as the rollouts count, with their reward; the delivery order is dense
+and within what was kept.
 Not checked: whether the log accepted more rollouts than are stored (that needs control.db). A run
 that is being written right now may show files that are about to be named.
 """
@@ -209,10 +210,16 @@ _QUERIES = {
             ) using (rollout_id, attempt)
             where num_sequences <> coalesce(n, 0) or num_tokens <> coalesce(t, 0)"""
         ),
-        "sequence {0} belongs to no completed rollout of that attempt": (
+        "sequence {0} belongs to no rollout that was played to its end in that attempt": (
             """
             select sequence_id from sequences
-            anti join (from rollouts where status = 'completed') using (rollout_id, attempt)"""
+            anti join (from rollouts where status <> 'cancelled') using (rollout_id, attempt)"""
+        ),
+        "sequence {0} has the reward {1}, its rollout {2}": (
+            """
+            select sequence_id, s.reward, r.reward
+            from sequences s join rollouts r using (rollout_id, attempt)
+            where s.reward is distinct from r.reward"""
         ),
     },
     "turns": {
@@ -220,7 +227,7 @@ _QUERIES = {
             """
             select rollout_id, num_turns, count(turn)
             from rollouts left join turns using (rollout_id, attempt)
-            where status = 'completed' group by rollout_id, num_turns
+            group by rollout_id, num_turns
             having num_turns <> count(turn)"""
         ),
     },
@@ -295,7 +302,7 @@ def broken_rules(stored: StoredRun) -> Iterator[Finding]:
 
 
 def _sequence_counts(stored: StoredRun) -> pa.Table:
-    keys = ["sequence_id", "rollout_id", "attempt"]
+    keys = ["sequence_id", "rollout_id", "attempt", "reward"]
     batches = stored.dataset("sequences").to_batches(columns=[*keys, "token_ids"])
     schema = pa.schema(
         [TABLES["sequences"].field(name) for name in keys] + [("num_tokens", pa.int64())]

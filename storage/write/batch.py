@@ -84,13 +84,18 @@ def part_tables(batch: PendingPart) -> dict[str, pa.Table]:
 
 
 _SUMMARY = TrajectorySummary.__struct_fields__
-_COMMITTED = ("rollout_id", "attempt", "reward", "failure_code", *_SUMMARY)
+_COMMITTED = ("rollout_id", "attempt", "reward", "failure_code", "failure_message", *_SUMMARY)
 
 
 def commit_request(
     part: str, files: Iterable[PartFile], batch: PendingPart, rows: Mapping[str, pa.Table]
 ) -> CommitPart:
     rollouts = rows["rollouts"].select(_COMMITTED).to_pylist() if batch.rows else []
+    traces = {
+        (key.rollout_id, key.attempt): waiting.row.value("grader_log")
+        for key, waiting in batch.rows.items()
+        if waiting.row.value("eval_failure_code")
+    }
     return CommitPart(
         part=part,
         files=tuple(files),
@@ -100,6 +105,8 @@ def commit_request(
                 attempt=row["attempt"],
                 reward=row["reward"],
                 failure_code=FailureCode(row["failure_code"]),
+                failure_message=row["failure_message"] if row["failure_code"] else "",
+                trace=traces.get((row["rollout_id"], row["attempt"]), ""),
                 summary=TrajectorySummary(**{name: row[name] for name in _SUMMARY}),
             )
             for row in rollouts

@@ -30,7 +30,7 @@ from prorl.schema import (
 )
 from prorl.schema.fields import MESSAGE, ROUTED, SEQUENCE
 from prorl.schema.sequences import validate_sequences
-from prorl.types import FAILURE_CLASS, FailureCode, Json, RolloutState, SpanKind
+from prorl.types import FAILURE_CLASS, UNSCORED, FailureCode, Json, RolloutState, SpanKind
 
 
 def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
@@ -61,16 +61,26 @@ def _rollouts(
     rows = batch.num_rows
     columns = {name: batch.column(name) for name in ROLLOUTS.names if name in SCORED.names}
     low, high = _versions(batch, sequences, parents)
+    ended = _ended(batch)
+    trains = pa.array(ended == RolloutState.COMPLETED.value)
     columns |= {
-        "status": pa.array([RolloutState.COMPLETED.value] * rows),
+        "status": pa.array(ended),
         **_failure_columns(batch),
+        "reward": pc.if_else(trains, batch.column("reward"), None),
         **_count_columns(batch, sequences, parents),
         "min_version": pa.array(low),
         "max_version": pa.array(high),
         "committed_at": pa.array([datetime.now(UTC)] * rows, ROLLOUTS.field("committed_at").type),
         "logprob_sum": _logprob_sums(sequences, parents, rows),
     }
+    columns["valid"] = pc.and_(columns["valid"], trains)
     return batch_of(columns, ROLLOUTS)
+
+
+def _ended(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
+    """The status of each row: those that EVAL could not score have failed."""
+    trains = [FAILURE_CLASS[code].trains for code in effective_codes(batch)]
+    return np.where(trains, RolloutState.COMPLETED.value, RolloutState.FAILED.value)
 
 
 def _failure_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
@@ -246,8 +256,12 @@ def sequences_of(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any,
     parents = parents_of(batch.column("sequences"))
     structs = batch.column("sequences").flatten()
     fields = {f.name: values for f, values in zip(SEQUENCE, structs.flatten(), strict=True)}
-    for name in ("rollout_id", "group_id", "sample_index", "attempt", "reward"):
+    rewards = pc.if_else(
+        pa.array(_ended(batch) == RolloutState.COMPLETED.value), batch.column("reward"), None
+    )
+    for name in ("rollout_id", "group_id", "sample_index", "attempt"):
         fields[name] = batch.column(name).take(pa.array(parents))
+    fields["reward"] = rewards.take(pa.array(parents))
     fields["sequence_id"] = pa.array(
         fields["rollout_id"].to_numpy() * MAX_SEGMENTS + fields["segment"].to_numpy()
     )
@@ -273,10 +287,14 @@ def judge(batch: pa.RecordBatch) -> list[RowVerdict]:
     """One verdict per SCORED row. Never raises for what is in a row."""
     try:
         with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
-            trains = [FAILURE_CLASS[code].trains for code in effective_codes(batch)]
+            verdicts = batch.column("eval_failure_code").to_pylist()
+            counts = [
+                FAILURE_CLASS[code].trains or verdict in UNSCORED
+                for code, verdict in zip(effective_codes(batch), verdicts, strict=True)
+            ]
             return [
                 RowVerdict(does and not problem, problem if does else "")
-                for does, problem in zip(trains, problems(batch), strict=True)
+                for does, problem in zip(counts, problems(batch), strict=True)
             ]
     except RolloutError as error:
         if batch.num_rows == 1:

@@ -14,6 +14,7 @@ from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.appended import read_scores
+from prorl.storage.read.catalog import query
 from prorl.storage.read.verify import verify
 
 Said = Callable[..., str]
@@ -86,3 +87,62 @@ def test_a_name_is_given_once(said: Said, sandbox_kind: str) -> None:
     said("eval", "--stored", "r", "--name", "again", "--sandbox", sandbox_kind)
     assert "has a scoring 'again'" in said("eval", "--stored", "r", "--name", "again", code=2)
     assert "score name '../x'" in said("eval", "--stored", "r", "--name", "../x", code=2)
+
+
+SHAKY = """
+import os
+from pathlib import Path
+from prorl.envs.base import BaseEnv
+from prorl.errors import GraderError
+from prorl.rubric import Rubric, reward
+from prorl.types import FailureCode
+
+HERE = Path(__file__).parent
+
+@reward("shaky")
+def shaky(task, artefact):
+    asked = HERE / f"asked-{task.task_id}-{os.getpid()}-{os.urandom(4).hex()}"
+    asked.touch()
+    if not (HERE / "mended").exists() and task.task_id != "0":
+        raise LookupError("no such key")
+    return 1.0
+
+class Env(BaseEnv):
+    rubric = Rubric((shaky, 1.0))
+"""
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_reward_raised_for_is_graded_later_and_was_sampled_once(
+    tmp_path: Path, sandbox_kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shaky.py").write_text(SHAKY)
+    env, root = f"{tmp_path}/shaky.py:Env", tmp_path / "root"
+    rows = [{"task_id": str(i), "env": env, "prompt": "?"} for i in range(4)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    inline = {"topology": "inline", "sandbox": {"kind": sandbox_kind}}
+    flags = {"tasks": f"{tmp_path}/t.jsonl", "policy": "noop", "name": "r", "service": inline}
+    asyncio.run(run_plan(JobPlan.make(None, flags, [], root=root), json=True))
+    found = query(
+        root / "r",
+        "select status, failure_code, failure_message, num_sampled > 0 as sampled, attempt,"
+        " count(*) as n from rollouts group by all order by n",
+    ).to_pylist()
+    assert [(row["status"], row["failure_code"], row["n"]) for row in found] == [
+        ("completed", "", 1),
+        ("failed", "grader_error", 3),
+    ]
+    assert all((row["sampled"], row["attempt"]) == (True, 1) for row in found)
+    assert "LookupError: no such key" in found[1]["failure_message"]
+    assert len(list(tmp_path.glob("asked-1-*"))) == 3, "EVAL asked again, with the artefact"
+    (tmp_path / "mended").touch()
+    dispatch(["eval", "--stored", "r", "--name", "later", "--root", str(root), "--json"])
+    assert '"scored":4' in capsys.readouterr().out.replace(" ", "")
+    later = query(root / "r", "select count(reward) as n from scores").to_pylist()
+    assert later == [{"n": 4}]
+    assert verify(root / "r") == []
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl.stages.eval.RESTS_S", (0.01, 0.01))

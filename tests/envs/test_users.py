@@ -15,7 +15,7 @@ import pytest
 
 from prorl.envs import get_env, users
 from prorl.envs.users import UsersEnv, env_by_name, open_env, reference_of, users_code
-from prorl.errors import RolloutError, TaskError
+from prorl.errors import GraderError, RolloutError, TaskError
 from prorl.helper import close, pool
 from prorl.limits import Deadline
 from prorl.protocols import CachedWorkspace, Verifies
@@ -174,9 +174,12 @@ async def test_a_hook_that_misbehaves_fails_the_task_with_its_words_and_line(
         env = await _open(task)
         with pytest.raises((TaskError, RolloutError), match=words + where) as caught:
             await _hook(env, task, hook, LocalSandbox(tmp_path))
-        assert not isinstance(caught.value, RolloutError) or (
-            caught.value.code is FailureCode.BAD_TASK
-        )
+        code = FailureCode.GRADER_ERROR if hook == "score" else FailureCode.BAD_TASK
+        assert not isinstance(caught.value, RolloutError) or caught.value.code is code
+        if (hook, how) == ("score", "raise"):
+            assert isinstance(caught.value, GraderError)
+            assert "Traceback" in caught.value.log
+            assert 'raise LookupError(f"no such city in {hook}")' in caught.value.log
     good = _task(tmp_path)
     assert await _hook(await _open(good), good, "score", LocalSandbox(tmp_path)) == 1.0
 
@@ -216,7 +219,8 @@ async def test_an_error_of_ours_that_a_hook_raises_is_the_tasks_mistake(
     env = await _open(task)
     with pytest.raises((TaskError, RolloutError)) as caught:
         await _hook(env, task, hook, LocalSandbox(tmp_path))
-    assert not isinstance(caught.value, RolloutError) or (caught.value.code is FailureCode.BAD_TASK)
+    code = FailureCode.GRADER_ERROR if hook == "score" else FailureCode.BAD_TASK
+    assert not isinstance(caught.value, RolloutError) or (caught.value.code is code)
 
 
 async def test_a_whole_rollout(tmp_path: Path) -> None:

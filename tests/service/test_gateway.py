@@ -99,7 +99,7 @@ async def test_a_row_whose_failure_does_not_train_is_never_committed(tmp_path: P
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         (key,) = await w.leased(init)
         await store.ask(Reserve(attempts=(key,)))
-        code = FailureCode.GRADER_ERROR
+        code = FailureCode.EVAL_FAILED
         row = CommittedRollout(rollout_id=0, attempt=1, reward=0.0, failure_code=code)
         with pytest.raises(FencedError):
             await store.ask(CommitPart(part="p", rollouts=(row,)), "r")

@@ -62,9 +62,11 @@ def test_terminal_never_changes_and_only_a_lease_raises_the_attempt(
 QUEUED, LEASED, RUNNING, RESERVED, COMPLETED, FAILED, CANCELLED = RolloutState
 AGAIN = (Action.RELEASE, Action.REQUEUE)
 ENDED = (Action.RELEASE, Action.STORE_TERMINAL, Action.CHECK_GROUP)
+STORED = (Action.RELEASE, Action.CHECK_GROUP)
 STOPPED = (Action.CANCEL_ATTEMPT, *ENDED)
 FENCED = (Action.FENCE,)
 INFRA, TASK, ASKED = FailureCode.SANDBOX_LOST, FailureCode.BAD_TASK, FailureCode.REDUNDANT
+POLICY, UNGRADED = FailureCode.MAX_TURNS, FailureCode.GRADER_ERROR
 
 LIFE = RolloutLife(attempt=1, max_attempts=2, max_worker_losses=1)
 WHOLE = {
@@ -84,7 +86,7 @@ WHOLE = {
             EventKind.CANCEL: (CANCELLED, STOPPED),
         }.items()
     },
-    (RESERVED, EventKind.COMMIT): (COMPLETED, (Action.RELEASE, Action.CHECK_GROUP)),
+    (RESERVED, EventKind.COMMIT): (FAILED, STORED),
     (RESERVED, EventKind.UNRESERVE): (RUNNING, ()),
     (RESERVED, EventKind.FAILED): (QUEUED, AGAIN),
     (RESERVED, EventKind.LOST): (QUEUED, AGAIN),
@@ -108,6 +110,9 @@ def test_where_each_event_leads_from_each_state(state: RolloutState, kind: Event
 @pytest.mark.parametrize(
     ("kind", "code", "given", "after"),
     [
+        (EventKind.COMMIT, FailureCode.NONE, {}, (COMPLETED, FailureCode.NONE, STORED)),
+        (EventKind.COMMIT, POLICY, {}, (COMPLETED, POLICY, STORED)),
+        (EventKind.COMMIT, UNGRADED, {}, (FAILED, UNGRADED, STORED)),
         (EventKind.FAILED, INFRA, {"infra_failures": 1}, (FAILED, INFRA, ENDED)),
         (EventKind.FAILED, INFRA, {"worker_losses": 1}, (QUEUED, INFRA, AGAIN)),
         (EventKind.LOST, INFRA, {}, (QUEUED, FailureCode.WORKER_LOST, AGAIN)),

@@ -78,6 +78,11 @@ class Scripted:
         finally:
             self.num_working -= 1
 
+    def unfinished(self, failure: Failure) -> Added | None:
+        if self.stage is not Stage.EVAL:
+            return None
+        return scored_columns(score=None, failure=failure, eval_s=0.0)
+
     async def release(self, row: Row) -> None:
         self.released.append(row.value("rollout_id"))
 
@@ -352,8 +357,11 @@ async def test_a_row_that_no_worker_survives_is_not_touched(net: Net) -> None:
         parts.stage._poison = lambda key, *, users: "killed" if key.rollout_id == 1 else ""
         await put(parts.upstream, ran(1))
         await put(parts.upstream, ran(2))
-        assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
+        rows = {row.key: row.row for row in await take(parts.downstream, 2)}
         assert parts.ended() == [("failed", 1, "eval_failed")]
+        codes = {key: row.value("eval_failure_code") for key, row in rows.items()}
+        assert codes == {key(1): "eval_failed", key(2): ""}
+        assert rows[key(1)].value("messages") == rows[key(2)].value("messages")
 
 
 @pytest.mark.parametrize(

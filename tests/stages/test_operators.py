@@ -103,7 +103,9 @@ def operators(
     return (
         Grown(InitOperator(as_host(host), lambda _: env)),
         Grown(run),
-        Grown(EvalOperator(as_host(host), lambda _: env, is_cancelled=is_cancelled)),
+        Grown(
+            EvalOperator(as_host(host), lambda _: env, is_cancelled=is_cancelled, rests_s=(0, 0))
+        ),
     )
 
 
@@ -227,14 +229,29 @@ async def test_eval_tries_again_after_sandbox_trouble_and_gives_up_as_infra() ->
         assert host.live == {}
 
 
+@pytest.mark.parametrize("failures", [1, 2, 3])
 @pytest.mark.parametrize(
-    "error", [GraderError(FailureCode.GRADER_ERROR, "crashed"), ZeroDivisionError("in a grader")]
+    "error",
+    [GraderError(FailureCode.GRADER_ERROR, "away", "Traceback"), ZeroDivisionError("in it")],
 )
-async def test_a_grader_that_fails_masks_and_never_scores_zero(error: Exception) -> None:
-    init, run, evaluate = operators(BoxedEnv(grading=[error]), RecordingHost())
-    scored = await evaluate(await run(await init(row_of())))
-    assert read_failure(scored, "eval_").code is FailureCode.GRADER_ERROR
-    assert scored.value("scored") is False
+async def test_eval_alone_asks_a_failing_grader_again_with_the_same_artefact(
+    error: Exception, failures: int
+) -> None:
+    """A grader that fails for good masks the rollout, and never scores it 0."""
+    host, env = RecordingHost(), BoxedEnv(grading=[error] * failures)
+    init, run, evaluate = operators(env, host)
+    ran = await run(await init(row_of()))
+    added = await evaluate.operator(ran)
+    assert added.is_committed
+    scored = only(grown(ran.as_batch, added))
+    assert len(env.artefacts) == min(failures + 1, 3)
+    assert set(env.artefacts) == {ran.value("artefact")}
+    assert scored.value("scored") is (failures < 3)
+    failure = read_failure(scored, "eval_")
+    assert failure.code is (FailureCode.NONE if failures < 3 else FailureCode.GRADER_ERROR)
+    if failures == 3 and isinstance(error, GraderError):
+        assert (failure.message, scored.value("grader_log")) == ("away", "Traceback")
+    assert host.live == {}
 
 
 @pytest.mark.parametrize("given", [float("nan"), float("-inf"), 1e308, 4e38])
@@ -254,7 +271,9 @@ async def test_eval_ends_by_its_deadline(monkeypatch: pytest.MonkeyPatch) -> Non
     ran = await run(await init(row_of(limits=RolloutLimits(eval_s=0.05))))
     env.slow_s = 5
     scored = await asyncio.wait_for(evaluate(ran), 2)
-    assert read_failure(scored, "eval_").code is FailureCode.EVAL_FAILED
+    failure = read_failure(scored, "eval_")
+    assert (failure.code, len(env.artefacts)) == (FailureCode.GRADER_ERROR, 2)
+    assert "not scored within eval_s" in failure.message
     assert host.live == {}
 
 

@@ -21,9 +21,10 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from prorl.cli.commands.export import export
 from prorl.client.client import Client
 from prorl.client.fetch import FlightSource
-from prorl.control import ControlRow, Handout, KeptGroup, Kind
+from prorl.control import ControlRow, Handout, KeptGroup, Kind, RefusalReason
 from prorl.errors import ConflictError, SchemaError, UserError
 from prorl.flight import FlightNetwork
 from prorl.flight.ticket import Ticket
@@ -36,6 +37,7 @@ from prorl.storage.read.catalog import query
 from prorl.storage.read.replay import open_replay
 from prorl.storage.read.verify import verify
 from prorl.storage.serve.endpoint import Endpoint
+from prorl.types import AttemptKey
 from tests.service.world import TOKEN, World, group, world
 from tests.storage.world import client, directory, pipeline, store
 from tests.waiting import until
@@ -353,6 +355,98 @@ async def test_a_run_of_another_version_is_refused_alone(
         await w.until(lambda view: view["state"] == "finished", "open")
         with client(made.location) as trainer:
             assert len(await asyncio.to_thread(lambda: list(trainer.stream("finished")))) == 1
+
+
+def fails_for_the_last(group_id: int, sample_index: int) -> float | None:
+    """Of four members; of group 0 two."""
+    return None if sample_index == 3 or (group_id, sample_index) == (0, 2) else sample_index % 2
+
+
+async def test_what_cannot_be_scored_is_stored_and_is_missing_in_its_group(
+    service: World, tmp_path: Path
+) -> None:
+    """It was sampled anew, and the tokens of a reward that raises were thrown away."""
+    async with store(service) as made, pipeline(service, fails_for_the_last):
+        await submit(service, 2)
+        await service.until(lambda view: view["state"] == "finished")
+        with client(made.location) as trainer:
+            served = await asyncio.to_thread(stream, trainer)
+    run = directory(service)
+    assert verify(run) == []
+    assert query(
+        run,
+        "select status, attempt, valid, failure_class, failure_code, failure_message,"
+        " reward is null as lacks, count(*) as n, count(distinct num_sampled) as s"
+        " from rollouts group by all order by n",
+    ).to_pylist() == [
+        {
+            "status": "failed",
+            "attempt": 1,
+            "valid": False,
+            "lacks": True,
+            "n": 3,
+            "s": 1,
+            "failure_class": "infra",
+            "failure_code": "grader_error",
+            "failure_message": "exact: it raised",
+        },
+        {
+            "status": "completed",
+            "attempt": 1,
+            "valid": True,
+            "lacks": False,
+            "n": 5,
+            "s": 1,
+            "failure_class": "",
+            "failure_code": "",
+            "failure_message": "",
+        },
+    ]
+    counts = "select count(*) as n, count(reward) as rewards from sequences"
+    assert query(run, counts).to_pylist() == [{"n": 8, "rewards": 5}]
+    logs = "select content from messages where role = 'grader' group by all"
+    assert query(run, logs).to_pylist() == [{"content": "Traceback: in exact"}]
+    groups = query(
+        run, "select group_id, kept, num_members, num_valid from groups where event = 'decided'"
+    )
+    assert sorted(row["num_valid"] for row in groups.to_pylist()) == [2, 3]
+    assert sorted(len(rows) for _, rows in served) == [2, 3]
+    async with replay(run, tmp_path / "hot") as location:
+        with client(location) as trainer:
+            assert await asyncio.to_thread(stream, trainer) == served
+    assert export("r", tmp_path / "all.jsonl", format_="trl", all_=True, root=str(run.parent)) == 0
+    assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 5
+
+
+async def test_a_store_that_comes_back_with_what_it_could_not_score_is_told_that_it_counts(
+    service: World,
+) -> None:
+    async with store(service), pipeline(service, lambda group, sample: None):
+        await service.run()
+        await service.submit(group("t", n=2), last=True)
+        await service.until(lambda view: view["state"] == "finished")
+        keys = [AttemptKey("r", rollout, 1) for rollout in range(2)]
+        answer = service.core.commits.reserve(service.core.state.store, keys)
+    assert [refusal.reason for refusal in answer.refused] == [RefusalReason.COMMITTED] * 2
+
+
+async def test_a_reward_that_fails_for_the_first_eight_ends_the_run(service: World) -> None:
+    async with store(service), pipeline(service, lambda group, sample: None):
+        await service.run(max_open_groups=2)
+        await service.submit(*(group(f"t{i}", n=4) for i in range(50)), last=True)
+        view = await service.until(lambda view: view["state"] == "cancelled")
+    for words in ("first 8 rollouts", "exact: it raised", "Traceback: in exact"):
+        assert words in view["stuck"]
+    assert 8 <= view["counts"]["failed"] <= 16
+    assert sum(view["counts"].values()) == 200
+
+
+async def test_a_reward_that_fails_for_seven_of_eight_does_not(service: World) -> None:
+    async with store(service), pipeline(service, lambda g, s: 1.0 if g % 2 and not s else None):
+        await service.run()
+        await service.submit(*(group(f"t{i}", n=4) for i in range(6)), last=True)
+        view = await service.until(lambda view: view["state"] == "finished")
+    assert (view["counts"]["failed"], view["counts"]["completed"], view["stuck"]) == (21, 3, "")
 
 
 async def test_a_store_that_can_hear_no_more_ends_loudly(service: World) -> None:

@@ -90,7 +90,7 @@ def rollout_without_turns(run: RunDir) -> None:
             "partial/.tmp-1-part: is named by no commit",
         ),
         (twice, "rollout 0 is stored 2 times"),
-        (sequences_without_rollout, "belongs to no completed rollout"),
+        (sequences_without_rollout, "belongs to no rollout that was played"),
         (
             rollout_without_sequences,
             "rollout 9 counts 1 sequences and 20 tokens, stored are 0 and 0",

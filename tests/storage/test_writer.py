@@ -130,7 +130,7 @@ async def test_rows_that_may_not_be_committed_go_to_partial(tmp_path: Path) -> N
         bench.add(scored(1, attempt=2, code=FailureCode.BACKEND_PROTOCOL, reward=None))
         bench.add(scored(2, attempt=2, sequences=(bad,)))
         bench.add(scored(3, attempt=1))
-        bench.add(scored(4, attempt=2, eval_code=FailureCode.GRADER_ERROR))
+        bench.add(scored(4, attempt=2, eval_code=FailureCode.EVAL_FAILED))
     assert bench.acked_rollouts == [0, 1, 2, 3, 4]
     assert bench.log.events == [(Kind.FAILED, AttemptKey("demo", 2, 2), "invalid_row")]
     assert bench.sql("select rollout_id from rollouts") == [{"rollout_id": 0}]

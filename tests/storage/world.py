@@ -21,6 +21,7 @@ from prorl.schema.columns import read_lease
 from prorl.schema.rows import Row
 from prorl.storage.serve.service import Store, serving
 from prorl.types import (
+    NO_FAILURE,
     AttemptKey,
     Failure,
     FailureCode,
@@ -34,8 +35,8 @@ from tests.grown import put, ran_row, ready_row, scored_row
 from tests.service.world import TOKEN, World
 from tests.storage.rows import sequence, turn
 
-Reward = Callable[[int, int], float]
-"""(group, sample) -> reward."""
+Reward = Callable[[int, int], float | None]
+"""(group, sample) -> reward; None: the grader fails."""
 
 
 def alternate(group_id: int, sample_index: int) -> float:
@@ -105,8 +106,12 @@ class Pipeline:
             trajectory,
             run_s=2.0,
         )
-        score = Score(parts=(RewardPart(name="exact", value=value),))
-        return scored_row(ran, score=score, failure=Failure(code=FailureCode.NONE), eval_s=0.1)
+        score = None if value is None else Score(parts=(RewardPart(name="exact", value=value),))
+        failure = NO_FAILURE
+        if score is None:
+            failure = Failure(code=FailureCode.GRADER_ERROR, message="exact: it raised")
+        trace = "" if score else "Traceback: in exact"
+        return scored_row(ran, score=score, failure=failure, eval_s=0.1, trace=trace)
 
 
 @asynccontextmanager

@@ -28,7 +28,19 @@ from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, WorkerRe
 from prorl.service.log import log_schema as sql
 from prorl.service.log.journal import Base, Part
 from prorl.service.log.recover import find_run, load_rollout
-from prorl.types import FAILURE_CLASS, AttemptKey, RolloutState
+from prorl.types import FAILURE_CLASS, UNSCORED, AttemptKey, FailureCode, RolloutState
+
+FIRST_ROLLOUTS = 8
+"""When all of these could not be scored, the run ends: enough to tell a reward that always raises
+from one that sometimes does, few enough to waste little.
+"""
+
+
+def is_committed(record: RolloutRecord) -> bool:
+    """Whether its current attempt is stored, with a reward or without."""
+    life = record.life
+    unscored = life.state is RolloutState.FAILED and life.code in UNSCORED and bool(record.part)
+    return life.state is RolloutState.COMPLETED or unscored
 
 
 class Commits(Part):
@@ -54,7 +66,7 @@ class Commits(Part):
         record = self._find(key.run_id, key.rollout_id)
         if record is None or record.life.attempt != key.attempt or record.run.state == "failed":
             return RefusalReason.FENCED
-        if record.life.state is RolloutState.COMPLETED:
+        if is_committed(record):
             return RefusalReason.COMMITTED
         if record.life.state is not RolloutState.RESERVED and not self._rollouts.apply(
             record, Event(kind=EventKind.RESERVE, attempt=key.attempt)
@@ -83,6 +95,7 @@ class Commits(Part):
         for record, row in rows:
             assert record is not None
             self._complete(record, row, part)
+        self._end_unscored(run)
         for record, _ in ended:
             assert record is not None
             self._stored(record, part)
@@ -120,11 +133,11 @@ class Commits(Part):
             key = AttemptKey(run.run_id, row.rollout_id, row.attempt)
             if record is None or record.key != key:
                 refused.append(Refusal(key, RefusalReason.FENCED))
-            elif record.life.state is RolloutState.COMPLETED:
+            elif is_committed(record):
                 refused.append(Refusal(key, RefusalReason.COMMITTED))
             elif record.life.state not in IN_HAND:
                 refused.append(Refusal(key, RefusalReason.FENCED))
-            elif not FAILURE_CLASS[row.failure_code].trains:
+            elif not (FAILURE_CLASS[row.failure_code].trains or row.failure_code in UNSCORED):
                 refused.append(Refusal(key, RefusalReason.FAILED))
         for record, rollout_id in ended:
             key = record.key if record else AttemptKey(run.run_id, rollout_id, -1)
@@ -148,7 +161,23 @@ class Commits(Part):
         self._rollouts.apply(
             record,
             Event(kind=EventKind.COMMIT, attempt=attempt, code=row.failure_code),
+            row.failure_message if row.failure_code in UNSCORED else "",
         )
+        if row.failure_code is FailureCode.GRADER_ERROR:
+            run.unscored = run.unscored or "\n".join(filter(None, (record.message, row.trace)))
+
+    def _end_unscored(self, run: RunRecord) -> None:
+        """End a run whose grader has failed for all of its first rollouts: a reward that always
+        raises would have every other one sampled in vain.
+        """
+        code, count, _ = run.alike
+        never = not run.rollout_states[RolloutState.COMPLETED]
+        if code is FailureCode.GRADER_ERROR and count >= FIRST_ROLLOUTS and never:
+            self._rollouts.end_run(
+                run,
+                f"its reward failed for each of its first {count} rollouts; expected a number;"
+                f" `prorl check` tries a reward; the first: {run.unscored}",
+            )
 
     def _stored(self, record: RolloutRecord, part: str) -> None:
         record.part = part
@@ -175,7 +204,7 @@ class Commits(Part):
         stored = not run.unstored and not run.parts and run.outbox_stored >= run.outbox_end
         if run.state != "open" or not no_more or run.undecided or not stored:
             return False
-        self._end(run, "finished", "")
+        self._end(run, "finished", run.problem)
         self._journal.tell_run(run)
         return True
 

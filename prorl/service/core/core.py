@@ -173,10 +173,7 @@ class Core:
     def cancel_run(self, run: RunRecord) -> None:
         """End everything that has not ended, bit by bit (`prune`); the run takes nothing more."""
         if run.state == "open":
-            run.cancelled = run.last = True
-            self.journal.mark_run(run)
-            run.ending.clear()  # what was redundant is cancelled from here on
-            self.rollouts.end_groups(run, FailureCode.CANCELLED)
+            self.rollouts.end_run(run)
 
     def fail_run(self, run: RunRecord, reason: str) -> None:
         """End a run of which nothing can be stored: whatever it has in hand is stopped."""

@@ -3,9 +3,9 @@
 Everything else in the gateway exists to bring events here and to carry the actions out, after they
 are durable.
 
-    QUEUED --lease--> LEASED --started_run--> RUNNING --reserve--> RESERVED --commit--> COMPLETED
+    QUEUED --lease--> LEASED --started_run--> RUNNING --reserve--> RESERVED --commit--> COMPLETED,
       ^                 |                        |                     |
-      +- retry, return -+------------------------+---------------------+
+      +- retry, return -+------------------------+---------------------+          or FAILED unscored
                         FAILED when the budget for retries is used up
     any open state --cancel--> CANCELLED (from RESERVED only once the store lets go of it: a commit
     in flight wins)
@@ -142,7 +142,10 @@ def _unreserve(life: RolloutLife, event: Event) -> Step:
 
 
 def _commit(life: RolloutLife, event: Event) -> Step:
-    return replace(life, state=RolloutState.COMPLETED, code=event.code), (
+    """Stored. What EVAL could not score has failed: sampling it anew would not mend the grader."""
+    trains = FAILURE_CLASS[event.code].trains
+    state = RolloutState.COMPLETED if trains else RolloutState.FAILED
+    return replace(life, state=state, code=event.code), (
         Action.RELEASE,
         Action.CHECK_GROUP,
     )

@@ -91,9 +91,11 @@ class Rollouts(Part):
             record.life = life
             if message:
                 record.message = message[:MAX_MESSAGE]
-            if event.kind in (EventKind.FAILED, EventKind.LOST):
+            fails = event.kind in (EventKind.FAILED, EventKind.COMMIT)
+            fails = fails and not FAILURE_CLASS[event.code].trains
+            if fails or event.kind is EventKind.LOST:
                 self.observed.failures[life.code] += 1
-            if event.kind is EventKind.FAILED and not FAILURE_CLASS[event.code].trains:
+            if fails:
                 code, count, said = record.group.run.alike
                 same = event.code is code
                 record.group.run.alike = (event.code, count * same + 1, said if same else message)
@@ -214,6 +216,16 @@ class Rollouts(Part):
         self._journal.urgent = True
 
     # ---- the end of what was started, bit by bit
+
+    def end_run(self, run: RunRecord, problem: str = "") -> None:
+        """End everything of a run that has not ended; it takes nothing more. `problem`: why, where
+        nobody asked for it.
+        """
+        run.cancelled = run.last = True
+        run.problem = run.problem or problem
+        self._journal.mark_run(run)
+        run.ending.clear()  # what was redundant is cancelled from here on
+        self.end_groups(run, FailureCode.CANCELLED)
 
     def end_groups(self, run: RunRecord, code: FailureCode, *, waiting: bool = True) -> None:
         """End every group of the run that is in memory and open; of the `waiting` only if asked. A

@@ -48,9 +48,9 @@ _COUNTS = (
     *("next_delivery", "acked", "trained", "version", "given_version", "unstored"),
     *("stored_bytes",),
     *("open_groups", "undecided", "kept", "waiting", "group_size", "num_rewards", "paused"),
-    *("num_tasks", "fed", "skipped", "group_s", "taken_s", "reward_sum"),
+    *("num_tasks", "fed", "skipped", "group_s", "taken_s", "reward_sum", "problem"),
 )
-"""Counts that the log keeps of a run, as one text: no restart counts rows."""
+"""What the log keeps of a run as one text: no restart counts rows."""
 
 _STATES = ("group_states", "rollout_states")
 
@@ -287,6 +287,10 @@ class RunRecord:
     calls: Served = field(default_factory=Served)
     stuck: str = ""
     """What it waits for, when it does not move."""
+    problem: str = ""
+    """Why the service ended it."""
+    unscored: str = ""
+    """What the grader said of the first rollout that it failed for."""
     alike: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
     """With what its last attempts failed through no fault of the policy's, how many did so one
     after the other, and what the first said; none since a rollout has completed.
@@ -408,6 +412,7 @@ class RunRecord:
             setattr(self, name, Counter(counts.pop(name, {})))
         for name, count in counts.items():
             setattr(self, name, count)
+        self.stuck = self.problem
 
     def queue_again(self, record: RolloutRecord, now: float, rest_s: float) -> None:
         """It goes first when it has rested."""
