@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
 from prorl.cli.app import COMMANDS, build
+from prorl.errors import GraderError
+from prorl.limits import Deadline
+from prorl.rubric import Rubric, reward
 from prorl.storage.serve.filter import check_filter
+from prorl.types import FailureCode, Task
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", *(ROOT / "docs").glob("*.md")])
@@ -52,6 +63,57 @@ def test_the_command_lines_of_the_cluster_page_are_taken() -> None:
     for line in lines:
         ignored = build().parse_args(shlex.split(line), exit_on_error=False, print_error=False)[2]
         assert not ignored
+
+
+class Judge(BaseHTTPRequestHandler):
+    """A model server that replies with `text`."""
+
+    text = ""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        reply = json.dumps({"choices": [{"message": {"content": self.text}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_judge_of_the_docs_scores_and_fails_as_the_page_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = (ROOT / "docs" / "extending.md").read_text()
+    recipe = next(
+        code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "JUDGE" in code
+    )
+    names: dict[str, Any] = {
+        "json": json,
+        "os": os,
+        "urllib": urllib,
+        "reward": reward,
+        "Task": Task,
+    }
+    exec(recipe, names)
+    server = HTTPServer(("127.0.0.1", 0), Judge)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("JUDGE_URL", f"http://127.0.0.1:{server.server_port}")
+    task, rubric = Task(task_id="t", env="e", prompt="1+1?"), Rubric((names["judged"], 1.0))
+
+    async def score() -> float:
+        return (await rubric.score(task, b"2", None, Deadline(30.0))).reward
+
+    for text, expected in (("7", 0.7), ("11", 1.0), ("-3", 0.0)):
+        Judge.text = text
+        assert asyncio.run(score()) == expected
+    Judge.text = "good"
+    with pytest.raises(GraderError) as error:
+        asyncio.run(score())
+    assert error.value.code is FailureCode.GRADER_ERROR
+    server.shutdown()
+    server.server_close()
 
 
 def test_the_filter_of_the_docs_is_one() -> None:

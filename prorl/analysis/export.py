@@ -2,7 +2,7 @@
 
 One row per sequence (`trl`, `verl`, `hf`) or per rollout (`chat`, `atif`). Token-carrying rows say
 everything that a sequence is (ids, logprobs of sampled tokens, spans, keys), beside the columns
-that the trainer of that name reads, so `importing.py` gives back equal rows.
+that the trainer of that name reads.
 """
 
 from __future__ import annotations

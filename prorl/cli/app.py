@@ -34,7 +34,6 @@ COMMANDS = {
     "gc": "Merge small parts, remove what that replaced, drop runs.",
     "replay": "Serve a stored run to trainers, in its order.",
     "export": "A stored run as chat, verl, TRL, ATIF, HF datasets.",
-    "import": "Token-carrying rows of others as a run.",
     "schema": "The columns of every edge and table; keys of configs.",
     "image": "Images for sandboxes: pull, build, ls, du, rm, gc.",
     "doctor": "Probe this machine, or a model's directory, with fixes.",
@@ -49,7 +48,6 @@ QUIETLY: dict[str, Any] = {
 """How cyclopts is called: errors and answers come back to `dispatch`."""
 
 _MODULES = {
-    "import": "commands.import_:import_",
     "eval": "commands.evaluate:evaluate",
     "demo": "demo.command:demo",
 }

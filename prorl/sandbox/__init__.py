@@ -33,7 +33,7 @@ async def open(
 ) -> AsyncIterator[ConnectedSandbox]:
     """A sandbox of its own, and a sandboxd of its own in this process, until the end of the block.
 
-    Kinds: auto, apptainer, podman, pyns, local. Offers `exec(argv, timeout_s, stdin)`, `put(path,
+    Kinds: auto, apptainer, pyns, local. Offers `exec(argv, timeout_s, stdin)`, `put(path,
     content)`, `get(path, max_bytes)` and `call(tool, arguments, timeout_s)`. Raises ConfigError,
     SandboxError.
     """

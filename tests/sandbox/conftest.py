@@ -31,7 +31,6 @@ KINDS = (
     "pyns",
     "local",
     pytest.param("apptainer", marks=pytest.mark.apptainer),
-    pytest.param("podman", marks=pytest.mark.podman),
 )
 IMAGE_KINDS = tuple(kind for kind in KINDS if kind != "local")
 

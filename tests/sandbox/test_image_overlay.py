@@ -211,7 +211,7 @@ async def test_without_an_image_there_is_nothing_to_write_over(
     daemon: Sandboxd, spec: SandboxSpec
 ) -> None:
     with pytest.raises(
-        SandboxError, match="no image; expected kind apptainer or podman or pyns and an image"
+        SandboxError, match="no image; expected kind apptainer or pyns and an image"
     ) as caught:
         await daemon.host.start("run/1/1", "run", spec)
     assert caught.value.code is FailureCode.BAD_TASK

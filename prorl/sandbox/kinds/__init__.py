@@ -46,7 +46,6 @@ CATALOGUE: Mapping[str, Entry] = {
     "apptainer": Entry(
         "prorl.sandbox.kinds.apptainer:KIND", "Apptainer or Singularity, rootless; runs images"
     ),
-    "podman": Entry("prorl.sandbox.kinds.podman:KIND", "Podman, rootless; runs images"),
     "local": Entry(
         "prorl.sandbox.kinds.local:KIND", "a plain process: isolates little", automatic=False
     ),

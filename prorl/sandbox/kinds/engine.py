@@ -65,14 +65,9 @@ class Mount(NamedTuple):
     options: str = ""
 
 
-def contain(
-    launch: Launch, listener_fd: int, status_fd: int, start: Start, *, writable: bool = False
-) -> NoReturn:
-    """Become the guard of one sandbox: the parent of its pid 1, which it outlives by a wait.
-
-    `writable`: the engine gets an image that it may write to, and so a stack even of one folder.
-    """
-    root, stacked = launch.uid >= 0, bool(launch.under) or writable
+def contain(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> NoReturn:
+    """Become the guard of one sandbox: the parent of its pid 1, which it outlives by a wait."""
+    root, stacked = launch.uid >= 0, bool(launch.under)
     mounts = _mounts(launch)
     groups = open_cgroups(launch)
     parent = os.getppid()
@@ -93,11 +88,7 @@ def contain(
         else:
             calls.mount(mount.source, mount.target, None, calls.MS_BIND)
     if stacked:
-        for name in ("upper", "work") if writable else ():
-            os.mkdir(f"{launch.folder}/overlay/{name}", 0o755)
-            os.chown(f"{launch.folder}/overlay/{name}", launch.uid, launch.uid)
-        above = f"{launch.folder}/overlay" if writable else ""
-        show_stack(launch, clones, f"{launch.folder}/stack", above)
+        show_stack(launch, clones, f"{launch.folder}/stack")
     calls.die_with_parent(signal.SIGKILL, parent)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     alive_read, alive_write = os.pipe2(os.O_CLOEXEC)

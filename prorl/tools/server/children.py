@@ -14,7 +14,7 @@ from prorl.tools.server.light import TYPE_CHECKING, signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, NoReturn, TypeVar
+    from typing import Any, TypeVar
 
     T = TypeVar("T")
 
@@ -59,23 +59,6 @@ def restrict(limits: dict[str, int], seccomp: bytes) -> None:
     # an image without libffi has no ctypes: there the namespaces stand alone
     if seccomp and libc is not None:
         _filter(libc, seccomp)
-
-
-def become(uid: int, argv: list[str]) -> NoReturn:
-    """Run a program as this uid, with power over nothing, in a user namespace of its own.
-
-    For where an engine's container has no uid but its root. By exec, so that the root who owns what
-    a process hides of itself is none of the container's either. Raises OSError.
-    """
-    import ctypes
-
-    libc, outside = ctypes.CDLL(None, use_errno=True), (os.getuid(), os.getgid())
-    if libc.unshare(0x10000000) != 0:
-        raise OSError(ctypes.get_errno(), "unshare CLONE_NEWUSER")
-    for name, number in zip(("uid_map", "gid_map"), outside):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(f"{uid} {number} 1")
-    os.execv(argv[0], argv)
 
 
 def _filter(libc: Any, seccomp: bytes) -> None:
