@@ -25,7 +25,6 @@ from prorl.types import RolloutLimits, SamplingParams
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
 """What a run, worker or node may be called: it becomes a file name."""
 
-DEFAULT_TENANT = "default"
 
 RESERVED_NAMES = frozenset(
     {
@@ -118,13 +117,6 @@ class StoreConfig(StrictModel):
     idle_s: float = Field(default=60.0, ge=0, description="a finished run is closed, unread")
 
 
-class Quota(StrictModel):
-    """What one tenant of a service may take; 0 = no bound."""
-
-    weight: float = Field(default=1.0, gt=0, le=1e6, description="share of leases beside others")
-    rollouts_in_hand: int = Field(default=0, ge=0, description="at a time; each has a sandbox")
-
-
 class Listener(NamedTuple):
     """What a service shows to other hosts."""
 
@@ -203,9 +195,6 @@ class ServiceConfig(StrictModel):
     )
     model: str = Field(default="", description="model name that HTTP backends serve")
     tokenizer: str = Field(default="bytes", description="`bytes` or a Hugging Face directory")
-    tenants: dict[str, Quota] = Field(
-        default_factory=dict, description="bounds and weights by the `tenant` that runs name"
-    )
     init: StageConfig = StageConfig()
     run: StageConfig = StageConfig(slots=32)
     eval: StageConfig = StageConfig()
@@ -418,10 +407,6 @@ class RunConfig(StrictModel):
         default=0,
         ge=0,
         description="stop when that many groups are kept; 0 = all that was submitted",
-    )
-    tenant: str = Field(default=DEFAULT_TENANT, pattern=NAME.pattern, description="whose run it is")
-    weight: float = Field(
-        default=1.0, gt=0, le=1e6, description="share of leases beside the tenant's other runs"
     )
     max_open_groups: int = Field(default=256, ge=1, description="groups leased and not decided")
     max_unacked_groups: int = Field(

@@ -1,14 +1,14 @@
 """Bearer tokens: the owner's own, and signed ones (JWT) that may do less.
 
     keys = Keys(owner_token, signing_key(root))
-    grant, token = keys.issue("trainer", runs=("exp1",), tenant="lab", expires_at=...)
+    grant, token = keys.issue("trainer", runs=("exp1",), expires_at=...)
     keys.check(f"Bearer {token}".encode())                      # -> grant
 
 The owner's token, ROOT/token, is random text that opens everything and never leaves the service's
-host. A signed token carries what it grants: a role, the runs that it is for, a tenant with the
-largest weight, and its end; every process of a service can check it without asking. The key that
-signs, ROOT/signing.key, is in no other file and crosses no connection. A token counts
-until its end; to take all of them back before, remove the file and start the service anew.
+host. A signed token carries what it grants: a role, the runs that it is for, and its end; every
+process of a service can check it without asking. The key that signs, ROOT/signing.key, is in no
+other file and crosses no connection. A token counts until its end; to take all of them back before,
+remove the file and start the service anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from prorl.config import RunConfig, ServiceConfig
+from prorl.config import ServiceConfig
 from prorl.errors import ForbiddenError, UnauthorizedError, UserError
 from prorl.linux.files import write_private
 from prorl.net.access import GRANTED
@@ -39,10 +39,6 @@ class TokenGrant:
     token_id: str
     role: str
     runs: tuple[str, ...] = ()
-    tenant: str = ""
-    """Whose runs it makes; empty = of whom they say."""
-    max_weight: float = 0.0
-    """Largest weight of a run that it makes; 0 = any."""
     expires_at: float = 0.0
 
     def check_run(self, run: str) -> None:
@@ -55,26 +51,6 @@ class TokenGrant:
                 "a request for a run that it names",
                 "`prorl token new` without --run makes one for all",
             )
-
-    def settle(self, config: RunConfig) -> RunConfig:
-        """The run as this token makes it: of its tenant, where the config names none. Raises
-        ForbiddenError for a run, tenant or weight that is not its own.
-        """
-        self.check_run(config.run_id)
-        tenant, weight = config.tenant, config.weight
-        if self.tenant and "tenant" not in config.model_fields_set:
-            tenant = self.tenant
-        if self.max_weight and "weight" not in config.model_fields_set:
-            weight = min(weight, self.max_weight)
-        if self.tenant and tenant != self.tenant:
-            raise ForbiddenError(
-                f"a run of tenant {tenant!r} with token {self.token_id}", f"tenant {self.tenant!r}"
-            )
-        if self.max_weight and weight > self.max_weight:
-            raise ForbiddenError(
-                f"weight {weight:g} with token {self.token_id}", f"at most {self.max_weight:g}"
-            )
-        return config.model_copy(update={"tenant": tenant, "weight": weight})
 
     @classmethod
     def of(cls, claims: dict[str, Any]) -> TokenGrant:
@@ -98,8 +74,6 @@ class Keys:
         role: str,
         *,
         runs: Iterable[str] = (),
-        tenant: str = "",
-        max_weight: float = 0.0,
         expires_at: float = 0.0,
     ) -> tuple[TokenGrant, str]:
         """A new token and what it grants. Raises UserError for a role that nobody is given."""
@@ -112,8 +86,6 @@ class Keys:
             token_id=os.urandom(6).hex(),
             role=role,
             runs=tuple(runs),
-            tenant=tenant,
-            max_weight=max_weight,
             expires_at=expires_at,
         )
         claims: dict[str, Any] = {"grant": asdict(grant)}

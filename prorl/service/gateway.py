@@ -99,7 +99,6 @@ class Gateway:
             clock,
             wall,
             max_queued=config.max_queued_rollouts,
-            quotas=config.tenants,
             claim_grace_s=REMOTE_GRACE_S if config.journal_sync else CLAIM_GRACE_S,
             refusal_of=partial(refusal_of, config),
             on_backends=self.backends_changed,

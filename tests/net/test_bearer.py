@@ -108,27 +108,11 @@ def test_the_command_makes_a_token_that_ends(
     keys = Keys("secret", signing_key(tmp_path))
     text = capsys.readouterr().out.strip()
     grant = keys.check(bearer(text))
-    assert (grant.role, grant.runs, grant.tenant) == ("trainer", ("r",), "default")
+    assert (grant.role, grant.runs) == ("trainer", ("r",))
     assert 47 * 3600 < grant.expires_at - time.time() <= 48 * 3600
     assert dispatch(["token", "new", *root]) == 0
     forgotten = keys.check(bearer(capsys.readouterr().out.strip()))
     assert 89 < (forgotten.expires_at - time.time()) / 86400 <= 90
-
-
-async def test_a_token_makes_runs_of_its_tenant_and_weight_alone(tmp_path: Path) -> None:
-    keys = Keys(TOKEN, signing_key(tmp_path / "root"))
-    _, token = keys.issue("trainer", tenant="lab", max_weight=2.0)
-    async with world(tmp_path) as w:
-        for body, status in (
-            ({"run_id": "a", "tenant": "other"}, 403),
-            ({"run_id": "a", "weight": 1e6}, 403),
-            ({"run_id": "a", "weight": 2.0}, 201),
-            ({"run_id": "b"}, 201),
-        ):
-            assert (await w.http("POST", "/v1/runs", body, token))[0] == status
-        runs = w.served.gateway.core.state.runs
-        assert (runs["a"].config.tenant, runs["a"].config.weight) == ("lab", 2.0)
-        assert (runs["b"].config.tenant, runs["b"].config.weight) == ("lab", 1.0)
 
 
 async def test_two_tokens_in_one_request_are_none(tmp_path: Path) -> None:

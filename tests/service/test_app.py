@@ -95,8 +95,8 @@ async def test_a_run_that_is_there_with_another_config_says_which_keys_differ(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as w:
-        await w.run(limits={"run_s": 10.0}, weight=2.0)
-        body = {"run_id": "r", "limits": {"run_s": 20.0}, "weight": 2.0, "filter": "dapo"}
+        await w.run(limits={"run_s": 10.0}, seed=2)
+        body = {"run_id": "r", "limits": {"run_s": 20.0}, "seed": 2, "filter": "dapo"}
         status, answer = await w.http("POST", "/v1/runs", body)
         assert status == 409
         assert "other filter, limits.run_s;" in answer["message"], answer

@@ -11,7 +11,6 @@ from typing import Literal
 from prorl.cli.options import JsonOut, ServiceRoot
 from prorl.cli.output import say, say_json, table
 from prorl.cli.runs import DEFAULT_ROOT
-from prorl.config import DEFAULT_TENANT
 from prorl.errors import ConfigError, UserError
 from prorl.net.bearer import Keys, signing_key
 from prorl.net.join import Join, new_join, renew, url_of
@@ -30,8 +29,6 @@ def token(
     *names: str,
     role: str = "trainer",
     run: list[str] | None = None,
-    tenant: str = DEFAULT_TENANT,
-    weight: float = 1.0,
     days: float | None = None,
     join: Path | None = None,
     node: str = "",
@@ -46,7 +43,7 @@ def token(
 
     Example: prorl token new --role trainer --run exp1 --days 7
 
-    Example: prorl token new --role trainer --tenant lab --join lab.json --days 30
+    Example: prorl token new --role trainer --join lab.json --days 30
 
     Example: prorl token renew trainer --days 30
 
@@ -61,10 +58,6 @@ def token(
         `docs/operating.md`.
     run
         A run that it is for, may be repeated; default all.
-    tenant
-        Whose the runs are that it makes.
-    weight
-        The largest that a run may have that it makes.
     days
         How long it counts. Default: a token 90, a join file 365.
     join
@@ -81,9 +74,7 @@ def token(
     if action == "new":
         keys = Keys(_owner(root), signing_key(root))
         end = time.time() + (days or (LEAF_DAYS if join else TOKEN_DAYS)) * DAY_S
-        grant, text = keys.issue(
-            role, runs=run or (), tenant=tenant, max_weight=weight, expires_at=end
-        )
+        grant, text = keys.issue(role, runs=run or (), expires_at=end)
         if join is not None:
             if role not in JOINING:
                 raise UserError(f"--join for role {role!r}", f"one of {', '.join(JOINING)}")

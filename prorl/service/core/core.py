@@ -9,10 +9,9 @@ durable.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 
-from prorl.config import Quota, RunConfig
+from prorl.config import RunConfig
 from prorl.control import (
     REQUESTS,
     CommitCursor,
@@ -69,7 +68,6 @@ class Core:
         clock: Clock = now,
         wall: Clock = time.time,
         max_queued: int = 1_000_000,
-        quotas: Mapping[str, Quota] = MappingProxyType({}),
         claim_grace_s: float = CLAIM_GRACE_S,
         refusal_of: Callable[[str], str] = lambda run_id: "",
         on_backends: Callable[[], None] = lambda: None,
@@ -84,7 +82,7 @@ class Core:
                 self.state.balancer.drain(name)
         self.base = base = Base(log, self.state, self.journal, clock, wall)
         self.rollouts = Rollouts(base)
-        self.grants = LeaseGrants(base, self.rollouts, quotas)
+        self.grants = LeaseGrants(base, self.rollouts)
         self.groups = Groups(base, self.rollouts)
         self.commits = Commits(base, self.rollouts)
         self.workers = Workers(base, self.rollouts, self.commits)
@@ -327,10 +325,11 @@ class Core:
         self.rollouts.settle_orphans()
         self.workers.forget()
         self.workers.hold_back()
-        now, load = self._clock(), self.grants.load()
+        now = self._clock()
+        num_in_hand = sum(run.in_hand for run in self.state.open.values())
         for run in list(self.state.open.values()):
             self.rollouts.look(run)
-            self.grants.expire(run, now, load)
+            self.grants.expire(run, now, num_in_hand)
             self.commits.finish(run)
 
     # ---- after a transaction

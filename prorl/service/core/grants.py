@@ -1,19 +1,16 @@
 """Which rollout goes next: leases to runs in turn, groups out of the pool; the end of those that
 will never start.
 
-A run says whose it is (`tenant` in its config). Leases go to the tenant with the fewest rollouts in
-hand for its weight, and in it to the run with the fewest for its own; a bound that is reached holds
-back only the tenant that reached it. What is ended in bulk is cut into pieces, so that no step
-costs more than `PIECE` rollouts, however many wait.
+Each lease goes to the open run with the fewest rollouts in hand, so that a long queue takes its
+fair share and no more. Endings in bulk are cut into pieces, so that no step costs more than `PIECE`
+rollouts, however many wait.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
-from prorl.config import Quota
 from prorl.service.core.images import image_of
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.rollouts import PIECE, Rollouts
@@ -46,72 +43,31 @@ def anywhere(_: RolloutRecord) -> int | None:
     return 1
 
 
-Share = tuple[float, float]
-"""Rollouts in hand for the weight: of the tenant, of the run. The smallest goes next."""
-
-UNBOUNDED = Quota()
-
-
-class TenantLoad:
-    """What the tenants of some runs have at this moment; told of every grant that follows."""
-
-    def __init__(self, quotas: Mapping[str, Quota], runs: Iterable[RunRecord]) -> None:
-        self._quotas = quotas
-        self._in_hand: Counter[str] = Counter()
-        for run in runs:
-            self._in_hand[run.config.tenant] += run.in_hand
-
-    @property
-    def num_in_hand(self) -> int:
-        return self._in_hand.total()
-
-    def quota(self, run: RunRecord) -> Quota:
-        return self._quotas.get(run.config.tenant, UNBOUNDED)
-
-    def share(self, run: RunRecord) -> Share:
-        ours = self._in_hand[run.config.tenant] / self.quota(run).weight
-        return ours, run.in_hand / run.config.weight
-
-    def has_room(self, run: RunRecord) -> bool:
-        bound = self.quota(run).rollouts_in_hand
-        return not bound or self._in_hand[run.config.tenant] < bound
-
-    def granted(self, run: RunRecord) -> None:
-        self._in_hand[run.config.tenant] += 1
-
-
 class LeaseGrants(Part):
-    def __init__(self, base: Base, rollouts: Rollouts, quotas: Mapping[str, Quota]) -> None:
+    def __init__(self, base: Base, rollouts: Rollouts) -> None:
         super().__init__(base)
-        self._rollouts, self._quotas = rollouts, quotas
+        self._rollouts = rollouts
 
     def pump(self, room: int, room_for: RoomFor = anywhere) -> None:
-        """Grant up to `room` leases, each to the run with fewest in hand. Groups start as the
-        sampler and their tenant's quota allow: neither a run of long rollouts nor a tenant with
-        many runs comes to own every slot.
+        """Grant up to `room` leases, each to the open run with the fewest rollouts in hand. Groups
+        start as the sampler allows: a run of long rollouts does not come to own every slot.
         """
         if room <= 0:
             return
-        load, clock = self.load(), self._clock()
+        clock = self._clock()
         runs = [
-            (load.share(run), place, run)
+            (run.in_hand, place, run)
             for place, run in enumerate(self._state.open.values())
             if run.rested(clock)
         ]
         heapq.heapify(runs)
         while room > 0 and runs:
-            share, place, run = runs[0]
-            if share != (now := load.share(run)):
-                # A sibling was granted since; shares only grow, so the heap stays right.
-                heapq.heapreplace(runs, (now, place, run))
-            elif load.has_room(run) and self._grant_next(run, room_for):
-                load.granted(run)
+            _, place, run = runs[0]
+            if self._grant_next(run, room_for):
+                heapq.heapreplace(runs, (run.in_hand, place, run))
                 room -= 1
             else:
                 heapq.heappop(runs)
-
-    def load(self) -> TenantLoad:
-        return TenantLoad(self._quotas, self._state.open.values())
 
     def prune(self) -> bool:
         """End up to `PIECE` rollouts whose run is cancelled or has enough. Those in hand before
@@ -203,9 +159,11 @@ class LeaseGrants(Part):
                 self._journal.mark_group(group)
         return None
 
-    def expire(self, run: RunRecord, now: float, load: TenantLoad) -> None:
+    def expire(self, run: RunRecord, now: float, num_in_hand: int) -> None:
         """End what has waited too long. Waiting counts while the run wants leases and nobody works:
         not behind its own backpressure, nor behind other runs, nor in a queue that moves.
+
+        `num_in_hand`: the rollouts in hand of all open runs.
         """
         budget_s = run.config.limits.queue_s
         for record in [*run.ready, *(record for _, _, record in run.resting)]:
@@ -216,8 +174,8 @@ class LeaseGrants(Part):
                 self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), why)
                 self._journal.urgent = True
         may_start = run.pool and may_open(run.demand)
-        held_back = not load.has_room(run) or not (run.ready or may_start)
-        behind_others = load.num_in_hand > run.in_hand
+        held_back = not (run.ready or may_start)
+        behind_others = num_in_hand > run.in_hand
         if held_back or behind_others:
             run.granted_at = now
         if now - run.granted_at <= budget_s:

@@ -77,10 +77,7 @@ def reason(
     if queued and not able:
         return f"{queued:,} rollouts are queued and no backend is able"
     if queued:
-        return (
-            f"{queued:,} rollouts are queued and no INIT slot is free for them,"
-            " or their tenant has all that its quota allows"
-        )
+        return f"{queued:,} rollouts are queued and no INIT slot is free for them"
     if run.undecided:
         return f"{run.undecided:,} groups wait for their decision: the filter is slow"
     if run.unstored or run.parts:

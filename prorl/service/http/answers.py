@@ -45,7 +45,7 @@ _ERRORS: tuple[tuple[type[ProrlError], int, str, str], ...] = (
     (UserError, 422, "invalid", "the request is wrong"),
     (
         *(QueueFullError, 429, "queue_full"),
-        "more rollouts wait than the service, or the tenant, may have",
+        "more rollouts wait than the service may have",
     ),
     (
         *(UnavailableError, 503, "unavailable"),

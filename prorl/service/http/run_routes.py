@@ -97,7 +97,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         another body for the same name 409.
         """
         grant: TokenGrant = request.scope["state"]["grant"]
-        config = grant.settle(config)
+        grant.check_run(config.run_id)
         caller: Caller | None = request.scope["state"].get("caller")
         operates = grant.role in ("", "operator") and (caller is None or caller.role == "operator")
         created = await gateway.proofs.make(
