@@ -1,6 +1,6 @@
 """Drop-in servers: the HTTP of other rollout services, spoken by this one.
 
-    client written for Polar, NeMo Gym or ProRL Agent --> routes --> Rollouts --> the service
+    client written for NeMo Gym or ProRL Agent --> routes --> Rollouts --> the service
 
 A trainer that knows one of them changes an address. Each is a file with `routes(rollouts)`, all are
 a client of the service like any other: what they ask for is stored, shown and queried as ever.
@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 SERVERS: Mapping[str, str] = MappingProxyType(
     {
-        "polar": "prorl.dropin.polar",
         "nemo-gym": "prorl.dropin.nemo_gym",
         "prorl-agent": "prorl.dropin.prorl_agent",
     }

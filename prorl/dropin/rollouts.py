@@ -1,6 +1,6 @@
 """`Rollouts`: single groups asked of the service, and answers made of what it stored.
 
-    rollouts = Rollouts(client, root, "polar")
+    rollouts = Rollouts(client, root, "nemo-gym")
     asked = await rollouts.ask(task, 4, agent="codex")
     answer = await rollouts.answer(asked, 0)      # when the first member is stored
 
@@ -245,12 +245,6 @@ def logprobs_of(sequence: Sequence) -> NDArray[np.float32]:
     values = np.zeros(len(sequence.token_ids_L), np.float32)
     values[np.repeat(sequence.span_kind_S, widths) != SpanKind.CONTEXT] = sequence.logprobs_C
     return values
-
-
-def mask_of(sequence: Sequence) -> NDArray[np.uint8]:
-    """One a token: 1 where it trains."""
-    widths = np.diff(sequence.span_end_S, prepend=0)
-    return np.repeat((sequence.span_kind_S == SpanKind.TRAINED).astype(np.uint8), widths)
 
 
 def calls_of(message: Mapping[str, Json]) -> list[dict[str, Json]]:

@@ -45,7 +45,7 @@ def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[st
         (["sql"], "no RUN; see `prorl sql --help`"),
         (["run", "--tasks"], "`--tasks` stands alone; expected a value after it"),
         (["serve", "--port", "many"], "--port 'many'; expected a whole number"),
-        (["serve", "--as", "slime"], "--as 'slime'; expected polar, nemo-gym, prorl-agent, or one"),
+        (["serve", "--as", "slime"], "--as 'slime'; expected nemo-gym, prorl-agent, or one"),
         (["verify", "a", "b", "c"], "is more than this command takes"),
         (["show", "--rot", "x"], "unknown option: --rot; did you mean --root?"),
         (["show", "r", "9"], "a rollout is chosen by `--rollout 9`; see `prorl show --help`"),

@@ -1,4 +1,4 @@
-"""Clients written from the three protocols' own descriptions, against a real service."""
+"""Clients written from the two protocols' own descriptions, against a real service."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 import pytest
-from aiohttp import ClientSession, ClientTimeout, web
-from aiohttp.test_utils import TestServer
-from pydantic import BaseModel, ConfigDict
+from aiohttp import ClientSession, ClientTimeout
 
 from prorl.client import connect
 from prorl.config import ServiceConfig
@@ -212,159 +210,6 @@ async def test_prorl_agent_knows_only_servers_that_are_there(
         assert said == {"status": "Cleared all LLM server addresses"}
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Timing(Strict):
-    """Those of `SessionTiming` that are sent: it forbids others."""
-
-    init_ms: float
-    run_ms: float
-    eval_ms: float
-    e2e_ms: float
-    ready_queue_ms: float
-
-
-class Trace(Strict):
-    prompt_ids: list[int]
-    response_ids: list[int]
-    loss_mask: list[int]
-    prompt_messages: list[dict[str, Json]]
-    response_messages: list[dict[str, Json]]
-    tools: list[dict[str, Json]] | None
-    finish_reason: str | None
-    response_logprobs: list[float] | None
-    reward: float | None
-    metadata: dict[str, Json]
-
-
-class Trajectory(Strict):
-    status: str
-    metadata: dict[str, Json]
-    traces: list[Trace]
-    error: str | None
-
-
-class Session(Strict):
-    session_id: str
-    task_id: str
-    status: str
-    trajectory: Trajectory
-    timing: Timing
-    node_id: str | None
-    error: str | None
-    metadata: dict[str, Json]
-
-
-class Result(Strict):
-    """`TaskResult`, and with the counts `TaskStatus`."""
-
-    task_id: str
-    status: str
-    results: list[Session]
-    result_paths: list[str]
-    total_sessions: int = 0
-    completed_sessions: int = 0
-
-
-def polar_task(row: dict[str, Json], n: int = 1, **more: Json) -> dict[str, Json]:
-    return {
-        "task_id": row["task_id"],
-        "instruction": row["prompt"],
-        "num_samples": n,
-        "timeout_seconds": 120.0,
-        "agent": {"harness": "native", "settings": {"model_kwargs": {"temperature": 0.5}}},
-        "builder": {"strategy": "prefix_merging"},
-        "metadata": {"task": row, "group_id": 4},
-        **more,
-    }
-
-
-@asynccontextmanager
-async def called_back() -> AsyncIterator[tuple[str, dict[str, Result]]]:
-    """A trainer's callback address, and what came there."""
-    came: dict[str, Result] = {}
-
-    async def take(request: web.Request) -> web.Response:
-        result = Result.model_validate(await request.json())
-        came[result.task_id] = result
-        return web.Response()
-
-    app = web.Application(client_max_size=64 << 20)
-    app.router.add_post("/done", take)
-    async with TestServer(app) as server:
-        yield str(server.make_url("/done")), came
-
-
-async def test_polar_at_seventy_workers(tmp_path: Path, sandbox_kind: str) -> None:
-    """As slime's bridge: submit, be called back, or poll; samples are prompt + response."""
-    async with (
-        serving(tmp_path, sandbox_kind),
-        spoken("polar", tmp_path) as server,
-        called_back() as (url, came),
-    ):
-        tasks = [polar_task(row, 2, callback_url=url) for row in shop(WORKERS // 2)]
-        async with server.http.get(f"{server.url}/events") as events:
-            for task in tasks:
-                said = await server.post("/rollout/task/submit", task)
-                assert said == {"task_id": task["task_id"], "status": "running"}
-            first = await events.content.readuntil(b"\n\n")
-            assert first.startswith(b"event: task.created\ndata: {")
-            await until(lambda: len(came) == len(tasks), "all are called back", 240)
-        (stored,) = server.stored
-        kept = sequences(stored)
-        assert len(kept) == len(tasks) * 2
-        for task in tasks:
-            status = Result.model_validate(await server.get(f"/rollout/task/{task['task_id']}"))
-            assert (status.status, status.total_sessions, status.completed_sessions) == (
-                ("completed", 2, 2)
-            )
-            assert came[status.task_id].results == status.results
-            for session in status.results:
-                assert (session.status, session.error) == ("COMPLETED", None)
-                (trace,) = session.trajectory.traces
-                assert trace.reward == 1.0
-                sequence = kept[int(session.session_id.rpartition("/")[2])]
-                ids = trace.prompt_ids + trace.response_ids
-                assert sequence.token_ids_L[: len(ids)].tolist() == ids
-                mask = np.array(trace.loss_mask, bool)
-                assert trace.response_logprobs is not None
-                told = np.array(trace.response_logprobs, np.float32)
-                assert np.array_equal(told[mask], sequence.logprobs_C)
-                assert not told[~mask].any()
-                assert trace.response_messages[0]["role"] == "assistant"
-                assert trace.metadata["weight"] == 1.0
-                assert session.metadata["group_id"] == 4
-        listed = (await server.get("/tasks"))["tasks"]
-        assert {row["status"] for row in listed} == {"completed"}
-
-
-async def test_polar_cancels_and_refuses(tmp_path: Path, sandbox_kind: str) -> None:
-    slow = f"{ORACLE}?delay_s=600"
-    async with serving(tmp_path, sandbox_kind, slow), spoken("polar", tmp_path) as server:
-        task = polar_task(shop(1)[0], 3)
-        name = f"/rollout/task/{task['task_id']}"
-        await server.get(name, status=404)
-        await server.post("/rollout/task/submit", task)
-        await server.post("/rollout/task/submit", task, status=409)
-        async with server.http.delete(server.url + name) as answer:
-            assert Result.model_validate(await answer.json()).status == "cancelled"
-        await until(lambda: server.states() == {"cancelled": 3}, "its members are cancelled")
-        early = f"{server.url}/rollout/task/late?register_if_missing=true"
-        async with server.http.delete(early) as answer:
-            assert answer.status == 200
-        await server.post("/rollout/task/submit", {**task, "task_id": "late"}, status=409)
-        for wrong in (
-            {"agent": {"harness": "gemini_cli"}},
-            {"metadata": {}, "evaluator": {"strategy": "session_completed"}},
-            {"metadata": {"task": {"a": 1}}},
-        ):
-            body = {**task, "task_id": "wrong", **wrong}
-            said = await server.post("/rollout/task/submit", body, status=422)
-            assert "expected" in said["detail"]
-
-
 async def test_nemo_gym_at_seventy_workers(tmp_path: Path, sandbox_kind: str) -> None:
     """As NeMo RL: each call's prompt goes on with what came before."""
     async with serving(tmp_path, sandbox_kind), spoken("nemo-gym", tmp_path) as server:
@@ -407,21 +252,6 @@ async def test_what_failed_by_us_is_nobodys_reward(tmp_path: Path, sandbox_kind:
             asked = {"input": row["prompt"]}
             said = await server.post("/run", {**row, "responses_create_params": asked}, status=503)
             assert said["detail"]
-        async with spoken("polar", tmp_path) as server:
-            task = polar_task(row)
-            await server.post("/rollout/task/submit", task)
-            ended: list[Result] = []
-
-            async def is_over() -> bool:
-                found = await server.get(f"/rollout/task/{task['task_id']}")
-                ended[:] = [Result.model_validate(found)]
-                return ended[0].status == "completed"
-
-            await until(is_over)
-            (session,) = ended[0].results
-            assert session.status == session.trajectory.status == "ERROR"
-            assert session.error
-            assert all(trace.reward is None for trace in session.trajectory.traces)
         async with spoken("prorl-agent", tmp_path) as server:
             await server.post("/start")
             result = await server.post("/process", {"instance": row, "sampling_params": {}})

@@ -51,7 +51,7 @@ def serve(
     view
         Port of the pages of `prorl view` over its runs; 0 for any free one. Default: no pages.
     as_
-        Speak another rollout service's HTTP, too: polar, nemo-gym, prorl-agent; or NAME:PORT.
+        Speak another rollout service's HTTP, too: nemo-gym or prorl-agent; or NAME:PORT.
     """
     job = job_settings(config, {"policy": policy}, set_ or [])
     keys = {"http_port": port, "listen": listen, "advertise": advertise, "guests": guests}
