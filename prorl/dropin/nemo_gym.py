@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from statistics import fmean
-from typing import Any
 
 from aiohttp import web
 
@@ -26,7 +25,7 @@ from prorl.dropin.rollouts import (
     sampling_of,
     task_of,
 )
-from prorl.errors import UnavailableError
+from prorl.errors import UnavailableError, UserError
 from prorl.tasks.formats import conversation
 from prorl.types import Json, Task
 
@@ -36,9 +35,11 @@ TASK_INDEX = "_ng_task_index"
 def routes(rollouts: Rollouts) -> list[web.RouteDef]:
 
     async def run(request: web.Request) -> web.Response:
-        row = await body_of(request, "responses_create_params")
+        row = await body_of(
+            request, {"responses_create_params": dict}, {"agent": str, "data": dict}
+        )
         asked = row["responses_create_params"]
-        agent = str(row.get("agent") or "native")
+        agent = row.get("agent") or "native"
         answer = await rollouts.one(
             _task(row), agent=agent, sampling=sampling_of(asked, "max_output_tokens")
         )
@@ -48,15 +49,29 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
         return answered({**row, **said})
 
     async def aggregate(request: web.Request) -> web.Response:
-        given = (await body_of(request, "verify_responses"))["verify_responses"]
-        tasks = defaultdict[Any, list[float]](list)
-        for one in given:
-            tasks[one.get(TASK_INDEX, 0)].append(one["reward"])
+        responses = (await body_of(request, {"verify_responses": list}))["verify_responses"]
+        tasks = defaultdict[int, list[float]](list)
+        for place, response in enumerate(responses):
+            index, reward = _index_and_reward(response, place)
+            tasks[index].append(reward)
         groups = [{TASK_INDEX: key, "mean/reward": fmean(tasks[key])} for key in sorted(tasks)]
-        mean = {"mean/reward": fmean(one["reward"] for one in given)} if given else {}
+        rewards = [reward for group in tasks.values() for reward in group]
+        mean = {"mean/reward": fmean(rewards)} if rewards else {}
         return answered({"group_level_metrics": groups, "agent_metrics": mean, "key_metrics": mean})
 
     return [web.post("/run", run), web.post("/aggregate_metrics", aggregate)]
+
+
+def _index_and_reward(response: Json, place: int) -> tuple[int, float]:
+    """Raises UserError."""
+    response = response if isinstance(response, dict) else {}
+    index, reward = response.get(TASK_INDEX, 0), response.get("reward")
+    if not isinstance(index, int) or not isinstance(reward, int | float):
+        raise UserError(
+            f"verify_responses[{place}] with {TASK_INDEX} {index!r} and reward {reward!r}"[:300],
+            "an integer and a number",
+        )
+    return index, reward
 
 
 def _task(row: dict[str, Json]) -> Task:

@@ -8,13 +8,22 @@
 `instance` is a row of any format that `prorl run --tasks` reads. A connection that closes cancels
 its rollout, as `/cancel` does: one of its trainers knows no other way. What the policy did wrong is
 `resolved: false`; what we did wrong has no messages, so that clients ask again.
+
+A `job_id` is an idempotency key while its job runs: the same request with the same `job_id` gets
+the answer of the job that runs, and the job is cancelled when the last of its connections closes.
+Another request with that `job_id` is a job of its own (repeats of an instance differ in their
+`trajectory_id` alone). A job that has ended or was cancelled is forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from prorl.dropin.rollouts import (
@@ -31,8 +40,15 @@ from prorl.errors import NotFoundError
 from prorl.types import Json
 
 
+@dataclass(slots=True)
+class _Job:
+    work: asyncio.Future[Answer]
+    connections: int = 0
+    """Requests that wait for it."""
+
+
 def routes(rollouts: Rollouts) -> list[web.RouteDef]:
-    jobs: dict[str, set[asyncio.Future[Answer]]] = {}
+    jobs: dict[tuple[str, bytes], _Job] = {}
     servers = list[str]()
     running = False
 
@@ -52,17 +68,16 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
         nonlocal running
         must_run()
         running = False
-        for job in (job for several in jobs.values() for job in several):
-            job.cancel()
+        end(list(jobs))
         return answered({"status": "Server stopped successfully"})
 
     async def status(_: web.Request) -> web.Response:
         must_run()
-        pending = sum(map(len, jobs.values()))
+        pending = len(jobs)
         return answered({"status": "running", "pending_jobs": pending, "total": pending})
 
     async def add(request: web.Request) -> web.Response:
-        address = str((await body_of(request, "address"))["address"])
+        address = (await body_of(request, {"address": str}))["address"]
         url = address.rstrip("/").removesuffix("/v1")
         await asyncio.to_thread(rollouts.client.add_backend, url)
         if url not in servers:
@@ -82,37 +97,45 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
 
     async def process(request: web.Request) -> web.Response:
         must_run()
-        body = await body_of(request, "instance", "sampling_params")
-        instance, params = body["instance"], body["sampling_params"]
+        body = await body_of(request, {"instance": dict, "sampling_params": dict}, {"job_id": str})
+        must_run()  # it may have been stopped while the body came
+        name = body.get("job_id") or uuid.uuid4().hex
+        key = name, blake2b(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
+        if key not in jobs:  # no `await` between the question and the reservation
+            jobs[key] = _Job(begin(body["instance"], body["sampling_params"]))
+        job = jobs[key]
+        job.connections += 1
+        try:
+            await asyncio.wait({job.work})
+            if job.work.cancelled():
+                return answered({"error": "Job was cancelled"})
+            return answered(result(body["instance"], job.work.result()))
+        finally:  # also of a connection that was closed
+            job.connections -= 1
+            if jobs.get(key) is job and (job.work.done() or not job.connections):
+                end([key])
+
+    def begin(instance: dict[str, Json], params: dict[str, Json]) -> asyncio.Future[Answer]:
         limits = {
             "max_turns": params.get("max_iterations"),
             "max_tokens": params.get("max_model_len"),
         }
-        job = asyncio.ensure_future(
+        return asyncio.ensure_future(
             rollouts.one(
                 task_of({key: instance[key] for key in instance if key != "trajectory_id"}),
                 limits={key: value for key, value in limits.items() if value},
                 sampling=sampling_of(params, "max_output_tokens"),
             )
         )
-        same = jobs.setdefault(str(body.get("job_id") or id(job)), set())
-        same.add(job)
-        try:
-            await asyncio.wait({job})
-            if job.cancelled():
-                return answered({"error": "Job was cancelled"})
-            return answered(result(instance, job.result()))
-        finally:  # also of a connection that was closed
-            job.cancel()
-            same.discard(job)
-            for name in [name for name, several in jobs.items() if not several]:
-                del jobs[name]
+
+    def end(keys: list[tuple[str, bytes]]) -> None:
+        for key in keys:
+            jobs.pop(key).work.cancel()
 
     async def cancel(request: web.Request) -> web.Response:
         must_run()
-        name = str((await body_of(request, "job_id"))["job_id"])
-        for job in jobs.get(name, ()):
-            job.cancel()
+        name = (await body_of(request, {"job_id": str}))["job_id"]
+        end([key for key in jobs if key[0] == name])
         return answered({"status": f"Cancel requested for job {name}"})
 
     return [

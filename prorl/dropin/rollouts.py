@@ -1,25 +1,27 @@
-"""`Rollouts`: single groups asked of the service, and answers made of what it stored.
+"""`Rollouts`: single rollouts asked of the service, and answers made of what it stored.
 
     rollouts = Rollouts(client, root, "nemo-gym")
-    asked = await rollouts.ask(task, 4, agent="codex")
-    answer = await rollouts.answer(asked, 0)      # when the first member is stored
+    answer = await rollouts.one(task, agent="codex")      # when it is stored
 
-Groups that are driven alike (agent, limits) share a run, which is made when the first of them comes
-and stays open. Answers are read from the run directory, so that nothing of them is held here.
+Rollouts that are driven alike (agent, limits) share a run, which is made when the first of them
+comes; of the runs that no request needs only the last few stay open. Answers are read from the run
+directory, so that nothing of them is held here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
-from itertools import groupby
-from typing import Any, NamedTuple
+from itertools import count, groupby
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from numpy.typing import NDArray
 
 from prorl import exact_json
@@ -36,11 +38,10 @@ from prorl.types import Json, SamplingParams, Sequence, SpanKind, Task
 LOOK_S = 0.1
 """Between two looks at what was committed, while somebody waits."""
 
-
-class Asked(NamedTuple):
-    run: str
-    group: int
-    rollouts: range
+MAX_IDLE_RUNS = 8
+"""Runs that stay open while no request needs them. An open run costs the service about 10 threads
+and 5 MiB; a run that is ended costs the next request like it the proof of a chat template.
+"""
 
 
 class Piece(NamedTuple):
@@ -105,76 +106,135 @@ class Answer(NamedTuple):
 
 
 class Rollouts:
-    """Belongs to the event loop that uses it."""
+    """Belongs to the event loop that uses it. A run is reserved before the first `await`: requests
+    that need one meanwhile wait for the same, and requests for another run do not.
+    """
 
     def __init__(self, client: Client, root: str, name: str) -> None:
         """`root`: of the run directories; `name`: how runs begin that are made here."""
         self.client, self._root, self._name = client, root, name
         self._runs: dict[str, _Run] = {}
-        self._making = asyncio.Lock()
-        """Of a run, which proves its chat template: once, whoever else comes meanwhile."""
-        self._leaving = set[asyncio.Task[None]]()
+        """By how its rollouts are driven; the least recently used first."""
+        self._background = set[asyncio.Task[None]]()
 
-    async def ask(
+    async def one(
         self,
         task: Task,
-        n: int = 1,
         *,
         agent: str = "native",
         limits: Mapping[str, Json] | None = None,
         sampling: SamplingParams | None = None,
-    ) -> Asked:
-        """Submit a group. Raises UserError for what the service refuses, UnavailableError."""
+    ) -> Answer:
+        """Ask for a rollout and wait until it is stored, however it ends; it is cancelled with
+        whoever waits. Raises UserError for what the service refuses, UnavailableError.
+        """
         config: dict[str, Json] = {"agent": agent, "limits": dict(limits or {})}
-        told = orjson.dumps(config, option=orjson.OPT_SORT_KEYS)
-        run = f"{self._name}-{blake2b(told, digest_size=4).hexdigest()}"
-        async with self._making:
-            if run not in self._runs:
-                await asyncio.to_thread(partial(self.client.create_run, run_id=run, **config))
-                self._runs[run] = _Run(below(self._root, run))
-        submit = partial(self.client.submit, run, [task], n, sampling=sampling)
-        (group,) = await asyncio.to_thread(submit)
-        first = group["first_rollout_id"]
-        return Asked(run, group["group_id"], range(first, first + n))
-
-    async def answer(self, asked: Asked, index: int) -> Answer:
-        """A member once it is stored, however it ended."""
-        return await self._runs[asked.run].wait(asked.rollouts[index])
-
-    async def cancel(self, asked: Asked) -> None:
-        """Cancel what of a group has not ended: it is stored as cancelled."""
-        await asyncio.to_thread(self.client.cancel, asked.run, asked.group)
-
-    async def one(self, task: Task, **how: Any) -> Answer:
-        """Ask for a single rollout and wait for it; it is cancelled with whoever waits."""
-        asking = asyncio.ensure_future(self.ask(task, **how))
+        run = self._lease(config)
+        submitting = asyncio.ensure_future(self._submit(run, task, sampling))
         try:
-            return await self.answer(await asyncio.shield(asking), 0)
+            group = await asyncio.shield(submitting)
+            return await run.wait(group["first_rollout_id"])
         except asyncio.CancelledError:
-            leaving = asyncio.ensure_future(self._leave(asking))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            self._start(self._cancel(run, submitting))
             raise
+        except ConflictError:  # somebody ended the run: the next request makes another
+            self._forget(run)
+            raise
+        finally:
+            run.users -= 1
+            self._end_idle()
 
-    async def _leave(self, asking: asyncio.Future[Asked]) -> None:
-        try:
-            await self.cancel(await asking)
-        except ProrlError:
-            return  # it was never accepted, or the service is gone
+    def _lease(self, config: dict[str, Json]) -> _Run:
+        """The run whose rollouts are driven so, with one user more."""
+        name = blake2b(orjson.dumps(config, option=orjson.OPT_SORT_KEYS), digest_size=4).hexdigest()
+        run = self._runs.pop(name, None)
+        if run is None or run.ending is not None:
+            before = run.ending if run else None
+            opening = asyncio.ensure_future(self._open(f"{self._name}-{name}", config, before))
+            run = _Run(name, opening)
+            opening.add_done_callback(partial(self._opened, run))
+        self._runs[name] = run
+        run.users += 1
+        return run
+
+    async def _open(
+        self, stem: str, config: dict[str, Json], before: asyncio.Task[None] | None
+    ) -> tuple[str, str]:
+        """Make the run, or go on with one of an earlier life: its name and its directory."""
+        if before is not None:
+            await before
+        for number in count(1):
+            run_id = stem if number == 1 else f"{stem}-{number}"
+            make = partial(self.client.create_run, run_id=run_id, **config)
+            made = await asyncio.to_thread(make)
+            if made["state"] == "open" and not made["last"]:
+                return run_id, below(self._root, run_id)
+        raise AssertionError
+
+    async def _submit(self, run: _Run, task: Task, sampling: SamplingParams | None) -> Json:
+        run_id, _ = await asyncio.shield(run.opening)
+        submit = partial(self.client.submit, run_id, [task], 1, sampling=sampling)
+        (group,) = await asyncio.to_thread(submit)
+        return group
+
+    async def _cancel(self, run: _Run, submitting: asyncio.Future[Json]) -> None:
+        with suppress(ProrlError):  # it was never accepted, or the service is away
+            group = await submitting
+            run_id, _ = run.opening.result()
+            await asyncio.to_thread(self.client.cancel, run_id, group["group_id"])
+
+    def _end_idle(self) -> None:
+        """End the runs that nobody has used for longest: each open run holds threads and memory of
+        the service.
+        """
+        idle = [run for run in self._runs.values() if not run.users and run.opening.done()]
+        for run in idle[: max(0, len(idle) - MAX_IDLE_RUNS)]:
+            if run.ending is None:
+                run.ending = self._start(self._end(run))
+
+    async def _end(self, run: _Run) -> None:
+        with suppress(ProrlError):
+            run_id, _ = run.opening.result()
+            await asyncio.to_thread(partial(self.client.submit, run_id, [], last=True))
+        self._forget(run)
+
+    def _opened(self, run: _Run, opening: asyncio.Future[tuple[str, str]]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            self._forget(run)  # the next request tries anew
+
+    def _forget(self, run: _Run) -> None:
+        if self._runs.get(run.name) is run:
+            del self._runs[run.name]
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
 
 
 class _Run:
     """Follows the commits of a run while somebody waits for one of its rollouts."""
 
-    def __init__(self, where: str) -> None:
-        self._where, self._upto = where, 0
+    def __init__(self, name: str, opening: asyncio.Future[tuple[str, str]]) -> None:
+        """`opening` becomes the run's name at the service and its directory."""
+        self.name, self.opening = name, opening
+        self.users = 0
+        """Requests that need it."""
+        self.ending: asyncio.Task[None] | None = None
+        self._upto = 0
         self._below, self._stored = 0, set[int]()
         """Stored are all rollouts below the one, and those: as many as end before an older one."""
         self._run: StoredRun | None = None
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._looking: asyncio.Task[None] | None = None
 
+    @property
+    def _where(self) -> str:
+        return self.opening.result()[1]
+
     async def wait(self, rollout: int) -> Answer:
+        """A rollout once it is stored."""
         if rollout not in self._waiting:
             self._waiting[rollout] = asyncio.get_running_loop().create_future()
         if self._looking is None or self._looking.done():
@@ -260,8 +320,12 @@ def answered(body: Json, status: int = 200) -> web.Response:
     return web.Response(body=data, status=status, content_type="application/json")
 
 
-async def body_of(request: web.Request, *needs: str) -> dict[str, Json]:
-    """The JSON object of a request that has these keys. Raises UserError."""
+async def body_of(
+    request: web.Request, needs: Mapping[str, type], may: Mapping[str, type] | None = None
+) -> dict[str, Json]:
+    """The JSON object of a request that has the keys of `needs`, and perhaps those of `may`, with
+    values of these types; an optional key may be null. Raises UserError.
+    """
     try:
         body = exact_json.loads(await request.read())
     except orjson.JSONDecodeError as error:
@@ -269,14 +333,21 @@ async def body_of(request: web.Request, *needs: str) -> dict[str, Json]:
     if not isinstance(body, dict) or (lacking := [key for key in needs if key not in body]):
         what = f"no {', '.join(lacking)}" if isinstance(body, dict) else type(body).__name__
         raise UserError(f"a body with {what}", f"an object with {', '.join(needs)}")
+    optional = {key: kind for key, kind in (may or {}).items() if body.get(key) is not None}
+    for key, kind in {**needs, **optional}.items():
+        if not isinstance(body[key], kind):
+            raise UserError(f"`{key}` is {str(body[key])[:100]!r}", f"`{key}`: {_JSON_NAMES[kind]}")
     return body
 
 
+_JSON_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
+
+
 @web.middleware
-async def refusals(request: web.Request, handler: Any) -> web.StreamResponse:
+async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
     """What goes wrong, as FastAPI says it, which all of these servers are made with."""
     try:
-        response: web.StreamResponse = await handler(request)
+        response = await handler(request)
     except ConflictError as error:
         return answered({"detail": str(error)}, 409)
     except UserError as error:

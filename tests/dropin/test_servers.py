@@ -19,6 +19,8 @@ from aiohttp import ClientSession, ClientTimeout
 from prorl.client import connect
 from prorl.config import ServiceConfig
 from prorl.deploy.running import service, signals
+from prorl.dropin.nemo_gym import TASK_INDEX
+from prorl.dropin.rollouts import MAX_IDLE_RUNS
 from prorl.schema.sequences import read_sequences
 from prorl.storage.read.catalog import StoredRun
 from prorl.task_json import task_to_json
@@ -195,6 +197,110 @@ async def test_prorl_agent_ends_what_nobody_waits_for(tmp_path: Path, sandbox_ki
                 assert (await asking).keys() == {"error"}
             ended = {"cancelled": number}
             await until(lambda ended=ended: server.states() == ended, how)  # type: ignore[misc]
+
+
+async def test_prorl_agent_reserves_a_job_id_before_it_waits(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    slow = f"{ORACLE}?delay_s=600"
+    async with serving(tmp_path, sandbox_kind, slow), spoken("prorl-agent", tmp_path) as server:
+        await server.post("/start")
+        instance = shop(1)[0]
+        body = {"instance": instance, "sampling_params": {}, "job_id": "same"}
+        other = {**body, "instance": {**instance, "trajectory_id": 1}}
+
+        async def asked_for(number: int) -> None:
+            async def is_asked_for() -> bool:
+                return await server.asked_for() == number
+
+            await until(is_asked_for, f"{number} are asked for")
+
+        same = [asyncio.ensure_future(server.post("/process", body)) for _ in range(3)]
+        await asked_for(1)
+        another = asyncio.ensure_future(server.post("/process", other))
+        await asked_for(2)
+        assert (await server.get("/status"))["pending_jobs"] == 2
+        same[0].cancel()  # the two others still wait for the job
+        await server.post("/cancel", {"job_id": "nobody's"})
+        assert (await server.get("/status"))["pending_jobs"] == 2
+        await server.post("/cancel", {"job_id": "same"})
+        for answer in (*same[1:], another):
+            assert (await answer).keys() == {"error"}
+        await until(lambda: server.states() == {"cancelled": 2}, "both are cancelled")
+        again = asyncio.ensure_future(server.post("/process", body))
+        await asked_for(3)
+        again.cancel()
+        await until(lambda: server.states() == {"cancelled": 3}, "nobody waits for the third")
+        assert (await server.get("/status"))["pending_jobs"] == 0
+
+
+async def test_runs_that_no_request_needs_end(tmp_path: Path, sandbox_kind: str) -> None:
+    """Each other limit is a run; of the idle ones a few stay open, and an ended one is replaced."""
+    async with serving(tmp_path, sandbox_kind), spoken("prorl-agent", tmp_path) as server:
+        await server.post("/start")
+
+        async def process(turns: int) -> None:
+            params = {"max_iterations": turns}
+            done = await server.post(
+                "/process", {"instance": shop(1)[0], "sampling_params": params}
+            )
+            assert done["resolved"]
+
+        for turns in (*range(20, 20 + MAX_IDLE_RUNS + 3), 20):
+            await process(turns)
+        with connect(server.root) as client:
+
+            async def are_few() -> bool:
+                status = await asyncio.to_thread(client.status)
+                open_runs = [run for run in status["runs"] if run["state"] == "open"]
+                return len(open_runs) <= MAX_IDLE_RUNS
+
+            await until(are_few, "idle runs end")
+        assert len(server.stored) == MAX_IDLE_RUNS + 4  # the first of them had been ended
+
+
+async def test_wrong_types_are_the_clients_mistake(tmp_path: Path, sandbox_kind: str) -> None:
+    row = shop(1)[0]
+    async with serving(tmp_path, sandbox_kind):
+        async with spoken("prorl-agent", tmp_path) as server:
+            await server.post("/start")
+            good = {"instance": row, "sampling_params": {}}
+            wrong: dict[str, Json]
+            for wrong in (
+                {"instance": "x"},
+                {"instance": None},
+                {"instance": []},
+                {"instance": {}},
+                {"instance": {**row, "prompt": 7}},
+                {"instance": {**row, "data": "x"}},
+                {"instance": {**row, "env": ["math"]}},
+                {"sampling_params": "x"},
+                {"sampling_params": []},
+                {"sampling_params": {"temperature": "hot"}},
+                {"sampling_params": {"max_iterations": {"a": 1}}, "job_id": "a"},
+                {"sampling_params": {"max_model_len": [1]}},
+                {"job_id": 7},
+            ):
+                said = await server.post("/process", {**good, **wrong}, status=422)
+                assert said["detail"], wrong
+            await server.post("/cancel", {"job_id": 7}, status=422)
+            await server.post("/add_llm_server", {"address": 7}, status=422)
+            assert (await server.get("/status"))["pending_jobs"] == 0
+        async with spoken("nemo-gym", tmp_path) as server:
+            good = {**row, "responses_create_params": {"input": row["prompt"]}}
+            for wrong in (
+                {"responses_create_params": "x"},
+                {"responses_create_params": {"input": 7}},
+                {"responses_create_params": {"input": [7]}},
+                {"responses_create_params": {"input": row["prompt"], "top_p": "x"}},
+                {"agent": 7},
+                {"data": []},
+            ):
+                said = await server.post("/run", {**good, **wrong}, status=422)
+                assert said["detail"], wrong
+            verified: Json
+            for verified in (7, [7], [{}], [{"reward": "x"}], [{"reward": 1, TASK_INDEX: {}}]):
+                await server.post("/aggregate_metrics", {"verify_responses": verified}, status=422)
 
 
 async def test_prorl_agent_knows_only_servers_that_are_there(
