@@ -45,6 +45,14 @@ SHOWN_CHARS = 8000
 """Of what it printed, its end."""
 NOT_FOUND = (126, 127)
 """Exit statuses of what cannot be started."""
+MAX_WORD_BYTES = 120_000
+"""Of a word or a variable: Linux refuses a program with one of 131,072 (MAX_ARG_STRLEN), its name
+and NUL included, as `Argument list too long`.
+"""
+MAX_INPUT_BYTES = 3 << 20
+"""Of what a program is given at its start: a frame to the tool server holds 4 MiB with its argv."""
+PROMPT_FILE, SYSTEM_FILE, INPUT_FILE = ".prorl/prompt", ".prorl/system", ".prorl/input"
+"""In a program's home."""
 HOME = """\
 if [ "$PWD" = /workspace ]; then HOME=/tmp/home; mkdir -p "$HOME"; else HOME=$(mktemp -d); fi
 export HOME
@@ -67,8 +75,8 @@ class ProgramAgent:
             raise RolloutError(FailureCode.STAGE_ERROR, f"{self._name} has no sandbox that listens")
         door = Door(context, sampler)
         async with served(context, door, await sandbox.listen()) as base_url:
-            argv = command(self._program, context, base_url)
-            done = await until_over(context, door, sandbox.exec(argv, MOST_S), self._name)
+            argv, stdin = command(self._program, context, base_url)
+            done = await until_over(context, door, sandbox.exec(argv, MOST_S, stdin), self._name)
         return self._end(sampler.record, done)
 
     def _end(self, record: AttemptRecord, done: ToolResult) -> End:
@@ -128,12 +136,18 @@ async def until_over(
     return task.result()
 
 
-def command(program: Program, context: AttemptContext, base_url: str) -> list[str]:
-    """What starts a program in a sandbox: its environment, its files in a home, its argv."""
-    env = environment(context, base_url, "prorl")
+def command(program: Program, context: AttemptContext, base_url: str) -> tuple[list[str], bytes]:
+    """What starts a program in a sandbox: argv, and the stdin that carries the files of its home.
+
+    The prompt is a file, since Linux takes no word or variable of 128 KiB and programs read a word
+    that begins with a dash as an option. Raises RolloutError for a prompt that `{prompt}` cannot
+    hold.
+    """
+    env, (system, prompt) = environment(context, base_url, "prorl"), conversation(context)
     values = {
-        "prompt": env["PRORL_PROMPT"],
-        "system": env["PRORL_SYSTEM"],
+        "prompt": prompt,
+        "prompt_yaml": _yaml_text(prompt),
+        "system": system,
         "base_url": env["OPENAI_BASE_URL"],
         "model": MODEL,
         "context": str(context.limits.max_tokens),
@@ -142,21 +156,77 @@ def command(program: Program, context: AttemptContext, base_url: str) -> list[st
     def filled(text: str) -> str:
         return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)
 
-    lines = [HOME]
-    for path, text in program.files.items():
-        lines.append(f'mkdir -p "$HOME"/{shlex.quote(path.rpartition("/")[0])}\n')
-        lines.append(f'printf %s {shlex.quote(filled(text))} > "$HOME"/{shlex.quote(path)}\n')
-    lines.append('exec "$@" < /dev/null')
+    words = [word.replace("{prompt_file}", "{home}/" + PROMPT_FILE) for word in program.argv]
+    for word in words:
+        for name in ("prompt", "system"):
+            if f"{{{name}}}" in word and not _fits(values[name]):
+                raise RolloutError(
+                    FailureCode.BAD_TASK,
+                    f"a {name} of {len(values[name]):,} letters, for a command with `{{{name}}}`;"
+                    f" expected at most {MAX_WORD_BYTES:,} bytes and no NUL; have it read the file"
+                    f" $PRORL_{name.upper()}_FILE",
+                )
+    files = {PROMPT_FILE: prompt, SYSTEM_FILE: system}
+    files |= {path: filled(text) for path, text in program.files.items()}
+    script, stdin = [HOME], bytearray()
+    for path in files:
+        script.append(f'mkdir -p "$HOME"/{shlex.quote(path.rpartition("/")[0])}\n')
+    script.append(f'cat > "$HOME"/{INPUT_FILE}\n')
+    for path, text in files.items():
+        content = text.encode(errors="replace")
+        part = f'tail -c +{len(stdin) + 1} "$HOME"/{INPUT_FILE} | head -c {len(content)}'
+        script.append(f'{part} > "$HOME"/{shlex.quote(path)}\n')
+        stdin += content
+    if len(stdin) > MAX_INPUT_BYTES:
+        given = f"{len(stdin):,} bytes of prompt and system prompt, for a program"
+        raise RolloutError(FailureCode.BAD_TASK, f"{given}; expected at most {MAX_INPUT_BYTES:,}")
+    script.append(f'rm "$HOME"/{INPUT_FILE}\n')
+    script.append(f'export PRORL_PROMPT_FILE="$HOME"/{PROMPT_FILE}\n')
+    script.append(f'export PRORL_SYSTEM_FILE="$HOME"/{SYSTEM_FILE}\n')
+    source = '"$PRORL_PROMPT_FILE"' if program.reads_stdin else "/dev/null"
+    placed = " ".join(map(_placed, range(1, len(words) + 1), words))
+    script.append(f"exec {placed} < {source}")
     env |= {name: filled(text) for name, text in program.env.items()}
     exports = (f"{name}={text}" for name, text in env.items())
-    return ["env", *exports, "bash", "-c", "".join(lines), *map(filled, ("-", *program.argv))]
+    return ["env", *exports, "bash", "-c", "".join(script), "-", *map(filled, words)], bytes(stdin)
+
+
+def _placed(place: int, word: str) -> str:
+    """A word of the program in the script that starts it, which alone knows its home."""
+    if "{home}" in word:
+        return '"$HOME"'.join(map(shlex.quote, word.split("{home}")))
+    return f'"${{{place}}}"'
+
+
+def _fits(text: str) -> bool:
+    return len(text.encode(errors="replace")) <= MAX_WORD_BYTES and "\0" not in text
+
+
+def _yaml_text(text: str) -> str:
+    """A text as YAML's double quotes hold it, whatever its characters."""
+    return f'"{re.sub(_NOT_PLAIN, lambda found: f"{chr(92)}U{ord(found[0]):08X}", text)}"'
+
+
+_NOT_PLAIN = re.compile(r"""[^ !#-\[\]-~]""")
+"""A quote, a backslash, and all that is no printable character of ASCII."""
+
+
+def conversation(context: AttemptContext) -> tuple[str, str]:
+    """System prompt and prompt: what the env's messages say."""
+    system = [message for message in context.messages if message.role == "system"]
+    prompt = [message for message in context.messages if message.role != "system"]
+    system_text, prompt_text = (
+        "\n\n".join(message.content for message in part) for part in (system, prompt)
+    )
+    return system_text, prompt_text
 
 
 def environment(context: AttemptContext, base_url: str, key: str) -> dict[str, str]:
-    """What tells programs of every kind where the policy is, and what they are asked."""
-    told = [message for message in context.messages if message.role == "system"]
-    asked = [message for message in context.messages if message.role != "system"]
-    system, prompt = ("\n\n".join(message.content for message in part) for part in (told, asked))
+    """What tells programs of every kind where the policy is, and what they are asked, where a
+    variable can hold it.
+    """
+    system, prompt = conversation(context)
+    texts = {"PRORL_PROMPT": prompt, "PRORL_SYSTEM": system}
     return {
         "OPENAI_BASE_URL": f"{base_url}/v1",
         "OPENAI_API_KEY": key,
@@ -165,6 +235,5 @@ def environment(context: AttemptContext, base_url: str, key: str) -> dict[str, s
         "ANTHROPIC_API_KEY": key,
         "ANTHROPIC_MODEL": MODEL,
         "NO_PROXY": "127.0.0.1",
-        "PRORL_PROMPT": prompt,
-        "PRORL_SYSTEM": system,
+        **{name: text for name, text in texts.items() if _fits(text)},
     }

@@ -3,8 +3,10 @@
 INIT installs them once a node where the task has no image; an image must have its program. Each was
 started in these versions (tests/agents/test_real_programs.py). `command: WORDS` is any other
 program that obeys OPENAI_BASE_URL or ANTHROPIC_BASE_URL. What stands in braces is filled in:
-{prompt}, {system}, {base_url}, {model}, {context} (tokens). A word `@FILE` becomes the file itself
-where the command is given (`carried`), since a sandbox sees no file of the host's.
+{prompt}, {system}, {base_url}, {model}, {context} (tokens), {prompt_file}, {home}. A prompt may be
+of any length and begin with a dash, so the rows below have it in a file or on stdin. A word `@FILE`
+becomes the file itself where the command is given (`carried`), since a sandbox sees no file of the
+host's.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Program:
     """Packages of pip, or of npm, that it is made of: where there is no image they are installed
     once a node.
     """
+    reads_stdin: bool = False
+    """Whether its stdin is the prompt; else it is at its end."""
     address_bytes: int = 0
     """`SandboxSpec.address_bytes` at least."""
 
@@ -87,8 +91,9 @@ PROGRAMS: Mapping[str, Program] = {
     "mini-swe-agent": Program(
         argv=(
             *("mini", "-m", "openai/{model}", "-y", "--exit-immediately"),
-            *("-t", "{prompt}", "-o", "/dev/null"),
+            *("-c", "mini.yaml", "-c", "{home}/.prorl/mini.yaml", "-o", "/dev/null"),
         ),
+        files={".prorl/mini.yaml": "run:\n  task: {prompt_yaml}\n"},
         env={
             **_LITELLM,
             "MSWEA_CONFIGURED": "true",
@@ -101,21 +106,23 @@ PROGRAMS: Mapping[str, Program] = {
         argv=(
             *("aider", "--model", "openai/{model}", "--yes-always", "--no-auto-commits"),
             *("--no-check-update", "--no-show-model-warnings", "--analytics-disable"),
-            *("--no-gitignore", "--no-show-release-notes", "--message", "{prompt}"),
+            *("--no-gitignore", "--no-show-release-notes", "--message-file", "{prompt_file}"),
         ),
         env={**_LITELLM, "OPENAI_API_BASE": "{base_url}"},
         requirements=("aider-chat==0.86.2",),
     ),
     "codex": Program(
-        argv=("codex", "exec", "--skip-git-repo-check", "--json", "{prompt}"),
+        argv=("codex", "exec", "--skip-git-repo-check", "--json", "-"),
+        reads_stdin=True,
         files={".codex/config.toml": _CODEX},
         requirements=("npm:@openai/codex@0.169.0",),
     ),
     "claude-code": Program(
         argv=(
-            *("claude", "-p", "{prompt}", "--output-format", "stream-json", "--verbose"),
+            *("claude", "-p", "--output-format", "stream-json", "--verbose"),
             "--dangerously-skip-permissions",
         ),
+        reads_stdin=True,
         env={
             "IS_SANDBOX": "1",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -125,14 +132,16 @@ PROGRAMS: Mapping[str, Program] = {
         address_bytes=_ADDRESSES,
     ),
     "opencode": Program(
-        argv=("opencode", "run", "{prompt}"),
+        argv=("opencode", "run"),
+        reads_stdin=True,
         env={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
         files={".config/opencode/opencode.json": _OPENCODE},
         requirements=("npm:opencode-ai@1.18.33",),
         address_bytes=_ADDRESSES,
     ),
     "qwen-code": Program(
-        argv=("qwen", "--auth-type", "openai", "--yolo", "-p", "{prompt}"),
+        argv=("qwen", "--auth-type", "openai", "--yolo"),
+        reads_stdin=True,
         address_bytes=_ADDRESSES,
         requirements=("npm:@qwen-code/qwen-code@0.15.10",),
     ),

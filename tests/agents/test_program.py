@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
+import yaml
 
 from prorl.agents import check_agent, get_agent
 from prorl.agents.context import AttemptContext
 from prorl.agents.program import command
-from prorl.agents.programs import PROGRAMS
+from prorl.agents.programs import PROGRAMS, program_of
 from prorl.envs import get_env
 from prorl.envs.base import BaseEnv
 from prorl.envs.tools import BASH
@@ -170,18 +173,59 @@ async def test_what_another_worker_began_is_not_gone_on_with(tmp_path: Path) -> 
 # ---- the table
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_rows_are_filled_in_once(name: str) -> None:
+SEEN = """#!/usr/bin/env python3
+import json, os, sys
+paths = [name for name in sys.argv if name.startswith("/") and name != "/dev/null"]
+files = {name: open(name).read() for name in paths}
+held = os.environ.get("PRORL_PROMPT", "")
+file = open(os.environ["PRORL_PROMPT_FILE"]).read()
+seen = {"argv": sys.argv, "stdin": sys.stdin.read(), "files": files, "variable": held, "file": file}
+json.dump(seen | {"url": os.environ["ANTHROPIC_BASE_URL"]}, open("seen", "w"))
+"""
+PROMPTS = {
+    "braces": "Mend {model} for {home}.",
+    "an option": "--strict is ignored",
+    "a list": '- [ ] I have searched\n- [x] \\U0001F600 "quoted": {a: 1}',
+    "long": "\N{GRINNING FACE}\N{LINE SEPARATOR}\x7f'x' " * 20_000,
+}
+
+
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
+@pytest.mark.parametrize("name", [*PROGRAMS, "command: loop {prompt_file}"])
+async def test_a_prompt_reaches_each_program_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, prompt: str
+) -> None:
+    row = program_of(name)
+    assert row is not None
+    stub = tmp_path / "bin" / row.argv[0]
+    stub.parent.mkdir()
+    stub.write_text(SEEN)
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stub.parent}:{os.environ['PATH']}")
     made = context(Replies())
-    made.messages = (Message(role="user", content="Mend {model}."),)
-    row = PROGRAMS[name]
-    argv = command(row, made, "http://127.0.0.1:8000")
-    assert "Mend {model}." in argv
-    assert "ANTHROPIC_BASE_URL=http://127.0.0.1:8000" in argv
-    left = " ".join(argv).replace("Mend {model}.", "")
-    assert not re.search(r"\{(prompt|system|base_url|model|context)\}", left)
+    made.messages = (Message(role="user", content=prompt),)
+    argv, stdin = command(row, made, "http://127.0.0.1:8000")
+    done = await LocalSandbox(tmp_path).exec(argv, 60.0, stdin)
+    assert done.exit_code == 0, done.output
+    seen = orjson.loads((tmp_path / "seen").read_bytes())
+    read = {seen["stdin"], *seen["files"].values()}
+    read |= {yaml.safe_load(text)["run"]["task"] for text in read if text.startswith("run:")}
+    assert prompt in read
+    assert seen["file"] == prompt
+    assert seen["variable"] == ("" if len(prompt) > 100_000 else prompt)
+    assert prompt not in seen["argv"]
+    assert not re.search(r"\{(prompt|system|base_url|model|context|home)", " ".join(seen["argv"]))
+    assert seen["url"] == "http://127.0.0.1:8000"
     check_agent(name)
     assert get_agent(name)
+
+
+async def test_a_prompt_that_no_word_holds_is_refused_with_the_mend(tmp_path: Path) -> None:
+    made = attempt(tmp_path, "done")
+    made.messages = (Message(role="user", content="x" * 140_000),)
+    trajectory = await get_agent("command: echo {prompt}").run(made)
+    assert trajectory.failure.code is FailureCode.BAD_TASK
+    assert "$PRORL_PROMPT_FILE" in trajectory.failure.message
 
 
 def test_its_packages_join_those_of_a_task_without_image() -> None:
