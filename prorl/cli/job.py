@@ -20,9 +20,8 @@ import orjson
 from prorl import plugins
 from prorl.agents import check_agent
 from prorl.agents.programs import carried, program_of
-from prorl.backends.catalogue import is_server
 from prorl.cli.runs import first_free, latest_run
-from prorl.cli.settings import Job, job_settings, run_settings, service_settings
+from prorl.cli.settings import Job, check_model, job_settings, run_settings, service_settings
 from prorl.config import JOB_FILE, RunConfig, ServiceConfig
 from prorl.envs.users import env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
@@ -70,12 +69,13 @@ class JobPlan:
         *,
         root: str | Path | None,
         resume: bool = False,
+        command: str = "run",
     ) -> Self:
         """Merge settings, read tasks, ask their envs, find the agent.
 
         Raises ConfigError, TaskError, ConflictError.
         """
-        job = job_settings(config, flags, sets)
+        job = job_settings(command, config, flags, sets)
         if resume:
             job = _resumed(job, service_settings(job.service, root).root.absolute())
         if not job.tasks:
@@ -96,7 +96,8 @@ class JobPlan:
         """The plan of a job that has a name: its agent is there, its server answers, its tasks."""
         run = _run_of(job)
         check_agent(run.agent)
-        check_model(job, service, run)
+        if not (run.renderer.model or run.renderer.name):
+            check_model(job.service, service, "add --set run.renderer.model=DIR")
         found = load(job)
         return cls(
             job=job,
@@ -197,21 +198,6 @@ def _load(job: Job) -> list[TaskSet]:
             read_tasks(spec, job.env, job.limit, skip_bad=job.skip_bad, check=check)
             for spec in specs
         ]
-
-
-def check_model(job: Job, service: ServiceConfig, run: RunConfig) -> None:
-    """Refuse a model server whose model is not known: its vocabulary is never guessed.
-
-    Raises ConfigError.
-    """
-    if not any(map(is_server, service.backends)) or "tokenizer" in job.service:
-        return
-    if service.tokenizer == "bytes" and not (run.renderer.model or run.renderer.name):
-        raise ConfigError(
-            f"--policy {job.policy} without its model's directory",
-            "tokenizer.json and chat template of the model that it serves",
-            "add --set run.renderer.model=DIR",
-        )
 
 
 def free_name(root: Path, job: Job) -> str:

@@ -8,7 +8,7 @@ keys are set by `--set service.init.slots=8`, and those of the service by `PRORL
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ from prorl.backends.catalogue import (
     embedded,
     examples,
     is_known,
+    is_server,
     scheme_of,
 )
 from prorl.backends.embedded import TOY
@@ -127,13 +128,68 @@ def chosen(job: Job | None) -> dict[str, Json]:
     return {} if job is None else job.model_dump(exclude_unset=True)
 
 
-def job_settings(config: Path | None, flags: Mapping[str, Json], sets: Iterable[str]) -> Job:
-    """Merge all sources; flags that are None were not given. Raises ConfigError."""
+OF_SUPERVISOR = ("gateway", "models", "socket_dir", "token", "node_id")
+"""Keys of the service that the supervisor, or a node's own options, fill in."""
+
+OF_NODE = (
+    *("topology", "init", "run", "eval", "pools", "sandbox", "drain_s", "term_s", "trace"),
+    *("journal_sync", "backend_key", "advertise"),
+)
+"""Keys of the service that a node has of its own; the others it gets from its service."""
+
+EFFECTIVE: Mapping[str, Callable[[str, str], bool]] = {
+    "run": lambda section, key: section != "service" or key not in (*OF_SUPERVISOR, "load_code"),
+    "eval": lambda section, key: section != "service" or key not in (*OF_SUPERVISOR, "load_code"),
+    "serve": lambda section, key: (
+        section == "policy" or (section == "service" and key not in OF_SUPERVISOR)
+    ),
+    "node": lambda section, key: section == "service" and key in OF_NODE,
+    "cluster": lambda section, key: section == "service" and key in OF_NODE,
+}
+"""Whether a setting changes anything, by command: its section (or key of `Job`) and its key there.
+"""
+
+
+_SECTIONS: Mapping[str, type[BaseModel]] = {"service": ServiceConfig, "run": RunConfig}
+
+
+def check_effect(command: str, values: Mapping[str, Json], where: str) -> None:
+    """Refuse a setting that the command would ignore. Raises ConfigError."""
+    has_effect = EFFECTIVE[command]
+    for section in values.keys() & Job.model_fields.keys():  # others are refused as unknown
+        keys, below, known = [""], values[section], _SECTIONS.get(section)
+        if known is not None and isinstance(below, Mapping):
+            keys = [key for key in below if key in known.model_fields]
+        for key in keys:
+            if not has_effect(section, key):
+                name = f"{section}.{key}".rstrip(".")
+                users = [other for other, effect in EFFECTIVE.items() if effect(section, key)]
+                hint = "it is filled in by the service itself"
+                if command == "serve" and section == "run":
+                    hint = "a client says it: client.create_run(...), or `prorl run`"
+                elif users:
+                    hint = (
+                        f"`{name}` is a setting of {', '.join(f'`prorl {one}`' for one in users)}"
+                    )
+                raise ConfigError(
+                    f"{where}: `{name}` has no effect on `prorl {command}`", "it left out", hint
+                )
+
+
+def job_settings(
+    command: str, config: Path | None, flags: Mapping[str, Json], sets: Iterable[str]
+) -> Job:
+    """Merge all sources; flags that are None were not given. Raises ConfigError, also for a setting
+    of the file or of `--set` that the command would ignore.
+    """
     values: dict[str, Json] = load_file(config) if config else {}
     _check_keys(values, str(config))
+    check_effect(command, values, str(config))
     merge(values, {"service": service_environment()})
     for text in sets:
-        merge(values, assignment(text))
+        assigned = assignment(text)
+        check_effect(command, assigned, f"--set {text}")
+        merge(values, assigned)
     merge(values, {name: value for name, value in flags.items() if value is not None})
     return parse(Job, values, str(config) if config else "settings")
 
@@ -157,6 +213,20 @@ def service_settings(
     if config.tokenizer != "bytes" and Path(config.tokenizer).exists():
         config = config.model_copy(update={"tokenizer": str(Path(config.tokenizer).absolute())})
     return config
+
+
+def check_model(values: Mapping[str, Json], config: ServiceConfig, mend: str) -> None:
+    """Refuse a model server whose model is not known: its vocabulary is never guessed. `values`:
+    the keys of the service that were given. Raises ConfigError.
+    """
+    if "tokenizer" in values or config.tokenizer != "bytes":
+        return
+    for server in filter(is_server, config.backends):
+        raise ConfigError(
+            f"--policy {server} without its model's directory",
+            "tokenizer.json and chat template of the model that it serves",
+            mend,
+        )
 
 
 def backend(policy: str) -> str:
@@ -246,11 +316,7 @@ def _check_keys(values: Mapping[str, Json], where: str) -> None:
     for key in values:
         if key in Job.model_fields:
             continue
-        homes = [
-            f"{name}.{key}"
-            for name, model in (("service", ServiceConfig), ("run", RunConfig))
-            if key in model.model_fields
-        ]
+        homes = [f"{name}.{key}" for name, model in _SECTIONS.items() if key in model.model_fields]
         if homes:
             raise ConfigError(
                 f"{where}: unknown key `{key}`",

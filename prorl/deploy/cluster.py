@@ -99,7 +99,7 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
     ) -> None:
         super().__init__(scheduler=scheduler, name=name)
         self._leavers = leavers
-        self._argv = [sys.executable, "-m", MODULE, scheduler, *placer.arguments]
+        self._argv = [sys.executable, "-P", "-m", MODULE, scheduler, *placer.arguments]
         self.node = f"{placer.name}-{name}"
         self._argv += ["--name", self.node]
         self.process: asyncio.subprocess.Process | None = None

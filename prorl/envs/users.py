@@ -24,14 +24,21 @@ What their code does wrong is a failure of the task, in its own words and with i
 tried again: it raises, takes too long, ends its process, needs too much memory, or gives what the
 protocol does not know. `score` is the exception: whatever keeps it from an answer is a GraderError,
 and EVAL asks it again with the same artefact. An answer that is no score is a failure of the task.
+
+A file that was edited is another program (`version_of`): what is opened from then on asks helpers
+that have imported the new code, and what was opened before keeps asking those that have the old,
+while they live.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -162,7 +169,9 @@ class _Asking:
     def __init__(self, code: tuple[str, ...], task: Task) -> None:
         self.task = task
         # as many as a stage has rows: one that waits keeps its process, others need theirs
-        self._program = Program("prorl.envs.users_program", code, wall_s=HOOK_S, most=16)
+        self._program = Program(
+            "prorl.envs.users_program", code, wall_s=HOOK_S, most=16, version=version_of(code)
+        )
 
     async def ask(
         self,
@@ -206,6 +215,29 @@ class _Asking:
             if hook == "plan":
                 raise TaskError(text) from None
             raise RolloutError(FailureCode.BAD_TASK, text) from None
+
+
+def version_of(code: Sequence[str]) -> str:
+    """SHA-256 of the files that `file.py:attr` names, so that an edit has fresh helpers; what such
+    a file imports is not part of it, nor is an installed package. Empty for a file that is away,
+    which its helper says.
+    """
+    files = [name.rpartition(":")[0] for name in code if plugins.is_place(name)]
+    digests = []
+    for file in files:
+        if file.endswith(".py"):
+            try:
+                about = os.stat(file)
+                digests.append(_sha256(file, about.st_mtime_ns, about.st_size, about.st_ino))
+            except OSError:
+                return ""
+    return " ".join(digests)
+
+
+@lru_cache(maxsize=256)
+def _sha256(file: str, *_seen: int) -> str:
+    """Of a file as it was when it had this time, size and inode."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _fault(hook: str, text: str, trace: str = "") -> RolloutError | TaskError:

@@ -55,6 +55,8 @@ class Program:
     most: int = 4
     """Processes of one pool."""
     nice: int = 0
+    version: str = ""
+    """Of the code that it imports: another version is another program, with helpers of its own."""
 
 
 _decode = msgspec.msgpack.Decoder(tuple[int, str, Any], ext_hook=read_extension).decode

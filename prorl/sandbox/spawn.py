@@ -31,7 +31,7 @@ def command(folder: Path | str, kind: str, **settings: Any) -> list[str]:
         "parent_pid": os.getpid(),
         **settings,
     }
-    return [sys.executable, "-m", "prorl.sandbox.node.daemon", json.dumps(told)]
+    return [sys.executable, "-P", "-m", "prorl.sandbox.node.daemon", json.dumps(told)]
 
 
 @asynccontextmanager

@@ -12,12 +12,15 @@ import pytest
 
 from prorl.cli.commands.node import scratch
 
+PRORL = str(Path(sys.executable).with_name("prorl"))
+
 
 def test_serve_says_that_its_server_is_dead_and_probed_on(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     inline = ["--set", "service.topology=inline", "--root", str(tmp_path / "root")]
     argv = [sys.executable, "-m", "prorl.cli", "serve", "--policy", url, *inline]
+    argv += ["--set", "service.tokenizer=bytes"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
         said = next((line for line in service.stdout if line.startswith("waiting")), "")
@@ -43,3 +46,29 @@ def test_a_nodes_own_folder_goes_when_it_ends_well(
     with scratch(given, "n7") as folder:
         folder.mkdir()
     assert given.exists()
+
+
+@pytest.mark.parametrize("file", ["queue.py", "types.py", "email.py"])
+@pytest.mark.parametrize("words", [["--as", "prorl-agent"], ["--view", "0"]])
+def test_a_file_of_the_users_named_as_a_module_breaks_no_child(
+    tmp_path: Path, file: str, words: list[str]
+) -> None:
+    (tmp_path / file).write_text("raise SystemExit('the user module was imported')\n")
+    inline = ["--set", "service.topology=inline", "--set", "service.sandbox.kind=pyns"]
+    argv = [PRORL, "serve", "--policy", "oracle", *inline, *words]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as service:
+        assert service.stdout is not None
+        first = service.stdout.readline()
+        service.send_signal(signal.SIGINT)
+        service.stdout.read()
+    assert first.startswith(("speaks", "look at"))
+
+
+def test_a_child_that_dies_at_its_start_ends_the_command(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        inline = ["--set", "service.topology=inline", "--set", "service.sandbox.kind=pyns"]
+        argv = [PRORL, "serve", "--policy", "oracle", *inline, "--as", f"prorl-agent:{port}"]
+        done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert done.returncode
+    assert f"error: no prorl-agent: port {port}: " in done.stderr

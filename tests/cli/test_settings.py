@@ -19,13 +19,13 @@ from prorl.errors import ConfigError
 
 def test_flag_beats_environment_beats_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "c.yaml"
-    config.write_text("n: 2\nservice: {node_id: file, init: {slots: 1, workers: 2}}\n")
+    config.write_text("n: 2\nservice: {model: file, init: {slots: 1, workers: 2}}\n")
     monkeypatch.setenv("PRORL_INIT__SLOTS", "5")
-    monkeypatch.setenv("PRORL_NODE_ID", "environment")
-    job = job_settings(config, {"n": None, "policy": "noop"}, ["service.node_id=flag"])
+    monkeypatch.setenv("PRORL_MODEL", "environment")
+    job = job_settings("run", config, {"n": None, "policy": "noop"}, ["service.model=flag"])
     service = service_settings(job.service, tmp_path, job.policy)
     assert (job.n, job.policy) == (2, "noop")
-    assert (service.init.slots, service.init.workers, service.node_id) == (5, 2, "flag")
+    assert (service.init.slots, service.init.workers, service.model) == (5, 2, "flag")
     assert service.backends == ("scripted:noop",)
 
 
@@ -34,7 +34,7 @@ def test_the_token_and_the_socket_folder_never_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("PRORL_TOKEN", "secret")
     monkeypatch.setenv("PRORL_SOCKET_DIR", "/elsewhere")
-    assert job_settings(None, {}, []).service == {}
+    assert job_settings("run", None, {}, []).service == {}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_wrong_config_file_is_one_clear_line(tmp_path: Path, text: str, said: 
     config = tmp_path / "c.yaml"
     config.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        job_settings(config, {}, [])
+        job_settings("run", config, {}, [])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -101,6 +101,6 @@ def test_every_shipped_config_is_short_valid_and_opens_with_its_command(path: Pa
     assert len(lines) <= 40
     assert lines[0].startswith("# prorl ")
     if path.name != "demo.yaml":  # a recipe: tests/cli/test_demo.py
-        job = job_settings(path, {}, [])
+        job = job_settings(lines[0].split()[2], path, {}, [])
         service_settings(job.service, None, job.policy)
         run_settings(job.run, "r")

@@ -332,3 +332,37 @@ def test_a_helper_of_users_dies_with_its_loop(tmp_path: Path) -> None:
     while os.path.exists(f"/proc/{found}/root"):
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+REWARD = """
+from prorl.envs.base import BaseEnv
+from prorl.rubric import Rubric, reward
+
+@reward("fixed")
+def fixed(task, artefact):
+    return VALUE
+
+class Fixed(BaseEnv):
+    name = "fixed"
+    rubric = Rubric((fixed, 1.0))
+"""
+
+
+async def test_an_edited_file_is_another_program(tmp_path: Path) -> None:
+    file = tmp_path / "fixed.py"
+    task = make_task(f"{file}:Fixed", "x")
+
+    async def opened(value: str) -> UsersEnv:
+        file.write_text(REWARD.replace("VALUE", value))
+        env = await open_env(env_by_name, task)
+        assert isinstance(env, UsersEnv)
+        return env
+
+    async def reward_of(env: UsersEnv) -> float:
+        return (await env.score(task, b"", None, Deadline(60.0))).reward
+
+    first = await opened("1.0")
+    assert await reward_of(first) == 1.0
+    second = await opened("0.25")
+    assert await reward_of(second) == 0.25
+    assert await reward_of(first) == 1.0, "what was opened before keeps its code"

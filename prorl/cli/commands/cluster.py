@@ -75,7 +75,7 @@ def cluster(
     from prorl.deploy import cluster as clusters
     from prorl.deploy.placer import placer
 
-    settings = job_settings(config, {}, set_ or []).service
+    settings = job_settings("cluster", config, {}, set_ or []).service
     checked = parse(ServiceConfig, settings, "service")
     client = connect(root)
     leavers = Leavers(checked.drain_s, checked.term_s, partial(drain_and_wait, client))

@@ -44,7 +44,7 @@ def evaluate(
     seed: Seed = None,
     stored: str = "",
     sandbox: SandboxKind = "auto",
-    eval_s: float = 120.0,
+    eval_s: float | None = None,
     root: JobRoot = None,
     config: ConfigFile = None,
     set_: Settings = None,
@@ -66,17 +66,28 @@ def evaluate(
     stored
         Name of a run in the root, or path of a run directory.
     eval_s
-        With --stored: seconds for one rollout.
+        With --stored: seconds for one rollout, default 120.
     """
     if stored:
         options = chosen(job)
         if alien := options.keys() - {"tasks", "env", "name"}:
             raise UserError(f"--{min(alien)} with --stored", "--name, --tasks, --env")
+        others = {"temperature": temperature, "seed": seed, "config": config, "set": set_}
+        if alien := {name for name, value in others.items() if value is not None}:
+            raise UserError(f"--{min(alien)} with --stored", "--name, --tasks, --env")
         directory = run_directory(stored, root or DEFAULT_ROOT)
-        return rescore(directory, Job(**options), sandbox, eval_s, json=json)
+        return rescore(directory, Job(**options), sandbox, eval_s or 120.0, json=json)
+    if sandbox != "auto":
+        raise UserError(
+            "--sandbox without --stored", "the service's", f"--set service.sandbox.kind={sandbox}"
+        )
+    if eval_s is not None:
+        raise UserError(
+            "--eval-s without --stored", "the run's", f"--set run.limits.eval_s={eval_s:g}"
+        )
     flags = chosen(job) | {"run": {} if seed is None else {"seed": seed}}
     warmth = [] if temperature is None else [f"run.sampling.temperature={temperature}"]
-    plan = JobPlan.make(config, flags, [*(set_ or []), *warmth], root=root)
+    plan = JobPlan.make(config, flags, [*(set_ or []), *warmth], root=root, command="eval")
 
     def present(directory: Path, *, json: bool, elapsed_s: float | None) -> int:
         return show_evaluation(directory, json=json)

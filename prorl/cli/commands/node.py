@@ -72,6 +72,11 @@ def node(
     if drain:
         if join or name:
             raise UserError("--drain with a join file or --name", "the node's name after --drain")
+        others = {"advertise": advertise, "left": left, "config": config, "set": set_}
+        if alien := {name for name, value in others.items() if value}:
+            raise UserError(
+                f"--{min(alien)} with --drain", "--root or --url, --deadline, --no-wait"
+            )
         with connect(url or root or DEFAULT_ROOT, retry_s=LOOK_S) as client:
             if no_wait:
                 held = client.drain(drain, deadline_s=seconds(deadline))["held"]
@@ -80,9 +85,12 @@ def node(
                 held = drain_and_wait(client, drain, seconds(deadline))
                 say(f"left     {drain}, which had {held} rollouts in hand")
         return 0
+    for option, value in {"deadline": deadline, "no-wait": no_wait, "url": url}.items():
+        if value:
+            raise UserError(f"--{option} without --drain", "--drain NODE")
     if join is None or not name:
         raise UserError("no join file" if join is None else "no --name", "JOIN --name NAME")
-    job = job_settings(config, {}, set_ or [])
+    job = job_settings("node", config, {}, set_ or [])
     values = {**job.service, "node_id": name, "advertise": advertise}
     with scratch(root, name) as folder:
         settings = service_settings(values, folder, "")

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from prorl.cli.commands.status import servers_out
 from prorl.cli.options import ConfigFile, JobRoot, ServiceSettings, of
 from prorl.cli.output import say
-from prorl.cli.settings import Job, job_settings, service_settings
+from prorl.cli.settings import Job, check_model, job_settings, service_settings
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, first, service, signals
 from prorl.dropin import SERVERS
@@ -44,7 +44,7 @@ def serve(
 ) -> int:
     """A service that stays: submit over HTTP, stream over Flight. --policy serves runs without one.
 
-    Example: prorl serve --root prorl-runs --policy http://127.0.0.1:8000 --port 7700 --view 7788
+    Example: prorl serve --root prorl-runs --policy flaky --port 7700 --view 7788
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def serve(
     as_
         Speak another rollout service's HTTP, too: nemo-gym or prorl-agent; or NAME:PORT.
     """
-    job = job_settings(config, {"policy": policy}, set_ or [])
+    job = job_settings("serve", config, {"policy": policy}, set_ or [])
     keys = {"http_port": port, "listen": listen, "advertise": advertise, "guests": guests}
     values = {**job.service, **{key: value for key, value in keys.items() if value is not None}}
     chosen = policy or ("policy" in job.model_fields_set and job.policy) or ""
@@ -63,7 +63,10 @@ def serve(
     beside: dict[tuple[str, ...], int] = {} if view is None else {("prorl.view",): view}
     if name:
         beside["prorl.dropin", name] = int(port_of or 0)
-    return asyncio.run(_serve(service_settings(values, root, chosen), beside))
+    settled = service_settings(values, root, chosen)
+    bytes_ok = "`=bytes` where each run names its own model by `renderer.model`"
+    check_model(values, settled, f"add --set service.tokenizer=DIR; {bytes_ok}")
+    return asyncio.run(_serve(settled, beside))
 
 
 async def _serve(config: ServiceConfig, beside: Mapping[tuple[str, ...], int]) -> int:
@@ -101,19 +104,42 @@ def _lines(running: Supervisor) -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def _beside(config: ServiceConfig, module: tuple[str, ...], port: int) -> AsyncIterator[None]:
-    """Another server over this service; it says itself where, or why not."""
+    """Another server over this service, which says in its first line where it listens. Raises
+    UnavailableError for one that ends at its start.
+    """
     where = {"--service": config.root, "--port": port, "--parent": os.getpid()}
     words = [str(word) for option in where.items() for word in option]
     runs = config.store.url or str(config.root)
     other = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *module, runs, *words, process_group=0
+        *(sys.executable, "-P", "-m"),
+        *(*module, runs, *words),
+        stdout=asyncio.subprocess.PIPE,
+        process_group=0,
     )
+    assert other.stdout is not None
+    name = " ".join(module)
     try:
-        yield
+        line = (await other.stdout.readline()).decode().rstrip()
+        if not line or line.startswith("no "):
+            status = await other.wait()
+            raise UnavailableError(line or f"{name} ended at its start with exit status {status}")
+        say(line)
+        watching = asyncio.create_task(_say_its_end(other, name))
+        try:
+            yield
+        finally:
+            watching.cancel()
     finally:
         with contextlib.suppress(ProcessLookupError):
             other.terminate()
         await other.wait()
+
+
+async def _say_its_end(other: asyncio.subprocess.Process, name: str) -> None:
+    assert other.stdout is not None
+    while line := await other.stdout.readline():
+        say(line.decode().rstrip())
+    say(f"{name} ended with exit status {await other.wait()}; the service goes on without it")
 
 
 async def _watch(running: Supervisor) -> None:

@@ -70,7 +70,7 @@ async def make_image(
     with tempfile.TemporaryFile() as reply:
         arguments = (str(os.getpid()), str(reply.fileno()), str(root), json.dumps(job))
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "prorl.sandbox.images.child", *arguments),
+            *(sys.executable, "-P", "-m", "prorl.sandbox.images.child", *arguments),
             env=_environment(),
             pass_fds=(reply.fileno(),),
             start_new_session=True,

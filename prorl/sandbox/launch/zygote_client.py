@@ -60,7 +60,7 @@ class ZygoteClient:
         ours.setblocking(False)
         arguments = (str(theirs.fileno()), str(os.getpid()), TOOL_SERVER, self._place)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "prorl.sandbox.launch.zygote", *arguments],
+            [sys.executable, "-P", "-m", "prorl.sandbox.launch.zygote", *arguments],
             env=self._environment(),
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
