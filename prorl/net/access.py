@@ -13,12 +13,12 @@ from types import MappingProxyType
 
 from prorl.errors import ForbiddenError
 
-_READ = frozenset({"trainer", "operator", "viewer"})
-_WORK = frozenset({"trainer", "operator"})
-_OPERATE = frozenset({"operator"})
+_READ = frozenset({"trainer", "viewer"})
 _TRAIN = frozenset({"trainer"})
 _NODE = frozenset({"node"})
 _SERVICE = frozenset({"service"})
+_OWNER = frozenset[str]()
+"""No role: the owner alone, on the service's own host."""
 
 HTTP: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -27,27 +27,27 @@ HTTP: Mapping[str, frozenset[str]] = MappingProxyType(
         "GET /metrics": _READ,
         "GET /v1/status": _READ,
         "GET /v1/runs": _READ,
-        "POST /v1/runs": _WORK,
+        "POST /v1/runs": _TRAIN,
         "GET /v1/runs/{run_id}": _READ,
-        "DELETE /v1/runs/{run_id}": _WORK,
-        "DELETE /v1/runs/{run_id}/data": _OPERATE,
-        "POST /v1/runs/{run_id}/groups": _WORK,
-        "POST /v1/runs/{run_id}/pause": _WORK,
-        "POST /v1/runs/{run_id}/resume": _WORK,
+        "DELETE /v1/runs/{run_id}": _TRAIN,
+        "DELETE /v1/runs/{run_id}/data": _OWNER,
+        "POST /v1/runs/{run_id}/groups": _TRAIN,
+        "POST /v1/runs/{run_id}/pause": _TRAIN,
+        "POST /v1/runs/{run_id}/resume": _TRAIN,
         "GET /v1/runs/{run_id}/groups/{group_id}": _READ,
-        "DELETE /v1/runs/{run_id}/groups/{group_id}": _WORK,
+        "DELETE /v1/runs/{run_id}/groups/{group_id}": _TRAIN,
         "GET /v1/runs/{run_id}/rollouts/{rollout_id}": _READ,
-        "DELETE /v1/runs/{run_id}/rollouts/{rollout_id}": _WORK,
+        "DELETE /v1/runs/{run_id}/rollouts/{rollout_id}": _TRAIN,
         "POST /v1/runs/{run_id}/versions": _TRAIN,
         "GET /v1/node": _NODE,
         "POST /v1/nodes/{node}/certificate": _NODE,
-        "POST /v1/nodes/{node}/drain": _OPERATE,
+        "POST /v1/nodes/{node}/drain": _OWNER,
         "GET /v1/backends": _READ,
-        "POST /v1/backends": _OPERATE,
+        "POST /v1/backends": _OWNER,
         "POST /v1/backends/pause": _TRAIN,
         "POST /v1/backends/resume": _TRAIN,
-        "PUT /v1/backends": _OPERATE,
-        "DELETE /v1/backends": _OPERATE,
+        "PUT /v1/backends": _OWNER,
+        "DELETE /v1/backends": _OWNER,
     }
 )
 
@@ -57,8 +57,8 @@ FLIGHT: Mapping[str, frozenset[str]] = MappingProxyType(
         "exchange control": _NODE,
         "exchange edge/lease": _NODE,
         "exchange edge/scored": _SERVICE,
-        "info": _WORK,
-        "get": _WORK,
+        "info": _TRAIN,
+        "get": _TRAIN,
         "action status": _READ,
         "action commit": _TRAIN,
         "action record": _TRAIN,
@@ -66,7 +66,7 @@ FLIGHT: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
-GRANTED = ("trainer", "operator", "viewer", "node", "guest")
+GRANTED = ("trainer", "viewer", "node", "guest")
 """Roles that a token may be made for; processes of a service have the owner's."""
 
 OPEN = "/healthz"
@@ -139,6 +139,8 @@ def _check(role: str, what: str, roles: frozenset[str]) -> None:
     if role not in roles:
         raise ForbiddenError(
             f"{what} as {role}",
-            f"the role {' or '.join(sorted(roles))}" if roles else "somebody on the service's host",
-            "use another join file",
+            f"the role {' or '.join(sorted(roles))}"
+            if roles
+            else "the owner, on the service's host",
+            "use another join file" if roles else "run it there, with the token in ROOT/token",
         )

@@ -1,14 +1,14 @@
 """Bearer tokens: the owner's own, and signed ones (JWT) that may do less.
 
     keys = Keys(owner_token, signing_key(root))
-    grant, token = keys.issue("trainer", runs=("exp1",), expires_at=...)
+    grant, token = keys.issue("trainer", runs=("exp1",))
     keys.check(f"Bearer {token}".encode())                      # -> grant
 
 The owner's token, ROOT/token, is random text that opens everything and never leaves the service's
-host. A signed token carries what it grants: a role, the runs that it is for, and its end; every
-process of a service can check it without asking. The key that signs, ROOT/signing.key, is in no
-other file and crosses no connection. A token counts until its end; to take all of them back before,
-remove the file and start the service anew.
+host. A signed token carries what it grants: a role and the runs that it is for; every process of a
+service can check it without asking. The key that signs, ROOT/signing.key, is in no other file and
+crosses no connection. A token counts until that file is removed and the service started anew, which
+takes back all tokens at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class TokenGrant:
     token_id: str
     role: str
     runs: tuple[str, ...] = ()
-    expires_at: float = 0.0
 
     def check_run(self, run: str) -> None:
         """Raise ForbiddenError unless what is asked for belongs to one of its runs."""
@@ -74,7 +73,6 @@ class Keys:
         role: str,
         *,
         runs: Iterable[str] = (),
-        expires_at: float = 0.0,
     ) -> tuple[TokenGrant, str]:
         """A new token and what it grants. Raises UserError for a role that nobody is given."""
         import jwt  # it brings cryptography, which most processes never need
@@ -86,12 +84,8 @@ class Keys:
             token_id=os.urandom(6).hex(),
             role=role,
             runs=tuple(runs),
-            expires_at=expires_at,
         )
-        claims: dict[str, Any] = {"grant": asdict(grant)}
-        if expires_at:
-            claims["exp"] = expires_at
-        return grant, jwt.encode(claims, self._key, ALGORITHM)
+        return grant, jwt.encode({"grant": asdict(grant)}, self._key, ALGORITHM)
 
     def check(self, header: bytes) -> TokenGrant:
         """What the `Authorization` header allows. Raises UnauthorizedError."""
@@ -111,8 +105,6 @@ class Keys:
         try:
             claims = jwt.decode(given, self._key, [ALGORITHM], {"require": ["grant"]})
             return TokenGrant.of(claims["grant"])
-        except jwt.ExpiredSignatureError:
-            raise UnauthorizedError("a bearer token that has ended", "one that is valid") from None
         except (jwt.InvalidTokenError, KeyError, TypeError):
             raise wrong from None
 

@@ -117,17 +117,6 @@ def url_of(root: Path) -> str:
     return Join.parse(path).url
 
 
-def renew(root: Path, role: str, days: float = LEAF_DAYS) -> Join:
-    """Write a join file of ROOT anew, with a fresh key and certificate of the same authority. Those
-    that were given out stay valid until their end. Raises ConfigError.
-    """
-    path = root / "join" / f"{role}.json"
-    old = Join.parse(path)
-    join = new_join(root, role, old.url, old.token, days)
-    join.write(path)
-    return join
-
-
 def ends_soon(root: Path) -> dict[str, float]:
     """Certificates of a root that end soon: file -> days left."""
     days: dict[str, float] = {}

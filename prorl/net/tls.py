@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 DOMAIN = ".prorl"
 """Servers are named ROLE.prorl, whatever their address: a node cannot pass for the service."""
 
-ROLES = ("service", "node", "trainer", "operator", "viewer")
+ROLES = ("service", "node", "trainer", "viewer")
 """`service` is our own gateway and store; the others are who joins."""
 
 AUTHORITY_DAYS, LEAF_DAYS, OWN_DAYS, RENEW_DAYS = 3650, 365, 90, 30

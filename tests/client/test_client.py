@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,11 +20,10 @@ from prorl.errors import (
     ConfigError,
     ConflictError,
     NotFoundError,
-    UnauthorizedError,
     UnavailableError,
     UserError,
 )
-from prorl.net.bearer import Keys, signing_key
+from prorl.net.bearer import signing_key
 from prorl.types import SamplingParams, Task
 
 TOKEN = "a-token-for-tests"
@@ -78,18 +76,6 @@ def tasks(num: int) -> list[Task]:
 def test_a_store_is_no_service(place: str | Path) -> None:
     with pytest.raises(ConfigError, match=r"a store \((s3|file)://\), where no service listens"):
         connect(place)
-
-
-def test_a_token_that_has_ended_is_told_so(root: Path, url: str) -> None:
-    keys = Keys(TOKEN, signing_key(root))
-    for ends_at, has_ended in ((time.time() + 60, False), (time.time() - 1, True)):
-        _, token = keys.issue("trainer", expires_at=ends_at)
-        with connect(url, token) as client:
-            if not has_ended:
-                client.status()
-                continue
-            with pytest.raises(UnauthorizedError, match="a bearer token that has ended"):
-                client.status()
 
 
 def test_a_run_from_creation_to_cancel(client: Client) -> None:

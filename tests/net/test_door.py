@@ -7,9 +7,8 @@ import resource
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from prorl.protocols import Channel
 from prorl.service.http import door
 from prorl.service.http.door import Door
 from tests.net.test_matrix import EMPTY
+from tests.waiting import wait_until
 
 pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
 
@@ -110,7 +110,7 @@ def test_a_stranger_learns_nothing_and_reaches_nobody(tmp_path: Path) -> None:
 def test_thousands_of_idle_connections_are_no_burden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From one address: it has few places. The others find theirs."""
+    """They are of one address, which takes its own places alone, and for a handshake's time."""
     monkeypatch.setattr(door, "HANDSHAKE_S", 1.0)
     authority, app = Authority.of(tmp_path), Echo()
     before = threading.active_count()
@@ -119,41 +119,14 @@ def test_thousands_of_idle_connections_are_no_burden(
         most = 0
         for _ in range(2000):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
-            most = max(most, made._handshakes["127.0.0.1"])
-        assert 0 < most <= door.ADDRESS_HANDSHAKES
+            most = max(most, made._connections["127.0.0.1"])
+        assert 0 < most <= door.ADDRESS_CONNECTIONS
         assert ask(port, authority.credentials("trainer"), source="127.0.0.2") == b"hello"
-        time.sleep(1.5)
-        assert ask(port, authority.credentials("viewer")) == b"hello", "their time is over"
+        wait_until(lambda: not made._connections, "their time is over")
+        assert ask(port, authority.credentials("viewer")) == b"hello"
         grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began
-        assert grown_kib < 64 << 10, "0.33 MiB each would be 660"
+        assert grown_kib < 160 << 10, "0.33 MiB each would be 660"
     assert threading.active_count() <= before + 2
-
-
-def test_a_scanner_gets_so_many_handshakes_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each costs a processor time; what comes beyond is closed, and others are let in."""
-    monkeypatch.setattr(door, "HANDSHAKE_S", 5.0)
-    authority, app = Authority.of(tmp_path), Echo()
-    credentials = authority.credentials("service")
-    began, answered = time.monotonic(), 0
-    with opened(credentials, app) as (port, _):
-        for _ in range(4 * door.ADDRESS_HANDSHAKES):
-            with (
-                suppress(OSError),
-                socket.create_connection(("127.0.0.1", port), 10) as plain,
-                trusting(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)).wrap_socket(plain),
-            ):
-                answered += 1
-        rests = 1 + (time.monotonic() - began) // 5.0
-        assert door.ADDRESS_HANDSHAKES <= answered <= rests * door.ADDRESS_HANDSHAKES
-        assert ask(port, authority.credentials("trainer"), source="127.0.0.2") == b"hello"
-        while True:
-            try:
-                assert ask(port, authority.credentials("viewer")) == b"hello", "later"
-                break
-            except OSError:
-                time.sleep(0.2)
 
 
 async def test_new_credentials_are_shown_while_streams_go_on(

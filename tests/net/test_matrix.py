@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -79,13 +78,12 @@ def tokens(root: Path) -> list[Shown]:
         Shown("owner", TOKEN),
         Shown("none", "", valid=False),
         Shown("wrong", "x" * 43, valid=False),
-        Shown("forged", Keys(TOKEN, "f" * 64).issue("operator")[1], valid=False),
+        Shown("forged", Keys(TOKEN, "f" * 64).issue("trainer")[1], valid=False),
         Shown(
             "signed with the owner's",
-            by_owners.issue("operator")[1],
+            by_owners.issue("trainer")[1],
             valid=False,
         ),
-        Shown("ended", keys.issue("operator", expires_at=time.time() - 1)[1], valid=False),
     ]
     for role in GRANTED:
         made.append(Shown(role, keys.issue(role)[1], role=role))
@@ -333,17 +331,19 @@ async def test_a_node_speaks_for_itself_alone(
 async def test_a_worker_that_is_refused_for_good_ends_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once its token has ended; a node ends with that line instead of dialling for ever."""
+    """Once the service has another signing key; a node ends with that line instead of dialling for
+    ever.
+    """
     monkeypatch.setattr(control_client, "REFUSED_S", 0.5)
     async with gateway(tmp_path) as (served, shown, known):
         at = served.gateway.config.listener.gateway
         node = next(cert for cert in shown if cert.name == "node:n1").credentials
-        gone = next(token for token in known if token.name == "ended").text
+        gone = next(token for token in known if token.name == "forged").text
         identity = this_life(role="run", worker="n1/run-0", node="n1", remote=True)
         async with FlightNetwork(gone, node) as network:
             client = ControlClient(network, at, identity, on={})
             client.start()
-            with pytest.raises(control_client.REFUSALS, match="token that has ended"):
+            with pytest.raises(control_client.REFUSALS, match="a wrong bearer token"):
                 await asyncio.wait_for(client.wait(), 30)
             await client.close()
 

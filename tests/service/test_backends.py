@@ -71,20 +71,20 @@ async def test_what_cannot_serve_is_refused_in_one_line_and_leaves_nothing(
 
 
 async def test_a_trainers_token_names_no_server_that_the_pool_lacks(tmp_path: Path) -> None:
-    """Else it has the service's host ask any URL; an operator may, and anybody one of the pool."""
+    """Else it has the service's host ask any URL; the owner may, and anybody one of the pool."""
     signing_key(tmp_path / "root")
     async with served() as inside, served() as other, world(tmp_path, backends=(inside,)) as w:
         keys = keys_of(w.config)
         for role, name, status in (
             ("trainer", other, 403),
             ("trainer", inside, 201),
-            ("operator", other, 201),
+            ("owner", other, 201),
         ):
-            token = keys.issue(role)[1]
+            token = TOKEN if role == "owner" else keys.issue(role)[1]
             body: Json = {"run_id": f"{role}-{status}", "backends": [name]}
             found, answer = await w.http("POST", "/v1/runs", body, token)
             assert found == status, answer
-            assert status == 201 or "the pool, which is the operator's" in answer["message"]
+            assert status == 201 or "the pool, which is the owner's" in answer["message"]
 
 
 async def test_raw_logprobs_another_model_and_another_vocabulary_are_refused(

@@ -157,7 +157,7 @@ def _check_names(gateway: Gateway, config: RunConfig, new_servers: bool) -> None
         if is_server(name) and not new_servers and name not in gateway.core.state.balancer.states:
             raise ForbiddenError(
                 f"server {name} is not in the pool",
-                "servers of the pool, which is the operator's",
+                "servers of the pool, which is the owner's",
                 "`prorl backends add` by an operator puts it there",
             )
 

@@ -2,16 +2,14 @@
 
     connection -> room? -> handshake within HANDSHAKE_S -> who it is -> bytes to and from the app
 
-A connection costs memory from its first byte and time with its handshake, and anybody may open one.
-The gateway's loop, which must never stall, therefore meets only callers whose certificate was
-believed; a stranger gets one of `MAX_HANDSHAKES` places for `HANDSHAKE_S` at most, and one address
-`ADDRESS_HANDSHAKES` of them: the rest is closed unanswered, or waits in the kernel's queue. Whoever
-is not believed takes its address's place for all of `HANDSHAKE_S`, however soon it was refused: so
-many handshakes of 1.5 ms each, 0.8 % of a core, are all that one address gets (what is closed costs
-0.13 ms).
+A connection costs memory from its first byte and 1.5 ms of CPU with its handshake, and anybody may
+open one. The gateway's loop, which must never stall, therefore meets only callers whose certificate
+was verified. A stranger keeps a connection for `HANDSHAKE_S` at most. How many handshakes one
+address makes a second is not bounded here; a firewall bounds that.
 New credentials (`LiveCredentials`) are shown from the next handshake on.
 
-Bounded by `MAX_CONNECTIONS`, each with at most two buffers of `CHUNK_BYTES` here.
+Bounded by `MAX_CONNECTIONS`, strangers' included, and `ADDRESS_CONNECTIONS` of one address, each
+with at most two buffers of `CHUNK_BYTES` and TLS's own here. What comes beyond is closed.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from contextlib import suppress
 
 from prorl.net.tls import AnyCredentials, Caller, Credentials
 
-MAX_HANDSHAKES, ADDRESS_HANDSHAKES, HANDSHAKE_S = 64, 16, 3.0
+HANDSHAKE_S = 3.0
 
 MAX_CONNECTIONS, ADDRESS_CONNECTIONS = 1024, 256
-"""Of callers with a certificate."""
+"""At 0.33 MiB each; one address must not take the places of all others."""
 
 CHUNK_BYTES = 64 << 10
 
@@ -43,7 +41,6 @@ class Door:
         self._listener, self._credentials, self._take = listener, credentials, take
         self._shown: Credentials | None = None
         self._context: ssl.SSLContext | None = None
-        self._handshakes: Counter[str] = Counter()
         self._connections: Counter[str] = Counter()
         self._open: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop
@@ -83,57 +80,50 @@ class Door:
         return self._context
 
     async def _accept(self) -> None:
-        places = asyncio.Semaphore(MAX_HANDSHAKES)
         while True:
-            await places.acquire()
             try:
                 connection, address = await self._loop.sock_accept(self._listener)
-            except OSError:  # no descriptor left: those that are held come back within HANDSHAKE_S
-                places.release()
+            except OSError:  # no descriptor is free: strangers give theirs back within HANDSHAKE_S
                 await asyncio.sleep(HANDSHAKE_S)
                 continue
             host = str(address[0])
             if (
-                self._handshakes[host] >= ADDRESS_HANDSHAKES
-                or self._connections[host] >= ADDRESS_CONNECTIONS
+                self._connections[host] >= ADDRESS_CONNECTIONS
                 or self._connections.total() >= MAX_CONNECTIONS
             ):
                 connection.close()
-                places.release()
                 await asyncio.sleep(0)
                 continue
-            self._handshakes[host] += 1
-            task = self._loop.create_task(self._greet(connection, host, places))
+            self._connections[host] += 1
+            task = self._loop.create_task(self._greet(connection, host))
             self._open.add(task)
             task.add_done_callback(self._open.discard)
 
-    async def _greet(self, connection: socket.socket, host: str, places: asyncio.Semaphore) -> None:
-        """Shake hands; whoever is believed is carried on, at the app's cost."""
+    async def _greet(self, connection: socket.socket, host: str) -> None:
+        """Shake hands with a caller, and carry a verified one on, at the app's cost."""
         reader = asyncio.StreamReader(CHUNK_BYTES, self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
-        began = self._loop.time()
         try:
-            transport, _ = await self._loop.connect_accepted_socket(
-                lambda: protocol,
-                connection,
-                ssl=self._current_context(),
-                ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=HANDSHAKE_S,
-            )
-        except (OSError, ssl.SSLError):
-            connection.close()
-            self._loop.call_at(began + HANDSHAKE_S, _less, self._handshakes, host)
-            return
+            try:
+                transport, _ = await self._loop.connect_accepted_socket(
+                    lambda: protocol,
+                    connection,
+                    ssl=self._current_context(),
+                    ssl_handshake_timeout=HANDSHAKE_S,
+                    ssl_shutdown_timeout=HANDSHAKE_S,
+                )
+            except (OSError, ssl.SSLError):
+                connection.close()
+                return
+            try:
+                writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
+                await self._carry(reader, writer)
+            finally:
+                transport.abort()
         finally:
-            places.release()
-        _less(self._handshakes, host)
-        self._connections[host] += 1
-        try:
-            writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
-            await self._carry(reader, writer)
-        finally:
-            transport.abort()
-            _less(self._connections, host)
+            self._connections[host] -= 1
+            if not self._connections[host]:
+                del self._connections[host]
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ours, apps = socket.socketpair()
@@ -166,9 +156,3 @@ def _caller(writer: asyncio.StreamWriter) -> Caller:
     subject = writer.get_extra_info("peercert")["subject"]
     names = [value for part in subject for key, value in part if key == "commonName"]
     return Caller.of(names[0] if names else "")
-
-
-def _less(counter: Counter[str], host: str) -> None:
-    counter[host] -= 1
-    if counter[host] <= 0:
-        del counter[host]

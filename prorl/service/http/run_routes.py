@@ -99,9 +99,9 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         grant: TokenGrant = request.scope["state"]["grant"]
         grant.check_run(config.run_id)
         caller: Caller | None = request.scope["state"].get("caller")
-        operates = grant.role in ("", "operator") and (caller is None or caller.role == "operator")
+        owner = not grant.role and caller is None
         created = await gateway.proofs.make(
-            config, partial(create, gateway, config, new_servers=operates)
+            config, partial(create, gateway, config, new_servers=owner)
         )
         if created is None and (proving := gateway.proofs.find(config.run_id)) is not None:
             return reply(views.run_view(core, proving), 202)
