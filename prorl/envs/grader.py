@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prorl.envs.answers import MARKED, MAX_ANSWER_CHARS, final_answer, judge, science
+from prorl.envs.answers.find import without_open_thought
 from prorl.helper.child import Answer, serve
 
 TOLERANCE = 1e-6
@@ -32,14 +33,17 @@ def prepare(kind: str) -> Answer:
     return lambda question: graders[question[0]](*question[1:])
 
 
-def _math(reference: str, text: str, question: str) -> tuple[bool | None, str, str, str]:
+def _math(
+    reference: str, text: str, question: str, grading: str = "closed_form"
+) -> tuple[bool | None, str, str, str]:
     """(verdict, the rule that decided, the answer that was found, how)."""
+    text = without_open_thought(text)
     answer = final_answer(text)
     if answer.found not in MARKED:
         *_, last = ("", *filter(str.strip, text.splitlines()))
         if len(last) <= MAX_ANSWER_CHARS and _spoken(last) == _spoken(reference):
             return True, "text", last.strip(), "last line"
-    return *judge(reference, answer.text, question), *answer
+    return *judge(reference, answer.text, question, grading), *answer
 
 
 def _spoken(text: str) -> str:

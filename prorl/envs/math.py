@@ -2,8 +2,10 @@
 
 The policy ends with `#### answer`, which is compared with the reference answer.
 
-Reads `data.answer` (string or number) and, for the oracle, `data.solution` (GSM8K's text with
-`<<48/2=24>>` calculator marks). `data.tools` names further tools (`prorl/tools`). RUN needs a
+Reads `data.answer` (string or number), `data.grading` (how far an answer must be worked out:
+`strict`, `closed_form`, which is the default, or `value`; docs/tasks.md) and, for the oracle,
+`data.solution` (GSM8K's text with `<<48/2=24>>` calculator marks). `data.tools` names further tools
+(`prorl/tools`). RUN needs a
 sandbox for the tools, EVAL none. The rules of `prorl.envs.answers` decide what they can read, by
 the answer, the reference and the prompt, which tells what the words behind a number are; a
 reference that they cannot read goes to math-verify. Both run in helpers (`grading.py`). The grader
@@ -18,13 +20,14 @@ import re
 from importlib.util import find_spec
 
 from prorl.envs import grading
+from prorl.envs.answers import GRADINGS
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.tools import PYTHON
 from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
-from prorl.types import FailureCode, Judgement, Task, ToolCall
+from prorl.types import FailureCode, Json, Judgement, Task, ToolCall
 
 MAX_REFERENCE_CHARS = 1000
 
@@ -42,8 +45,8 @@ async def correct(
     gold, text = str(task.data["answer"]), artefact.decode("utf-8", "replace")
     judged, why = await grading.ask(
         grading.RULES,
-        ("math", gold, text, task.prompt),
-        ("math", gold, "#### 0", task.prompt),
+        ("math", gold, text, task.prompt, grading_of(task)),
+        ("math", gold, "#### 0", task.prompt, grading_of(task)),
         deadline,
     )
     if judged is None:
@@ -76,6 +79,11 @@ class MathEnv(BaseEnv):
                 "the reference answer",
                 "give it as text or a number",
             )
+        if grading_of(task) not in GRADINGS:
+            raise TaskError(
+                f"task {task.task_id!r}: data.grading is {task.data['grading']!r}"[:300],
+                f"one of {', '.join(GRADINGS)}",
+            )
         grading.check_installed(task)
         super().check(task)
 
@@ -92,6 +100,10 @@ class MathEnv(BaseEnv):
         return Solution(
             (ToolCall("python", {"code": code}),), f"The result is {answer}.\n#### {answer}"
         )
+
+
+def grading_of(task: Task) -> Json:
+    return task.data.get("grading", "closed_form")
 
 
 async def _by_math_verify(gold: str, answer: str, deadline: Deadline) -> tuple[bool, str]:

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.envs.answers import final_answer, judge, science
+from prorl.envs.answers import GRADINGS, final_answer, judge, science
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import parse
 from prorl.envs.grader import prepare
+from tests.envs.math_beside import ours, written
 from tests.envs.math_realistic import misjudged
 
 TABLES = ("math_table.jsonl", "math_more.jsonl", "math_third.jsonl")
@@ -46,6 +47,9 @@ _OUTCOMES = {None: "unread", True: "false positive", False: "false negative"}
         ("", "", "none"),
         ("The answer is 12. The answer is 13. The answer is 14.", "14.", "answer is"),
         ("The answer is 12; no, the answer is 13", "13", "answer is"),
+        (r"<think>so \boxed{14}. Let me check", "", "none"),
+        (r"<think>\boxed{1}</think>\boxed{2}<think>\boxed{3}", "2", "boxed"),
+        (r"<think>\boxed{1}</think>#### 2", "2", "####"),
     ],
 )
 def test_final_answer(text: str, answer: str, found: str) -> None:
@@ -89,6 +93,73 @@ def test_answers_as_policies_write_them_are_judged_rightly() -> None:
     wrong = misjudged(1, 1000)
     assert len(wrong) <= 1000 * (1 - ACCURACY), wrong
     assert sum(not row.right for row, _ in wrong) <= 1, wrong
+
+
+def test_answers_that_were_written_before_the_rules_were_read() -> None:
+    """Of whole replies at least 97 % of the right ones are paid, at most 1 % of the wrong ones."""
+    rows = list(written())
+    wrong = [row for row in rows if ours(row) is not row.right]
+    missed = [row for row in wrong if row.right]
+    assert len(missed) <= (1 - ACCURACY) * sum(row.right for row in rows), missed
+    paid = [row for row in wrong if not row.right]
+    assert len(paid) <= 0.01 * sum(not row.right for row in rows), paid
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "question", "gradings"),
+    [
+        ("5", "10/2", "", "closed_form value"),
+        ("1024", "2^{10}", "", "closed_form value"),
+        ("10", "\\binom52", "", "closed_form value"),
+        ("2", "\\sqrt4", "", "closed_form value"),
+        ("\\frac78", "\\frac{\\frac72}4", "", "closed_form value"),
+        ("1", "0.\\overline 9", "", "closed_form value"),
+        ("1.5", "150\\%", "", "closed_form value"),
+        ("120", "5!", "", "closed_form value"),
+        ("7", "3 + 4", "", "value"),
+        ("6", "2 \\cdot 3", "", "value"),
+        ("10", "\\binom{5}{2}", "Evaluate $\\binom{5}{2}$.", "value"),
+        ("10", "\\binom52", "Evaluate $\\dbinom{5}{2}$.", "value"),
+        ("10", "20/2", "What is 5 choose 2?", "value"),
+        ("12", "144^{1/2}", "What is the square root of 144?", "value"),
+        ("343", "7^{3}", "Compute 7^3.", "value"),
+        ("3", "12/4", "A tap fills 12 liters in 4 minutes. How many a minute?", "value"),
+        ("7", "\\sqrt{49}", "What is 3 + 4?", "value"),
+        ("3.5", "7/2", "What is half of seven?", "strict closed_form value"),
+        ("2.5", "2\\frac12", "How many are there?", "strict closed_form value"),
+        ("5", "x^0 \\cdot 5", "", "value"),
+        ("18", "1800\\%", "", ""),
+        ("5", "10/3", "", ""),
+        ("5", "5!", "", ""),
+    ],
+)
+def test_how_far_an_answer_is_worked_out(
+    reference: str, answer: str, question: str, gradings: str
+) -> None:
+    taken = [name for name in GRADINGS if judge(reference, answer, question, name)[0]]
+    assert taken == gradings.split()
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "right"),
+    [
+        ("n\\equiv 4\\pmod 7", "n \\equiv 4 \\pmod{7}", True),
+        ("n\\equiv 4\\pmod 7", "n \\equiv 11 \\ (\\text{mod } 7)", True),
+        ("n\\equiv 4\\pmod 7", "n ≡ 4 (mod 7)", True),
+        ("n\\equiv 4\\pmod 7", "4 \\pmod 7", True),
+        ("n \\equiv a \\pmod{p}", "n \\equiv a\\pmod p", True),
+        ("x \\equiv 4 \\pmod{7}", "x \\equiv 4 \\pmod{9}", False),
+        ("x \\equiv 4 \\pmod{7}", "x \\equiv 5 \\pmod{7}", False),
+        ("x \\equiv 4 \\pmod{7}", "y \\equiv 4 \\pmod{7}", False),
+        ("x \\equiv 4 \\pmod{7}", "x = 4", False),
+        ("x \\equiv 4 \\pmod{7}", "x \\equiv 4 \\pmod{7}, x \\equiv 5 \\pmod{7}", False),
+        ("x \\equiv 1 \\pmod 4 \\text{ or } x \\equiv 3 \\pmod 5", "x \\equiv 1 \\pmod 4", False),
+        ("x \\equiv \\pm 1 \\pmod 8", "x \\equiv 1 \\pmod 8", False),
+        ("x \\equiv 4 \\pmod{0}", "x \\equiv 5 \\pmod{0}", False),
+    ],
+)
+def test_congruences(reference: str, answer: str, right: bool) -> None:
+    assert judge(reference, answer)[0] is right
 
 
 def test_what_is_said_bare_is_read_whole() -> None:
@@ -330,16 +401,19 @@ _AIMED = [
     for line in (Path(__file__).parent / "math_aimed.jsonl").read_text().splitlines()
 ]
 """Answers that were aimed at the rules after reading them, and right ones that look like them. A
-new leniency of the rules needs a row here that it still refuses.
+new leniency of the rules needs a row here that it still refuses. `closed` are closed forms of
+numbers: right by `closed_form`, wrong by `strict`.
 """
 
 
-def _judged(row: dict[str, Any], answers: str, verdict: bool) -> list[str]:
+def _judged(
+    row: dict[str, Any], answers: str, verdict: bool, grading: str = "closed_form"
+) -> list[str]:
     """Those of a row's answers that are judged so."""
     return [
         answer
         for answer in row.get(answers, ())
-        if judge(row["reference"], final_answer(f"#### {answer}").text, row["question"])[0]
+        if judge(row["reference"], final_answer(f"#### {answer}").text, row["question"], grading)[0]
         is verdict
     ]
 
@@ -348,6 +422,8 @@ def _judged(row: dict[str, Any], answers: str, verdict: bool) -> list[str]:
 def test_answers_that_were_aimed_at_the_rules_are_judged_rightly(row: dict[str, Any]) -> None:
     assert _judged(row, "answers", True) == []
     assert _judged(row, "right", False) == []
+    assert _judged(row, "closed", False) == []
+    assert _judged(row, "closed", True, "strict") == []
 
 
 _WHOLE = [

@@ -52,6 +52,19 @@ def test_a_task_without_a_usable_answer_is_refused(answer: Json) -> None:
         ENV.check(_task(answer))
 
 
+async def test_the_row_says_how_far_an_answer_is_worked_out() -> None:
+    for grading, rewards in {"strict": [0, 0], "closed_form": [1, 0], "value": [1, 1]}.items():
+        task = _task("10", grading=grading)
+        ENV.check(task)
+        found = [
+            (await ENV.score(task, f"#### {text}".encode(), None, Deadline(60.0))).reward
+            for text in (r"\binom52", "3 + 7")
+        ]
+        assert found == rewards, grading
+    with pytest.raises(TaskError, match=r"data\.grading is 'lenient'; expected one of strict, clo"):
+        ENV.check(_task("10", grading="lenient"))
+
+
 async def test_calls_that_do_not_fit_are_told_and_not_run(tmp_path: Path) -> None:
     sandbox = LocalSandbox(tmp_path)
     for call, words in [

@@ -6,6 +6,7 @@ r"""Final answers of mathematics: finding them in a text, reading them, comparin
 | notation, words | spellings: LaTeX, Unicode, thousands; words around and instead of numbers |
 | parse, values, tree | plain notation -> a tree |
 | evaluate, sets, measures | what a tree is worth: numbers, real sets, units |
+| closed, congruence | numbers spelled as one operation; congruences |
 | compare, judge | whether an answer is the reference |
 
 Pure functions of bounded work, no I/O. Nothing is guessed: an answer that has no reading is wrong,
@@ -13,6 +14,6 @@ a reference that has none is said to have none.
 """
 
 from prorl.envs.answers.find import MARKED, MAX_ANSWER_CHARS, Answer, final_answer
-from prorl.envs.answers.judge import judge
+from prorl.envs.answers.judge import GRADINGS, judge
 
-__all__ = ["MARKED", "MAX_ANSWER_CHARS", "Answer", "final_answer", "judge"]
+__all__ = ["GRADINGS", "MARKED", "MAX_ANSWER_CHARS", "Answer", "final_answer", "judge"]

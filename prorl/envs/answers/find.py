@@ -67,6 +67,7 @@ _NUMBER = re.compile(
     r"\d{1,2}:\d\d ?[aApP]\.?[mM]\b"
     r"|[-+−]?\$?(?:\d+ (?=\d+/\d))?(?:\d[\d,]*\d|\d)?(?:\.\d+)?(?:\s*/\s*\d+)?%?"
 )
+_THOUGHT = re.compile(r"<(/?)(?:think(?:ing)?|thoughts?|reasoning)>", re.IGNORECASE)
 _TAG = re.compile(r"<answer>(.{1,1000}?)</answer>", re.DOTALL | re.IGNORECASE)
 _NOTATION = re.compile(
     r"(?:[\d\s.,;:()\[\]{}+\-−*/^_&'<>≤≥≠=∈|!$%°π∞√±∪∩·×÷²³]|\\(?:begin|end)\{[a-z]?matrix\}"
@@ -93,7 +94,7 @@ def final_answer(text: str) -> Answer:
     >>> [final_answer(text).text for text in texts], final_answer("First 3, then 7").found
     (['24', '\\frac{1}{2}', '12.'], 'last number')
     """
-    text = text.rstrip()
+    text = without_open_thought(text).rstrip()
     if tagged := _TAG.match(text, max(text.lower().rfind("<answer>"), 0)):
         return Answer(_boxes(tagged[1])[1] or tagged[1].strip(), "answer is")
     box_at, boxed = _boxes(text)
@@ -106,6 +107,12 @@ def final_answer(text: str) -> Answer:
     if said := _said(text):
         return Answer(said, "answer is")
     return _unmarked(text)
+
+
+def without_open_thought(text: str) -> str:
+    """A text up to a thought that was cut off: nothing in it is an answer."""
+    *_, last = (None, *_THOUGHT.finditer(text))
+    return text if last is None or last[1] else text[: last.start()]
 
 
 def _marked(text: str) -> tuple[int, str]:

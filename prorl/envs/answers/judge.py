@@ -19,7 +19,9 @@ import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
+from prorl.envs.answers.closed import is_closed_form, poses
 from prorl.envs.answers.compare import assigned, is_name, same
+from prorl.envs.answers.congruence import same_congruence
 from prorl.envs.answers.evaluate import UndefinedError, number, symbols
 from prorl.envs.answers.find import MAX_ANSWER_CHARS
 from prorl.envs.answers.measures import PERCENT, Speech, fits, ratio, unit_text
@@ -53,20 +55,33 @@ _CONSTANT = re.compile(r"\+ ?([ckK])$")
 Rule = Callable[[str, str, Speech], bool | None]
 
 
+GRADINGS = ("strict", "closed_form", "value")
+"""How far an answer must be worked out where the reference is a number: `strict` as far as that,
+`closed_form` to one number or a closed form of it (`closed.py`), `value` not at all.
+"""
+
+
 def judge(
-    reference: str, answer: str, question: str = "", *, is_step: bool = False
+    reference: str,
+    answer: str,
+    question: str = "",
+    grading: str = "closed_form",
+    *,
+    is_step: bool = False,
 ) -> tuple[bool | None, str]:
     """(right, wrong or None for an unreadable reference; the rule that decided).
 
     `is_step`: arithmetic that is still to be done may be right, as before `= 84`.
     """
+    reference, answer = (_ROW_GAP.sub(r"\\\\ ", text) for text in (reference, answer))
     if not answer.strip() or len(answer) > MAX_ANSWER_CHARS or "~~" in answer:  # struck out
         return False, "no usable answer"
     reference, answer = undress(reference), undress(answer)
     if letter := _CONSTANT.search(answer) if reference.endswith("C") else None:
         is_free = letter[1] not in re.sub(r"\\[a-zA-Z]+", "", reference)
         answer = f"{answer[:-1]}C" if is_free else answer
-    speech = Speech(question, reference)
+    speech = Speech(question, reference, grading)
+    reference, answer = (_for_all(text, speech) for text in (reference, answer))
     for name, rule in _RULES:
         verdict = rule(reference, answer, speech)
         if verdict is not None:
@@ -75,9 +90,9 @@ def judge(
     answer = "=".join(sides)
     if 1 < len(sides) <= _MAX_SIDES:
         if speech.asks_percent and not speech.is_share and "%" in sides[-1]:
-            return judge(f"{reference}\\%", answer, question)
-        if all(judge(reference, one, question, is_step=True)[0] for one in sides) and any(
-            judge(reference, one, question)[0] for one in (sides[0], sides[-1])
+            return judge(f"{reference}\\%", answer, question, grading)
+        if all(judge(reference, one, question, grading, is_step=True)[0] for one in sides) and any(
+            judge(reference, one, question, grading)[0] for one in (sides[0], sides[-1])
         ):
             return True, "each side"
     right = _same_mathematics(_meaning(reference), _meaning(answer), speech, is_step)
@@ -86,6 +101,49 @@ def judge(
     if right is None and folded[0] == folded[1]:
         right = False
     return right, "mathematics"
+
+
+_ROW_GAP = re.compile(r"\\\\ ?\[ ?-?[\d.]+ ?(?:pt|ex|em|mm|cm|in|px|\\[a-z]+) ?\]")
+"""The space behind a row of a matrix: `\\\\[2pt]`."""
+_FOR_ALL = re.compile(
+    r"[ ,]*(?:\\quad|\\ )*[ ,]*(?:\\text(?:rm)? ?\{ *(?:,? *)?for (?:all|any|every|each) *"
+    r"(?P<words>[a-z ]*?) *\}|\\forall|∀|for (?:all|any|every|each) (?P<plain>[a-z ]*?))"
+    r" *\$? *[a-zA-Z](?: ?, ?[a-zA-Z])* *"
+    r"(?:(?:\\in(?![a-z])|∈) *(?:\\mathbb ?\{? ?(?P<set>[RQZNC]) ?\}?|(?P<sign>[ℝℚℤℕℂ])) *)?\$?\.?$"
+)
+_DOMAINS = {
+    "R": r"real|\\mathbb ?\{? ?R|ℝ", "Q": r"rational|\\mathbb ?\{? ?Q|ℚ",
+    "Z": r"integer|\\mathbb ?\{? ?Z|ℤ", "N": r"natural|positive integer|\\mathbb ?\{? ?N|ℕ",
+    "C": r"complex|\\mathbb ?\{? ?C|ℂ",
+}  # fmt: skip
+_SETS = dict(zip("ℝℚℤℕℂ", "RQZNC", strict=True))
+_DOMAIN_WORDS = {"real": "R", "rational": "Q", "integer": "Z", "natural": "N", "complex": "C"}
+
+
+def _for_all(text: str, speech: Speech) -> str:
+    """A formula without the `for all real x` behind it, where the question names that domain."""
+    found = _FOR_ALL.search(text)
+    if found is None:
+        return text
+    words = (found["words"] or found["plain"] or "").split()
+    if set(words) - {
+        "real",
+        "rational",
+        "integer",
+        "natural",
+        "complex",
+        "numbers",
+        "values",
+        "of",
+    }:
+        return text
+    sign = found["set"] or _SETS.get(found["sign"] or "")
+    domains = {_DOMAIN_WORDS[word] for word in words if word in _DOMAIN_WORDS}
+    domains |= {sign} if sign else set()
+    said = f"{speech.question} {speech.reference}"
+    if speech.is_known and not all(re.search(_DOMAINS[name], said) for name in domains):
+        return text
+    return text[: found.start()].strip()
 
 
 def _shortened(sides: list[str]) -> list[str]:
@@ -134,10 +192,10 @@ def _choice(reference: str, answer: str, speech: Speech) -> bool | None:
         if several and several == _letters(bare(plain_of(answer))):
             return True
         return _choice_with_text(reference, answer, speech)
-    found = _CHOSEN.fullmatch(bare(plain_of(answer)))
+    found = _CHOSEN.fullmatch(bare(plain_of(answer)).replace("~", " "))
     listed = speech.choice(letter[1])
     if found is None:  # the choice's text alone
-        return bool(listed and judge(listed, answer, speech.question)[0])
+        return bool(listed and judge(listed, answer, speech.question, speech.grading)[0])
     said = found[1] if speech.is_known and not listed else found[1].upper()
     if said != letter[1]:
         return False
@@ -150,7 +208,7 @@ def _is_text_of(letter: str, text: str, speech: Speech) -> bool:
     if not listed:
         number_in = numerals(text)
         return any(map(str.isdigit, number_in)) and _tree(number_in) is not None
-    return bool(judge(listed, text, speech.question)[0])
+    return bool(judge(listed, text, speech.question, speech.grading)[0])
 
 
 def _letters(text: str) -> frozenset[str]:
@@ -172,8 +230,10 @@ def _choice_with_text(reference: str, answer: str, speech: Speech) -> bool | Non
     given = _CHOSEN.fullmatch(bare(plain_of(answer)).replace("~", " "))
     if given is not None:
         right = given[1].upper() == letter
-        return right and (not given[2] or bool(judge(text, given[2], speech.question)[0]))
-    return judge(text, answer, speech.question)[0]
+        return right and (
+            not given[2] or bool(judge(text, given[2], speech.question, speech.grading)[0])
+        )
+    return judge(text, answer, speech.question, speech.grading)[0]
 
 
 # ---- texts
@@ -181,9 +241,10 @@ def _choice_with_text(reference: str, answer: str, speech: Speech) -> bool | Non
 _WORDLIKE = re.compile(r"[^\W\d_][\w '’.,&/()-]*")
 _AS_WRITTEN = re.compile(
     r"\d+(?: ?[-–/.] ?\d+){2,9}|\d+ ?[-–] ?\d+|\d+ ?(?:×|x|\\times) ?\d+"
-    r"|0\d+|.*(?:\\(?:land|lor|wedge|vee|neg|lnot)(?![a-zA-Z])|[∧∨¬]).*"
+    r"|.*(?:\\(?:land|lor|wedge|vee|neg|lnot)(?![a-zA-Z])|[∧∨¬]).*"
 )
 """A date, a score, a matrix' size, a formula of logic: no arithmetic."""
+_PADDED = re.compile(r"0\d+")
 
 
 def _text(reference: str, answer: str, speech: Speech) -> bool | None:
@@ -192,7 +253,8 @@ def _text(reference: str, answer: str, speech: Speech) -> bool | None:
         return True
     plain = plain_of(reference)
     is_clock = _CLOCK.fullmatch(plain) and speech.is_known and not speech.asks_ratio
-    if is_clock or _AS_WRITTEN.fullmatch(plain) or speech.multiplies_matrices:
+    is_code = speech.asks_code and _PADDED.fullmatch(plain)
+    if is_clock or is_code or _AS_WRITTEN.fullmatch(plain) or speech.multiplies_matrices:
         return _squeezed(reference) == _squeezed(bare(answer))
     words = re.findall(r"[^\W\d_]+", plain)
     wordy = bool(_WORDLIKE.fullmatch(plain)) and any(len(word) > 1 for word in words)
@@ -298,8 +360,13 @@ def _seconds(text: str) -> int | None:
     return (hour * 60 + int(found[2])) * 60 + int(found[3] or 0)
 
 
+def _congruence(reference: str, answer: str, speech: Speech) -> bool | None:
+    return same_congruence(reference, bare(answer))
+
+
 _RULES: tuple[tuple[str, Rule], ...] = (
     ("choice", _choice),
+    ("congruence", _congruence),
     ("text", _text),
     ("base", _base),
     ("time", _time),
@@ -369,7 +436,7 @@ def _same_mathematics(reference: str, answer: str, speech: Speech, is_step: bool
     lists = any(node.op in ("list", "sequence") for node in wanted)
     for text in (answer, *_turned(reference, answer, speech)):
         for node in _candidates(text, lists, speech):
-            pairs = (_as_asked(one, node, speech) for one in wanted)
+            pairs = (_as_asked(one, _unshared(one, node, speech), speech) for one in wanted)
             if any(
                 (is_step or text is not answer or _is_done(text, *pair, speech)) and _is_same(*pair)
                 for pair in pairs
@@ -388,10 +455,17 @@ def _is_done(text: str, reference: Node, answer: Node, speech: Speech) -> bool:
     """Whether an answer is worked out as far as its reference, in the form that is asked for."""
     sides = answer.args if answer.op == "relation" and set(answer.name) <= {"="} else (answer,)
     last = sides[-1]
+    if speech.grading == "value":
+        return True
     if _is_worked_out(reference) and not any(
         _is_worked_out(side) and (side is last or not symbols(side)) for side in sides
     ):
-        return False
+        return (
+            speech.grading == "closed_form"
+            and is_closed_form(reference)
+            and is_closed_form(last)
+            and not poses(speech.question, reference, last)
+        )
     if speech.asks_factors and len(_factors(last)) < len(_factors(reference)):
         return False
     if speech.asks_expansion and not _is_expanded(last) and _is_expanded(reference):
@@ -434,6 +508,21 @@ def _is_same(reference: Node, answer: Node) -> bool:
         return same(reference, answer)
     except (UnreadableError, UndefinedError, ArithmeticError):
         return False
+
+
+def _unshared(reference: Node, answer: Node, speech: Speech) -> Node:
+    """`150%` as 1.5, where the reference is a number that is no whole one."""
+    if (
+        speech.grading != "strict"
+        and answer.op == "unit"
+        and unit_text(answer.name) == PERCENT
+        and answer.args[0].op == "num"
+        and reference.op == "num"
+        and reference.value.denominator != 1
+        and not speech.asks_percent
+    ):
+        return Node("num", value=answer.args[0].value / 100)
+    return answer
 
 
 def _as_asked(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node]:

@@ -142,11 +142,23 @@ _SLOPE = re.compile(r"\\[dt]?frac ?\{d[a-z]?\} ?\{d[a-z]\} ?(?:[a-z] ?\([a-z]\))
 _SPACED = re.compile(r" ?([-+*/^]) ?")
 
 
+_ASKS_CODE = re.compile(
+    r"\b(?:codes?|passwords?|passcodes?|pins?|zip|postal|(?:tele)?phone|serial|combination of the"
+    r"|lock|leading zeros?|identifiers?|ids?|plates?|barcodes?|isbn|binary|octal|hexadecimal"
+    r"|(?:string|sequence) of digits|digit string|(?:first|last) (?:\w+ )?digits)\b",
+    re.IGNORECASE,
+)
+_ASKS_NUMBER = re.compile(
+    r"\bhow many\b|\bnumber of\b|\bremainder\b|\bprobability\b|\b(?:sum|product) of\b",
+    re.IGNORECASE,
+)
+
+
 class Speech:
     """What a question and its reference speak of."""
 
-    def __init__(self, question: str, reference: str) -> None:
-        self.question = question
+    def __init__(self, question: str, reference: str, grading: str = "closed_form") -> None:
+        self.question, self.reference, self.grading = question, reference, grading
         self._question = " ".join(question.split())
         self._reference = reference
         self.is_known = len(_WORD.findall(self._question)) >= _MIN_WORDS
@@ -155,6 +167,11 @@ class Speech:
     def asks_percent(self) -> bool:
         """Whether a share is asked for in percent: `25%` is then 25."""
         return bool(_ASKS_PERCENT.search(self._asking))
+
+    @cached_property
+    def asks_code(self) -> bool:
+        """Whether digits are asked for that are no number: `007` is then another than `7`."""
+        return bool(_ASKS_CODE.search(self._asking)) and not _ASKS_NUMBER.search(self._asking)
 
     @cached_property
     def is_share(self) -> bool:

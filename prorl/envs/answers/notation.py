@@ -139,7 +139,8 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )  # fmt: skip
 _REPEATING = re.compile(
-    r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{\s*(\d+)\s*\}|\((\d+)\))"
+    r"(?<![\d.])(\d*)\.(\d*)"
+    r"(?:\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d)(?!\d))|\((\d+)\))"
 )
 _ELLIPSIS = re.compile(r"(?<![\d.])(\d*)\.(\d*?)(\d{1,6}?)\3{2,}(?:\3)*\.\.\.+")
 _SERIES = re.compile(r"(-?\d{1,6}), ?(-?\d{1,6}),((?: ?-?\d{1,6},){0,9}) ?\.\.\., ?(-?\d{1,6})")
@@ -211,7 +212,9 @@ def _repeating(text: str) -> str:
         numerator = int((whole + head) or "0") * cycle + int(tail)
         return f" ({numerator}/{scale * cycle}) "
 
-    text = _REPEATING.sub(lambda found: fraction(found[1], found[2], found[3] or found[4]), text)
+    text = _REPEATING.sub(
+        lambda found: fraction(found[1], found[2], found[3] or found[4] or found[5]), text
+    )
     return _ELLIPSIS.sub(lambda found: fraction(found[1], found[2], found[3]), text)
 
 
