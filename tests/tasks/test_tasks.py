@@ -682,6 +682,20 @@ def test_keys_that_a_table_gave_each_row_are_absent(tmp_path: Path) -> None:
         assert [task.data for task in load_tasks(path)] == [row["data"] for row in MIXED], path
 
 
+def test_objects_that_datasets_kept_as_texts_are_read(tmp_path: Path) -> None:
+    """It does so where the rows' objects differ in types."""
+    ours = {"task_id": "1", "env": "math", "prompt": "?", "data": '{"answer": 7, "x": null}'}
+    verl = {"prompt": "?", "reward_model": '{"ground_truth": 7}'}
+    for row, answer in ((ours, 7), (verl, "7")):
+        for path in (
+            _write(tmp_path / "a.jsonl", row),
+            _write_parquet(tmp_path / "a.parquet", row),
+        ):
+            assert load_tasks(path)[0].data == {"answer": answer}
+    with pytest.raises(TaskError, match="data is 7; expected the JSON text of an object"):
+        load_tasks(_write(tmp_path / "b.jsonl", ours | {"data": "7"}))
+
+
 def test_a_table_with_keys_of_other_formats_is_known_by_what_it_has(tmp_path: Path) -> None:
     row = {"question": "1+1?", "answer": "#### 2", "choices": None, "input_output": None}
     for path in (_write(tmp_path / "a.jsonl", row), _write_parquet(tmp_path / "a.parquet", row)):

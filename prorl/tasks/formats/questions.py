@@ -166,6 +166,7 @@ SCIQ = Format("sciq", ("question", "correct_answer", "distractor1"), read_right_
 def read_verl(row: Row, index: int) -> Task:
     """prompt, reward_model [, data_source, ability, extra_info]."""
     judged = row["reward_model"]
+    judged = mapping(judged, "reward_model") if isinstance(judged, str) else judged
     if not isinstance(judged, dict) or judged.get("ground_truth") is None:
         raise TaskError(
             f"reward_model is {str(judged)[:100]}", "an object with ground_truth", "add it"
@@ -239,8 +240,12 @@ NEMO_GYM = Format("nemo_gym", ("responses_create_params",), read_nemo_gym)
 
 
 def read_prorl(row: Row, index: int) -> Task:
-    """task_id, env, prompt [, data, data_source]."""
-    return task_from_row(row)
+    """task_id, env, prompt [, data, data_source].
+
+    Where the rows' `data` differ in types, `datasets` keeps each as a JSON text.
+    """
+    data = row.get("data")
+    return task_from_row({**row, "data": mapping(data, "data")} if isinstance(data, str) else row)
 
 
 PRORL = Format("prorl", ("task_id", "env", "prompt"), read_prorl)
