@@ -5,6 +5,10 @@ advantages, and a killed training takes each group once.
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +20,24 @@ import torch
 from prorl.bench.stored import write_run
 from prorl.bench.synthetic import group
 from prorl.client.records import Feed
+from prorl.errors import NotFoundError
 from prorl.trainer.config import TrainerConfig
-from prorl.trainer.doors.trl import Rows, row_of
+from prorl.trainer.doors.trl import (
+    PER_SEQUENCE,
+    EndOfRunError,
+    Rows,
+    most_groups,
+    row_of,
+    scaled,
+)
 from prorl.trainer.learner import Learner
 from tests.client.served import served
 from tests.trainer.tiny import SHAPE, batch_of, save_model
+from tests.trainer.trl_script import words
 
 GROUPS, ROWS = 6, 8
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "trainer.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +66,69 @@ def test_a_cursor_waits_for_the_last_row_of_its_group(location: str) -> None:
     assert rows.cursor is None
     rows.take(1)
     assert rows.cursor == "demo@1"
+
+
+def test_the_last_rows_of_a_run_are_followed_by_copies_that_train_nothing(location: str) -> None:
+    expected = [
+        row for records in Feed(location, "demo", consumer="x") for row in map(row_of, records)
+    ]
+    rows, taken, count = Rows(Feed(location, "demo", consumer="whole")), [], len(expected) - 3
+    for _ in range(2):
+        taken += rows.take(count)
+    copies = taken[len(expected) :]
+    assert [row["completion_ids"] for row in taken[: len(expected)]] == [
+        row["completion_ids"] for row in expected
+    ]
+    assert len(copies) == count - 3
+    assert not any(sum(row["env_mask"]) for row in copies)
+    assert {row["prorl_weight"] for row in copies} == {0.0}
+    assert rows.cursor == f"demo@{GROUPS}"
+    with pytest.raises(EndOfRunError):
+        rows.take(1)
+    for loss in PER_SEQUENCE:  # a rollout counts once, whatever fills the batch
+        batch = scaled([dict(row) for row in taken[count:]], loss)
+        plain = scaled([dict(row) for row in taken[count : len(expected)]], loss)
+        share = [row["prorl_advantage"] / len(batch) for row in batch[: len(plain)]]
+        wanted = [row["prorl_advantage"] / len(plain) for row in plain]
+        assert share == pytest.approx(wanted)
+
+
+def test_how_many_steps_a_replay_has_is_known_before(location: str) -> None:
+    assert most_groups(Feed(location, "demo")) == GROUPS
+    with pytest.raises(NotFoundError, match="no run 'other' in the replay: demo"):
+        most_groups(Feed(location, "other"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_replay_is_trained_whole_by_the_pages_script(location: str, tmp_path: Path) -> None:
+    """`train_trl` as docs/trainer.md starts it; started again it has nothing to do."""
+    pytest.importorskip("trl", reason="TRL is not installed (pip install trl==1.16.0)")
+    model = save_model(tmp_path / "model")
+    words().save_pretrained(model)
+    (line,) = re.findall(r"-m (prorl\S+train_trl) MODEL ROOT RUN OUTPUT", PAGE)
+    script = [sys.executable, "-m", line, str(model), location, "demo", str(tmp_path / "out")]
+    options = ["--cpu", "--groups", "4", "-n", str(SHAPE.n), "--rows", "4"]
+
+    def started(steps: int) -> str:
+        done = subprocess.run(
+            [*script, *options, "--steps", str(steps)],
+            env={**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    first = started(1)
+    assert "steps    1: 6 groups, 4 a step, with --steps 1" in first
+    assert "trained  1 steps" in first
+    rest = started(99)
+    assert "1 are done" in rest
+    last = int(re.findall(r"trained  (\d+) steps", rest)[0])
+    state = tmp_path / "out" / f"checkpoint-{last}" / "prorl.json"
+    assert json.loads(state.read_bytes())["cursor"] == f"demo@{GROUPS}"
+    assert "trained" not in started(last)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -3,7 +3,7 @@
     RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=... MASTER_PORT=... python trl_ranks_script.py \\
         LOCATION MODEL FOLDER STEPS ROWS
 
-Writes the ids of the rows that its loss gets into FOLDER/rank-N.json, and what ended it.
+Writes the ids of the rows that its loss trains into FOLDER/rank-N.json, and what ended it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def main(location: str, model: str, folder: str, steps: str, rows: str) -> None:
     found = [
         [
             ids[mask.bool()].tolist()
-            for ids, mask in zip(batch["completion_ids"], batch["completion_mask"], strict=True)
+            for ids, mask, ours in zip(
+                batch["completion_ids"], batch["completion_mask"], batch["tool_mask"], strict=True
+            )
+            if (mask * ours).any()  # the last batch is filled up with copies that train nothing
         ]
         for batch in seen
     ]

@@ -5,6 +5,10 @@ servers get each checkpoint, SIGTERM ends it after the step in hand, and started
 
 On several GPUs accelerate starts a process for each: the first takes the rows and deals them, and a
 step has `--groups` groups however many there are.
+
+`--steps` is an upper bound: a run that ends earlier, after its epochs or as a replay, ends the
+training after a last step with the groups that are left. A replay (`grpc://HOST:PORT` as ROOT, its
+token in PRORL_TOKEN) takes no weights, so none are published.
 """
 
 from __future__ import annotations
@@ -22,16 +26,16 @@ from trl import GRPOConfig
 
 from prorl.client import connect
 from prorl.client.records import Feed
-from prorl.errors import UserError
+from prorl.errors import ProrlError, UserError
 from prorl.linux.calls import die_with_parent
-from prorl.trainer.doors.trl import STATE, grpo_trainer
+from prorl.trainer.doors.trl import STATE, grpo_trainer, is_replay, most_groups
 
 
 class Serve(TrainerCallback):
     """Gives what TRL has saved to the model servers, and heeds who asks the training to end."""
 
-    def __init__(self, root: str, run: str) -> None:
-        self._root, self._run, self._asked = root, run, False
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self._asked = feed, False
         signal.signal(signal.SIGTERM, self._stop)
 
     def _stop(self, *_: object) -> None:
@@ -44,21 +48,29 @@ class Serve(TrainerCallback):
         control.should_training_stop |= bool(asked.item())
 
     def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and not is_replay(self._feed):
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            with connect(self._root) as client:
-                client.publish(self._run, state.global_step, path.absolute())
+            with connect(self._feed.url) as client:
+                client.publish(self._feed.run, state.global_step, path.absolute())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: object) -> None:
         if state.global_step:  # it may have been killed before they had it
             self.on_save(args, state, control)
 
 
+POSITIONAL = {
+    "model": "directory of the weights to begin with, as the model servers have them",
+    "root": "folder of the service (--root of `prorl serve`), or grpc://HOST:PORT of a replay",
+    "run": "name of a run with delivery=stream",
+    "output": "folder for checkpoints; what lies there is gone on with",
+}
+
+
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
-    for name in ("model", "root", "run", "output"):
-        asked.add_argument(name)
-    asked.add_argument("--steps", type=int, default=1000)
+    for name, what in POSITIONAL.items():
+        asked.add_argument(name, help=what)
+    asked.add_argument("--steps", type=int, default=1000, help="at most; fewer where the run ends")
     asked.add_argument("--groups", type=int, default=32, help="a step")
     asked.add_argument("-n", type=int, default=8, help="rollouts a group, as the run has them")
     asked.add_argument("--rows", type=int, default=8, help="in a forward pass")
@@ -77,6 +89,20 @@ def main() -> None:
         )
     if given.die_with_parent:
         die_with_parent(signal.SIGKILL)
+    # What a kill cut off has no place in the feed: that is written last.
+    whole = [path.parent for path in Path(given.output).glob(f"checkpoint-*/{STATE}")]
+    newest = max(whole, key=lambda path: int(path.name[11:]), default=None)
+    done = int(newest.name[11:]) if newest else 0
+    feed = Feed(given.root, given.run, consumer="primary")
+    try:
+        expected = planned(feed, given.steps, given.groups)
+    except ProrlError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+    if is_first := os.environ.get("RANK", "0") == "0":
+        print(f"steps    {expected}; {done} are done", flush=True)
+    if done >= given.steps:
+        return
     config = GRPOConfig(
         output_dir=given.output,
         max_steps=given.steps,
@@ -99,21 +125,33 @@ def main() -> None:
         report_to=[],
     )
     trainer = grpo_trainer(
-        Feed(given.root, given.run, consumer="primary"),
+        feed,
         model=given.model,
         args=config,
         processing_class=AutoTokenizer.from_pretrained(given.model),
-        callbacks=[Serve(given.root, given.run)],
+        callbacks=[Serve(feed)],
     )
-    # What a kill cut off has no place in the feed: that is written last.
-    whole = [path.parent for path in Path(given.output).glob(f"checkpoint-*/{STATE}")]
-    newest = max(whole, key=lambda path: int(path.name[11:]), default=None)
     try:
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     except UserError as error:
-        if trainer.accelerator.is_main_process:
+        if is_first:
             print(error, file=sys.stderr)
         raise SystemExit(2) from None
+    if is_first:
+        print(f"trained  {trainer.state.global_step} steps of run {given.run}", flush=True)
+
+
+def planned(feed: Feed, most: int, groups: int) -> str:
+    """How many steps to expect. Raises ProrlError."""
+    total = most_groups(feed)
+    if total is None:
+        return f"at most {most} (--steps): run {feed.run} takes groups yet"
+    whole = -(-total // groups)
+    exact = "" if is_replay(feed) else "at most "
+    return (
+        f"{exact}{min(most, whole)}: {exact}{total} groups, {groups} a step, with --steps {most};"
+        " more where rollouts have several sequences"
+    )
 
 
 if __name__ == "__main__":

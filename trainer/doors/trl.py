@@ -12,8 +12,9 @@ logprobs as those of the old policy, without which the ratio is to itself.
 
 The cursor lies in TRL's checkpoints (`prorl.json`) and is committed when one is on disk, so that a
 killed training that is resumed takes each group once. Groups are asked for whole; rows that do not
-fill a generation batch wait for the next. Of several processes (`accelerate launch`) the first
-takes the rows of all and deals them.
+fill a generation batch wait for the next, and the last batch of a run is filled up with copies that
+train nothing, so that every group trains. Where no row is left, `train()` returns. Of several
+processes (`accelerate launch`) the first takes the rows of all and deals them.
 
 A rollout of several sequences counts once: TRL's token means (`dapo`, `bnpo`, `cispo`, `vespo`) do
 that by themselves, and where it divides by sequences (`grpo`, `sapo`, `dr_grpo`, `luspo`)
@@ -33,8 +34,9 @@ from typing import Any
 
 import orjson
 
+from prorl.client import connect
 from prorl.client.records import Feed, Record
-from prorl.errors import ProrlError, UserError
+from prorl.errors import NotFoundError, ProrlError, UserError
 from prorl.trainer.doors import check_temperature, check_version
 
 STATE = "prorl.json"
@@ -61,6 +63,13 @@ def row_of(record: Record) -> dict[str, Any]:
         "prorl_advantage": record.advantage,
         "prorl_weight": record.weight,
     }
+
+
+def _idle(row: dict[str, Any]) -> dict[str, Any]:
+    """A copy that fills a batch: none of its tokens trains, and it counts as no rollout."""
+    idle = {name: value for name, value in row.items() if name != "prorl_cursor"}
+    idle |= {"env_mask": [0] * len(row["env_mask"]), "prorl_advantage": 0.0, "prorl_weight": 0.0}
+    return idle
 
 
 def scaled(rows: list[dict[str, Any]], loss_type: str) -> list[dict[str, Any]]:
@@ -98,6 +107,39 @@ def deal(accelerator: Any, take: Callable[[int], list[Any]], count: int) -> list
     return list(received[0])
 
 
+class EndOfRunError(UserError):
+    """A run has ended and all of its rows were taken."""
+
+
+def most_groups(feed: Feed) -> int | None:
+    """How many groups a run can deliver in all; None while that is open. A filter keeps fewer.
+    Raises UserError for a run that delivers none.
+    """
+    with connect(feed.url) as client:
+        if is_replay(feed):
+            found = client.status()
+            runs = {run["run"]: run for run in found["runs"]}
+            if feed.run not in runs:
+                raise NotFoundError(f"no run {feed.run!r} in the replay: {', '.join(runs)}")
+            return int(runs[feed.run]["delivered"])
+        run = client.run(feed.run)
+    config, counts = run["config"], run["groups"]
+    submitted = sum(counts.values()) - counts["pool"]  # which are counted by their state, too
+    if config["delivery"] != "stream":
+        raise UserError(f"run {feed.run!r} has delivery {config['delivery']!r}", "`stream`")
+    if run["state"] != "open":
+        return int(counts["kept"])
+    bounds = [config["target_groups"]] if config["target_groups"] else []
+    if run["last"]:
+        bounds.append(run["tasks"] * config["epochs"] if config["epochs"] else submitted)
+    return min(bounds, default=None)
+
+
+def is_replay(feed: Feed) -> bool:
+    """Whether the feed reads a replay, which takes no weights."""
+    return feed.url.startswith("grpc")
+
+
 class Rows:
     """Rows of a feed for a trainer that asks for a number of them, not for groups."""
 
@@ -109,18 +151,20 @@ class Rows:
         """After the last group all of whose rows were taken."""
 
     def take(self, count: int) -> list[dict[str, Any]]:
-        """The next rows. Raises UserError when the run has ended before they came, and for rows of
-        another temperature.
+        """The next rows. The last ones of a run are followed by copies that train nothing. Raises
+        EndOfRunError when none is left, UserError for rows of another temperature.
         """
         if self._groups is None:
             self._groups = iter(self._feed)
         while len(self._left) < count:
             group = next(self._groups, None)
             if group is None:
-                raise UserError(
-                    f"run {self._feed.run} has ended with {len(self._left)} of {count} rows",
-                    "more groups, or fewer steps",
-                )
+                if not self._left:
+                    raise EndOfRunError(
+                        f"run {self._feed.run} has ended: all of its rows were taken"
+                    )
+                self._left += [_idle(self._left[-1])] * (count - len(self._left))
+                break
             check_temperature(group, self._temperature, "GRPOConfig.temperature")
             rows = [row_of(record) for record in group]
             rows[-1]["prorl_cursor"] = self._feed.cursor
@@ -147,6 +191,7 @@ def grpo_trainer(
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
+    from transformers.trainer_utils import TrainOutput
     from trl import GRPOTrainer
 
     check_version("trl")
@@ -163,7 +208,18 @@ def grpo_trainer(
         return prorl_reward
 
     class Trainer(GRPOTrainer):  # type: ignore[misc]
-        """TRL's, with the advantages and old logprobs of the rows."""
+        """TRL's, with the advantages and old logprobs of the rows, until the run has ended."""
+
+        def train(self, *arguments: Any, **named: Any) -> Any:
+            try:
+                return super().train(*arguments, **named)
+            except EndOfRunError:
+                saved = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+                if self.state.global_step and not saved.exists():
+                    self._save_checkpoint(self.model, None)
+                    self.callback_handler.on_save(self.args, self.state, self.control)
+                self.callback_handler.on_train_end(self.args, self.state, self.control)
+                return TrainOutput(self.state.global_step, 0.0, {})
 
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
