@@ -108,6 +108,8 @@ def dispatch(argv: Sequence[str]) -> int:
         return _complain(error, MISTAKE)
     except ProrlError as error:
         return _complain(error, FAILED)
+    except PermissionError as error:
+        return _complain(f"{error.filename}: no right to read or write it; ask its owner", MISTAKE)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -26,8 +26,7 @@ from prorl.config import JOB_FILE, RunConfig, ServiceConfig
 from prorl.envs.users import env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
 from prorl.filters import FILTERS, PASS_RATE, is_named
-from prorl.tasks import TaskSet, read_tasks
-from prorl.tasks.generated import is_generated
+from prorl.tasks import TaskSet, read_tasks, sources
 from prorl.types import Json, Task
 
 
@@ -184,9 +183,6 @@ def load(job: Job) -> list[TaskSet]:
 
 
 def _load(job: Job) -> list[TaskSet]:
-    specs = job.tasks.split(",")
-    if not all(map(is_generated, specs)):
-        specs = [job.tasks]
     find_env = cache(env_by_name)
 
     with asyncio.Runner() as runner:
@@ -196,7 +192,7 @@ def _load(job: Job) -> list[TaskSet]:
 
         return [
             read_tasks(spec, job.env, job.limit, skip_bad=job.skip_bad, check=check)
-            for spec in specs
+            for spec in sources(job.tasks)
         ]
 
 

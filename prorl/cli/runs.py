@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from itertools import count
 from pathlib import Path
 
@@ -13,7 +14,7 @@ DEFAULT_ROOT = Path("prorl-runs")
 
 def root_option(root: Path) -> str:
     """` --root ROOT` for a command line that a person is shown; empty for the usual root."""
-    return "" if root.absolute() == DEFAULT_ROOT.absolute() else f" --root {root}"
+    return "" if root.absolute() == DEFAULT_ROOT.absolute() else f" --root {shlex.quote(str(root))}"
 
 
 def first_free(root: Path, stem: str) -> str:

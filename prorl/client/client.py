@@ -198,6 +198,8 @@ class Client:
         """In pieces, with `last` in the last one, which may be empty."""
         http, answers = self._http, list[Json]()
         chunk = list(islice(bodies, GROUPS_PER_REQUEST))
+        if not chunk and not last:
+            raise UserError("no tasks", "at least one", "`last=True` says that no more will come")
         while chunk or last:
             following = list(islice(bodies, GROUPS_PER_REQUEST))
             body = {"groups": chunk, "last": last and not following}
@@ -247,6 +249,10 @@ class Client:
         with `max_staleness` samples the next step's groups from then on.
         """
         place = str(Path(path).absolute())
+        if not Path(path).is_dir():
+            raise UserError(
+                f"weights {place!r}: no such directory here", "a Hugging Face directory"
+            )
         body: dict[str, Json] = {"version": version, "path": place, "pause": pause}
         if trained:
             body["trained"] = Cursor.parse(trained).seq

@@ -6,6 +6,6 @@ row's keys (docs/tasks.md). It does not ask an env whether it can use the task: 
 """
 
 from prorl.task_json import task_from_json, task_to_json
-from prorl.tasks.files import TaskSet, load_tasks, read_tasks
+from prorl.tasks.files import TaskSet, load_tasks, read_tasks, sources
 
-__all__ = ["TaskSet", "load_tasks", "read_tasks", "task_from_json", "task_to_json"]
+__all__ = ["TaskSet", "load_tasks", "read_tasks", "sources", "task_from_json", "task_to_json"]

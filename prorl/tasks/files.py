@@ -55,16 +55,31 @@ class TaskSet:
 def load_tasks(
     path: str | Path, env: str = "auto", limit: int | None = None, *, skip_bad: bool = False
 ) -> list[Task]:
-    """Tasks of a file, a folder or a generated set (`arith:train?n=100`), in their order.
+    """Tasks of a file, a folder or generated sets (`arith:train?n=100,shop:train`), in their order:
+    what `prorl run --tasks` takes.
 
-    `limit`: only the first so many of them.
+    `limit`: only the first so many of each.
 
     `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, swe for SWE-bench, the
     row's for ours), any other name replaces it. `file.py:attr` is sought beside the task file, or
     in the working folder where `env` says so. `skip_bad` leaves out rows that cannot be read.
     Raises TaskError with the place of the mistake.
     """
-    return read_tasks(path, env, limit, skip_bad=skip_bad).tasks
+    return [
+        task
+        for source in sources(path)
+        for task in read_tasks(source, env, limit, skip_bad=skip_bad).tasks
+    ]
+
+
+def sources(path: str | Path) -> list[str]:
+    """What `--tasks` names: one file or folder, or generated sets with commas between.
+
+    >>> sources("arith:train?n=9,shop:train"), sources("my,tasks.jsonl")
+    (['arith:train?n=9', 'shop:train'], ['my,tasks.jsonl'])
+    """
+    parts = str(path).split(",")
+    return parts if all(map(is_generated, parts)) else [str(path)]
 
 
 def read_tasks(

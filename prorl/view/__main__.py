@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import getpass
 import signal
 import sys
 
 from prorl.errors import UserError
 from prorl.linux.calls import die_with_parent
-from prorl.view.server import Library, listen
+from prorl.view.server import Library, listen, user_name
 
 
 def main() -> int:
@@ -27,9 +26,7 @@ def main() -> int:
     given = parser.parse_args()
     die_with_parent(signal.SIGTERM, given.parent)
     try:
-        listening = listen(
-            Library(given.runs, service=given.service), given.port, getpass.getuser()
-        )
+        listening = listen(Library(given.runs, service=given.service), given.port, user_name())
     except UserError as error:
         print(f"no pages: {error}", flush=True)
         return 1

@@ -9,6 +9,8 @@ may load nothing from elsewhere and run no script of a text. Nothing is written 
 from __future__ import annotations
 
 import asyncio
+import getpass
+import os
 import secrets
 import socket
 import threading
@@ -120,6 +122,14 @@ class Library:
         if spec not in self._pieces:
             self._pieces[spec] = Pieces(spec)
         return self._pieces[spec]
+
+
+def user_name() -> str:
+    """Who looks, as notes are signed; the number of a uid without a name (OpenShift gives such)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 class Guard:

@@ -78,7 +78,7 @@ def test_a_store_is_no_service(place: str | Path) -> None:
         connect(place)
 
 
-def test_a_run_from_creation_to_cancel(client: Client) -> None:
+def test_a_run_from_creation_to_cancel(client: Client, tmp_path: Path) -> None:
     made = client.create_run(run_id="life", seed=3)
     assert made["run_id"] == "life"
     assert client.create_run(run_id="life", seed=3)["run_id"] == "life"
@@ -90,11 +90,17 @@ def test_a_run_from_creation_to_cancel(client: Client) -> None:
     assert [group["n"] for group in accepted] == [2, 2, 2]
     assert client.run("life")["groups"]["open"] == 3
     assert any(run["run_id"] == "life" for run in client.status()["runs"])
-    client.publish("life", 1, "weights")
-    client.publish("life", 1, "weights")
+    weights = tmp_path / "weights"
+    with pytest.raises(UserError, match="no such directory here"):
+        client.publish("life", 1, weights)
+    weights.mkdir()
+    client.publish("life", 1, weights)
+    client.publish("life", 1, weights)
     assert client.run("life")["version"] == 1
     with pytest.raises(ConflictError):
-        client.publish("life", 5, "weights")
+        client.publish("life", 5, weights)
+    with pytest.raises(UserError, match="no tasks; expected at least one"):
+        client.submit("unknown", [])
     client.cancel("life")
     assert client.run("life")["counts"]["cancelled"] == 6
 

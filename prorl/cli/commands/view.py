@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 
 from prorl.cli.options import RunsRoot
 from prorl.cli.output import say
 from prorl.cli.runs import run_directory
 from prorl.storage.read.runs import is_run, list_runs
-from prorl.view.server import Library, listen
+from prorl.view.server import Library, listen, user_name
 
 
 def view(
@@ -42,7 +41,7 @@ def view(
     where = run or root
     if run and (is_run(run) or not list_runs(run)):
         where = run_directory(run, root)
-    listening = listen(Library.at(where, tokenizer), port, getpass.getuser())
+    listening = listen(Library.at(where, tokenizer), port, user_name())
     say(f"look at  {listening.url}")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(listening.serve())

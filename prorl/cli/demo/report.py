@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from prorl.cli.demo.recipe import checkpoints_dir, newest_checkpoint
@@ -130,7 +131,7 @@ def present(found: dict[str, Json]) -> None:
         say(f"  steps     TRL's figures of each: {newest / 'trainer_state.json'}")
     say(f"  cost      {found['elapsed_s']:.0f} s, {found['cpu_s']:.0f} CPU s, sandboxes included")
     say(f"  weights   {checkpoints}  {loads}")
-    say(f"  next      prorl view {directory}")
+    say(f"  next      prorl view {shlex.quote(str(directory))}")
     say(f"            prorl show {name} --best{root}")
     say(f'            prorl sql {name} "{query}"{root}')
     say(f"            prorl replay {name}{root}")

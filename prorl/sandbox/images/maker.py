@@ -253,7 +253,10 @@ def build_dockerfile(recipe: Path, layout: Path) -> None:
             "apt-get install buildah, or `prorl image pull` what another machine has built",
         )
     # its storage is the user's own: base images are pulled once
-    os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+    try:
+        os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a uid without a name, as OpenShift gives
+        os.environ["HOME"] = str(layout.parent)
     number = layout.with_name("image-id")
     words = [program, "build", "--isolation", "chroot", "--iidfile", str(number)]
     _run(str(recipe), [*words, "--file", str(recipe), str(recipe.parent)], mistake=True)
