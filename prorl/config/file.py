@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
+from yaml.error import MarkedYAMLError
 
 from prorl.errors import ConfigError
 from prorl.types import Json
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML with a key once in each mapping, as its specification says: PyYAML takes the last and
+    loses a whole section without a word.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                raise MarkedYAMLError(
+                    problem=f"the key `{key.value}` a second time", problem_mark=key.start_mark
+                )
+            keys.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def load_file(path: Path) -> dict[str, Json]:
     """Read a YAML (or JSON) mapping; raises ConfigError that says what is wrong with it."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.load(path.read_text(), _Loader)
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror}", "a readable YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -22,7 +40,6 @@ def load_file(path: Path) -> dict[str, Json]:
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"config file {path}{line}: {what}", "valid YAML") from None
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"config file {path} holds {type(values).__name__}", "a mapping of settings"
-        )
+        what = "is empty" if values is None else f"holds {type(values).__name__}"
+        raise ConfigError(f"config file {path} {what}", "a mapping of settings")
     return values

@@ -46,6 +46,9 @@ def test_the_token_and_the_socket_folder_never_come_from_the_environment(
         ("http_port: 3", "did you mean `service.http_port`?"),
         ("- a\n- b", "holds list; expected a mapping of settings"),
         ("n: [", "expected valid YAML"),
+        ("# nothing", "c.yaml is empty; expected a mapping of settings"),
+        ("run: {seed: 3}\nservice: {}\nrun: {}", "line 3: the key `run` a second time; expected"),
+        ('{"run": {"seed": 3, "seed": 4}}', "line 1: the key `seed` a second time; expected"),
     ],
 )
 def test_a_wrong_config_file_is_one_clear_line(tmp_path: Path, text: str, said: str) -> None:
