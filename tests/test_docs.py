@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -22,6 +23,7 @@ from prorl.errors import GraderError
 from prorl.limits import Deadline
 from prorl.rubric import Rubric, reward
 from prorl.storage.serve.filter import check_filter
+from prorl.trainer.doors import TRIED
 from prorl.types import FailureCode, Task
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +56,26 @@ def test_targets_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
     said = re.findall(r"^    make ([a-z-]+)", text, re.M) + re.findall(r"`make ([a-z-]+)", text)
     assert set(said) <= targets
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "configs" / "Containerfile"], ids=names)
+def test_pages_install_prorl_from_a_path_and_extras_that_exist(page: Path) -> None:
+    """prorl is on no index: whoever took its name there would have every reader of the page."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for line in re.findall(r"(?:pip3?|pipx|uv add|uv pip) install ([^`\n&]*)", page.read_text()):
+        words = shlex.split(line.split("   ")[0], posix=True)
+        assert not [word for word in words if re.match(r"prorl($|[\[=<>~!])", word)], line
+        for word in words:
+            named = re.fullmatch(r"(?:\.|/src|PATH/\S+)\[([\w,]+)\]", word)
+            assert named is None or set(named[1].split(",")) <= extras.keys(), line
+
+
+def test_the_trl_page_installs_the_version_that_its_adapter_was_tried_with() -> None:
+    page = (ROOT / "docs" / "trainer.md").read_text()
+    (version,) = set(re.findall(r"trl==([\d.]+)", page))
+    assert version.startswith(f"{TRIED['trl']}.")
 
 
 def test_the_command_lines_of_the_cluster_page_are_taken() -> None:

@@ -50,7 +50,9 @@ class Proofs:
         await asyncio.wait({proof.made}, timeout=self.said_s)
         if not proof.made.done():
             return None
-        first = self._proofs.pop(name, None) is proof
+        first = self._proofs.get(name) is proof
+        if first:  # not a later one of the same name, which others wait for
+            del self._proofs[name]
         if proof.made.cancelled():
             raise ConflictError(f"run {name!r} was cancelled while it was proved")
         return proof.made.result() and first
