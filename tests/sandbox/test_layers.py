@@ -133,6 +133,47 @@ async def test_what_cannot_be_installed_is_the_tasks_fault(
     assert caught.value.code is FailureCode.BAD_TASK
 
 
+PROGRAMS = {
+    "bash": {"command": "python3 <<'EOF'\n{}\nEOF"},
+    "python": {"code": "{}"},
+    "ipython": {"code": "{}"},
+    "jupyter": {"code": "{}"},
+}
+ENVIRONMENT = """
+import hello, importlib, subprocess, sys, yaml
+print(hello.WHO, yaml.__name__, yaml.WHO, "site-packages" in yaml.__file__)
+print(importlib.metadata.version("hello"))
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_interpreter_has_the_packages_of_the_task(
+    kind: str, sandbox_kind: str, tmp_path: Path
+) -> None:
+    """The host has another package of one name: the task's is found first, whoever asks."""
+    wheel(tmp_path / "wheels")
+    wheel(tmp_path / "wheels", "yaml", text="WHO = 2")
+    spec = SandboxSpec(
+        requirements=("hello==1.0", "yaml==1.0"),
+        wheels=str(tmp_path / "wheels"),
+        tools=tuple(PROGRAMS),
+        memory_bytes=2 << 30,
+    )
+    code = f"import importlib.metadata{ENVIRONMENT}"
+    replies = {}
+    async with spawned(kind or sandbox_kind, images=str(tmp_path / "images")) as (host, _):
+        ref = await host.start("layer/table/1", "run", spec)
+        async with host.connect(ref) as sandbox:
+            for tool, arguments in PROGRAMS.items():
+                filled = {name: text.replace("{}", code) for name, text in arguments.items()}
+                done = await sandbox.call(tool, filled, 60.0)
+                replies[tool] = done.output.strip()
+            hidden = await sandbox.call("python", {"code": "import orjson"}, 20.0)
+        await host.stop(ref)
+    assert replies == dict.fromkeys(PROGRAMS, "1 yaml 2 True\n1.0"), replies
+    assert "No module named 'orjson'" in hidden.output
+
+
 def test_a_layer_is_named_by_all_that_it_is_made_from(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels")
     recipe = LayerRecipe(("hello",), str(tmp_path / "wheels"))

@@ -69,6 +69,14 @@ SITUATIONS: dict[str, list[Step]] = {
         Step("echo $?", "0\n", 0),
     ],
     "killed by a signal": [Step("sh -c 'kill -9 $$'", has("Killed"), 137)],
+    "a prompt of its own without PROMPT_COMMAND": [
+        Step("PS1='$ '; unset PROMPT_COMMAND; echo x", "x\n", 0),
+        Step("PS1='$ '; unset PROMPT_COMMAND; (exit 3)", "", 3),
+        Step("echo $?", "3\n", 0),
+        Step("set -u; false", "", 1),
+        Step("echo $?", "1\n", 0),
+        Step("true && false || echo b", "b\n", 0),
+    ],
     # ---- state
     "directory stays": [
         Step("cd /usr/bin", "", 0),

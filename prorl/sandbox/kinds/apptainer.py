@@ -75,7 +75,8 @@ def _command(launch: Launch) -> list[str]:
     argv += ["--hostname", "sandbox", "--cwd", WORKSPACE, "--workdir", f"{home}/scratch"]
     argv += [*FAKEROOT, NO_WRAPPER] if launch.spec.fakeroot else []
     argv += ["--overlay", f"{home}/overlay"] if launch.spec.overlay_bytes else []
-    for bind in binds(launch, launch.image):
+    # its own /dev has none, and a file of that name would take what is written
+    for bind in [*binds(launch, launch.image), "/dev/full:/dev/full"]:
         argv += ["--bind", bind]
     command, config = server(launch, launch.image)
     return [*argv, _image(launch) or f"{support}/skeleton", *command, json.dumps(config)]

@@ -81,6 +81,7 @@ def _inside(
                 search_path(launch, f"{folder}:{BASE_PATH}", launch.layer),
                 launch.uid,
                 launch.uid >= 0,
+                launch.layer,
             )
             | {"port": 0},  # the host's own loopback: any port, and other users reach it
         )

@@ -129,7 +129,7 @@ def search_path(launch: Launch, own: str, layer: str = LAYER) -> str:
 
 
 def server_config(
-    launch: Launch, workspace: str, path: str, refuse_uid: int, alone: bool
+    launch: Launch, workspace: str, path: str, refuse_uid: int, alone: bool, layer: str = LAYER
 ) -> dict[str, Any]:
     """What the tool server is told (`prorl/tools/server/main.py`)."""
     user_tools = {"user_tools": launch.user_tools_fd} if launch.user_tools_fd >= 0 else {}
@@ -142,6 +142,7 @@ def server_config(
         "alone": alone,
         "python": interpreter(),
         "packages": list(package_folders()),
+        "layer": layer if launch.layer else "",
     }
 
 

@@ -181,6 +181,8 @@ class Bash:
                 return result_of(output, EXIT_TIMEOUT, True)
             if timed_out:
                 ended = self._end_command(output)
+                if self._room.clear_if_full():
+                    ended = Ended(EXIT_TIMEOUT, died=True)
         except BaseException:
             self._abandon()
             raise

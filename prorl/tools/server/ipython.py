@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from prorl.tools.server.place import Place
-from prorl.tools.server.python import Python, serve_cells
+from prorl.tools.server.python import Python, serve_cells, show_layer
 
 FOLDER = ".ipython"
 
@@ -21,14 +21,15 @@ FOLDER = ".ipython"
 class IPython(Python):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self._python, self._packages = place.python, list(place.packages)
+        self._python = place.python
 
     def _serve(self, control: socket.socket) -> None:
-        sys.path[:0] = self._packages
-        sys.executable = self._python
+        others, sys.executable = list(sys.path), self._python
+        first = [*show_layer(self._layer), *self._packages]
+        sys.path[:] = [*first, *others]
         os.environ.update(IPYTHONDIR="/tmp/.ipython", MPLBACKEND="agg")
         shell = make_shell()
-        sys.path.insert(len(self._packages), self._cwd)
+        sys.path.insert(len(first), self._cwd)
         serve_cells(control, lambda code: int(not shell.run_cell(code, store_history=True).success))
 
 

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from prorl.tools.server.ipython import IPython, keep_images
-from prorl.tools.server.python import serve_cells
+from prorl.tools.server.python import serve_cells, show_layer
 
 START_S = 30.0
 """For a kernel to answer: it imports for seconds on a busy machine."""
@@ -40,9 +40,11 @@ third of a short cell's time, and does not wait for what programs have written.
 
 class Jupyter(IPython):
     def _serve(self, control: socket.socket) -> None:
-        sys.path[:0] = self._packages
+        others = list(sys.path)
+        first = [*show_layer(self._layer), *self._packages]
+        sys.path[:] = [*first, *others]
         sys.executable = self._python
-        os.environ.update(MPLBACKEND="agg", PYTHONPATH=os.pathsep.join(self._packages))
+        os.environ.update(MPLBACKEND="agg", PYTHONPATH=os.pathsep.join(first))
         kernel = Kernel()
         signal.signal(signal.SIGINT, lambda _number, _frame: kernel.manager.interrupt_kernel())
 

@@ -72,6 +72,7 @@ class Server:
             config["workspace"],
             config.get("python", ""),
             config.get("packages", ()),
+            config.get("layer", ""),
         )
         self._memory = Memory()
         self._names = sorted(config.get("tools", DEFAULT))

@@ -25,6 +25,7 @@ class Place(Folder):
         cwd: str,
         python: str,
         packages: Sequence[str],
+        layer: str,
     ) -> None:
         super().__init__(cwd)
         self.events, self.room, self.env = events, room, env
@@ -32,3 +33,5 @@ class Place(Folder):
         """The interpreter, for tools that are programs of its."""
         self.packages = packages
         """Folders of the host's packages that are shown inside."""
+        self.layer = layer
+        """The virtual environment with the task's packages; empty: it has none."""

@@ -44,6 +44,7 @@ class Python:
 
     def __init__(self, place: Place) -> None:
         self._events, self._room, self._env = place.events, place.room, place.env
+        self._packages, self._layer = list(place.packages), place.layer
         self._cwd = place.cwd
         self._pid = 0
 
@@ -74,6 +75,9 @@ class Python:
 
     def _serve(self, control: socket.socket) -> None:
         """In the child: execute cells until the server is gone."""
+        if self._layer:
+            sys.path[:] = [path for path in sys.path if path not in self._packages]
+        show_layer(self._layer)
         sys.path.insert(0, self._cwd)
         sys.modules["__main__"] = main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
@@ -223,6 +227,21 @@ def become_child(
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     sys.argv = [""]
     return socket.socket(fileno=fd)
+
+
+def show_layer(layer: str) -> list[str]:
+    """In the child: find the task's packages as the layer's own interpreter does, which bash has.
+
+    Returns what it put behind `sys.path`.
+    """
+    import glob
+    import site
+
+    before = len(sys.path)
+    for folder in glob.glob(f"{layer}/lib/python3*/site-packages") if layer else ():
+        site.addsitedir(folder)
+        sys.executable = f"{layer}/bin/python3"
+    return sys.path[before:]
 
 
 def serve_cells(control: socket.socket, run: Callable[[Any], int]) -> None:

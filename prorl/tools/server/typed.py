@@ -37,7 +37,11 @@ READ = (
     "\\builtin return $__prorl_r"
 )
 """Reads the command; makes `$?` what the one before left."""
-PROMPT = "${__prorl_h:+$__prorl_h$__prorl_n$__prorl_m$?$__prorl_t}"
+STATUS = "${__prorl_s:-$?}"
+"""Exit code of the command: kept at its end, before the prompt is put back; else (a syntax error, an
+interrupt) bash's own.
+"""
+PROMPT = f"${{__prorl_h:+$__prorl_h$__prorl_n$__prorl_m{STATUS}$__prorl_t}}"
 """A PS1 that says nothing in a shell below ours, which has the exported PS1 of a virtual
 environment, but not the parts of the marker.
 """
@@ -57,7 +61,7 @@ def emission(marker: Marker) -> str:
     DEBUG trap show nothing there.
     """
     mark = marker.text("${__prorl_n}", "%s")
-    return f'{{ \\builtin printf "{mark}" "$?" >&{TTY_FD};PS1=$__prorl_p;}} >&- 2>&-'
+    return f'{{ \\builtin printf "{mark}" "{STATUS}" >&{TTY_FD};PS1=$__prorl_p;}} >&- 2>&-'
 
 
 def setup(marker: Marker, fd: int) -> str:
@@ -75,12 +79,14 @@ def setup(marker: Marker, fd: int) -> str:
 def evaluation(sequence: int) -> str:
     """The line before each command.
 
-    The marker says `sequence - 1` as long as the command has not been read, then `sequence`. In an
+    Behind it the prompt is put back, should the command have changed it and removed
+    PROMPT_COMMAND. The marker says `sequence - 1` as long as the command has not been read, then `sequence`. In an
     `&&` list a status that is not 0 is no error to `set -e` and to an ERR trap.
     """
-    prepare = f"__prorl_n={sequence - 1} __prorl_r=$? __prorl_c="
+    prepare = f"__prorl_n={sequence - 1} __prorl_r={STATUS} __prorl_s= __prorl_c="
     read = f"{{ {FUNCTION.decode()} {sequence}&&__prorl_r=;}} >&- 2>&-"
-    return f'{prepare};{read};\\builtin eval "$__prorl_c"\n'
+    restore = "{ __prorl_s=$?;PS1=$__prorl_p;} >&- 2>&-"
+    return f'{prepare};{read};\\builtin eval "$__prorl_c";{restore}\n'
 
 
 class Found:
