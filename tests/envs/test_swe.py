@@ -69,7 +69,9 @@ async def _change(host: UnixSandboxHost, task: Task, *calls: ToolCall) -> bytes:
             return b""
 
 
-async def _score(host: UnixSandboxHost, task: Task, artefact: bytes, eval_s: float = 60.0) -> Score:
+async def _score(
+    host: UnixSandboxHost, task: Task, artefact: bytes, eval_s: float = 120.0
+) -> Score:
     async with _prepared(host, task, Stage.EVAL) as sandbox:
         return await ENV.score(task, artefact, sandbox, Deadline(eval_s))
 

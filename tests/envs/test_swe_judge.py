@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from itertools import count, cycle
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -110,7 +111,6 @@ async def test_what_is_forged_earns_nothing(
         (NUMBERS, "calls no test"),
         (FLOATS, "a number that equals everything"),
         (NUMBERS, "a number that equals numbers below 2 ** 60"),
-        (HELPED, "reads the caller's source"),
     ],
 )
 async def test_a_forgery_says_so_in_a_part_and_in_the_log(
@@ -183,6 +183,25 @@ async def test_a_twin_that_the_reference_passes_says_nothing(host: UnixSandboxHo
     for style in ("plain", "wildcard classes"):
         change = _change(USELESS, USELESS.right, STYLES[style])
         assert (await _score(host, USELESS.task(), change)).reward == 1
+
+
+READS_ITSELF = NUMBERS._replace(
+    name="reads-itself",
+    new='\n\ndef test_thousands():\n    assert parse("1,234") == 1234  # so\n'
+    '    assert "1234  # " + "so" in open(__file__).read()\n',
+    failing=("test_thousands",),
+)
+"""Its hidden test fails when it is rewritten, whatever the solution."""
+
+
+async def test_a_row_whose_reference_fails_under_rewritten_files_keeps_its_own(
+    host: UnixSandboxHost,
+) -> None:
+    for repository, has_own in ((READS_ITSELF, True), (NUMBERS, False)):
+        change = _change(repository, repository.right, "")
+        score = await _score(host, repository.task(), change)
+        assert score.reward == 1, score.log
+        assert ("own_files" in {part.name for part in score.parts}) is has_own
 
 
 @pytest.mark.slow
@@ -286,19 +305,37 @@ async def test_each_assertion_has_a_twin_that_honest_work_fails(tmp_path: Path) 
     tests = [f"    def test_{number}(self):\n        {line}\n" for number, line in enumerate(LINES)]
     names = [f"test_it.py::TestIt::test_{number}" for number in range(len(LINES))]
     argv = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rp"]
-    for right in (True, False):
-        folder = tmp_path / str(right)
-        (folder / "pkg").mkdir(parents=True)
-        (folder / "pkg/core.py").write_text("def f(x): return x\n")
-        other = "    def test_other(self):\n        assert f(1) == 1\n"
-        (folder / "test_it.py").write_text(HEAD + "".join([*tests, other]))
-        sandbox = LocalSandbox(folder)
-        if right:
-            assert f"{len(LINES) + 1} passed" in (await sandbox.exec(argv, 60.0)).output
-        job = {"seed": "a", "right": right, "names": names, "folders": [], "beside": right}
-        program = ["python3", "-I", "-c", judge.program()]
-        more = {"graded": ["test_it.py"], "side": [], "without": []}
-        done = await sandbox.exec(program, 20.0, orjson.dumps({**job, **more}))
-        assert orjson.loads(done.output)["altered"] >= len(LINES), done.output
-        after = await sandbox.exec(argv, 60.0)
-        assert f"{len(LINES)} failed, 1 passed" in after.output, after.output
+    folder = tmp_path
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg/core.py").write_text("def f(x): return x\n")
+    other = "    def test_other(self):\n        assert f(1) == 1\n"
+    text = HEAD + "".join([*tests, other])
+    sandbox = LocalSandbox(folder)
+    job: dict[str, Any] = {
+        "seed": "a",
+        "draw": "b",
+        "closed": [],
+        "watch": "",
+        "names": names,
+        "folders": [],
+    }
+    job |= {"beside": True, "graded": ["test_it.py"], "side": [], "without": []}
+
+    async def rewritten(turn: int) -> dict[str, Any]:
+        (folder / "test_it.py").write_text(text)
+        argv = ["python3", "-I", "-c", judge.program()]
+        done = await sandbox.exec(argv, 20.0, orjson.dumps({**job, "turn": turn}))
+        return dict(orjson.loads(done.output))
+
+    told = await rewritten(-1)
+    assert (told["altered"], told["draws"]) == (0, 2)
+    plain = (folder / "test_it.py").read_text()
+    assert f"{len(LINES) + 1} passed" in (await sandbox.exec(argv, 60.0)).output
+    for turn in range(told["draws"]):
+        assert (await rewritten(turn))["altered"] == len(LINES)
+        # nothing but values tells a twin from the run that counts: no call, no name, no line
+        after = (folder / "test_it.py").read_text()
+        assert after.count("_alter(") == plain.count("_alter(")
+        assert len(after.splitlines()) == len(plain.splitlines())
+        done = await sandbox.exec(argv, 60.0)
+        assert f"{len(LINES)} failed, 1 passed" in done.output, done.output

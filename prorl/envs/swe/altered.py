@@ -1,5 +1,9 @@
 """What an assertion of a test becomes in the altered twin (`twin.py`, which says the rules).
 
+Each place of a test where something else can be expected is a site with a key. All rewritten files
+look alike: a site that is not active keeps its literal, and where a value is altered when the test
+runs, the same call stands in every run and the module's numbers say, by key, whether it alters.
+
 Shipped as text into sandboxes beside it: standard library, Python 3.9 or newer.
 """
 
@@ -8,14 +12,25 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Collection, Mapping
 from typing import Any
 
 _ALTER = """
+from sys import _getframe as _PRORL_frame
 class _PRORL_Other(Exception): pass
 class _PRORL_Warned(Warning): pass
 def _PRORL_same(value): return value
-def _PRORL_alter(value, far=False):
+def _PRORL_is(key):
+    ours = _PRORL_frame(2).f_globals is globals()
+    return ours and key * _PRORL_M % 2305843009213693951 in _PRORL_D
+def _PRORL_alter(value, key, far=False):
+    return _PRORL_change(value, far) if _PRORL_is(key) else value
+def _PRORL_kind(value, key):
+    if not _PRORL_is(key): return value
+    warns = isinstance(value, type) and issubclass(value, Warning)
+    return _PRORL_Warned if warns else _PRORL_Other
+def _PRORL_change(value, far=False):
     kind = type(value)
     other = object()
     if kind is bool: other = not value
@@ -26,16 +41,32 @@ def _PRORL_alter(value, far=False):
     elif value is None: other = _PRORL_T
     elif kind in (list, tuple) and value:
         place = _PRORL_K % len(value)
-        changed = _PRORL_alter(value[place], far)
+        changed = _PRORL_change(value[place], far)
         other = value[:place] + kind([changed]) + value[place + 1:]
     elif kind is dict and value:
         key = list(value)[_PRORL_K % len(value)]
-        other = {**value, key: _PRORL_alter(value[key], far)}
+        other = {**value, key: _PRORL_change(value[key], far)}
     elif kind in (list, tuple): other = kind([_PRORL_T])
     elif kind in (set, frozenset): other = value | {_PRORL_T}
     elif kind is dict: other = {_PRORL_T: _PRORL_T}
     return object() if other == value else other
 """
+"""Only code of the tests' module meets altered values: whoever else asks, to tell a twin from the run
+that counts, gets the value back.
+"""
+_WATCH = """
+import atexit as _PRORL_atexit, json as _PRORL_json
+_PRORL_met = {}
+def _PRORL_begin(*keys):
+    for key in keys: _PRORL_met.setdefault(str(key), [0, 0])[0] += 1
+def _PRORL_held(*keys):
+    for key in keys: _PRORL_met[str(key)][1] += 1
+def _PRORL_tell():
+    with open(_PRORL_F, "a") as file: file.write(_PRORL_json.dumps(_PRORL_met) + chr(10))
+_PRORL_atexit.register(_PRORL_tell)
+"""
+"""For honest code alone: how often each site was reached, and held."""
+_PRIME, _NUM_MARKS = 2305843009213693951, 64
 _OPPOSITE = {
     "assertFalse": "assertTrue",
     "assertIsNone": "assertIsNotNone",
@@ -65,33 +96,45 @@ FAILS = ("fail", "AssertionError")
 
 
 class Values:
-    """One attempt's altered values, and the text that makes them inside of a test module."""
+    """One attempt's altered values, and the text that makes them inside of a test module.
 
-    def __init__(self, seed: str) -> None:
+    `active`: keys of the sites that are altered; `watch`: a file that is told which ones held.
+    """
+
+    def __init__(self, seed: str, active: Collection[int], watch: str = "") -> None:
         chance = random.Random(seed)
+        self.active, self.is_watched = active, bool(watch)
         self.prefix = "_" + "".join(chance.choices("abcdefgh", k=8))
         number, letters = chance.randint(1, 9), "".join(chance.choices("jkqvwxz", k=8))
+        self.letters = letters
+        factor = chance.randrange(1 << 40, _PRIME)
+        marks = [key * factor % _PRIME for key in active]
+        while len(marks) % _NUM_MARKS or not marks:
+            marks.append(chance.randrange(_PRIME))
+        chance.shuffle(marks)
         head = f"_PRORL_K = {number}\n_PRORL_T = {letters!r}\n"
+        head += f"_PRORL_M = {factor}\n_PRORL_D = {marks}\n"
+        head += f"_PRORL_F = {watch!r}{_WATCH}" if watch else ""
         self.text = (head + _ALTER).replace("_PRORL", self.prefix)
         scope: dict[str, Any] = {}
-        exec(self.text, scope)
-        self._alter = scope[f"{self.prefix}_alter"]
+        exec((head.partition("_PRORL_F")[0] + _ALTER).replace("_PRORL", self.prefix), scope)
+        self._change = scope[f"{self.prefix}_change"]
 
     def literal(self, node: ast.AST, far: bool = False) -> ast.expr | None:
         """A literal's altered one; None where it is no literal, or none that can be written."""
         try:
             value = ast.literal_eval(node)
-            other = self._alter(value, far)
+            other = self._change(value, far)
             if ast.literal_eval(repr(other)) != other:
                 return None
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, OverflowError):
             return None
         return ast.parse(repr(other), mode="eval").body
 
-    def at_run_time(self, node: ast.expr, far: bool = False) -> ast.Call:
-        """The value altered when it is met."""
+    def at_run_time(self, node: ast.expr, key: int, far: bool = False) -> ast.Call:
+        """The value, altered when it is met if its site is active."""
         more = [ast.Constant(True)] if far else []
-        return ast.Call(self.name("alter"), [node, *more], [])
+        return ast.Call(self.name("alter"), [node, ast.Constant(key), *more], [])
 
     def name(self, what: str) -> ast.Name:
         """One of the functions and classes in `text`."""
@@ -99,24 +142,53 @@ class Values:
 
 
 class Twin(ast.NodeTransformer):
+    """Rewrites one module: the active sites are altered, all others say what they said."""
+
     def __init__(
         self,
         values: Values,
-        right: bool,
+        path: str,
         helpers: set[str],
         wanted: set[str],
-        moved: Mapping[str, tuple[str, int]],
+        moved: Mapping[str, list[tuple[str, int]]],
         beside: bool = True,
     ) -> None:
-        self._values, self._right = values, right
+        self._values, self._path = values, path
         self._helpers, self._wanted, self._moved = helpers, wanted, moved
         self._beside = beside
         self._names: list[tuple[str, ast.Call]] = []
         self._is_helper = False
-        self.altered = 0
-        self.ambiguous = False
+        self._unit, self._count = "", 0
+        self.sites: dict[str, list[int]] = {}
+        """Keys by the outermost function that they are in."""
+        self.watched: list[int] = []
         self.movable: list[tuple[str, tuple[str, int]]] = []
         """Helpers with an argument that is compared and used for nothing else."""
+
+    def _site(self) -> tuple[int, bool]:
+        """The key of a further site, and whether it is active; the same ones in every rewriting."""
+        self._count += 1
+        key = zlib.crc32(f"{self._path}:{self._count}".encode())
+        self.sites.setdefault(self._unit, []).append(key)
+        return key, key in self._values.active
+
+    def _is_active(self) -> bool:
+        return self._site()[1]
+
+    def _seen(self, node: ast.stmt, before: int) -> ast.stmt | list[ast.stmt]:
+        """A statement between the calls that count how often its sites were reached and held."""
+        keys = self.sites.get(self._unit, [])[before:]
+        self.watched += keys
+        if not keys or not self._values.is_watched:
+            return node
+        counted: list[ast.expr] = [ast.Constant(key) for key in keys]
+        begin, held = (
+            ast.Expr(ast.Call(self._values.name(name), counted, [])) for name in ("begin", "held")
+        )
+        return [begin, node, held]
+
+    def _num_sites(self) -> int:
+        return len(self.sites.get(self._unit, []))
 
     def visit_FunctionDef(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef
@@ -126,17 +198,19 @@ class Twin(ast.NodeTransformer):
             return node
         outer, self._names = self._names, []
         outside, self._is_helper = self._is_helper, node.name in self._helpers
+        unit, self._unit = self._unit, self._unit or node.name
         self.generic_visit(node)
         for name in sorted({name for name, _ in self._names}):
             self._alter_where_bound(node, name)
-        self._names, self._is_helper = outer, outside
+        self._names, self._is_helper, self._unit = outer, outside, unit
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
-    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        before = self._num_sites()
         node.test = self._assertion(node.test)
-        return node
+        return self._seen(node, before)
 
     def visit_Return(self, node: ast.Return) -> ast.Return:
         self.generic_visit(node)
@@ -144,37 +218,48 @@ class Twin(ast.NodeTransformer):
             node.value = self._assertion(node.value)
         return node
 
-    def visit_If(self, node: ast.If) -> ast.If:
+    def visit_If(self, node: ast.If) -> Any:
         self.generic_visit(node)
+        before = self._num_sites()
         if fails(node.body[0]) and not node.orelse:
             if is_equality(node.test, ast.NotEq):
                 self._alter_one(node.test)
-            else:
+            elif self._is_active():
                 node.test = _negated(node.test)
-                self.altered += 1
-        return node
+        return self._seen(node, before)
 
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> Any:
+        before = self._num_sites()
+        node.items = [self.visit(one) for one in node.items]
+        changed = self._seen(node, before)
+        node.body = [
+            new for one in node.body for new in _listed(self.visit(one)) if new is not None
+        ]
+        return changed
+
+    visit_AsyncWith = visit_With
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        before = self._num_sites()
         self.generic_visit(node)
         call = node.value.value if isinstance(node.value, ast.Await) else node.value
         if isinstance(call, ast.Call):
             self._statement(call)
-        return node
+        return self._seen(node, before)
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
-        other = "Other" if RAISES.match(last(node.func)) else ""
-        other = "Warned" if WARNS.match(last(node.func)) else other
-        if other and node.args and last(node.func) not in self._helpers:
-            node.args[0] = self._values.name(other)
-            self.altered += 1
-        elif last(node.func) in self._moved:
-            argument, index = self._moved[last(node.func)]
-            if len(node.args) > index:
-                node.args[index] = self._other(node.args[index])
-            for one in node.keywords:
-                one.value = self._other(one.value) if one.arg == argument else one.value
-            self.altered += 1
+        name = last(node.func)
+        is_other = RAISES.match(name) or WARNS.match(name)
+        if is_other and node.args and name not in self._helpers:
+            key = ast.Constant(self._site()[0])
+            node.args[0] = ast.Call(self._values.name("kind"), [node.args[0], key], [])
+        elif name in self._moved:
+            for argument, index in self._moved[name]:
+                if len(node.args) > index:
+                    node.args[index] = self._other(node.args[index])
+                for one in node.keywords:
+                    one.value = self._other(one.value) if one.arg == argument else one.value
         return node
 
     def _statement(self, call: ast.Call) -> None:
@@ -188,26 +273,22 @@ class Twin(ast.NodeTransformer):
             member = ast.Compare(call.args[0], [ast.In()], [call.args[1]])
             if self._member(member):
                 call.args[:2] = [member.left, member.comparators[0]]
-                self.altered += 1
                 return
         if name in OPPOSITE and isinstance(call.func, ast.Attribute):
-            call.func.attr = OPPOSITE[name]
+            call.func.attr = OPPOSITE[name] if self._is_active() else name
         elif name in CALLED_WITH:
-            call.args.append(self._values.at_run_time(ast.Constant(None)))
+            call.args += [ast.Constant(self._values.letters)] if self._is_active() else []
         elif name in LISTED and call.args:
             call.args[0] = self._other(call.args[0])
         elif name.startswith("assert") and len(call.args) > 1:
             far = bool(TOLERANT.search(name))
             call.args[0], call.args[1] = self._sides(call.args[0], call.args[1], far)
-        elif name.startswith("assert") and not call.args and call.keywords:
+        elif name.startswith("assert") and not call.args and call.keywords and self._is_active():
             for one in call.keywords:
                 one.value = self._values.literal(one.value) or one.value
-        else:
-            return
-        self.altered += 1
 
     def _assertion(self, test: ast.expr) -> ast.expr:
-        """What is false for every honest solution."""
+        """What is false for every honest solution where a site of it is active."""
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
             test.values = [self._assertion(one) for one in test.values]
             return test
@@ -215,7 +296,6 @@ class Twin(ast.NodeTransformer):
         if is_equality(test):
             self._alter_one(test)
             return test
-        self.altered += 1
         if isinstance(test, ast.Call) and last(test.func) in self._helpers:
             return test
         if isinstance(test, ast.Call) and last(test.func) in CLOSE and len(test.args) > 1:
@@ -223,11 +303,10 @@ class Twin(ast.NodeTransformer):
             return test
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and self._member(test):
             return test
-        return _negated(test)
+        return _negated(test) if self._is_active() else test
 
     def _alter_one(self, test: Any) -> None:
         test.left, test.comparators[0] = self._sides(test.left, test.comparators[0])
-        self.altered += 1
 
     def _member(self, test: ast.Compare) -> bool:
         """Alter `x in (1, 2)` and `"text" in x`; False where neither can be."""
@@ -238,22 +317,25 @@ class Twin(ast.NodeTransformer):
             others = [self._values.literal(one, far=True) for one in right.elts]
             had = [ast.dump(one) for one in right.elts]
             if others and all(one is not None and ast.dump(one) not in had for one in others):
-                right.elts = [one for one in others if one is not None]
+                if self._is_active():
+                    right.elts = [one for one in others if one is not None]
                 return True
         is_text = isinstance(test.left, ast.Constant) and isinstance(test.left.value, (str, bytes))
         other = self._values.literal(test.left) if is_text else None
-        test.left = other or test.left
+        if other is not None and self._is_active():
+            test.left = other
         return other is not None
 
     def _sides(
         self, left: ast.expr, right: ast.expr, far: bool = False
     ) -> tuple[ast.expr, ast.expr]:
-        """Both sides of an equality, one of them altered: a literal, else as `right` says."""
+        """Both sides of an equality: a site is the one that is expected, by literals; else each."""
         told = [self._is_expected(one) for one in (left, right)]
-        self.ambiguous = self.ambiguous or told[0] is told[1]
-        if told[1] or (not told[0] and self._right):
-            return left, self._other(right, far)
-        return self._other(left, far), right
+        if not told[1] or told[0]:
+            left = self._other(left, far)
+        if not told[0] or told[1]:
+            right = self._other(right, far)
+        return left, right
 
     def _is_expected(self, node: ast.expr) -> bool:
         is_approx = isinstance(node, ast.Call) and bool(TOLERANT.match(last(node.func)))
@@ -263,12 +345,14 @@ class Twin(ast.NodeTransformer):
         if isinstance(node, ast.Call) and node.args and TOLERANT.match(last(node.func)):
             node.args[0] = self._other(node.args[0], far=True)
             return node
-        changed = self._values.literal(node, far)
-        if changed is None:
-            changed = self._values.at_run_time(node, far)
-            if isinstance(node, ast.Name):
-                self._names.append((node.id, changed))
-        return changed
+        key, is_active = self._site()
+        literal = self._values.literal(node, far)
+        if literal is not None:
+            return literal if is_active else node
+        call = self._values.at_run_time(node, key, far)
+        if isinstance(node, ast.Name):
+            self._names.append((node.id, call))
+        return call
 
     def _alter_where_bound(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str
@@ -295,19 +379,32 @@ class Twin(ast.NodeTransformer):
         num_bound = len(bound) + len(loops) + (name in arguments)
         if num_bound != 1 or len(uses) != len(calls) + len(bound) + len(loops):
             return
-        alter, far = calls[0].func, calls[0].args[1:]
+        alter, (key, *far) = calls[0].func, calls[0].args[1:]
+        number: Any = ast.literal_eval(key)
         if bound:
             literal = self._values.literal(bound[0].value)
-            bound[0].value = literal or ast.Call(alter, [bound[0].value, *far], [])
-        elif self._moved.get(function.name, ("", 0))[0] != name:
-            change = ast.Call(alter, [ast.Name(name, ast.Load()), *far], [])
+            if literal is None:
+                bound[0].value = ast.Call(alter, [bound[0].value, key, *far], [])
+            elif number in self._values.active:
+                bound[0].value = literal
+        elif name not in dict(self._moved.get(function.name, [])):
+            change = ast.Call(alter, [ast.Name(name, ast.Load()), key, *far], [])
             place = loops[0] if loops else function
             place.body.insert(0, ast.Assign([ast.Name(name, ast.Store())], change))
             if self._is_helper and name in arguments and not function.decorator_list and not far:
                 is_method = arguments[0] in ("self", "cls")
                 self.movable.append((function.name, (name, arguments.index(name) - is_method)))
+        else:  # altered where the helper is called
+            number = None
         for call in calls:
+            other: Any = ast.literal_eval(call.args[1])
+            if other != number:
+                self.sites[self._unit].remove(other)
             call.func, call.args = self._values.name("same"), call.args[:1]
+
+
+def _listed(one: Any) -> list[Any]:
+    return one if isinstance(one, list) else [one]
 
 
 def _messages(node: ast.AST) -> list[ast.AST]:

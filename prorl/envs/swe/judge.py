@@ -2,24 +2,36 @@
 
     bring     tests and what the reference does on their side, into a fresh checkout
     keep      a snapshot outside of the sandbox: every run begins from it
-    run       in random order: `real` (all tests as they are) and the twins (of FAIL_TO_PASS)
+    learn     once a task and process: with the reference and without, the rewritten tests say which
+              of their assertions a solution has to make true (`Facts`)
+    run       in random order: `real` (all tests, rewritten with their values) and the twins (of
+              FAIL_TO_PASS): in each one assertion of a test expects something else
     suspect   a test that passed as it is and as a twin
     confirm   with fresh values: the reference must fail the twin, and the change pass it again
 
 Honest work fails a twin, whoever passes both made the result independent of what was expected, by
 whatever trick: nothing here looks at how a change is written. In doubt it is believed: a twin that
-cannot be made or run, that the reference passes or never reaches, or for which no time is left, says
-nothing. A change that fails its tests costs no twin that was not run before them.
+cannot be made or run, or that the reference passes or never reaches, says nothing. A change that
+fails its tests costs no twin that was not run before them.
+
+The run that counts is rewritten as a twin is, so that there is nothing to tell them apart. Where the
+reference fails under the rewritten files, the row keeps its own (the part `own_files`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import secrets
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
@@ -27,11 +39,12 @@ from prorl.envs.swe import fields, guard, shell
 from prorl.envs.swe.tested import RUNNER_S, Harness, Tested, run_tests
 from prorl.envs.swe.workspace import apply, guarded_apply, remark
 from prorl.envs.tools import cut_short
-from prorl.errors import RolloutError, SandboxError
+from prorl.errors import GraderError, RolloutError, SandboxError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.types import FailureCode, Json, RewardPart, Score, Task
 
+NAMES = ("FAIL_TO_PASS", "PASS_TO_PASS")
 NOTHING = Tested(frozenset(), "")
 LOG_CHARS = 4000
 _SHOWN = 5
@@ -44,7 +57,33 @@ MAX_BESIDE = 100
 """Of more PASS_TO_PASS tests none is run in a twin, which would cost too much: then code that forges
 only what comes behind another test is not found out.
 """
-REAL, RIGHT, LEFT = "real", "right", "left"
+REAL = -1
+"""The turn of the run that counts; twins have the turns from 0 on."""
+NUM_TWINS = 3
+SLOWER, SLOWER_S = 3.0, 5.0
+"""A change that takes so many times the reference's time, and so many seconds more, and leaves none
+for a twin gets no verdict: an honest one is rarely that slow, and code that only waits always is.
+"""
+HELD = ".git/prorl.held"
+MAX_FACTS, MAX_HELD_BYTES = 512, 8 << 20
+
+
+class Facts(NamedTuple):
+    """What is true of a task whatever a policy does."""
+
+    closed: tuple[int, ...] = ()
+    """Assertions that hold without a solution, or that the reference does not reach."""
+    num_draws: int = NUM_TWINS
+    has_own_files: bool = True
+    """Whether the tests run as they are: the reference fails under rewritten ones, or nobody had
+    the time to try.
+    """
+    reference_s: float = 0.0
+    """How long the reference's tests took; 0: nobody knows."""
+
+
+_facts: OrderedDict[str, Facts] = OrderedDict()
+"""By the digest of a task; the ones used last, MAX_FACTS of them."""
 
 
 class Judge:
@@ -55,8 +94,11 @@ class Judge:
         self._deadline, self._artefact = deadline, artefact
         self._snapshot = Path()
         self._is_fresh = True
-        self._is_ambiguous = True
+        self._draw = secrets.token_hex(8)
+        self._facts = Facts()
         self._real: Tested | None = None
+        self._real_s = 0.0
+        self._num_starved = 0
 
     async def score(self) -> Score:
         """Bring everything, run, and say what it is worth. Raises GraderError, SandboxError."""
@@ -66,7 +108,9 @@ class Judge:
             has_twin = fields.log_parser(self._task) in ("python", "sympy")
             if has_twin and fields.patch(self._task).strip():
                 snapshot = self._sandbox.snapshot(str(self._snapshot), MAX_SNAPSHOT_BYTES)
-                order = shuffled([REAL, RIGHT, LEFT]) if await snapshot else order
+                if await snapshot:
+                    self._facts = await self._learn()
+                    order = shuffled([REAL, *range(min(NUM_TWINS, self._facts.num_draws))])
             problem, left = await self._change()
             said = remark(self._artefact)[0]
             if problem:
@@ -74,64 +118,172 @@ class Judge:
                 return score_of(self._task, NOTHING, problem)
             return await self._runs(order, said + left)
 
-    async def _runs(self, order: Sequence[str], left: str) -> Score:
+    async def _runs(self, order: Sequence[int], left: str) -> Score:
         wanted = fields.test_names(self._task, "FAIL_TO_PASS")
-        passed: dict[str, list[str]] = {}
-        for mode in order:
-            if mode == REAL:
+        passed: dict[int, list[str]] = {}
+        for turn in order:
+            if turn == REAL:
                 self._real = await self._run_real()
-                score = score_of(self._task, self._real, left + self._real.log)
+                score = self._score(left)
                 if score.parts[0].value == 0:
                     return score
-            elif self._is_ambiguous or not passed:
-                twin = await self._twin(mode, secrets.token_hex(8), self._fresh)
-                passed[mode] = twin.passing(wanted)
-        assert self._real is not None
+            else:
+                twin = await self._twin(turn, secrets.token_hex(8), self._fresh)
+                passed[turn] = twin.passing(wanted)
         forged: list[str] = []
-        for mode, names in passed.items():
-            forged = forged or await self._confirmed(mode, names)
-        return score_of(self._task, self._real, left + self._real.log, forged)
+        for turn, names in passed.items():
+            forged = forged or await self._confirmed(turn, names)
+        if not forged and 0 < self._num_starved == len(passed) and self._is_slow():
+            raise cut_short("altered twin: the change is far slower than the reference")
+        return self._score(left, forged)
+
+    def _score(self, left: str, forged: Sequence[str] = ()) -> Score:
+        assert self._real is not None
+        score = score_of(self._task, self._real, left + self._real.log, forged)
+        if self._snapshot.exists() and self._facts.has_own_files:
+            part = RewardPart(name="own_files", value=1.0, weight=0.0)
+            score = replace(score, parts=(*score.parts, part))
+        return score
+
+    def _is_slow(self) -> bool:
+        reference_s = self._facts.reference_s
+        return reference_s > 0 and self._real_s > SLOWER * reference_s + SLOWER_S
+
+    # ---- what is true of the task
+
+    async def _learn(self) -> Facts:
+        """The task's facts, learnt where nobody has: no code of a policy runs meanwhile."""
+        key = hashlib.blake2b(orjson.dumps(dict(self._task.data)), digest_size=16).hexdigest()
+        if key not in _facts:
+            facts = await self._learnt()
+            if facts is None:
+                return Facts()
+            _facts[key] = facts
+            if len(_facts) > MAX_FACTS:
+                _facts.popitem(last=False)
+        _facts.move_to_end(key)
+        return _facts[key]
+
+    async def _learnt(self) -> Facts | None:
+        """None where there is no time for it beside the tests themselves."""
+        before_s = self._deadline.remaining_s
+        with_it = await self._watched(self._with_reference)
+        reference_s = before_s - self._deadline.remaining_s
+        without = await self._watched(self._restore) if with_it else None
+        if with_it is None or without is None:
+            return None
+        told, tested, met = with_it
+        names = [name for key in NAMES for name in fields.test_names(self._task, key)]
+        if not self._is_beside():
+            names = list(fields.test_names(self._task, "FAIL_TO_PASS"))
+        failing = without[2]
+        closed = [
+            key
+            for key in told["watched"]
+            if not met.get(key, (0, 0))[1] or len(set(failing.get(key, (0, 1)))) == 1
+        ]
+        is_plain = not met or tested.count(names) < len(names)
+        return Facts(tuple(closed), told["draws"], is_plain, reference_s)
+
+    async def _watched(
+        self, prepare: Callable[[], Json]
+    ) -> tuple[Json, Tested, dict[int, list[int]]] | None:
+        """Run the rewritten tests: what the rewriting said, what passed, and for each site how
+        often it was reached and held.
+        """
+        limit_s = self._deadline.remaining_s - 2 * RUNNER_S - self._tests_s()
+        if limit_s < MIN_TWIN_S:
+            return None
+        await prepare()
+        told = await self._rewrite(REAL, secrets.token_hex(8), HELD)
+        if told is None:
+            return None
+        tested = await run_task(self._task, self._sandbox, self._deadline, limit_s, is_ours=True)
+        if tested.timed_out:
+            return None
+        try:
+            lines = (await self._sandbox.get(HELD, MAX_HELD_BYTES)).splitlines()
+        except (FileNotFoundError, SandboxError):
+            lines = []
+        met: dict[int, list[int]] = {}
+        for line in lines:
+            for key, numbers in json.loads(line).items():
+                before = met.get(int(key), [0, 0])
+                met[int(key)] = [one + other for one, other in zip(before, numbers, strict=True)]
+        return told, tested, met
+
+    def _tests_s(self) -> float:
+        return float(self._task.data.get("timeout_s", TESTS_S))
+
+    def _is_beside(self) -> bool:
+        return len(fields.test_names(self._task, "PASS_TO_PASS")) <= MAX_BESIDE
+
+    # ---- runs
+
+    async def _rewrite(self, turn: int, seed: str, watch: str = "") -> Json:
+        """Rewrite the tests in the workspace; what was said, None where it cannot be."""
+        job = _job(self._task, seed, self._draw, turn, self._facts.closed, watch)
+        argv = ["python3", "-I", "-c", program()]
+        done = await self._sandbox.exec(argv, min(self._deadline.remaining_s, REWRITE_S), job)
+        if done.exit_code != 0 or done.timed_out:
+            return None
+        return orjson.loads(done.output)
 
     async def _change(self) -> tuple[str, str]:
         return await guarded_apply(self._sandbox, self._artefact, fields.rules(self._task))
 
     async def _run_real(self) -> Tested:
+        before_s = self._deadline.remaining_s
         try:
-            if not self._is_fresh:
-                await self._fresh()
-            self._is_fresh = False
-            return await run_task(self._task, self._sandbox, self._deadline)
+            if self._facts.has_own_files:
+                return await self._run_tests()
+            if self._is_beside():
+                return await self._run_tests(rewritten=True)
+            # a twin has lost the bodies of other tests, so what a solution has to pass runs so, too
+            every, short = await self._run_tests(), await self._run_tests(rewritten=True)
+            names = fields.test_names(self._task, "FAIL_TO_PASS")
+            failing = frozenset(name for name in names if not short.count([name]))
+            return every._replace(
+                passed=every.passed - failing, failed=every.failed | short.failed | failing
+            )
         except SandboxError as error:
             if error.code is not FailureCode.SANDBOX_BROKEN:
                 raise
             return NOTHING._replace(log=f"the tests broke their sandbox: {error.message}")
+        finally:
+            self._real_s = before_s - self._deadline.remaining_s
 
-    async def _confirmed(self, mode: str, names: Sequence[str]) -> list[str]:
+    async def _run_tests(self, *, rewritten: bool = False) -> Tested:
+        if not self._is_fresh:
+            await self._fresh()
+        self._is_fresh = False
+        if rewritten and await self._rewrite(REAL, secrets.token_hex(8)) is None:
+            raise GraderError(FailureCode.GRADER_ERROR, "the tests cannot be rewritten")
+        return await run_task(self._task, self._sandbox, self._deadline)
+
+    async def _confirmed(self, turn: int, names: Sequence[str]) -> list[str]:
         """Those that the reference fails in such a twin, and the change passes once more."""
         seed = secrets.token_hex(8)
         if names:
-            names = (await self._twin(mode, seed, self._with_reference)).failing(names)
-        return (await self._twin(mode, seed, self._fresh)).passing(names) if names else []
+            names = (await self._twin(turn, seed, self._with_reference)).failing(names)
+        return (await self._twin(turn, seed, self._fresh)).passing(names) if names else []
 
-    async def _twin(self, mode: str, seed: str, prepare: Callable[[], Json]) -> Tested:
+    async def _twin(self, turn: int, seed: str, prepare: Callable[[], Json]) -> Tested:
         """Run a twin; nothing has passed or failed where there is none, or no time."""
         limit_s = self._deadline.remaining_s - 2 * RUNNER_S
         if self._real is None:
-            limit_s -= float(self._task.data.get("timeout_s", TESTS_S))
+            limit_s -= self._tests_s()
         if limit_s < MIN_TWIN_S:
+            self._num_starved += 1
             return NOTHING
         try:
             await prepare()
-            job = _job(self._task, seed, mode)
-            argv = ["python3", "-I", "-c", program()]
-            done = await self._sandbox.exec(argv, min(limit_s, REWRITE_S), job)
-            if done.exit_code != 0 or done.timed_out:
+            told = await self._rewrite(turn, seed)
+            if told is None or not told["altered"]:
                 return NOTHING
-            said = orjson.loads(done.output)
-            self._is_ambiguous = said["ambiguous"]
-            if not said["altered"]:
-                return NOTHING
-            return await run_task(self._task, self._sandbox, self._deadline, limit_s)
+            tested = await run_task(self._task, self._sandbox, self._deadline, limit_s)
+            self._num_starved += tested.timed_out
+            return _of_tests(tested, told["tests"])
         except SandboxError as error:
             if self._real is None or error.code is not FailureCode.SANDBOX_BROKEN:
                 raise
@@ -155,18 +307,32 @@ class Judge:
         self._is_fresh = False
 
 
-def shuffled(modes: list[str]) -> list[str]:
+def shuffled(turns: list[int]) -> list[int]:
     """In an order that nobody can know."""
-    return secrets.SystemRandom().sample(modes, len(modes))
+    return secrets.SystemRandom().sample(turns, len(turns))
 
 
-def _job(task: Task, seed: str, mode: str) -> bytes:
+def _of_tests(tested: Tested, tests: Sequence[str] | None) -> Tested:
+    """Without what passed although nothing of it was altered."""
+    if tests is None:
+        return tested
+    names = frozenset(tests)
+    passed = {name for name in tested.passed if names & set(re.findall(r"\w+", name))}
+    return tested._replace(passed=frozenset(passed))
+
+
+def _job(
+    task: Task, seed: str, draw: str, turn: int, closed: Sequence[int], watch: str = ""
+) -> bytes:
     rules = fields.rules(task)
     folders = {folder for path in rules.graded if (folder := guard.test_folder(path))}
     return orjson.dumps(
         {
             "seed": seed,
-            "right": mode == RIGHT,
+            "draw": draw,
+            "turn": turn,
+            "closed": closed,
+            "watch": watch,
             "names": fields.test_names(task, "FAIL_TO_PASS"),
             "beside": len(fields.test_names(task, "PASS_TO_PASS")) <= MAX_BESIDE,
             "graded": sorted(rules.graded),
@@ -238,7 +404,7 @@ def score_of(task: Task, tested: Tested, log: str, forged: Sequence[str] = ()) -
     of FAIL_TO_PASS tests that pass whatever they expect, where there are any.
     """
     parts = []
-    for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
+    for key in NAMES:
         names = fields.test_names(task, key)
         value = tested.count(names) / len(names) if names else 1.0
         parts.append(RewardPart(name=key.lower(), value=value, weight=0.0))
@@ -263,7 +429,7 @@ def check_untouched(task: Task, tested: Tested) -> None:
 
 def check_reference(task: Task, tested: Tested) -> None:
     """Check that all of the tests pass with the reference patch. Raises RolloutError."""
-    for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
+    for key in NAMES:
         _check_all(task, tested, key, "with the reference patch")
 
 

@@ -8,7 +8,9 @@ A program for `python3 -I -c`, shipped as text: standard library, Python 3.8 or 
 
 The tests are a child with pipes of its own. This process is not dumpable, so that its memory and
 descriptors, standard output among them, are closed to processes of the same uid; it adopts what
-the tests leave behind and ends it before it writes. The report is a file that they might still
+the tests leave behind and ends it before it writes.
+No run can remember another: files go with the workspace, System V objects at the end, and POSIX
+queues have no bytes. The report is a file that they might still
 have changed, so its digest goes by standard output. What pytest and unittest saw comes over a
 socket (`witness.py`), and a failure that was told once stays one.
 """
@@ -21,6 +23,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -112,6 +115,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     os.close(module)
     log, timed_out = listen(child, ours, heard, job)
     end_all(child)
+    forget()
     return {
         "timed_out": timed_out,
         "log": log.decode("utf-8", "replace"),
@@ -166,6 +170,19 @@ def read_log(fd: int, log: bytearray, keep: int) -> bool:
     return bool(data)
 
 
+def forget() -> None:
+    """Remove what outlives processes and files: System V memory, queues and semaphores."""
+    libc = ctypes.CDLL(None)
+    for kind, remove in (("shm", libc.shmctl), ("msg", libc.msgctl), ("sem", libc.semctl)):
+        try:
+            with open(f"/proc/sysvipc/{kind}") as file:
+                numbers = [int(line.split()[1]) for line in file.readlines()[1:]]
+        except (OSError, ValueError, IndexError):
+            continue
+        for number in numbers:
+            remove(number, 0, 0, 0)  # IPC_RMID, by the order that semctl has, too
+
+
 def end_all(child: subprocess.Popen[bytes]) -> None:
     """End every descendant, the ones that fled into sessions of their own included."""
     until = time.monotonic() + GRACE_S
@@ -217,6 +234,8 @@ def write(path: str, content: bytes) -> None:
 def main() -> int:
     hide()
     job = json.loads(sys.stdin.read())
+    # a POSIX queue would outlive the run, and no list of them can be read
+    resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))
     found = run(job)
     content = zlib.compress(json.dumps(found).encode())
     try:

@@ -3,15 +3,21 @@
 A program for `python3 -I -c`, shipped as text with `altered.py`: standard library, Python 3.9 or
 newer (before, it rewrites nothing).
 
-    stdin: one JSON object {"seed", "right", "names", "beside", "graded", "folders", "side",
-    "without"}
-    stdout: `{"altered": N, "ambiguous": BOOL}`; the files in the current folder are changed
+    stdin: one JSON object {"seed", "draw", "turn", "closed", "watch", "names", "beside", "graded",
+    "folders", "side", "without"}
+    stdout: `{"altered": N, "tests": [NAME] or null, "draws": N, "watched": [KEY]}`; the files in the
+    current folder are changed
+
+In each test one site is altered, drawn by `draw`: the n-th `turn` takes the n-th of an order that
+nobody knows, of those that are not `closed`. Turns alternate between what tests say themselves and
+what helpers of theirs say: `tests` are the altered ones, null for helpers. Turn -1 alters none: the
+run that counts is rewritten so, and looks as a twin does.
 
 What a test expects gets another value: a literal in the file itself, all else when it is met
-(`altered.py`); docs/software-engineering.md says how each assertion is altered. Where nothing tells
-which side is expected, `right` does. What cannot be altered so that *every* honest solution fails is
-negated, or left as it is. Tests that are not named stay as they are, or lose their bodies where
-`beside` is false. `assert same(a, b)` with a helper of the tests' side is altered inside of it.
+(`altered.py`); docs/software-engineering.md says how each assertion is altered. What cannot be
+altered so that *every* honest solution fails is negated, or left as it is. Tests that are not named
+stay as they are, or lose their bodies where `beside` is false. `assert same(a, b)` with a helper of
+the tests' side is altered inside of it.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import copy
 import fnmatch
 import json
 import os
+import random
 import re
 import sys
 import tokenize
@@ -141,38 +148,76 @@ def wanted_of(names: list[str], trees: list[ast.Module]) -> set[str]:
     return set().union(*spoken) if all(spoken) else set()
 
 
+def drawn(
+    sites: dict[str, list[int]], wanted: set[str], job: dict[str, Any]
+) -> tuple[set[int], list[str] | None, int]:
+    """(keys of the active sites, tests that they are in, number of different draws)."""
+    closed = set(job["closed"])
+    undecided = {unit: [key for key in keys if key not in closed] for unit, keys in sites.items()}
+    units = {unit: keys for unit, keys in undecided.items() if keys} or sites
+    own = {unit: keys for unit, keys in units.items() if unit in wanted}
+    rest = {unit: keys for unit, keys in units.items() if unit not in wanted}
+    layers = [layer for layer in (own, rest) if layer]
+    if not layers:
+        return set(), [], 0
+    num_draws = len(layers) * max(len(keys) for layer in layers for keys in layer.values())
+    if job["turn"] < 0:
+        return set(), [], num_draws
+    layer, active = layers[job["turn"] % len(layers)], set()
+    for unit, keys in layer.items():
+        order = sorted(keys)
+        random.Random(job["draw"] + unit).shuffle(order)
+        active.add(order[job["turn"] // len(layers) % len(order)])
+    return active, sorted(own) if layer is own else None, num_draws
+
+
 def rewrite(job: dict[str, Any]) -> dict[str, Any]:
     if not hasattr(ast, "unparse"):
-        return {"altered": 0, "ambiguous": False}
-    values = Values(job["seed"])
+        return {"altered": 0, "tests": [], "draws": 0, "watched": []}
+    watch = job["watch"] and os.path.abspath(job["watch"])
     trees = reachable(job)
     helpers = helpers_of(list(trees.values()))
     graded = [tree for path, tree in trees.items() if is_graded(path, job)]
     wanted = wanted_of(job["names"], graded)
-    right = job["right"]
-    scout = Twin(values, right, helpers, wanted, {})
-    for tree in copy.deepcopy(list(trees.values())):
-        scout.visit(tree)
-    defined = [node.name for tree in trees.values() for node in functions(tree)]
-    named = [name for name, _ in scout.movable]
-    moved = {
-        name: one for name, one in scout.movable if named.count(name) == defined.count(name) == 1
+    tests = wanted or {
+        node.name for tree in graded for node in functions(tree) if node.name.startswith("test")
     }
-    altered, ambiguous = 0, False
-    for path, tree in trees.items():
-        twin = Twin(
-            values, right, helpers, wanted if is_graded(path, job) else set(), moved, job["beside"]
-        )
+
+    def visited(values: Values, moved: dict[str, list[tuple[str, int]]]) -> dict[str, Twin]:
+        """The trees, rewritten."""
+        twins = {}
+        for path in trees:
+            named = wanted if is_graded(path, job) else set()
+            twins[path] = Twin(values, path, helpers, named, moved, job["beside"])
+            copies[path] = twins[path].visit(copy.deepcopy(trees[path]))
+        return twins
+
+    copies: dict[str, ast.Module] = {}
+    scouts = visited(Values(job["seed"], ()), {}).values()
+    movable = [one for scout in scouts for one in scout.movable]
+    defined = [node.name for tree in trees.values() for node in functions(tree)]
+    moved: dict[str, list[tuple[str, int]]] = {}
+    for name, argument in movable:
+        if defined.count(name) == 1:
+            moved.setdefault(name, []).append(argument)
+    sites: dict[str, list[int]] = {}
+    for scout in visited(Values(job["seed"], ()), moved).values():
+        for unit, keys in scout.sites.items():
+            sites.setdefault(unit, []).extend(keys)
+    active, told, num_draws = drawn(sites, tests, job)
+    values = Values(job["seed"], active, watch)
+    twins = visited(values, moved)
+    watched: list[int] = []
+    for path, tree in copies.items():
         try:
-            text = ast.unparse(ast.fix_missing_locations(_with(twin.visit(tree), values.text)))
+            text = ast.unparse(ast.fix_missing_locations(_with(tree, values.text)))
             compile(text, path, "exec")
         except (ValueError, SyntaxError, RecursionError):
             continue
-        altered += twin.altered
-        ambiguous = ambiguous or twin.ambiguous
+        watched += twins[path].watched
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
-    return {"altered": altered, "ambiguous": ambiguous}
+    return {"altered": len(active), "tests": told, "draws": num_draws, "watched": watched}
 
 
 def _with(tree: ast.Module, text: str) -> ast.Module:

@@ -38,8 +38,8 @@ READ = (
 )
 """Reads the command; makes `$?` what the one before left."""
 STATUS = "${__prorl_s:-$?}"
-"""Exit code of the command: kept at its end, before the prompt is put back; else (a syntax error, an
-interrupt) bash's own.
+"""Exit code of the command: kept at its end, before the prompt is put back; else (a syntax error,
+an interrupt) bash's own.
 """
 PROMPT = f"${{__prorl_h:+$__prorl_h$__prorl_n$__prorl_m{STATUS}$__prorl_t}}"
 """A PS1 that says nothing in a shell below ours, which has the exported PS1 of a virtual
@@ -80,8 +80,8 @@ def evaluation(sequence: int) -> str:
     """The line before each command.
 
     Behind it the prompt is put back, should the command have changed it and removed
-    PROMPT_COMMAND. The marker says `sequence - 1` as long as the command has not been read, then `sequence`. In an
-    `&&` list a status that is not 0 is no error to `set -e` and to an ERR trap.
+    PROMPT_COMMAND. The marker says `sequence - 1` as long as the command has not been read, then
+    `sequence`. In an `&&` list a status that is not 0 is no error to `set -e` and to an ERR trap.
     """
     prepare = f"__prorl_n={sequence - 1} __prorl_r={STATUS} __prorl_s= __prorl_c="
     read = f"{{ {FUNCTION.decode()} {sequence}&&__prorl_r=;}} >&- 2>&-"

@@ -51,7 +51,7 @@ class UserTool(Python):
 
     def __init__(self, place: Place, name: str, zip_fd: int) -> None:
         super().__init__(place)
-        self._name, self.keep, self._packages = name, zip_fd, place.packages
+        self._name, self.keep = name, zip_fd
 
     def start(self) -> None:
         """Make the object if it is not there.
