@@ -71,7 +71,7 @@ def _change(repository: Repository, text: str, row: str) -> bytes:
     return diff({CORE: (repository.wrong, text + repository.changed(row))}).encode()
 
 
-def test_there_are_twenty() -> None:
+async def test_there_are_twenty() -> None:
     assert len(CHEATS) == len(HONEST) == 20
 
 
