@@ -235,6 +235,10 @@ def backend(policy: str) -> str:
         return embedded(str(TOY))
     if (Path(policy) / "config.json").exists():
         return embedded(str(Path(policy).absolute()))
+    inside = sorted(Path(policy).glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    if inside:
+        newest = f"the newest is {inside[-1].parent}"
+        raise ConfigError(f"policy {policy!r}, a folder of {len(inside)}", "one checkpoint", newest)
     if policy == "faulty":
         return f"{POLICIES[policy]}?{FAULTS}"
     name, question, parameters = policy.partition("?")

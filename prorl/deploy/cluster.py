@@ -201,7 +201,7 @@ def jobs(system: str, placer: Placer, leavers: Leavers, **options: Any) -> Any:
     directives = ["--requeue", "--open-mode=append"] if slurm else []
     return cluster(
         job_cls=type("Job", (drained, cluster.job_cls), {"leavers": leavers}),
-        python=(STEP if slurm else "") + sys.executable,
+        python=f"{STEP if slurm else ''}{sys.executable} -P",
         worker_command=MODULE,
         job_name="prorl-node",
         worker_extra_args=[*placer.arguments, *(("--left", LEFT_OF_SLURM) if slurm else ())],

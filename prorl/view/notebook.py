@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from html import escape
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from rollouts group by 1 order by 1"""
 class ShownRuns(Runs):
     @property
     def plot(self) -> Plots:
-        """`run.plot.reward()` and the other analyses of `prorl report`."""
+        """`run.plot.reward()` and the other analyses of `prorl report`; `pass_`, since Python keeps
+        the word `pass`.
+        """
         return Plots(self)
 
     def rollouts(self) -> duckdb.DuckDBPyRelation:
@@ -51,11 +54,12 @@ class Plots:
         self._runs = runs
 
     def __dir__(self) -> list[str]:
-        return list(ANALYSES)
+        return [f"{name}_" if iskeyword(name) else name for name in ANALYSES]
 
     def __getattr__(self, name: str) -> Callable[[], Figure]:
         if name.startswith("_"):
             raise AttributeError(name)
+        name = name.removesuffix("_")
         if name not in ANALYSES:
             raise UserError(f"no analysis {name!r}", f"one of {', '.join(ANALYSES)}")
         return partial(self._figure, name)

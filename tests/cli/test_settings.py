@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,15 @@ def test_set_takes_a_path_and_a_yaml_value() -> None:
 def test_a_policy_is_a_known_name_or_an_address() -> None:
     assert backend("flaky?p=0.3") == "scripted:flaky?p=0.3"
     assert backend("http://host:1") == "http://host:1"
+
+
+def test_a_folder_of_checkpoints_names_the_newest(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (tmp_path / f"step-{step}").mkdir()
+        (tmp_path / f"step-{step}" / "config.json").write_text("{}")
+        os.utime(tmp_path / f"step-{step}" / "config.json", (step, step))
+    with pytest.raises(ConfigError, match=r"a folder of 2; expected one .* newest is \S+step-2"):
+        backend(str(tmp_path))
 
 
 def test_groups_of_four_by_default_only_where_rollouts_differ() -> None:

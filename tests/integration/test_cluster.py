@@ -158,7 +158,7 @@ async def test_a_slurm_job_is_a_step_that_is_requeued(tmp_path: Path) -> None:
     assert "#SBATCH --requeue" in script
     assert "#SBATCH -p scavenge" in script
     assert (
-        f"exec srun --ntasks=1 --kill-on-bad-exit=0 {sys.executable} -m prorl.deploy.placed"
+        f"exec srun --ntasks=1 --kill-on-bad-exit=0 {sys.executable} -P -m prorl.deploy.placed"
         in script
     )
     assert f"--join {tmp_path}/join/node.json" in script

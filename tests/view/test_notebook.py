@@ -25,6 +25,8 @@ def test_a_run_shows_its_rows_and_its_figures(tmp_path: Path) -> None:
     assert rollouts.to_arrow_table().num_rows == 48
     assert rollouts.filter("run_id = 'b'").aggregate("count(*)").fetchall() == [(16,)]
     assert {row["z"] for row in runs.plot.reward().rows} == {"a", "b"}
+    assert "pass_" in dir(runs.plot)
+    assert runs.plot.pass_().rows, "`pass` is a keyword"
     with pytest.raises(UserError, match="no analysis 'rewrd'"):
         runs.plot.rewrd()
     assert "reward" in dir(runs.plot)

@@ -174,7 +174,7 @@ def _install(requirements: Sequence[str], tree: Path, work: Path, job: dict[str,
     said = work / "pip.log"  # tells more than pip prints: why a page of the index was left out
     argv = [
         sys.executable,
-        *("-m", "pip", "--log", str(said), "--python", f"{tree}/bin/python", "install"),
+        *("-P", "-m", "pip", "--log", str(said), "--python", f"{tree}/bin/python", "install"),
         *("--quiet", "--no-input", "--disable-pip-version-check", "--only-binary", ":all:"),
         *(source if wheels else ()),
         *("--", *requirements),
