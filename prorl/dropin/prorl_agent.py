@@ -26,6 +26,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from prorl import exact_json
 from prorl.dropin.rollouts import (
     Answer,
     Rollouts,
@@ -100,7 +101,7 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
         body = await body_of(request, {"instance": dict, "sampling_params": dict}, {"job_id": str})
         must_run()  # it may have been stopped while the body came
         name = body.get("job_id") or uuid.uuid4().hex
-        key = name, blake2b(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
+        key = name, blake2b(exact_json.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
         if key not in jobs:  # no `await` between the question and the reservation
             jobs[key] = _Job(begin(body["instance"], body["sampling_params"]))
         job = jobs[key]

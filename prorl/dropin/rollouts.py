@@ -146,7 +146,9 @@ class Rollouts:
 
     def _lease(self, config: dict[str, Json]) -> _Run:
         """The run whose rollouts are driven so, with one user more."""
-        name = blake2b(orjson.dumps(config, option=orjson.OPT_SORT_KEYS), digest_size=4).hexdigest()
+        name = blake2b(
+            exact_json.dumps(config, option=orjson.OPT_SORT_KEYS), digest_size=4
+        ).hexdigest()
         run = self._runs.pop(name, None)
         if run is None or run.ending is not None:
             before = run.ending if run else None
