@@ -147,7 +147,7 @@ class Hello(Payload, frozen=True, kw_only=True):
     images: tuple[str, ...] | None = None
     """NAME=DIGEST of each image that an INIT of another host has; None: it may have any."""
     home: str = ""
-    """Of the node's life: rows with sandboxes pass only between workers of one home."""
+    """Of the node's life: a death is charged only where what started the worker lives on."""
     died_at: str = ""
     """`run/rollout/attempt` whose step ended the last life of its name, where that is known."""
 
@@ -173,12 +173,10 @@ class Failed(Payload, frozen=True, kw_only=True):
     message: str = ""
 
 
-class Released(Payload, frozen=True, kw_only=True):
+class Released(Payload, frozen=True):
     """(run, rollout, attempt, stage): no longer held, nothing to report."""
 
     kind = Kind.RELEASED
-    returned: bool = False
-    """Whoever should have taken it did not come back: charged to nobody."""
 
 
 class Leaving(Payload, frozen=True):
@@ -236,6 +234,8 @@ class Stats(Payload, frozen=True, kw_only=True):
     tokens: Count = 0
     stalled_s: float = 0.0
     """For how long finished rows have waited since a stream to downstream broke."""
+    sources: Mapping[str, bool] = {}
+    """The endpoints that it reads rows from; of each, whether they come without a socket."""
     backends: Mapping[str, Served] = {}
     """RUN: model calls so far by backend."""
     runs: Mapping[str, Served] = {}
@@ -261,7 +261,7 @@ class Welcome(Payload, frozen=True, kw_only=True):
 
 
 class Endpoints(Payload, frozen=True, kw_only=True):
-    """Where the workers of each role are, whenever it changes."""
+    """To the store: where the last stages of all hosts are, whenever it changes."""
 
     kind = Kind.ENDPOINTS
     locations: Mapping[str, tuple[str, ...]]

@@ -43,6 +43,11 @@ class Graph:
         """The edges whose rows are sent again after a loss."""
         return frozenset(row.gives for row in self.rows if row.redelivers)
 
+    @property
+    def separable(self) -> tuple[str, ...]:
+        """The stages that may leave their chain: what they take is kept until it is stored."""
+        return tuple(name for name in self.names if self.takes(name) in self.redelivered)
+
     def row(self, name: str) -> StageRow:
         return self.rows[self.names.index(name)]
 
@@ -50,6 +55,15 @@ class Graph:
         """The stage whose rows a role takes; empty for the first, whose upstream is the gateway."""
         place = self.roles.index(role)
         return self.names[place - 1] if place else ""
+
+    def path(self, stage: str) -> str:
+        """Where a stage serves its edge; `edge/lease` for the gateway, whose name is empty.
+
+        Of several stages of one process that give the same edge, only the last has it to itself.
+        """
+        edge = self.row(stage).gives if stage else "lease"
+        givers = [row.name for row in self.rows if row.gives == edge]
+        return f"edge/{edge}" if givers[-1:] in ([], [stage]) else f"edge/{edge}/{stage}"
 
     def takes(self, role: str) -> str:
         """The edge that a role dials."""

@@ -48,8 +48,6 @@ RELEASE_GRACE_S: Final = 1.0
 """For the next holder's `started` after the last one's `released`: both travel at once, on two
 streams.
 """
-NEXT_LIFE_S: Final = 20.0
-"""For a RUN worker to come back to rows that it may have begun; the gateway waits less."""
 
 LATE_S: Final = 2.0
 """A loop that has not turned for longer was stopped."""
@@ -59,7 +57,7 @@ assert LATE_S < PROCESS_SILENCE_S, "a stop is noticed before it is a death"
 assert 2 * BEAT_S + LATE_S < PROCESS_SILENCE_S, "nobody is ended for a beat that is late"
 assert PROCESS_SILENCE_S < WORKER_SILENCE_S, "the supervisor is first: its word is certain"
 assert 4 * FAR_HEARTBEAT_S < WORKER_SILENCE_S
-assert RELEASE_GRACE_S < CLAIM_GRACE_S < LEAST_GRACE_S < REMOTE_GRACE_S < NEXT_LIFE_S
+assert RELEASE_GRACE_S < CLAIM_GRACE_S < LEAST_GRACE_S < REMOTE_GRACE_S
 assert WORKER_SILENCE_S + LEAST_GRACE_S <= GONE_S, "whoever fell silent has had its time"
 
 

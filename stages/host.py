@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from prorl.control import Failed, Released, Started, Stats
 from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
 from prorl.flight.inlet import Inlet, Taken
 from prorl.flight.outlet import Outlet
-from prorl.flight.queues import wire_bytes
 from prorl.graph import GRAPH
 from prorl.limits import Clock
 from prorl.linux import at_work
@@ -37,8 +36,8 @@ from prorl.protocols import Operator
 from prorl.schema.columns import RanColumns
 from prorl.schema.rows import Added, Row, grow
 from prorl.stages.operator import Emit, goes_on, owner_of, users_parts, was_cancelled
-from prorl.timing import NEXT_LIFE_S, now
-from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Json, Stage
+from prorl.timing import now
+from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Stage
 
 log = logging.getLogger("prorl.stages")
 
@@ -135,11 +134,12 @@ class StageHost:
             edge,
             limit_bytes=finished_bytes,
             on_acked=self._acked,
-            on_lost=self._lost,
-            on_left=self._taken,
+            on_lost=self._give_up,
+            path=GRAPH.path(self.name),
         )
         self._working: dict[AttemptKey, asyncio.Task[None]] = {}
         self._finished: dict[AttemptKey, Row] = {}
+        self._finished_at: dict[AttemptKey, float] = {}
         self._grow = Growth()
         self._tasks: asyncio.TaskGroup | None = None
         self._empty = asyncio.Event()
@@ -199,6 +199,21 @@ class StageHost:
             unsent = [key for key in self._finished if key not in self.outlet]
             self._give_up(unsent + self.outlet.withdraw())
 
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def num_finished(self) -> int:
+        """Rows that are done here and not yet acked downstream."""
+        return len(self._finished)
+
+    @property
+    def longest_finished_s(self) -> float:
+        """For how long the first of these has waited; 0 where there is none."""
+        first = next(iter(self._finished_at.values()), None)
+        return 0.0 if first is None else self._clock() - first
+
     def held(self) -> list[AttemptKey]:
         return [*self._working, *self._finished]
 
@@ -244,12 +259,12 @@ class StageHost:
         # In hand until downstream acks it. While the row is converted and while it waits for room
         # in the outlet, a cancellation or a lost downstream may take it out of `_finished` (INIT):
         # hence the question after each wait. What is no longer here must not go out.
-        self._finished[key] = row
+        self._finished[key], self._finished_at[key] = row, self._clock()
         try:
             grown = await self._grow(row, added)
         except RolloutError as error:
             # Columns that cannot be converted are a bug of ours, at the cost of this row alone.
-            if self._finished.pop(key, None) is not None:
+            if self._unfinish(key) is not None:
                 self._report(key, _failure(error))
                 await self._release(row)
                 self._leave([key])
@@ -320,56 +335,22 @@ class StageHost:
 
     def _acked(self, keys: list[AttemptKey]) -> None:
         for key in keys:
-            del self._finished[key]
+            self._unfinish(key)
         self._leave(keys)
 
-    def _taken(self, keys: list[AttemptKey]) -> None:
-        """Let go of what a RUN had taken that went away.
-
-        One that is ended in its first step has told us, and not yet the gateway, that it took rows:
-        where no journal claims them, they would be in our hands for ever.
-        """
-        if self.gives_once:
-            for key in keys:
-                self._emit(Released(returned=True), key, stage=self.name)
-
-    def _lost(self, keys: list[AttemptKey], hello: Mapping[str, Json]) -> None:
-        """Rows of a RUN that went away before it said that it took them: it may have begun.
-
-        Its next life knows those that it keeps a journal of: they are offered again, to it alone.
-        """
-        assert self._tasks is not None
-        worker, lost = str(hello.get("worker", "")), list[AttemptKey]()
-        for key in keys:
-            row = self._finished.get(key)
-            if row is not None and row.value("on_unknown"):
-                self._tasks.create_task(self._offer_again(key, row, worker))
-            else:
-                lost.append(key)
-        self._give_up(lost)
-
-    async def _offer_again(self, key: AttemptKey, row: Row, worker: str) -> None:
-        await self.outlet.put(row, key, wire_bytes(row.as_batch), only=worker)
-        if key not in self._finished:
-            self.outlet.drop(key)
-        asyncio.get_running_loop().call_later(NEXT_LIFE_S, self._wait_no_longer, key)
-
-    def _wait_no_longer(self, key: AttemptKey) -> None:
-        """Give up, charged to nobody, what a worker may have begun that does not come back."""
-        if self.outlet.awaits(key):
-            self.outlet.drop(key)
-            self._give_up([key], returned=True)
-        elif key in self._finished and key in self.outlet:
-            asyncio.get_running_loop().call_later(NEXT_LIFE_S, self._wait_no_longer, key)
-
-    def _give_up(self, keys: list[AttemptKey], *, returned: bool = False) -> None:
+    def _give_up(self, keys: list[AttemptKey]) -> None:
+        """These go nowhere: nobody took them, or who did has left before it could begin."""
         assert self._tasks is not None
         for key in keys:
-            row = self._finished.pop(key, None)
+            row = self._unfinish(key)
             if row is not None:
-                self._emit(Released(returned=returned), key, stage=self.name)
+                self._emit(Released(), key, stage=self.name)
                 self._tasks.create_task(self._release(row))
         self._leave(keys)
+
+    def _unfinish(self, key: AttemptKey) -> Row | None:
+        self._finished_at.pop(key, None)
+        return self._finished.pop(key, None)
 
     def _leave(self, keys: list[AttemptKey]) -> None:
         """These are no longer in hand: free their slots, let EVAL's upstream forget them."""

@@ -2,11 +2,13 @@
 
 The same over Flight and inside one loop.
 
-    async with Worker(config, "run", "run-0", network, host) as worker:
-        await worker.wait()    # until it has left, as it was asked; raises what broke
+    worker = Worker(config, "run", "run-0", network, host, location=..., upstreams=...)
+    await worker.start()
+    await worker.wait()    # until it has left, as it was asked; raises what broke
+    await worker.stop()
 
-Who is upstream comes from the gateway: INIT's is the gateway itself, RUN's are the INIT workers,
-EVAL's the RUN workers.
+Who is upstream follows from the configuration (`prorl.config.layout`): INIT's is the gateway, the
+others' are the stages before them on the same host, in the same process where they are one chain.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 
@@ -25,7 +27,6 @@ from prorl.control import (
     Assigned,
     ControlRow,
     Drain,
-    Endpoints,
     Failover,
     Kind,
     Payload,
@@ -45,9 +46,9 @@ from prorl.stages.operator import Handler, StageOperator, WorkerParts, owner_of
 from prorl.stages.run import RunOperator
 from prorl.types import AttemptKey
 
-LEAVE_S = 4.0
-"""How long a leaving worker waits for what it stopped to be taken: within the 5 s that processes
-are given to end.
+LEAVE_S, END_S = 4.0, 2.0
+"""How long a leaving stage waits for what it stopped to be taken: the first stages of a chain, then
+those that end what the first have begun. Within the 7 s that a worker is given to end.
 """
 
 ALONE_S = 20.0
@@ -70,10 +71,18 @@ class Worker:
         name: str,
         network: Network,
         host: SandboxHost,
+        *,
+        location: str,
+        upstreams: Iterable[str],
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`location`: where its process serves; `upstreams`: what it dials. `may_begin`: whether a
+        stage that takes leases may take more of them.
+        """
         pool, row = config.pool(stage), GRAPH.row(stage)
         self._is_last = stage == GRAPH.names[-1]
         self._config, self._network, self._stage, self._name = config, network, stage, name
+        self._upstreams, self.location = tuple(upstreams), location
         cancelled: set[AttemptKey] = set()
         module, _, kind = row.operator.partition(":")
         operator: type[StageOperator] = getattr(import_module(module), kind)
@@ -81,7 +90,7 @@ class Worker:
             role=stage,
             worker=config.worker_name(name),
             node=config.node_id,
-            location=config.worker_flight(name),
+            location=location,
             slots=pool.slots,
             remote=bool(config.gateway),
             resumes=operator.resumes,
@@ -102,7 +111,6 @@ class Worker:
         )
         self._handlers: Mapping[Kind, Handler] = {
             Kind.WELCOME: self._welcome,
-            Kind.ENDPOINTS: self._endpoints,
             Kind.CANCEL: lambda row: self.stage.cancel(row.key),
             Kind.DRAIN: self._drain,
         }
@@ -122,6 +130,8 @@ class Worker:
             slots=pool.slots,
             window_bytes=pool.finished_bytes,
             received=self._operator.received,
+            path=GRAPH.path(GRAPH.upstream(stage)),
+            may_take=(lambda: True) if GRAPH.upstream(stage) else may_begin,
         )
         self.stage = StageHost(
             self._operator,
@@ -138,14 +148,13 @@ class Worker:
         )
         self._draining = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
-        self.location = ""
+        self._is_stopped = False
 
-    async def __aenter__(self) -> Worker:
+    async def start(self) -> None:
+        """Serve its edge and come to the gateway."""
         await self._operator.open()
         outlet = self.stage.outlet
-        self.location = await self._network.listen(
-            self._config.worker_flight(self._name), {outlet.path: outlet.route}
-        )
+        await self._network.listen(self.location, {outlet.path: outlet.route})
         if self._config.gateway and self._is_last:
             # The store is on another host: what is scored is the only edge that leaves a node.
             outer = f"grpc+tls://{self._config.advertise}:0"
@@ -155,20 +164,24 @@ class Worker:
             asyncio.ensure_future(work)
             for work in (self.stage.run(), self._control.wait(), self._drained())
         )
-        return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        """Stop what is in hand, give it LEAVE_S to be reported and taken, leave."""
+    async def stop(self) -> None:
+        """Stop what is in hand, give it LEAVE_S to be reported and taken, leave; idempotent."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         self._control.leave()
         self.stage.drain()
         self.stage.cancel_all()
         try:
-            await asyncio.wait_for(self.stage.wait_empty(), LEAVE_S)
+            leave_s = END_S if self.stage.is_acked_later else LEAVE_S
+            await asyncio.wait_for(self.stage.wait_empty(), leave_s)
         except TimeoutError:
             for key in self.stage.held():  # nobody needs to wait whether we come back with these
                 self._emit(Released(), key, stage=self._stage)
         await self._control.close()
         await self._inlet.close()
+        await self.stage.outlet.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -224,13 +237,7 @@ class Worker:
             self.stage.cancel(key)
         for taken in self._operator.adopted(welcome.adopted, welcome.elsewhere):
             self._inlet.adopt(taken)
-
-    def _endpoints(self, row: ControlRow) -> None:
-        role = GRAPH.upstream(self._stage)
-        locations = row.read(Endpoints).locations
-        self._inlet.set_upstreams(
-            locations.get(role, ()) if role else [self._config.gateway_flight]
-        )
+        self._inlet.set_upstreams(self._upstreams)
 
     def _drain(self, row: ControlRow) -> None:
         self.leave(row.read(Drain).deadline_s)
@@ -241,7 +248,7 @@ class Worker:
         return await self._control.request(asked, run_id=asked.attempt.run_id)
 
     def _stats(self) -> Stats:
-        stats = self.stage.stats()
+        stats = msgspec.structs.replace(self.stage.stats(), sources=self._inlet.sources)
         if not isinstance(self._operator, RunOperator):
             return stats
         backends = self._operator.backends

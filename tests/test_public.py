@@ -68,7 +68,7 @@ def _modules_after(code: str) -> set[str]:
             ("pyarrow", "torch", "duckdb", "numpy"),
         ),
         (
-            "import prorl.service.__main__",
+            "import prorl.deploy.service",
             "fastapi",
             ("aiohttp", "torch", "duckdb", "pyarrow.parquet", "yaml", "cryptography"),
         ),

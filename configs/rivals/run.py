@@ -89,7 +89,6 @@ def prorl_daemons(folder: Path, url: str, port: int, kind: str = "pyns") -> dict
         "tokenizer": ROOT / "prorl" / "assets" / "toy",
         "load_code": "true",
         "run.slots": IN_FLIGHT,
-        "init.slots": IN_FLIGHT,
     }
     sets = [word for key, value in settings.items() for word in ("--set", f"service.{key}={value}")]
     argv = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(folder / "root")]
@@ -122,12 +121,8 @@ PLAYERS = {
             Path(sys.executable),
             prorl_daemons,
             {
-                "gateway": "prorl.service",
-                "store": "prorl.storage",
+                "service": "prorl.deploy.service",
                 "sandboxd": "prorl.sandbox.node.daemon",
-                "init": "stage init",
-                "run": "stage run",
-                "eval": "stage eval",
             },
         ),
         Player(

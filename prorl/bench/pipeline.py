@@ -230,9 +230,7 @@ async def _accepted(length_s: float) -> Figure:
 
         bare_ms = await _at_rate(length_s, append)
         os.close(handle)
-        config = _config(Path(folder) / "root").model_dump() | {
-            stage: {"workers": 0} for stage in ("init", "run", "eval")
-        }
+        config = _config(Path(folder) / "root").model_dump() | {"workers": "nodes"}
         async with Supervisor(ServiceConfig.model_validate(config)) as service:
             client_of(service).create_run(run_id="accept")
             headers = {"authorization": f"Bearer {service.config.token}"}

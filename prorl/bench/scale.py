@@ -33,6 +33,7 @@ from prorl.bench.pipeline import has_finished
 from prorl.bench.report import Figure, Report
 from prorl.client.client import Client, connect
 from prorl.config import RunConfig, ServiceConfig
+from prorl.config.layout import SERVICE
 from prorl.errors import UnavailableError
 from prorl.linux.procfs import cpu_s
 from prorl.process import settle_heap
@@ -93,7 +94,7 @@ async def _measure(counts: tuple[int, ...], waits: tuple[float, ...]) -> list[Me
             client = await asyncio.to_thread(connect, root)
             with placer(root, COMMON) as made:
                 async with clusters.local(made, leavers) as cluster:
-                    pids = [service.children[name].pid or 0 for name in ("gateway", "store")]
+                    pids = [service.children[name].pid or 0 for name in (SERVICE, "store")]
                     points = []
                     for nodes in counts:
                         cluster.scale(nodes)
@@ -170,7 +171,7 @@ def _used(pids: list[int], work: Callable[[], object]) -> list[float]:
 def _config(root: Path, waits: tuple[float, ...]) -> ServiceConfig:
     with socket.create_server((HOST, 0)) as probe:
         port = min(probe.getsockname()[1], 65000)
-    values: dict[str, Any] = {stage: {**pool, "workers": 0} for stage, pool in COMMON.items()}
+    values: dict[str, Any] = {**COMMON, "workers": "nodes", "store": {"own_process": True}}
     values |= {"root": root, "listen": f"{HOST}:{port}"}
     values["backends"] = tuple(map(_server, (*waits, SHORT_S)))
     return ServiceConfig.model_validate(values)

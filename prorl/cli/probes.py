@@ -128,10 +128,11 @@ def _descriptors() -> ProbeOutcome:
 
 
 def _terminals() -> ProbeOutcome:
-    from prorl.config import SandboxConfig
+    from prorl.config import ServiceConfig
+    from prorl.config.layout import num_sandboxes, settle
     from prorl.sandbox.kind import room, short_of_terminals
 
-    few = short_of_terminals(SandboxConfig().max_sandboxes)
+    few = short_of_terminals(num_sandboxes(settle(ServiceConfig())))
     fix = few.rpartition(": ")[2]
     return ProbeOutcome.warning("terminals", f"for {room()} sandboxes at once", fix, bad=bool(few))
 

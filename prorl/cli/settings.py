@@ -132,7 +132,7 @@ OF_SUPERVISOR = ("gateway", "models", "socket_dir", "token", "node_id")
 """Keys of the service that the supervisor, or a node's own options, fill in."""
 
 OF_NODE = (
-    *("topology", "init", "run", "eval", "pools", "sandbox", "drain_s", "term_s", "trace"),
+    *("workers", "init", "run", "eval", "pools", "sandbox", "drain_s", "term_s", "trace"),
     *("journal_sync", "backend_key", "advertise"),
 )
 """Keys of the service that a node has of its own; the others it gets from its service."""

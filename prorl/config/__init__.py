@@ -19,6 +19,7 @@ from prorl.config.renderer import RendererSpec
 from prorl.config.validation import explain
 from prorl.errors import ConfigError
 from prorl.filters import FILTERS, PASS_RATE
+from prorl.graph import GRAPH
 from prorl.linux import failpoints
 from prorl.types import RolloutLimits, SamplingParams
 
@@ -61,9 +62,14 @@ class StrictModel(BaseModel):
 class StageConfig(StrictModel):
     """One stage's pool on this node."""
 
-    workers: int = Field(default=1, ge=0, le=64, description="processes")
+    own_processes: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="processes of its own beside the chains; 0 = a part of each chain",
+    )
     slots: int = Field(
-        default=16, ge=1, le=4096, description="rows that one worker has in hand at a time"
+        default=16, ge=1, le=4096, description="rows that it has in hand at a time, a process"
     )
     finished_bytes: int = Field(
         default=64 << 20, ge=1 << 20, description="finished rows kept for downstream, per worker"
@@ -77,7 +83,12 @@ class SandboxConfig(StrictModel):
         default="auto",
         description="a row of prorl/sandbox/kinds; auto = pyns where it works, else apptainer",
     )
-    max_sandboxes: int = Field(default=64, ge=1, le=4096)
+    max_sandboxes: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="at a time; default: one for each slot of the stages of this node",
+    )
     warm: int = Field(
         default=0, ge=0, le=256, description="warm sandboxes kept for the default spec"
     )
@@ -110,6 +121,11 @@ class StoreConfig(StrictModel):
     flush_bytes: int = Field(default=16 << 20, ge=1 << 16)
     hot_bytes: int = Field(
         default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams"
+    )
+    own_process: bool = Field(
+        default=False,
+        description="a process of its own, so that neither it nor the gateway dies"
+        " with the other: 5 ms of CPU a rollout and 60 to 90 MB more",
     )
     url: str = Field(default="", description="root of run directories if elsewhere: s3://...")
     compact_commits: int = Field(default=256, ge=0, description="between compactions; 0 = never")
@@ -149,7 +165,11 @@ class ServiceConfig(StrictModel):
         default=Path("prorl-runs"), description="holds control.db and the run directories"
     )
     node_id: str = "local"
-    topology: Literal["processes", "inline"] = "processes"
+    workers: int | Literal["auto", "nodes"] = Field(
+        default="auto",
+        description="processes with a chain of INIT, RUN and EVAL each; 0 = the chain lives in"
+        " `service`, with gateway and store; auto = 0 up to four cores, else 1; nodes = none here",
+    )
     host: Literal["127.0.0.1", "localhost", "::1"] = "127.0.0.1"
     http_port: int = Field(
         default=0, ge=0, le=65535, description="HTTP port on this host; 0 = any free one"
@@ -195,7 +215,8 @@ class ServiceConfig(StrictModel):
     )
     model: str = Field(default="", description="model name that HTTP backends serve")
     tokenizer: str = Field(default="bytes", description="`bytes` or a Hugging Face directory")
-    init: StageConfig = StageConfig()
+    init: StageConfig = StageConfig(slots=8)
+    """What it has ready before RUN has room: each is a sandbox that waits."""
     run: StageConfig = StageConfig(slots=32)
     eval: StageConfig = StageConfig()
     pools: dict[str, StageConfig] = Field(
@@ -252,6 +273,21 @@ class ServiceConfig(StrictModel):
             raise ValueError("HOST:PORT, with PORT below 65534 (the two above it are used too)")
         return value
 
+    @field_validator("workers")
+    @classmethod
+    def _workers_is_a_count(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 0 <= value <= 64:
+            raise ValueError("0 to 64, auto or nodes")
+        return value
+
+    @model_validator(mode="after")
+    def _stages_leave_only_where_rows_are_kept(self) -> Self:
+        for stage in set(GRAPH.names) - set(GRAPH.separable):
+            if self.pool(stage).own_processes:
+                able = ", ".join(GRAPH.separable)
+                raise ValueError(f"{stage}.own_processes 0: only {able} may leave its chain")
+        return self
+
     @model_validator(mode="after")
     def _listen_has_address(self) -> Self:
         if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
@@ -260,7 +296,7 @@ class ServiceConfig(StrictModel):
 
     @property
     def gateway_flight(self) -> str:
-        return self.gateway or f"grpc+unix://{self.socket_dir}/gateway.sock"
+        return self.gateway or self.worker_flight("service")
 
     @property
     def listener(self) -> Listener | None:
@@ -301,8 +337,9 @@ class ServiceConfig(StrictModel):
         own = {"init": self.init, "run": self.run, "eval": self.eval}
         return own.get(stage) or self.pools.get(stage, StageConfig())
 
-    def worker_flight(self, worker: str) -> str:
-        return f"grpc+unix://{self.socket_dir}/{worker}.sock"
+    def worker_flight(self, process: str) -> str:
+        """Where a process of this host serves its edges to the others of this host."""
+        return f"grpc+unix://{self.socket_dir}/{process}.sock"
 
 
 MAX_CALL_TOKENS = 131_072

@@ -1,1 +1,1 @@
-"""A running service of either topology around a block of code."""
+"""A service around a block of code; what its process `service` is made of; nodes, clusters."""

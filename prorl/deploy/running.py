@@ -1,4 +1,4 @@
-"""A service around a block of code, in either topology, with the signals that end it.
+"""A service around a block of code, with the signals that end it.
 
 First Ctrl-C or SIGTERM: `Stop.asked` is set, the owner leaves its block, the service ends in order
 and keeps what was done. Second: every child is killed. Signal handlers belong to the main thread's
@@ -65,10 +65,6 @@ async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Supervisor
     Raises UserError for what it cannot work with, UnavailableError when a process does not start.
     """
     supervisor = Supervisor(config)
-    if config.topology == "inline":
-        from prorl.deploy.inline import Inline
-
-        supervisor = Inline(config)
     stop.arm(supervisor.kill)
     async with supervisor:
         yield supervisor

@@ -13,8 +13,8 @@ the other edges, it is acked again at once (the last `REMEMBERED` keys are remem
 the commit's uniqueness decides).
 
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
-`received` is told of each row before anybody hears that it has come. Credit and acks travel
-together (`pacing`).
+`received` is told of each row before anybody hears that it has come. While `may_take` says no, no
+credit is given: what was given before is still used. Credit and acks travel together (`pacing`).
 Rows in hand are bounded by credit (`CreditBook`).
 """
 
@@ -45,6 +45,9 @@ from prorl.schema.rows import Row, rows
 from prorl.types import AttemptKey
 
 REMEMBERED = 4096
+
+LOOK_S = 0.05
+"""How soon one that may take nothing more asks again whether it may: short beside a rollout."""
 
 _NOBODY = -1
 """The upstream of a row that no stream of this life brought."""
@@ -85,13 +88,18 @@ class Inlet:
         slots: int,
         window_bytes: int = 64 << 20,
         received: Callable[[Row], None] = _nothing,
+        may_take: Callable[[], bool] = lambda: True,
+        path: str = "",
     ) -> None:
         self.edge = edge
-        self._received = received
+        self._received, self._may_take = received, may_take
+        self._path = path or f"edge/{edge}"
         self._network, self._hello = network, msgspec.to_builtins(hello)
         self._redelivered = edge in GRAPH.redelivered
         self._grants = CreditBook(slots=slots, window_bytes=window_bytes)
         self._channels: dict[int, Channel] = {}
+        self._reading: dict[str, Channel] = {}
+        """By the location that was dialled."""
         self._names = count()
         self._announced: set[str] = set()
         self._dialling: dict[str, asyncio.Task[None]] = {}
@@ -107,6 +115,11 @@ class Inlet:
     @property
     def num_upstreams(self) -> int:
         return len(self._channels)
+
+    @property
+    def sources(self) -> dict[str, bool]:
+        """The endpoints that it reads from now; of each, whether rows come without a socket."""
+        return {where: channel.is_local for where, channel in self._reading.items()}
 
     @property
     def in_hand(self) -> int:
@@ -190,15 +203,16 @@ class Inlet:
             while location in self._announced and not self._closed:
                 try:
                     channel = await self._network.dial(
-                        location, f"edge/{self.edge}", self._hello, EDGE_BACK, EDGES[self.edge]
+                        location, self._path, self._hello, EDGE_BACK, EDGES[self.edge]
                     )
                 except ProrlError as error:
                     log.debug("cannot dial %s: %s", location, error)
                     await asyncio.sleep(backoff_s(location, tries))
                     tries += 1
                 else:
-                    tries = 0
+                    tries, self._reading[location] = 0, channel
                     await self._serve(channel)
+                    del self._reading[location]
         finally:
             self._dialling.pop(location, None)
 
@@ -259,7 +273,10 @@ class Inlet:
 
     def _flush(self) -> None:
         """Credit is counted here, once for all rows that came and went meanwhile."""
-        self._note_credit(self._grants.top_up())
+        if self._may_take():
+            self._note_credit(self._grants.top_up())
+        elif not self._closed:
+            asyncio.get_running_loop().call_later(LOOK_S, self._paced.ask)
         back, self._back = self._back, {}
         for name, said in back.items():
             self._channels[name].send(encode(said))

@@ -10,13 +10,10 @@ of them in one batch. `on_sent(keys, hello)` says who got which.
 
 Invariants: a row has one consumer at a time; on redelivered edges (`ran`, `scored`) it is kept
 until its ack and sent again when the consumer is lost; on the others the Inlet acks what it
-received, and `on_lost` names what a lost consumer never acked, and whose it was: nobody sends it
-again unless it is `put` again, `only` for the next life of that worker: until that has come, the
-row waits as one whose need nobody has. `on_acked` and `on_lost`
-come once per key that was put, and not at all for a key that was dropped. `on_left` names the last
-that a consumer acked before it left: it may not have lived to tell anybody else. Held bytes are
+received, and `on_lost` names what a lost consumer never acked: it is not sent again. `on_acked` and
+`on_lost` come once per key that was put, and not at all for a key that was dropped. Held bytes are
 bounded by `limit_bytes` plus one row per waiting `put`; `send` is bounded by the credit that its
-caller was told of.
+caller was told of. Once closed, no consumer is let in.
 """
 
 from __future__ import annotations
@@ -30,6 +27,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from prorl.errors import UnavailableError
 from prorl.flight import trace
 from prorl.flight.credit import ACK, CREDIT, Ledger, decode
 from prorl.flight.pacing import ROWS_S, Paced
@@ -41,8 +39,6 @@ from prorl.schema.columns import keys
 from prorl.schema.rows import Row, rows, stack
 from prorl.timing import now
 from prorl.types import AttemptKey, Json
-
-MOST_TAKEN = 1024
 
 Keys = Callable[[list[AttemptKey]], None]
 KeysOf = Callable[[list[AttemptKey], Mapping[str, Json]], None]
@@ -69,19 +65,19 @@ class Outlet:
         *,
         limit_bytes: int = 64 << 20,
         on_acked: Keys = _nothing,
-        on_lost: KeysOf = _nothing,
-        on_left: Keys = _nothing,
+        on_lost: Keys = _nothing,
         on_credit: Callable[[int], None] = _nothing,
         on_sent: KeysOf = _nothing,
-        has: Has = lambda peer, name: not name or peer.get("worker") == name,
+        has: Has = lambda peer, need: True,
+        path: str = "",
     ) -> None:
-        self.edge = edge
+        self.edge, self.path = edge, path or f"edge/{edge}"
         self._redelivered = edge in GRAPH.redelivered
         self._has = has
         self._ledger = Ledger(redelivered=self._redelivered)
         self._limit_bytes = limit_bytes
         self._on_acked = on_acked
-        self._on_lost, self._on_left = on_lost, on_left
+        self._on_lost, self._closed = on_lost, False
         self._on_credit = on_credit
         self._on_sent = on_sent
         self._rows: dict[AttemptKey, Sized] = {}
@@ -89,13 +85,8 @@ class Outlet:
         self._cut_at: float | None = None
         self._putting: deque[asyncio.Future[None]] = deque()
         self._channels: dict[int, Channel] = {}
-        self._taken: dict[int, deque[AttemptKey]] = {}
         self._names = count()
         self._paced = Paced(self._pump, ROWS_S)
-
-    @property
-    def path(self) -> str:
-        return f"edge/{self.edge}"
 
     @property
     def route(self) -> tuple[Accept, pa.Schema, pa.Schema]:
@@ -123,17 +114,13 @@ class Outlet:
     def __contains__(self, key: AttemptKey) -> bool:
         return key in self._ledger
 
-    def awaits(self, key: AttemptKey) -> bool:
-        """Whether a row is for a worker that is not there, while others are."""
-        return bool(self._channels) and self._ledger.lacks(key)
-
-    async def put(self, row: Row, key: AttemptKey, num_bytes: int, *, only: str = "") -> None:
-        """Offer one row, unless it is here, `only` to this worker; waits while the bound is met."""
+    async def put(self, row: Row, key: AttemptKey, num_bytes: int) -> None:
+        """Offer one row, unless it is here; waits while the bound is met."""
         while self._held_bytes >= self._limit_bytes:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putting.append(waiting)
             await waiting
-        self._add(row, key, num_bytes, only)
+        self._add(row, key, num_bytes, "")
 
     def send(self, batch: pa.RecordBatch, needs: Sequence[str] = ()) -> None:
         """Offer rows to the consumers without waiting; `needs`: what one must have for each."""
@@ -158,10 +145,17 @@ class Outlet:
         """Forget the rows that no consumer has been sent; which they are."""
         return self._forget(self._ledger.waiting())
 
+    async def close(self) -> None:
+        """End every stream, and let nobody in from now on."""
+        self._closed = True
+        for channel in list(self._channels.values()):
+            await channel.close()
+
     async def serve(self, channel: Channel) -> None:
+        if self._closed:
+            raise UnavailableError(f"{self.path}: its stage has left")
         name = next(self._names)
         self._channels[name] = channel
-        self._taken[name] = deque(maxlen=MOST_TAKEN)
         self._ledger.join(name, partial(self._has, channel.peer))
         try:
             while (batch := await channel.receive()) is not None:
@@ -173,8 +167,7 @@ class Outlet:
                 self._release(key)
             self._cut()
             if lost:
-                self._on_lost(lost, channel.peer)
-            self._on_left(list(self._taken.pop(name)))
+                self._on_lost(lost)
             self._paced.ask()
 
     def _hear(self, name: int, batch: pa.RecordBatch) -> None:
@@ -189,7 +182,6 @@ class Outlet:
         known = self._forget(acked)
         if known:
             self._cut_at = None
-            self._taken[name].extend(known)
             self._on_acked(known)
         if granted:
             self._paced.ask()

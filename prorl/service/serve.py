@@ -1,6 +1,6 @@
 """The gateway as one context manager: control log, core, Flight side, HTTP side.
 
-The process and `topology: inline` both enter it.
+The process `service` enters it.
 
 async with serving(config, network) as served:
     print(served.http, served.flight)

@@ -60,6 +60,11 @@ class ChildSpec:
     module: str
     args: tuple[str, ...]
     stop_rank: int
+    grace_s: float = 6.0
+    """From SIGTERM to SIGKILL; it promises to be gone a second before."""
+    has_stages: bool = False
+    """SIGUSR1 has its stages take nothing new and leave, SIGUSR2 give back what they have in hand.
+    """
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """On top of `environment()`."""
 
@@ -82,6 +87,8 @@ class Child:
         """What it was at when it was ended."""
         self.ended_for = ""
         """Why its parent ended it."""
+        self.stages_left = asyncio.Event()
+        """Its stages have left in order, and it goes on without them."""
         self._exited: asyncio.Future[int] | None = None
         self._ready: asyncio.Future[Mapping[str, Json]] | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -122,6 +129,7 @@ class Child:
         self._silent_s, self.beats = 0.0, False
         loop.add_reader(self._heart, self._on_beat)
         self.lives += 1
+        self.stages_left.clear()
         self.started_at_s = time.monotonic()
         self._exited, self._ready = loop.create_future(), loop.create_future()
         self._pidfd = os.pidfd_open(self._process.pid)
@@ -245,11 +253,12 @@ class Child:
         if self.alive:
             signal.pidfd_send_signal(self._pidfd, number)
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop(self, grace_s: float | None = None) -> None:
         """SIGTERM, wait, SIGKILL; returns when it is gone. Idempotent."""
         if self._exited is None:
             return
         self.signal(signal.SIGTERM)
+        grace_s = self.spec.grace_s if grace_s is None else grace_s
         await asyncio.wait({self._exited}, timeout=grace_s)
         self.signal(signal.SIGKILL)
         await asyncio.shield(self._exited)
@@ -305,13 +314,13 @@ class Child:
             lambda: asyncio.StreamReaderProtocol(reader), process.stdout
         )
         try:
-            while not ready.done():
-                line = await reader.readline()
-                if not line:
-                    return
+            while line := await reader.readline():
                 word, _, said = line.strip().partition(b" ")
-                if word == b"ready":
+                if word == b"ready" and not ready.done():
                     ready.set_result(json.loads(said or b"{}"))
+                elif word == b"left":
+                    self.stages_left.set()
+        except ValueError:  # a line that is none of ours: its pipe must never be full
             while await reader.read(MAX_LINE_BYTES):
                 pass
         finally:

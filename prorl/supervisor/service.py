@@ -1,13 +1,15 @@
 """A running service: all processes of one node on one root.
 
 They are restarted when they die and ended in order. Start is parallel: every child dials until its
-upstream listens. Stop goes against the dataflow's thirst: INIT and RUN first (nothing new), then
-EVAL, the store (what was scored is committed), the gateway (its log is last to close), sandboxd.
+upstream listens. Stop goes against the dataflow's thirst: workers first (nothing new), then stages
+apart, a store apart (what was scored is committed), `service` (the gateway's log is last to close),
+sandboxd.
 Children die with the supervisor (PDEATHSIG); what a killed supervisor leaves on disk is swept by
 the next one on the root.
 
-A worker that was asked to leave and has nothing in hand exits with EXIT_LEFT and stays away; once
-all of them have, the node has left (`drain`, `left`).
+A worker that was asked to leave and has nothing in hand exits with EXIT_LEFT and stays away; where
+its stages live in `service`, that says `left` and goes on without them. Once all have, the node has
+left (`drain`, `left`).
 
 Freeze becomes death: a child that falls silent, or that is not ready in time after a restart, is
 ended through its pidfd and started again. Deaths while the root's disk is full, and for a disk that
@@ -29,6 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from prorl.config import ServiceConfig
+from prorl.config.layout import SERVICE, settle
 from prorl.errors import ConfigError, UnavailableError
 from prorl.linux import at_work
 from prorl.linux.files import disk_full
@@ -59,10 +62,6 @@ runs on its loop, and the kernel would end another process for it.
 
 MISTAKE = 2
 """Exit code of a program that was told something wrong: trying again would not help."""
-
-GRACE_S = 6.0
-"""Children promise to be gone 5 s after SIGTERM."""
-
 
 MAX_RESTARTS = 5
 """Of one child with no commit in between and no life that lasted."""
@@ -111,7 +110,7 @@ class Supervisor:
         self,
         config: ServiceConfig,
         specs: Specs = child_specs,
-        grace_s: float = GRACE_S,
+        grace_s: float | None = None,
         silence_s: float = PROCESS_SILENCE_S,
         again_s: float = AGAIN_S,
     ) -> None:
@@ -160,7 +159,7 @@ class Supervisor:
             "socket_dir": self._root.socket_dir,
             "token": self.config.token or self._root.token(),
         }
-        self.config = settle_models(self.config).model_copy(update=settled)
+        self.config = settle(settle_models(self.config)).model_copy(update=settled)
         self._root.open_to_others(self.config)
         self._root.write(self.config)
         log_dir = self._root.path / "logs"
@@ -169,15 +168,21 @@ class Supervisor:
             await child.start()
         ready = await asyncio.gather(*(c.ready(READY_S) for c in self.children.values()))
         self.ready = dict(zip(self.children, ready, strict=True))
-        gateway = self.ready.get("gateway", {})
-        port = int(gateway.get("http_port", self.config.http_port))
+        service = self.ready.get(SERVICE, {})
+        port = int(service.get("http_port", self.config.http_port))
         self.config = self.config.model_copy(update={"http_port": port})
-        self._root.write(self.config)
+        self.publish()
         for name, child in self.children.items():
             self._background(self._watch(child), f"watch {name}")
+            if child.spec.has_stages:
+                self._background(self._watch_stages(child), f"watch the stages of {name}")
         self._background(self._renew_certificates(), "renew certificates")
         watched = end_the_silent(lambda: self.children.values(), self._silence_s, MOST_BYTES)
         self._background(watched, "listen")
+
+    def publish(self) -> None:
+        """Write ROOT/service.json, by which clients of this host find the service."""
+        self._root.write(self.config)
 
     async def _renew_certificates(self) -> None:
         """Those of the service and of its join files, before they end; a node asks for its own."""
@@ -212,17 +217,25 @@ class Supervisor:
 
     def _tell_workers(self, number: signal.Signals) -> None:
         for child in self.children.values():
-            if child.spec.module == STAGES:
+            if child.spec.has_stages:
                 child.signal(number)
 
     def _has_left(self, child: Child, code: int) -> bool:
         """Whether a child that has ended is not to be started again."""
         if child.spec.module != STAGES or not (code == EXIT_LEFT or self._leaving):
             return False
-        self._left.add(child.spec.name)
-        if all(name in self._left for name, c in self.children.items() if c.spec.module == STAGES):
-            self.left.set()
+        self._note_left(child)
         return True
+
+    def _note_left(self, child: Child) -> None:
+        self._left.add(child.spec.name)
+        if all(name in self._left for name, c in self.children.items() if c.spec.has_stages):
+            self.left.set()
+
+    async def _watch_stages(self, child: Child) -> None:
+        """Hear when the stages leave a process that goes on without them."""
+        await child.stages_left.wait()
+        self._note_left(child)
 
     async def run(self, spec: ChildSpec) -> None:
         """Run a program beside the service to its end.
@@ -305,6 +318,9 @@ class Supervisor:
             self.ready[child.spec.name] = await child.ready(self._again_s)
         except UnavailableError:
             child.end(f"not ready {self._again_s:g} s after its start: ended by the supervisor")
+        else:
+            if self._leaving and child.spec.has_stages:
+                child.signal(signal.SIGUSR2)  # what it had in hand was lost with its last life
 
     def _background(self, work: Coroutine[None, None, None], name: str) -> None:
         """A task whose failure is the service's."""
@@ -354,7 +370,7 @@ async def end_the_silent(
         for child in children():
             if child.silence(TICK_S) >= silence_s:
                 child.end(f"silent for {silence_s:g} s: ended by the supervisor")
-            elif child.spec.module == STAGES and (held := child.memory_bytes) > most_bytes:
+            elif child.spec.has_stages and (held := child.memory_bytes) > most_bytes:
                 child.end(f"it held {held >> 20:,} MiB of memory: ended by the supervisor")
 
 

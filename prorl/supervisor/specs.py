@@ -16,6 +16,7 @@ from pathlib import Path
 
 from prorl.backends.catalogue import checkpoint, child_module, scheme_of
 from prorl.config import ServiceConfig
+from prorl.config.layout import SERVICE, num_sandboxes, processes
 from prorl.errors import ConfigError
 from prorl.graph import GRAPH
 from prorl.supervisor.child import ChildSpec
@@ -27,17 +28,35 @@ SANDBOXD, STAGES = "prorl.sandbox.node.daemon", "prorl.stages"
 def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]:
     """The processes of a service; workers are named as their sockets are."""
     common = ("--config", config_file)
+    host = processes(config)
     specs = [
-        ChildSpec(name="gateway", module="prorl.service", args=common, stop_rank=3),
+        ChildSpec(
+            name=SERVICE,
+            module="prorl.deploy.service",
+            args=common,
+            stop_rank=3,
+            grace_s=14.0,
+            has_stages=SERVICE in host,
+        ),
         ChildSpec(name="sandboxd", module=SANDBOXD, args=sandboxd_args(config), stop_rank=4),
     ]
-    for stage in GRAPH.names:
-        rank = int(GRAPH.takes(stage) in GRAPH.redelivered)  # it ends what the others have begun
-        for index in range(config.pool(stage).workers):
-            worker = f"{stage}-{index}"
-            args = (*common, "--stage", stage, "--worker", worker)
-            specs.append(ChildSpec(name=worker, module=STAGES, args=args, stop_rank=rank))
-    specs.append(ChildSpec(name="store", module="prorl.storage", args=common, stop_rank=2))
+    for worker, stages in host.items():
+        if worker != SERVICE:
+            # what ends that others have begun goes later
+            rank = int(all(stage in GRAPH.separable for stage in stages))
+            args = (*common, "--worker", worker)
+            specs.append(
+                ChildSpec(
+                    name=worker,
+                    module=STAGES,
+                    args=args,
+                    stop_rank=rank,
+                    grace_s=8.0,
+                    has_stages=True,
+                )
+            )
+    if config.store.own_process:
+        specs.append(ChildSpec(name="store", module="prorl.storage", args=common, stop_rank=2))
     return (*specs, *model_specs(config))
 
 
@@ -56,7 +75,7 @@ def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
         "kind": sandbox.kind,
         "node_id": config.node_id,
         "parent_pid": os.getpid(),
-        "max_sandboxes": sandbox.max_sandboxes,
+        "max_sandboxes": num_sandboxes(config),
         "warm": sandbox.warm,
         "snapshot_bytes": sandbox.snapshot_bytes,
         "mirrors": sandbox.mirrors if sandbox.pull else None,

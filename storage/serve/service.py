@@ -126,7 +126,7 @@ class Store:
 
     def _stats(self) -> Stats:
         done = self._retired_rows + sum(run.rows_committed for run in self._runs.values())
-        return Stats(slots=SLOTS, busy=self._inlet.in_hand, done=done)
+        return Stats(slots=SLOTS, busy=self._inlet.in_hand, done=done, sources=self._inlet.sources)
 
     def _on_run(self, row: ControlRow) -> None:
         assert self._group is not None

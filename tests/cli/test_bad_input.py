@@ -149,7 +149,7 @@ def test_a_process_of_a_service_refuses_faults_that_do_not_exist(tmp_path: Path)
     config = tmp_path / "service.json"
     config.write_text("{}")
     done = subprocess.run(
-        [sys.executable, "-m", "prorl.service", "--config", str(config)],
+        [sys.executable, "-m", "prorl.deploy.service", "--config", str(config)],
         capture_output=True,
         text=True,
         env={**os.environ, "PRORL_FAILPOINTS": "junk"},

@@ -42,7 +42,7 @@ def root(tmp_path: Path, sandbox_kind: str) -> Path:
         "tasks": tasks(tmp_path, "tasks.jsonl", 0, 2, 4),
         "policy": "oracle",
         "name": "r",
-        "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}},
+        "service": {"workers": 0, "sandbox": {"kind": sandbox_kind}},
     }
     plan = JobPlan.make(None, flags, [], root=tmp_path / "root")
     assert asyncio.run(run_plan(plan, json=True)) == 0
@@ -120,7 +120,7 @@ def test_what_a_reward_raised_for_is_graded_later_and_was_sampled_once(
     env, root = f"{tmp_path}/shaky.py:Env", tmp_path / "root"
     rows = [{"task_id": str(i), "env": env, "prompt": "?"} for i in range(4)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    inline = {"topology": "inline", "sandbox": {"kind": sandbox_kind}}
+    inline = {"workers": 0, "sandbox": {"kind": sandbox_kind}}
     flags = {"tasks": f"{tmp_path}/t.jsonl", "policy": "noop", "name": "r", "service": inline}
     asyncio.run(run_plan(JobPlan.make(None, flags, [], root=root), json=True))
     found = query(

@@ -18,8 +18,8 @@ PRORL = str(Path(sys.executable).with_name("prorl"))
 def test_serve_says_that_its_server_is_dead_and_probed_on(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    inline = ["--set", "service.topology=inline", "--root", str(tmp_path / "root")]
-    argv = [sys.executable, "-m", "prorl.cli", "serve", "--policy", url, *inline]
+    root = ["--root", str(tmp_path / "root")]
+    argv = [sys.executable, "-m", "prorl.cli", "serve", "--policy", url, *root]
     argv += ["--set", "service.tokenizer=bytes"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
@@ -54,7 +54,7 @@ def test_a_file_of_the_users_named_as_a_module_breaks_no_child(
     tmp_path: Path, file: str, words: list[str]
 ) -> None:
     (tmp_path / file).write_text("raise SystemExit('the user module was imported')\n")
-    inline = ["--set", "service.topology=inline", "--set", "service.sandbox.kind=pyns"]
+    inline = ["--set", "service.workers=0", "--set", "service.sandbox.kind=pyns"]
     argv = [PRORL, "serve", "--policy", "oracle", *inline, *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as service:
         assert service.stdout is not None
@@ -67,7 +67,7 @@ def test_a_file_of_the_users_named_as_a_module_breaks_no_child(
 def test_a_child_that_dies_at_its_start_ends_the_command(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        inline = ["--set", "service.topology=inline", "--set", "service.sandbox.kind=pyns"]
+        inline = ["--set", "service.workers=0", "--set", "service.sandbox.kind=pyns"]
         argv = [PRORL, "serve", "--policy", "oracle", *inline, "--as", f"prorl-agent:{port}"]
         done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=100)
     assert done.returncode

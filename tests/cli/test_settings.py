@@ -20,13 +20,13 @@ from prorl.errors import ConfigError
 
 def test_flag_beats_environment_beats_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "c.yaml"
-    config.write_text("n: 2\nservice: {model: file, init: {slots: 1, workers: 2}}\n")
+    config.write_text("n: 2\nservice: {model: file, eval: {own_processes: 2}, init: {slots: 1}}")
     monkeypatch.setenv("PRORL_INIT__SLOTS", "5")
     monkeypatch.setenv("PRORL_MODEL", "environment")
     job = job_settings("run", config, {"n": None, "policy": "noop"}, ["service.model=flag"])
     service = service_settings(job.service, tmp_path, job.policy)
     assert (job.n, job.policy) == (2, "noop")
-    assert (service.init.slots, service.init.workers, service.model) == (5, 2, "flag")
+    assert (service.init.slots, service.eval.own_processes, service.model) == (5, 2, "flag")
     assert service.backends == ("scripted:noop",)
 
 

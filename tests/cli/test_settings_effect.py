@@ -35,7 +35,7 @@ TAKEN = {
     "eval": {"run.sampling.temperature", "policy", "service.sandbox.kind"},
     "serve": {"policy", "service.tokenizer", "service.load_code", "service.run.slots"},
     "node": {"service.run.slots", "service.sandbox.images", "service.drain_s"},
-    "cluster": {"service.run.slots", "service.init.workers"},
+    "cluster": {"service.run.slots", "service.workers"},
 }
 
 

@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, sandbox_kind: str) -> Path:
         "tasks": str(tasks),
         "policy": "oracle",
         "name": "r",
-        "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}},
+        "service": {"workers": 0, "sandbox": {"kind": sandbox_kind}},
     }
     plan = JobPlan.make(None, flags, [], root=folder / "root")
     assert asyncio.run(run_plan(plan, json=True)) == 0

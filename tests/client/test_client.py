@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from prorl.client import Client, connect
-from prorl.config import ServiceConfig
+from prorl.config import ServiceConfig, StoreConfig
 from prorl.errors import (
     ConfigError,
     ConflictError,
@@ -43,10 +43,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             socket_dir=Path(sockets),
             token=TOKEN,
             backends=("scripted:oracle",),
+            workers="nodes",
+            store=StoreConfig(own_process=True),
         )
         signing_key(root)
         (root / "service.json").write_text(config.model_dump_json())
-        command = [sys.executable, "-m", "prorl.service", "--config", str(root / "service.json")]
+        module = "prorl.deploy.service"
+        command = [sys.executable, "-m", module, "--config", str(root / "service.json")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("ready "), "the gateway did not start"

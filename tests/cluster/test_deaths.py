@@ -48,13 +48,14 @@ def test_two_nodes_of_one_name(tmp_path: Path) -> None:
 def test_the_gateway_is_killed(tmp_path: Path) -> None:
     with world(tmp_path) as w:
         begun(w)
-        os.kill(w.child(w.service, "prorl.service"), signal.SIGKILL)
+        os.kill(w.child(w.service, "prorl.deploy.service"), signal.SIGKILL)
         w.finish()
         assert w.charges()[1:] == (0, 0)
 
 
 def test_the_store_is_killed(tmp_path: Path) -> None:
-    with world(tmp_path) as w:
+    apart = ("service.workers=nodes", "service.store.own_process=true")
+    with world(tmp_path, layout=apart) as w:
         begun(w)
         wait_until(lambda: w.count("state = 'completed'") > 0, "one is completed")
         os.kill(w.child(w.service, "prorl.storage"), signal.SIGKILL)

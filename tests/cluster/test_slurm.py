@@ -43,7 +43,7 @@ class Site:
         root = str(self.service.root)
         argv = [*PRORL, "cluster", "slurm", "--nodes", str(num), "--root", root]
         argv += ["--queue", "scavenge", "--cores", "2", "--memory", "2GB", *words]
-        argv += [*pools(1), "--set", "service.term_s=2"]
+        argv += [*pools(), "--set", "service.term_s=2"]
         with (self.service.path / "cluster.log").open("wb") as out:
             self.cluster = subprocess.Popen(
                 argv, stdout=out, stderr=out, env=self.slurm.env, cwd=self.service.path
@@ -85,7 +85,7 @@ def site(tmp_path: Path, num_nodes: int) -> Iterator[Site]:
         (tmp_path / "slurm").mkdir()
         tmp_path.chmod(0o755)
         batch = stack.enter_context(slurm(tmp_path / "slurm", num_nodes))
-        argv = [*PRORL, "serve", "--root", str(tmp_path / "root"), *pools(0)]
+        argv = [*PRORL, "serve", "--root", str(tmp_path / "root"), *pools("service.workers=nodes")]
         argv += ["--listen", f"127.0.0.1:{three_ports()}"]
         argv += ["--set", 'service.backends=["scripted:oracle?delay_s=4"]']
         with (tmp_path / "serve.log").open("wb") as out:
@@ -162,7 +162,7 @@ def test_a_job_ends_at_its_time_and_another_goes_on(tmp_path: Path) -> None:
     with site(tmp_path, 2) as s:
         s.slurm.env["PRORL"] = f"{Path(sys.executable).parent}/prorl"
         join = str(s.service.root / "join" / "node.json")
-        s.slurm.submit("--export=ALL", str(NODE_SCRIPT), join, *pools(1))
+        s.slurm.submit("--export=ALL", str(NODE_SCRIPT), join, *pools())
         wait_until(lambda: len(s.nodes()) == 1, "the script's node", 120)
         began = time.monotonic()
         s.place(1, "--walltime", "00:02:00", besides=1)

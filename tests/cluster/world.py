@@ -53,7 +53,7 @@ class World:
         name = f"n{host}"
         argv = [*PRORL, "node", str(self.root / "join" / "node.json"), "--name", name]
         scratch = self.path / f"{name}-{time.monotonic_ns()}"
-        argv += ["--root", str(scratch), *words, *pools(1)]
+        argv += ["--root", str(scratch), *words, *pools()]
         self.nodes[name] = _start(self.hosts, host, argv, self.path / f"{name}.log")
         return self.nodes[name]
 
@@ -124,14 +124,10 @@ class World:
         assert subprocess.run(verify, capture_output=True).returncode == 0
 
 
-def pools(workers: int) -> list[str]:
-    """Words that give a service or node its pools."""
-    settings = [
-        f"service.{stage}.{key}={value}"
-        for stage in ("init", "run", "eval")
-        for key, value in (("workers", workers), ("slots", SLOTS))
-    ]
-    settings.append("service.sandbox.kind=pyns")
+def pools(*more: str) -> list[str]:
+    """Words that give a service or node its pools, and more of its settings."""
+    settings = [f"service.{stage}.slots={SLOTS}" for stage in ("init", "run", "eval")]
+    settings += ["service.sandbox.kind=pyns", *more]
     return [word for one in settings for word in ("--set", one)]
 
 
@@ -141,12 +137,18 @@ def _start(on: Hosts, host: int, argv: list[str], log: Path) -> subprocess.Popen
 
 
 @contextmanager
-def world(tmp_path: Path, num_nodes: int = 2, turn_s: float = TURN_S) -> Iterator[World]:
-    """A service on host 1 without workers of its own, nodes n2, n3 ... on the others."""
+def world(
+    tmp_path: Path,
+    num_nodes: int = 2,
+    turn_s: float = TURN_S,
+    layout: tuple[str, ...] = ("service.workers=nodes",),
+    num_hosts: int = 0,
+) -> Iterator[World]:
+    """A service on host 1, by default without stages, nodes n2, n3 ... on the others."""
     with ExitStack() as stack:
-        made = stack.enter_context(hosts(1 + num_nodes))
+        made = stack.enter_context(hosts(num_hosts or 1 + num_nodes))
         argv = [*PRORL, "serve", "--root", str(tmp_path / "root")]
-        argv += ["--listen", f"{made.address(1)}:7700", *pools(0)]
+        argv += ["--listen", f"{made.address(1)}:7700", *pools(*layout)]
         argv += ["--set", f'service.backends=["scripted:oracle?delay_s={turn_s}"]']
         service = _start(made, 1, argv, tmp_path / "serve.log")
         one = World(hosts=made, path=tmp_path, service=service)

@@ -77,7 +77,7 @@ async def serving(root: Path, kind: str, policy: str = ORACLE) -> AsyncIterator[
     config = ServiceConfig.model_validate(
         {
             "root": root,
-            "topology": "inline",
+            "workers": 0,
             "backends": (policy,) if policy else (),
             "sandbox": {"kind": kind},
             "run": {"slots": 70},

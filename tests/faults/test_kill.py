@@ -27,7 +27,7 @@ from prorl.supervisor.service import Supervisor
 from prorl.types import Json, Task
 from tests.agents.test_program import LOOP
 from tests.integration.checks import check_complete, check_nothing_left, rows
-from tests.integration.services import settings, slots, struck, view
+from tests.integration.services import APART, settings, slots, struck, view
 from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -52,15 +52,16 @@ def _tasks(first: int, count: int) -> list[Task]:
     return [one(number) for number in range(first, first + count)]
 
 
-def _config(root: Path, sandbox_kind: str) -> ServiceConfig:
-    return settings(root, sandbox_kind, POLICY, **slots(6))
+def _config(root: Path, sandbox_kind: str, layout: dict[str, Json] | None = None) -> ServiceConfig:
+    more = slots(6)
+    for name, value in (layout or {"workers": 0}).items():
+        more[name] = {**more.get(name, {}), **value} if isinstance(value, dict) else value
+    return settings(root, sandbox_kind, POLICY, **more)
 
 
 def _busy(name: str, view: dict[str, Json]) -> bool:
     """Whether the process holds work now, as far as the log can tell."""
     counts = view["counts"]
-    if name == "init-0":
-        return bool(counts.get("leased", 0) + counts.get("queued", 0))
     if name == "store":
         return bool(counts.get("reserved", 0) + counts.get("running", 0))
     return bool(counts.get("running", 0))
@@ -91,24 +92,37 @@ async def _strike(
 
 
 PROGRAM = f"command: python3 -c {shlex.quote(LOOP)}"
+TOGETHER: dict[str, Json] = {"workers": 0}
 STRUCK = [
-    *((name, "native") for name in ("gateway", "sandboxd", "init-0", "run-0", "eval-0", "store")),
-    *(pytest.param(name, PROGRAM, id=f"{name}-program") for name in ("sandboxd", "run-0")),
+    *((name, TOGETHER, "native") for name in ("service", "sandboxd")),
+    *((name, TOGETHER, PROGRAM) for name in ("service", "sandboxd")),
+    *((name, APART, "native") for name in ("service", "worker-0", "eval-0", "store")),
+]
+IDS = [
+    "-".join((name, "apart" if layout is APART else "together", agent.partition(":")[0]))
+    for name, layout, agent in STRUCK
 ]
 
 
-@pytest.mark.parametrize(("name", "agent"), STRUCK)
+@pytest.mark.parametrize(("name", "layout", "agent"), STRUCK, ids=IDS)
 @pytest.mark.parametrize(
     ("strike", "times"), [(signal.SIGKILL, KILLS), (signal.SIGSTOP, FREEZES)], ids=["kill", "stop"]
 )
 async def test_struck_again_and_again_while_it_holds_work(
-    tmp_path: Path, name: str, agent: str, strike: signal.Signals, times: int, sandbox_kind: str
+    tmp_path: Path,
+    name: str,
+    layout: dict[str, Json],
+    agent: str,
+    strike: signal.Signals,
+    times: int,
+    sandbox_kind: str,
 ) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
-    async with signals() as stop, service(_config(root, sandbox_kind), stop) as running:
+    config = _config(root, sandbox_kind, layout)
+    async with signals() as stop, service(config, stop) as running:
         assert isinstance(running, Supervisor)
-        # Struck again the moment that it is back, the gateway may be away at each try of 20 s.
+        # Struck again the moment that it is back, `service` may be away at each try of 20 s.
         client = client_of(running, PATIENCE_S)
         await asyncio.to_thread(client.create_run, run_id="r", agent=agent, limits=LIMITS)
         strikes = _strike(running, client, name, strike, times)

@@ -87,7 +87,7 @@ async def test_replenished_while_the_gateway_is_killed(tmp_path: Path) -> None:
     kept = await replenished(
         tmp_path / "root",
         SEVEN_OF_TEN,
-        victims=("gateway",),
+        victims=("service",),
         policy="scripted:random",
         open_groups=8,
     )
@@ -104,7 +104,7 @@ async def test_whoever_is_killed_the_same_groups_are_kept_in_the_same_order(tmp_
             policy="scripted:flaky?delay_s=0.2",
             open_groups=1,
         )
-        for name, victims in (("calm", ()), ("struck", ("gateway", "run-0")))
+        for name, victims in (("calm", ()), ("struck", ("service",)))
     ]
     assert kept[0] == kept[1]
     assert len(kept[0]) == TARGET < kept[0][-1], "some were dropped and replaced"

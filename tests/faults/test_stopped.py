@@ -33,10 +33,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 COUNT, RUN_S, PATIENCE_S = 24, 30.0, 300.0
 PARTS = {
-    "gateway": ("prorl.service",),
+    "service": ("prorl.deploy.service",),
     "store": ("prorl.storage",),
-    "init": ("prorl.stages", "init-0"),
-    "run": ("prorl.stages", "run-0"),
+    "worker": ("prorl.stages", "worker-0"),
     "eval": ("prorl.stages", "eval-0"),
     "sandboxd": ("prorl.sandbox.node.daemon",),
     "supervisor": ("prorl.cli",),
@@ -51,7 +50,12 @@ if os.environ.get("PRORL_FREEZES") == "pairs":
     FREEZES += [(who, s) for who in (*singles, *combinations(PARTS, 2)) for s in LENGTHS_S]
 else:
     FREEZES += [((name,), 12) for name in PARTS]
-    pairs = ("gateway", "store"), ("gateway", "run"), ("run", "model"), ("supervisor", "run")
+    pairs = (
+        ("service", "store"),
+        ("service", "worker"),
+        ("worker", "model"),
+        ("supervisor", "worker"),
+    )
     FREEZES += [(pair, 40) for pair in pairs]
 
 
@@ -70,6 +74,9 @@ class Frozen:
         sets = (
             f'service.backends=["http://127.0.0.1:{port}"]',
             "service.run.slots=8",
+            "service.workers=1",  # each part that can be has a process of its own
+            "service.eval.own_processes=1",
+            "service.store.own_process=true",
             f"service.sandbox.kind={sandbox_kind}",
         )
         serve += [word for one in sets for word in ("--set", one)]

@@ -30,7 +30,7 @@ from prorl.supervisor.root import box_dir
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, SandboxRef, SandboxSpec, Task
 from tests.faults.leftovers import Left, Watched, tool_server
-from tests.integration.services import settings, slots
+from tests.integration.services import APART, settings, slots
 from tests.sandbox.conftest import Sandboxd, end, folder, kind, start_daemon  # noqa: F401 - fixtures
 from tests.waiting import until
 
@@ -232,7 +232,7 @@ def tasks(wave: int) -> list[Task]:
     ]
 
 
-@pytest.mark.parametrize("victim", ["run-0", "eval-0"])
+@pytest.mark.parametrize("victim", ["worker-0", "eval-0"])
 async def test_stages(
     request: pytest.FixtureRequest,
     kind: str,  # noqa: F811
@@ -241,7 +241,7 @@ async def test_stages(
 ) -> None:
     """RUN or EVAL dies while it holds rollouts: after the wave no sandbox is left."""
     root = tmp_path / "root"
-    config = settings(root, kind, "scripted:oracle?delay_s=0.1", **slots(4))
+    config = settings(root, kind, "scripted:oracle?delay_s=0.1", **{**slots(4), **APART})
     async with (
         storm(request, kind, victim) as figures,
         signals() as stop,
@@ -276,7 +276,7 @@ async def holds_work(host: UnixSandboxHost, victim: str, chance: random.Random) 
     """Until the stage has an attempt in hand: RUN reserves EVAL's sandbox when it begins, and stops
     its own when it ends.
     """
-    wanted = {"run", "eval"} if victim == "run-0" else {"eval"}
+    wanted = {"run", "eval"} if victim == "worker-0" else {"eval"}
 
     async def busy() -> bool:
         purposes: dict[str, set[str]] = {}
@@ -285,7 +285,7 @@ async def holds_work(host: UnixSandboxHost, victim: str, chance: random.Random) 
         return wanted in purposes.values()
 
     await until(busy, f"{victim} holds work")
-    await asyncio.sleep(chance.uniform(0, 0.3 if victim == "run-0" else 0.02))
+    await asyncio.sleep(chance.uniform(0, 0.3 if victim == "worker-0" else 0.02))
 
 
 async def all_done(client: Client, running: Supervisor) -> bool:

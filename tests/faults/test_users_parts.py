@@ -95,14 +95,14 @@ PARTS: dict[str, dict[str, Json]] = {
     "backend": {"backends": ["sinner:x"]},
 }
 SAYS = {
-    "block": r"twice: run-0 was killed by SIGKILL, silent for .*sinner/__init__.py.* in sin",
-    "exit": r"twice: run-0 exited with code 3",
+    "block": r"twice: service was killed by SIGKILL, silent for .*sinner/__init__.py.* in sin",
+    "exit": r"twice: service exited with code 3",
     # a busy machine gives memory so slowly that it falls silent first
-    "eat": r"twice: run-0 was killed by SIGKILL, (it held [\d,]+ MiB of memory|silent for)",
+    "eat": r"twice: service was killed by SIGKILL, (it held [\d,]+ MiB of memory|silent for)",
     "leave": r"SystemExit: enough.*sinner/__init__.py:\d+ in sin",
     "raise": r"LookupError: no such city.*sinner/__init__.py:\d+ in sin",
     "fork": "",
-    "close": r"twice: run-0 ",
+    "close": r"twice: service ",
     "gives": r"agent sinner gave 'nothing', no Trajectory",
 }
 CASES = [(part, how) for part in PARTS for how in SAYS if how not in ("gives", "close")]

@@ -111,7 +111,7 @@ async def test_rows_that_a_stream_left_behind_are_stalled_until_an_ack(net: Net)
 async def test_a_lost_consumer_loses_nothing_that_it_received_without_redelivery(net: Net) -> None:
     acked: list[AttemptKey] = []
     lost: list[AttemptKey] = []
-    outlet = Outlet("ready", on_acked=acked.extend, on_lost=lambda keys, _: lost.extend(keys))
+    outlet = Outlet("ready", on_acked=acked.extend, on_lost=lost.extend)
     location = await serve(net, outlet)
     first = inlet_of(net, "ready", location, slots=2)
     for n in range(4):
@@ -258,39 +258,33 @@ async def test_a_row_is_kept_before_its_consumer_or_its_sender_hears_of_it(net: 
     await inlet.close()
 
 
-async def test_what_a_worker_may_have_begun_waits_for_its_next_life(net: Net) -> None:
-    outlet = Outlet("ready")
+async def test_a_stage_that_has_left_ends_its_streams_and_lets_nobody_in(net: Net) -> None:
+    outlet = Outlet("ran")
     location = await serve(net, outlet)
-    other = inlet_of(net, "ready", location, worker="other")
-    await until(lambda: outlet.free_rows == 4)
-    await outlet.put(Row(ready(0), 0), key(0), 100, only="dead")
-    await put(outlet, ready(1))
-    assert [taken.key for taken in await take(other, 1)] == [key(1)]
-    assert outlet.awaits(key(0))
-    dead = inlet_of(net, "ready", location, worker="dead")
-    assert [taken.key for taken in await take(dead, 1)] == [key(0)]
-    assert not outlet.awaits(key(0))
-    await outlet.put(Row(ready(2), 0), key(2), 100, only="dead")
-    assert [taken.key for taken in await take(dead, 1)] == [key(2)]
-    await dead.close()
-    await other.close()
+    inlet = inlet_of(net, "ran", location)
+    await until(lambda: inlet.num_upstreams == 1)
+    await outlet.close()
+    await until(lambda: inlet.num_upstreams == 0)
+    await asyncio.sleep(0.3)
+    assert inlet.num_upstreams == 0, "it dials on, in vain"
+    await inlet.close()
 
 
-async def test_what_waits_for_a_worker_that_dies_again_waits_for_its_life_after_that(
-    net: Net,
-) -> None:
-    lost: list[AttemptKey] = []
-    outlet = Outlet("ready", on_lost=lambda keys, _: lost.extend(keys))
+async def test_who_may_take_nothing_more_gives_no_credit_until_it_may(net: Net) -> None:
+    outlet, may = Outlet("ran"), [False]
     location = await serve(net, outlet)
-    dead = inlet_of(net, "ready", location, slots=1, worker="dead")
-    other = inlet_of(net, "ready", location, worker="other")
-    await outlet.put(Row(ready(0), 0), key(0), 100, only="dead")
-    await take(dead, 1)
-    await outlet.put(Row(ready(1), 0), key(1), 100, only="dead")
-    await dead.close()
-    await until(lambda: outlet.awaits(key(1)))
-    again = inlet_of(net, "ready", location, worker="dead")
-    assert [taken.key for taken in await take(again, 1)] == [key(1)]
-    assert lost == []
-    await again.close()
-    await other.close()
+    inlet = Inlet(
+        net.network,
+        "ran",
+        this_life(role="run", worker="w"),
+        slots=2,
+        may_take=lambda: may[0],
+    )
+    inlet.set_upstreams([location])
+    await put(outlet, ran(0))
+    await until(lambda: inlet.num_upstreams == 1)
+    await asyncio.sleep(0.2)
+    assert inlet.in_hand == 0
+    may[0] = True
+    assert [taken.key for taken in await take(inlet, 1)] == [key(0)]
+    await inlet.close()

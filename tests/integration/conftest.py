@@ -1,4 +1,4 @@
-"""Runs through the real service, in both topologies."""
+"""Runs through the real service, in both layouts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from prorl.types import Json
 TASKS = Path(__file__).with_name("tasks.jsonl")
 
 
-@pytest.fixture(params=["inline", "processes"])
-def topology(request: pytest.FixtureRequest) -> str:
-    """Everything but sandboxes in this process, or each stage in its own."""
-    return str(request.param)
+@pytest.fixture(params=[0, 1], ids=["one-process", "a-worker"])
+def workers(request: pytest.FixtureRequest) -> int:
+    """Gateway, stages and store in one process, or the stages in one of their own: their edges to
+    gateway and store in memory, or through the socket.
+    """
+    return int(request.param)
 
 
 @pytest.fixture

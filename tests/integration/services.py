@@ -33,6 +33,14 @@ def slots(count: int) -> dict[str, Json]:
     return {stage: {"slots": count} for stage in ("init", "run", "eval")}
 
 
+APART: dict[str, Json] = {
+    "workers": 1,
+    "eval": {"own_processes": 1},
+    "store": {"own_process": True},
+}
+"""Gateway, the chain, EVAL and the store are a process each, joined by sockets."""
+
+
 class Listening:
     """A module as a process that says `ready`, on a port that it keeps over its lives."""
 

@@ -19,7 +19,7 @@ COUNT, TURNS = 4, 12
 
 async def test_what_does_not_fit_ends_the_rollout(tmp_path: Path, sandbox_kind: str) -> None:
     async with Misbehaving() as server, signals() as stop:
-        more: Json = {"topology": "inline", "load_code": True}
+        more: Json = {"workers": 0, "load_code": True}
         config = settings(tmp_path / "root", sandbox_kind, server.url, **more)
         async with service(config, stop) as running:
             client = client_of(running)

@@ -8,28 +8,33 @@ from pathlib import Path
 import pytest
 
 from prorl.config import ServiceConfig
-from prorl.deploy.inline import Inline
 from prorl.deploy.running import client_of
 from prorl.graph import GRAPH, StageRow
 from prorl.supervisor.specs import child_specs
 from prorl.types import Task
+from tests.in_process import in_process
 from tests.integration.checks import check_complete, rows
 from tests.stages.critic import Critic
 
 COUNT = 12
 
 
+@pytest.mark.parametrize("own_processes", [0, 1], ids=["chained", "apart"])
 async def test_a_fourth_operator_is_one_file_and_one_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_processes: int
 ) -> None:
+    """A part of the chain, or a process of its own on the same host."""
     init, run, last = GRAPH.rows
     critic = StageRow("critic", "ran", "tests.stages.critic:Critic")
+    monkeypatch.setattr(Critic, "num_turns", 0)
     monkeypatch.setattr(GRAPH, "rows", (init, run, critic, last))
-    given = {"root": tmp_path / "root", "topology": "inline", "pools": {"critic": {"slots": 3}}}
+    given = {"root": tmp_path / "root", "workers": 0}
+    given["pools"] = {"critic": {"slots": 3, "own_processes": own_processes}}
     config = ServiceConfig.model_validate({**given, "backends": ("scripted:oracle",)})
-    assert [s.name for s in child_specs(config, "") if s.name == "critic-0"], "its own process"
+    own = [spec.name for spec in child_specs(config, "") if spec.name == "critic-0"]
+    assert len(own) == own_processes
     tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"say {i}") for i in range(COUNT)]
-    async with Inline(config) as running:
+    async with in_process(config) as running:
         client = client_of(running)
         await asyncio.to_thread(client.create_run, run_id="r")
         await asyncio.to_thread(client.submit, "r", tasks, 1, key="k", last=True)
@@ -39,6 +44,14 @@ async def test_a_fourth_operator_is_one_file_and_one_row(
         status = await asyncio.to_thread(client.status)
         assert status["stages"]["critic"]["slots"] == 3
         assert status["stages"]["critic"]["done"] == COUNT
+        in_memory = {(e["edge"], e["worker"]): e["in_memory"] for e in status["edges"]}
+        assert in_memory == {
+            ("lease", "init-0"): True,
+            ("ready", "run-0"): True,
+            ("ran", "critic-0"): not own_processes,
+            ("ran", "eval-0"): not own_processes,
+            ("scored", "store-0"): True,
+        }
         client.close()
     stored = check_complete(tmp_path / "root" / "r", COUNT)
     found = rows(stored, "select sum(num_turns)::int as turns, max(attempt) as most from rollouts")

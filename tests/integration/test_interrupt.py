@@ -83,7 +83,7 @@ def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(
 
 
 def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(
-    tmp_path: Path, topology: str, sandbox_kind: str
+    tmp_path: Path, workers: int, sandbox_kind: str
 ) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
@@ -91,7 +91,7 @@ def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(
         "--policy",
         "oracle?delay_s=30",
         "--set",
-        f"service.topology={topology}",
+        f"service.workers={workers}",
         "--name",
         "r",
         *_kind(sandbox_kind),

@@ -29,11 +29,11 @@ RECIPE = {"steps": 3, "groups_per_step": 3, "n": 4, "heldout": 4, "greedy": 2, "
 
 
 async def test_a_checkpoint_is_evaluated_with_the_tasks_of_two_sets_and_greedily_too(
-    tmp_path: Path, topology: str
+    tmp_path: Path, workers: int
 ) -> None:
     before = set(descendants(os.getpid()))
     flags = {"tasks": "arith:heldout?n=4,shop:heldout?n=3", "policy": "toy", "n": 2, "greedy": True}
-    plan = JobPlan.make(None, flags, [f"service.topology={topology}"], root=tmp_path / "root")
+    plan = JobPlan.make(None, flags, [f"service.workers={workers}"], root=tmp_path / "root")
     assert await run_plan(plan, json=True) == 0
     check_nothing_left(plan.service.root, before)
     stored = check_complete(plan.directory, 3 * 7)

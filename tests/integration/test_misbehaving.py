@@ -14,12 +14,13 @@ import pytest
 
 from prorl.cli.progress import follow
 from prorl.client.client import Client
-from prorl.deploy.running import client_of, service, signals
+from prorl.deploy.running import client_of
 from prorl.stages import failover
 from prorl.types import Json, Task
 from tests.backends.lies import LIES
 from tests.backends.misbehaving import Misbehaving, Mode
 from tests.backends.trial import TALKER, check_exact, check_nothing_charged, until_out
+from tests.in_process import in_process
 from tests.integration.checks import check_complete, rows
 from tests.integration.services import settings
 from tests.waiting import until
@@ -62,11 +63,10 @@ async def scene(
         servers = [await stack.enter_async_context(Misbehaving()) for _ in range(count)]
         for server in servers:
             server.delay_s = delay_s
-        more: Json = {"topology": "inline", "run": {"slots": SLOTS}, "load_code": True}
+        more: Json = {"workers": 0, "run": {"slots": SLOTS}, "load_code": True}
         urls = [server.url for server in servers]
         config = settings(tmp_path / "root", kind, *urls, **more)
-        stop = await stack.enter_async_context(signals())
-        running = await stack.enter_async_context(service(config, stop))
+        running = await stack.enter_async_context(in_process(config))
         s = Scene(tmp_path / "root", servers, client_of(running), rollouts)
         limits = {"max_turns": TURNS, "run_s": 20}
         await asyncio.to_thread(s.client.create_run, run_id="r", agent=TALKER, limits=limits)

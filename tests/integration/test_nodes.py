@@ -48,7 +48,7 @@ async def nodes(
     }
     values = {
         **common,
-        **{stage: {"slots": slots, "workers": 0} for stage in stages},
+        "workers": "nodes",
         "root": tmp_path / "root",
         "certificate_days": certificate_days,
         "listen": f"127.0.0.1:{three_ports()}",
@@ -124,8 +124,7 @@ async def test_a_node_works_on_past_the_end_of_its_first_certificate_and_of_the_
         began = [Credentials.read(file) for file in files]
         keeping = asyncio.create_task(keep_certificate(join, first.config))
         await until(lambda: all(one.days_left() <= 0 for one in began))
-        for name in ("init-0", "run-0", "eval-0"):
-            first.children[name].signal(signal.SIGKILL)
+        first.children["worker-0"].signal(signal.SIGKILL)
         client = submitted(running)
         assert (await finished(client))["counts"]["completed"] == 2 * len(TASKS)
         assert join.credentials.days_left() > 300, "what people copied stays good"

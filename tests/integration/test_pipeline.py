@@ -16,7 +16,7 @@ from tests.integration.checks import check_complete, check_nothing_left, rows
 
 Make = Callable[..., JobPlan]
 
-INLINE = "service.topology=inline"
+INLINE = "service.workers=0"
 
 
 async def _run(plan: JobPlan) -> dict[str, Json]:
@@ -28,11 +28,9 @@ async def _run(plan: JobPlan) -> dict[str, Json]:
 
 
 async def test_the_oracle_solves_every_task_with_real_tools(
-    make_plan: Make, demo_rows: list[dict[str, Json]], topology: str
+    make_plan: Make, demo_rows: list[dict[str, Json]], workers: int
 ) -> None:
-    plan = make_plan(
-        demo_rows[:3] + demo_rows[-3:], f"service.topology={topology}", policy="oracle"
-    )
+    plan = make_plan(demo_rows[:3] + demo_rows[-3:], f"service.workers={workers}", policy="oracle")
     summary = await _run(plan)
     assert (summary["rewarded"], summary["mean_reward"]) == (6, 1.0)
     assert summary["states"] == {"completed": 6}
@@ -41,10 +39,10 @@ async def test_the_oracle_solves_every_task_with_real_tools(
 
 
 async def test_groups_that_differ_are_kept_and_the_others_dropped(
-    make_plan: Make, demo_rows: list[dict[str, Json]], topology: str
+    make_plan: Make, demo_rows: list[dict[str, Json]], workers: int
 ) -> None:
     plan = make_plan(
-        demo_rows[-8:], f"service.topology={topology}", policy="flaky", run={"filter": "dapo"}
+        demo_rows[-8:], f"service.workers={workers}", policy="flaky", run={"filter": "dapo"}
     )
     await _run(plan)
     stored = check_complete(plan.directory, 32)
@@ -58,11 +56,11 @@ async def test_groups_that_differ_are_kept_and_the_others_dropped(
 
 
 async def test_a_failure_of_the_backend_is_tried_again_and_never_scored(
-    make_plan: Make, demo_rows: list[dict[str, Json]], topology: str
+    make_plan: Make, demo_rows: list[dict[str, Json]], workers: int
 ) -> None:
     policy = "faulty?error=0.15&nan=0.1"
     plan = make_plan(
-        demo_rows[-8:], f"service.topology={topology}", "run.limits.max_attempts=20", policy=policy
+        demo_rows[-8:], f"service.workers={workers}", "run.limits.max_attempts=20", policy=policy
     )
     summary = await _run(plan)
     assert summary["max_attempt"] > 1

@@ -26,7 +26,7 @@ from tests.integration.checks import check_complete, rows
 Make = Callable[..., JobPlan]
 
 
-async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, topology: str) -> None:
+async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, workers: int) -> None:
     """The env `guest` brings its own agent, whatever the run's is."""
     plays = {"task_id": "noop/1", "env": "noop", "prompt": "Say anything."}
     data = {"argv": [sys.executable, "-c", ASK + GRADE], "answer": "42"}
@@ -36,7 +36,7 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, top
     port = free_port()
     plan = make_plan(
         [plays, asks, comes],
-        f"service.topology={topology}",
+        f"service.workers={workers}",
         f"service.guests={port}",
         f"run.agent=command: python3 -c {shlex.quote(LOOP)}",
         policy="noop",
@@ -66,7 +66,7 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, top
 
 
 async def test_the_script_of_the_page_is_an_agent(
-    make_plan: Make, topology: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_plan: Make, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
     script = page.partition("    import json")[2].partition("\n\nWhere an env grades")[0]
@@ -75,7 +75,7 @@ async def test_the_script_of_the_page_is_an_agent(
     task = {"question": "What is 3 times 4?", "answer": "#### 12"}
     plan = make_plan(
         [task],
-        f"service.topology={topology}",
+        f"service.workers={workers}",
         "run.agent='command: python3 @loop.py'",
         policy="oracle",
     )

@@ -118,7 +118,7 @@ def test_an_env_of_your_own(tmp_path: Path, sandbox_kind: str) -> None:
     assert "1 passed" in _output(tmp_path, "pytest", "-q", "capitals")
     said = prorl("check", "capitals/tasks.jsonl", "--sandbox", sandbox_kind)
     assert "2 tasks: oracle 1, no-op 0, twice the same" in said
-    said = prorl("run", "--tasks", "capitals/tasks.jsonl", "--set", "service.topology=inline")
+    said = prorl("run", "--tasks", "capitals/tasks.jsonl", "--set", "service.workers=0")
     assert "rewarded 2/2" in said
 
 
@@ -164,7 +164,7 @@ def test_i_kill_it_and_nothing_is_lost_and_i_look(tmp_path: Path, sandbox_kind: 
     argv += ["--set", f"service.sandbox.kind={sandbox_kind}"]
     with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         try:
-            wait_until(lambda: (tmp_path / "prorl-runs" / "token").exists())
+            wait_until(lambda: (tmp_path / "prorl-runs" / "service.json").exists())
             with prorl.connect(tmp_path / "prorl-runs", retry_s=60) as service:
                 killed = [_kill(service, role) for role in ("run", "store", "gateway")]
             said = process.communicate()[0]

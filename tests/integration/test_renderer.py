@@ -19,7 +19,7 @@ from tests.integration.checks import check_complete, rows
 from tests.renderer.small import TEMPLATE, write_model
 
 Make = Callable[..., JobPlan]
-INLINE = "service.topology=inline"
+INLINE = "service.workers=0"
 
 
 async def test_a_run_speaks_its_models_template(

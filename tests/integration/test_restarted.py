@@ -12,7 +12,7 @@ from prorl.types import Task
 
 
 def config(root: Path) -> ServiceConfig:
-    values = {"root": root, "topology": "inline", "backends": ("scripted:oracle",)}
+    values = {"root": root, "workers": 0, "backends": ("scripted:oracle",)}
     return ServiceConfig.model_validate(values)
 
 

@@ -64,13 +64,19 @@ class Trial(NamedTuple):
     kills: int = 0
     at_least: int = 2 * SLOTS
     """Rollouts."""
-    also: str = ""
-    """A process that is killed with RUN."""
+    workers: int = 1
+    """0: RUN dies with gateway and store."""
 
     def config(self) -> ServiceConfig:
         """Of its service."""
-        more = {"load_code": True, "journal_sync": bool(self.also), "tokenizer": str(TOY)}
-        return settings(self.root, self.sandbox_kind, self.backend, **slots(SLOTS), **more)
+        more = {"load_code": True, "journal_sync": not self.workers, "tokenizer": str(TOY)}
+        return settings(
+            self.root, self.sandbox_kind, self.backend, **slots(SLOTS), workers=self.workers, **more
+        )
+
+    @property
+    def victim(self) -> str:
+        return "worker-0" if self.workers else "service"
 
 
 def _counting(first: int, count: int) -> list[Task]:
@@ -124,7 +130,7 @@ class _Watch:
 
 
 async def _kill(running: Supervisor, client: Client, watch: _Watch, trial: Trial) -> list[Loss]:
-    child, losses = running.children["run-0"], list[Loss]()
+    child, losses = running.children[trial.victim], list[Loss]()
     for number in range(trial.kills):
 
         async def busy() -> bool:
@@ -133,8 +139,7 @@ async def _kill(running: Supervisor, client: Client, watch: _Watch, trial: Trial
         await until(busy, "RUN holds rollouts")
         await asyncio.sleep(0.037 * (number % 7))
         lives, commits = child.lives, int((await view(client))["commits"])
-        for name in filter(None, ("run-0", trial.also)):
-            running.children[name].signal(signal.SIGKILL)
+        child.signal(signal.SIGKILL)
         losses.append(watch.loss())
 
         async def back(lives: int = lives, commits: int = commits) -> bool:
@@ -155,7 +160,7 @@ async def _run(trial: Trial) -> tuple[int, list[Loss], StoredRun, _Watch]:
         await asyncio.to_thread(client.create_run, run_id="r", limits=limits, seed=5)
         kills = _kill(running, client, watch, trial)
         total, losses = await struck(running, client, kills, trial.tasks, 2 * SLOTS, trial.at_least)
-        assert running.restarts == trial.kills * (2 if trial.also else 1)
+        assert running.restarts == trial.kills
         assert watch.paths() == [], "a journal outlived its rollout's commit"
     check_nothing_left(trial.root, before)
     return total, losses, check_complete(trial.root / "r", total), watch
@@ -234,7 +239,7 @@ async def test_run_dies_with_the_gateway_and_goes_on(tmp_path: Path, sandbox_kin
 
     Leases that it had granted and not sent begin again.
     """
-    trial = Trial(tmp_path / "killed", sandbox_kind, POLICY, _counting, 3, also="gateway")
+    trial = Trial(tmp_path / "killed", sandbox_kind, POLICY, _counting, 3, workers=0)
     total, _, stored, watch = await _run(trial)
     assert watch.twice == []
     assert rows(stored, "select reward, count(*) as n from rollouts group by all") == [

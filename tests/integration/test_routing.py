@@ -63,12 +63,12 @@ def submit(client: Client, run: str, **more: Json) -> None:
 
 @pytest.mark.timeout(180)
 async def test_from_the_server_to_the_trainer(
-    topology: str, tmp_path: Path, sandbox_kind: str
+    workers: int, tmp_path: Path, sandbox_kind: str
 ) -> None:
     renderer = ChatMLRenderer(ByteTokenizer())
     dice = open_backend("scripted:random", renderer, get_env)
     async with SglangServer(dice, ByteTokenizer(), experts=EXPERTS) as server, signals() as stop:
-        more: Json = {"topology": topology, "load_code": True}
+        more: Json = {"workers": workers, "load_code": True}
         config = settings(tmp_path / "root", sandbox_kind, server.url, **more)
         async with service(config, stop) as running:
             client = client_of(running)

@@ -32,9 +32,9 @@ GROUPS, N = 12, 2
 
 
 @pytest.fixture
-def config(tmp_path: Path, topology: str, sandbox_kind: str) -> ServiceConfig:
+def config(tmp_path: Path, workers: int, sandbox_kind: str) -> ServiceConfig:
     """A service whose policy says random things."""
-    return settings(tmp_path / "root", sandbox_kind, "scripted:random", topology=topology)
+    return settings(tmp_path / "root", sandbox_kind, "scripted:random", workers=workers)
 
 
 def _tasks(count: int = GROUPS) -> list[Task]:

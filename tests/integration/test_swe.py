@@ -24,8 +24,8 @@ def _rows() -> list[dict[str, Json]]:
     return [orjson.loads(line) for line in TASKS.read_text().splitlines()]
 
 
-async def test_the_reference_resolves_every_task(make_plan: Make, topology: str) -> None:
-    plan = make_plan(_rows(), f"service.topology={topology}", policy="oracle")
+async def test_the_reference_resolves_every_task(make_plan: Make, workers: int) -> None:
+    plan = make_plan(_rows(), f"service.workers={workers}", policy="oracle")
     assert await run_plan(plan, json=True) == 0
     stored = check_complete(plan.directory, 2)
     assert rows(
@@ -44,7 +44,7 @@ async def test_a_policy_that_changes_nothing_earns_nothing_and_a_bad_task_costs_
         "instance_id": "bad-tests",
         "test_patch": str(lru["test_patch"]).replace("test_lru.py", "lru.py"),
     }
-    plan = make_plan([calc, bad, late], "service.topology=inline", policy="oracle")
+    plan = make_plan([calc, bad, late], "service.workers=0", policy="oracle")
     await run_plan(plan, json=True)
     stored = check_complete(plan.directory, 3)
     assert rows(
@@ -72,18 +72,16 @@ async def test_a_policy_that_changes_nothing_earns_nothing_and_a_bad_task_costs_
             "reward": 1.0,
         },
     ]
-    nothing = make_plan([calc, lru], "service.topology=inline", policy="noop")
+    nothing = make_plan([calc, lru], "service.workers=0", policy="noop")
     await run_plan(nothing, json=True)
     assert rows(
         check_complete(nothing.directory, 2), "select sum(reward) as reward from rollouts"
     ) == [{"reward": 0.0}]
 
 
-@pytest.mark.parametrize(
-    ("topology", "snapshot_bytes", "num_setups"), [("processes", 1 << 30, 1), ("inline", 0, 8)]
-)
+@pytest.mark.parametrize(("workers", "snapshot_bytes", "num_setups"), [(1, 1 << 30, 1), (0, 0, 8)])
 async def test_siblings_share_one_setup(
-    make_plan: Make, topology: str, snapshot_bytes: int, num_setups: int
+    make_plan: Make, workers: int, snapshot_bytes: int, num_setups: int
 ) -> None:
     """The setup makes an id that the tests print in EVAL: as many ids as setups whose workspace was
     scored.
@@ -94,7 +92,7 @@ async def test_siblings_share_one_setup(
         "setup": f"sleep 0.5; {calc['setup']}",
         "test_command": f"cat calc/build.py; {calc['test_command']}",
     }
-    sets = (f"service.topology={topology}", f"service.sandbox.snapshot_bytes={snapshot_bytes}")
+    sets = (f"service.workers={workers}", f"service.sandbox.snapshot_bytes={snapshot_bytes}")
     plan = make_plan([task], *sets, policy="oracle", n=8)
     assert await run_plan(plan, json=True) == 0
     stored = check_complete(plan.directory, 8)

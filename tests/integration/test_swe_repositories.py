@@ -112,7 +112,7 @@ def images(archives: Rows, tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
 async def _rewards(make_plan: Make, task: Row, policy: str, *sets: str) -> StoredRun:
     """Eight siblings; the reference resolves each of them, no change none."""
-    sets = ("service.topology=inline", *sets, *LIMITS)
+    sets = ("service.workers=0", *sets, *LIMITS)
     began = time.monotonic()
     plan = make_plan([task], *sets, "run.sampling.max_tokens=131072", policy=policy, n=SIBLINGS)
     await run_plan(plan, json=True)

@@ -79,7 +79,7 @@ POINTS = {
 
 async def test_a_users_env_and_tool_work_through_the_service(
     make_plan: Callable[..., JobPlan],
-    topology: str,
+    workers: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,7 +88,7 @@ async def test_a_users_env_and_tool_work_through_the_service(
             {"task_id": f"t/{number}", "env": "trip", "prompt": "How warm is it?"}
             for number in range(2)
         ]
-        plan = make_plan(tasks, f"service.topology={topology}", policy="oracle", n=2)
+        plan = make_plan(tasks, f"service.workers={workers}", policy="oracle", n=2)
         assert await run_plan(plan, json=True) == 0
         stored = check_complete(plan.directory, 4)
         assert rows(

@@ -6,14 +6,14 @@ from itertools import count
 
 import pytest
 
-from prorl.control import ControlRow, Failover, Hello, Kind, Leaving, Released, Started, Stats
+from prorl.control import ControlRow, Failover, Hello, Kind, Leaving, Released, Stats
 from prorl.errors import FencedError, NotFoundError
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core import lines, workers
 from prorl.service.core.core import Core
 from prorl.service.core.state import RolloutRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
-from prorl.timing import CLAIM_GRACE_S, GONE_S, NEXT_LIFE_S, REMOTE_GRACE_S, WORKER_SILENCE_S
+from prorl.timing import CLAIM_GRACE_S, GONE_S, REMOTE_GRACE_S, WORKER_SILENCE_S
 from prorl.types import AttemptKey, RolloutState, Trouble
 from tests.service.world import group, run_config
 
@@ -77,38 +77,18 @@ def leased(core: Core, worker: WorkerRecord) -> RolloutRecord:
     return record
 
 
-def test_a_worker_is_told_only_whom_it_must_dial(core: Core) -> None:
-    told = {name: hello(core, name) for name in ("n1/init-0", "n2/init-0", "n1/run-0", "n2/run-0")}
-    store = hello(core, "store-0")
-    for node in ("n1", "n2"):
-        assert told[f"{node}/run-0"].endpoints == {"init": (f"at {node}/init-0",)}
-        assert told[f"{node}/init-0"].endpoints == {}
-    hello(core, "n1/eval-0")
-    hello(core, "n2/eval-0")
-    assert store.endpoints == {"eval": ("at n1/eval-0", "at n2/eval-0")}
-
-
-def test_two_lives_of_a_node_on_one_machine_take_nothing_from_each_other(core: Core) -> None:
-    """The earlier one's sandboxes end with it."""
-    hello(core, "n1/init-0", "first", home="/tmp/1")
-    run = hello(core, "n1/run-0", "second", home="/tmp/2")
-    assert run.endpoints == {"init": ()}
-    hello(core, "n1/init-0", "second", home="/tmp/2")
-    assert run.endpoints == {"init": ("at n1/init-0/tmp/2",)}
-
-
 @pytest.mark.parametrize("nodes", [4, 64])
-def test_joining_tells_each_worker_at_most_twice(core: Core, nodes: int) -> None:
-    """Not the square of the nodes: two upstreams a node, and the store hears of each EVAL."""
-    hello(core, "store-0")
+def test_only_the_store_is_told_whom_to_dial(core: Core, nodes: int) -> None:
+    """The stages of a host find each other by its configuration; joining costs no square."""
+    store, told = hello(core, "store-0"), 0
     core.journal.take()
-    told = 0
     for number in range(nodes):
         for role in ("init", "run", "eval"):
-            hello(core, f"n{number}/{role}-0")
+            assert hello(core, f"n{number}/{role}-0").endpoints == {}
             outbox = core.journal.take().outbox
             told += sum(row.kind.value == "endpoints" for rows in outbox.values() for row in rows)
-    assert told <= 2 * nodes + 2
+    assert store.endpoints == {"eval": tuple(f"at n{number}/eval-0" for number in range(nodes))}
+    assert told == nodes
 
 
 @pytest.mark.parametrize("away_s", [5.0, REMOTE_GRACE_S - 1])
@@ -244,22 +224,6 @@ def test_what_a_leaving_worker_gives_back_is_charged_to_nobody(
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
 
-@pytest.mark.parametrize("heard", [False, True])
-def test_what_init_lets_go_of_is_runs_or_begins_anew(core: Core, clock: Clock, heard: bool) -> None:
-    """RUN took it from INIT and went away, before or after it said so."""
-    init, run = hello(core, "init-0"), hello(core, "run-0")
-    record = leased(core, init)
-    said = record.key._asdict()
-    core.control(init, ControlRow.of(Started(), stage="init", seq=2, **said))
-    if heard:
-        core.control(run, ControlRow.of(Started(), stage="run", seq=2, **said))
-    core.control(init, ControlRow.of(Released(returned=True), seq=3, **said))
-    clock.now += 2
-    core.rollouts.settle_orphans()
-    state = RolloutState.RUNNING if heard else RolloutState.QUEUED
-    assert (record.life.state, charged(record)) == (state, (0, 0))
-
-
 @pytest.mark.parametrize("another_life", [False, True])
 def test_so_is_what_it_still_had_when_it_was_ended(
     core: Core, clock: Clock, another_life: bool
@@ -381,23 +345,6 @@ def test_a_store_that_is_away_is_no_line_that_broke(core: Core, clock: Clock) ->
     core.control(node["eval"], ControlRow.of(Stats(stalled_s=10 * GONE_S), seq=2))
     core.sweep()
     assert (record.life.state, node["init"].held_back) == (RolloutState.RUNNING, "")
-
-
-def test_an_init_without_a_run_gives_its_leases_back(core: Core, clock: Clock) -> None:
-    init, run = hello(core, "n1/init-0"), hello(core, "n1/run-0")
-    record = leased(core, init)
-    core.workers.gone(run)
-    core.sweep()
-    clock.now += NEXT_LIFE_S - 1
-    core.sweep()
-    assert (record.life.state, init.held_back) == (RolloutState.LEASED, "")
-    clock.now += 2
-    core.sweep()
-    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
-    assert init.held_back == "no RUN worker is on its node"
-    hello(core, "n1/run-0", "second")
-    core.sweep()
-    assert not init.held_back
 
 
 def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> None:

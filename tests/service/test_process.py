@@ -28,10 +28,11 @@ def gateway(
     tmp_path: Path, failpoints: str = "", **more: Json
 ) -> Iterator[subprocess.Popen[bytes]]:
     config = tmp_path / "service.json"
-    values = settings(tmp_path, **more)
+    alone = {"workers": "nodes", "store": {"own_process": True}}
+    values = settings(tmp_path, **alone, **more)
     config.write_text(values.model_dump_json())
     process = subprocess.Popen(
-        [sys.executable, "-m", "prorl.service", "--config", str(config)],
+        [sys.executable, "-m", "prorl.deploy.service", "--config", str(config)],
         env=os.environ | {"PRORL_FAILPOINTS": failpoints},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -63,7 +63,11 @@ DISK_BYTES = (256 << 20) + int(SECONDS * (128 << 10))
 SAYS = "I do not know the answer."
 """What the model server says, when it is well."""
 MANY_FILES = 1 << 20
-PROCESSES = ("gateway", "sandboxd", "init-0", "run-0", "run-1", "eval-0", "eval-1", "store")
+TOGETHER = os.environ.get("PRORL_SOAK_LAYOUT") == "together"
+"""Gateway, stages and store in one process; else whatever may have a process of its own has one."""
+PROCESSES: tuple[str, ...] = ("service", "sandboxd")
+if not TOGETHER:
+    PROCESSES += ("worker-0", "worker-1", "eval-0", "eval-1", "store")
 
 
 @dataclass
@@ -357,16 +361,21 @@ async def soaking(
     """A service with two model servers, one of which may go away."""
     model = Model()
     await model.start()
-    pool = {"slots": 6, "workers": 2}
+    slots = {"slots": 6}
     config = {
         "root": folder / "root",
         "backends": ("scripted:oracle?delay_s=0.15", model.url),
         "model": "m",
         "sandbox": {"kind": sandbox_kind},
-        "init": {"slots": 6},
-        "run": pool,
-        "eval": pool,
-        "store": {"compact_commits": 24, "replaced_s": 5.0},  # so that faults meet compactions
+        "workers": 0 if TOGETHER else 2,
+        "init": slots,
+        "run": slots,
+        "eval": {**slots, "own_processes": 0 if TOGETHER else 2},
+        "store": {  # so that faults meet compactions
+            "compact_commits": 24,
+            "replaced_s": 5.0,
+            "own_process": not TOGETHER,
+        },
     }
     try:
         async with signals() as stop, service(ServiceConfig.model_validate(config), stop) as made:

@@ -16,9 +16,8 @@ from prorl.config.renderer import RendererSpec
 from prorl.control import Payload, Started
 from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet, this_life
-from prorl.flight.credit import CREDIT, Back, encode
 from prorl.graph import GRAPH
-from prorl.schema import EDGE_BACK, EDGES
+from prorl.schema import EDGES
 from prorl.schema.columns import (
     RanColumns,
     ran_columns,
@@ -409,17 +408,6 @@ async def test_a_ready_row_that_nobody_took_is_given_back_when_cancelled(net: Ne
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
 
 
-async def test_what_a_run_took_that_went_away_is_let_go_of(net: Net) -> None:
-    """RUN may have been ended before it told the gateway: else INIT would have it for ever."""
-    async with bench(net, Scripted(Stage.INIT)) as parts:
-        parts.upstream.send(leased(1, 2))
-        await take(parts.downstream, 2)
-        await until(lambda: parts.stage.held() == [])
-        assert parts.ended() == []
-        await parts.downstream.close()
-        await until(lambda: parts.ended() == [("released", 1, ""), ("released", 2, "")])
-
-
 async def test_a_draining_stage_finishes_what_it_has_and_takes_nothing(net: Net) -> None:
     operator = Scripted(Stage.RUN)
     operator.gate.clear()
@@ -450,50 +438,3 @@ async def test_stats_count_what_happens(net: Net) -> None:
         operator.gate.set()
         await take(parts.downstream, 1)
         assert parts.stage.stats().done == 1
-
-
-async def _dies_with_a_row(net: Net) -> None:
-    """A RUN worker that takes a row and is gone before its ack."""
-    channel = await net.network.dial(
-        net.name("down"),
-        "edge/ready",
-        {"worker": "run-0"},
-        EDGE_BACK,
-        EDGES["ready"],
-    )
-    channel.send(encode([Back(CREDIT, 1, 1 << 20)]))
-    assert await asyncio.wait_for(channel.receive(), 30) is not None
-    await channel.close()
-
-
-def _journaled(number: int) -> pa.RecordBatch:
-    return leased_batch([replace(lease(number), on_unknown="tell")])
-
-
-async def test_what_a_dead_run_worker_may_have_begun_goes_to_no_other(net: Net) -> None:
-    async with bench(net, Scripted(Stage.INIT), connect=False) as parts:
-        parts.upstream.send(_journaled(1))
-        await _dies_with_a_row(net)
-        parts.downstream.set_upstreams([net.name("down")])
-        parts.upstream.send(_journaled(2))
-        assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
-        again = Inlet(net.network, "ready", this_life(role="run", worker="run-0"), slots=1)
-        again.set_upstreams([net.name("down")])
-        assert [row.key for row in await take(again, 1)] == [key(1)]
-        await until(lambda: parts.stage.held() == [])
-        await again.close()
-
-
-async def test_what_nobody_comes_back_for_is_given_back_where_others_can_take_it(
-    net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("prorl.stages.host.NEXT_LIFE_S", 0.1)
-    operator = Scripted(Stage.INIT)
-    async with bench(net, operator, connect=False) as parts:
-        parts.upstream.send(_journaled(1))
-        await _dies_with_a_row(net)
-        await asyncio.sleep(0.3)
-        assert parts.stage.held() == [key(1)], "nobody else is there"
-        parts.downstream.set_upstreams([net.name("down")])
-        await until(lambda: operator.released == [1])
-        assert parts.ended() == [("released", 1, "")]

@@ -18,7 +18,7 @@ from prorl.protocols import Network, Sandbox, SandboxHost
 from prorl.schema.rows import Row
 from prorl.service.core.candidates import GroupBody
 from prorl.stages import worker as workers_of
-from prorl.stages.worker import Worker
+from prorl.stages.chain import Chain
 from prorl.testing import LocalSandbox
 from prorl.types import SandboxRef, SandboxSpec, Stage, Task
 from tests.service.world import TOKEN, World, world
@@ -56,21 +56,18 @@ class Folders:
 @asynccontextmanager
 async def node(
     w: World, tmp_path: Path, name: str, network: Network | None = None
-) -> AsyncIterator[dict[Stage, Worker]]:
-    """INIT and RUN of a node; on a network of its own it outlives the gateway."""
+) -> AsyncIterator[Chain]:
+    """INIT and RUN of a node; on a network of its own it outlives the gateway. EVAL is apart."""
     sockets = tmp_path / name
     sockets.mkdir()
-    own = {"node_id": name, "root": sockets, "socket_dir": sockets}
+    own = {"node_id": name, "root": sockets, "socket_dir": sockets, "workers": 1}
+    own |= {"eval": {"own_processes": 1}}
     config = ServiceConfig.model_validate(
         {**w.config.model_dump(), **own, "gateway": w.config.gateway_flight, "load_code": True}
     )
     host: SandboxHost = Folders(name, sockets / "boxes")  # type: ignore[assignment]
-    async with AsyncExitStack() as stack:
-        workers = {}
-        for stage in (Stage.INIT, Stage.RUN):
-            worker = Worker(config, stage, f"{stage}-0", network or w.network, host)
-            workers[stage] = await stack.enter_async_context(worker)
-        yield workers
+    async with Chain(config, "worker-0", network or w.network, host) as chain:
+        yield chain
 
 
 async def submitted(w: World, turns: int = TURNS) -> None:
@@ -83,7 +80,7 @@ async def submitted(w: World, turns: int = TURNS) -> None:
 
 async def ran(w: World, tmp_path: Path, name: str) -> Row:
     """What RUN of a node gives to EVAL, which takes it."""
-    location = f"grpc+unix://{tmp_path / name}/run-0.sock"
+    location = f"grpc+unix://{tmp_path / name}/worker-0.sock"
     inlet = Inlet(w.network, "ran", this_life(role="eval", worker="eval-0"), slots=1)
     inlet.set_upstreams([location])
     try:
@@ -100,10 +97,9 @@ async def test_what_a_leaving_node_cannot_end_begins_anew_elsewhere_charged_to_n
 ) -> None:
     async with world(tmp_path, load_code=True) as w:
         await submitted(w)
-        async with node(w, tmp_path, "n1") as workers:
-            await until(lambda: workers[Stage.RUN].stage.stats().tokens)
-            for worker in workers.values():
-                worker.leave(0.0)
+        async with node(w, tmp_path, "n1") as chain:
+            await until(lambda: chain.workers[Stage.RUN].stage.stats().tokens)
+            chain.leave(0.0)
             stopped = await ran(w, tmp_path, "n1")
             assert stopped.value("failure_code") == "cancelled", "as far as it came, for people"
         async with node(w, tmp_path, "n2"):
@@ -117,10 +113,9 @@ async def test_what_a_leaving_node_cannot_end_begins_anew_elsewhere_charged_to_n
 async def test_what_ends_within_the_time_of_a_leaving_node_is_kept(tmp_path: Path) -> None:
     async with world(tmp_path, load_code=True) as w:
         await submitted(w)
-        async with node(w, tmp_path, "n1") as workers:
-            await until(lambda: workers[Stage.RUN].stage.stats().tokens)
-            for worker in workers.values():
-                worker.leave(30.0)
+        async with node(w, tmp_path, "n1") as chain:
+            await until(lambda: chain.workers[Stage.RUN].stage.stats().tokens)
+            chain.leave(30.0)
             row = await ran(w, tmp_path, "n1")
         assert (row.value("attempt"), len(row.value("turns"))) == (1, TURNS + 1)
 
@@ -138,8 +133,8 @@ async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
         service = await stack.enter_async_context(AsyncExitStack())
         w = await service.enter_async_context(world(tmp_path, "flight", load_code=True))
         await submitted(w, turns=1)
-        workers = await stack.enter_async_context(node(w, tmp_path, "n1", network))
-        run = workers[Stage.RUN]
+        chain = await stack.enter_async_context(node(w, tmp_path, "n1", network))
+        run = chain.workers[Stage.RUN]
         await until(lambda: run.stage.outlet.num_waiting)
         if away:
             await service.aclose()

@@ -201,7 +201,7 @@ def test_a_run_lives_in_s3_as_it_does_on_a_disk(
         "r",
         "--quiet",
         "--set",
-        "service.topology=inline",
+        "service.workers=0",
     ]
     sandbox = ["--set", f"service.sandbox.kind={sandbox_kind}"]
     faults.faults = [BUSY, CONFLICT]

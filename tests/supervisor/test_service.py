@@ -26,8 +26,8 @@ HERE = Path(__file__).parent / "children"
 
 
 def supervised(where: Path, *modes: str, root: str = "root", **more: Any) -> Supervisor:
-    """A child of each mode, in reverse stop order, on WHERE/root; the first is the gateway."""
-    names = ["gateway", *(f"child-{index}" for index in range(1, len(modes)))]
+    """A child of each mode, in reverse stop order, on WHERE/root; the first is `service`."""
+    names = ["service", *(f"child-{index}" for index in range(1, len(modes)))]
 
     def specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]:
         assert Path(config_file).exists()
@@ -120,7 +120,7 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
 async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None:
     """SIGSTOP: nothing but silence tells it from a healthy one. Who never beat is left alone."""
     async with supervised(tmp_path, "a", "beats", silence_s=1.0) as supervisor:
-        quiet, child = supervisor.children["gateway"], supervisor.children["child-1"]
+        quiet, child = supervisor.children["service"], supervisor.children["child-1"]
         for _ in range(2):
             before = child.pid
             await until(lambda: child.beats)
@@ -183,7 +183,7 @@ async def test_a_disk_that_says_no_is_waited_for_and_said(
 
 async def test_a_child_that_refuses_to_start_ends_the_service_at_once(tmp_path: Path) -> None:
     root = tmp_path / "deep" / "root"
-    with pytest.raises(UnavailableError, match="gateway exited with code 1: port 80 is taken"):
+    with pytest.raises(UnavailableError, match="service exited with code 1: port 80 is taken"):
         async with supervised(tmp_path, "refuses", "b", root="deep/root"):
             pass
     assert not (tmp_path / "deep").exists()
@@ -192,7 +192,7 @@ async def test_a_child_that_refuses_to_start_ends_the_service_at_once(tmp_path: 
 
 async def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     async with supervised(tmp_path, "stubborn", grace_s=0.2) as supervisor:
-        pid = supervisor.children["gateway"].pid
+        pid = supervisor.children["service"].pid
     assert start_ticks(pid) is None
 
 
@@ -216,7 +216,7 @@ async def test_a_taken_port_is_one_clear_error_before_anything_starts(tmp_path: 
 
 def test_what_a_killed_service_left_goes_with_the_next_one_on_its_root(tmp_path: Path) -> None:
     left, others = make_socket_dir(tmp_path), make_socket_dir(tmp_path / "other")
-    (left / "gateway.sock").touch()
+    (left / "service.sock").touch()
     root = Root(tmp_path)
     root.acquire()
     assert (left.exists(), root.socket_dir.exists(), others.exists()) == (False, True, True)
@@ -225,6 +225,7 @@ def test_what_a_killed_service_left_goes_with_the_next_one_on_its_root(tmp_path:
 
 
 def test_the_children_of_a_service_are_named_after_their_sockets() -> None:
-    config = ServiceConfig.model_validate({"run": {"workers": 2}})
+    apart = {"workers": 2, "eval": {"own_processes": 1}, "store": {"own_process": True}}
+    config = ServiceConfig.model_validate(apart)
     names = [spec.name for spec in child_specs(config, "service.json")]
-    assert names == ["gateway", "sandboxd", "init-0", "run-0", "run-1", "eval-0", "store"]
+    assert names == ["service", "sandboxd", "worker-0", "worker-1", "eval-0", "store"]

@@ -29,7 +29,7 @@ def served(root: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], View
 
 
 async def test_pages_of_a_service_follow_its_runs_and_end_with_it(tmp_path: Path) -> None:
-    where = ["--set", f"service.store.url={tmp_path / 'runs'}", "--set", "service.topology=inline"]
+    where = ["--set", f"service.store.url={tmp_path / 'runs'}", "--set", "service.workers=0"]
     with served(tmp_path / "root", "--policy", "scripted:oracle", *where) as (process, viewer):
         assert await viewer.ask("api/runs") == (200, {"runs": []})
         with prorl.connect(str(tmp_path / "root")) as client:

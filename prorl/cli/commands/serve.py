@@ -16,6 +16,7 @@ from prorl.cli.options import ConfigFile, JobRoot, ServiceSettings, of
 from prorl.cli.output import say
 from prorl.cli.settings import Job, check_model, job_settings, service_settings
 from prorl.config import ServiceConfig
+from prorl.config.layout import about
 from prorl.deploy.running import client_of, first, service, signals
 from prorl.dropin import SERVERS
 from prorl.errors import UnavailableError, UserError
@@ -92,6 +93,7 @@ def _lines(running: Supervisor) -> Iterator[str]:
     root, listener = running.config.root, running.config.listener
     yield f"serving  {running.url}   root {root}"
     yield f"connect  prorl.connect({str(root)!r})   token in {root / 'token'}"
+    yield f"layout   {about(running.config)}"
     if listener is not None:
         yield f"others   {listener.url}   join files in {root / 'join'}"
     if (at := running.config.guests_at("run-0")) is not None:

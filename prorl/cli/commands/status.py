@@ -97,6 +97,8 @@ def _show(found: Mapping[str, Json]) -> None:
         columns.append("host")
         rows = [(*row, host) for row, host in zip(rows, hosts, strict=True)]
     table(columns, rows)
+    if found["edges"]:
+        table(("edge", "to", "endpoint", "by"), map(_edge_row, found["edges"]))
     if found["runs"]:
         table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, found["runs"]))
     for line in remarks(found):
@@ -106,6 +108,11 @@ def _show(found: Mapping[str, Json]) -> None:
 def _worker_row(one: Mapping[str, Json]) -> tuple[object, ...]:
     gauges = (one["stats"].get(name, "-") for name in GAUGES)
     return (one["worker"], one["role"], one["pid"], one["held"], *gauges)
+
+
+def _edge_row(one: Mapping[str, Json]) -> tuple[object, ...]:
+    how = "memory" if one["in_memory"] else "socket"
+    return (one["edge"], one["worker"], one["endpoint"], how)
 
 
 def _run_row(one: Mapping[str, Json]) -> tuple[object, ...]:

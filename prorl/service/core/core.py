@@ -26,7 +26,6 @@ from prorl.control import (
     Payload,
     Problem,
     Propose,
-    Released,
     Reserve,
     Stats,
 )
@@ -263,7 +262,7 @@ class Core:
             self.rollouts.failed(record, row.attempt, row.code, row.read(Failed).message)
             return
         elif row.kind is Kind.RELEASED:
-            self.rollouts.released(worker, record, row.attempt, row.read(Released).returned)
+            self.rollouts.released(worker, record, row.attempt)
             return
         else:
             current = record.life.attempt == row.attempt and not record.life.state.terminal

@@ -158,7 +158,7 @@ class Leases(Part):
             else:
                 self._rollouts.stop(worker, AttemptKey(run_id, rollout_id, attempt))
 
-    def _lost(self, keys: Iterable[AttemptKey], _: Mapping[str, Json]) -> None:
+    def _lost(self, keys: Iterable[AttemptKey]) -> None:
         for run_id, rollout_id, attempt in keys:
             record = self._rollouts.find(run_id, rollout_id)
             if record is not None and _current(record, attempt) and not record.taken:

@@ -18,6 +18,7 @@ import orjson
 import prorl
 from prorl.backends.catalogue import checkpoint
 from prorl.config import RunConfig, ServiceConfig
+from prorl.config.layout import about
 from prorl.errors import (
     ConflictError,
     ForeignDirectoryError,
@@ -234,7 +235,7 @@ def provenance(
             "image": service.sandbox.image,
             "node": service.node_id,
         },
-        "topology": service.topology,
+        "layout": about(service),
         "code_sha256": code_sha256(),
         "platform": platform.platform(),
         "python": platform.python_version(),

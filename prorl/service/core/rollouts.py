@@ -377,12 +377,10 @@ class Rollouts(Part):
             record, Event(kind=EventKind.FAILED, attempt=attempt, code=known), message
         )
 
-    def released(
-        self, worker: WorkerRecord, record: RolloutRecord, attempt: int, returned: bool = False
-    ) -> None:
-        """The worker has nothing of it any more; `returned`: through nobody's fault."""
+    def released(self, worker: WorkerRecord, record: RolloutRecord, attempt: int) -> None:
+        """The worker has nothing of it any more."""
         if record.life.attempt == attempt and worker in record.holders:
-            self.leave(record, worker, RELEASE_GRACE_S, returned)
+            self.leave(record, worker, RELEASE_GRACE_S)
 
 
 def _rest_s(record: RolloutRecord) -> float:

@@ -99,10 +99,8 @@ class WorkerRecord:
     """Whoever comes after it under its name goes on with what it held."""
     endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     home: str = ""
-    """Of its node's life: two lives of one node may be there for a moment, each with sandboxes."""
+    """Of its node's life: who started it. A death is charged only where that lives on."""
     died_at: str = ""
-    alone_since: float | None = None
-    """Of an INIT: since when no RUN of its node is there."""
     held_back: str = ""
     images: Mapping[str, str] | None = None
     """Digests of its node's images by name; None: it may have any."""
@@ -497,14 +495,8 @@ class State:
         }
 
     def endpoints_of(self, worker: WorkerRecord) -> dict[str, tuple[str, ...]]:
-        """What a worker must dial: sandboxes do not move, so RUN and EVAL stay on their node."""
-        upstream = GRAPH.upstream(worker.role)
-        if not upstream:
+        """What a worker must dial besides its own host: the store, the last stage of every host."""
+        if worker.role != "store":
             return {}
-        home = (worker.node, worker.home)
-        near = (
-            other.location
-            for other in self.of_role(upstream)
-            if other.location and (worker.role == "store" or (other.node, other.home) == home)
-        )
-        return {upstream: tuple(near)}
+        last = GRAPH.names[-1]
+        return {last: tuple(other.location for other in self.of_role(last) if other.location)}

@@ -29,7 +29,6 @@ from prorl.timing import (
     CLAIM_GRACE_S,
     GONE_S,
     LEAST_GRACE_S,
-    NEXT_LIFE_S,
     REMOTE_GRACE_S,
     WORKER_SILENCE_S,
 )
@@ -249,24 +248,10 @@ class Workers(Part):
         return [w for w in self._state.workers.values() if now - w.seen_at > WORKER_SILENCE_S]
 
     def hold_back(self) -> None:
-        """Note which INIT workers get no leases, and why; take back what one waits with in vain. A
-        RUN may be on its way back; if it is not, the leases of its INIT would wait for ever.
-        """
-        now = self._clock()
-        self._give_up_stalled(now)
-        homes = {(run.node, run.home) for run in self._state.of_role("run")}
+        """Note which INIT workers get no leases, and why."""
+        self._give_up_stalled(self._clock())
         for init in self._state.of_role("init"):
-            if (init.node, init.home) in homes:
-                init.alone_since = None
-            elif init.alone_since is None:
-                init.alone_since = now
-            is_alone = init.alone_since is not None and now - init.alone_since > NEXT_LIFE_S
-            line = self._rollouts.lines.trouble(init.node) if init.remote else ""
-            init.held_back = line or ("no RUN worker is on its node" if is_alone else "")
-            for record in list(init.held) if is_alone else ():
-                if record.life.state is RolloutState.LEASED:
-                    self._rollouts.stop(init, record.key)
-                    self._rollouts.leave(record, init, returned=True)
+            init.held_back = self._rollouts.lines.trouble(init.node) if init.remote else ""
 
     def cut_off(self) -> Iterable[tuple[str, str]]:
         """Nodes with a line in trouble of which no INIT is here to show it, and what it is."""

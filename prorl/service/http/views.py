@@ -23,7 +23,9 @@ from prorl.service.core.state import RunRecord, State
 LONGEST = 10
 """Attempts that status names: who looks for a straggler needs the first few."""
 
-_GAUGES = tuple(name for name in Stats.__struct_fields__ if name not in ("backends", "runs"))
+_GAUGES = tuple(
+    name for name in Stats.__struct_fields__ if name not in ("backends", "runs", "sources")
+)
 
 
 class View(BaseModel):
@@ -217,6 +219,18 @@ class Accepted(TypedDict):
     """Of the dataset of a run that feeds itself."""
 
 
+class EdgeView(TypedDict):
+    """An edge as the worker that reads it sees it."""
+
+    edge: str
+    """Of `prorl.graph`: lease, ready, ran or scored."""
+    worker: str
+    endpoint: str
+    """Where it is served."""
+    in_memory: bool
+    """Both ends are one process: rows do not go through the socket."""
+
+
 class Status(TypedDict):
     pid: int
     """The gateway's."""
@@ -226,6 +240,7 @@ class Status(TypedDict):
     endpoints: Mapping[str, tuple[str, ...]]
     outside: Mapping[str, str]
     """Where callers of other hosts find the store and the gateway."""
+    edges: list[EdgeView]
     stages: Mapping[str, Mapping[str, float]]
     bottleneck: str
     backends: list[shapes.BackendView]
@@ -241,6 +256,20 @@ class Status(TypedDict):
 
 def stages(state: State) -> dict[str, dict[str, float]]:
     return {name: _stage(state, name) for name in GRAPH.names}
+
+
+def edges(state: State) -> list[EdgeView]:
+    return [
+        {
+            "edge": GRAPH.takes(worker.role),
+            "worker": worker.name,
+            "endpoint": endpoint,
+            "in_memory": in_memory,
+        }
+        for worker in state.workers.values()
+        if worker.stats
+        for endpoint, in_memory in worker.stats.sources.items()
+    ]
 
 
 def _stage(state: State, stage: str) -> dict[str, float]:
@@ -285,6 +314,7 @@ def status(
         "workers": [WorkerView.model_validate(worker) for worker in state.workers.values()],
         "endpoints": state.endpoints(),
         "outside": {"store": listener.store, "gateway": listener.gateway} if listener else {},
+        "edges": edges(state),
         "stages": stages(state),
         "bottleneck": bottleneck(state),
         "backends": core.watched.view(),
