@@ -171,6 +171,8 @@ class Failed(Payload, frozen=True, kw_only=True):
 
     kind = Kind.FAILED
     message: str = ""
+    num_sampled: Count = 0
+    """Tokens."""
 
 
 class Released(Payload, frozen=True):
@@ -550,12 +552,31 @@ class GroupEventRow(Record, frozen=True, kw_only=True):
     at: int
 
 
+class AttemptRow(Record, frozen=True, kw_only=True):
+    """A row of `attempts`: an attempt that began and did not commit."""
+
+    rollout_id: Count
+    group_id: Count
+    attempt: Count
+    stage: str
+    worker: str
+    node: str
+    server: str
+    failure_class: FailureClass
+    failure_code: FailureCode
+    failure_message: str
+    seconds: float
+    num_sampled: Count
+    ended_at: int
+
+
 class Rows(Payload, frozen=True, kw_only=True):
-    """(run): new rows of `tasks` and `groups`."""
+    """(run): new rows of `tasks`, `groups` and `attempts`."""
 
     kind = Kind.ROWS
     tasks: tuple[TaskRow, ...] = ()
     events: tuple[GroupEventRow, ...] = ()
+    attempts: tuple[AttemptRow, ...] = ()
 
 
 class Terminal(Payload, frozen=True, kw_only=True):
@@ -577,6 +598,9 @@ class Terminal(Payload, frozen=True, kw_only=True):
     agent: str
     queue_s: float
     extra: str
+    worker: str = ""
+    node: str = ""
+    server: str = ""
 
 
 class GroupComplete(Payload, frozen=True, kw_only=True):

@@ -132,6 +132,10 @@ class FailureCode(StrEnum):
     QUEUE_DEADLINE = "queue_deadline"
     """Waiting used up the infrastructure budget."""
     WORKER_LOST = "worker_lost"
+    RETURNED = "returned"
+    """Its worker was asked to leave and gave the attempt back, or its line broke: charged to
+    nobody. Of attempts alone; no rollout ends with it.
+    """
     SANDBOX_START = "sandbox_start"
     SANDBOX_LOST = "sandbox_lost"
     TOOL_PROTOCOL = "tool_protocol"
@@ -185,6 +189,7 @@ FAILURE_CLASS: Mapping[FailureCode, FailureClass] = {
     FailureCode.SANDBOX_BROKEN: FailureClass.POLICY,
     FailureCode.QUEUE_DEADLINE: FailureClass.INFRA,
     FailureCode.WORKER_LOST: FailureClass.INFRA,
+    FailureCode.RETURNED: FailureClass.CANCELLED,
     FailureCode.SANDBOX_START: FailureClass.INFRA,
     FailureCode.SANDBOX_LOST: FailureClass.INFRA,
     FailureCode.TOOL_PROTOCOL: FailureClass.INFRA,

@@ -34,6 +34,7 @@ from prorl.limits import Clock
 from prorl.linux import at_work
 from prorl.protocols import Operator
 from prorl.schema.columns import RanColumns
+from prorl.schema.fields import TURN
 from prorl.schema.rows import Added, Row, grow
 from prorl.stages.operator import Emit, goes_on, owner_of, users_parts, was_cancelled
 from prorl.timing import now
@@ -299,10 +300,10 @@ class StageHost:
         else:
             if result.is_committed:
                 return result
-            self._report(key, result.failure)
+            self._report(key, result.failure, _num_sampled(row, result))
             # Kept in `partial/`, for people to look at, if there is anything to see.
             return None if isinstance(result, RanColumns) and not result.turns else result
-        self._report(key, failure)
+        self._report(key, failure, _num_sampled(row))
         await self._release(row)
         return self._operator.unfinished(failure)
 
@@ -316,12 +317,12 @@ class StageHost:
             code = FailureCode.EVAL_FAILED if self.name == Stage.EVAL else code
             raise RolloutError(code, ": ".join(filter(None, (users, why))))
 
-    def _report(self, key: AttemptKey, failure: Failure) -> None:
+    def _report(self, key: AttemptKey, failure: Failure, num_sampled: int = 0) -> None:
         self._num_failed += 1
         if key in self._cancelled:
             self._emit(Released(), key, stage=self.name)
         else:
-            failed = Failed(message=failure.message)
+            failed = Failed(message=failure.message, num_sampled=num_sampled)
             self._emit(failed, key, stage=self.name, code=failure.code)
 
     async def _release(self, row: Row) -> None:
@@ -367,6 +368,18 @@ class StageHost:
         now = self._clock()
         self._busy_s += len(self._working) * (now - self._busy_since)
         self._busy_since = now
+
+
+_COMPLETION = TURN.get_field_index("completion_tokens")
+
+
+def _num_sampled(row: Row, result: Added | None = None) -> int:
+    """Tokens that an attempt has sampled, as far as its row or what RUN adds to it says."""
+    if isinstance(result, RanColumns):
+        return sum(int(turn[_COMPLETION]) for turn in result.turns)
+    if "turns" not in row.batch.schema.names:
+        return 0
+    return sum(int(turn["completion_tokens"]) for turn in row.value("turns"))
 
 
 def _failure(error: ProrlError) -> Failure:

@@ -108,6 +108,8 @@ class RunOperator(StageOperator):
             ),
             desk=Desk.of(config, parts.name),
             went_well=lambda key: at_work.went_well(config.root / "poison", owner_of(key)),
+            node=config.node_id,
+            worker=parts.name,
         )
 
     def __init__(
@@ -124,11 +126,14 @@ class RunOperator(StageOperator):
         journals: Journals | None = None,
         desk: Desk | None = None,
         went_well: Callable[[AttemptKey], None] = lambda key: None,
+        node: str = "",
+        worker: str = "",
         clock: Clock = now,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
         self._make_renderer, self._model, self._api_key = make_renderer, model, api_key
         self._went_well = went_well
+        self._node, self._worker = node, worker
         self._renderers: dict[str, asyncio.Future[Renderer]] = {}
         """By the runs' specs."""
         self._emit, self._ask = emit, ask
@@ -192,7 +197,14 @@ class RunOperator(StageOperator):
         if trajectory.failure.failure_class.trains:
             self._went_well(lease.key)
         run_s = spent_s + self._clock() - began
-        return ran_columns(trajectory, run_s=run_s, resumes=journal.epoch)
+        return ran_columns(
+            trajectory,
+            run_s=run_s,
+            resumes=journal.epoch,
+            node=self._node,
+            worker=self._worker,
+            server=lease.backend,
+        )
 
     # ---- the journal
 

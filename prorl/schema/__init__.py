@@ -23,10 +23,10 @@ larger; rows are hashed by value (`row_hashes`), never by IPC bytes. Both ends o
 
 Tables of a run directory: `sequences` (what trainers stream; numbers only, no nulls but in
 `reward`), `rollouts` (what SQL filters), `turns`, `messages` (for people), `groups` (append-only
-events), `tasks`, `routing` (experts of mixtures, where a run asks for them). Beside them `trained`
-(which sequences made which checkpoint), `annotations` and `versions` (published weights) are
-appended to.
-`partial` keeps attempts that did not commit, in SCORED's shape.
+events), `tasks`, `attempts` (those that did not commit, and why), `routing` (experts of mixtures,
+where a run asks for them). Beside them `trained` (which sequences made which checkpoint),
+`annotations` and `versions` (published weights) are appended to. `partial` keeps what attempts that
+did not commit had sampled, in SCORED's shape.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from prorl.schema.fields import (
     IDENTITY,
     LIMITS,
     MESSAGE,
+    PLACE,
     REWARD_PART,
     ROUTED,
     SAMPLING,
@@ -136,6 +137,7 @@ RAN = versioned(
         required("routed", list_of(ROUTED), "experts of the sequences; empty unless asked for"),
         *HISTORY,
         *DOOR,
+        *PLACE,
     ],
     "edge/ran",
 )
@@ -292,7 +294,7 @@ ROLLOUTS = versioned(
         required("artefact_digest", pa.utf8()),
         required("committed_at", pa.timestamp("us", tz="UTC"), "when the store committed the row"),
         required("extra", pa.utf8()),
-        *(field.with_nullable(True) for field in (*HISTORY, *DOOR)),
+        *(field.with_nullable(True) for field in (*HISTORY, *DOOR, *PLACE)),
         optional(
             "logprob_sum", pa.float64(), "of all sampled tokens; null in files from before it was"
         ),
@@ -351,6 +353,31 @@ TASKS = versioned(
     "tasks",
     sampling="sampling parameters of this group as JSON; empty = the run's",
 )
+
+ATTEMPTS = versioned(
+    [
+        RUN_ID,
+        required("rollout_id", pa.int64()),
+        required("group_id", pa.int64()),
+        required("attempt", pa.int32()),
+        required("stage", pa.utf8()),
+        *PLACE,
+        required("failure_class", pa.utf8()),
+        required("failure_code", pa.utf8()),
+        required("failure_message", pa.utf8()),
+        required("seconds", pa.float64(), "from its lease to its end"),
+        required("num_sampled", pa.int32()),
+        required("ended_at", pa.timestamp("us", tz="UTC"), "when it ended"),
+    ],
+    "attempts",
+    stage="where it was: init, run or eval",
+    node="node that had it last",
+    worker="process that had it last",
+    server="model server that it was given",
+    num_sampled="tokens that it had sampled, as far as its worker had said; `partial` has them",
+    failure_code="why it ended; `returned`: its worker left, or its line broke, charged to nobody",
+)
+"""One row for each attempt that began and did not commit."""
 
 ROUTING = versioned(
     [
@@ -480,6 +507,7 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
         "groups": GROUPS,
         "tasks": TASKS,
         "routing": ROUTING,
+        "attempts": ATTEMPTS,
     }
 )
 

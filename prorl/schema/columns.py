@@ -104,6 +104,9 @@ class RanColumns(Added):
     echo_edited: int
     discarded: int
     retold: int
+    node: str
+    worker: str
+    server: str
 
     @property
     def failure(self) -> Failure:
@@ -209,8 +212,18 @@ def read_message(value: dict[str, Json]) -> Message:
     return Message(**{**value, "tool_calls": calls})
 
 
-def ran_columns(trajectory: Trajectory, *, run_s: float, resumes: int = 0) -> RanColumns:
-    """What RUN adds to a READY row: the trajectory, and what has happened to it."""
+def ran_columns(
+    trajectory: Trajectory,
+    *,
+    run_s: float,
+    resumes: int = 0,
+    node: str = "",
+    worker: str = "",
+    server: str = "",
+) -> RanColumns:
+    """What RUN adds to a READY row: the trajectory, and what has happened to it. `server`: the one
+    that it was given.
+    """
     failure = trajectory.failure
     return RanColumns(
         sequences=[sequence_values(s) for s in trajectory.sequences],
@@ -228,6 +241,9 @@ def ran_columns(trajectory: Trajectory, *, run_s: float, resumes: int = 0) -> Ra
         routed=[routed_values(s) for s in trajectory.sequences if s.routing is not None],
         resumes=resumes,
         **asdict(trajectory.door),
+        node=node,
+        worker=worker,
+        server=trajectory.turns[-1].backend if trajectory.turns else server,
     )
 
 

@@ -126,6 +126,15 @@ SEQUENCE = _struct(
     **SPANS,
 )
 
+PLACE = (
+    required("node", pa.utf8(), "node on which the policy acted"),
+    required("worker", pa.utf8(), "process that ran it"),
+    required(
+        "server", pa.utf8(), "model server that answered last, else the one that it was given"
+    ),
+)
+"""Where an attempt was. Null in files from before."""
+
 ROUTED = _struct(
     required("segment", pa.int32()),
     required("width", pa.int32(), "experts of a token: layers x top_k, layer by layer"),

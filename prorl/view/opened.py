@@ -263,6 +263,10 @@ class Opened:
                 answer[name] = self.ask(sql, rows=500)
             except ProrlError as error:
                 answer[name], damaged[name] = [], str(error)
+        try:
+            answer["attempts"] = self.stored.attempts(rollout_id)
+        except ProrlError as error:
+            answer["attempts"], damaged["attempts"] = [], str(error)
         return answer | {
             "run": self.stored.run_id,
             "rollout": row,

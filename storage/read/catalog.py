@@ -2,11 +2,11 @@
 
 Only files that commits name are opened. DuckDB sees registered datasets and nothing else
 (`LockedDuckDB`), so that SQL from a user can neither write nor read another file. Views:
-`sequences, rollouts, turns, messages, groups, tasks`, `deliveries` (group_id, delivery_seq,
-min_version: the order in which groups were handed out), `scores` (rewards given later), `trained`
-(which sequences made which checkpoint), `annotations`, `versions` (published weights and where
-they are), and `partial` (attempts that did not commit, superseded ones too); made of them,
-`passk` (pass@k of each group) and `tool_calls` (one row a call).
+`sequences, rollouts, turns, messages, groups, tasks, attempts`, `deliveries` (group_id,
+delivery_seq, min_version: the order in which groups were handed out), `scores` (rewards given
+later), `trained` (which sequences made which checkpoint), `annotations`, `versions` (published
+weights and where they are), and `partial` (what attempts that did not commit had sampled,
+superseded ones too); made of them, `passk` (pass@k of each group) and `tool_calls` (a row a call).
 """
 
 from __future__ import annotations
@@ -160,13 +160,28 @@ class StoredRun:
             return dataset(self.directory, paths, table.schema)
         return self.partial() if name == PARTIAL else self.deliveries()
 
-    def partial(self) -> pa.Table:
-        """Attempts that did not commit, in SCORED's shape; each once, if it was sent twice."""
+    def attempts(self, rollout_id: int) -> list[dict[str, Json]]:
+        """Attempts of a rollout that did not commit: rows of `attempts` in order, each with the
+        `messages` and `turns` that `partial` has of it. Raises StorageError.
+        """
+        rows = self.rows_of("attempts", rollout_id).sort_by("attempt").to_pylist()
+        if not rows:
+            return []
+        played = self.partial(rollout_id).select(["attempt", "messages", "turns"]).to_pylist()
+        by_attempt = {row.pop("attempt"): row for row in played}
+        nothing: dict[str, Json] = {"messages": [], "turns": []}
+        return [{**row, **by_attempt.get(row["attempt"], nothing)} for row in rows]
+
+    def partial(self, rollout_id: int | None = None) -> pa.Table:
+        """What attempts that did not commit had sampled, of one rollout or of all, in SCORED's
+        shape; each once, if it was sent twice.
+        """
         self.directory.fs.invalidate_cache()
         names = (name for name in self.directory.names(PARTIAL) if not name.startswith("."))
         paths = [f"{PARTIAL}/{name}" for name in sorted(names)]
         try:
-            rows = dataset(self.directory, paths, SCORED).to_table()
+            only = None if rollout_id is None else pc.field("rollout_id") == rollout_id
+            rows = dataset(self.directory, paths, SCORED).to_table(filter=only)
         except pa.ArrowException as error:
             raise StorageError(f"{self.directory.path(PARTIAL)}: {error}") from None
         keys = pa.table(

@@ -200,6 +200,16 @@ _QUERIES = {
             "select rollout_id, status from rollouts where valid and status <> 'completed'"
         ),
     },
+    "attempts": {
+        "attempt {1} of rollout {0} is stored {2} times": (
+            "select rollout_id, attempt, count(*) from attempts group by all having count(*) > 1"
+        ),
+        "attempt {1} of rollout {0} has committed, and ended without a row": (
+            """
+            select rollout_id, attempt from attempts
+            semi join (from rollouts where status = 'completed') using (rollout_id, attempt)"""
+        ),
+    },
     "sequences": {
         "rollout {0} counts {1} sequences and {2} tokens, stored are {3} and {4}": (
             """
@@ -285,7 +295,7 @@ _MOST = 20
 
 def broken_rules(stored: StoredRun) -> Iterator[Finding]:
     with LockedDuckDB(memory="2GB") as database:
-        for table in ("rollouts", "turns", "groups", "tasks", *APPENDED):
+        for table in ("rollouts", "turns", "groups", "tasks", "attempts", *APPENDED):
             database.register(table, stored.view(table))
         database.register("sequences", _sequence_counts(stored))
         for table, key in _ONCE.items():

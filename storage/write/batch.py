@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from prorl.control import (
+    AttemptRow,
     CommitPart,
     CommittedRollout,
     GroupEventRow,
@@ -23,7 +24,13 @@ from prorl.control import (
 )
 from prorl.schema import TABLES
 from prorl.schema.rows import Row, stack
-from prorl.storage.write.convert import event_rows, tables, task_rows, terminal_rows
+from prorl.storage.write.convert import (
+    attempt_rows,
+    event_rows,
+    tables,
+    task_rows,
+    terminal_rows,
+)
 from prorl.types import AttemptKey, FailureCode
 
 Ack = Callable[[], None]
@@ -55,12 +62,14 @@ class PendingPart:
     """By event_seq."""
     tasks: dict[int, TaskRow] = field(default_factory=dict)
     """By group."""
+    attempts: dict[tuple[int, int], AttemptRow] = field(default_factory=dict)
+    """By rollout and attempt."""
     outbox_upto: int = 0
     """What the outbox had up to it is in here, or in an earlier part."""
     num_bytes: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.terminals or self.events or self.tasks)
+        return bool(self.rows or self.terminals or self.events or self.tasks or self.attempts)
 
     def knows(self, key: AttemptKey) -> WaitingRow | None:
         return self.rows.get(key)
@@ -79,6 +88,8 @@ def part_tables(batch: PendingPart) -> dict[str, pa.Table]:
         found["groups"].append(event_rows(batch.events[seq] for seq in sorted(batch.events)))
     if batch.tasks:
         found["tasks"].append(task_rows(batch.tasks[group] for group in sorted(batch.tasks)))
+    if batch.attempts:
+        found["attempts"].append(attempt_rows(batch.attempts.values()))
     joined = {name: pa.concat_tables(parts) for name, parts in found.items() if parts}
     return {name: rows for name, rows in joined.items() if rows.num_rows}
 

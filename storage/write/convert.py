@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prorl.control import GroupEventRow, TaskRow, Terminal, TrajectorySummary
+from prorl.control import AttemptRow, GroupEventRow, TaskRow, Terminal, TrajectorySummary
 from prorl.errors import RolloutError, boundary
 from prorl.schema import (
+    ATTEMPTS,
     GROUPS,
     MAX_SEGMENTS,
     MESSAGES,
@@ -237,6 +238,10 @@ def event_rows(events: Iterable[GroupEventRow]) -> pa.Table:
 
 def task_rows(tasks: Iterable[TaskRow]) -> pa.Table:
     return pa.Table.from_pylist(list(map(msgspec.structs.asdict, tasks)), schema=TASKS)
+
+
+def attempt_rows(attempts: Iterable[AttemptRow]) -> pa.Table:
+    return pa.Table.from_pylist(list(map(msgspec.structs.asdict, attempts)), schema=ATTEMPTS)
 
 
 def effective_codes(batch: pa.RecordBatch) -> list[FailureCode]:

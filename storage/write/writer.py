@@ -187,6 +187,8 @@ class RunWriter:
             self._counts.expect(task.group_id, task.n)
         for event in rows.events:
             self._waiting.events[event.event_seq] = event
+        for attempt in rows.attempts:
+            self._waiting.attempts[attempt.rollout_id, attempt.attempt] = attempt
         self._touch()
 
     def _member(self, group_id: int, sample_index: int) -> None:

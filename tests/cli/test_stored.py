@@ -186,6 +186,8 @@ def test_a_transcript_shows_an_error_of_the_policys_call() -> None:
         **{f"{name}_s": 0.0 for name in ("queue", "init", "run", "llm", "tool", "eval")},
     }
     message = {"role": "assistant", "content": "", "tool_calls": call, "name": "", "turn": 0}
-    text = "\n".join(lines({"rollout": rollout, "messages": [message], "turns": []}))
+    text = "\n".join(
+        lines({"rollout": rollout, "messages": [message], "turns": [], "attempts": []})
+    )
     assert "-> bash()  ! no JSON" in text
     assert "failure infra/worker_lost: gone" in text

@@ -194,7 +194,7 @@ async def test_a_directory_that_is_somebody_elses_is_left_alone(tmp_path: Path) 
             '{"schema_version": 99, "config": {}}'
         )
         status, answer = await w.http("POST", "/v1/runs", {"run_id": "newer"})
-        assert (status, "upgrade prorl" in answer["message"]) == (422, True)
+        assert (status, "read it with that version" in answer["message"]) == (422, True)
 
 
 async def test_a_run_whose_directory_was_removed_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_another_version_and_another_file_are_refused(tmp_path: Path) -> None:
     connection.execute("UPDATE meta SET value = ?", (LOG_VERSION + 1,))
     connection.commit()
     connection.close()
-    with pytest.raises(SchemaError, match="use the prorl that wrote it"):
+    with pytest.raises(SchemaError, match="which made it, or another root"):
         ControlLog(tmp_path / "control.db")
     (tmp_path / "other.db").write_bytes(b"no database at all, but long enough to be looked at" * 9)
     with pytest.raises(StorageError):

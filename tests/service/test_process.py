@@ -118,7 +118,7 @@ def test_refuses_to_start_with_one_line(tmp_path: Path) -> None:
     log.execute("UPDATE meta SET value = ?", (LOG_VERSION + 1,))
     log.commit()
     log.close()
-    assert "use the prorl that wrote it" in refusal()
+    assert "which made it, or another root" in refusal()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -83,13 +83,23 @@ class Worker:
         name: str,
         held: Iterable[AttemptKey] = (),
         images: tuple[str, ...] | None = None,
+        node: str = "local",
+        location: str | None = None,
     ) -> None:
+        """`location`: default one of its own, at which nobody listens."""
         self.name, self.role = name, role
         self.held = list(held)
         self.heard: list[ControlRow] = []
         self._news = asyncio.Event()
         self.stats = Stats()
-        identity = this_life(role=role, worker=name, location=f"at-{name}", slots=8, images=images)
+        identity = this_life(
+            role=role,
+            worker=name,
+            location=f"at-{name}" if location is None else location,
+            slots=8,
+            images=images,
+            node=node,
+        )
         self.incarnation = identity.incarnation
         self.control = ControlClient(
             network,
@@ -207,8 +217,11 @@ class World:
         name: str = "",
         held: Iterable[AttemptKey] = (),
         images: tuple[str, ...] | None = None,
+        node: str = "local",
+        location: str | None = None,
     ) -> Worker:
-        return Worker(self.network, self.config, role, name or f"{role}-0", held, images)
+        name = name or f"{role}-0"
+        return Worker(self.network, self.config, role, name, held, images, node, location)
 
     async def dial(self, role: str, worker: str = "", **more: Json) -> Channel:
         """A session of a worker that has said hello and says only what a test has it say."""

@@ -137,6 +137,7 @@ def transcript(stored: StoredRun, rollout_id: int) -> dict[str, Json]:
         "rollout": found["rollouts"].to_pylist()[0],
         "messages": found["messages"].sort_by("index").to_pylist(),
         "turns": found["turns"].sort_by("turn").to_pylist(),
+        "attempts": stored.attempts(rollout_id),
     }
 
 
@@ -145,6 +146,29 @@ def lines(found: dict[str, Json]) -> Iterator[str]:
     rollout = found["rollout"]
     ids = f"sample {rollout['sample_index']} · attempt {rollout['attempt']}"
     yield f"rollout {rollout['rollout_id']} · task {clean(rollout['task_id'])} · {ids}"
+    for attempt in found["attempts"]:
+        yield ""
+        yield from _attempt(attempt)
+        if not found["messages"]:  # nothing of it committed: what was played is all there is
+            yield from _played(attempt)
+    yield from _played(found)
+    yield ""
+    yield from _verdict(rollout)
+
+
+def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
+    """Why and where an attempt ended that did not commit."""
+    places = (attempt[name] for name in ("worker", "node", "server"))
+    where = " · ".join(filter(None, map(clean, places)))
+    yield (
+        f"attempt {attempt['attempt']} ended in {attempt['stage'] or '-'} after"
+        f" {attempt['seconds']:.2f} s, {attempt['num_sampled']:,} tokens sampled · {where}"
+    )
+    reason = f"{attempt['failure_class']}/{attempt['failure_code']}"
+    yield f"  {reason}: {clean(attempt['failure_message'])}"
+
+
+def _played(found: dict[str, Json]) -> Iterator[str]:
     turns = {turn["turn"]: turn for turn in found["turns"]}
     for message in found["messages"]:
         # the figures of a turn stand above the first thing that the policy said in it
@@ -154,8 +178,6 @@ def lines(found: dict[str, Json]) -> Iterator[str]:
         yield from (f"  ~ {line}" for line in clean(message.get("reasoning", "")).splitlines())
         yield from (f"  {line}" for line in clean(message["content"]).splitlines())
         yield from (f"  -> {clean(call)}" for call in _calls(message["tool_calls"]))
-    yield ""
-    yield from _verdict(rollout)
 
 
 def _heading(message: dict[str, Any], turn: dict[str, Any] | None) -> str:
@@ -205,5 +227,8 @@ def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
             f"failure {rollout['failure_class']}/{rollout['failure_code']}:"
             f" {clean(rollout['failure_message'])}"
         )
+    if rollout.get("worker"):
+        places = (rollout[name] for name in ("worker", "node", "server"))
+        yield "on " + " · ".join(filter(None, map(clean, places)))
     names = ("queue", "init", "run", "llm", "tool", "eval")
     yield "seconds " + " · ".join(f"{name} {rollout[f'{name}_s']:.2f}" for name in names)

@@ -134,6 +134,12 @@ def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
         if run in ("", one["run_id"]) and one["state"] != "open" and (owed := one["owed"]):
             how = "its trainer has not committed: they stay until it does"
             yield f"{one['run_id']} is {one['state']}, with {owed:,} kept groups that {how}"
+        if run in ("", one["run_id"]) and (failures := one["failures"]):
+            words = ", ".join(f"{number:,} {clean(what)}" for what, number in failures.items())
+            yield (
+                f"{one['run_id']}: attempts that ended without a row: {words};"
+                f" `prorl sql {one['run_id']} 'select * from attempts'` has each"
+            )
         if run in ("", one["run_id"]) and (steps := one["steps"]):
             yield f"{one['run_id']}: {step_words(steps)}"
     for one in found.get("workers", ()):

@@ -25,6 +25,7 @@ from prorl.control import (
     PartPublished,
     Payload,
     Problem,
+    Progress,
     Propose,
     Reserve,
     Stats,
@@ -259,7 +260,8 @@ class Core:
                 worker, record, row.attempt, row.stage
             )
         elif row.kind is Kind.FAILED:
-            self.rollouts.failed(record, row.attempt, row.code, row.read(Failed).message)
+            said = row.read(Failed)
+            self.rollouts.failed(record, row.attempt, row.code, said.message, said.num_sampled)
             return
         elif row.kind is Kind.RELEASED:
             self.rollouts.released(worker, record, row.attempt)
@@ -267,6 +269,8 @@ class Core:
         else:
             current = record.life.attempt == row.attempt and not record.life.state.terminal
             record.run.turns += 1
+            if current:
+                record.num_sampled = max(record.num_sampled, row.read(Progress).tokens)
         if not current:
             self.rollouts.stop(worker, row.key)
 

@@ -16,7 +16,15 @@ from __future__ import annotations
 from typing import NamedTuple
 from zlib import crc32
 
-from prorl.control import Cancel, ControlRow, GroupComplete, Kind, Terminal
+from prorl.control import (
+    AttemptRow,
+    Cancel,
+    ControlRow,
+    GroupComplete,
+    Kind,
+    Rows,
+    Terminal,
+)
 from prorl.filters import GroupMember, find_filter
 from prorl.service.core.lifecycle import Action, Event, EventKind, step
 from prorl.service.core.lines import Lines
@@ -88,6 +96,8 @@ class Rollouts(Part):
         before = record.life
         life, actions = step(before, event)
         if life is not before:
+            if event.kind is not EventKind.COMMIT and _began(record) and life.state not in IN_HAND:
+                self._tell_attempt(record, event, message)
             record.life = life
             if message:
                 record.message = message[:MAX_MESSAGE]
@@ -117,6 +127,29 @@ class Rollouts(Part):
             self._act(record, action, rest_s)
         return Action.FENCE not in actions
 
+    def _tell_attempt(self, record: RolloutRecord, event: Event, message: str) -> None:
+        """The current attempt ends without a row of its own in `rollouts`."""
+        code = _CODES.get(event.kind) or event.code or record.life.cancel_code
+        record.run.failed_attempts[code, record.node] += 1
+        row = AttemptRow(
+            rollout_id=record.rollout_id,
+            group_id=record.group.group_id,
+            attempt=record.life.attempt,
+            stage=record.stage,
+            worker=record.worker,
+            node=record.node,
+            server=record.backend,
+            failure_class=FAILURE_CLASS[code],
+            failure_code=code,
+            failure_message=message[:MAX_MESSAGE],
+            seconds=max(0.0, self._clock() - record.since),
+            num_sampled=record.num_sampled,
+            ended_at=int(self._wall() * 1e6),
+        )
+        self._journal.tell_store(
+            record.run, Kind.ROWS, record.group.group_id, Rows(attempts=(row,))
+        )
+
     def _leave_phase(self, record: RolloutRecord, phase: Phase) -> None:
         now = self._clock()
         if phase is Phase.RUN and any(worker.role == "eval" for worker in record.holders):
@@ -138,6 +171,8 @@ class Rollouts(Part):
         match action:
             case Action.GRANT:
                 record.taken = False
+                record.stage = record.worker = record.node = ""
+                record.num_sampled = 0
                 record.since = self._clock()
                 self._journal.grant(record)
             case Action.REQUEUE:
@@ -252,9 +287,13 @@ class Rollouts(Part):
 
     # ---- holders
 
-    def hold(self, record: RolloutRecord, worker: WorkerRecord) -> None:
+    def hold(self, record: RolloutRecord, worker: WorkerRecord, stage: str = "") -> None:
+        """`stage`: that it is in at the worker. Default: its role."""
         record.holders.add(worker)
         worker.held.add(record)
+        if worker.role != "store":
+            record.stage = stage or worker.role
+            record.worker, record.node = worker.name, worker.node
         if record.life.state is not RolloutState.RESERVED or worker.role == "store":
             self._orphans.pop(record, None)
 
@@ -361,10 +400,12 @@ class Rollouts(Part):
         elif stage == "eval" and record.life.state is RolloutState.RUNNING:
             self._leave_phase(record, Phase.RUN)
         record.taken = True
-        self.hold(record, worker)
+        self.hold(record, worker, stage)
         return True
 
-    def failed(self, record: RolloutRecord, attempt: int, code: str, message: str) -> bool:
+    def failed(
+        self, record: RolloutRecord, attempt: int, code: str, message: str, num_sampled: int = 0
+    ) -> bool:
         known = (
             FailureCode(code)
             if code in FailureCode._value2member_map_ and code
@@ -373,6 +414,7 @@ class Rollouts(Part):
         if record.life.attempt == attempt:
             blamed = known in (FailureCode.BACKEND_UNAVAILABLE, FailureCode.BACKEND_PROTOCOL)
             record.failed_on = record.backend if blamed else ""
+            record.num_sampled = max(record.num_sampled, num_sampled)
         return self.apply(
             record, Event(kind=EventKind.FAILED, attempt=attempt, code=known), message
         )
@@ -381,6 +423,19 @@ class Rollouts(Part):
         """The worker has nothing of it any more."""
         if record.life.attempt == attempt and worker in record.holders:
             self.leave(record, worker, RELEASE_GRACE_S)
+
+
+_CODES = {EventKind.LOST: FailureCode.WORKER_LOST, EventKind.RETURN: FailureCode.RETURNED}
+
+
+def _began(record: RolloutRecord) -> bool:
+    """Whether a worker has, or had, its current attempt. A lease that was lost on its way never
+    began.
+    """
+    state = record.life.state
+    return state in IN_HAND and (
+        state is not RolloutState.LEASED or record.taken or bool(record.holders)
+    )
 
 
 def _rest_s(record: RolloutRecord) -> float:
@@ -410,6 +465,9 @@ def _terminal(record: RolloutRecord, wall: float) -> Terminal:
         agent=group.run.config.agent,
         queue_s=max(0.0, wall - group.accepted_at),
         extra=group.extra,
+        worker=record.worker,
+        node=record.node,
+        server=record.backend if life.attempt else "",
     )
 
 

@@ -35,6 +35,9 @@ NO_TRAJECTORY = TrajectorySummary()
 KEPT_CLOSED = 64
 """Runs that are over and stay in memory for those who look at them."""
 
+SHOWN_FAILURES = 10
+"""Pairs of code and node: a run on many nodes may have hundreds."""
+
 AHEAD = 500
 """Rollouts of a run that may be in memory before they are started: reading them from the log one
 group at a time would cost more than they do.
@@ -137,6 +140,12 @@ class RolloutRecord:
     """Since when no node that is there has its image; None: one has, or it asks for none."""
     entered: float = 0.0
     """When it changed its state last, on the same clock."""
+    stage: str = ""
+    worker: str = ""
+    node: str = ""
+    """Where its attempt is, or was last."""
+    num_sampled: int = 0
+    """Tokens that the attempt has sampled, as far as it has said."""
 
     @property
     def run(self) -> RunRecord:
@@ -289,6 +298,8 @@ class RunRecord:
     """Why the service ended it."""
     unscored: str = ""
     """What the grader said of the first rollout that it failed for."""
+    failed_attempts: Counter[tuple[FailureCode, str]] = field(default_factory=Counter)
+    """Attempts that ended without a row since the service began, by code and node."""
     alike: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
     """With what its last attempts failed through no fault of the policy's, how many did so one
     after the other, and what the first said; none since a rollout has completed.
@@ -314,6 +325,12 @@ class RunRecord:
     def group_counts(self) -> dict[str, int]:
         counts = {state.value: self.group_states[state] for state in GroupState}
         return counts | {"pool": len(self.pool)}
+
+    @property
+    def attempt_counts(self) -> dict[str, int]:
+        """The commonest first."""
+        counts = self.failed_attempts.most_common(SHOWN_FAILURES)
+        return {f"{code.value} on {node or '-'}": number for (code, node), number in counts}
 
     @property
     def reward_mean(self) -> float | None:

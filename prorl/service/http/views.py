@@ -59,6 +59,8 @@ class RunSummary(View):
     """Rollouts by state."""
     groups: Mapping[str, int] = at("group_counts")
     """Groups by state, and how many wait in the `pool`."""
+    failures: Mapping[str, int] = at("attempt_counts")
+    """Attempts that ended without a row since the service began, by "code on node"."""
     stuck: str
     """What a run that does not move waits for, or why it was refused or has failed."""
     reward_mean: float | None

@@ -87,7 +87,8 @@ function side(found, path, run) {
     ["Versions", row.min_version === row.max_version ? num(row.min_version)
       : `${row.min_version} to ${row.max_version}`],
     ["Attempt", num(row.attempt)], ["Env", row.env], ["Agent", row.agent],
-    ["Server", found.turns[0]?.backend || "–"], ["Stored", when(row.committed_at)]];
+    ["Server", row.server || found.turns[0]?.backend || "–"], ["Worker", row.worker || "–"],
+    ["Node", row.node || "–"], ["Stored", when(row.committed_at)]];
   const trained = found.trained.map((t) => h("li", {}, `step ${num(t.step)}, advantage `
     + `${num(t.advantage)}${t.loss === null ? "" : `, loss ${num(t.loss)}`}`));
   return h("aside", { class: "side", "aria-label": "About this rollout" },
@@ -95,15 +96,18 @@ function side(found, path, run) {
       h("p", {}, h("b", {}, row.failure_code), " ", row.failure_message)) : null,
     h("section", { class: "card" }, h("dl", {}, facts.map(([name, value]) =>
       [h("dt", {}, name), h("dd", {}, value)]))),
-    times(row),
+    times(row, found.attempts),
     trained.length ? h("section", { class: "card" }, h("header", {}, h("h2", {}, "Trained")),
       h("ul", {}, trained)) : null,
     notes(found, path, run));
 }
 
-function times(row) {
+function times(row, attempts) {
   const other = Math.max(0, row.run_s - row.llm_s - row.tool_s);
-  const parts = [["waiting", row.queue_s], ["init", row.init_s], ["model", row.llm_s],
+  // Until the last lease: with the attempts before it.
+  const before = attempts.reduce((sum, one) => sum + one.seconds, 0);
+  const parts = [["waiting", Math.max(0, row.queue_s - before)],
+    ...(before ? [["failed attempts", before]] : []), ["init", row.init_s], ["model", row.llm_s],
     ["tools", row.tool_s], ["rest of run", other], ["grading", row.eval_s]];
   const all = Math.max(1e-9, ...parts.map(([, value]) => value || 0));
   return h("section", { class: "card" }, h("header", {}, h("h2", {}, "Where the time went")),
@@ -147,8 +151,36 @@ function notes(found, path, run) {
 // ---- messages
 
 function messages(found) {
+  const made = [...found.attempts.map((one) => attempt(one, !found.messages.length)),
+    ...played(found)];
+  if (!found.messages.length && !found.attempts.length) {
+    made.push(h("p", { class: "empty" }, "No message is stored."));
+  }
+  if (found.artefact) {
+    made.push(h("article", { class: "message" }, h("header", {}, h("b", {}, "artefact"),
+      "what was graded"), text(found.artefact, "")));
+  }
+  const task = found.task[0];
+  if (task) {
+    made.push(h("details", { class: "fold" }, h("summary", {}, "the task as it was given"),
+      h("pre", {}, pretty(task.task))));
+  }
+  return h("div", { class: "transcript" }, made);
+}
+
+// An attempt that did not commit: why and where it ended, and what was played until then.
+function attempt(one, open) {
+  const where = [one.worker, one.node, one.server].filter(Boolean).join(" · ");
+  return h("details", { class: "fold attempt", open: open ? "" : null },
+    h("summary", {}, `attempt ${one.attempt} ended in ${one.stage || "–"} after `
+      + `${seconds(one.seconds)}: ${one.failure_class}/${one.failure_code}`),
+    h("p", {}, one.failure_message || null, " ", h("span", { class: "quiet" },
+      `${where} · ${num(one.num_sampled)} tokens sampled`)), played(one));
+}
+
+function played(found) {
   const turns = new Map(found.turns.map((turn) => [turn.turn, turn]));
-  const made = found.messages.map((message) => {
+  return found.messages.map((message) => {
     const own = message.role === "assistant";
     const turn = own ? turns.get(message.turn) : null;
     if (own) turns.delete(message.turn);
@@ -163,17 +195,6 @@ function messages(found) {
     message.content ? text(message.content, message.role === "tool" ? "term" : "") : null,
     calls(message.tool_calls));
   });
-  if (!made.length) made.push(h("p", { class: "empty" }, "No message is stored."));
-  if (found.artefact) {
-    made.push(h("article", { class: "message" }, h("header", {}, h("b", {}, "artefact"),
-      "what was graded"), text(found.artefact, "")));
-  }
-  const task = found.task[0];
-  if (task) {
-    made.push(h("details", { class: "fold" }, h("summary", {}, "the task as it was given"),
-      h("pre", {}, pretty(task.task))));
-  }
-  return h("div", { class: "transcript" }, made);
 }
 
 const DIFF = /^(diff --git|--- |\*\*\* |Index: )/m;
