@@ -17,13 +17,16 @@ import stat
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
+from prorl.errors import ConflictError, NotFoundError, SandboxError, StorageError, UserError
+from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry
 from prorl.sandbox.images.remote import source_of
@@ -31,6 +34,7 @@ from prorl.sandbox.images.stack import lookup, merge
 from prorl.sandbox.images.tree import entries
 from prorl.sandbox.images.unpack import OPAQUE, unpack
 from prorl.sandbox.trees import remove_tree
+from prorl.types import FailureCode
 from tests.sandbox.image_sources import (
     BASE,
     Blobs,
@@ -437,6 +441,115 @@ def test_a_blob_that_is_another_is_refused(
     Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
 
 
+@pytest.mark.parametrize("size", ["12", None, True, -1, 1.5, 1 << 60, "lie longer", "lie shorter"])
+def test_a_size_that_is_none_or_lies_is_the_images_fault(
+    server: RegistryServer, registry: Registry, size: Any
+) -> None:
+    manifest = json.loads(server.blobs.image("v1", archive(*BASE)))
+    layer = manifest["layers"][0]
+    lies = {"lie longer": layer["size"] + 9, "lie shorter": layer["size"] - 9}
+    layer["size"] = lies.get(size, size)
+    server.blobs["v1"] = json.dumps(manifest).encode()
+    with pytest.raises(UserError, match=r"as the size of a layer|a layer of|has not .* bytes"):
+        Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+    assert registry.list() == []
+
+
+def test_hostile_manifests_are_the_images_fault(server: RegistryServer, registry: Registry) -> None:
+    good = json.loads(server.blobs.image("v1", archive(*BASE)))
+    many = {**good, "layers": good["layers"] * 600}
+    config = json.loads(server.blobs[good["config"]["digest"]])
+
+    def with_config(about: Any) -> bytes:
+        digest = server.blobs.put(json.dumps(about).encode())
+        return json.dumps({**good, "config": digest}).encode()
+
+    index = server.blobs["v1"]
+    for _ in range(9):
+        index = json.dumps({"manifests": [server.blobs.put(index)]}).encode()
+    hostile = [
+        b"[" * 100_000,
+        b"[1]",
+        index,
+        json.dumps(many).encode(),
+        with_config({**config, "config": [5]}),
+        with_config({**config, "config": {"Env": 7}}),
+        with_config({**config, "rootfs": {"diff_ids": [5]}}),
+    ]
+    for place, body in enumerate(hostile):
+        server.blobs["bad"] = body
+        with pytest.raises(UserError):
+            Pull(registry, {}).pull("one", f"docker://{server.host}/x:bad")
+        assert registry.list() == [], place
+
+
+@pytest.mark.parametrize(("status", "again"), [(401, True), (403, True), (404, False)])
+async def test_a_refusal_is_the_nodes_and_what_is_not_there_the_tasks_for_a_minute(
+    server: RegistryServer, tmp_path: Path, status: int, again: bool
+) -> None:
+    server.blobs.image("v1", archive(*BASE))
+    server.busy, server.busy_status = 1 << 20, status
+    now = [0.0]
+    cache = ImageCache(tmp_path / "images", {}, lambda: now[0])
+    image = f"docker://{server.host}/x:v1"
+    for _ in range(3):
+        with pytest.raises(SandboxError, match=f"answered {status}") as caught:
+            await cache.locate(image)
+        code = FailureCode.SANDBOX_START if again else FailureCode.BAD_TASK
+        assert caught.value.code is code
+    asked = (1 << 20) - server.busy
+    assert asked == (3 if again else 1), "a login, or a push, would not be heard of"
+    server.busy = 0  # the login was renewed, or the image was pushed
+    if not again:
+        with pytest.raises(SandboxError, match="answered 404"):
+            await cache.locate(image)
+        now[0] += 61
+    assert await cache.locate(image)
+    await cache.close()
+
+
+def test_a_full_disk_says_what_images_take(
+    server: RegistryServer, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = json.loads(server.blobs.image("v1", archive(*BASE)))
+    manifest["layers"][0]["size"] = 1 << 37
+    server.blobs["v1"] = json.dumps(manifest).encode()
+    if shutil.disk_usage(registry.root).free > 1 << 37:
+        pytest.skip("this disk has room for 128 GiB")
+    with pytest.raises(StorageError, match=r"137439 MB to come; .* its images take 0 MB; .* gc"):
+        Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+
+
+def test_pulled_images_are_evicted_by_age_and_size(
+    server: RegistryServer, registry: Registry, tmp_path: Path
+) -> None:
+    pulls = Pull(registry, {})
+    for place, name in enumerate(("oldest", "older", "used", "new")):
+        big = Entry("big", random.Random(place).randbytes(1 << 20))
+        server.blobs.image(name, archive(*BASE, big))
+        pulls.pull(name, f"docker://{server.host}/x:{name}")
+        lock = registry.root / "locks" / registry.digest_of_name(name)
+        lock.touch()
+        note = registry.root / "images" / f"{lock.name}.json"
+        about = json.loads(note.read_text())
+        day = 86400.0
+        ages = {"oldest": 9, "older": 6, "used": 9, "new": 0}
+        note.write_text(json.dumps({**about, "made_at": time.time() - ages[name] * day}))
+        os.utime(lock, (0, time.time() - (3 if name == "used" else ages[name]) * day))
+    with registry.lock(registry.digest_of_name("oldest"), shared=True):
+        assert registry.collect(older_than_s=8 * day) == (), "what is used stays"
+    assert names_of(registry.collect(older_than_s=8 * day)) == ["oldest"]
+    assert registry.names() == ["new", "older", "used"]
+    assert names_of(registry.collect(keep_bytes=(2 << 20) + (512 << 10))) == ["older"]
+    assert registry.names() == ["new", "used"]
+    left = sum(each.bytes for each in registry.list())
+    assert left < (2 << 20) + (512 << 10), "layers go with their images"
+
+
+def names_of(images: tuple[Image, ...]) -> list[str]:
+    return [name for image in images for name in image.names]
+
+
 def test_a_manifest_that_is_another_is_refused(server: RegistryServer, registry: Registry) -> None:
     server.blobs.image("v1", archive(*BASE))
     digest = "sha256:" + "0" * 64
@@ -535,7 +648,8 @@ def test_broken_archives_are_refused(tmp_path: Path, harm: str) -> None:
         data = bytes([255]) * 4096
     blob = gzip.compress(data)
     (tmp_path / "blob").write_bytes(blob[:-2000] if harm == "gzip" else blob)
-    with pytest.raises(UserError):
+    # the disk is the node's; all else is the image's
+    with pytest.raises(OSError if harm == "bytes" else UserError):
         unpack(tmp_path / "blob", tmp_path / "tree", diff_id, limit, marks=True)
     harmless(tmp_path)
 

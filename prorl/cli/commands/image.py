@@ -242,11 +242,29 @@ def rm(*names: str, images: Where = None) -> int:
 
 
 @image.command
-def gc(*, images: Where = None) -> int:
-    """Remove every image without a name, layers that no image needs, and halves of blobs."""
+def gc(
+    *,
+    older_than: float | None = None,
+    keep_gb: float | None = None,
+    images: Where = None,
+) -> int:
+    """Remove every image without a name, layers that no image needs, and halves of blobs.
+
+    Example: prorl image gc --older-than 7 --keep-gb 200
+
+    Parameters
+    ----------
+    older_than
+        Also pulled images that no service has begun to use for so many days.
+    keep_gb
+        Also pulled images, least recently used first, until the others take that much at most.
+    """
     registry = Registry(registry_root(images))
     registry.open()
-    for each in registry.collect():
+    if min(older_than or 0.0, keep_gb or 0.0) < 0:
+        raise UserError("prorl image gc with a number below 0", "days, and gigabytes, from 0 on")
+    age_s = None if older_than is None else older_than * 86400
+    for each in registry.collect(age_s, None if keep_gb is None else int(keep_gb * 1e9)):
         say(f"removed {each.digest[:12]} ({each.source})")
     return 0
 

@@ -3,8 +3,8 @@
 A name, a folder, a .sif or a reference becomes the folders that launchers run. In sandboxd's loop.
 
 What is not there is made by a child process, once however many ask (`child.py`); what is wrong with
-a source is remembered until sandboxd ends. An image that is used is held by a shared lock until
-then, so `prorl image rm` refuses.
+a source is remembered for a minute. An image that is used is held by a shared lock until sandboxd
+ends, so `prorl image rm` refuses and `gc` leaves it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -26,6 +27,10 @@ from prorl.types import DOCKER, FailureCode, image_name
 
 MAKE_S = 900.0
 """For one image: tens of gigabytes on a slow disk."""
+REMEMBER_S = 60.0
+"""How long what is wrong with a source counts: an image that is pushed a minute later is found.
+With less a registry is asked, or a broken file unpacked, for each rollout of a bad task.
+"""
 
 
 class ImageCache:
@@ -33,12 +38,20 @@ class ImageCache:
 
     `mirrors`: of hosts of container registries; None: nothing is pulled.
 
-    Not bounded: an open lock for each image that was used, and what is wrong with each bad one.
+    Not bounded: an open lock for each image that was used, and what was wrong with each bad one in
+    the last minute.
     """
 
-    def __init__(self, root: Path, mirrors: Mapping[str, str] | None = None) -> None:
-        self._registry, self._mirrors = Registry(root), mirrors
+    def __init__(
+        self,
+        root: Path,
+        mirrors: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry, self._mirrors, self._clock = Registry(root), mirrors, clock
         self._making: dict[str, asyncio.Task[Image]] = {}
+        self._refused: dict[str, tuple[float, UserError]] = {}
+        """By key, oldest first: until when what is wrong with a source counts."""
         self._held: set[str] = set()
         self._locks = ExitStack()
 
@@ -94,18 +107,23 @@ class ImageCache:
 
         One who gives up does not stop it for the others.
         """
+        while self._refused and next(iter(self._refused.values()))[0] <= self._clock():
+            self._refused.pop(next(iter(self._refused)))
+        if key in self._refused:
+            raise self._refused[key][1]
         task = self._making.get(key)
         if task is None:
             task = self._making[key] = asyncio.create_task(
                 make_image(self._registry.root, job, MAKE_S)
             )
-        try:
-            made = await asyncio.shield(task)
-        except StorageError:  # no mistake of the source's: who asks next has it tried again
-            self._making.pop(key, None)
-            raise
+            task.add_done_callback(lambda task: self._note(key, task))
+        return await asyncio.shield(task)
+
+    def _note(self, key: str, task: asyncio.Task[Image]) -> None:
+        """Other errors than a mistake of the source's are not remembered: the next try counts."""
         self._making.pop(key, None)
-        return made
+        if not task.cancelled() and isinstance(error := task.exception(), UserError):
+            self._refused[key] = (self._clock() + REMEMBER_S, error)
 
     def _hold(self, digest: str) -> tuple[str, ...]:
         """Keep others from removing it; its folders. Raises StorageError when they are at it."""
@@ -119,14 +137,15 @@ class ImageCache:
                     raise StorageError(f"image {digest[:12]} was removed")
                 self._locks.push(stack.pop_all())
             self._held.add(digest)
+            self._registry.note_use(digest)
         return tuple(self._registry.stack(digest))
 
     async def close(self) -> None:
         """Stop what is being made, let the images go; idempotent."""
-        for task in self._making.values():
+        making = list(self._making.values())
+        for task in making:
             task.cancel()
-        await asyncio.gather(*self._making.values(), return_exceptions=True)
-        self._making.clear()
+        await asyncio.gather(*making, return_exceptions=True)
         self._locks.close()
         self._held.clear()
 

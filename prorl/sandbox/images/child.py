@@ -10,6 +10,7 @@ dies in whatever way.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -176,7 +177,8 @@ def main() -> None:
     except ToolFailed as error:
         reply = _refusal(str(error), mistake=error.mistake, tool=True)
     except (ProrlError, OSError) as error:
-        reply = _refusal(str(error))
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reply = _refusal(f"{error}; {Registry(Path(root)).full()}" if full else str(error))
     os.write(int(reply_fd), json.dumps(reply).encode())
     guard.end_all()
 

@@ -48,8 +48,9 @@ class Pull:
         """
         registry = self._registry
         given, manifest, missing = self.look(source)
-        if sum(layer.size for layer in missing) > free_bytes(registry.root):
-            raise StorageError(f"{source}: not enough room on the disk of {registry.root}")
+        coming = sum(layer.size for layer in missing)
+        if coming > free_bytes(registry.root):
+            raise StorageError(f"{source}: {coming / 1e6:.0f} MB to come; {registry.full()}")
         made_from = f"{manifest.digest} {about}".encode()
         key = self._key(hashlib.sha256(made_from).hexdigest())
         with registry.lock(PULLING, shared=True):

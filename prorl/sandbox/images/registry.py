@@ -34,6 +34,7 @@ from prorl.linux import calls, locks
 from prorl.linux.files import write_private
 from prorl.sandbox.images.tree import measure
 from prorl.sandbox.trees import remove_tree
+from prorl.types import DOCKER
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """A registry name; whatever has a slash is a path."""
@@ -263,18 +264,61 @@ class Registry:
                 "stop the service that runs it first",
             ) from None
 
-    def collect(self) -> tuple[Image, ...]:
+    def note_use(self, digest: str) -> None:
+        """An image is used now: eviction goes by it."""
+        os.utime(self.root / "locks" / digest)
+
+    def used_at(self, image: Image) -> float:
+        """When a sandboxd last began to use it, else when it was made; seconds since the epoch."""
+        try:
+            return max(image.made_at, (self.root / "locks" / image.digest).stat().st_mtime)
+        except OSError:
+            return image.made_at
+
+    def full(self) -> str:
+        """What to say where the disk has no room."""
+        taken = sum(each.bytes for each in self.list())
+        room = os.statvfs(self.root)
+        return (
+            f"the disk of {self.root} has {room.f_bavail * room.f_frsize / 1e6:.0f} MB left and its"
+            f" images take {taken / 1e6:.0f} MB; `prorl image gc --older-than DAYS` or"
+            " `--keep-gb GB` removes pulled ones that no service uses"
+        )
+
+    def collect(
+        self, older_than_s: float | None = None, keep_bytes: int | None = None
+    ) -> tuple[Image, ...]:
         """Remove what no name stands for, and layers of no image; what is used stays.
+
+        Before that pulled images lose their names: those that were not used for `older_than_s`,
+        then, least recently used first, as many as are more than `keep_bytes`. They are pulled
+        again when a task needs them. What was built here stays.
 
         Raises ConflictError while images are pulled: a layer may be there before its image.
         """
         try:
             with self.lock(PULLING, wait=False):
-                return tuple(self._collect())
+                evicted = tuple(self._evict(older_than_s, keep_bytes))
+                return (*evicted, *self._collect())
         except BlockingIOError:
             raise ConflictError(
                 f"images are being pulled into {self.root}", "a time when none is", "try later"
             ) from None
+
+    def _evict(self, older_than_s: float | None, keep_bytes: int | None) -> Iterator[Image]:
+        there = {each.digest: each for each in self.list()}
+        pulled = [each for each in there.values() if each.names and each.source.startswith(DOCKER)]
+        for image in sorted(pulled, key=self.used_at):
+            named = [each for each in there.values() if each.names]
+            digests = {digest for each in named for digest in (each.digest, *each.layers)}
+            total = sum(there[digest].bytes for digest in digests if digest in there)
+            old = older_than_s is not None and self.used_at(image) < time.time() - older_than_s
+            if old or (keep_bytes is not None and total > keep_bytes):
+                with suppress(ConflictError):
+                    for name in image.names:
+                        self.forget(name)
+                    del there[image.digest]
+                    yield image
 
     def _collect(self) -> Iterator[Image]:
         for layers in (False, True):

@@ -26,7 +26,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, MaxRetryError
 
 from prorl.errors import StorageError, UserError
-from prorl.sandbox.images.unpack import plain_stream
+from prorl.sandbox.images.unpack import MAX_LAYER_BYTES, plain_stream
 
 HUB, HUB_HOST, HUB_KEY = "docker.io", "registry-1.docker.io", "https://index.docker.io/v1/"
 _NAME = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
@@ -45,7 +45,13 @@ MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 MANIFEST_BYTES = 4 << 20
-"""Of a manifest or a configuration, as registries bound them."""
+"""Of a manifest, a configuration or a token, as registries bound them."""
+MAX_INDEXES = 4
+"""An index may name an index; engines write two of them at most."""
+MAX_LAYERS = 512
+"""Four times what an overlay of Linux takes; each is a request and a folder."""
+LIE_BYTES = 64 << 20
+"""So far a blob is read beyond its manifest's size, to tell a wrong size from a broken registry."""
 TRIES = 6
 """Of one blob that brings nothing; each byte that came begins the count anew."""
 RETRIES = urllib3.Retry(
@@ -122,12 +128,21 @@ def described(config: bytes, digest: str, blobs: list[tuple[str, int]]) -> Manif
     try:
         said = json.loads(config)
         diff_ids = said["rootfs"]["diff_ids"]
+        settings = said.get("config") or {}
+        if not isinstance(settings, dict) or not isinstance(settings.get("Env") or [], list):
+            raise ValueError("its `config` is no object, or `Env` in it no list")
+        if len(blobs) > MAX_LAYERS:
+            raise ValueError(f"{len(blobs)} layers, at most {MAX_LAYERS} are taken")
+        if wrong := [size for _, size in blobs if type(size) is not int or size < 0]:
+            raise ValueError(f"{wrong[0]!r} as the size of a layer")
+        if (most := max((size for _, size in blobs), default=0)) > MAX_LAYER_BYTES:
+            raise ValueError(f"a layer of {most:,} bytes, at most {MAX_LAYER_BYTES:,} are taken")
         pairs = [Layer(*blob, diff) for blob, diff in zip(blobs, diff_ids, strict=True)]
         if not pairs or not all(map(DIGEST.fullmatch, (digest, *(p.diff_id for p in pairs)))):
             raise ValueError("it has no layers, or digests that are no sha256")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"image configuration {digest}: {error!r}", "one digest a layer") from None
-    return Manifest(digest, said.get("config") or {}, tuple(pairs))
+    return Manifest(digest, settings, tuple(pairs))
 
 
 def choose(index: Mapping[str, Any], tag: str, what: str) -> Mapping[str, Any]:
@@ -148,8 +163,10 @@ def follow(body: bytes, tag: str, what: str, read: Callable[[str, str], bytes]) 
 
     `read` gives what is at `manifests` or `blobs` under a digest, checked.
     """
-    said = json.loads(body)
+    said, indexes = json.loads(body), 0
     while "manifests" in said:
+        if (indexes := indexes + 1) > MAX_INDEXES:
+            raise ValueError(f"more than {MAX_INDEXES} indexes, one in the other")
         said, tag = json.loads(read("manifests", choose(said, tag, what)["digest"])), ""
     blobs = [(blob["digest"], blob["size"]) for blob in said["layers"]]
     digest = said["config"]["digest"]
@@ -290,7 +307,7 @@ class Remote:
         body = self._small("manifests", self._tag)
         try:
             return follow(body, "", self._what, self._small)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{self._what}: {error!r}", "an image of schema version 2") from None
@@ -305,7 +322,8 @@ class Remote:
                 with open(path, "ab" if reply.status == 206 else "wb") as file:
                     for piece in reply.stream(1 << 20, decode_content=False):
                         if file.tell() + len(piece) > layer.size:
-                            raise StorageError(f"{layer.digest} is longer than {layer.size} bytes")
+                            reply.close()
+                            raise self._longer(layer)
                         file.write(piece)
                         tell(len(piece))
                 if layer.size == 0:
@@ -315,6 +333,9 @@ class Remote:
                 problem = str(error)
             failures = 0 if path.stat().st_size > have else failures + 1
             if failures >= TRIES:
+                with open(path, "rb") as file:
+                    if f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == layer.digest:
+                        raise self._another_size(layer)
                 raise StorageError(f"{self._what}: {layer.digest} was cut: {problem}")
         with open(path, "rb") as file:
             if f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}" == layer.digest:
@@ -322,11 +343,34 @@ class Remote:
         path.unlink()
         raise StorageError(f"{self._what}: the registry sent something else than {layer.digest}")
 
+    def _longer(self, layer: Layer) -> Exception:
+        """Who is to blame for a blob that is longer than its manifest says: the manifest, if the
+        blob is what its digest says; else the registry.
+        """
+        digest, count = hashlib.sha256(), 0
+        reply = self._ask(f"blobs/{layer.digest}", {})
+        for piece in reply.stream(1 << 20, decode_content=False):
+            digest.update(piece)
+            count += len(piece)
+            if count > layer.size + LIE_BYTES:
+                break
+        reply.close()
+        if f"sha256:{digest.hexdigest()}" == layer.digest:
+            return self._another_size(layer)
+        return StorageError(f"{self._what}: {layer.digest} is longer than {layer.size} bytes")
+
+    def _another_size(self, layer: Layer) -> UserError:
+        return UserError(
+            f"{self._what}: {layer.digest} has not {layer.size} bytes", "the size of the blob"
+        )
+
     def _small(self, kind: str, name: str) -> bytes:
         """A manifest or a configuration, checked where it is asked for by its digest."""
         headers = {"Accept": ", ".join(MANIFESTS)}
         try:
-            body = bytes(self._ask(f"{kind}/{name}", headers).read(MANIFEST_BYTES + 1))
+            reply = self._ask(f"{kind}/{name}", headers)
+            body = bytes(reply.read(MANIFEST_BYTES + 1, decode_content=False))
+            reply.close()
         except HTTPError as error:
             raise StorageError(f"{self._what}: {error}") from error
         if len(body) > MANIFEST_BYTES:
@@ -343,25 +387,31 @@ class Remote:
             try:
                 reply = self._get(url, {**headers, **self._header(base)})
                 if reply.status == 401:
-                    reply.drain_conn()
+                    before = self._header(base)
                     self._authorize(base, reply.headers.get("WWW-Authenticate", ""))
-                    reply = self._get(url, {**headers, **self._header(base)})
+                    if self._header(base) != before:
+                        reply.close()  # never read to its end, which may never come
+                        reply = self._get(url, {**headers, **self._header(base)})
             except MaxRetryError as error:
                 problem = StorageError(f"{self._what}: {base} does not answer: {error.reason}")
                 continue
             if reply.status in (200, 206):
                 return reply
-            said = reply.read(200).decode("utf-8", "replace")
-            reply.drain_conn()
+            said = reply.read(200, decode_content=False).decode("utf-8", "replace")
+            reply.close()
             if reply.status == 416:
                 raise HTTPError(f"nothing at {headers.get('Range')}")
-            if reply.status not in (401, 403, 404):
-                problem = StorageError(f"{self._what}: {base} answered {reply.status} {said}")
+            answered = f"{self._what}: {base} answered {reply.status} {said}"
+            if reply.status in (401, 403):  # this node's: its login is missing, or has expired
+                problem = StorageError(
+                    f"{answered}; `docker login` and `podman login` write the credentials that"
+                    " this node reads"
+                )
+            elif reply.status != 404:
+                problem = StorageError(answered)
             elif problem is None:
                 problem = UserError(
-                    f"{self._what}: {base} answered {reply.status} {said}",
-                    "an image that this user may read",
-                    "`docker login` and `podman login` write the credentials that are read here",
+                    answered, "an image that is there", "it is asked for again after a minute"
                 )
         assert problem is not None
         raise problem
@@ -388,11 +438,16 @@ class Remote:
         safe = realm.startswith("https://") or base.startswith("http://")
         headers = {"Authorization": f"Basic {basic}"} if basic and safe else {}
         try:
-            reply = self._pool.request("GET", realm, fields=fields, headers=headers)
-            said = json.loads(reply.data) if reply.status == 200 else {}
-        except (MaxRetryError, HTTPError, ValueError) as error:
+            reply = self._pool.request(
+                "GET", realm, fields=fields, headers=headers, preload_content=False
+            )
+            body = reply.read(MANIFEST_BYTES, decode_content=False)
+            reply.close()
+            said = json.loads(body) if reply.status == 200 else {}
+            token = said.get("token") or said.get("access_token")
+        except (HTTPError, ValueError, AttributeError, RecursionError) as error:
             raise StorageError(f"{self._what}: token server {realm!r}: {error}") from error
-        if token := said.get("token") or said.get("access_token"):
+        if isinstance(token, str) and token.isprintable():
             self._authorization[base] = f"Bearer {token}"
 
 

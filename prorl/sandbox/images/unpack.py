@@ -13,6 +13,7 @@ the archive and `stack.merge` obeys them.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import importlib
@@ -22,12 +23,14 @@ import tarfile
 from pathlib import Path
 from typing import IO, Any, cast
 
-from prorl.errors import StorageError, UserError
+from prorl.errors import UserError
 from prorl.sandbox.trees import remove_tree
 
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 OPAQUE_ATTRIBUTE = "user.overlay.opaque"
 MAX_ENTRIES = 4_000_000
+MAX_LAYER_BYTES = 1 << 38
+"""Of a layer, packed or not: 256 GiB. Larger ones are no images of tasks."""
 HEADER_BYTES = 4 << 20
 """Of one entry's headers, long names and attributes included: tarfile keeps them in memory."""
 MAX_LINKS = 40
@@ -102,9 +105,11 @@ class _Unpacking:
                 stream.allowed = member.offset_data + rounded + HEADER_BYTES
                 self._num_entries += 1
                 self._num_bytes += member.size if member.isreg() else 0
-                if self._num_entries > MAX_ENTRIES or self._num_bytes > self._limit_bytes:
-                    bound = f"{MAX_ENTRIES} entries and {self._limit_bytes} bytes"
+                if self._num_entries > MAX_ENTRIES or self._num_bytes > MAX_LAYER_BYTES:
+                    bound = f"{MAX_ENTRIES} entries and {MAX_LAYER_BYTES} bytes"
                     raise UserError("a layer too large to unpack", f"at most {bound}")
+                if self._num_bytes > self._limit_bytes:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._entry(archive, member)
                 cast("Any", archive).members.clear()  # it keeps every header otherwise
             stream.allowed = 1 << 62
@@ -225,9 +230,9 @@ class _Unpacking:
 
 
 def free_bytes(path: Path) -> int:
-    """What may be unpacked on the file system of a path. Raises StorageError when it is full."""
+    """What may be unpacked on the file system of a path. Raises OSError when it is full."""
     room = os.statvfs(path)
     free = room.f_bavail * room.f_frsize * 9 // 10
     if free < 1 << 20:
-        raise StorageError(f"the disk of {path} is full")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     return free
