@@ -242,6 +242,8 @@ class Stats(Payload, frozen=True, kw_only=True):
     """RUN: model calls so far by backend."""
     runs: Mapping[str, Served] = {}
     """RUN: the same by run, of those that it worked for lately."""
+    waits_for: Mapping[str, Mapping[str, Count]] = {}
+    """RUN: rows that wait for a guest from elsewhere, by run and the guest's name."""
 
 
 # ---- down

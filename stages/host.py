@@ -222,7 +222,7 @@ class StageHost:
         self._count_busy()
         return Stats(
             slots=self._slots,
-            busy=len(self._working),
+            busy=self._num_busy,
             queued=self.outlet.num_waiting,
             done=self._num_done,
             failed=self._num_failed,
@@ -364,9 +364,13 @@ class StageHost:
         if not self._working and not self._finished:
             self._empty.set()
 
+    @property
+    def _num_busy(self) -> int:
+        return max(0, len(self._working) - self._inlet.num_waiting)
+
     def _count_busy(self) -> None:
         now = self._clock()
-        self._busy_s += len(self._working) * (now - self._busy_since)
+        self._busy_s += self._num_busy * (now - self._busy_since)
         self._busy_since = now
 
 

@@ -113,6 +113,8 @@ class WorkerParts:
     is_cancelled: Callable[[AttemptKey], bool]
     emit: Emit
     ask: Callable[[Failover], Awaitable[Assigned]]
+    waits: Callable[[AttemptKey, bool], None] = lambda key, waits: None
+    """Whether an attempt waits for somebody outside: it has no slot meanwhile."""
 
 
 class StageOperator:

@@ -106,7 +106,7 @@ class RunOperator(StageOperator):
             journals=Journals(
                 config.root / "journal" / parts.name, sync=os.fsync if config.journal_sync else None
             ),
-            desk=Desk.of(config, parts.name),
+            desk=Desk.of(config, parts.name, parts.waits),
             went_well=lambda key: at_work.went_well(config.root / "poison", owner_of(key)),
             node=config.node_id,
             worker=parts.name,
@@ -147,6 +147,11 @@ class RunOperator(StageOperator):
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
         self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
         """Of each run: its newest published version, and how its servers' labels read."""
+
+    @property
+    def waits_for(self) -> Mapping[str, Mapping[str, int]]:
+        """Rows that wait for a guest from elsewhere: how many by its name, by run."""
+        return self._desk.waits_for
 
     async def __call__(self, row: Row) -> Added:
         """Raises RolloutError when it cannot begin; what happens later is in the row."""

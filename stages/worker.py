@@ -107,6 +107,7 @@ class Worker:
                 is_cancelled=cancelled.__contains__,
                 emit=self._emit,
                 ask=self._failover,
+                waits=lambda key, waits: self._inlet.waits(key, waits),
             )
         )
         self._handlers: Mapping[Kind, Handler] = {
@@ -253,7 +254,10 @@ class Worker:
             return stats
         backends = self._operator.backends
         return msgspec.structs.replace(
-            stats, backends=dict(backends.served), runs=dict(backends.runs)
+            stats,
+            backends=dict(backends.served),
+            runs=dict(backends.runs),
+            waits_for=self._operator.waits_for,
         )
 
     def _emit(self, payload: Payload, key: AttemptKey, *, stage: str, code: str = "") -> None:

@@ -2,7 +2,8 @@
 
 A guest that RUN starts waits for its turn, at nobody's expense: two hundred interpreters that begin
 at once would spend each other's time. A guest that comes from elsewhere leases an attempt, over
-HTTP (`prorl.agents.desk_server`); attempts wait for one at nobody's expense, too. A lease is one
+HTTP (`prorl.agents.desk_server`); attempts wait for one at nobody's expense, too, and without a
+slot of RUN's: the gateway leases only so many rows ahead of a run's guests. A lease is one
 attempt's and ends with it, whoever ends that. A guest that is silent for `SILENT_S` has lost it,
 and attempt + 1 is offered anew. Belongs to one event loop.
 """
@@ -14,7 +15,7 @@ import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from os import cpu_count
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
     from prorl.capture.door import Door
     from prorl.config import ServiceConfig
     from prorl.net.tls import AnyCredentials
+    from prorl.types import AttemptKey
 
 SILENT_S = 30.0
+MAX_LOG = 8000
+"""Letters of a guest's log that are kept, its last: as of a guest that RUN starts."""
 START_S = 30.0
 """A guest that has asked nothing by then has started."""
 REMEMBERED = 4096
-"""Outcomes, so that one that is said twice is answered twice."""
+"""Digests of outcomes, so that one that is said twice is answered twice."""
 
 
 @dataclass(eq=False)
@@ -73,8 +77,9 @@ class Desk:
         keys: Keys | None = None,
         secret: str = "",
         credentials: AnyCredentials | None = None,
+        waits: Callable[[AttemptKey, bool], None] = lambda key, waits: None,
     ) -> None:
-        self._at, self._credentials = at, credentials
+        self._at, self._credentials, self._waits = at, credentials, waits
         self._keys = keys or Keys(secrets.token_hex())
         self._secret = (secret or secrets.token_hex()).encode()
         self._starts = asyncio.Semaphore(2 * (cpu_count() or 1))
@@ -85,9 +90,20 @@ class Desk:
         self._stack = AsyncExitStack()
 
     @classmethod
-    def of(cls, config: ServiceConfig, worker: str) -> Desk:
+    def of(
+        cls, config: ServiceConfig, worker: str, waits: Callable[[AttemptKey, bool], None]
+    ) -> Desk:
         credentials = LiveCredentials(config.tls_dir / SERVICE_FILE) if config.listener else None
-        return cls(config.guests_at(worker), keys_of(config), config.token, credentials)
+        return cls(config.guests_at(worker), keys_of(config), config.token, credentials, waits)
+
+    @property
+    def waits_for(self) -> dict[str, dict[str, int]]:
+        """How many attempts wait for guests, by run and the guest's name."""
+        found: dict[str, dict[str, int]] = {}
+        for lease in self._offered:
+            names = found.setdefault(lease.run, {})
+            names[lease.name] = names.get(lease.name, 0) + 1
+        return found
 
     # ---- of RUN
 
@@ -135,6 +151,7 @@ class Desk:
         lease = Lease(name, run, door, told | {"deadline_s": context.deadline.remaining_s})
         context.deadline.pause()
         self._offered.append(lease)
+        self._waits(context.key, True)
         try:
             async with self._news:
                 self._news.notify_all()
@@ -144,6 +161,7 @@ class Desk:
             raise RolloutError(FailureCode.STAGE_ERROR, text) from None
         finally:
             context.deadline.resume()
+            self._waits(context.key, False)
             if lease in self._offered:
                 self._offered.remove(lease)
         try:
@@ -195,7 +213,8 @@ class Desk:
 
         Raises UserError for more than an outcome may hold.
         """
-        said = exact_json.dumps([how, body], option=orjson.OPT_SORT_KEYS)
+        outcome = exact_json.dumps([how, body], option=orjson.OPT_SORT_KEYS)
+        said = hashlib.blake2b(outcome, digest_size=16).digest()
         if (before := self._said.get(known)) is not None:
             return 200 if before == said else 409
         if how == "failed":
@@ -206,6 +225,7 @@ class Desk:
         lease = self._leased.pop(known, None)
         if lease is None:
             return 410
+        log = log[-MAX_LOG:] if isinstance(log, str) else ""
         lease.outcome.set_result({"exit_code": 0, "reward": reward, "output": log})
         self._said[known] = said
         while len(self._said) > REMEMBERED:

@@ -70,6 +70,8 @@ class _Held:
     slot_upstream: int
     """The stream whose credit it used."""
     done: bool = False
+    waits: bool = False
+    """It has no slot: it waits for somebody outside."""
 
 
 def _nothing(_: Row) -> None:
@@ -106,6 +108,8 @@ class Inlet:
         self._ready: deque[Taken] = deque()
         self._arrived = asyncio.Event()
         self._held: dict[AttemptKey, _Held] = {}
+        self.num_waiting = 0
+        """Rows in hand without a slot."""
         self._acked: OrderedDict[AttemptKey, None] = OrderedDict()
         self._back: dict[int, list[Back]] = {}
         self._paced = Paced(self._flush, BACK_S)
@@ -158,13 +162,32 @@ class Inlet:
         self._ready.append(taken)
         self._arrived.set()
 
+    def waits(self, key: AttemptKey, waits: bool) -> None:
+        """A row that waits for somebody outside gives its slot back, and takes one again when it
+        goes on: there may then be more rows in hand than slots, until as many have ended.
+        """
+        held = self._held.get(key)
+        if held is None or held.done or held.waits == waits:
+            return
+        held.waits = waits
+        if waits:
+            self._grants.done(held.slot_upstream)
+        else:
+            self._grants.adopt(1)
+            held.slot_upstream = _NOBODY
+        self.num_waiting += 1 if waits else -1
+        self._paced.ask()
+
     def done(self, key: AttemptKey) -> None:
         """The row's slot is free; idempotent."""
         held = self._held.get(key)
         if held is None or held.done:
             return
         held.done = True
-        self._grants.done(held.slot_upstream)
+        if held.waits:
+            self.num_waiting -= 1
+        else:
+            self._grants.done(held.slot_upstream)
         if not self._redelivered:
             del self._held[key]
             self._remember(key)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from prorl.net.bearer import Keys
 from prorl.net.join import AUTHORITY_FILE, SERVICE_FILE, prepare
 from prorl.net.tls import LiveCredentials
 from prorl.testing import Replies, Reply, make_task
-from prorl.types import FailureCode, Json, RolloutLimits, Trajectory
+from prorl.types import AttemptKey, FailureCode, Json, RolloutLimits, Trajectory
 from tests.agents.test_guest import ASK, GRADE
 from tests.agents.test_native import context
 
@@ -77,11 +77,13 @@ async def at() -> AsyncIterator[Open]:
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[Open]:
+async def opened(
+    waits: Callable[[AttemptKey, bool], None] = lambda key, waits: None,
+) -> AsyncIterator[Open]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     async with (
-        Desk(("127.0.0.1", port, url), KEYS, "secret") as made,
+        Desk(("127.0.0.1", port, url), KEYS, "secret", waits=waits) as made,
         aiohttp.ClientSession() as http,
     ):
         yield Open(made, url, http)
@@ -190,6 +192,31 @@ async def test_wrong_keys_and_roles_are_refused(at: Open) -> None:
     assert await at.say(lease, "done", reward=[0] * 50_000) == 400
     assert await at.say(lease, "done", reward=1) == 200
     await running
+
+
+async def test_a_log_is_cut_and_of_an_outcome_its_digest_is_kept(at: Open) -> None:
+    running = at.attempt()
+    lease = await at.lease()
+    log = "begin " + "x" * 900_000 + " end"
+    assert [await at.say(lease, "done", reward=1, log=log) for _ in range(2)] == [200, 200]
+    said = (await running).messages[-1].content
+    assert len(said) <= desk.MAX_LOG
+    assert said.endswith(" end")
+    assert sum(map(len, at.desk._said.values())) <= 16
+
+
+async def test_a_row_that_waits_for_a_guest_has_no_slot_and_says_whom_it_waits_for() -> None:
+    heard: list[bool] = []
+    async with opened(lambda key, waits: heard.append(waits)) as at:
+        first, second = at.attempt(queue_s=0.5), at.attempt()
+        await asyncio.sleep(0)
+        while at.desk.waits_for != {"run": {"lake": 2}}:
+            await asyncio.sleep(0.01)
+        assert heard == [True, True]
+        assert (await first).failure.code is FailureCode.STAGE_ERROR
+        assert await at.say(await at.lease(), "done", reward=1) == 200
+        await second
+        assert (heard[2:], at.desk.waits_for) == ([False, False], {})
 
 
 async def test_waiting_for_a_guest_costs_nothing_and_ends(at: Open) -> None:

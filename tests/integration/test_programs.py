@@ -21,7 +21,7 @@ from prorl.errors import ConfigError
 from tests.agents.test_desk import PULL, free_port
 from tests.agents.test_guest import ASK, GRADE
 from tests.agents.test_program import LOOP
-from tests.integration.checks import check_complete, rows
+from tests.integration.checks import StoredRun, check_complete, rows
 
 Make = Callable[..., JobPlan]
 
@@ -63,6 +63,38 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, wor
         {"task_id": "noop/1", "status": "completed", "attempt": 1, "reward": 1.0, "rendered": 1},
     ]
     assert any(line.startswith("  door      0 of 6") for line in lines(summarise(plan.directory)))
+
+
+async def test_rows_that_wait_for_a_guest_hold_nobody_up(make_plan: Make, topology: str) -> None:
+    """Twelve rows of an absent guest and two slots of RUN: the others end, then it comes."""
+    data = {"guest": "absent", "answer": "42"}
+    waits = [
+        {"task_id": f"guest/{i}", "env": "guest", "prompt": "?", "data": data} for i in range(12)
+    ]
+    plays = [{"task_id": f"noop/{i}", "env": "noop", "prompt": "Say anything."} for i in range(4)]
+    port = free_port()
+    settings = (f"service.topology={topology}", f"service.guests={port}", "service.run.slots=2")
+    plan = make_plan([*waits, *plays], *settings, policy="noop")
+    (plan.directory.parent / "token").parent.mkdir(exist_ok=True)
+    (plan.directory.parent / "token").write_text("owner")
+    running = asyncio.ensure_future(run_plan(plan, json=True))
+    ended = "select count(*) as n from rollouts where task_id like 'noop/%'"
+    while True:
+        await asyncio.sleep(0.5)
+        assert not running.done(), "its guest has not come"
+        stored = any(plan.directory.glob("commits/*.json"))
+        if stored and rows(StoredRun(plan.directory), ended) == [{"n": 4}]:
+            break
+    words = (f"http://127.0.0.1:{port}", "absent", "8", "--", sys.executable, "-c", ASK + GRADE)
+    puller = await asyncio.create_subprocess_exec(
+        sys.executable, str(PULL), *words, env={**os.environ, "PRORL_TOKEN": "owner"}
+    )
+    try:
+        assert await running == 0
+    finally:
+        puller.terminate()
+        await puller.wait()
+    check_complete(plan.directory, 16)
 
 
 async def test_the_script_of_the_page_is_an_agent(

@@ -1,4 +1,6 @@
-"""No lease goes to a node that lacks its image, and what waits for one holds up nobody else."""
+"""No lease goes to a node that lacks its image, or ahead of guests that do not come, and what waits
+for one holds up nobody else.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from prorl.control import Stats
 from prorl.service.core.candidates import GroupBody
+from prorl.service.core.images import waiting_for_guests
+from prorl.service.core.leases import GUESTS_AHEAD
 from prorl.service.core.watchdog import reason
 from prorl.types import RolloutState, Task
 from tests.service.world import Worker, group, world
@@ -99,5 +104,27 @@ async def test_a_run_that_no_node_can_serve_says_so(tmp_path: Path, image: str) 
         await w.run()
         await w.submit(with_image("t"))
         workers = dict.fromkeys(("init", "run", "eval", "store"), 1)
-        line = reason(w.core.run("r"), workers, True, image, "", "")
+        line = reason(w.core.run("r"), workers, True, image, {}, "", "")
         assert ("no node has the image 'py'" in line) == bool(image)
+
+
+async def test_only_so_many_leases_go_ahead_of_guests_that_do_not_come(tmp_path: Path) -> None:
+    """What waits at RUN has no slot there, so that nothing else would bound it."""
+    data = {"guest": "lake"}
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("run"):
+        await w.run()
+        await w.run("other")
+        tasks = [Task(task_id=f"g{i}", env="guest", prompt="?", data=data) for i in range(200)]
+        await w.submit(*(GroupBody(task=task, n=1) for task in tasks))
+        taken = 0
+        while taken < GUESTS_AHEAD:
+            taken += len(await init.take())
+        await w.submit(*(group(f"plain{i}") for i in range(20)), run_id="other")
+        assert {key.run_id for key in await init.take()} == {"other"}
+        assert (await w.view())["counts"]["queued"] == 200 - GUESTS_AHEAD
+        (run,) = w.core.state.of_role("run")
+        run.stats = Stats(waits_for={"r": {"lake": 3}, "other": {"lake": 4}})
+        assert waiting_for_guests(w.core.state, "r") == {"lake": 3}
+        record, workers = w.core.run("r"), dict.fromkeys(("init", "run", "eval", "store"), 1)
+        line = reason(record, workers, True, "", {"lake": 3}, "", "")
+        assert line == "rollouts wait for guests from elsewhere, and none has come: 3 for 'lake'"

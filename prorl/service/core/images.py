@@ -1,4 +1,4 @@
-"""Which image of a node a rollout needs, and which nodes have it.
+"""Which image of a node, or which guest, a rollout needs, and which nodes have it.
 
 A task names an image of the node's registry (`data.image`; an absolute path is on a file system
 that all share, and asks for nothing). Nodes of other hosts say what they have when they come: no
@@ -8,6 +8,7 @@ first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
@@ -36,6 +37,27 @@ def _named(task: str) -> str:
     data = exact_json.loads(task).get("data") or {}
     named = data.get("image") if isinstance(data, dict) else ""
     return named if isinstance(named, str) and "/" not in named else ""
+
+
+def guest_of(group: GroupRecord) -> str:
+    """The name of the guest from elsewhere that plays a group's rollouts; empty: none does."""
+    return _guest(group.task) if group.env == "guest" and '"guest"' in group.task else ""
+
+
+@lru_cache(maxsize=256)
+def _guest(task: str) -> str:
+    data = exact_json.loads(task).get("data") or {}
+    data = data if isinstance(data, dict) and not data.get("argv") else {}
+    return name if isinstance(name := data.get("guest"), str) else ""
+
+
+def waiting_for_guests(state: State, run_id: str) -> Mapping[str, int]:
+    """How many rollouts of a run wait for which guest, as its RUN workers said last."""
+    waiting: Counter[str] = Counter()
+    for worker in state.workers.values():
+        if worker.stats is not None:
+            waiting.update(worker.stats.waits_for.get(run_id, {}))
+    return waiting
 
 
 def has_image(state: State, worker: WorkerRecord | None, image: str) -> bool:

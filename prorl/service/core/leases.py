@@ -21,15 +21,22 @@ import pyarrow as pa
 from prorl.flight.outlet import Outlet
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, LEASED
-from prorl.service.core.images import has_image, image_of
+from prorl.service.core.images import guest_of, has_image, image_of, waiting_for_guests
 from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.rollouts import Rollouts
-from prorl.service.core.state import RolloutRecord
+from prorl.service.core.state import RolloutRecord, RunRecord
 from prorl.service.log.journal import Base, Part
 from prorl.timing import CLAIM_GRACE_S
 from prorl.types import AttemptKey, Json, RolloutState
 
 MIN_AHEAD, MAX_AHEAD = 8, 256
+
+GUESTS_AHEAD = 64
+"""Rollouts of a run that may be on their way to its guests, or wait for them: what one guest may
+lease at a time. Fewer would have it wait for INIT; more are rows in RUN's memory for nobody.
+"""
+SEEN_S = 1.0
+"""After a lease: RUN has said by then, in two of its `stats`, that the row waits."""
 
 
 _STRUCT = pa.struct(list(LEASED))
@@ -42,6 +49,8 @@ class Leases(Part):
         super().__init__(base)
         self._rollouts, self._wake, self._tokenizer = rollouts, wake, tokenizer
         self._granted: deque[tuple[RolloutRecord, int]] = deque()
+        self._for_guests: deque[tuple[float, str]] = deque()
+        """When leases for guests were granted, and of which run; those of the last SEEN_S."""
         self._streams = 0
         self._window = 0
         self._outlet = Outlet(
@@ -76,6 +85,9 @@ class Leases(Part):
         kept.
         """
         self._granted.extend(granted)
+        for record, _ in granted:
+            if guest_of(record.group):
+                self._for_guests.append((self._clock(), record.run.run_id))
         self.send()
 
     def overdue(self) -> list[RolloutRecord]:
@@ -108,6 +120,8 @@ class Leases(Part):
         """How many leases would soon find room at a node that has the rollout's image. None where
         no node has it.
         """
+        if guest_of(record.group) and not self._guests_lack_work(record.run):
+            return 0
         image = image_of(record.group)
         if not image:
             return 1
@@ -116,6 +130,16 @@ class Leases(Part):
             return None
         ahead = sum(image_of(r.group) == image for r, _ in self._granted)
         return max(free, MIN_AHEAD) - ahead
+
+    def _guests_lack_work(self, run: RunRecord) -> bool:
+        """Whether fewer rollouts of a run than GUESTS_AHEAD wait for its guests, or soon will."""
+        while self._for_guests and self._for_guests[0][0] < self._clock() - SEEN_S:
+            self._for_guests.popleft()
+        ahead = max(
+            run.rollout_states[RolloutState.LEASED],
+            sum(run_id == run.run_id for _, run_id in self._for_guests),
+        )
+        return ahead + sum(waiting_for_guests(self._state, run.run_id).values()) < GUESTS_AHEAD
 
     def _credit(self, free_rows: int) -> None:
         self._window = max(self._window, free_rows)

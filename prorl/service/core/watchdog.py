@@ -13,7 +13,7 @@ from itertools import islice
 
 from prorl.graph import GRAPH
 from prorl.limits import Clock
-from prorl.service.core.images import image_of, nobody_has
+from prorl.service.core.images import image_of, nobody_has, waiting_for_guests
 from prorl.service.core.state import RunRecord, State
 from prorl.types import RolloutState
 
@@ -42,10 +42,17 @@ def signs(run: RunRecord) -> tuple[object, ...]:
 
 
 def reason(
-    run: RunRecord, workers: Mapping[str, int], able: bool, image: str, held_back: str, disk: str
+    run: RunRecord,
+    workers: Mapping[str, int],
+    able: bool,
+    image: str,
+    guests: Mapping[str, int],
+    held_back: str,
+    disk: str,
 ) -> str:
     """What it waits for. `workers` by role; `image`: one that its next rollout asks for and no node
-    has; `held_back`: why no INIT worker gets leases.
+    has; `guests`: how many of its rollouts wait for which guest; `held_back`: why no INIT worker
+    gets leases.
     """
     if disk:
         return disk
@@ -58,6 +65,9 @@ def reason(
     queued = states[RolloutState.QUEUED]
     if states[RolloutState.RESERVED]:
         return f"the store has {states[RolloutState.RESERVED]:,} rollouts and does not commit"
+    if guests and sum(guests.values()) >= states[RolloutState.RUNNING]:
+        named = ", ".join(f"{count:,} for {name!r}" for name, count in sorted(guests.items()))
+        return f"rollouts wait for guests from elsewhere, and none has come: {named}"
     if states[RolloutState.RUNNING]:
         return (
             f"{states[RolloutState.RUNNING]:,} rollouts run and none has ended a turn:"
@@ -111,7 +121,8 @@ class ProgressWatchdog:
             image = next((image_of(record.group) for record in waits), "") if quiet else ""
             lacked = image if image and nobody_has(self._state, image) else ""
             able = self._state.able(run)
-            why = reason(run, workers, able, lacked, held_back, disk) if quiet else ""
+            guests = waiting_for_guests(self._state, run.run_id) if quiet else {}
+            why = reason(run, workers, able, lacked, guests, held_back, disk) if quiet else ""
             troubles = (alike(run), why)
             before, run.stuck = run.stuck, "; ".join(filter(None, troubles))
             if run.stuck != before:

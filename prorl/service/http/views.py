@@ -24,7 +24,9 @@ LONGEST = 10
 """Attempts that status names: who looks for a straggler needs the first few."""
 
 _GAUGES = tuple(
-    name for name in Stats.__struct_fields__ if name not in ("backends", "runs", "sources")
+    name
+    for name in Stats.__struct_fields__
+    if name not in ("backends", "runs", "sources", "waits_for")
 )
 
 
