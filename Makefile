@@ -19,7 +19,7 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the hundred processes that tests and demo start compiles every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-cluster test-backends test-kills test-as-user test-doors test-ui test-vllm rivals check format bench checkpoint clean
+.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-doors test-ui test-vllm rivals check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ test-faults: setup ## SIGKILL of every process kind in the middle of runs
 
 test-guards: setup ## each guard of the core switched off in a copy of the tree: a test must fail
 	$(PYTEST) -m faults -s tests/faults/test_guards.py
+
+test-guards-all: setup ## the same with every line that docs/guarantees.md names (hours); PRORL_GUARDS_SAMPLE=10:7: ten of them, by seed 7
+	$(PYTEST) -s tests/faults/all_guards.py
 
 test-cluster: setup ## nodes on hosts of their own (network namespaces; needs root): cut, killed, preempted
 	$(PYTEST) -m cluster --timeout 600 -rs tests/cluster

@@ -66,6 +66,7 @@ async def test_right_is_one_and_wrong_is_nothing(said: str, reward: float) -> No
         ("leave(score=1)", "grader_error", "no finite number `reward`"),
         ("leave(failed='task', message='no such level')", "bad_task", "no such level"),
         ("os.kill(os.getpid(), 9)", "grader_error", "exit status -9"),
+        ("ask('x'); leave(reward=1.0); sys.exit(3)", "grader_error", "exit status 3"),
         ("ask('x', key='another')", "grader_error", "HTTP Error 401"),
         (f"{PATH}'another/v1'); ask('x')", "grader_error", "HTTP Error 401"),
     ],
