@@ -18,10 +18,11 @@ from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
 from prorl.cli.summary import lines, summarise
 from prorl.errors import ConfigError
+from prorl.storage.read.catalog import StoredRun
 from tests.agents.test_desk import PULL, free_port
 from tests.agents.test_guest import ASK, GRADE
 from tests.agents.test_program import LOOP
-from tests.integration.checks import StoredRun, check_complete, rows
+from tests.integration.checks import check_complete, rows
 
 Make = Callable[..., JobPlan]
 
