@@ -66,7 +66,7 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, wor
     assert any(line.startswith("  door      0 of 6") for line in lines(summarise(plan.directory)))
 
 
-async def test_rows_that_wait_for_a_guest_hold_nobody_up(make_plan: Make, topology: str) -> None:
+async def test_rows_that_wait_for_a_guest_hold_nobody_up(make_plan: Make, workers: int) -> None:
     """Twelve rows of an absent guest and two slots of RUN: the others end, then it comes."""
     data = {"guest": "absent", "answer": "42"}
     waits = [
@@ -74,7 +74,7 @@ async def test_rows_that_wait_for_a_guest_hold_nobody_up(make_plan: Make, topolo
     ]
     plays = [{"task_id": f"noop/{i}", "env": "noop", "prompt": "Say anything."} for i in range(4)]
     port = free_port()
-    settings = (f"service.topology={topology}", f"service.guests={port}", "service.run.slots=2")
+    settings = (f"service.workers={workers}", f"service.guests={port}", "service.run.slots=2")
     plan = make_plan([*waits, *plays], *settings, policy="noop")
     (plan.directory.parent / "token").parent.mkdir(exist_ok=True)
     (plan.directory.parent / "token").write_text("owner")
