@@ -165,18 +165,23 @@ def split_thoughts(
     opener, closer = markers
     thoughts: list[str] = []
     rest: list[str] = []
-    while text or is_open:
+    at = 0
+    while at < len(text) or is_open:
         if not is_open:
-            outside, opened, text = text.partition(opener)
-            rest.append(outside)
-            if not opened:
+            begin = text.find(opener, at)
+            rest.append(text[at : begin if begin >= 0 else None])
+            if begin < 0:
                 break
+            at = begin + len(opener)
         is_open = False
-        thought, closed, after = text.partition(closer)
-        if not closed and call_opener:
-            thought, found, tail = text.partition(call_opener)
-            after = found + tail
-        thoughts.append(thought)
-        text = after
+        end = text.find(closer, at)
+        if end >= 0:
+            thoughts.append(text[at:end])
+            at = end + len(closer)
+            continue
+        end = text.find(call_opener, at) if call_opener else -1
+        end = end if end >= 0 else len(text)
+        thoughts.append(text[at:end])
+        at = end
     said = "".join(rest).replace(closer, "")
     return bare("\n".join(thoughts)).strip("\n"), said

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import re
+import time
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +14,7 @@ from hypothesis import strategies as st
 from prorl.renderer import grammar
 from prorl.renderer.family import FAMILIES, Family
 from prorl.renderer.grammar import Grammar
-from prorl.renderer.grammar.common import coerce
+from prorl.renderer.grammar.common import MAX_CALLS, coerce
 from prorl.renderer.guard import split_thoughts
 from prorl.types import Json, ToolSpec
 
@@ -178,3 +183,69 @@ def test_a_call_in_a_thought_is_none_and_one_behind_an_unclosed_thought_counts()
     unclosed = split_thoughts(f"<think>a{call}", think, is_open=False, call_opener="<tool_call>")
     assert unclosed == ("a", call)
     assert split_thoughts(f"<think>a{call}", think, is_open=False) == (f"a{call}", "")
+
+
+PREFIXES = {
+    "xml": "<tool_call>\n<function=look>\n",
+    "invoke": '<minimax:tool_call>\n<invoke name="look">\n',
+    "glm": "<tool_call>look\n",
+    "gemma": "<|tool_call>call:look{",
+    "hermes": '<tool_call>{"name": "look", "arguments": ',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n",
+    "section": "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:3",
+    "harmony": " to=functions.look<|channel|>commentary<|message|>",
+    "bracket": "[TOOL_CALLS]",
+    "listed": "<|tool_call|>[",
+    "bare_json": '{"name": "look", "arguments": {',
+    "plain": "",
+}
+NUM_LETTERS = 1_000_000
+
+
+def repeated(name: str) -> Iterator[str]:
+    """A megabyte of what the grammar looks for, again and again, bare and in the middle of a call."""
+    read = getattr(grammar, name)
+    marks = {" ", "\n", "a", "1", "<", '"', "<parameter=", "<parameter name=", "<function="}
+    for one, text, *_ in [*WELL_FORMED, *BROKEN]:
+        if one is read:
+            marks |= {text, *re.findall(r"</?[^<>\s]*>|\[[A-Z_]*\]|```|[{}\[\]:,]|to=\S*", text)}
+    ordered = sorted(marks)
+    draw = random.Random(name)
+    pairs = draw.sample([one + other for one in ordered for other in ordered], 8)
+    fillers = [(one, draw.choice(" \na<")) for one in ordered]
+    for prefix in ("", PREFIXES[name]):
+        for mark in (*ordered, *pairs):
+            yield prefix + mark * (NUM_LETTERS // len(mark))
+        for mark, filler in fillers:
+            yield prefix + mark + filler * NUM_LETTERS
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_a_megabyte_of_anything_is_read_in_a_tenth_of_a_second(name: str) -> None:
+    """Of the processor; what takes quadratic time takes minutes."""
+    worst_s, worst = 0.0, ""
+    for text in repeated(name):
+        began = time.process_time()
+        getattr(grammar, name)(text, TOOLS, True)
+        if (took_s := time.process_time() - began) > worst_s:
+            worst_s, worst = took_s, text[:80]
+    assert worst_s < 0.1, worst
+
+
+@pytest.mark.parametrize("text", ["<think></think>", "<think>", "</think>", "<think>a</think> "])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_megabyte_of_thoughts_is_split_in_a_tenth_of_a_second(text: str, is_open: bool) -> None:
+    text *= NUM_LETTERS // len(text)
+    began = time.process_time()
+    split_thoughts(text, ("<think>", "</think>"), is_open=is_open, call_opener="<tool_call>")
+    assert time.process_time() - began < 0.1
+
+
+@pytest.mark.parametrize("name", [name for name in PREFIXES if name not in ("plain", "bare_json")])
+def test_a_turn_has_a_bounded_number_of_calls(name: str) -> None:
+    text = next(text for one, text, *_ in WELL_FORMED if one is getattr(grammar, name))
+    joint = "<|start|>assistant" if name == "harmony" else ""
+    said = getattr(grammar, name)(joint.join([text] * 1000), TOOLS, True)
+    assert len(said.calls) <= MAX_CALLS + 1
+    if len(said.calls) > 1:  # where a turn has one section of calls, the others are no calls
+        assert "at most 256 calls" in said.calls[-1].error

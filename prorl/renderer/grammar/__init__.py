@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
+from prorl import exact_json
 from prorl.renderer.grammar.common import (
     CUT_OFF,
+    MAX_CALLS,
     Said,
     Tools,
     blocks,
@@ -32,7 +35,9 @@ from prorl.renderer.grammar.common import (
     json_call,
     load,
     object_call,
+    split_calls,
     strip_newline,
+    too_many,
     typed_call,
 )
 from prorl.renderer.grammar.common import Grammar as Grammar
@@ -44,17 +49,20 @@ def plain(text: str, tools: Tools, ended: bool) -> Said:
     return Said(clean(text))
 
 
-_FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(
-    r"<parameter=([^>\n]*)>(.*?)</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL
+_FUNCTION = re.compile(r"<function=([^<>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_INVOKE = re.compile(r'<invoke name="?([^"<>\n]*)"?>(.*?)(?:</invoke>|\Z)', re.DOTALL)
+_PARAMETER = (
+    re.compile(r"<parameter=([^<>\n]*)>"),
+    re.compile(r"</parameter>(?=\s*(?:<parameter=|\Z))"),
 )
-_INVOKE = re.compile(r'<invoke name="?([^">\n]*)"?>(.*?)(?:</invoke>|\Z)', re.DOTALL)
-_INVOKE_PARAMETER = re.compile(
-    r'<parameter name="?([^">\n]*)"?>(.*?)</parameter>(?=\s*(?:<parameter name=|\Z))', re.DOTALL
+_INVOKE_PARAMETER = (
+    re.compile(r'<parameter name="?([^"<>\n]*)"?>'),
+    re.compile(r"</parameter>(?=\s*(?:<parameter name=|\Z))"),
 )
-_PAIR = re.compile(
-    r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(?:</arg_value>|(?=<arg_key>)|\Z)", re.DOTALL
-)
+"""What opens a parameter, and what closes one: a closer that another may follow. Each is looked up
+once in a call, since a lazy `.*?` from each opener to a closer that is not there takes seconds of
+what a policy writes that repeats itself.
+"""
 
 
 def hermes(text: str, tools: Tools, ended: bool) -> Said:
@@ -85,18 +93,42 @@ def invoke(text: str, tools: Tools, ended: bool) -> Said:
 
 
 def _functions(
-    block: str, function: re.Pattern[str], parameter: re.Pattern[str], tools: Tools
+    block: str,
+    function: re.Pattern[str],
+    parameter: tuple[re.Pattern[str], re.Pattern[str]],
+    tools: Tools,
 ) -> list[ToolCall]:
-    framed = function is _FUNCTION
+    framed, found = function is _FUNCTION, list(islice(function.finditer(block), MAX_CALLS + 1))
+    whole = bare(block)
     calls = []
-    for match in function.finditer(block):
-        pairs = parameter.findall(match[2])
+    for match in found[:MAX_CALLS]:
+        text = whole if len(found) == 1 else bare(match[0])
+        pairs, rest = _parameters(match[2], *parameter)
         values = {key: strip_newline(value) if framed else value for key, value in pairs}
-        if "<parameter" in parameter.sub("", match[2]) or (not pairs and match[2].strip()):
-            calls.append(broken("a parameter of the call is not closed", bare(block), match[1]))
+        if "<parameter" in rest or (not pairs and match[2].strip()):
+            calls.append(broken("a parameter of the call is not closed", text, match[1]))
         else:
-            calls.append(typed_call(match[1], values, block, tools))
-    return calls or [broken("the call names no function", bare(block))]
+            calls.append(typed_call(match[1], values, text, tools))
+    if len(found) > MAX_CALLS:
+        calls += too_many(found[-1][0])
+    return calls or [broken("the call names no function", whole)]
+
+
+def _parameters(
+    text: str, opener: re.Pattern[str], closer: re.Pattern[str]
+) -> tuple[list[tuple[str, str]], str]:
+    """Names and values of a call's parameters, and the text outside of them."""
+    ends = [match.span() for match in closer.finditer(text)]
+    pairs, rest, at, number = list[tuple[str, str]](), list[str](), 0, 0
+    while (opened := opener.search(text, at)) is not None:
+        while number < len(ends) and ends[number][0] < opened.end():
+            number += 1
+        if number == len(ends):
+            break
+        pairs.append((opened[1], text[opened.end() : ends[number][0]]))
+        rest.append(text[at : opened.start()])
+        at = ends[number][1]
+    return pairs, "".join((*rest, text[at:]))
 
 
 def glm(text: str, tools: Tools, ended: bool) -> Said:
@@ -105,14 +137,18 @@ def glm(text: str, tools: Tools, ended: bool) -> Said:
 
 
 def _pairs(block: str, tools: Tools) -> ToolCall:
-    name, key, tail = block.partition("<arg_key>")
-    pairs = _PAIR.findall(key + tail)
-    if not name.strip() or (key and not pairs):
+    name, *pieces = block.split("<arg_key>")
+    pairs = dict[str, str]()
+    for piece in pieces:
+        key, _, value = piece.partition("</arg_key>")
+        value = value.lstrip()
+        if value.startswith("<arg_value>"):
+            pairs[key] = value.removeprefix("<arg_value>").partition("</arg_value>")[0]
+    if not name.strip() or (pieces and not pairs):
         return broken("a call is a name, then pairs of key and value, not", bare(block), name)
-    return typed_call(name, dict(pairs), block, tools)
+    return typed_call(name, pairs, block, tools)
 
 
-_V3_BODY = re.compile(r"\s*([^\n`]+?)\s*```(?:json)?\s*(.*?)\s*(?:```\s*)?\Z", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 
 
@@ -121,24 +157,26 @@ def deepseek(text: str, tools: Tools, ended: bool) -> Said:
     content, _, section = text.partition("<｜tool▁calls▁begin｜>")
     calls = []
     inside = section.partition("<｜tool▁calls▁end｜>")[0]
-    for call, is_cut in _pieces(inside, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", ended):
+    pieces, more = split_calls(inside, "<｜tool▁call▁begin｜>")
+    for call, is_cut in _pieces(pieces, "<｜tool▁call▁end｜>", ended or bool(more)):
         head, sep, body = call.partition("<｜tool▁sep｜>")
-        fenced = _V3_BODY.match(body) if head.strip() == "function" else None
+        name, fence, fenced = body.partition("```")
+        name = name.strip()
         if is_cut:
             calls.append(broken(CUT_OFF, bare(call)))
         elif not sep:
             calls.append(broken("a call has a name and arguments, not", bare(call)))
-        elif fenced:
-            calls.append(json_arguments(fenced[1], fenced[2]))
+        elif head.strip() == "function" and fence and name and "\n" not in name:
+            text = fenced.removeprefix("json").strip().removesuffix("```")
+            calls.append(json_arguments(name, text.strip()))
         else:
             calls.append(json_arguments(head, body))
-    return Said(clean(content), tuple(calls))
+    return Said(clean(content), (*calls, *more))
 
 
-def _pieces(text: str, opener: str, closer: str, ended: bool) -> Iterator[tuple[str, bool]]:
+def _pieces(pieces: list[str], closer: str, ended: bool) -> Iterator[tuple[str, bool]]:
     """What stands in each call, and whether the turn was cut off in it."""
-    pieces = text.split(opener)[1:]
-    for number, piece in enumerate(pieces, 1):
+    for number, piece in enumerate(pieces[1:], 2):
         inside, closed, _ = piece.partition(closer)
         yield inside, not (ended or closed) and number == len(pieces)
 
@@ -148,7 +186,8 @@ def section(text: str, tools: Tools, ended: bool) -> Said:
     content, _, inside = text.partition("<|tool_calls_section_begin|>")
     calls = []
     inside = inside.partition("<|tool_calls_section_end|>")[0]
-    for call, is_cut in _pieces(inside, "<|tool_call_begin|>", "<|tool_call_end|>", ended):
+    pieces, more = split_calls(inside, "<|tool_call_begin|>")
+    for call, is_cut in _pieces(pieces, "<|tool_call_end|>", ended or bool(more)):
         id, sep, body = call.partition("<|tool_call_argument_begin|>")
         id = bare(id).strip()
         name = id.removeprefix("functions.").rpartition(":")[0] or id
@@ -156,7 +195,7 @@ def section(text: str, tools: Tools, ended: bool) -> Said:
             calls.append(json_arguments(name, body, id, is_cut=is_cut))
         else:
             calls.append(broken("a call has an id and arguments, not", bare(call), name, id))
-    return Said(clean(content), tuple(calls))
+    return Said(clean(content), (*calls, *more))
 
 
 def bracket(text: str, tools: Tools, ended: bool) -> Said:
@@ -164,23 +203,23 @@ def bracket(text: str, tools: Tools, ended: bool) -> Said:
 
     Nothing closes a call but its JSON.
     """
-    content, *found = text.split("[TOOL_CALLS]")
+    (content, *found), more = split_calls(text, "[TOOL_CALLS]")
     calls: list[ToolCall] = []
     for number, piece in enumerate(found, 1):
         head, has_arguments, body = piece.partition("[ARGS]")
         name, _, id = head.partition("[CALL_ID]")
-        is_cut = not (ended or body.strip()) and number == len(found)
+        is_cut = not (ended or more or body.strip()) and number == len(found)
         calls += (
             [json_arguments(name, body, id, is_cut=is_cut)] if has_arguments else _listed(piece)
         )
-    return Said(clean(content), tuple(calls))
+    return Said(clean(content), (*calls, *more))
 
 
 def listed(text: str, tools: Tools, ended: bool) -> Said:
     """Granite 3.3 and Phi-4-mini: a marker and a JSON list."""
-    content, *found = text.split("<|tool_call|>")
+    (content, *found), more = split_calls(text, "<|tool_call|>")
     calls = [_listed(piece.partition("<|/tool_call|>")[0]) for piece in found]
-    return Said(clean(content), tuple(call for several in calls for call in several))
+    return Said(clean(content), (*(call for several in calls for call in several), *more))
 
 
 def _listed(text: str) -> list[ToolCall]:
@@ -191,7 +230,10 @@ def _listed(text: str) -> list[ToolCall]:
         return [broken(f"the calls are not valid JSON ({cause})", text)]
     if not isinstance(value, list) or not value:
         return [broken("calls are a JSON list of objects, not", text)]
-    return [object_call(item, text) for item in value]
+    if len(value) == 1:
+        return [object_call(value[0], text)]
+    calls = [object_call(item, exact_json.dumps(item).decode()) for item in value[:MAX_CALLS]]
+    return calls if len(value) <= MAX_CALLS else [*calls, *too_many(text)]
 
 
 def bare_json(text: str, tools: Tools, ended: bool) -> Said:
@@ -225,14 +267,14 @@ def harmony(text: str, tools: Tools, ended: bool) -> Said:
     reasoning: list[str] = []
     content: list[str] = []
     calls: list[ToolCall] = []
-    pieces = text.split("<|start|>")
+    pieces, more = split_calls(text, "<|start|>")
     for number, piece in enumerate(pieces, 1):
         head, has_body, body = piece.partition("<|message|>")
         if not has_body:
             content += [piece.removeprefix("assistant")] if piece.strip() != "assistant" else []
             continue
         body, *closed = _MESSAGE_END.split(body, maxsplit=1)
-        is_cut = not (ended or closed) and number == len(pieces)
+        is_cut = not (ended or closed or more) and number == len(pieces)
         head = head.replace("<|constrain|>", " ").replace("<|channel|>", " <|channel|>")
         to = _ADDRESSEE.search(head)
         channel = head.partition("<|channel|>")[2].split()[:1]
@@ -242,7 +284,7 @@ def harmony(text: str, tools: Tools, ended: bool) -> Said:
             reasoning.append(bare(body))
         else:
             content.append(body)
-    return Said(clean("\n".join(content)), tuple(calls), "\n".join(reasoning))
+    return Said(clean("\n".join(content)), (*calls, *more), "\n".join(reasoning))
 
 
 _QUOTE = '<|"|>'

@@ -6,7 +6,6 @@ letter is fenced (`prorl.renderer.guard`). What it takes out of the text it unfe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -40,6 +39,10 @@ Grammar = Callable[[str, Tools, bool], Said]
 may read as another call.
 """
 CUT_OFF = "the turn was cut off in this call"
+MAX_CALLS = 256
+"""Of one turn; what is behind them is one broken call. A policy that repeats itself writes tens of
+thousands, each of which would be read, recorded and answered.
+"""
 
 
 def broken(error: str, text: str, name: str = "", id: str = "") -> ToolCall:
@@ -105,7 +108,8 @@ def typed_call(name: str, values: Mapping[str, str], text: str, tools: Tools) ->
     """A call whose values are bare text: their types come from the tool's declared schema."""
     name, text = bare(name).strip(), bare(text)
     schema = tools[name].parameters if name in tools else {}
-    properties = schema.get("properties") or {}
+    stated = schema.get("properties")
+    properties = stated if isinstance(stated, Mapping) else {}
     arguments: dict[str, Json] = {}
     for key, value in values.items():
         try:
@@ -141,9 +145,11 @@ def _types(schema: Json) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")
-    found = {named} if isinstance(named, str) else {x for x in named or () if isinstance(x, str)}
+    names = named if isinstance(named, list) else [named]
+    found = {name for name in names if isinstance(name, str)}
     for key in ("anyOf", "oneOf"):
-        for option in schema.get(key) or ():
+        options = schema.get(key)
+        for option in options if isinstance(options, list) else ():
             found |= _types(option)
     return {name for name in found if name in _TYPES}
 
@@ -154,6 +160,21 @@ def _is(value: Json, name: str) -> bool:
     return isinstance(value, _TYPES[name])
 
 
+def split_calls(text: str, opener: str) -> tuple[list[str], tuple[ToolCall, ...]]:
+    """What stands before the first opener and behind each, and a broken call for those that are too
+    many to be read.
+    """
+    pieces = text.split(opener, MAX_CALLS + 1)
+    if len(pieces) <= MAX_CALLS + 1:
+        return pieces, ()
+    return pieces[:-1], too_many(pieces[-1])
+
+
+def too_many(rest: str) -> tuple[ToolCall, ...]:
+    text = bare(rest[:_EXCERPT_CHARS])
+    return (broken(f"a turn has at most {MAX_CALLS} calls, not this one", text),)
+
+
 def blocks(
     text: str, opener: str, closer: str, ended: bool, read: Callable[[str], Sequence[ToolCall]]
 ) -> Said:
@@ -161,18 +182,18 @@ def blocks(
 
     A block that nobody closed ends at the next opener or with the turn.
     """
-    outside = text.split(opener)
+    outside, more = split_calls(text, opener)
     rest, calls = [outside[0]], list[ToolCall]()
     for number, piece in enumerate(outside[1:], 2):
         inside, closed, after = piece.partition(closer)
         found = read(inside)
-        if not (ended or closed) and number == len(outside):
+        if not (ended or closed or more) and number == len(outside):
             last, text = found[-1], bare(inside)
             error = f"{CUT_OFF}: {last.error or excerpt(text)}"
             found = [ToolCall(last.name, {}, error, last.id, text)]
         calls += found
         rest.append(after)
-    return Said(clean("".join(rest).replace(closer, "")), tuple(calls))
+    return Said(clean("".join(rest).replace(closer, "")), (*calls, *more))
 
 
 def clean(text: str) -> str:
@@ -181,4 +202,4 @@ def clean(text: str) -> str:
 
 def strip_newline(text: str) -> str:
     """Without the one newline that frames a value at each end."""
-    return re.sub(r"\A\n|\n\Z", "", text)
+    return text.removeprefix("\n").removesuffix("\n")
