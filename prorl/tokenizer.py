@@ -199,6 +199,12 @@ not know is one `unk`; a tokenizer of somebody else's may hold anything.
 """
 
 
+def max_token_bytes(renderer: Any) -> int:
+    """The most bytes of text that one id of a renderer's tokenizer stands for."""
+    tokenizer = getattr(renderer, "tokenizer", None)
+    return int(getattr(tokenizer, "max_token_bytes", UNBOUNDED_TOKEN_BYTES))
+
+
 def _max_token_bytes(vocabulary: Mapping[str, int], model: Mapping[str, Any]) -> int:
     """The most bytes of UTF-8 that one id stands for.
 

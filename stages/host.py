@@ -44,9 +44,9 @@ log = logging.getLogger("prorl.stages")
 
 
 class Poison(Protocol):
-    """Why an attempt is not to be touched; empty: it may be."""
+    """Why an attempt is not to be touched, and whether none of its run is; empty: it may be."""
 
-    def __call__(self, key: AttemptKey, *, users: bool) -> str: ...
+    def __call__(self, key: AttemptKey) -> tuple[str, bool]: ...
 
 
 class _Waiting(NamedTuple):
@@ -114,7 +114,7 @@ class StageHost:
         cancelled: set[AttemptKey] | None = None,
         tokens: Callable[[], int] = int,
         on_left: Callable[[list[AttemptKey]], None] = lambda keys: None,
-        poison: Poison = lambda key, *, users: "",
+        poison: Poison = lambda key: ("", False),
         clock: Clock = now,
     ) -> None:
         self.name = operator.stage
@@ -312,9 +312,11 @@ class StageHost:
         task's where users' code runs on RUN's loop; INIT hears of it first.
         """
         users = users_parts(row) if self.name != Stage.EVAL else ""
-        if why := self._poison(key, users=bool(users)):
-            code = FailureCode.BAD_TASK if users else FailureCode.STAGE_ERROR
-            code = FailureCode.EVAL_FAILED if self.name == Stage.EVAL else code
+        why, is_of_run = self._poison(key)
+        if why:
+            code = FailureCode.BAD_TASK if users or is_of_run else FailureCode.STAGE_ERROR
+            if self.name == Stage.EVAL and not is_of_run:
+                code = FailureCode.EVAL_FAILED
             raise RolloutError(code, ": ".join(filter(None, (users, why))))
 
     def _report(self, key: AttemptKey, failure: Failure, num_sampled: int = 0) -> None:

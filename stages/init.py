@@ -1,6 +1,7 @@
 """INIT: LEASED -> READY: makes the sandbox that RUN will act in, with the task's files in it.
 
-A task that its env cannot read is `bad_task` or `unknown_env` (class task, not tried again);
+A task that its env cannot read, or whose prompt does not fit, is `bad_task`, one of an env that
+nobody knows `unknown_env` (class task, not tried again); no sandbox is started for it;
 trouble with the sandbox is class infra. What INIT started it gives back in `release`; once RUN took
 the row, RUN stops it. Bounded by `limits.init_s`.
 """
@@ -11,7 +12,9 @@ import asyncio
 
 from prorl.agents.programs import program_of
 from prorl.errors import SandboxError, boundary
+from prorl.limits import Deadline
 from prorl.protocols import Env
+from prorl.renderer.apart import check_length
 from prorl.schema.columns import read_key, read_limit, read_task, ready_columns
 from prorl.schema.rows import Added, Row
 from prorl.stages.operator import StageOperator, owner_of, prepare
@@ -31,6 +34,9 @@ class InitOperator(StageOperator):
         spec = env.sandbox(task, Stage.RUN)
         if (program := program_of(row.value("agent"))) is not None:
             spec = program.sandbox(spec)
+        else:
+            most, left = int(read_limit(row, "max_tokens")), Deadline(read_limit(row, "init_s"))
+            await check_length(row.value("renderer"), messages, tools, most, left)
         ref = SandboxRef()
         if spec is not None:
             ref = await self._sandbox(env, task, spec, row)

@@ -143,9 +143,7 @@ class Worker:
             cancelled=cancelled,
             tokens=lambda: self._operator.num_tokens,
             on_left=self._operator.left,
-            poison=lambda key, *, users: at_work.poison(
-                config.root / "poison", owner_of(key), users=users
-            ),
+            poison=lambda key: at_work.poison(config.root / "poison", owner_of(key)),
         )
         self._draining = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()

@@ -18,7 +18,8 @@ from prorl.agents.calls import ToolCalls
 from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded, end_with
 from prorl.agents.sampler import Sampler
-from prorl.renderer.apart import Rendering, check_fits, max_token_bytes, text_bytes
+from prorl.renderer.apart import Rendering, check_fits, text_bytes
+from prorl.tokenizer import max_token_bytes
 from prorl.types import (
     Completion,
     Failure,

@@ -43,7 +43,7 @@ from prorl.capture.reading import DIALECTS, Dialect, Incoming, read
 from prorl.capture.share import Account, share
 from prorl.errors import RolloutError, UserError
 from prorl.linux import at_work
-from prorl.renderer.apart import max_token_bytes
+from prorl.tokenizer import max_token_bytes
 from prorl.types import Json
 
 if TYPE_CHECKING:

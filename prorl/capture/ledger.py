@@ -41,10 +41,10 @@ from prorl.renderer.apart import (
     LIGHT_BYTES,
     Rendering,
     check_fits,
-    max_token_bytes,
     text_bytes,
 )
 from prorl.schema import MAX_SEGMENTS
+from prorl.tokenizer import max_token_bytes
 from prorl.types import DoorCounts, FailureCode, Lineage, Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:

@@ -123,7 +123,7 @@ with os.fdopen(3, "w") as out:
 """
 """Calls the function of a program once."""
 
-_FENCE = re.compile(r"^(```|~~~)[ \t]*(\w*)[^\n`]*\n(.*?)(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^(```|~~~)[ \t]*+(\w*+)[^\n`]*+\n(.*?)(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"py(?:thon)?3?", re.IGNORECASE)
 _SYSTEM = (
     "Write the Python function that the user asks for. You have a workspace with bash, python and"

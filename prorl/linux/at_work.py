@@ -10,9 +10,10 @@
 The page names the piece of work in whose step the process died, so that it alone is charged, not
 all that was in hand; at MOST_CHARGES the next life does not touch it (`poison`). Charges are kept
 by the work's name without its last part, its attempt. Tasks that a step makes are the same work.
-Where users' code may run in the steps, a run of whose work MOST_OF_RUN pieces ended the process,
-and none went well in between, is not touched either; and a process that crashes between steps is
-charged to the last of these (`suspect`), which may have left a callback, a thread or a closed file.
+A run of whose work MOST_OF_RUN pieces ended the process, and none went well in between, is not
+touched either, whoever's code was at work: a file of bad tasks ends its own run. Where users' code
+may run in the steps, a process that crashes between steps is charged to the last of these
+(`suspect`), which may have left a callback, a thread or a closed file.
 """
 
 from __future__ import annotations
@@ -165,19 +166,18 @@ def charge(folder: Path, name: str, why: str) -> int:
     return len(_deaths(_file(folder, name)))
 
 
-def poison(folder: Path, name: str, *, users: bool = False) -> str:
-    """Why a piece of work is not touched; empty while it may end another process.
-
-    `users`: code of users may run in its steps.
+def poison(folder: Path, name: str) -> tuple[str, bool]:
+    """Why a piece of work is not touched, and whether all of its run is not; empty while it may end
+    another process.
     """
-    deaths = _deaths(_file(folder, name))
-    if len(deaths) >= MOST_CHARGES:
-        return f"it ended a worker that was at it, twice: {deaths[-1].partition(' ')[2]}"
-    deaths = _deaths(_of_run(folder, name)) if users else []
+    deaths = _deaths(_of_run(folder, name))
     if len({line.partition(" ")[0].rpartition("/")[0] for line in deaths}) >= MOST_OF_RUN:
         most = f"{MOST_OF_RUN} rollouts of its run have each ended a worker that was at them"
-        return f"{most}, and none ended well since: {deaths[-1].partition(' ')[2]}"
-    return ""
+        return f"{most}, and none ended well since: {deaths[-1].partition(' ')[2]}", True
+    deaths = _deaths(_file(folder, name))
+    if len(deaths) >= MOST_CHARGES:
+        return f"it ended a worker that was at it, twice: {deaths[-1].partition(' ')[2]}", False
+    return "", False
 
 
 def went_well(folder: Path, name: str) -> None:

@@ -27,7 +27,6 @@ from prorl.errors import BudgetError, RolloutError, TaskError
 from prorl.helper import Died, HelperError, Late, Program, pool
 from prorl.helper.child import Answer, serve
 from prorl.renderer.load import make_renderer
-from prorl.tokenizer import UNBOUNDED_TOKEN_BYTES
 from prorl.types import FailureCode, Message, ToolSpec
 
 if TYPE_CHECKING:
@@ -114,9 +113,26 @@ def check_fits(num_bytes: int, max_token_bytes: int, max_tokens: int) -> None:
         )
 
 
-def max_token_bytes(renderer: Renderer) -> int:
-    tokenizer = getattr(renderer, "tokenizer", None)
-    return int(getattr(tokenizer, "max_token_bytes", UNBOUNDED_TOKEN_BYTES))
+async def check_length(
+    spec: str,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec],
+    max_tokens: int,
+    deadline: Deadline,
+) -> None:
+    """Raise TaskError for a first prompt that does not fit; it is rendered only where it may not.
+
+    An id stands for a byte at least, so a prompt of fewer bytes fits, but for what a template adds.
+    """
+    if _size((messages, tools)) < max_tokens:
+        return
+    size = len(await Rendering(None, spec, deadline).prompt(messages, tools))
+    if size >= max_tokens:
+        raise TaskError(
+            f"a prompt of {size:,} tokens",
+            f"fewer than limits.max_tokens = {max_tokens:,}",
+            "shorten the task, or raise limits.max_tokens",
+        )
 
 
 def _weight(arguments: tuple[Any, ...]) -> int:

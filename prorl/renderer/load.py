@@ -23,7 +23,7 @@ from prorl import plugins
 from prorl.config.renderer import RendererSpec
 from prorl.errors import ConfigError
 from prorl.renderer.chatml import ChatMLRenderer
-from prorl.tokenizer import HFTokenizer, load_tokenizer
+from prorl.tokenizer import HFTokenizer, load_tokenizer, max_token_bytes
 from prorl.types import Json
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ def describe(renderer: Renderer, spec: RendererSpec) -> dict[str, Json]:
         facts |= renderer.facts()
     return facts | {
         "vocab_size": renderer.vocab_size,
+        "max_token_bytes": max_token_bytes(renderer),
         "stop_token_ids": list(renderer.stop_token_ids),
         "sample_ids": load_tokenizer(spec.model).encode(SAMPLE).tolist() if spec.model else [],
     }

@@ -137,26 +137,27 @@ async def test_without_a_parent_that_reads_nothing_is_marked() -> None:
 def test_a_run_all_of_whose_work_ends_the_process_is_not_touched(tmp_path: Path) -> None:
     folder = tmp_path / "poison"
     for number in range(at_work.MOST_OF_RUN):
-        assert not at_work.poison(folder, "r/99/1", users=True)
+        assert not at_work.poison(folder, "r/99/1")[0]
         at_work.charge(folder, f"r/{number}/1", "silent, in think")
-    assert "in think" in at_work.poison(folder, "r/99/1", users=True)
-    assert not at_work.poison(folder, "r/99/1")
-    assert not at_work.poison(folder, "other/99/1", users=True)
+    why, is_of_run = at_work.poison(folder, "r/99/1")
+    assert is_of_run
+    assert "in think" in why
+    assert at_work.poison(folder, "other/99/1") == ("", False)
     at_work.went_well(folder, "r/98/1")
-    assert not at_work.poison(folder, "r/99/1", users=True)
+    assert at_work.poison(folder, "r/99/1") == ("", False)
     at_work.charge(folder, "r/0/2", "silent")
-    assert at_work.poison(folder, "r/0/3")
+    assert at_work.poison(folder, "r/0/3")[0]
 
 
 def test_two_deaths_of_whatever_attempts_are_enough(tmp_path: Path) -> None:
     folder = tmp_path / "poison"
-    assert not at_work.poison(folder, "r/5/1")
+    assert not at_work.poison(folder, "r/5/1")[0]
     assert at_work.charge(folder, "r/5/1", "silent") == 1
-    assert not at_work.poison(folder, "r/5/2")
+    assert not at_work.poison(folder, "r/5/2")[0]
     assert at_work.charge(folder, "r/5/2", "silent") == 2
-    assert at_work.poison(folder, "r/5/3")
-    assert not at_work.poison(folder, "r/55/1")
+    assert at_work.poison(folder, "r/5/3")[0]
+    assert not at_work.poison(folder, "r/55/1")[0]
     at_work.forget(folder, "other")
-    assert at_work.poison(folder, "r/5/3")
+    assert at_work.poison(folder, "r/5/3")[0]
     at_work.forget(folder, "r")
     assert list(folder.iterdir()) == []

@@ -206,7 +206,8 @@ def repeated(name: str) -> Iterator[str]:
     """A megabyte of what the grammar looks for, again and again, bare and in the middle of a call."""
     read = getattr(grammar, name)
     marks = {" ", "\n", "a", "1", "<", '"', "<parameter=", "<parameter name=", "<function="}
-    for one, text, *_ in [*WELL_FORMED, *BROKEN]:
+    known = [(row[0], row[1]) for row in WELL_FORMED] + [(row[0], row[1]) for row in BROKEN]
+    for one, text in known:
         if one is read:
             marks |= {text, *re.findall(r"</?[^<>\s]*>|\[[A-Z_]*\]|```|[{}\[\]:,]|to=\S*", text)}
     ordered = sorted(marks)

@@ -51,6 +51,7 @@ async def test_a_batch_is_refused_whole_and_names_the_row(tmp_path: Path) -> Non
         cases: list[tuple[Json, int, str]] = [
             ([task(), {"task": {"task_id": "x", "env": "nope", "prompt": ""}}], 422, "groups[1]"),
             ([task(), task(n=0)], 422, "groups.1.n"),
+            ([task(), task(prompt="x" * 16385)], 422, "at most 16,384: limits.max_tokens = 16,384"),
             ([task(key="a"), task(key="a", n=2)], 409, "groups[1]"),
             ([task(colour="red")], 422, "unknown key `groups.0.colour`"),
             ([], 422, "groups"),
@@ -178,7 +179,7 @@ async def test_code_named_by_its_place_is_not_loaded_unless_the_service_says_so(
         assert (status, "does not load" in answer["message"]) == (422, True), answer
         assert (await w.view())["counts"]["queued"] == 0
     task = Task(task_id="x", env="prorl.envs.noop:NoopEnv", prompt="")
-    found = known_env(load_code=True)(task)
+    found = known_env(load_code=True)(task, lambda messages: None)
     assert found is not None
     await found
 

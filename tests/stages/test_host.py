@@ -353,7 +353,7 @@ async def test_a_row_that_is_cancelled_before_its_first_step_frees_its_slot(net:
 async def test_a_row_that_no_worker_survives_is_not_touched(net: Net) -> None:
     operator = Scripted(Stage.EVAL)
     async with bench(net, operator) as parts:
-        parts.stage._poison = lambda key, *, users: "killed" if key.rollout_id == 1 else ""
+        parts.stage._poison = lambda key: ("killed" if key.rollout_id == 1 else "", False)
         await put(parts.upstream, ran(1))
         await put(parts.upstream, ran(2))
         rows = {row.key: row.row for row in await take(parts.downstream, 2)}
@@ -378,19 +378,21 @@ async def test_a_row_that_no_worker_survives_is_not_touched(net: Net) -> None:
 async def test_who_is_to_blame_for_a_worker_that_a_rollout_ended(
     net: Net, column: str, value: str, code: str
 ) -> None:
-    """A user's part runs on RUN's loop; ours is no fault of the task."""
+    """A user's part runs on RUN's loop; ours is no fault of the task, but of a run that does so."""
     async with bench(net, Scripted(Stage.RUN)) as parts:
-        parts.stage._poison = lambda key, *, users: "run-0 SIGKILL, in think"
+        parts.stage._poison = lambda key: ("run-0 SIGKILL, in think", key.rollout_id == 2)
         row = ready(1)
         place = row.schema.get_field_index(column)
         row = row.set_column(place, row.schema.field(place), pa.array([value]))
         await put(parts.upstream, row)
         await until(lambda: parts.ended() == [("failed", 1, code)])
+        await put(parts.upstream, ready(2))
+        await until(lambda: parts.ended()[1:] == [("failed", 2, "bad_task")])
 
 
 async def test_init_does_not_begin_again_what_a_users_part_has_ended(net: Net) -> None:
     async with bench(net, Scripted(Stage.INIT)) as parts:
-        parts.stage._poison = lambda key, *, users: "run-0 SIGKILL, in think" if users else ""
+        parts.stage._poison = lambda key: ("SIGKILL" if key.rollout_id == 1 else "", False)
         parts.upstream.send(leased_batch([replace(lease(1), agent="m.py:Mine"), lease(2)]))
         await until(lambda: parts.ended() == [("failed", 1, "bad_task")])
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]

@@ -77,6 +77,8 @@ def row_of(
 ) -> Row:
     return only(leased_batch([replace(lease(1, limits=limits), backend=backend, agent=agent)]))
 
+BYTES = RendererSpec(model="bytes").to_json()
+
 
 @dataclass
 class Grown(Generic[OperatorT]):
@@ -155,6 +157,16 @@ async def test_init_gives_its_failures_their_codes() -> None:
         await real(only(leased_batch([lease(1, env="mathh")])))
     with pytest.raises(TaskError):
         await real(only(leased_batch([lease(1, env="math")])))
+
+
+async def test_a_prompt_that_does_not_fit_starts_no_sandbox() -> None:
+    host = RecordingHost()
+    init, _, _ = operators(BoxedEnv(), host)
+    row = only(leased_batch([replace(lease(1, limits=RolloutLimits(max_tokens=2)), renderer=BYTES)]))
+    with pytest.raises(TaskError, match=r"a prompt of \d+ tokens; expected fewer than limits.max"):
+        await init(row)
+    assert host.asked == []
+    helper.close()
 
 
 async def test_what_init_started_is_given_back() -> None:

@@ -138,8 +138,8 @@ async def test_work_that_hangs_a_child_is_charged_and_no_crash_loop(tmp_path: Pa
         child = supervisor.children["child-1"]
         await until(lambda: child.lives >= 9, limit_s=120)
         folder = supervisor.config.root / "poison"
-        assert all(at_work.poison(folder, f"r/{number}/9") for number in range(4))
-        assert not at_work.poison(folder, "r/100/1")
+        assert all(at_work.poison(folder, f"r/{number}/9")[0] for number in range(4))
+        assert at_work.poison(folder, "r/100/1")[1]
         told = (tmp_path / "died at").read_text().splitlines()
         assert told[:4] == ["", "r/0/1", "r/0/1", "r/1/1"], "each life knows why the last one ended"
         said = (child.log.parent / "child-1.1.log").read_text().splitlines()[-1]

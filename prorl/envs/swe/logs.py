@@ -47,7 +47,7 @@ def by_line(pattern: str, *good: str) -> Parser:
     return parse
 
 
-_TAP = re.compile(r"^\s*(not ok|ok) \d+ -? ?(.*?)(?: # (time=|SKIP|TODO).*)?$", re.MULTILINE)
+_TAP = re.compile(r"^[^\S\n]*+(not ok|ok) \d+ -? ?(.*?)(?: # (time=|SKIP|TODO).*)?$", re.MULTILINE)
 
 
 def tap(log: str) -> tuple[set[str], set[str]]:
@@ -221,13 +221,15 @@ def cargo(log: str) -> tuple[set[str], set[str]]:
 PARSERS: Mapping[str, Parser] = {
     "python": python,
     "sympy": by_line(r"^(?P<name>test_\w+) (?P<status>ok|F|E|f|s|w)\b", "ok"),
-    "go": by_line(r"^\s*--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+)", "PASS"),
+    "go": by_line(r"^[^\S\n]*+--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+)", "PASS"),
     "cargo": cargo,
     "jest": jest,
     "maven": surefire,
-    "gradle": by_line(r"^(?P<name>\S.* > .*?) (?P<status>PASSED|FAILED|SKIPPED)$", "PASSED"),
+    "gradle": by_line(
+        r"^(?=\S.* > )(?P<name>\S.*) (?P<status>PASSED|FAILED|SKIPPED)$", "PASSED"
+    ),
     "ctest": by_line(
-        r"^\s*\d+/\d+ +Test +#\d+: (?P<name>\S+) \.+ *(?P<status>Passed|\*\*\*\w+)", "Passed"
+        r"^[^\S\n]*+\d+/\d+ +Test +#\d+: (?P<name>\S+) \.+ *(?P<status>Passed|\*\*\*\w+)", "Passed"
     ),
     "tap": tap,
 }

@@ -16,9 +16,11 @@ from prorl import exact_json
 from prorl.config import WHOLE_DISTRIBUTION, RunConfig, Sampling, StrictModel
 from prorl.errors import TaskError
 from prorl.task_json import check_values, task_to_json
-from prorl.types import Json, Task
+from prorl.types import Json, Message, Task
 
-CheckTask = Callable[[Task], Awaitable[None] | None]
+CheckPrompt = Callable[[Sequence[Message]], None]
+"""Raises TaskError for a prompt that no sequence of the run can hold."""
+CheckTask = Callable[[Task, CheckPrompt], Awaitable[None] | None]
 
 
 MAX_TASK_BYTES = 4 << 20
@@ -72,11 +74,13 @@ def digest(*parts: bytes) -> str:
     return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
 
-async def check_envs(bodies: Sequence[GroupBody], check: CheckTask, first: int) -> None:
-    """Raise TaskError that names the row of a task that its env cannot run."""
+async def check_envs(
+    bodies: Sequence[GroupBody], check: CheckTask, fits: CheckPrompt, first: int
+) -> None:
+    """Raise TaskError that names the row of a task that its env cannot run, or that cannot fit."""
     for index, body in enumerate(bodies, first):
         try:
-            found = check(body.task)
+            found = check(body.task, fits)
             if found is not None:
                 await found
         except TaskError as error:

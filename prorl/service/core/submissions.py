@@ -25,14 +25,22 @@ from prorl.errors import (
 )
 from prorl.filters import is_named
 from prorl.protocols import BringsAgent
+from prorl.renderer.apart import check_fits, text_bytes
 from prorl.renderer.check import check as check_renderer
-from prorl.service.core.candidates import Candidate, CheckTask, GroupsBody, check_envs
+from prorl.service.core.candidates import (
+    Candidate,
+    CheckPrompt,
+    CheckTask,
+    GroupsBody,
+    check_envs,
+)
 from prorl.service.core.manifest import check_there, read_renderer, write_manifest
 from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.gateway import Gateway
 from prorl.service.http.backend_routes import vocabulary_of
 from prorl.service.pool.servers import valid_url
-from prorl.types import Json, Task
+from prorl.tokenizer import UNBOUNDED_TOKEN_BYTES
+from prorl.types import Json, Message, Task
 
 PIECE = 1000
 """Rollouts that are checked or accepted before the loop serves others; one group may have more."""
@@ -45,7 +53,7 @@ CHECK_S = 25.0
 def known_env(load_code: bool) -> CheckTask:
     find = cache(env_by_name)
 
-    def check(task: Task) -> Awaitable[None] | None:
+    def check(task: Task, fits: CheckPrompt) -> Awaitable[None] | None:
         if not load_code:
             plugins.refuse_places(task.env, TaskError, "env")
         env = find(task.env)
@@ -55,17 +63,18 @@ def known_env(load_code: bool) -> CheckTask:
                 "a service started with load_code",
             )
         if users_code(task):
-            return check_users(find, task)
+            return check_users(find, task, fits)
         env.check(task)
+        fits(env.messages(task))
         return None
 
     return check
 
 
-async def check_users(find: GetEnv, task: Task) -> None:
+async def check_users(find: GetEnv, task: Task, fits: CheckPrompt) -> None:
     try:
         async with asyncio.timeout(CHECK_S):
-            await open_env(find, task)
+            env = await open_env(find, task)
     except RolloutError as error:
         raise UnavailableError(f"task {task.task_id!r} could not be checked: {error}") from None
     except TimeoutError:
@@ -73,6 +82,7 @@ async def check_users(find: GetEnv, task: Task) -> None:
             f"env {task.env!r} was not ready to check task {task.task_id!r} within {CHECK_S:g} s;"
             " its import goes on: send it again"
         ) from None
+    fits(env.messages(task))
 
 
 def _check_filter(text: str) -> None:
@@ -197,17 +207,28 @@ def pieces(sizes: Sequence[int]) -> Iterator[slice]:
         yield slice(first, len(sizes))
 
 
+async def _check_prompt(gateway: Gateway, config: RunConfig) -> CheckPrompt:
+    """By bytes alone: what fits them may still be too long, which INIT finds when it renders it."""
+    proved = await asyncio.to_thread(read_renderer, gateway.config, config.run_id) or {}
+    most = int(proved.get("max_token_bytes", UNBOUNDED_TOKEN_BYTES))
+
+    def fits(messages: Sequence[Message]) -> None:
+        check_fits(text_bytes(messages), most, config.limits.max_tokens)
+
+    return fits
+
+
 async def accept(
     gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask
 ) -> list[tuple[GroupRecord, bool]]:
     """Check all, then accept all, in pieces. Raises as `Acceptance.check` and `check_room` do. No
     groups are made yet of what is a dataset.
     """
-    acceptance = gateway.core.acceptance
+    acceptance, fits = gateway.core.acceptance, await _check_prompt(gateway, run.config)
     candidates: list[Candidate] = []
     seen: dict[str, str] = {}
     for part in pieces([group.n for group in body.groups]):
-        await check_envs(body.groups[part], check, part.start)
+        await check_envs(body.groups[part], check, fits, part.start)
         candidates += acceptance.check(run, body.groups[part], seen, part.start)
         await asyncio.sleep(0)
     if run.config.epochs:
