@@ -28,6 +28,10 @@ def task(**changes: Json) -> Json:
     return {"task": {"task_id": "t", "env": "noop", "prompt": "p"}, **changes}
 
 
+def long(prompt: str) -> Json:
+    return {"task": {"task_id": "t", "env": "arith", "prompt": prompt, "data": {"answer": "1"}}}
+
+
 async def test_same_key_from_fifty_clients_at_once_is_one_group(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
@@ -51,7 +55,7 @@ async def test_a_batch_is_refused_whole_and_names_the_row(tmp_path: Path) -> Non
         cases: list[tuple[Json, int, str]] = [
             ([task(), {"task": {"task_id": "x", "env": "nope", "prompt": ""}}], 422, "groups[1]"),
             ([task(), task(n=0)], 422, "groups.1.n"),
-            ([task(), task(prompt="x" * 16385)], 422, "at most 16,384: limits.max_tokens = 16,384"),
+            ([long("x" * 16385)], 422, "at most 16,384: limits.max_tokens = 16,384"),
             ([task(key="a"), task(key="a", n=2)], 409, "groups[1]"),
             ([task(colour="red")], 422, "unknown key `groups.0.colour`"),
             ([], 422, "groups"),

@@ -8,8 +8,10 @@ from typing import Generic, TypeVar
 
 import pytest
 
+from prorl import helper
 from prorl.backends import open_backend
 from prorl.backends.server import TokenServer
+from prorl.config.renderer import RendererSpec
 from prorl.envs import get_env
 from prorl.envs.noop import NoopEnv
 from prorl.errors import GraderError, RolloutError, SandboxError, TaskError
@@ -76,6 +78,7 @@ def row_of(
     backend: str = "scripted:noop", limits: RolloutLimits | None = None, agent: str = "native"
 ) -> Row:
     return only(leased_batch([replace(lease(1, limits=limits), backend=backend, agent=agent)]))
+
 
 BYTES = RendererSpec(model="bytes").to_json()
 
@@ -162,7 +165,9 @@ async def test_init_gives_its_failures_their_codes() -> None:
 async def test_a_prompt_that_does_not_fit_starts_no_sandbox() -> None:
     host = RecordingHost()
     init, _, _ = operators(BoxedEnv(), host)
-    row = only(leased_batch([replace(lease(1, limits=RolloutLimits(max_tokens=2)), renderer=BYTES)]))
+    row = only(
+        leased_batch([replace(lease(1, limits=RolloutLimits(max_tokens=2)), renderer=BYTES)])
+    )
     with pytest.raises(TaskError, match=r"a prompt of \d+ tokens; expected fewer than limits.max"):
         await init(row)
     assert host.asked == []

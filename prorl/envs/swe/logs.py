@@ -225,9 +225,7 @@ PARSERS: Mapping[str, Parser] = {
     "cargo": cargo,
     "jest": jest,
     "maven": surefire,
-    "gradle": by_line(
-        r"^(?=\S.* > )(?P<name>\S.*) (?P<status>PASSED|FAILED|SKIPPED)$", "PASSED"
-    ),
+    "gradle": by_line(r"^(?=\S.* > )(?P<name>\S.*) (?P<status>PASSED|FAILED|SKIPPED)$", "PASSED"),
     "ctest": by_line(
         r"^[^\S\n]*+\d+/\d+ +Test +#\d+: (?P<name>\S+) \.+ *(?P<status>Passed|\*\*\*\w+)", "Passed"
     ),
