@@ -29,7 +29,7 @@ def task(**changes: Json) -> Json:
 
 
 def long(prompt: str) -> Json:
-    return {"task": {"task_id": "t", "env": "arith", "prompt": prompt, "data": {"answer": "1"}}}
+    return {"task": {"task_id": "t", "env": "math", "prompt": prompt, "data": {"answer": "1"}}}
 
 
 async def test_same_key_from_fifty_clients_at_once_is_one_group(tmp_path: Path) -> None:

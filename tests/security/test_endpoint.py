@@ -1,0 +1,185 @@
+"""Forty hostile programs at the model endpoint, from inside their sandboxes, beside honest ones.
+
+    pytest -q -s -m slow tests/security/test_endpoint.py
+
+It prints how long the honest rollouts took alone, beside as many programs that compute and ask
+nothing (they take the same processors), and beside the hostile ones, and what RUN grew by.
+What is asserted holds on a loaded machine too: no worker dies, RUN's memory stays within the bound
+that docs/agents.md states, every honest rollout completes, and every hostile one ends by its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from prorl.capture.door import UNSHOWN_BYTES
+from prorl.cli.progress import follow
+from prorl.deploy.running import client_of, service, signals
+from prorl.supervisor.service import Supervisor
+from prorl.types import Task
+from tests.agents.test_program import LOOP
+from tests.integration.checks import check_complete, rows
+from tests.integration.services import settings, slots
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+HOSTILE = r"""
+import json, os, socket, sys, threading, time, urllib.request
+HOST, PORT = os.environ["OPENAI_BASE_URL"].split("//")[1].split("/")[0].split(":")
+HOW, UNTIL = os.environ["PRORL_PROMPT"].split()[0], time.monotonic() + 25
+
+def connect():
+    at = socket.create_connection((HOST, int(PORT)), timeout=10)
+    return at
+
+def post(path, body, length=None):
+    head = f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    return head.encode() + body
+
+def chat(messages, **more):
+    return post("chat/completions", json.dumps({"messages": messages} | more).encode())
+
+def said(text, role="user"):
+    return {"role": role, "content": text}
+
+def send(data, read=True):
+    with connect() as at:
+        at.sendall(data)
+        return at.recv(65536) if read else None
+
+def hold(data, count):
+    held = []
+    while len(held) < count and time.monotonic() < UNTIL:
+        try:
+            at = connect()
+            at.settimeout(2)
+            at.sendall(data)
+            held.append(at)
+        except OSError:
+            time.sleep(0.1)
+    time.sleep(max(UNTIL - time.monotonic(), 0))
+
+def attack():
+    if HOW == "spin":
+        return sum(range(100_000))
+    many = [said("a")] * 200_000
+    count = post("messages/count_tokens", json.dumps({"messages": [said("x " * 8000)]}).encode())
+    deep = b'{"messages": ' + b"[" * 100_000
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    wide = {"properties": {str(i): {"anyOf": [{"type": "string"}] * 9} for i in range(9000)}}
+    huge = {"type": "function", "function": {"name": "f", "parameters": wide}}
+    match HOW:
+        case "messages": send(chat(many))
+        case "text": send(chat([said("word " * 3_000_000)]))
+        case "connections": hold(b"", 900)
+        case "bodies": hold(post("chat/completions", b"x" * 500_000, 900_000), 200)
+        case "deep": send(post("chat/completions", deep))
+        case "count": send(count)
+        case "slow": hold(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A: ", 100)
+        case "tools": send(chat([said("a")], tools=[tool] * 10_000))
+        case "schemas": send(chat([said("a")], tools=[huge]))
+        case "unread": hold(chat([said("a")], stream=True), 100)
+        case "half":
+            with connect() as at:
+                at.sendall(chat([said("a")])[:80])
+                at.shutdown(socket.SHUT_WR)
+                at.recv(100)
+        case "pipelined": send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 5000)
+        case "headers": send(b"GET / HTTP/1.1\r\n" + b"X-Flood: aaaaaaaaaaaaaaaa\r\n" * 100_000)
+        case "mad": send(chat([{"role": [], "content": {}}], tools=[{"anyOf": 5}]))
+        case "heads": send(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
+        case "sockets":
+            for folder in ("/run", "/tmp", "/var/run", "/"):
+                for root, _, names in os.walk(folder):
+                    for name in names[:50]:
+                        if name.endswith(".sock"):
+                            with socket.socket(socket.AF_UNIX) as at:
+                                at.connect(os.path.join(root, name))
+                    if root.count("/") > 3:
+                        break
+            time.sleep(1)
+
+def loop():
+    while time.monotonic() < UNTIL:
+        try:
+            attack()
+        except Exception:
+            time.sleep(0.02)
+
+for thread in [threading.Thread(target=loop) for _ in range(4)]:
+    thread.start()
+"""
+HOWS = (
+    *("messages", "text", "connections", "bodies", "deep", "count", "slow", "tools", "schemas"),
+    *("unread", "half", "pipelined", "headers", "mad", "heads", "sockets"),
+)
+NUM_HOSTILE = 40
+MAX_TOKENS = 16384
+BOUND_BYTES = NUM_HOSTILE * ((32 << 20) + 5 * (2 * MAX_TOKENS + UNSHOWN_BYTES))
+"""Of RUN, as docs/agents.md states it: the tokenizer of bytes has tokens of one."""
+
+
+def _rss(running: Supervisor) -> int:
+    """Of the process in which the endpoints are."""
+    pids = [child.pid for name, child in running.children.items() if name.startswith("run")]
+    text = "".join(Path(f"/proc/{pid}/status").read_text() for pid in pids)
+    return sum(int(line.split()[1]) << 10 for line in text.splitlines() if line[:6] == "VmRSS:")
+
+
+async def test_forty_hostile_programs_harm_only_themselves(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    root = tmp_path / "root"
+    config = settings(root, sandbox_kind, "scripted:noop", **slots(NUM_HOSTILE + 8))
+
+    async with signals() as stop, service(config, stop) as running:
+        client = client_of(running)
+
+        async def begin(run: str, tasks: list[Task], agent: str) -> None:
+            limits = {"run_s": 60.0, "max_tokens": MAX_TOKENS, "max_attempts": 1}
+            await asyncio.to_thread(client.create_run, run_id=run, agent=agent, limits=limits)
+            await asyncio.to_thread(client.submit, run, tasks, 1, key="k", last=True)
+
+        async def honest(run: str) -> float:
+            prompts = [Task(task_id=f"noop/{i}", env="noop", prompt=f"Say {i}.") for i in range(24)]
+            began = time.monotonic()
+            await begin(run, prompts, f"command: python3 -c {shlex.quote(LOOP)}")
+            await follow(client, running, run, len(prompts), quiet=True)
+            return time.monotonic() - began
+
+        async def attack(run: str, hows: tuple[str, ...]) -> None:
+            prompts = [f"{hows[i % len(hows)]} {i}" for i in range(NUM_HOSTILE)]
+            tasks = [Task(task_id=prompt, env="noop", prompt=prompt) for prompt in prompts]
+            await begin(run, tasks, f"command: python3 -c {shlex.quote(HOSTILE)}")
+            await asyncio.sleep(5)
+
+        await honest("warm")
+        alone_s = await honest("alone")
+        await attack("spinning", ("spin",))
+        spinning_s, before = await honest("beside-spinning"), _rss(running)
+        await follow(client, running, "spinning", NUM_HOSTILE, quiet=True)
+        await attack("hostile", HOWS)
+        grown, beside = 0, asyncio.create_task(honest("beside"))
+        while not beside.done():
+            grown = max(grown, _rss(running) - before)
+            await asyncio.wait({beside}, timeout=0.2)
+        await follow(client, running, "hostile", NUM_HOSTILE, quiet=True)
+        grown = max(grown, _rss(running) - before)
+        print(
+            f"honest rollouts: {alone_s:.1f} s alone, {spinning_s:.1f} s beside {NUM_HOSTILE}"
+            f" programs that only compute, {beside.result():.1f} s beside hostile ones; RUN grew by {grown >> 20} MiB"
+            f" (bound {BOUND_BYTES >> 20} MiB); {running.restarts} deaths"
+        )
+        assert running.restarts == 0
+        assert grown < BOUND_BYTES
+    for run in ("alone", "beside"):
+        ended = rows(check_complete(root / run, 24), "select distinct status from rollouts")
+        assert ended == [{"status": "completed"}]
+    ends = "select task_id, status, failure_code, failure_message from rollouts"
+    for row in rows(check_complete(root / "hostile", NUM_HOSTILE), ends):
+        print(row)
