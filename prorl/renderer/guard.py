@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from prorl.types import Int32
 
 OPEN, CLOSE, MARK = "\ufdd0", "\ufdd1", "\ufdd2"
-_NONCHARACTERS = re.compile(f"[{OPEN}{CLOSE}{MARK}]")
 _FENCED = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}|[{OPEN}{CLOSE}]")
 _MIN_PREFIX = 2
 """A token's first character alone is not fenced off: `<` or `[` ends much honest text."""
@@ -58,9 +57,7 @@ class Guard:
 
     def fence_text(self, text: str) -> str:
         """One string with fences around it."""
-        text = self._tokens.sub(
-            lambda match: f"{OPEN}{match[0]}{CLOSE}", _NONCHARACTERS.sub("", text)
-        )
+        text = self._tokens.sub(lambda match: f"{OPEN}{match[0]}{CLOSE}", bare(text))
         ends = (text[-size:] for size in range(_MIN_PREFIX, min(self._longest, len(text)) + 1))
         return text + OPEN if any(end in self._prefixes for end in ends) else text
 
@@ -147,7 +144,7 @@ def bare(text: str) -> str:
     >>> bare("a \\ufdd0<think>\\ufdd1")
     'a <think>'
     """
-    return _NONCHARACTERS.sub("", text)
+    return text.replace(OPEN, "").replace(CLOSE, "").replace(MARK, "")
 
 
 def split_thoughts(

@@ -172,8 +172,9 @@ async def test_forty_hostile_programs_harm_only_themselves(
         grown = max(grown, _rss(running) - before)
         print(
             f"honest rollouts: {alone_s:.1f} s alone, {spinning_s:.1f} s beside {NUM_HOSTILE}"
-            f" programs that only compute, {beside.result():.1f} s beside hostile ones; RUN grew by {grown >> 20} MiB"
-            f" (bound {BOUND_BYTES >> 20} MiB); {running.restarts} deaths"
+            f" programs that only compute, {beside.result():.1f} s beside hostile ones;"
+            f" RUN grew by {grown >> 20} MiB (bound {BOUND_BYTES >> 20} MiB);"
+            f" {running.restarts} deaths"
         )
         assert running.restarts == 0
         assert grown < BOUND_BYTES

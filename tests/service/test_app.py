@@ -381,7 +381,7 @@ async def test_what_the_border_cannot_keep_is_refused_in_one_line(tmp_path: Path
         for body, text in (
             ({"task": task, "extra": {"x": 2**64}}, "Integer exceeds 64-bit"),
             ({"task": {**task, "data": {"x": [-(2**63) - 1]}}}, "Integer exceeds 64-bit"),
-            ({"task": {**task, "prompt": "y" * (5 << 20)}}, "at most 4,194,304"),
+            ({"task": {**task, "data": {"x": "y" * (5 << 20)}}}, "at most 4,194,304"),
             ({"task": task, "extra": {"x": "y" * (1 << 20)}}, "`extra` takes 1,048,584 bytes"),
         ):
             # orjson, which the service writes with, does not take the first two.

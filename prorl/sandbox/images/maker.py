@@ -48,7 +48,7 @@ POST_CAPABILITIES = [
 ]
 DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
 """Where a task's or a build's folder has it."""
-FROM = re.compile(r"(?im)^(\s*from:\s*)(\S+)\s*$")
+FROM = re.compile(r"(?im)^([^\S\n]*from:[^\S\n]*)(\S+)[^\S\n]*$")
 
 
 def make(registry: Registry, job: dict[str, str]) -> Image:
@@ -200,7 +200,7 @@ def _definition(registry: Registry, source: str, work: Path) -> None:
     That is localimage (a path, or a name of this registry), scratch, debootstrap.
     """
     text = Path(source).read_text()
-    if re.search(r"(?im)^\s*bootstrap:\s*localimage\s*$", text):
+    if re.search(r"(?im)^[^\S\n]*bootstrap:[^\S\n]*localimage[^\S\n]*$", text):
         text = FROM.sub(lambda match: match[1] + _base(registry, match[2], work), text)
     copy = work / "image.def"
     copy.write_text(text)

@@ -430,7 +430,7 @@ class Remote:
             self._authorization[base] = f"Basic {basic}"
         if kind.lower() != "bearer":
             return
-        words = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        words = dict(re.findall(r'(?<!\w)(\w+)="([^"]*)"', rest))
         realm = words.get("realm", "")
         fields = {"scope": f"repository:{self._repository}:pull"}
         fields |= {"service": words["service"]} if "service" in words else {}
