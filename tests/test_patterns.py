@@ -16,23 +16,10 @@ from prorl.renderer import guard
 from prorl.sandbox.images import maker
 
 NUM_LETTERS = 1_000_000
-MARKS = (
-    " ",
-    "\n",
-    "\t",
-    "a",
-    "1",
-    "-",
-    "`",
-    "```",
-    "~~~",
-    "ok 1",
-    "not ok",
-    "# SKIP",
-    " > ",
-    "--- ",
+MARKS: tuple[str, ...] = (
+    *(" ", "\n", "\t", "a", "1", "-", "`", "```", "~~~", "ok 1", "not ok", "# SKIP", " > ", "--- "),
+    *("1/1 Test #1: ", ".", "from:", "\ufdd0", "\ufdd1", "PASSED", "```py\n", "a > "),
 )
-MARKS += ("1/1 Test #1: ", ".", "from:", "\ufdd0", "\ufdd1", "PASSED", "```py\n", "a > ")
 
 
 def texts() -> list[str]:
