@@ -4,9 +4,10 @@
 
 Invariants: tokens that were received stay, and the next server continues from the exact ids; while
 there is no server, or it is silent or busy, the budget stands still. A call that a later one
-overtook is given up; a failure that another server would repeat (the same bad reply `MAX_FAULTS`
-times) ends the attempt. Nothing is retried without a pause that grows, with jitter. A backend that
-is no server (a script) is never left.
+overtook is given up; one that is silent for another reason stays open while the gateway looks for
+another server, so that a server that froze and thawed samples nothing twice. A failure that another
+server would repeat (the same bad reply `MAX_FAULTS` times) ends the attempt. Nothing is retried
+without a pause that grows, with jitter. A backend that is no server (a script) is never left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -68,6 +69,11 @@ _WORTHLESS = frozenset({Trouble.MALFORMED, Trouble.BEHIND})
 """Replies worth nothing from their first token on: they contradict themselves, or are old."""
 
 
+class _FailoverRequest(NamedTuple):
+    lost: Failover
+    reply: asyncio.Task[Assigned]
+
+
 class Routed:
     """Implements `prorl.protocols.Backend` for one attempt."""
 
@@ -98,6 +104,8 @@ class Routed:
         self._news = asyncio.Event()
         self._lost: Failover | None = None
         """What went wrong with `name`, as long as nothing was asked about it."""
+        self._request: _FailoverRequest | None = None
+        """To the gateway for another server, while the call to `name` stays open."""
         self._num_lost = 0
         """Failures since the last token."""
         self._computed_L: Int32 = np.zeros(0, np.int32)
@@ -107,8 +115,8 @@ class Routed:
         """A completion that was cut is marked as aborted. Raises BackendError."""
         faults = 0
         while True:
-            if self._lost is not None:
-                await self._move(self._lost)
+            if self._lost is not None or self._request is not None:
+                await self._move()
             try:
                 return await self._call(request)
             except BackendError as error:
@@ -120,7 +128,10 @@ class Routed:
                     raise
 
     async def close(self) -> None:
-        """Close nothing: the backends belong to the worker."""
+        """Close no backend: they belong to the worker."""
+        if self._request is not None:
+            self._request.reply.cancel()
+            await asyncio.gather(self._request.reply, return_exceptions=True)
 
     # ---- one call
 
@@ -190,11 +201,12 @@ class Routed:
         work = asyncio.ensure_future(self._sample(url, request))
         try:
             with self._backends.watch(url, self):
-                await self._until_done(work, url)
+                await self._until_done(work, url, request)
             return work.result()
         finally:
             self._stand_still("paused", False)
             self._stand_still("silent", False)
+            self._stand_still("moving", False)
             if not work.done():
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
@@ -215,18 +227,65 @@ class Routed:
         finally:
             self._stand_still("busy", False)
 
-    async def _until_done(self, work: asyncio.Task[Completion], url: str) -> None:
+    async def _until_done(
+        self, work: asyncio.Task[Completion], url: str, request: GenerateRequest
+    ) -> None:
         """Look again at each news of the server, and whenever its silence means something else."""
         while not work.done():
             self._news.clear()
-            timeout_s = self._patience_s(url)
+            waits: set[asyncio.Task[Any]] = {work}
+            try:
+                timeout_s = self._patience_s(url)
+            except BackendError as silence:
+                self._wait_for_another(silence, url, request)
+                timeout_s = STILL_S
+            if self._request is not None and not self._request.reply.done():
+                waits.add(self._request.reply)
             news = asyncio.ensure_future(self._news.wait())
             try:
                 await asyncio.wait(
-                    {work, news}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                    {*waits, news}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
             finally:
                 news.cancel()
+
+    def _wait_for_another(self, silence: BackendError, url: str, request: GenerateRequest) -> None:
+        """Ask the gateway for another server, once, and keep the call open until it has one.
+
+        Where it names the same server again that one is back, and the call may still be answered:
+        it begins to wait anew. Raises BackendError: the call is given up, since another server goes
+        on, a later call overtook it, or nobody can be asked.
+        """
+        if self._request is None:
+            lost = self._report(silence, request)
+            is_lost_alone = self._backends.gone_since(url) is None and self._is_overtaken()
+            if lost is None or is_lost_alone:
+                self._lost = lost
+                raise silence
+            self._request = _FailoverRequest(lost, asyncio.ensure_future(self._ask_within(lost)))
+        elif self._request.reply.done():
+            reply = self._request.reply
+            if reply.exception() is not None or reply.result().backend != url:
+                self._lost = self._request.lost
+                raise silence
+            self._request, self._heard_at = None, self._clock()
+        self._stand_still("moving", self._request is not None)
+
+    def _is_overtaken(self) -> bool:
+        return self._backends.overtook(self.name, self._began_at)
+
+    async def _ask_within(self, lost: Failover) -> Assigned:
+        """The server that goes on. Raises BackendError when there is none within `wait_s`."""
+        assert self._ask is not None
+        try:
+            async with asyncio.timeout(self._wait_s):
+                return await self._ask(lost)
+        except TimeoutError:
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE,
+                f"no backend went on within {self._wait_s:g} s: {lost.message}",
+                lost.trouble,
+            ) from None
 
     async def _hear_out(self, url: str, request: GenerateRequest) -> Completion:
         """Wait for a backend that is no server; `look` hears of its pauses."""
@@ -260,7 +319,7 @@ class Routed:
     def _patience_for_first_s(self, silent_s: float, paused: bool) -> float:
         """How long the first token is waited for: less where a later call has one already."""
         overtaken_s = min(FIRST_S, OVERTAKEN_S + self._prompt_tokens / READ_TOKENS_S)
-        if silent_s < overtaken_s or self._backends.overtook(self.name, self._began_at):
+        if silent_s < overtaken_s or self._is_overtaken():
             return overtaken_s
         if not paused:
             self._backends.look_out(self.name, self._renderer)
@@ -325,23 +384,25 @@ class Routed:
             min_version=request.min_version,
         )
 
-    async def _move(self, lost: Failover) -> None:
-        """Let the gateway say who goes on. Raises BackendError."""
-        assert self._ask is not None
+    async def _move(self) -> None:
+        """Let the gateway say who goes on. A request that was made while a call stayed open is
+        awaited, also where the call was answered after all: the gateway counts on its reply. Raises
+        BackendError.
+        """
         self._stand_still("moving", True)
         try:
-            if self._num_lost:
-                pause_s = min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**self._num_lost)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            async with asyncio.timeout(self._wait_s):
-                self.name = (await self._ask(lost)).backend
-        except TimeoutError:
-            raise BackendError(
-                FailureCode.BACKEND_UNAVAILABLE,
-                f"no backend went on within {self._wait_s:g} s: {lost.message}",
-                lost.trouble,
-            ) from None
+            if self._request is None:
+                assert self._lost is not None
+                if self._num_lost:
+                    pause_s = min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**self._num_lost)
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                self.name = (await self._ask_within(self._lost)).backend
+            else:
+                self.name = (await self._request.reply).backend
         finally:
             self._stand_still("moving", False)
-        self._num_lost += 1
+            if self._request is not None:
+                self._request.reply.cancel()
+                self._request = None
+        self._num_lost += self._lost is not None
         self._lost = None

@@ -172,13 +172,15 @@ class RunOperator(StageOperator):
                     else None
                 )
                 deadline = Deadline(lease.limits.run_s - spent_s, clock=self._clock)
+                backend = self._routed(lease, renderer, deadline)
+                stack.push_async_callback(backend.close)
                 context = AttemptContext(
                     task=lease.task,
                     env=env,
                     messages=ready.prompt,
                     tools=ready.tools,
                     renderer=renderer,
-                    backend=self._routed(lease, renderer, deadline),
+                    backend=backend,
                     sandbox=sandbox,
                     deadline=deadline,
                     key=lease.key,

@@ -78,6 +78,7 @@ class Scene:
                 context(policy, deadline=self.deadline, min_version=PolicyVersion(min_version))
             )
         finally:
+            await policy.close()
             await self.backends.close()
 
 
@@ -159,6 +160,60 @@ async def test_a_server_without_a_word_is_left_when_the_gateway_says_that_it_is_
         assert trajectory.stop_reason is StopReason.DONE
         assert [one.trouble for one in s.asked] == [Trouble.SILENT]
         check_exact(trajectory, *s.servers)
+
+
+@pytest.mark.parametrize("is_back_first", [False, True])
+async def test_a_server_that_froze_and_thawed_is_asked_nothing_twice(is_back_first: bool) -> None:
+    """No other server is able: the call stays open, and the budget stands still. `is_back_first`:
+    the gateway names the server again before the call is answered.
+    """
+    async with scene(Mode.WELL) as s:
+        (server,) = s.servers
+        s.deadline, server.delay_s = Deadline(2.0), 4.0
+        is_back = asyncio.Event()
+
+        async def ask(failed: Failover) -> Assigned:
+            await is_back.wait()
+            return Assigned(backend=server.url)
+
+        s.answer = ask
+        running = asyncio.ensure_future(s.run())
+        await until(lambda: server.calls)
+        s.backends.told(gone=[server.url], keyed=[])
+        await until(lambda: s.asked)
+        assert not running.done()
+        if is_back_first:
+            s.backends.told(gone=[], keyed=[])
+            is_back.set()
+        await until(lambda: server.in_flight == 0)
+        is_back.set()
+        trajectory = await running
+        assert trajectory.stop_reason is StopReason.DONE
+        assert len(server.calls) == 1, "sampled again"
+        assert [one.trouble for one in s.asked] == [Trouble.SILENT]
+        check_exact(trajectory, server)
+
+
+async def test_an_attempt_that_ends_leaves_no_request_for_another_server() -> None:
+    """The call was answered, and the gateway has not replied yet."""
+    async with scene(Mode.WELL) as s:
+        (server,) = s.servers
+        server.delay_s = 3.0
+        cancelled = asyncio.Event()
+
+        async def ask(failed: Failover) -> Assigned:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+            raise AssertionError
+
+        s.answer = ask
+        running = asyncio.ensure_future(s.run())
+        await until(lambda: server.calls)
+        s.backends.told(gone=[server.url], keyed=[])
+        assert (await running).stop_reason is StopReason.DONE
+        assert cancelled.is_set()
 
 
 async def test_a_server_that_is_out_gets_no_new_call() -> None:
