@@ -69,9 +69,17 @@ class Inbox:
         return self._batches.popleft()
 
 
+SMALL_BYTES = 8 << 10
+
+
 def wire_bytes(batch: pa.RecordBatch) -> int:
-    """What it weighs as a message: many times cheaper than `nbytes`, and right for slices."""
-    return int(pa.ipc.get_record_batch_size(batch))
+    """The size of a batch as a message, of a slice too; of a small one that of its buffers.
+
+    The exact size is that of a layout, which Arrow makes without the GIL: beside Flight's threads
+    the loop waits for its turn after it. Most messages are control rows, for which a bound will do.
+    """
+    num_bytes = int(batch.get_total_buffer_size())
+    return num_bytes if num_bytes < SMALL_BYTES else int(pa.ipc.get_record_batch_size(batch))
 
 
 class Sized(NamedTuple):

@@ -61,16 +61,27 @@ def _encode(table: str, rows: pa.Table, schema: pa.Schema) -> pa.Buffer:
     return _parquet(
         schema,
         [rows.slice(start, stop - start) for start, stop in cuts],
+        **(UNPACKED if rows.get_total_buffer_size() < SMALL_BYTES else PACKED),
         use_dictionary=False if sequences else _TEXT[table],
         column_encoding=_SPLIT if sequences else None,
         write_statistics=_SCALARS[table],
     )
 
 
+SMALL_BYTES = 256 << 10
+"""A smaller table is not compressed: zstd makes a context for each column, which costs more than
+all else of a small file, and saves little on short pages. Compaction compresses what it merges.
+"""
+
+PACKED: dict[str, Any] = {"compression": "zstd", "compression_level": 1}
+UNPACKED: dict[str, Any] = {"compression": "none", "compression_level": None}
+
+
 def _parquet(schema: pa.Schema, row_groups: Iterable[pa.Table], **settings: Any) -> pa.Buffer:
     sink = pa.BufferOutputStream()
-    fixed = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
-    with pq.ParquetWriter(sink, schema, **fixed, **settings) as writer:
+    with pq.ParquetWriter(
+        sink, schema, write_page_checksum=True, **{**PACKED, **settings}
+    ) as writer:
         for rows in row_groups:
             if rows.num_rows:
                 writer.write_table(rows, row_group_size=rows.num_rows)

@@ -64,6 +64,11 @@ log = logging.getLogger("prorl.storage")
 LINGER_S = 0.02
 """How long the first row after a pause waits for company."""
 
+SHARED_S = 0.25
+"""At least so long between two parts that somebody waits for: a part costs the same for one group
+as for ten. Longer delays a trainer that waits for one group, shorter makes a part a group.
+"""
+
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 FULL_DISK_WAIT_S = 1.0
 """Between two tries while the disk is full."""
@@ -225,8 +230,9 @@ class RunWriter:
             self._flying = PendingPart()
 
     async def _wait_until_due(self) -> None:
-        """At most one part comes per `flush_s`, unless somebody waits or memory does. The first row
-        after a pause goes almost at once, with those that come together with it.
+        """At most one part comes per `flush_s`; per `SHARED_S` where somebody waits or memory is
+        short. The first row after a pause goes almost at once, with those that come together with
+        it.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -234,6 +240,8 @@ class RunWriter:
                 max(self._last_flush + self._flush_s, loop.time() + min(LINGER_S, self._flush_s))
             ):
                 await self._urgent.wait()
+                if not self._draining and self._waiting.num_bytes < self._flush_bytes:
+                    await asyncio.sleep(self._last_flush + SHARED_S - loop.time())
         except TimeoutError:
             pass
         self._last_flush = loop.time()
@@ -300,28 +308,40 @@ class RunWriter:
         """Keep what did not commit, one file a batch; one that is there twice is read once."""
         rows = stack([waiting.row for waiting in cut])
         content = await asyncio.to_thread(encode_partial, rows, self.run_id)
-        await self._put(
-            self.directory.path(PARTIAL, f"cut-{uuid.uuid4().hex[:16]}.parquet"), content
-        )
+        path = self.directory.path(PARTIAL, f"cut-{uuid.uuid4().hex[:16]}.parquet")
+        await self._put({path: content})
         for waiting in cut:
             waiting.ack()
 
     async def _store_part(self) -> _Part:
         name = f"part-{uuid.uuid4().hex[:16]}"
-        found = await asyncio.to_thread(part_tables, self._flying)
-        files = []
-        for table, rows in found.items():
-            content = await asyncio.to_thread(encode, table, rows, self.run_id, name)
-            file = await asyncio.to_thread(part_file, table, name, rows, content)
-            await self._put(self.directory.path(file.path), content)
-            files.append(file)
-        return _Part(name, tuple(files), found)
+        part, contents = await asyncio.to_thread(self._encode_part, name)
+        await self._put(contents)
+        return part
 
-    async def _put(self, path: str, content: bytes | pa.Buffer) -> None:
-        """Make a file durable; waits while the disk is full."""
+    def _encode_part(self, name: str) -> tuple[_Part, Mapping[str, pa.Buffer]]:
+        """A part, and the content of its files by path. For a thread."""
+        tables, files, contents = (
+            part_tables(self._flying),
+            list[PartFile](),
+            dict[str, pa.Buffer](),
+        )
+        for table, rows in tables.items():
+            content = encode(table, rows, self.run_id, name)
+            file = part_file(table, name, rows, content)
+            contents[self.directory.path(file.path)] = content
+            files.append(file)
+        return _Part(name, tuple(files), tables), contents
+
+    def _write_files(self, contents: Mapping[str, bytes | pa.Buffer]) -> None:
+        for path, content in contents.items():
+            self._write_file(self.directory.fs, path, content)
+
+    async def _put(self, contents: Mapping[str, bytes | pa.Buffer]) -> None:
+        """Make files durable, by path; waits while the disk is full."""
         while True:
             try:
-                return await asyncio.to_thread(self._write_file, self.directory.fs, path, content)
+                return await asyncio.to_thread(self._write_files, contents)
             except StorageError as error:
                 if error.errno not in FULL_DISK:
                     raise
@@ -353,5 +373,5 @@ class RunWriter:
     async def _show(self, commit: Commit) -> None:
         """Make a commit visible to readers, unless it was, and is compacted by now."""
         if commit.commit_seq > self._compacted_upto:
-            await self._put(self.directory.commit_path(commit.commit_seq), commit.dumps())
+            await self._put({self.directory.commit_path(commit.commit_seq): commit.dumps()})
         await self._control.request(PartPublished(commit_seq=commit.commit_seq), run_id=self.run_id)

@@ -81,9 +81,11 @@ def test_whatever_a_rollout_holds_comes_back_from_parquet_and_as_a_group(
     )
 
 
-def test_parquet_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("width", "compression"), [(20, "UNCOMPRESSED"), (2000, "ZSTD")])
+def test_parquet_settings(width: int, compression: str) -> None:
+    """A small table is not compressed."""
     rows = pa.Table.from_batches(
-        [tables(pa.concat_batches([scored(i) for i in range(40)]))["sequences"]]
+        [tables(pa.concat_batches([scored(i, width=width) for i in range(40)]))["sequences"]]
     )
     meta = pq.ParquetFile(pa.BufferReader(encode("sequences", rows, "demo", "part-1"))).metadata
     columns = {
@@ -92,7 +94,7 @@ def test_parquet_settings(tmp_path: Path) -> None:
     }
     for name in ("token_ids.list.element", "logprobs.list.element"):
         assert set(columns[name].encodings) == {"BYTE_STREAM_SPLIT", "RLE"}
-        assert columns[name].compression == "ZSTD"
+        assert columns[name].compression == compression
     assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [8] * 5
     assert meta.metadata[b"prorl.run_id"] == b"demo"
     assert meta.metadata[b"prorl.schema_version"] == str(SCHEMA_VERSION).encode()

@@ -117,6 +117,24 @@ async def test_bytes_and_a_whole_group_flush_before_the_timer(tmp_path: Path) ->
             await until(lambda bench=bench, count=count: len(bench.acked) == count)  # type: ignore[misc]
 
 
+async def test_groups_that_end_soon_after_each_other_share_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has somebody who waits for it; one that comes after a pause goes at once."""
+    monkeypatch.setattr(writer_module, "SHARED_S", 2.0)
+    bench = Bench(tmp_path, flush_s=60, group_size=1, eager=True)
+    bench.log.accept(*((i, 1) for i in range(3)))
+    async with running(bench):
+        bench.add(scored(0))
+        await until(lambda: len(bench.acked) == 1)
+        for i in (1, 2):
+            bench.add(scored(i))
+            await asyncio.sleep(0.3)
+        await until(lambda: len(bench.acked) == 3)
+        assert len(bench.written) == 2
+    assert verify(bench.directory.root) == []
+
+
 async def test_rows_that_may_not_be_committed_go_to_partial(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.log.accept(*((i, 2) for i in range(5)))

@@ -99,6 +99,8 @@ class Maker:
             log.warning("%s; who does not fit waits", little)
         self._room = asyncio.Semaphore(self._max_lives)
         self._short_of_memory = False
+        self._looked_at, self._available = -MEMORY_S, 0
+        """When the machine's memory was read last, and what was free then."""
         self._cleaners: set[asyncio.Task[None]] = set()
         self._closing = False
         self.lives: dict[str, Live] = {}
@@ -184,7 +186,7 @@ class Maker:
                 # A node short of memory takes fewer: one more would only have the kernel kill the
                 # others. The first is always taken, else a node whose bound is too low would take
                 # none for ever.
-                while self.lives and memory.available_bytes() < RESERVE_BYTES:
+                while self.lives and self._available_bytes() < RESERVE_BYTES:
                     self._short_of_memory = True
                     await asyncio.sleep(MEMORY_S)
                 self._short_of_memory = False
@@ -195,6 +197,13 @@ class Maker:
         except BaseException:
             self._room.release()
             raise
+
+    def _available_bytes(self) -> int:
+        """As it was at most `MEMORY_S` ago: reading it costs as much as a fork."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._looked_at + MEMORY_S:
+            self._looked_at, self._available = now, memory.available_bytes()
+        return self._available
 
     async def _make(self, spec: SandboxSpec, image: tuple[str, ...], layer: str) -> Live:
         sandbox_id = secrets.token_hex(8)
