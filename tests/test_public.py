@@ -63,7 +63,7 @@ def _modules_after(code: str) -> set[str]:
             (*(set(HEAVY) - {"cyclopts", "rich"}), "prorl.cli.commands.run"),
         ),
         (
-            "import prorl.supervisor.service",
+            "import prorl.cli.commands.serve, prorl.client.http",
             "prorl.supervisor.service",
             ("pyarrow", "torch", "duckdb", "numpy"),
         ),

@@ -18,6 +18,7 @@ from prorl.supervisor.service import Supervisor
 
 if TYPE_CHECKING:
     from prorl.client.client import Client
+    from prorl.client.http import Http
 
 ResultT = TypeVar("ResultT")
 
@@ -71,17 +72,23 @@ async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Supervisor
 
 
 def client_of(running: Supervisor, patience_s: float = PATIENCE_S) -> Client:
-    """A client of it; call it from threads (`asyncio.to_thread`).
+    """A client of it; call it from threads (`asyncio.to_thread`)."""
+    from prorl.client.client import Client
+
+    return Client(http=http_of(running, patience_s))
+
+
+def http_of(running: Supervisor, patience_s: float = PATIENCE_S) -> Http:
+    """Its HTTP alone, which needs no Arrow; to be called from threads, too.
 
     It looks for a restarted gateway in silence: the terminal is for progress.
     """
     import stamina
 
-    from prorl.client.client import Client
     from prorl.client.http import Http
 
     stamina.instrumentation.set_on_retry_hooks([])
-    return Client(http=Http(running.url, running.config.token, retry_s=patience_s))
+    return Http(running.url, running.config.token, retry_s=patience_s)
 
 
 async def first(stop: Stop, running: Supervisor, work: Awaitable[ResultT]) -> ResultT | None:

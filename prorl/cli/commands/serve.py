@@ -17,7 +17,7 @@ from prorl.cli.output import say
 from prorl.cli.settings import Job, check_model, job_settings, service_settings
 from prorl.config import ServiceConfig
 from prorl.config.layout import about
-from prorl.deploy.running import client_of, first, service, signals
+from prorl.deploy.running import first, http_of, service, signals
 from prorl.dropin import SERVERS
 from prorl.errors import UnavailableError, UserError
 
@@ -148,13 +148,13 @@ async def _watch(running: Supervisor) -> None:
     """Tell the supervisor of progress, so that a child which dies now and then is no crash loop;
     tell people what rollouts wait for.
     """
-    client, said, out = client_of(running), "", set[str]()
+    http, said, out = http_of(running), "", set[str]()
     while True:
         if running.trouble != said:
             said = running.trouble
             say(f"waiting  {said}" if said else "the disk takes writes again")
         with contextlib.suppress(UnavailableError):
-            found = await asyncio.to_thread(client.status)
+            found = await asyncio.to_thread(http.request, "GET", "v1", "status")
             running.note_commits(int(found["commits"]))
             out, before = set(servers_out(found)), out
             for line in sorted(out - before):

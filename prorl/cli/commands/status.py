@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from prorl.cli.options import LOOK_S, JsonObject, ServiceRoot, ServiceUrl
 from prorl.cli.output import clean, is_terminal, say, say_json, table
 from prorl.cli.runs import DEFAULT_ROOT
-from prorl.client.client import connect
 from prorl.errors import UserError
 from prorl.types import Json
 
@@ -39,6 +38,8 @@ def status(
     """
     if watch is not None and not 0.1 <= watch <= 3600:
         raise UserError(f"--watch {watch:g}", "0.1 to 3600 seconds")
+    from prorl.client.client import connect  # with Arrow, which `prorl serve` does without
+
     with connect(url or root, retry_s=LOOK_S) as client:
         found, since = client.status(), time.monotonic()
         if watch is None:
