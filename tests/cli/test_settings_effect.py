@@ -40,7 +40,8 @@ TAKEN = {
 
 
 @pytest.mark.parametrize(
-    ("command", "key"), [(command, key) for command, keys in REFUSED.items() for key in keys]
+    ("command", "key"),
+    [(command, key) for command, keys in REFUSED.items() for key in sorted(keys)],
 )
 def test_a_setting_without_effect_is_refused(command: str, key: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"has no effect on `prorl {command}`"):
