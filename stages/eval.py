@@ -172,11 +172,11 @@ class EvalOperator(StageOperator):
         *,
         is_cancelled: Callable[[AttemptKey], bool],
         clock: Clock = now,
-        rests_s: Sequence[float] | None = None,
+        rests_s: Sequence[float] = RESTS_S,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
         self._verified = Verified(host, clock)
-        self._rests_s = RESTS_S if rests_s is None else rests_s
+        self._rests_s = rests_s
 
     async def __call__(self, row: Row) -> Added:
         """Score one row; never raises for what grading can suffer."""

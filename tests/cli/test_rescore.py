@@ -112,7 +112,7 @@ class Env(BaseEnv):
 """
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.slow  # EVAL rests for 21 s between its four askings
 def test_what_a_reward_raised_for_is_graded_later_and_was_sampled_once(
     tmp_path: Path, sandbox_kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,8 +120,8 @@ def test_what_a_reward_raised_for_is_graded_later_and_was_sampled_once(
     env, root = f"{tmp_path}/shaky.py:Env", tmp_path / "root"
     rows = [{"task_id": str(i), "env": env, "prompt": "?"} for i in range(4)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    inline = {"workers": 0, "sandbox": {"kind": sandbox_kind}}
-    flags = {"tasks": f"{tmp_path}/t.jsonl", "policy": "noop", "name": "r", "service": inline}
+    service = {"workers": 0, "sandbox": {"kind": sandbox_kind}}
+    flags = {"tasks": f"{tmp_path}/t.jsonl", "policy": "noop", "name": "r", "service": service}
     asyncio.run(run_plan(JobPlan.make(None, flags, [], root=root), json=True))
     found = query(
         root / "r",
@@ -134,15 +134,10 @@ def test_what_a_reward_raised_for_is_graded_later_and_was_sampled_once(
     ]
     assert all((row["sampled"], row["attempt"]) == (True, 1) for row in found)
     assert "LookupError: no such key" in found[1]["failure_message"]
-    assert len(list(tmp_path.glob("asked-1-*"))) == 3, "EVAL asked again, with the artefact"
+    assert len(list(tmp_path.glob("asked-1-*"))) == 4, "EVAL asked again, with the artefact"
     (tmp_path / "mended").touch()
     dispatch(["eval", "--stored", "r", "--name", "later", "--root", str(root), "--json"])
     assert '"scored":4' in capsys.readouterr().out.replace(" ", "")
     later = query(root / "r", "select count(reward) as n from scores").to_pylist()
     assert later == [{"n": 4}]
     assert verify(root / "r") == []
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl.stages.eval.RESTS_S", (0.01, 0.01))
