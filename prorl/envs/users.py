@@ -32,9 +32,11 @@ while they live.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -58,6 +60,7 @@ from prorl.errors import (
 from prorl.helper import Died, Late, Program, Raised, pool
 from prorl.limits import Deadline
 from prorl.protocols import Env, Reference, Sandbox
+from prorl.task_json import task_to_json
 from prorl.timing import now
 from prorl.tools.catalogue import CATALOGUE
 from prorl.types import (
@@ -151,8 +154,31 @@ async def open_env(find: GetEnv, task: Task, within_s: float = HOOK_S) -> Env:
     if not code or not (isinstance(env, _Closed) or task.env in BUILT_IN):
         return env
     asking = _Asking(code, task)
-    plan = await asking.ask("plan", HOOK_S, Plan, again=True)
-    return UsersEnv(asking, plan, now() + within_s)
+    return UsersEnv(asking, await _plan_of(asking), now() + within_s)
+
+
+MAX_PLANS = 512
+"""Tasks of a loop whose plan is remembered: siblings open the same one, in each stage."""
+
+_PLANS: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[tuple[Program, bytes], asyncio.Task[Plan]]
+] = weakref.WeakKeyDictionary()
+
+
+async def _plan_of(asking: _Asking) -> Plan:
+    """The plan of a task, asked once for siblings; a failure is not remembered. Raises TaskError,
+    RolloutError.
+    """
+    plans = _PLANS.setdefault(asyncio.get_running_loop(), {})
+    text = task_to_json(asking.task).encode()
+    key = asking.program, hashlib.blake2b(text, digest_size=16).digest()
+    plan = plans.pop(key, None)
+    if plan is None or (plan.done() and (plan.cancelled() or plan.exception() is not None)):
+        plan = asyncio.ensure_future(asking.ask("plan", HOOK_S, Plan, again=True))
+    plans[key] = plan  # the last of the dict: the oldest are forgotten first
+    while len(plans) > MAX_PLANS:
+        del plans[next(iter(plans))]
+    return await asyncio.shield(plan)
 
 
 @cache
@@ -169,7 +195,7 @@ class _Asking:
     def __init__(self, code: tuple[str, ...], task: Task) -> None:
         self.task = task
         # as many as a stage has rows: one that waits keeps its process, others need theirs
-        self._program = Program(
+        self.program = Program(
             "prorl.envs.users_program", code, wall_s=HOOK_S, most=16, version=version_of(code)
         )
 
@@ -185,7 +211,7 @@ class _Asking:
         """What a hook gives, checked. Raises TaskError and RolloutError."""
         what = self.task.env if hook == "plan" else f"{self.task.env}.{hook}"
         try:
-            said = await (await pool(self._program)).ask(
+            said = await (await pool(self.program)).ask(
                 (hook, self.task, given, sandbox.ref if sandbox is not None else None),
                 what=what,
                 wall_s=max(wall_s, 0.1),

@@ -317,7 +317,7 @@ async def test_ours_are_not_asked_in_helpers() -> None:
     task = make_task("math", answer="1")
     assert await open_env(get_env, task) is not None
     assert type(await open_env(env_by_name, task)).__name__ == "MathEnv"
-    assert (await pool(users._Asking(("x",), task)._program)).starts == 0
+    assert (await pool(users._Asking(("x",), task).program)).starts == 0
 
 
 def test_a_helper_of_users_dies_with_its_loop(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_helper_of_users_dies_with_its_loop(tmp_path: Path) -> None:
 
     async def pid() -> int:
         env = await _open(task)
-        return (await pool(env._asking._program))._free[0][0].pid
+        return (await pool(env._asking.program))._free[0][0].pid
 
     found = asyncio.run(pid())
     until = time.monotonic() + 20
@@ -366,3 +366,26 @@ async def test_an_edited_file_is_another_program(tmp_path: Path) -> None:
     second = await opened("0.25")
     assert await reward_of(second) == 0.25
     assert await reward_of(first) == 1.0, "what was opened before keeps its code"
+
+
+async def test_siblings_share_one_plan_and_a_failure_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    counts = tmp_path / "asked"
+    noted = f"def messages(self, task):\n        open({str(counts)!r}, 'a').write('x')"
+    code = tmp_path / "counting.py"
+    code.write_text(ENV.replace("def messages(self, task):", noted))
+    mine = f"{code}:Mine"
+    task = make_task(mine, "?")
+    envs = await asyncio.gather(*(open_env(env_by_name, task) for _ in range(4)))
+    envs.append(await open_env(env_by_name, task))
+    assert counts.read_text() == "x"
+    assert len({tuple(map(str, env.messages(task))) for env in envs}) == 1
+    await open_env(env_by_name, make_task(mine, "another?"))
+    assert counts.read_text() == "xx"
+    failing = make_task(mine, "?", hook="messages", how="raise")
+    for _ in range(2):
+        before = len(counts.read_text())
+        with pytest.raises(TaskError):
+            await open_env(env_by_name, failing)
+        assert len(counts.read_text()) > before
