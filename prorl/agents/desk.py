@@ -175,7 +175,7 @@ class Desk:
             left_s = SILENT_S if lease.asking else lease.heard_at + SILENT_S - now()
             if left_s <= 0:
                 text = f"guest {lease.name!r} was silent for {SILENT_S:g} s"
-                raise RolloutError(FailureCode.GRADER_ERROR, text)
+                raise RolloutError(FailureCode.EVAL_FAILED, text)
             await asyncio.wait({lease.outcome}, timeout=left_s)
         return lease.outcome.result()
 

@@ -58,12 +58,12 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
         except BudgetError as error:
             if door.ended.done():
                 raise
-            raise RolloutError(FailureCode.GRADER_ERROR, f"{error.message}: it hung") from None
+            raise RolloutError(FailureCode.EVAL_FAILED, f"{error.message}: it hung") from None
     exit_code, reward = said.get("exit_code"), said.get("reward")
     if exit_code != 0 or reward is None:
         what = f"exit status {exit_code}" if exit_code else "no reward.json"
         output = str(said.get("output", ""))
-        raise RolloutError(FailureCode.GRADER_ERROR, f"the guest: {what}: {output.strip()[-1500:]}")
+        raise RolloutError(FailureCode.EVAL_FAILED, f"the guest: {what}: {output.strip()[-1500:]}")
     if output := str(said.get("output", "")).strip():
         sampler.record.messages.append(Message(role="grader", name="guest", content=output))
     return End(StopReason.DONE, artefact=reward.encode())

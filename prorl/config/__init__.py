@@ -39,6 +39,9 @@ RESERVED_NAMES = frozenset(
 JOB_FILE = "job.json"
 """Of `prorl run`: what it was asked, with the hashes of its files."""
 
+MAX_INT32 = (1 << 31) - 1
+"""What an int32 holds: a column's, or a model server's field."""
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -359,7 +362,7 @@ class Sampling(StrictModel):
         description="of the sampled answers; default 1",
     )
     top_p: float = Field(default=_SAMPLING.top_p, gt=0.0, le=1.0)
-    top_k: int = Field(default=_SAMPLING.top_k, ge=0)
+    top_k: int = Field(default=_SAMPLING.top_k, ge=0, le=MAX_INT32)
     max_tokens: int = Field(
         default=_SAMPLING.max_tokens,
         ge=1,

@@ -109,7 +109,7 @@ async def test_right_is_one_and_wrong_is_nothing(at: Open, said: str, reward: fl
     assert len(trajectory.sequences) == len(trajectory.turns) == 1
 
 
-@pytest.mark.parametrize(("code", "failure"), [("task", "bad_task"), ("infra", "grader_error")])
+@pytest.mark.parametrize(("code", "failure"), [("task", "bad_task"), ("infra", "eval_failed")])
 async def test_its_own_failure_is_nobodys_reward(at: Open, code: str, failure: str) -> None:
     running = at.attempt()
     assert await at.say(await at.lease(), "failed", code=code, message="broken") == 200
@@ -150,7 +150,7 @@ async def test_of_one_that_falls_silent_another_gets_the_next_attempt(
     first = await at.lease()
     await at.ask(first)
     failure = (await running).failure
-    assert (failure.code, failure.failure_class.trains) == (FailureCode.GRADER_ERROR, False)
+    assert (failure.code, failure.failure_class.trains) == (FailureCode.EVAL_FAILED, False)
     running = at.attempt("24")
     second = await at.lease()
     assert await at.say(first, "done", reward=1) == 410

@@ -59,16 +59,16 @@ async def test_right_is_one_and_wrong_is_nothing(said: str, reward: float) -> No
 @pytest.mark.parametrize(
     ("script", "code", "words"),
     [
-        ("ask('x'); sys.exit('broken')", "grader_error", "exit status 1: broken"),
-        ("ask('x')", "grader_error", "no reward.json"),
-        ("open('reward.json', 'w').write('{')", "grader_error", "reward.json"),
-        ("leave(reward=float('nan'))", "grader_error", "reward.json"),
-        ("leave(score=1)", "grader_error", "no finite number `reward`"),
+        ("ask('x'); sys.exit('broken')", "eval_failed", "exit status 1: broken"),
+        ("ask('x')", "eval_failed", "no reward.json"),
+        ("open('reward.json', 'w').write('{')", "eval_failed", "reward.json"),
+        ("leave(reward=float('nan'))", "eval_failed", "reward.json"),
+        ("leave(score=1)", "eval_failed", "no finite number `reward`"),
         ("leave(failed='task', message='no such level')", "bad_task", "no such level"),
-        ("os.kill(os.getpid(), 9)", "grader_error", "exit status -9"),
-        ("ask('x'); leave(reward=1.0); sys.exit(3)", "grader_error", "exit status 3"),
-        ("ask('x', key='another')", "grader_error", "HTTP Error 401"),
-        (f"{PATH}'another/v1'); ask('x')", "grader_error", "HTTP Error 401"),
+        ("os.kill(os.getpid(), 9)", "eval_failed", "exit status -9"),
+        ("ask('x'); leave(reward=1.0); sys.exit(3)", "eval_failed", "exit status 3"),
+        ("ask('x', key='another')", "eval_failed", "HTTP Error 401"),
+        (f"{PATH}'another/v1'); ask('x')", "eval_failed", "HTTP Error 401"),
     ],
 )
 async def test_its_own_failure_is_nobodys_reward(script: str, code: str, words: str) -> None:
@@ -121,7 +121,7 @@ async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() 
             env = get_env("guest")
             return (await env.score(made.task, trajectory.artefact, None, Deadline(9))).reward
         code = trajectory.failure.code
-        return None if code is FailureCode.GRADER_ERROR else str(trajectory.failure)
+        return None if code is FailureCode.EVAL_FAILED else str(trajectory.failure)
 
     rewards = await asyncio.gather(*map(one, range(200)))
     assert rewards == [scripts[number % len(scripts)][2] for number in range(200)]
@@ -137,7 +137,7 @@ async def test_while_it_waits_for_its_turn_its_time_stands_still() -> None:
         made.desk = desk
     played = await asyncio.gather(*map(get_agent("guest").run, (*hung, last)))
     codes = [each.failure.code for each in played]
-    assert codes == [FailureCode.GRADER_ERROR] * len(hung) + [FailureCode.NONE]
+    assert codes == [FailureCode.EVAL_FAILED] * len(hung) + [FailureCode.NONE]
 
 
 def attempt(task: Task, *replies: Reply, run_s: float = 60.0, turns: int = 2) -> AttemptContext:
@@ -150,7 +150,7 @@ def attempt(task: Task, *replies: Reply, run_s: float = 60.0, turns: int = 2) ->
 @pytest.mark.parametrize(
     ("script", "code"),
     [
-        ("import time; time.sleep(999)", "grader_error"),  # it hangs: nobody's
+        ("import time; time.sleep(999)", "eval_failed"),  # it hangs: nobody's
         ("ask('x'); ask('y'); ask('z')", "max_turns"),  # the policy's budget: the policy's
     ],
 )

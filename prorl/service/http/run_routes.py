@@ -11,7 +11,7 @@ from typing import Literal, Self
 from fastapi import FastAPI, Request, Response
 from pydantic import Field, ValidationError, model_validator
 
-from prorl.config import NAME, RunConfig, StrictModel
+from prorl.config import MAX_INT32, NAME, RunConfig, StrictModel
 from prorl.config.validation import explain
 from prorl.errors import UnavailableError, UserError
 from prorl.net.bearer import TokenGrant
@@ -42,7 +42,9 @@ class AnnouncedBody(StrictModel):
 
 
 class VersionBody(StrictModel):
-    version: int = Field(default=0, ge=0, description="one above the last; 0 = let the gateway say")
+    version: int = Field(
+        default=0, ge=0, le=MAX_INT32, description="one above the last; 0 = let the gateway say"
+    )
     path: str = Field(
         default="",
         max_length=4096,
@@ -61,6 +63,7 @@ class VersionBody(StrictModel):
     trained: int | None = Field(
         default=None,
         ge=0,
+        lt=1 << 63,
         description="delivered groups that these weights were trained on: the number in the"
         " cursor of their last batch; absent = what the last commit covers",
     )
