@@ -387,13 +387,13 @@ async def test_what_the_border_cannot_keep_is_refused_in_one_line(tmp_path: Path
             assert "groups[0] (task 't')" in answer["message"]
         # JSON columns hold integers of any size, columns and SQLite those of 64 bits
         for long in (2**63, 2**64, -(2**63) - 1, 10**400):
-            exact = {"task": {**task, "data": {"x": [long]}}, "extra": {"x": long}}
+            exact: Json = {"task": {**task, "data": {"x": [long]}}, "extra": {"x": long}}
             status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": [exact]})
             assert status == 202, answer
-            for sampling in ("top_k", "max_tokens"):
-                body = {"task": task, "sampling": {sampling: long}}
-                status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": [body]})
-                assert (status, f"sampling.{sampling}" in answer["message"]) == (422, True), answer
+            for name in ("top_k", "max_tokens"):
+                hot: Json = {"task": task, "sampling": {name: long}}
+                status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": [hot]})
+                assert (status, f"sampling.{name}" in answer["message"]) == (422, True), answer
             for name in ("version", "trained"):
                 status, answer = await w.http("POST", "/v1/runs/r/versions", {name: long})
                 assert (status, name in answer["message"]) == (422, True), answer
