@@ -148,9 +148,11 @@ def _kill(service: prorl.Client, role: str) -> int:
         time.sleep(0.1)  # of a test's poll: the test has its limit
 
 
-def test_i_kill_it_and_nothing_is_lost_and_i_look(tmp_path: Path, sandbox_kind: str) -> None:
-    run, status, kill, verify = _shell("I kill it, and nothing is lost")
-    view, sql, report, _replay = _shell("I look")
+def test_the_commands_of_crash_safety_and_inspection_work(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    run, status, kill, verify = _shell("Crash safety")
+    view, sql, report, _replay = _shell("Inspect runs")
     assert (status[1:], kill[:2], view[1:]) == (["status"], ["kill", "-9"], ["view"])
     rows = [
         {"question": f"What is {i} + 1?", "answer": f"It is {i + 1}.\n#### {i + 1}"}
