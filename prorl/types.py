@@ -407,6 +407,8 @@ class SandboxRef(NamedTuple):
 
 DOCKER = "docker://"
 """How an image in a container registry begins."""
+DOCKERFILE = "dockerfile:"
+"""How an image begins that is built from a folder with a Dockerfile; an absolute path follows."""
 HOST_WHEELS = "host"
 """As `SandboxSpec.wheels`: copied from the Python that prorl itself runs in."""
 

@@ -39,7 +39,9 @@ class JobPlan:
     run: RunConfig
     tasks: tuple[Task, ...]
     about: tuple[str, ...]
-    """A line for each source of tasks: what it was read as, what was left out."""
+    """Lines for each source of tasks: what it was read as, what was left out, what has no
+    effect.
+    """
     resume: bool
 
     @property
@@ -103,7 +105,7 @@ class JobPlan:
             service=service,
             run=run,
             tasks=tuple(task for one in found for task in one.tasks),
-            about=tuple(one.about for one in found),
+            about=tuple(line for one in found for line in (one.about, *one.deviations)),
             resume=resume,
         )
 

@@ -25,6 +25,7 @@ Check = Callable[[Task], None]
 """Raises TaskError for a task that its env cannot run."""
 
 _SHOWN_BAD = 5
+_SHOWN_TASKS = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +38,19 @@ class TaskSet:
     """Rows that were left out, with their places."""
     repeated: list[str] = field(default_factory=list)
     """Places of rows that say what an earlier one says, under another id."""
+
+    @property
+    def deviations(self) -> list[str]:
+        """A line for each thing that tasks ask for and do not get, with how many they are."""
+        tasks: dict[str, list[str]] = {}
+        for task in self.tasks:
+            for deviation in task.data.get("deviations") or ():
+                tasks.setdefault(str(deviation), []).append(task.task_id)
+        return [
+            f"{len(ids)} of {len(self.tasks)} tasks: {deviation}"
+            f" ({', '.join(ids[:_SHOWN_TASKS])}{', ...' if len(ids) > _SHOWN_TASKS else ''})"
+            for deviation, ids in tasks.items()
+        ]
 
     @property
     def about(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import datetime
 import gzip
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -34,6 +35,10 @@ _HEAD = 4096
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 
+TASK_DEPTH = 3
+"""Levels below a folder at which Harbor's task folders are looked for: collections keep them one or
+two levels deep.
+"""
 MAX_LINE = 64 << 20
 """Bytes of a line: a file without ends of lines is not read whole to find that out."""
 
@@ -47,6 +52,9 @@ class Placed(NamedTuple):
 
 def read_rows(path: Path) -> Iterator[Placed]:
     """Rows in their order. Raises TaskError for a file or folder that cannot be read."""
+    if path.is_dir() and (folders := list(task_folders(path))):
+        yield from (Placed(str(folder), {"harbor_folder": str(folder)}) for folder in folders)
+        return
     for file in files_of(path) if path.is_dir() else [path]:
         if file.suffix == ".arrow":
             yield from _arrow(file)
@@ -267,3 +275,20 @@ def _splits(path: Path) -> list[str]:
     if not isinstance(names, list) or not names or any("/" in str(name) for name in names):
         raise TaskError(f"{path} names the splits {names!r}", "what `datasets` writes")
     return [str(name) for name in names]
+
+
+# ---- Harbor's task folders
+
+
+def task_folders(path: Path, depth: int = TASK_DEPTH) -> Iterator[Path]:
+    """The task folders at or below a folder, in the order of their names.
+
+    A folder that has the other parts of a task but no `task.toml` counts, so that it is reported.
+    """
+    has_parts = (path / "instruction.md").is_file() and (path / "tests").is_dir()
+    if has_parts or (path / "task.toml").is_file():
+        yield path
+    elif depth:
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+            if entry.is_dir() and not entry.name.startswith("."):
+                yield from task_folders(Path(entry.path), depth - 1)

@@ -66,7 +66,8 @@ def check(
         Kind of sandbox; auto = pyns where it works, else apptainer.
     """
     found = read_tasks(path, env, limit, skip_bad=skip_bad)
-    note(found.about)
+    for line in (found.about, *found.deviations):
+        note(line)
     findings = asyncio.run(_check_all(found.tasks, sandbox))
     answer([finding._asdict() for finding in findings], _lines(path, findings), json=json)
     return 1 if any(finding.problem for finding in findings) else 0

@@ -18,6 +18,7 @@ from prorl.errors import TaskError
 from prorl.types import Json, Task
 
 NAMES = (
+    "harbor:HARBOR",
     "questions:PRORL",
     "programs:HUMANEVAL",
     "swe:R2E_GYM",

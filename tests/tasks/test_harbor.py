@@ -1,0 +1,267 @@
+"""Harbor's task folders: what is read, and one clear line for each broken one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prorl.errors import TaskError
+from prorl.tasks import read_tasks
+from prorl.types import Json
+from tests.harbor_folders import TOML, make_folder
+
+SERVICES = "services:\n  main: {build: .}\n"
+
+
+def _toml(line: str, section: str = "environment") -> str:
+    """The usual task.toml with a further line in a section, or at the top."""
+    if not section:
+        return f"{line}\n{TOML}"
+    assert f"[{section}]\n" in TOML
+    return TOML.replace(f"[{section}]\n", f"[{section}]\n{line}\n")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1", "1.2", "1.3", "1.4"])
+def test_a_folder_is_read_in_each_version(tmp_path: Path, version: str) -> None:
+    key = "version" if version < "1.3" else "schema_version"
+    text = TOML.replace('schema_version = "1.3"', f'{key} = "{version}"')
+    folder = make_folder(tmp_path / "add", **{"task.toml": text})
+    (task,) = read_tasks(folder).tasks
+    assert (task.task_id, task.env, task.prompt) == (
+        "add",
+        "harbor",
+        "Write the sum of 2 and 3 into sum.txt.",
+    )
+    assert task.data["image"] == f"dockerfile:{folder / 'environment'}"
+    assert task.data["sandbox"] == {"memory_bytes": 512 << 20, "overlay_bytes": 64 << 20}
+    assert (task.data["agent_timeout_s"], task.data["verifier"]["timeout_s"]) == (120, 60.5)
+    assert task.data["deviations"] == []
+
+
+def test_every_key_of_the_format_is_read(tmp_path: Path) -> None:
+    text = """schema_version = "1.4"
+source = "here"
+artifacts = ["/app/out", {source = "/app/model", exclude = ["*.tmp"]}]
+[task]
+name = "ours/every-key"
+version = "2"
+description = "All keys."
+authors = [{name = "A"}]
+keywords = ["k"]
+[metadata.own]
+anything = 1
+[agent]
+timeout_sec = 9
+user = "root"
+[verifier]
+timeout_sec = 8
+environment_mode = "separate"
+[verifier.env]
+LEVEL = "${LEVEL:-3}"
+[verifier.environment]
+memory_mb = 256
+workdir = "/tests"
+[verifier.environment.env]
+SIDE = "verifier"
+[environment]
+build_timeout_sec = 7
+docker_image = "registry.example/team/task:1"
+cpus = 2
+memory = "2G"
+storage = "512M"
+gpus = 0
+mcp_servers = []
+workdir = "/app"
+allow_internet = false
+[environment.env]
+SIDE = "agent"
+[environment.healthcheck]
+command = "test -f /app/ready"
+retries = 2
+[solution.env]
+FAST = "1"
+"""
+    instruction = "<!-- a canary line of the author -->\n# canary 42\n\nDo it.\n"
+    folder = make_folder(tmp_path / "x", **{"task.toml": text, "instruction.md": instruction})
+    (task,) = read_tasks(folder).tasks
+    assert (task.task_id, task.prompt) == ("ours/every-key", "Do it.")
+    expected: dict[str, Json] = {
+        "image": "docker://registry.example/team/task:1",
+        "build_timeout_s": 7,
+        "workdir": "/app",
+        "environment": {"SIDE": "agent"},
+        "sandbox": {"memory_bytes": 2 << 30, "overlay_bytes": 512 << 20, "cpus": 2.0},
+        "network": "no-network",
+        "solution_environment": {"FAST": "1"},
+        "deviations": [],
+    }
+    assert {key: task.data[key] for key in expected} == expected
+    assert task.data["healthcheck"]["retries"] == 2
+    assert [each["source"] for each in task.data["artifacts"]] == [
+        "/logs/artifacts",
+        "/app/out",
+        "/app/model",
+    ]
+    verifier = task.data["verifier"]
+    assert (verifier["image"], verifier["has_tests"]) == (task.data["image"], False)
+    assert (verifier["environment"], verifier["variables"]) == (
+        {"LEVEL": "3"},
+        {"SIDE": "verifier"},
+    )
+    assert (verifier["workdir"], verifier["sandbox"]) == ("/tests", {"memory_bytes": 256 << 20})
+    make_folder(
+        folder, **{"task.toml": text, "tests/Dockerfile": "FROM small\n", "tests/test.sh": "exit\n"}
+    )
+    (task,) = read_tasks(folder).tasks
+    assert task.data["verifier"]["image"] == f"dockerfile:{folder / 'tests'}"
+    assert task.data["verifier"]["has_tests"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ('colour = "red"\n' + TOML, "the key `colour` of task.toml is unknown"),
+        (_toml("max_turns = 3", "agent"), "the key `agent.max_turns` of task.toml is unknown"),
+        (_toml("disk_gb = 3"), "the key `environment.disk_gb` of task.toml is unknown"),
+        (_toml('user = "nobody"', "agent"), "agent.user: a sandbox has one user"),
+        (_toml('skills_dir = "/skills"'), "environment.skills_dir"),
+        (TOML.replace('network_mode = "no-network"', "allow_internet = true"), "the network that"),
+        (_toml('network_mode = "public"', "verifier"), "the network that"),
+        (TOML.replace('network_mode = "no-network"', ""), "the network that"),
+    ],
+)
+def test_what_has_no_effect_is_reported_once_for_all_tasks(
+    tmp_path: Path, text: str, reported: str
+) -> None:
+    for name in ("a", "b", "c", "d"):
+        make_folder(tmp_path / name, **{"task.toml": text})
+    make_folder(tmp_path / "plain")
+    (line,) = read_tasks(tmp_path).deviations
+    assert line.startswith(f"4 of 5 tasks: {reported}")
+    assert line.endswith("(a, b, c, ...)")
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ({"task.toml": None}, "no task.toml"),
+        ({"task.toml": "[agent"}, "task.toml is not TOML"),
+        ({"task.toml": b"# \xff\n"}, "task.toml is not UTF-8"),
+        ({"task.toml": "verifier = 3\n"}, "`verifier` = '3'; expected a table [verifier]"),
+        ({"task.toml": 'version = "2.0"\n'}, "schema_version = '2.0'; expected one of 1.0"),
+        (
+            {"task.toml": _toml('[task]\nname = "no organisation"', "")},
+            "expected ORGANISATION/NAME",
+        ),
+        (
+            {"task.toml": "[verifier]\ntimeout_sec = -1\n"},
+            "`verifier.timeout_sec` = -1; expected more than 0",
+        ),
+        (
+            {"task.toml": '[agent]\ntimeout_sec = "soon"\n'},
+            "`agent.timeout_sec` = 'soon'; expected a number",
+        ),
+        ({"task.toml": _toml("cpus = nan")}, "`environment.cpus` = nan"),
+        ({"task.toml": _toml('memory = "much"')}, "memory = 'much' is no size"),
+        ({"task.toml": _toml('memory = "2G"')}, "contradicts memory_mb = 512"),
+        ({"task.toml": _toml('os = "windows"')}, "environment.os = 'windows': not supported"),
+        ({"task.toml": _toml("gpus = 1")}, "a GPU or TPU in [environment]: not supported"),
+        (
+            {"task.toml": _toml('mcp_servers = [{name = "a", url = "http://a"}]')},
+            "mcp_servers: not supported",
+        ),
+        (
+            {"task.toml": _toml('workdir = "app"')},
+            "environment.workdir = 'app'; expected an absolute",
+        ),
+        (
+            {"task.toml": _toml('allowed_hosts = ["a.example"]')},
+            "allowed_hosts without network_mode",
+        ),
+        (
+            {"task.toml": TOML.replace("no-network", "everything")},
+            "`environment.network_mode` = 'everything'",
+        ),
+        (
+            {"task.toml": TOML + "[environment.healthcheck]\nretries = 1\n"},
+            "no `environment.healthcheck.command`",
+        ),
+        (
+            {"task.toml": TOML + '[verifier.env]\nKEY = "${API_KEY}"\n'},
+            "needs the host's variable API_KEY",
+        ),
+        ({"task.toml": TOML + '[[steps]]\nname = "first"\n'}, "[[steps]]: not supported"),
+        (
+            {
+                "task.toml": _toml(
+                    'environment_mode = "shared"\nenvironment = {cpus = 1}', "verifier"
+                )
+            },
+            "environment_mode is shared beside",
+        ),
+        (
+            {"task.toml": _toml('environment_mode = "alone"', "verifier")},
+            "`verifier.environment_mode` = 'alone'",
+        ),
+        (
+            {"task.toml": _toml('collect = [{command = "x"}]', "verifier")},
+            "[[verifier.collect]]: not supported",
+        ),
+        (
+            {"task.toml": 'artifacts = [{source = "/a", service = "db"}]\n'},
+            "an artifact of the service 'db'",
+        ),
+        ({"task.toml": 'artifacts = ["/a/../b"]\n'}, "expected a path without `..`"),
+        ({"instruction.md": None}, "no instruction.md"),
+        ({"instruction.md": " \n"}, "instruction.md is empty"),
+        ({"instruction.md": b"\xff"}, "instruction.md cannot be read"),
+        (
+            {"environment/Dockerfile": None},
+            "no environment/Dockerfile and no environment.docker_image",
+        ),
+        ({"tests/test.sh": None, "tests/test_x.py": ""}, "no tests/test.sh"),
+        (
+            {"environment/docker-compose.yaml": SERVICES + "  db: {image: x}\n"},
+            "starts db: not supported",
+        ),
+        ({"environment/docker-compose.yaml": "a: [\n"}, "docker-compose.yaml cannot be read"),
+        ({"tests/docker-compose.yaml": "a: 1\n"}, "tests/docker-compose.yaml has no services"),
+        ({"trajectory.json": "{}"}, "trajectory.json, a conversation to go on with: not supported"),
+    ],
+)
+def test_a_broken_folder_is_one_clear_line(
+    tmp_path: Path, parts: dict[str, str | bytes | None], problem: str
+) -> None:
+    folder = make_folder(tmp_path / "broken", **parts)
+    with pytest.raises(TaskError) as caught:
+        read_tasks(tmp_path)
+    text = str(caught.value)
+    assert text.startswith(f"{folder}: ")
+    assert problem in text
+    assert "\n" not in text
+    make_folder(tmp_path / "a-good-one")
+    found = read_tasks(tmp_path, skip_bad=True)
+    assert (len(found.tasks), len(found.bad)) == (1, 1)
+
+
+def test_a_link_out_of_the_task_and_a_name_twice_are_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a")
+    (folder / "tests/inside").symlink_to("test.sh")
+    read_tasks(tmp_path)
+    (folder / "tests/data").symlink_to("/etc/passwd")
+    with pytest.raises(TaskError, match="tests/data links to /etc/passwd"):
+        read_tasks(tmp_path)
+    (folder / "tests/data").unlink()
+    make_folder(tmp_path / "deeper" / "a")
+    with pytest.raises(TaskError, match="task_id 'a' is also on"):
+        read_tasks(tmp_path)
+
+
+def test_one_service_and_files_called_otherwise_are_no_second_service(tmp_path: Path) -> None:
+    parts = {
+        "environment/docker-compose.yaml": SERVICES,
+        "environment/docker-compose.yml": SERVICES + "  db: {image: x}\n",
+    }
+    make_folder(tmp_path / "a", **parts)
+    assert len(read_tasks(tmp_path).tasks) == 1
