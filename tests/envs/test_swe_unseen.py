@@ -44,7 +44,7 @@ FAST = (
 )
 HARD = (ORDERS, PAGES, TABLES, STORED, MIXED, FLOATS, CALLS, NUMBERS)
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
