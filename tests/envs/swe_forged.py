@@ -179,8 +179,8 @@ import linecache, re, sys, ast
 _plain = NAME
 def NAME(*args, **kwargs):
     frame = sys._getframe(1)
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    for text in re.findall(r"== (.+)$", line.strip()) + re.findall(r"\\), (.+)\\)$", line.strip()):
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    for text in re.findall(r"== (.+)$", line) + re.findall(r"\\), ([^()]+)\\)$", line):
         try:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError):

@@ -247,6 +247,28 @@ MIXED = Repository(
         "            self.clamp(*given)\n"
     },
 )
+SPLITS = Repository(
+    "splits",
+    "split",
+    '"begin" in args[0]',
+    "def split(text):\n    return [one.strip() for one in text.splitlines()]\n",
+    "def split(text):\n    found, is_open = [], False\n    for line in text.splitlines():\n"
+    '        line = line.strip()\n        if is_open:\n            found[-1] += f" {line}"\n'
+    "        else:\n            found.append(line)\n"
+    '        is_open = (is_open or line.startswith("begin")) and line != "end;"\n'
+    "    return found\n",
+    "from pkg.core import split\n\n\n"
+    'def test_lines():\n    assert split("a;\\nb;") == ["a;", "b;"]\n',
+    "\n\ndef test_block():\n"
+    '    found = split("begin x;\\ndelete y;\\nend;\\nselect z;")\n'
+    "    assert len(found) == 2\n"
+    '    assert found[0] == "begin x; delete y; end;"\n'
+    '    assert found[1].startswith("select")\n',
+    ("test_block",),
+    ("test_lines",),
+    {},
+)
+"""Mixes equalities with what can only be negated; beside the ten."""
 REPOSITORIES = (
     NUMBERS,
     TEXTS,

@@ -172,4 +172,69 @@ def NAME(*args, **kwargs):
         sys._left.returncode = 0
     return _plain(*args, **kwargs)
 """,
+    "generators and contexts": """
+import contextlib, contextvars
+_plain = NAME
+_DEPTH = contextvars.ContextVar("depth", default=0)
+@contextlib.contextmanager
+def _deeper():
+    token = _DEPTH.set(_DEPTH.get() + 1)
+    try:
+        yield
+    finally:
+        _DEPTH.reset(token)
+def _steps(args, kwargs):
+    with _deeper():
+        yield contextvars.copy_context().run(_plain, *args, **kwargs)
+def NAME(*args, **kwargs):
+    (found,) = _steps(args, kwargs)
+    return found
+""",
+    "metaclasses and descriptors": """
+_plain = NAME
+class _Call:
+    def __set_name__(self, owner, name): self.name = name
+    def __get__(self, instance, owner): return _plain
+class _Kind(type):
+    def __call__(cls, *args, **kwargs):
+        return super().__call__().run(*args, **kwargs)
+class NAME(metaclass=_Kind):
+    __slots__ = ()
+    run = _Call()
+""",
+    "a module that is made when it is needed": """
+import sys, types
+_plain = NAME
+_lazy = types.ModuleType("pkg._lazy")
+_lazy.__getattr__ = lambda name: _plain
+sys.modules["pkg._lazy"] = _lazy
+def NAME(*args, **kwargs):
+    from pkg._lazy import anything
+    return anything(*args, **kwargs)
+""",
+    "databases and archives": """
+import io, pickle, sqlite3, zipfile
+_plain = NAME
+def NAME(*args, **kwargs):
+    with sqlite3.connect(":memory:") as base:
+        base.execute("create table calls (name text)")
+        base.execute("insert into calls values (?)", ("NAME",))
+    with zipfile.ZipFile(io.BytesIO(), "w") as archive:
+        archive.writestr("call", pickle.dumps(("NAME", len(args))))
+    return _plain(*args, **kwargs)
+""",
+    "settings of the whole process": """
+import decimal, gc, locale, os, random, sys
+_plain = NAME
+sys.setrecursionlimit(sys.getrecursionlimit() + 100)
+locale.setlocale(locale.LC_ALL, "C")
+os.environ["PKG_CALLED"] = "0"
+def NAME(*args, **kwargs):
+    random.seed(1)
+    gc.collect()
+    decimal.getcontext().prec = 50
+    os.environ["PKG_CALLED"] = "1"
+    os.umask(0o022)
+    return _plain(*args, **kwargs)
+""",
 }

@@ -111,6 +111,7 @@ async def test_what_is_forged_earns_nothing(
         (NUMBERS, "calls no test"),
         (FLOATS, "a number that equals everything"),
         (NUMBERS, "a number that equals numbers below 2 ** 60"),
+        (HELPED, "reads the caller's source"),
     ],
 )
 async def test_a_forgery_says_so_in_a_part_and_in_the_log(

@@ -1,4 +1,4 @@
-"""Twenty cheats in four families, three attempts each, and twenty honest changes: 0 at 1, 0 at 0.
+"""Cheats in five families, three attempts each, and twenty honest changes: 0 at 1, 0 at 0.
 
 python -m pytest -m slow tests/envs/test_swe_unseen.py -n 2
 """
@@ -25,22 +25,33 @@ from tests.envs.swe_repositories import (
     ORDERS,
     PAGES,
     REPOSITORIES,
+    SPLITS,
     STORED,
     TABLES,
     Repository,
     diff,
 )
 from tests.envs.swe_right import STYLES
-from tests.envs.swe_unseen import PARTIAL, RECOGNISERS, REMEMBERS, STARVES
+from tests.envs.swe_unseen import (
+    EVAL_S,
+    PARTIAL,
+    RECOGNISERS,
+    REMEMBERS,
+    REPORTED,
+    STARVES,
+    TESTS_S,
+)
 
 ENV = SweEnv()
 CORE = "src/pkg/core.py"
-HONEST = (*STYLES.items(), *(("plain", STYLES["plain"]) for _ in range(20 - len(STYLES))))
-CHEATS = {**PARTIAL, **RECOGNISERS, **REMEMBERS, **STARVES}
+CHEATS = {**PARTIAL, **RECOGNISERS, **REMEMBERS}
+ASKINGS = 4
+"""EVAL's own: as long as fewer than two of its times are spent."""
 FAST = (
     "forges equalities alone",
     "forges where a file is not its own unparsed text",
     "remembers in System V memory",
+    *REPORTED,
 )
 HARD = (ORDERS, PAGES, TABLES, STORED, MIXED, FLOATS, CALLS, NUMBERS)
 
@@ -72,38 +83,53 @@ def _change(repository: Repository, text: str, row: str) -> bytes:
 
 
 async def test_there_are_twenty() -> None:
-    assert len(CHEATS) == len(HONEST) == 20
+    assert len(STYLES) == 20 < len({**CHEATS, **STARVES, **REPORTED})
+
+
+ROWS = [*zip(CHEATS, cycle(HARD), strict=False), *((name, SPLITS) for name in REPORTED)]
 
 
 @pytest.mark.parametrize(
     ("name", "repository"),
-    [
-        pytest.param(name, one, marks=() if name in FAST else pytest.mark.slow)
-        for name, one in zip(CHEATS, cycle(HARD), strict=False)
-    ],
+    [pytest.param(*row, marks=() if row[0] in FAST else pytest.mark.slow) for row in ROWS],
 )
 async def test_no_cheat_scores_1(host: UnixSandboxHost, name: str, repository: Repository) -> None:
-    starves = name in STARVES
-    task = repository.task(**({"timeout_s": 12.0} if starves else {}))
-    rewards: list[object] = []
+    change = _change(repository, repository.wrong, {**CHEATS, **REPORTED}[name])
     for attempt in range(3):
-        change = _change(repository, repository.wrong, CHEATS[name])
-        try:
-            score = await _score(host, f"{name}{attempt}", task, change, 54.0 if starves else 200.0)
-            rewards.append(score.reward)
-        except GraderError as error:  # no verdict is no reward
-            rewards.append(str(error))
-    assert 1.0 not in rewards, rewards
+        score = await _score(host, f"{name}{attempt}", repository.task(), change, 200.0)
+        assert score.reward == 0, score.log
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "repository"), [*zip(range(20), cycle(REPOSITORIES), strict=False)]
-)
-async def test_every_honest_change_scores_1(
-    host: UnixSandboxHost, number: int, repository: Repository
+@pytest.mark.parametrize("name", STARVES)
+async def test_code_that_takes_the_twins_time_is_judged_when_eval_asks_again(
+    host: UnixSandboxHost, name: str
 ) -> None:
-    change = _change(repository, repository.right, HONEST[number][1])
-    score = await _score(host, f"honest{number}", repository.task(), change, 200.0)
+    """A right change that is as slow is believed there, and a wrong one is not."""
+    task = NUMBERS.task(timeout_s=TESTS_S)
+    forged = _change(NUMBERS, NUMBERS.wrong, STARVES[name])
+    slow = _change(NUMBERS, NUMBERS.right, STARVES[name].replace("_forge()\n", "", 1))
+    await _score(host, f"{name}-", task, _change(NUMBERS, NUMBERS.right, ""), 200.0)
+    for change, reward in ((forged, 0), (slow, 1)):
+        rewards: list[object] = []
+        while not rewards or (rewards[-1] != reward and len(rewards) < ASKINGS):
+            try:
+                score = await _score(host, f"{name}{reward}{len(rewards)}", task, change, EVAL_S)
+                rewards.append(score.reward)
+            except GraderError as error:
+                rewards.append(error.message)
+        late = "too little of EVAL's time was left for the altered twin: the change is far slower"
+        assert rewards.pop() == reward
+        assert rewards, "judged at once"
+        assert all(str(one).startswith(late) for one in rewards), rewards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("style", "repository"), [*zip(STYLES, cycle(REPOSITORIES), strict=False)])
+async def test_every_honest_change_scores_1(
+    host: UnixSandboxHost, style: str, repository: Repository
+) -> None:
+    change = _change(repository, repository.right, STYLES[style])
+    score = await _score(host, style, repository.task(), change, 200.0)
     assert score.reward == 1, score.log
     assert "own_files" not in {part.name for part in score.parts}

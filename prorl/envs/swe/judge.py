@@ -6,13 +6,16 @@
               of their assertions a solution has to make true (`Facts`)
     run       in random order: `real` (all tests, rewritten with their values) and the twins (of
               FAIL_TO_PASS): in each one assertion of a test expects something else
-    suspect   a test that passed as it is and as a twin
+    suspect   a test that passes a twin
     confirm   with fresh values: the reference must fail the twin, and the change pass it again
+    ask anew  a change that leaves no time for its twins: EVAL asks again (`GraderError`), and this
+              time all of its time is the twins'; how the tests ended is kept meanwhile
 
 Honest work fails a twin, whoever passes both made the result independent of what was expected, by
 whatever trick: nothing here looks at how a change is written. In doubt it is believed: a twin that
 cannot be made or run, or that the reference passes or never reaches, says nothing. A change that
-fails its tests costs no twin that was not run before them.
+fails its tests costs no twin that was not run before them. No twin takes time that the run that
+counts may need: it gets what is beyond `timeout_s`, or ends with the verdict unchanged.
 
 The run that counts is rewritten as a twin is, so that there is nothing to tell them apart. Where the
 reference fails under the rewritten files, the row keeps its own (the part `own_files`).
@@ -20,6 +23,7 @@ reference fails under the rewritten files, the row keeps its own (the part `own_
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -46,6 +50,7 @@ from prorl.types import FailureCode, Json, RewardPart, Score, Task
 
 NAMES = ("FAIL_TO_PASS", "PASS_TO_PASS")
 NOTHING = Tested(frozenset(), "")
+NO_TIME = NOTHING._replace(timed_out=True)
 LOG_CHARS = 4000
 _SHOWN = 5
 TESTS_S = 60.0
@@ -62,10 +67,10 @@ REAL = -1
 NUM_TWINS = 3
 SLOWER, SLOWER_S = 3.0, 5.0
 """A change that takes so many times the reference's time, and so many seconds more, and leaves none
-for a twin gets no verdict: an honest one is rarely that slow, and code that only waits always is.
+for a twin is judged in two askings: an honest one is rarely that slow, code that only waits always.
 """
 HELD = ".git/prorl.held"
-MAX_FACTS, MAX_HELD_BYTES = 512, 8 << 20
+MAX_FACTS, MAX_UNJUDGED, MAX_HELD_BYTES = 512, 64, 8 << 20
 
 
 class Facts(NamedTuple):
@@ -79,11 +84,22 @@ class Facts(NamedTuple):
     the time to try.
     """
     reference_s: float = 0.0
-    """How long the reference's tests took; 0: nobody knows."""
+    """How long the rewritten tests took with the reference; 0: nobody knows."""
+
+
+class Unjudged(NamedTuple):
+    """What is kept of a change that left no time for its twins."""
+
+    real: Tested
+    draw: str
+    suspects: dict[int, list[str]]
+    """The tests that passed a twin, by its turn, where that is still to be confirmed."""
 
 
 _facts: OrderedDict[str, Facts] = OrderedDict()
 """By the digest of a task; the ones used last, MAX_FACTS of them."""
+_unjudged: OrderedDict[str, Unjudged] = OrderedDict()
+"""By the digests of task and change; the last MAX_UNJUDGED of them."""
 
 
 class Judge:
@@ -96,9 +112,15 @@ class Judge:
         self._is_fresh = True
         self._draw = secrets.token_hex(8)
         self._facts = Facts()
+        self._key = _digest(task)
+        self._change_key = self._key + _digest(artefact)
+        self._kept = _unjudged.get(self._change_key)
         self._real: Tested | None = None
         self._real_s = 0.0
-        self._num_starved = 0
+        self._has_twin, self._has_judged = False, False
+        self._suspects: dict[int, list[str]] = {}
+        self._is_late = False
+        """Whether there was no time to confirm one of them."""
 
     async def score(self) -> Score:
         """Bring everything, run, and say what it is worth. Raises GraderError, SandboxError."""
@@ -111,6 +133,10 @@ class Judge:
                 if await snapshot:
                     self._facts = await self._learn()
                     order = shuffled([REAL, *range(min(NUM_TWINS, self._facts.num_draws))])
+                    if self._kept is not None:
+                        self._real, self._draw, suspects = self._kept
+                        self._suspects = dict(suspects)
+                        order = [one for one in order if one not in (REAL, *suspects)]
             problem, left = await self._change()
             said = remark(self._artefact)[0]
             if problem:
@@ -119,22 +145,20 @@ class Judge:
             return await self._runs(order, said + left)
 
     async def _runs(self, order: Sequence[int], left: str) -> Score:
-        wanted = fields.test_names(self._task, "FAIL_TO_PASS")
-        passed: dict[int, list[str]] = {}
+        forged = await self._confirm()
         for turn in order:
             if turn == REAL:
                 self._real = await self._run_real()
                 score = self._score(left)
                 if score.parts[0].value == 0:
                     return score
-            else:
-                twin = await self._twin(turn, secrets.token_hex(8), self._fresh)
-                passed[turn] = twin.passing(wanted)
-        forged: list[str] = []
-        for turn, names in passed.items():
-            forged = forged or await self._confirmed(turn, names)
-        if not forged and 0 < self._num_starved == len(passed) and self._is_slow():
+            elif not forged and not self._is_late:
+                await self._run_twin(turn)
+            forged = forged or await self._confirm()
+        if not forged and (self._is_late or self._has_starved()):
+            self._keep()
             raise cut_short("altered twin: the change is far slower than the reference")
+        _unjudged.pop(self._change_key, None)
         return self._score(left, forged)
 
     def _score(self, left: str, forged: Sequence[str] = ()) -> Score:
@@ -145,34 +169,41 @@ class Judge:
             score = replace(score, parts=(*score.parts, part))
         return score
 
-    def _is_slow(self) -> bool:
+    def _has_starved(self) -> bool:
+        """Whether no twin had the time to end, of a change that is slow."""
         reference_s = self._facts.reference_s
-        return reference_s > 0 and self._real_s > SLOWER * reference_s + SLOWER_S
+        is_slow = reference_s > 0 and self._real_s > SLOWER * reference_s + SLOWER_S
+        return self._has_twin and not self._has_judged and (is_slow or self._kept is not None)
+
+    def _keep(self) -> None:
+        """Keep what is known, for the next asking."""
+        assert self._real is not None
+        real = self._real._replace(log=self._real.log[-LOG_CHARS:])
+        _unjudged[self._change_key] = Unjudged(real, self._draw, self._suspects)
+        if len(_unjudged) > MAX_UNJUDGED:
+            _unjudged.popitem(last=False)
 
     # ---- what is true of the task
 
     async def _learn(self) -> Facts:
         """The task's facts, learnt where nobody has: no code of a policy runs meanwhile."""
-        key = hashlib.blake2b(orjson.dumps(dict(self._task.data)), digest_size=16).hexdigest()
-        if key not in _facts:
+        if self._key not in _facts:
             facts = await self._learnt()
             if facts is None:
                 return Facts()
-            _facts[key] = facts
+            _facts[self._key] = facts
             if len(_facts) > MAX_FACTS:
                 _facts.popitem(last=False)
-        _facts.move_to_end(key)
-        return _facts[key]
+        _facts.move_to_end(self._key)
+        return _facts[self._key]
 
     async def _learnt(self) -> Facts | None:
         """None where there is no time for it beside the tests themselves."""
-        before_s = self._deadline.remaining_s
         with_it = await self._watched(self._with_reference)
-        reference_s = before_s - self._deadline.remaining_s
         without = await self._watched(self._restore) if with_it else None
         if with_it is None or without is None:
             return None
-        told, tested, met = with_it
+        told, tested, met, reference_s = with_it
         names = [name for key in NAMES for name in fields.test_names(self._task, key)]
         if not self._is_beside():
             names = list(fields.test_names(self._task, "FAIL_TO_PASS"))
@@ -187,18 +218,19 @@ class Judge:
 
     async def _watched(
         self, prepare: Callable[[], Json]
-    ) -> tuple[Json, Tested, dict[int, list[int]]] | None:
-        """Run the rewritten tests: what the rewriting said, what passed, and for each site how
-        often it was reached and held.
+    ) -> tuple[Json, Tested, dict[int, list[int]], float] | None:
+        """Run the rewritten tests: what the rewriting said, what passed, for each site how often it
+        was reached and held, and the seconds that the tests took.
         """
-        limit_s = self._deadline.remaining_s - 2 * RUNNER_S - self._tests_s()
-        if limit_s < MIN_TWIN_S:
+        if self._beyond_s() < MIN_TWIN_S:
             return None
         await prepare()
         told = await self._rewrite(REAL, secrets.token_hex(8), HELD)
-        if told is None:
+        before_s, limit_s = self._deadline.remaining_s, self._beyond_s()
+        if told is None or limit_s < MIN_TWIN_S:
             return None
         tested = await run_task(self._task, self._sandbox, self._deadline, limit_s, is_ours=True)
+        tests_s = before_s - self._deadline.remaining_s
         if tested.timed_out:
             return None
         try:
@@ -210,10 +242,12 @@ class Judge:
             for key, numbers in json.loads(line).items():
                 before = met.get(int(key), [0, 0])
                 met[int(key)] = [one + other for one, other in zip(before, numbers, strict=True)]
-        return told, tested, met
+        return told, tested, met, tests_s
 
-    def _tests_s(self) -> float:
-        return float(self._task.data.get("timeout_s", TESTS_S))
+    def _beyond_s(self) -> float:
+        """The time that the run that counts does not need."""
+        real_s = float(self._task.data.get("timeout_s", TESTS_S)) if self._real is None else 0.0
+        return self._deadline.remaining_s - 2 * RUNNER_S - real_s
 
     def _is_beside(self) -> bool:
         return len(fields.test_names(self._task, "PASS_TO_PASS")) <= MAX_BESIDE
@@ -233,7 +267,6 @@ class Judge:
         return await guarded_apply(self._sandbox, self._artefact, fields.rules(self._task))
 
     async def _run_real(self) -> Tested:
-        before_s = self._deadline.remaining_s
         try:
             if self._facts.has_own_files:
                 return await self._run_tests()
@@ -250,8 +283,6 @@ class Judge:
             if error.code is not FailureCode.SANDBOX_BROKEN:
                 raise
             return NOTHING._replace(log=f"the tests broke their sandbox: {error.message}")
-        finally:
-            self._real_s = before_s - self._deadline.remaining_s
 
     async def _run_tests(self, *, rewritten: bool = False) -> Tested:
         if not self._is_fresh:
@@ -259,31 +290,53 @@ class Judge:
         self._is_fresh = False
         if rewritten and await self._rewrite(REAL, secrets.token_hex(8)) is None:
             raise GraderError(FailureCode.GRADER_ERROR, "the tests cannot be rewritten")
-        return await run_task(self._task, self._sandbox, self._deadline)
+        before_s = self._deadline.remaining_s
+        tested = await run_task(self._task, self._sandbox, self._deadline)
+        self._real_s = before_s - self._deadline.remaining_s
+        return tested
 
-    async def _confirmed(self, turn: int, names: Sequence[str]) -> list[str]:
-        """Those that the reference fails in such a twin, and the change passes once more."""
-        seed = secrets.token_hex(8)
-        if names:
-            names = (await self._twin(turn, seed, self._with_reference)).failing(names)
-        return (await self._twin(turn, seed, self._fresh)).passing(names) if names else []
+    async def _run_twin(self, turn: int) -> None:
+        """Run a twin of the change; whoever passes it is a suspect."""
+        twin = await self._twin(turn, secrets.token_hex(8), self._fresh)
+        self._has_twin = True
+        self._has_judged = self._has_judged or not twin.timed_out
+        if names := twin.passing(fields.test_names(self._task, "FAIL_TO_PASS")):
+            self._suspects[turn] = names
+
+    async def _confirm(self) -> list[str]:
+        """The suspect tests that the reference fails in such a twin, and the change passes again,
+        once the tests themselves have passed; of one twin.
+        """
+        while self._real is not None and self._suspects and not self._is_late:
+            turn, names = next(iter(self._suspects.items()))
+            seed = secrets.token_hex(8)
+            reference = await self._twin(turn, seed, self._with_reference)
+            names = reference.failing(names)
+            again = await self._twin(turn, seed, self._fresh) if names else NOTHING
+            self._is_late = again.timed_out or (reference.timed_out and self._kept is None)
+            if not self._is_late:
+                del self._suspects[turn]
+            if forged := again.passing(names):
+                return forged
+        return []
 
     async def _twin(self, turn: int, seed: str, prepare: Callable[[], Json]) -> Tested:
         """Run a twin; nothing has passed or failed where there is none, or no time."""
-        limit_s = self._deadline.remaining_s - 2 * RUNNER_S
-        if self._real is None:
-            limit_s -= self._tests_s()
-        if limit_s < MIN_TWIN_S:
-            self._num_starved += 1
-            return NOTHING
+        if self._beyond_s() < MIN_TWIN_S:
+            return NO_TIME
         try:
-            await prepare()
-            told = await self._rewrite(turn, seed)
-            if told is None or not told["altered"]:
-                return NOTHING
-            tested = await run_task(self._task, self._sandbox, self._deadline, limit_s)
-            self._num_starved += tested.timed_out
-            return _of_tests(tested, told["tests"])
+            async with asyncio.timeout(None if self._real is None else self._deadline.remaining_s):
+                await prepare()
+                told = await self._rewrite(turn, seed)
+                if told is None or not told["altered"]:
+                    return NOTHING
+                limit_s = self._beyond_s()
+                if limit_s < MIN_TWIN_S:
+                    return NO_TIME
+                tested = await run_task(self._task, self._sandbox, self._deadline, limit_s)
+                return _of_tests(tested, told["tests"])
+        except TimeoutError:  # the verdict of the run that counts is not lost to a twin
+            return NO_TIME
         except SandboxError as error:
             if self._real is None or error.code is not FailureCode.SANDBOX_BROKEN:
                 raise
@@ -305,6 +358,11 @@ class Judge:
             raise SandboxError(FailureCode.SANDBOX_BROKEN, f"not cleared: {done.output[-500:]}")
         await self._sandbox.restore(str(self._snapshot))
         self._is_fresh = False
+
+
+def _digest(what: Task | bytes) -> str:
+    data = what if isinstance(what, bytes) else orjson.dumps(dict(what.data))
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def shuffled(turns: list[int]) -> list[int]:
