@@ -68,6 +68,11 @@ def _modules_after(code: str) -> set[str]:
             ("pyarrow", "torch", "duckdb", "numpy"),
         ),
         (
+            "import prorl.cli.commands.serve, prorl.client.http",
+            "prorl.supervisor.service",
+            ("pyarrow", "torch", "duckdb", "numpy", "aiohttp", "fastapi"),
+        ),
+        (
             "import prorl.deploy.service",
             "fastapi",
             ("aiohttp", "torch", "duckdb", "pyarrow.parquet", "yaml", "cryptography"),

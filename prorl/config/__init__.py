@@ -90,7 +90,7 @@ class SandboxConfig(StrictModel):
         default=None,
         ge=1,
         le=4096,
-        description="at a time; default: one for each slot of the stages of this node",
+        description="at a time; default: by the slots of this node's stages (docs/operating.md)",
     )
     warm: int = Field(
         default=0, ge=0, le=256, description="warm sandboxes kept for the default spec"

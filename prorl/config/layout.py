@@ -72,16 +72,17 @@ def upstreams(config: ServiceConfig, process: str, stage: str) -> tuple[str, ...
 
 
 def num_sandboxes(config: ServiceConfig) -> int:
-    """How many sandboxes this host may have at a time.
+    """How many sandboxes this host may have at a time, unless the configuration says it.
 
-    Unless the configuration says it: one for each slot of each stage, and the warm ones.
+    RUN needs two a slot, its own and EVAL's, which is made ready meanwhile; the other stages one.
+    As many again, since what a chain has left that died ends only when its rollouts begin anew:
+    were there no room beside it, nothing could begin.
     """
     if config.sandbox.max_sandboxes is not None:
         return config.sandbox.max_sandboxes
-    slots = sum(
-        config.pool(stage).slots for stages in processes(config).values() for stage in stages
-    )
-    return max(1, min(MOST_SANDBOXES, slots + config.sandbox.warm))
+    hosted = [stage for stages in processes(config).values() for stage in stages]
+    needed = sum(config.pool(stage).slots * (2 if stage == "run" else 1) for stage in hosted)
+    return max(1, min(MOST_SANDBOXES, 2 * needed + config.sandbox.warm))
 
 
 def about(config: ServiceConfig) -> str:

@@ -17,6 +17,7 @@ from prorl.flight import FlightNetwork, Inlet, this_life
 from prorl.protocols import Network, Sandbox, SandboxHost
 from prorl.schema.rows import Row
 from prorl.service.core.candidates import GroupBody
+from prorl.stages import chain as chains
 from prorl.stages import worker as workers_of
 from prorl.stages.chain import Chain
 from prorl.testing import LocalSandbox
@@ -118,6 +119,24 @@ async def test_what_ends_within_the_time_of_a_leaving_node_is_kept(tmp_path: Pat
             chain.leave(30.0)
             row = await ran(w, tmp_path, "n1")
         assert (row.value("attempt"), len(row.value("turns"))) == (1, TURNS + 1)
+
+
+async def test_a_chain_takes_no_new_leases_while_what_it_has_finished_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EVAL is not there: RUN's finished rows wait, and INIT begins no more than its credit."""
+    monkeypatch.setattr(chains, "LATE_S", 0.0)
+    async with world(tmp_path, load_code=True, init={"slots": 1}, run={"slots": 2}) as w:
+        await w.run("r", backends=["scripted:oracle"])
+        tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"{i}?") for i in range(20)]
+        await w.submit(*(GroupBody(task=task, n=1, key=task.task_id) for task in tasks))
+        async with node(w, tmp_path, "n1") as chain:
+            run = chain.workers[Stage.RUN].stage
+            await until(lambda: run.num_finished > run.slots)
+            await asyncio.sleep(1.0)
+            assert run.num_finished <= 2 * run.slots + 2, "without the rule all 20 would be here"
+            for _ in range(20):
+                await ran(w, tmp_path, "n1")
 
 
 @pytest.mark.parametrize("away", [True, False])
