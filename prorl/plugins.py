@@ -13,7 +13,7 @@ ones of `prorl run` do. Tools are registered: sandboxd packs them before a run i
 | group | value | contract |
 |---|---|---|
 | prorl.envs | class or function without arguments that gives an env | `prorl.protocols.Env` |
-| prorl.agents | the same for an agent | `prorl.protocols.Agent` |
+| prorl.agents | the same for an agent | `prorl.agents.context.Agent` |
 | prorl.backends | opens the backends of a URL scheme | `prorl/backends/catalogue.py` |
 | prorl.sandbox_kinds | a `prorl.sandbox.kind.Kind` | `prorl/sandbox/kinds/__init__.py` |
 | prorl.renderers | makes a renderer of a `RendererSpec` | `prorl.protocols.Renderer` |

@@ -1,4 +1,5 @@
 """The architecture on a few screens: what the parts promise. Implementations meet only here.
+An agent's promise stands beside what an agent is given: `prorl.agents.context`.
 
     trainer, CLI --HTTP--> gateway --lease--> INIT --ready--> RUN --ran--> EVAL --scored--> store
     --DoGet--> trainer
@@ -30,7 +31,6 @@ from prorl.types import (
     ToolCall,
     ToolResult,
     ToolSpec,
-    Trajectory,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from prorl.agents.context import AttemptContext
     from prorl.limits import Deadline
     from prorl.schema.rows import Added, Row
     from prorl.types import Int32
@@ -202,13 +201,6 @@ class ProbedBackend(Backend, Protocol):
 
     async def probe(self) -> None:
         """Ask it once. Raises ConfigError if it is unfit, BackendError if it does not answer."""
-
-
-class Agent(Protocol):
-    """Drives the policy through one task; keeps no state beyond (task, turns so far, sandbox)."""
-
-    async def run(self, context: AttemptContext) -> Trajectory:
-        """Never raises for what a rollout can suffer: failures are part of the trajectory."""
 
 
 # ---- the world

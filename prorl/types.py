@@ -337,8 +337,10 @@ NO_FAILURE = Failure(code=FailureCode.NONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorCounts:
-    """What became of a program's calls (`prorl.capture`); zeros where no program drove the policy.
-    `prorl.schema.fields.DOOR` says what each one counts.
+    """What became of a program's calls (`prorl.agents.capture`).
+
+    They are zeros where no program drove the policy. `prorl.schema.fields.DOOR` says what each
+    one counts.
     """
 
     bridged: int = 0

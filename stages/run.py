@@ -217,7 +217,10 @@ class RunOperator(StageOperator):
 
     async def open(self) -> None:
         """Let guests in; read what the last life left, but where its sandbox is gone."""
-        await self._stack.enter_async_context(self._desk)
+        if self._desk.at is not None:
+            from prorl.agents.desk_server import serving  # it brings aiohttp
+
+            await self._stack.enter_async_context(serving(self._desk))
         if not self._keeps_journals:
             return
         recovered = self._journals.open()

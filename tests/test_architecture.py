@@ -5,8 +5,14 @@ environment is read.
 from __future__ import annotations
 
 import ast
+import tomllib
+from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import grimp
+import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("prorl", "stages", "storage", "trainer")
@@ -65,3 +71,56 @@ def test_broad_catches_live_in_boundary_only() -> None:
         and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
     ]
     assert not found, f"use prorl.errors.boundary: {found}"
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    """Every import, also those that only a type checker reads: the contracts leave these out, since
+    they cost no start of a process. The face of the package, which imports lazily, is left out.
+    """
+    graph = grimp.build_graph("prorl", cache_dir=None)
+    for module in graph.find_modules_directly_imported_by("prorl"):
+        graph.remove_import(importer="prorl", imported=module)
+    return graph
+
+
+def test_no_modules_import_each_other_in_a_circle(imports: grimp.ImportGraph) -> None:
+    imported = {
+        module: imports.find_modules_directly_imported_by(module) for module in imports.modules
+    }
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_imports_for_types_point_down_too(imports: grimp.ImportGraph) -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    upward = [
+        f"{importer} -> {imported}"
+        for contract in contracts["contracts"]
+        if contract["type"] == "layers"
+        for package in contract["containers"]
+        for importer, imported in _upward(imports, package, contract["layers"])
+    ]
+    assert not upward
+
+
+def _upward(graph: grimp.ImportGraph, package: str, layers: list[str]) -> Iterator[tuple[str, str]]:
+    """Imports from a layer to one above it, or to another room of the same layer."""
+    floors = {
+        f"{package}.{room.strip()}": floor
+        for floor, rooms in enumerate(layers)
+        for room in rooms.split("|")
+    }
+
+    def room_of(module: str) -> str:
+        return ".".join(module.split(".")[: package.count(".") + 2])
+
+    for importer in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(importer):
+            rooms = room_of(importer), room_of(imported)
+            if rooms[0] == rooms[1] or not {*rooms} <= floors.keys():
+                continue
+            if floors[rooms[0]] >= floors[rooms[1]]:
+                yield importer, imported

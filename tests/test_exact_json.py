@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from prorl import exact_json
-from prorl.capture.canonical import argument_text, read_call
+from prorl.agents.capture.canonical import argument_text, read_call
 from prorl.dropin.rollouts import answered, calls_of
 from prorl.envs.tools import call_problem, make_spec
 from prorl.helper.child import _encode, read_extension

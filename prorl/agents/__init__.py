@@ -18,7 +18,7 @@ from prorl.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from prorl.protocols import Agent
+    from prorl.agents.context import Agent
 
 BUILT_IN: Mapping[str, str] = {
     "native": "prorl.agents.native:NativeAgent",

@@ -1,9 +1,10 @@
-"""What an agent is given for one attempt, as a plain record."""
+"""What an agent promises, and the plain record that it is given for one attempt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from prorl.agents.desk import Desk
 from prorl.journal import AttemptJournal
@@ -18,6 +19,7 @@ from prorl.types import (
     SamplingParams,
     Task,
     ToolSpec,
+    Trajectory,
 )
 
 
@@ -59,3 +61,10 @@ class AttemptContext:
     """What another process makes the same renderer of; empty where none can."""
     routing: bool = False
     """Whether the backend is asked which experts the tokens go through."""
+
+
+class Agent(Protocol):
+    """Drives the policy through one task; keeps no state beyond (task, turns so far, sandbox)."""
+
+    async def run(self, context: AttemptContext) -> Trajectory:
+        """Never raises for what a rollout can suffer: failures are part of the trajectory."""

@@ -15,8 +15,8 @@ import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from os import cpu_count
 from typing import TYPE_CHECKING
@@ -32,9 +32,10 @@ from prorl.net.tls import LiveCredentials
 from prorl.types import FailureCode, Json
 
 if TYPE_CHECKING:
-    from prorl.agents.context import AttemptContext
-    from prorl.capture.door import Door
+    from aiohttp import web
+
     from prorl.config import ServiceConfig
+    from prorl.limits import Deadline
     from prorl.net.tls import AnyCredentials
     from prorl.types import AttemptKey
 
@@ -47,13 +48,30 @@ REMEMBERED = 4096
 """Digests of outcomes, so that one that is said twice is answered twice."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestWork:
+    """An attempt that RUN lends to guests of one name."""
+
+    name: str
+    key: AttemptKey
+    task: dict[str, Json]
+    deadline: Deadline
+    """It is paused while no guest has the attempt."""
+    queue_s: float
+    """How long the attempt may wait for a guest."""
+    environment: Callable[[str, str], Mapping[str, str]]
+    """(base URL, key) -> the variables by which a guest's programs find the policy."""
+    answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+    """Answers the guest's model calls."""
+
+
 @dataclass(eq=False)
 class Lease:
     """An attempt that a guest plays, or may."""
 
     name: str
     run: str
-    door: Door
+    answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
     told: dict[str, Json]
     outcome: asyncio.Future[dict[str, Json]] = field(default_factory=asyncio.Future)
     taken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,15 +97,14 @@ class Desk:
         credentials: AnyCredentials | None = None,
         waits: Callable[[AttemptKey, bool], None] = lambda key, waits: None,
     ) -> None:
-        self._at, self._credentials, self._waits = at, credentials, waits
-        self._keys = keys or Keys(secrets.token_hex())
+        self.at, self.credentials, self._waits = at, credentials, waits
+        self.keys = keys or Keys(secrets.token_hex())
         self._secret = (secret or secrets.token_hex()).encode()
         self._starts = asyncio.Semaphore(2 * (cpu_count() or 1))
         self._offered: list[Lease] = []
         self._leased: dict[str, Lease] = {}
         self._said: OrderedDict[str, bytes] = OrderedDict()
         self._news = asyncio.Condition()
-        self._stack = AsyncExitStack()
 
     @classmethod
     def of(
@@ -107,67 +124,53 @@ class Desk:
 
     # ---- of RUN
 
-    async def __aenter__(self) -> Desk:
-        """Let guests in, where there is a port for them. Raises ConfigError where it is taken."""
-        if self._at is not None:
-            from prorl.agents.desk_server import serving  # it brings aiohttp
-
-            host, port, _ = self._at
-            server = serving(self, self._keys, host, port, self._credentials)
-            await self._stack.enter_async_context(server)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
     @asynccontextmanager
-    async def starting(self, context: AttemptContext, door: Door) -> AsyncIterator[None]:
+    async def starting(
+        self, deadline: Deadline, first_call: asyncio.Future[None]
+    ) -> AsyncIterator[None]:
         """A turn at starting a guest, which ends with its first call, or after START_S."""
-        context.deadline.pause()
+        deadline.pause()
         try:
             await self._starts.acquire()
         finally:
-            context.deadline.resume()
-        over = asyncio.ensure_future(asyncio.wait({door.asked}, timeout=START_S))
+            deadline.resume()
+        over = asyncio.ensure_future(asyncio.wait({first_call}, timeout=START_S))
         over.add_done_callback(lambda _: self._starts.release())
         try:
             yield
         finally:
             over.cancel()
 
-    async def lend(
-        self, context: AttemptContext, door: Door, name: str, task: dict[str, Json]
-    ) -> dict[str, Json]:
-        """What a guest of that name says of an attempt in the end. Raises RolloutError."""
-        if self._at is None:
-            text = f"guest {name!r} comes from elsewhere, and this RUN has no `guests` port"
+    async def lend(self, work: GuestWork) -> dict[str, Json]:
+        """The outcome that a guest reports of an attempt. Raises RolloutError."""
+        if self.at is None:
+            text = f"guest {work.name!r} comes from elsewhere, and this RUN has no `guests` port"
             raise RolloutError(FailureCode.STAGE_ERROR, text)
-        from prorl.agents.program import environment  # the same
-
-        url, key = self._at[2], self.key(given := secrets.token_hex(8))
-        run, rollout, attempt = context.key
-        told = {"lease": given, "run": run, "rollout": rollout, "attempt": attempt, "task": task}
-        told |= {"base_url": f"{url}/v1", "key": key, "env": environment(context, url, key)}
-        lease = Lease(name, run, door, told | {"deadline_s": context.deadline.remaining_s})
-        context.deadline.pause()
+        url, key = self.at[2], self.key(lease_id := secrets.token_hex(8))
+        run, rollout, attempt = work.key
+        told = {"lease": lease_id, "run": run, "rollout": rollout, "attempt": attempt}
+        told |= {"task": work.task, "base_url": f"{url}/v1", "key": key}
+        told |= {"env": work.environment(url, key), "deadline_s": work.deadline.remaining_s}
+        lease = Lease(work.name, run, work.answer, told)
+        work.deadline.pause()
         self._offered.append(lease)
-        self._waits(context.key, True)
+        self._waits(work.key, True)
         try:
             async with self._news:
                 self._news.notify_all()
-            await asyncio.wait_for(lease.taken.wait(), context.limits.queue_s)
+            await asyncio.wait_for(lease.taken.wait(), work.queue_s)
         except TimeoutError:
-            text = f"no guest {name!r} came for {context.limits.queue_s:g} s"
+            text = f"no guest {work.name!r} came for {work.queue_s:g} s"
             raise RolloutError(FailureCode.STAGE_ERROR, text) from None
         finally:
-            context.deadline.resume()
-            self._waits(context.key, False)
+            work.deadline.resume()
+            self._waits(work.key, False)
             if lease in self._offered:
                 self._offered.remove(lease)
         try:
             return await self._outcome(lease)
         finally:
-            self._leased.pop(given, None)
+            self._leased.pop(lease_id, None)
 
     async def _outcome(self, lease: Lease) -> dict[str, Json]:
         now = asyncio.get_running_loop().time

@@ -1,7 +1,8 @@
 """The HTTP of a `Desk`, for guests from elsewhere, on a listener of RUN's own (docs/guests.md).
 
 What comes after a lease's end gets 410, an outcome that is said again 200, another one 409. Model
-calls are signs of life; all paths but a lease's own are the attempt's door (`prorl.capture.door`).
+calls are signs of life; all paths but a lease's own are the attempt's door
+(`prorl.agents.capture.door`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from prorl.capture import chat
-from prorl.capture.door import failure, read_body, sent_key
+from prorl.agents.capture import chat
+from prorl.agents.capture.door import failure, read_body, sent_key
 from prorl.errors import ConfigError, ForbiddenError, UnauthorizedError, UserError
 from prorl.net.access import check_lease
 
@@ -31,12 +32,14 @@ _ENDS = {409: "it has ended otherwise", 410: "this lease has ended"}
 
 
 @asynccontextmanager
-async def serving(
-    desk: Desk, keys: Keys, host: str, port: int, credentials: AnyCredentials | None
-) -> AsyncIterator[None]:
-    """Let guests in until the block ends; over TLS with credentials. Raises ConfigError."""
-    server = web.Server(partial(_handle, desk, keys), access_log=None)
-    context = _shown(credentials) if credentials else None
+async def serving(desk: Desk) -> AsyncIterator[None]:
+    """Let guests in until the block ends; over TLS with credentials. Raises ConfigError where the
+    port is taken.
+    """
+    assert desk.at is not None, "a desk without a port has no server"
+    host, port, _ = desk.at
+    server = web.Server(partial(_handle, desk, desk.keys), access_log=None)
+    context = _shown(desk.credentials) if desk.credentials else None
     try:
         loop = asyncio.get_running_loop()
         listening = await loop.create_server(server, host, port, ssl=context)
@@ -87,7 +90,7 @@ async def _lend(desk: Desk, keys: Keys, request: web.BaseRequest, name: str) -> 
 async def _serve(lease: Lease, request: web.BaseRequest, how: str) -> web.StreamResponse:
     lease.asking += 1
     try:
-        return _said(200) if how == "alive" else await lease.door.handle(request)
+        return _said(200) if how == "alive" else await lease.answer(request)
     finally:
         lease.asking -= 1
         lease.heard()

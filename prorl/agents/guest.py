@@ -14,14 +14,16 @@ import secrets
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import prorl
+from prorl.agents.capture.door import Door
 from prorl.agents.context import AttemptContext
+from prorl.agents.desk import GuestWork
 from prorl.agents.ending import End, concluded
 from prorl.agents.program import environment, served, until_over
 from prorl.agents.sampler import Sampler
-from prorl.capture.door import Door
 from prorl.errors import BudgetError, RolloutError
 from prorl.types import FailureCode, Json, Message, StopReason, Trajectory
 
@@ -52,7 +54,17 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
         if argv:
             work = _play(context, door, argv, environment(context, base_url, key), task)
         else:
-            work = context.desk.lend(context, door, name, task)
+            work = context.desk.lend(
+                GuestWork(
+                    name=name,
+                    key=context.key,
+                    task=task,
+                    deadline=context.deadline,
+                    queue_s=context.limits.queue_s,
+                    environment=partial(environment, context),
+                    answer=door.handle,
+                )
+            )
         try:
             said = await until_over(context, door, work, "the guest")
         except BudgetError as error:
@@ -86,7 +98,7 @@ async def _play(
     argv = [word.replace("{guests}", str(SHIPPED)) for word in argv]
     own = {name: text for name, text in os.environ.items() if not name.startswith("PRORL_")}
     told = json.dumps({"argv": argv, "env": env, "task": json.dumps(task)})
-    async with context.desk.starting(context, door):
+    async with context.desk.starting(context.deadline, door.asked):
         guardian = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "prorl.linux.guest", str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,

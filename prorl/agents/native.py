@@ -33,7 +33,7 @@ from prorl.types import (
 
 
 class NativeAgent:
-    """Implements `prorl.protocols.Agent`; holds no state of an attempt."""
+    """Implements `prorl.agents.context.Agent`; holds no state of an attempt."""
 
     async def run(self, context: AttemptContext) -> Trajectory:
         attempt = _Attempt(context)

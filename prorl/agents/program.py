@@ -23,12 +23,12 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
+from prorl.agents.capture.door import Door
 from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded, end_with
 from prorl.agents.programs import COMMAND, MODEL, Program
 from prorl.agents.record import AttemptRecord
 from prorl.agents.sampler import Sampler, within
-from prorl.capture.door import Door
 from prorl.errors import BudgetError, RolloutError
 from prorl.protocols import Listens
 from prorl.types import FailureCode, Json, Message, StopReason, ToolResult, Trajectory

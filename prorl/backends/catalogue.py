@@ -24,7 +24,6 @@ from prorl.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from prorl.backends.weight_target import WeightDialect
     from prorl.protocols import Backend, Env, Renderer
 
 ENTRY_POINTS = "prorl.backends"
@@ -139,16 +138,6 @@ def address(url: str) -> str:
 
 def health_url(url: str) -> str:
     return address(url) + CATALOGUE[scheme_of(url)].health
-
-
-def weights_of(url: str) -> WeightDialect | None:
-    """How a model server is given weights, where its URL says it; None: it is to be asked."""
-    scheme = scheme_of(url)
-    said = CATALOGUE[scheme].weights
-    dialect: WeightDialect | None = (
-        plugins.load(ENTRY_POINTS, scheme, ConfigError, {scheme: said}) if said else None
-    )
-    return dialect
 
 
 def child_module(url: str) -> str:

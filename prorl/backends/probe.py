@@ -12,17 +12,16 @@ import asyncio
 import math
 import statistics
 import uuid
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from prorl.errors import BackendError, ConfigError
+from prorl.protocols import Backend
 from prorl.types import GenerateRequest, Json, SamplingParams, Trouble
 
 if TYPE_CHECKING:
-    from prorl.backends.vllm import VllmBackend
-    from prorl.protocols import Backend
     from prorl.types import Completion, Int32
 
 _HOT, _COLD = 2.0, 0.01
@@ -34,6 +33,28 @@ _ALL = 1 << 20
 _HINT = "set `run.renderer.model` to the directory of the model that it serves"
 _COMMON_IDS = 256
 """Ids below it are in every vocabulary."""
+
+
+class ModelServer(Backend, Protocol):
+    """A backend that is an HTTP server with a model of its own."""
+
+    vocab_size: int
+    max_model_len: int
+    """Of its model, once `discover` has asked; 0 = not known."""
+    served: Mapping[str, Json]
+    """What it says of its model besides the name, once it was asked."""
+
+    async def health(self) -> None:
+        """Raises BackendError where it is not well."""
+
+    async def models(self) -> Sequence[str]:
+        """The names that it serves."""
+
+    async def discover(self) -> str:
+        """Ask for its model; the model's name."""
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """The ids of a text; None where it does not say."""
 
 
 async def check_logprobs(backend: Backend, vocab_size: int) -> None:
@@ -129,7 +150,7 @@ async def _first_tokens(
     return [(int(answer.token_ids_C[0]), float(answer.logprobs_C[0])) for answer in answers]
 
 
-async def check_server(backend: VllmBackend, model: str = "") -> None:
+async def check_server(backend: ModelServer, model: str = "") -> None:
     """Raises ConfigError with what it lacks, also when it cannot be asked."""
     try:
         await backend.health()
@@ -157,7 +178,7 @@ class Vocabulary(NamedTuple):
     """Of a sequence, where the run says it; 0 = as many as the server takes."""
 
 
-async def check_vocabulary(backend: VllmBackend, wanted: Vocabulary) -> dict[str, Json]:
+async def check_vocabulary(backend: ModelServer, wanted: Vocabulary) -> dict[str, Json]:
     """What a server says of its model. Raises ConfigError where it is not the run's.
 
     Text is compared where the server says which ids it gets. BackendError: it cannot be asked.

@@ -26,8 +26,9 @@ from typing import NamedTuple
 import aiohttp
 import orjson
 
-from prorl.backends.catalogue import address, is_adapter, weights_of
-from prorl.errors import BackendError, boundary
+from prorl import plugins
+from prorl.backends.catalogue import CATALOGUE, ENTRY_POINTS, address, is_adapter, scheme_of
+from prorl.errors import BackendError, ConfigError, boundary
 from prorl.types import FailureCode, Json, Trouble
 
 CALL_S = 900.0
@@ -112,6 +113,15 @@ VLLM_ADAPTER = WeightDialect(
 )
 
 
+def dialect_of(url: str) -> WeightDialect | None:
+    """How a model server is given weights, where its URL says it; None: it is to be asked."""
+    scheme = scheme_of(url)
+    if not (place := CATALOGUE[scheme].weights):
+        return None
+    dialect: WeightDialect = plugins.load(ENTRY_POINTS, scheme, ConfigError, {scheme: place})
+    return dialect
+
+
 class WeightTarget:
     """One model server; the session is the caller's, `model` the name that rollouts ask for."""
 
@@ -125,7 +135,7 @@ class WeightTarget:
         self._headers = {"Connection": "close"} | (
             {"Authorization": f"Bearer {key}"} if key else {}
         )
-        self._own = weights_of(url)
+        self._own = dialect_of(url)
         self._dialect = self._own
 
     async def pause(self, mode: str = "abort") -> None:

@@ -20,11 +20,11 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 
+from prorl.agents.capture.door import Door
 from prorl.agents.context import AttemptContext
 from prorl.agents.sampler import Sampler
 from prorl.bench.children import Answering
 from prorl.bench.report import Figure, Report, verdict
-from prorl.capture.door import Door
 from prorl.envs import get_env
 from prorl.limits import Deadline
 from prorl.testing import RENDERER, Replies, make_task, sampled

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from prorl.bench.children import NO_RIVALS, RIVALS
+from prorl.bench.meter import times_ms
 from prorl.bench.report import Figure, Report, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox import kinds
@@ -214,17 +215,6 @@ def _with_bar(what: str, values: list[float], bar_ms: float) -> Figure:
 def _lean(row: Figure) -> Figure:
     """Keep at most 200 raw values in the report."""
     return replace(row, repeats=row.repeats[:: max(1, len(row.repeats) // 200)])
-
-
-def times_ms(work: Callable[[], object], repeats: int) -> list[float]:
-    """Wall milliseconds of each of `repeats` runs, after one that is not counted."""
-    work()
-    found = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        work()
-        found.append((time.perf_counter() - begin) * 1e3)
-    return found
 
 
 ECHO = """

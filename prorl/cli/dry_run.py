@@ -58,8 +58,7 @@ def _renderer(model: str, proved: Mapping[str, Json]) -> str:
 
 async def _servers(plan: JobPlan, proved: Mapping[str, Json]) -> list[str]:
     from prorl.cli.run_job import ask_servers
-    from prorl.service.http.backend_routes import vocabulary_of
-    from prorl.service.pool.servers import Servers
+    from prorl.service.pool.servers import Servers, vocabulary_of
 
     await ask_servers(plan.service)
     servers, lines = Servers(plan.service, lambda name: True), []

@@ -161,7 +161,7 @@ def _sandboxes() -> Iterator[ProbeOutcome]:
 
 def _images() -> ProbeOutcome:
     """What becomes of pulled layers where images are kept, and what builds a Dockerfile."""
-    from prorl.cli.commands.image import registry_root
+    from prorl.cli.settings import registry_root
     from prorl.sandbox.images.maker import dockerfile_program
     from prorl.sandbox.images.pull import Pull
     from prorl.sandbox.images.registry import Registry

@@ -31,6 +31,7 @@ from prorl.cli.usage import nearest
 from prorl.config import (
     RESERVED_NAMES,
     RunConfig,
+    SandboxConfig,
     ServiceConfig,
     environment,
     parse,
@@ -297,6 +298,18 @@ def service_environment() -> dict[str, Json]:
         if path[0] in known and path[0] not in ("token", "socket_dir"):
             merge(values, _nest(path, _scalar(text)))
     return values
+
+
+def sandbox_environment() -> SandboxConfig:
+    """What the environment says of sandboxes."""
+    return parse(ServiceConfig, service_environment(), "environment").sandbox
+
+
+def registry_root(flag: Path | None) -> Path:
+    """The folder of images: the flag, else the service's key `sandbox.images`, else its default."""
+    from prorl.sandbox.images.registry import default_root
+
+    return (flag or sandbox_environment().images or default_root()).absolute()
 
 
 def assignment(text: str) -> dict[str, Json]:

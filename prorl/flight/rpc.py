@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import orjson
 import pyarrow as pa
@@ -19,7 +19,8 @@ from prorl.net.bearer import Keys, TokenGrant
 from prorl.net.tls import Caller, Credentials
 
 if TYPE_CHECKING:
-    from prorl.flight.server import FlightNetwork
+    from prorl.flight.channel import ServedChannel
+    from prorl.protocols import Accept
 
 ACCEPT_S = 10.0
 """How long a handler may take to accept or refuse a stream."""
@@ -103,12 +104,30 @@ class FlightReads:
     """
 
 
+AnswerT = TypeVar("AnswerT")
+
+
+class Loop(Protocol):
+    """The event loop's side of a listener, as RPC threads call it."""
+
+    def begin_stream(self, opening: Opening, accept: Accept, node: str) -> ServedChannel:
+        """Hand a stream to the loop, which accepts or refuses it."""
+
+    def answer(
+        self,
+        context: fl.ServerCallContext,
+        handler: Callable[[bytes], Awaitable[AnswerT]],
+        argument: bytes,
+    ) -> AnswerT:
+        """Run a read on the loop and wait for it; raises Flight errors."""
+
+
 class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
     """The RPC threads' side: every method hands over to the loop and waits."""
 
     def __init__(
         self,
-        network: FlightNetwork,
+        loop: Loop,
         location: str,
         routes: Routes,
         reads: FlightReads | None,
@@ -126,7 +145,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
             middleware={"served": Served(), **({BEARER: Bearer(keys)} if self._by_token else {})},
             **(_tls(location, credentials) if self._secure else {}),
         )
-        self._network, self._routes, self._reads = network, routes, reads
+        self._loop, self._routes, self._reads = loop, routes, reads
 
     def do_exchange(
         self,
@@ -142,7 +161,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
                 check_node(caller.node, opening.hello)
             accept, receives, sends = route_of(self._routes, opening)
             check_peer_schema(reader.schema, receives, opening.path)
-            stream = self._network.begin_stream(opening, accept, caller.node)
+            stream = self._loop.begin_stream(opening, accept, caller.node)
             stream.wait_accepted(ACCEPT_S)
         try:
             writer.begin(sends)  # the schema, by which the dialler knows that it is accepted
@@ -159,7 +178,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
             self._check(context, "info", body)
             if self._reads is None or self._reads.info is None:
                 raise NotFoundError("this endpoint describes nothing")
-        return self._network.answer(context, self._reads.info, body)
+        return self._loop.answer(context, self._reads.info, body)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
         with _as_flight():
@@ -167,7 +186,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
             if self._reads is None:
                 raise NotFoundError("this endpoint serves no data")
         return fl.RecordBatchStream(
-            self._network.answer(context, self._reads.get, bytes(ticket.ticket))
+            self._loop.answer(context, self._reads.get, bytes(ticket.ticket))
         )
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
@@ -178,7 +197,7 @@ class RpcServer(fl.FlightServerBase):  # type: ignore[misc]
             handler = self._reads.actions.get(action.type) if self._reads is not None else None
             if handler is None:
                 raise NotFoundError(f"no action {action.type}")
-        return [self._network.answer(context, handler, body)]
+        return [self._loop.answer(context, handler, body)]
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
         with _as_flight():

@@ -14,7 +14,7 @@ AGAIN = Message(role="user", content="Are you sure? Answer again.")
 
 
 class Plain:
-    """Implements `prorl.protocols.Agent` with public names alone."""
+    """Implements `prorl.agents.context.Agent` with public names alone."""
 
     async def run(self, context: AttemptContext) -> Trajectory:
         renderer, sampler = context.renderer, Sampler(context)

@@ -17,6 +17,7 @@ import pytest
 import prorl
 from prorl.agents import desk, get_agent
 from prorl.agents.desk import Desk
+from prorl.agents.desk_server import serving
 from prorl.envs import get_env
 from prorl.limits import Deadline
 from prorl.net.bearer import Keys
@@ -82,10 +83,8 @@ async def opened(
 ) -> AsyncIterator[Open]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    async with (
-        Desk(("127.0.0.1", port, url), KEYS, "secret", waits=waits) as made,
-        aiohttp.ClientSession() as http,
-    ):
+    made = Desk(("127.0.0.1", port, url), KEYS, "secret", waits=waits)
+    async with serving(made), aiohttp.ClientSession() as http:
         yield Open(made, url, http)
 
 
@@ -254,7 +253,7 @@ async def test_from_another_host_over_tls_that_plain_clients_believe(tmp_path: P
         " {'authorization': 'Bearer owner'})\n"
         "print(u.urlopen(r).read().decode())"
     )
-    async with Desk(("127.0.0.1", port, url), KEYS, "secret", shown):
+    async with serving(Desk(("127.0.0.1", port, url), KEYS, "secret", shown)):
         for believed, said in ((AUTHORITY_FILE, b"[]"), ("nothing", b"CERTIFICATE_VERIFY_FAILED")):
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", ask),

@@ -19,7 +19,7 @@ from prorl.envs import get_env
 from prorl.errors import RolloutError, TaskError
 from prorl.limits import Deadline
 from prorl.linux.procfs import descendants
-from prorl.service.core.submissions import known_env
+from prorl.service.submissions import known_env
 from prorl.testing import Replies, Reply, make_task, play
 from prorl.types import FailureCode, RolloutLimits, Task
 from tests.agents.test_native import context

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from prorl.agents import check_agent, get_agent
-from prorl.agents.context import AttemptContext
+from prorl.agents.context import Agent, AttemptContext
 from prorl.agents.program import command
 from prorl.agents.programs import PROGRAMS, program_of
 from prorl.envs import get_env
@@ -23,7 +23,7 @@ from prorl.envs.tools import BASH
 from prorl.errors import BackendError, ConfigError
 from prorl.journal import AttemptJournal
 from prorl.limits import Deadline
-from prorl.protocols import Agent, Sandbox
+from prorl.protocols import Sandbox
 from prorl.tasks import load_tasks
 from prorl.testing import LocalSandbox, Replies, Reply, isolated, play
 from prorl.types import (

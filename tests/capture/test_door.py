@@ -22,10 +22,10 @@ import orjson
 import pytest
 
 from prorl import helper
+from prorl.agents.capture import connections, door
+from prorl.agents.capture.door import Door
+from prorl.agents.capture.share import Account, Share
 from prorl.agents.sampler import Sampler
-from prorl.capture import connections, door
-from prorl.capture.door import Door
-from prorl.capture.share import Account, Share
 from prorl.config.renderer import RendererSpec
 from prorl.errors import BackendError
 from prorl.linux import at_work
@@ -413,7 +413,7 @@ CHARGED = """
 import asyncio, os, socket, sys
 import aiohttp
 from prorl.agents.sampler import Sampler
-from prorl.capture.door import Door
+from prorl.agents.capture.door import Door
 from prorl.linux import at_work
 from prorl.renderer.chatml import ChatMLRenderer
 from prorl.testing import Replies

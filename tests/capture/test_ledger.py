@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prorl.agents.capture.canonical import Asked, chain
+from prorl.agents.capture.ledger import Call, Ledger
 from prorl.agents.sampler import Sampler
-from prorl.capture.canonical import Asked, chain
-from prorl.capture.ledger import Call, Ledger
 from prorl.testing import RENDERER, sampled
 from prorl.types import (
     Completion,

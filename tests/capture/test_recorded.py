@@ -14,10 +14,10 @@ import numpy as np
 import orjson
 import pytest
 
+from prorl.agents.capture import chat, messages, responses
+from prorl.agents.capture.canonical import chain
+from prorl.agents.capture.ledger import Call, Ledger
 from prorl.agents.sampler import Sampler
-from prorl.capture import chat, messages, responses
-from prorl.capture.canonical import chain
-from prorl.capture.ledger import Call, Ledger
 from prorl.testing import RENDERER, Replies, sampled
 from prorl.types import Completion, Json, Message
 from tests.capture.played import attempt

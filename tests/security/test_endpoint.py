@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.capture.door import UNSHOWN_BYTES
+from prorl.agents.capture.door import UNSHOWN_BYTES
 from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, service, signals
 from prorl.supervisor.service import Supervisor

@@ -16,9 +16,9 @@ import pytest
 from prorl.client import connect
 from prorl.config import RunConfig
 from prorl.errors import TaskError
-from prorl.service.core.submissions import by_model, known_env
 from prorl.service.http.guard import MAX_BODY_BYTES
 from prorl.service.serve import bind
+from prorl.service.submissions import by_model, known_env
 from prorl.task_json import task_from_row
 from prorl.types import Json, Task
 from tests.service.world import TOKEN, group, world

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from prorl.bench.tools import times_ms
+from prorl.bench.meter import times_ms
 
 PRORL_POLL_S = 0.01
 """ProRL-Agent-Server, efficient_bash.py: select for 10 ms, then sleep 10 ms."""

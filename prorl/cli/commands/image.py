@@ -15,12 +15,11 @@ from cyclopts import App, Parameter
 
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import note, say, say_json, table
-from prorl.cli.settings import service_environment
-from prorl.config import SandboxConfig, ServiceConfig, parse
+from prorl.cli.settings import registry_root, sandbox_environment
 from prorl.errors import ProrlError, StorageError, UserError
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.pull import Pull
-from prorl.sandbox.images.registry import Image, Registry, default_root
+from prorl.sandbox.images.registry import Image, Registry
 from prorl.sandbox.images.remote import plain
 from prorl.tasks.files import load_tasks
 from prorl.types import DOCKER, image_name
@@ -107,7 +106,7 @@ def pull(
     if bool(source) == bool(rows) or (rows and name):
         raise UserError("prorl image pull", "[NAME] --from SOURCE, or --rows TASKS")
     registry = Registry(registry_root(images))
-    pulls = Pull(registry, _configured().mirrors)
+    pulls = Pull(registry, sandbox_environment().mirrors)
     if source:
         if not name and not source.startswith(DOCKER):
             raise UserError(f"--from {source} without a name", "prorl image pull NAME --from ...")
@@ -267,13 +266,3 @@ def gc(
     for each in registry.collect(age_s, None if keep_gb is None else int(keep_gb * 1e9)):
         say(f"removed {each.digest[:12]} ({each.source})")
     return 0
-
-
-def registry_root(given: Path | None) -> Path:
-    """The flag, else the service's key `sandbox.images`, else its default."""
-    return (given or _configured().images or default_root()).absolute()
-
-
-def _configured() -> SandboxConfig:
-    """What the environment says of sandboxes."""
-    return parse(ServiceConfig, service_environment(), "environment").sandbox

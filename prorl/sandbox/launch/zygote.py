@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from prorl.linux import calls, procfs
 from prorl.linux.forked import EXIT_CRASHED, Forked
@@ -35,9 +35,6 @@ from prorl.sandbox.launch.spec import (
     interpreter_roots,
     package_folders,
 )
-
-if TYPE_CHECKING:
-    from prorl.sandbox.kind import Kind
 
 
 class Zygote:
@@ -142,7 +139,8 @@ def main() -> None:
     server.preload()
     serve: Serve = server.serve
     kind_module, _, attribute = place.partition(":")
-    kind: Kind = getattr(importlib.import_module(kind_module), attribute)
+    kind = getattr(importlib.import_module(kind_module), attribute)
+    launcher: Launcher = kind.launch
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     os.chdir("/")
@@ -154,7 +152,7 @@ def main() -> None:
     gc.freeze()  # keeps the collector from writing to pages that all children share
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
-    Zygote(control, serve, kind.launch).run()
+    Zygote(control, serve, launcher).run()
 
 
 if __name__ == "__main__":

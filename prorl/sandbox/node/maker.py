@@ -29,6 +29,7 @@ from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient, read_status
 from prorl.sandbox.node import cgroups, janitor
 from prorl.sandbox.node.cgroups import Cgroups
 from prorl.sandbox.node.janitor import Note
+from prorl.sandbox.node.live import Live
 from prorl.sandbox.node.paths import check_socket_path, claim
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.uids import Uids
@@ -57,25 +58,7 @@ BAD_TOOL = "bad tool: "
 
 log = logging.getLogger("prorl.sandboxd")
 
-OnEnd = Callable[["Live", Fate], None]
-
-
-class Live:
-    def __init__(self, ref: SandboxRef, spec: SandboxSpec, note: Note) -> None:
-        self.ref, self.spec, self.note = ref, spec, note
-        self.owner = ""
-        self.purpose = ""
-        self.pid = 0
-        self.ready = False
-        self.ending: Fate | None = None
-        """Why we are ending it, when it is we who do."""
-        self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
-        """The launcher's end."""
-        self.fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
-        """Who is to blame, known before all is cleared up."""
-        self.ended = asyncio.Event()
-        """Nothing is left on the host."""
-        self.wall: asyncio.TimerHandle | None = None
+OnEnd = Callable[[Live, Fate], None]
 
 
 class Maker:

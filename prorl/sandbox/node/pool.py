@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from prorl.errors import ProrlError, SandboxError
 from prorl.sandbox.blame import Cause, Fate, fate_of
-from prorl.sandbox.node.maker import Live, Maker
+from prorl.sandbox.node.live import Live
+from prorl.sandbox.node.maker import Maker
 from prorl.sandbox.node.settings import Settings
 from prorl.types import SandboxRef, SandboxSpec
 

@@ -27,7 +27,7 @@ from prorl.linux import procfs
 from prorl.sandbox.kind import MAX_PTYS
 
 if TYPE_CHECKING:
-    from prorl.sandbox.node.maker import Live
+    from prorl.sandbox.node.live import Live
 
 PERIOD_S, MAX_PERIOD_S = 1.0, 4.0
 """Between two looks, at least and at most."""

@@ -14,7 +14,6 @@ from prorl.net.bearer import keys_of
 from prorl.net.join import ends_soon
 from prorl.service import shapes
 from prorl.service.core.manifest import code_version
-from prorl.service.core.submissions import known_env
 from prorl.service.gateway import Gateway
 from prorl.service.http import metrics, views
 from prorl.service.http.answers import RESPONSES, answer_errors, reply
@@ -22,6 +21,7 @@ from prorl.service.http.backend_routes import backend_routes
 from prorl.service.http.guard import GuardMiddleware
 from prorl.service.http.node_routes import node_routes
 from prorl.service.http.run_routes import run_routes
+from prorl.service.submissions import known_env
 
 
 def create_app(gateway: Gateway) -> GuardMiddleware:

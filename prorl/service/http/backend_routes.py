@@ -8,23 +8,19 @@ stays out after a restart until it is added again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Literal
 
 from fastapi import FastAPI, Response
 from pydantic import Field
 
 from prorl.backends.catalogue import is_server
-from prorl.backends.probe import Vocabulary
-from prorl.config import RunConfig, StrictModel
+from prorl.config import StrictModel
 from prorl.errors import NotFoundError
-from prorl.renderer.load import SAMPLE
 from prorl.service import shapes
 from prorl.service.core.manifest import read_renderer
 from prorl.service.gateway import Gateway
 from prorl.service.http.answers import reply
-from prorl.service.pool.servers import valid_url
-from prorl.types import Json
+from prorl.service.pool.servers import valid_url, vocabulary_of
 
 
 class BackendBody(StrictModel):
@@ -134,13 +130,6 @@ async def _check(gateway: Gateway, name: str) -> None:
         if renderer:
             wanted = vocabulary_of(run.config, renderer)
             await gateway.servers.check_vocabulary(name, wanted, ours=True)
-
-
-def vocabulary_of(config: RunConfig, renderer: Mapping[str, Json]) -> Vocabulary:
-    """What a server must share with a run; `renderer` is what was proved of its renderer."""
-    limits = config.limits
-    said = limits.max_tokens if "max_tokens" in limits.model_fields_set else 0
-    return Vocabulary(renderer["vocab_size"], SAMPLE, renderer["sample_ids"], said)
 
 
 def _set(gateway: Gateway, name: str, state: str) -> None:

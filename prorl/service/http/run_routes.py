@@ -19,12 +19,12 @@ from prorl.net.tls import Caller
 from prorl.service import shapes
 from prorl.service.core.candidates import CheckTask, GroupsBody
 from prorl.service.core.state import RunRecord
-from prorl.service.core.submissions import accept, create
 from prorl.service.gateway import Gateway
 from prorl.service.http import views
 from prorl.service.http.answers import also, reply
 from prorl.service.log.recover import closed_runs
 from prorl.service.pool.weights import Expected
+from prorl.service.submissions import accept, create
 
 _REFS = "#/components/schemas/{model}"
 

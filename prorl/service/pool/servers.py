@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
@@ -22,10 +22,11 @@ from prorl.backends.catalogue import (
     open_url,
 )
 from prorl.backends.probe import Vocabulary, check_server, check_vocabulary, first_token
-from prorl.config import ServiceConfig
+from prorl.config import RunConfig, ServiceConfig
 from prorl.envs.users import env_by_name
 from prorl.errors import BackendError, ConfigError
 from prorl.renderer import ChatMLRenderer
+from prorl.renderer.load import SAMPLE
 from prorl.tokenizer import load_tokenizer
 from prorl.types import Json
 
@@ -127,3 +128,10 @@ class Servers:
             yield backend
         finally:
             await backend.close()
+
+
+def vocabulary_of(config: RunConfig, renderer: Mapping[str, Json]) -> Vocabulary:
+    """What a server must share with a run; `renderer` is what was proved of its renderer."""
+    limits = config.limits
+    max_tokens = limits.max_tokens if "max_tokens" in limits.model_fields_set else 0
+    return Vocabulary(renderer["vocab_size"], SAMPLE, renderer["sample_ids"], max_tokens)

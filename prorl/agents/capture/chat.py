@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from prorl import exact_json
-from prorl.capture.canonical import (
+from prorl.agents.capture.canonical import (
     ROLES,
     Asked,
     RefusedError,

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from prorl.capture import chat, messages, responses
-from prorl.capture.canonical import (
+from prorl.agents.capture import chat, messages, responses
+from prorl.agents.capture.canonical import (
     Asked,
     RefusedError,
     Reply,

@@ -16,7 +16,7 @@ from contextlib import suppress
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from prorl.capture.share import Account, share
+from prorl.agents.capture.share import Account, share
 
 MOST = 32
 """Agents keep one to ten. Each may hold HEADERS of 8 KiB and 128 KiB of a body that is not read."""
@@ -26,7 +26,7 @@ LINGER_S = 2.0
 REFUSED_S = 0.1
 """Until a connection is tried again that could not be accepted, as without descriptors."""
 
-_log = logging.getLogger("prorl.capture.http")
+_log = logging.getLogger("prorl.agents.capture.http")
 _log.setLevel(logging.CRITICAL)  # what a client breaks is its own affair, and may be said for ever
 
 

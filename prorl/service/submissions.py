@@ -37,8 +37,7 @@ from prorl.service.core.candidates import (
 from prorl.service.core.manifest import check_there, read_renderer, write_manifest
 from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.gateway import Gateway
-from prorl.service.http.backend_routes import vocabulary_of
-from prorl.service.pool.servers import valid_url
+from prorl.service.pool.servers import valid_url, vocabulary_of
 from prorl.tokenizer import UNBOUNDED_TOKEN_BYTES
 from prorl.types import Json, Message, Task
 

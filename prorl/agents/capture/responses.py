@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from prorl import exact_json
-from prorl.capture.canonical import (
+from prorl.agents.capture.canonical import (
     ROLES,
     Asked,
     RefusedError,
@@ -29,8 +29,8 @@ from prorl.capture.canonical import (
     read_tool,
     refuse,
 )
-from prorl.capture.chat import KEEP_ALIVE as KEEP_ALIVE
-from prorl.capture.chat import error as error
+from prorl.agents.capture.chat import KEEP_ALIVE as KEEP_ALIVE
+from prorl.agents.capture.chat import error as error
 from prorl.types import FinishReason, Json, Message, ToolCall, ToolSpec
 
 _REFUSED = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prorl import exact_json
-from prorl.capture.canonical import (
+from prorl.agents.capture.canonical import (
     Asked,
     RefusedError,
     Reply,

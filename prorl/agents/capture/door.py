@@ -35,12 +35,12 @@ import orjson
 from aiohttp import web
 
 from prorl import exact_json
-from prorl.capture import chat
-from prorl.capture.canonical import Asked, RefusedError, load_json, read_object
-from prorl.capture.connections import Connections
-from prorl.capture.ledger import Call, Ledger
-from prorl.capture.reading import DIALECTS, Dialect, Incoming, read
-from prorl.capture.share import Account, share
+from prorl.agents.capture import chat
+from prorl.agents.capture.canonical import Asked, RefusedError, load_json, read_object
+from prorl.agents.capture.connections import Connections
+from prorl.agents.capture.ledger import Call, Ledger
+from prorl.agents.capture.reading import DIALECTS, Dialect, Incoming, read
+from prorl.agents.capture.share import Account, share
 from prorl.errors import RolloutError, UserError
 from prorl.linux import at_work
 from prorl.tokenizer import max_token_bytes

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prorl.capture.canonical import (
+from prorl.agents.capture.canonical import (
     INVALID_CALL,
     Asked,
     RefusedError,

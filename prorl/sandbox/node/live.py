@@ -1,0 +1,30 @@
+"""One living sandbox, from its first trace on the host to its last."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prorl.sandbox.blame import Fate
+from prorl.sandbox.launch.zygote_client import Exit
+from prorl.sandbox.node.janitor import Note
+from prorl.types import SandboxRef, SandboxSpec
+
+
+class Live:
+    """Belongs to one event loop."""
+
+    def __init__(self, ref: SandboxRef, spec: SandboxSpec, note: Note) -> None:
+        self.ref, self.spec, self.note = ref, spec, note
+        self.owner = ""
+        self.purpose = ""
+        self.pid = 0
+        self.ready = False
+        self.ending: Fate | None = None
+        """Why we are ending it, when it is we who do."""
+        self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        """The launcher's end."""
+        self.fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
+        """Who is to blame, known before all is cleared up."""
+        self.ended = asyncio.Event()
+        """Nothing is left on the host."""
+        self.wall: asyncio.TimerHandle | None = None
