@@ -65,12 +65,17 @@ def _modules_after(code: str) -> set[str]:
         (
             "import prorl.cli.commands.serve, prorl.client.http",
             "prorl.supervisor.service",
+            ("pyarrow", "torch", "duckdb", "numpy", "aiohttp", "fastapi"),
+        ),
+        (
+            "import prorl.cli.run_job, prorl.cli.job",  # until its service is being started
+            "prorl.supervisor.service",
             ("pyarrow", "torch", "duckdb", "numpy"),
         ),
         (
-            "import prorl.cli.commands.serve, prorl.client.http",
-            "prorl.supervisor.service",
-            ("pyarrow", "torch", "duckdb", "numpy", "aiohttp", "fastapi"),
+            "import prorl.deploy.service, prorl.stages.chain, prorl.storage.serve.service",
+            "pyarrow.flight",
+            ("torch", "duckdb"),
         ),
         (
             "import prorl.deploy.service",

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 10.0
 
+SHORT_POLL_S = 0.05
+"""Between the first looks, so that a short run does not wait for a look to end."""
+
 Run = Mapping[str, Json]
 
 
@@ -118,7 +121,7 @@ async def follow(
     more: Callable[[Run], Iterable[str]] = lambda run: (),
 ) -> None:
     """Watch a run until it is finished; a gateway that is being restarted is waited for."""
-    shown, told, stuck = Progress(quiet=quiet), False, ""
+    shown, told, stuck, began_s = Progress(quiet=quiet), False, "", time.monotonic()
     try:
         while True:
             answer = await asyncio.to_thread(client.run, run)
@@ -134,7 +137,7 @@ async def follow(
             if unread and not told:
                 told = True
                 note(f"done; waiting until the consumer has read and committed {unread} groups")
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(min(POLL_S, max(SHORT_POLL_S, (time.monotonic() - began_s) / 20)))
     finally:
         shown.close()
 

@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,6 @@ from prorl.cli.summary import present
 from prorl.config import JOB_FILE, ServiceConfig
 from prorl.deploy.running import client_of, first, service, signals
 from prorl.linux.files import make_folder
-from prorl.storage.files.durable import replace_local
 from prorl.types import Json
 
 if TYPE_CHECKING:
@@ -45,10 +45,11 @@ MANY_COMMITS = 8
 def tidy(directory: str | Path) -> None:
     """Compact a run that is finished and whose service has ended."""
     from prorl.storage.files.layout import RunDir
-    from prorl.storage.keep.compact import collect, compact
 
     run = RunDir(directory)
     if len(run.commit_names()) >= MANY_COMMITS:
+        from prorl.storage.keep.compact import collect, compact
+
         compact(run, everything=True)
         collect(run, grace_s=0)
 
@@ -62,8 +63,10 @@ async def run_plan(
 ) -> int:
     """Carry it out; the exit code, which is what `present` says of the run directory."""
     await ask_servers(plan.service)
+    importing = asyncio.create_task(asyncio.to_thread(_import_late))
     async with signals() as stop:
         async with service(plan.service, stop) as running:
+            await importing
             finished = await first(stop, running, _follow(plan, running, quiet or json))
         if finished is None:
             again = f"prorl run --resume {plan.run.run_id}{root_option(plan.service.root)}"
@@ -71,6 +74,12 @@ async def run_plan(
             return 130
     tidy(plan.where)
     return present(plan.where, json=json, elapsed_s=finished)
+
+
+def _import_late() -> None:
+    """What is needed once the service listens and at the end, while its processes start."""
+    for module in ("prorl.client.client", "prorl.storage.read.catalog", "prorl.storage.read.sql"):
+        import_module(module)
 
 
 async def ask_servers(config: ServiceConfig) -> None:
@@ -114,6 +123,8 @@ async def _follow(plan: JobPlan, running: Supervisor, quiet: bool) -> float:
 
 
 def _create(client: Client, plan: JobPlan) -> None:
+    from prorl.storage.files.durable import replace_local
+
     client.create_run(**plan.run.model_dump(mode="json", exclude_unset=True))
     make_folder(plan.directory)
     written = orjson.dumps(_absolute(plan), option=orjson.OPT_INDENT_2)

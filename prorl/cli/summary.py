@@ -52,15 +52,16 @@ def summarise(directory: str | Path) -> dict[str, Json]:
     from prorl.storage.read.catalog import StoredRun
 
     stored = StoredRun(directory)
-    (totals,) = stored.sql(TOTALS).to_pylist()
+    tables = stored.answers(TOTALS, STATES, FAILURES, TIMINGS, DECISIONS)
+    ((totals,), states, failures, timings, decisions) = (table.to_pylist() for table in tables)
     return {
         "run": stored.run_id,
         "directory": str(directory),
         **totals,
-        "states": {row["status"]: row["n"] for row in stored.sql(STATES).to_pylist()},
-        "failures": stored.sql(FAILURES).to_pylist(),
-        "timings": {row.pop("what"): row for row in stored.sql(TIMINGS).to_pylist()},
-        "groups_decided": stored.sql(DECISIONS).to_pylist(),
+        "states": {row["status"]: row["n"] for row in states},
+        "failures": failures,
+        "timings": {row.pop("what"): row for row in timings},
+        "groups_decided": decisions,
         "bytes": sum(file.bytes for commit in stored.commits for file in commit.files),
     }
 

@@ -44,7 +44,6 @@ from prorl.storage.files.part_reader import raw_bytes, read_part
 from prorl.storage.files.parts import BY_GROUP, conform, encode, part_file
 from prorl.storage.keep.appended import AppendedTable
 from prorl.storage.read.runs import below, list_runs
-from prorl.storage.read.sql import LockedDuckDB
 
 PACK = "pack-"
 
@@ -261,6 +260,8 @@ def row_order(table: str, rows: pa.Table, ranks: Ranks) -> _Int64s:
 
 def checksum(rows: pa.Table) -> tuple[int, int]:
     """Equal for two tables with the same rows, in whatever order and layout."""
+    from prorl.storage.read.sql import LockedDuckDB  # DuckDB takes long to import
+
     with LockedDuckDB(memory="1GB") as database:
         database.register("given", rows)
         found = database.query("select sum(hash(given))::varchar as h from given")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,6 @@ from prorl.schema import APPENDED, ARROW_ERRORS, SCORED, TABLES
 from prorl.storage.files.layout import PARTIAL, Commit, CommitName, PartFile, RunDir
 from prorl.storage.files.part_reader import dataset, rows_of
 from prorl.storage.keep.appended import AppendedTable
-from prorl.storage.read.sql import LockedDuckDB
 from prorl.types import Json
 
 _DELIVERIES = pa.schema(
@@ -196,13 +195,19 @@ class StoredRun:
 
     def sql(self, statement: str) -> pa.Table:
         """Run one SELECT over the views. Raises UserError for anything else."""
+        (rows,) = self.answers(statement)
+        return rows
+
+    def answers(self, *statements: str) -> list[pa.Table]:
+        """As `sql`, for several in one database: to make one costs more than a small SELECT."""
+        named = sources_of(" ".join(statements))
         try:
-            return self._sql(statement)
+            return self._answers(statements, named)
         except (StorageError, OSError) as error:
             # What is appended may have been merged between our listing and our reading.
-            if not self._moved() and not any(name in statement.lower() for name in APPENDED):
-                raise self.blame(error, [name for name in TABLES if name in statement]) from None
-            return self._sql(statement)
+            if not self._moved() and not named & set(APPENDED):
+                raise self.blame(error, [name for name in TABLES if name in named]) from None
+            return self._answers(statements, named)
 
     def blame(self, error: Exception, tables: Iterable[str] = tuple(TABLES)) -> StorageError:
         """What names the parts of these tables that are gone or not what their commits say."""
@@ -224,15 +229,16 @@ class StoredRun:
             self.commits = tuple(self.directory.commits())
         return self.commits is not before
 
-    def _sql(self, statement: str) -> pa.Table:
+    def _answers(self, statements: Iterable[str], named: Container[str]) -> list[pa.Table]:
+        from prorl.storage.read.sql import LockedDuckDB  # DuckDB takes long to import
+
         with LockedDuckDB(threads=_THREADS, memory="2GB") as database:
-            named = sources_of(statement)
             for name, empty in VIEWS.items():
                 # A view that is not named is there for DuckDB's suggestions only.
                 database.register(name, self.view(name) if name in named else empty.empty_table())
             for name, derived in DERIVED.items():
                 database.view(name, derived.sql)
-            return database.query(statement)
+            return [database.query(statement) for statement in statements]
 
     def deliveries(self) -> pa.Table:
         events = self.read("groups", ["group_id", "event", "delivery_seq", "min_version"])

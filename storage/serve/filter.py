@@ -44,7 +44,6 @@ from prorl.filters import (
     is_named,
 )
 from prorl.schema import ROLLOUTS
-from prorl.storage.read.sql import LockedDuckDB
 from prorl.storage.serve.filter_process import FilterLostError, FilterProcess
 from prorl.storage.serve.history import HISTORY, History
 
@@ -210,6 +209,8 @@ class _OurSQL:
     def __init__(self, sql: str, timeout_s: float) -> None:
         self._sql, self._timeout_s = sql, timeout_s
         self._now = {name: _Now() for name in EMPTY}
+        from prorl.storage.read.sql import LockedDuckDB  # DuckDB takes long to import
+
         self._database = LockedDuckDB(error=ConfigError, what="filter")
 
     def columns(self, empty: Tables) -> Mapping[str, str]:

@@ -20,7 +20,6 @@ import pyarrow as pa
 from prorl.errors import ConfigError, UnavailableError
 from prorl.helper import Died, Helpers, Late, Program, Raised
 from prorl.helper.child import Answer, serve
-from prorl.storage.read.sql import LockedDuckDB
 
 MEMORY_BYTES = 512 << 20
 """Above what the process has before it runs SQL; DuckDB itself is told half of it."""
@@ -111,6 +110,8 @@ def _stream(rows: pa.Table) -> bytes:
 
 def prepare() -> Answer:
     """A database that nothing but a question's rows is in."""
+    from prorl.storage.read.sql import LockedDuckDB  # DuckDB takes long to import
+
     database = LockedDuckDB(memory=f"{MEMORY_BYTES >> 21}MiB", error=ConfigError, what="filter")
 
     def answer(question: tuple[str, dict[str, bytes], float, int, str]) -> Any:
