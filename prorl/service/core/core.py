@@ -107,7 +107,7 @@ class Core:
             for record, attempt in leases:
                 current = record.life.state is RolloutState.LEASED
                 if current and record.life.attempt == attempt and not record.holders:
-                    self.rollouts.await_claim(record, 0.0, EventKind.RETURN, sooner=True)
+                    self.rollouts.cap_wait(record, 0.0, EventKind.RETURN)
 
     def run(self, run_id: str) -> RunRecord:
         run = self.find_run(run_id)
@@ -177,7 +177,7 @@ class Core:
         """End a run of which nothing can be stored: whatever it has in hand is stopped."""
         for record in list(run.rollouts.values()):
             for worker in [worker for worker in record.holders if worker.role == "store"]:
-                self.rollouts.leave(record, worker, returned=True)
+                self.rollouts.leave(record, worker, EventKind.RETURN)
         for group in list(run.groups.values()):
             self.cancel_group(group)
         self.commits.fail(run, reason)

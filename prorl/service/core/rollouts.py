@@ -301,38 +301,46 @@ class Rollouts(Part):
         self,
         record: RolloutRecord,
         worker: WorkerRecord,
+        end: EventKind = EventKind.LOST,
         grace_s: float = 0.0,
-        returned: bool = False,
     ) -> None:
-        """The worker has it no longer; the attempt is lost, or returned, when nobody has."""
+        """The worker has it no longer. When nobody has, the attempt ends so: LOST is charged,
+        RETURN is not; at once, or unless one claims it within `grace_s`.
+        """
         record.holders.discard(worker)
         worker.held.discard(record)
         self._unreserve(record)
         if record.holders or record.life.state not in IN_HAND:
             return
-        end = EventKind.RETURN if worker.leaving or returned else EventKind.LOST
+        line = worker if worker.remote and end is EventKind.RETURN and not worker.leaving else None
+        end = EventKind.RETURN if worker.leaving else end
         if grace_s:
-            line = worker if worker.remote and returned and not worker.leaving else None
-            self.await_claim(record, grace_s, end, line=line)
+            self._wait_until(record, self._latest(record, grace_s), end, line)
         else:
             self.lost(record, end)
 
-    def await_claim(
+    def await_claim(self, record: RolloutRecord, grace_s: float, end: EventKind) -> None:
+        """Wait at least `grace_s` for a claim of an attempt whose holders are not known; unless one
+        claims it, it is lost, or returned.
+        """
+        self._wait_until(record, self._latest(record, grace_s), end)
+
+    def cap_wait(self, record: RolloutRecord, grace_s: float, end: EventKind) -> None:
+        """As `await_claim`, but no longer than `grace_s`, however long it was to wait before."""
+        self._wait_until(record, self._clock() + grace_s, end)
+
+    def _latest(self, record: RolloutRecord, grace_s: float) -> float:
+        return max(self._orphan(record).until, self._clock() + grace_s)
+
+    def _wait_until(
         self,
         record: RolloutRecord,
-        grace_s: float,
-        end: EventKind = EventKind.LOST,
-        *,
-        sooner: bool = False,
+        until: float,
+        end: EventKind,
         line: WorkerRecord | None = None,
     ) -> None:
-        """Wait for a claim of an attempt whose holders are not known. It is lost, or returned,
-        unless one claims it within `grace_s`. Waits no longer than that if `sooner`, however long
-        it was to wait before.
-        """
         earlier = self._orphan(record)
         end = EventKind.RETURN if earlier.end is EventKind.RETURN else end
-        until = max(0.0 if sooner else earlier.until, self._clock() + grace_s)
         self._orphans[record] = Orphan(record.life.attempt, until, end, line or earlier.line)
 
     def _orphan(self, record: RolloutRecord) -> Orphan:
@@ -340,14 +348,15 @@ class Rollouts(Part):
         orphan = self._orphans.get(record, _NO_ORPHAN)
         return orphan if orphan.attempt == record.life.attempt else _NO_ORPHAN
 
-    def lost(
-        self, record: RolloutRecord, end: EventKind = EventKind.LOST, *, known: bool = False
-    ) -> None:
-        """Nobody has the current attempt. `known`: it is known by now how it was lost."""
+    def lost(self, record: RolloutRecord, end: EventKind = EventKind.LOST) -> None:
+        """Nobody has the current attempt. One that was waited for as returned is not charged."""
+        returned = self._orphan(record).end is EventKind.RETURN
+        self.end_unheld(record, EventKind.RETURN if returned else end)
+
+    def end_unheld(self, record: RolloutRecord, end: EventKind) -> None:
+        """End the current attempt, if nobody has it, by a cause that is certain by now."""
         self._unreserve(record)
         if not record.holders:
-            if not known and self._orphan(record).end is EventKind.RETURN:
-                end = EventKind.RETURN
             self.apply(record, Event(kind=end, attempt=record.life.attempt), _WHY[end])
 
     def _unreserve(self, record: RolloutRecord) -> None:
@@ -422,7 +431,7 @@ class Rollouts(Part):
     def released(self, worker: WorkerRecord, record: RolloutRecord, attempt: int) -> None:
         """The worker has nothing of it any more."""
         if record.life.attempt == attempt and worker in record.holders:
-            self.leave(record, worker, RELEASE_GRACE_S)
+            self.leave(record, worker, grace_s=RELEASE_GRACE_S)
 
 
 _CODES = {EventKind.LOST: FailureCode.WORKER_LOST, EventKind.RETURN: FailureCode.RETURNED}

@@ -131,11 +131,11 @@ class Workers(Part):
             if away and away.worker.incarnation != worker.incarnation:
                 blamed = _blamed(record, away.worker, worker)
                 end = EventKind.LOST if blamed else EventKind.RETURN
-                self._rollouts.lost(record, end, known=True)
+                self._rollouts.end_unheld(record, end)
             else:
                 blamed = record.taken and not worker.remote
                 end = EventKind.LOST if blamed else EventKind.RETURN
-                self._rollouts.await_claim(record, grace_s, end, sooner=True)
+                self._rollouts.cap_wait(record, grace_s, end)
 
     def _claim(self, worker: WorkerRecord, held: Iterable[AttemptKey]) -> list[AttemptKey]:
         refused: list[AttemptKey] = []
@@ -197,8 +197,9 @@ class Workers(Part):
         if same_life:
             self._away[worker.name] = _Away(earlier, held, self._clock())
         for record in held:
-            returned = worker.remote if same_life else not _blamed(record, earlier, worker)
-            self._rollouts.leave(record, earlier, CLAIM_GRACE_S if same_life else 0.0, returned)
+            blamed = not worker.remote if same_life else _blamed(record, earlier, worker)
+            end = EventKind.LOST if blamed else EventKind.RETURN
+            self._rollouts.leave(record, earlier, end, CLAIM_GRACE_S if same_life else 0.0)
 
     def gone(self, worker: WorkerRecord) -> None:
         """Its control stream has ended: everything that only it held is lost. At once or, where
@@ -212,7 +213,8 @@ class Workers(Part):
             until = self._clock() + grace_s
             self._away[worker.name] = _Away(worker, held, until)
         for record in held:
-            self._rollouts.leave(record, worker, grace_s, returned=worker.remote)
+            end = EventKind.RETURN if worker.remote else EventKind.LOST
+            self._rollouts.leave(record, worker, end, grace_s)
         self._tell_endpoints()
 
     def _grace_s(self, worker: WorkerRecord) -> float:
@@ -277,7 +279,7 @@ class Workers(Part):
                     continue
                 for holder in list(record.holders):
                     self._rollouts.stop(holder, record.key)
-                    self._rollouts.leave(record, holder, returned=True)
+                    self._rollouts.leave(record, holder, EventKind.RETURN)
 
     def _tell_endpoints(self) -> None:
         """Tell each worker whose upstreams have changed. To tell everybody everything grows with
