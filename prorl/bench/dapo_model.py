@@ -412,7 +412,7 @@ class _Service:
         worker: WorkerRecord = self.core.state.workers["run"]
         self.core.rollouts.started(worker, record, record.life.attempt, "run")
         took = self._sampled(record.group).seconds[record.sample_index]
-        self.running[record.key] = self.now, record, self.run.version
+        self.running[record.key] = self.now, record, self.run.weights.version
         heapq.heappush(self.ends, (self.now + took, record.key))
         self.outcome.started += 1
 
@@ -490,5 +490,5 @@ class _Service:
         self.stepped, self.taken, self.busy_until = self.stepped + 1, 0, math.inf
         self.idle_from = self.now
         self.outcome.trained += self.setup.step * self.load.n
-        self.core.groups.cursor(run, "primary", run.next_delivery)
+        self.core.groups.cursor(run, "primary", run.delivery.next_delivery)
         self.core.publish(run, self.core.groups.give_version(run, 0, "weights"))

@@ -118,7 +118,7 @@ class Life:
 
         for _ in range(in_hand // credit - 1):
             lease()
-        while run.next_delivery < run.next_group:
+        while run.delivery.next_delivery < run.next_group:
             lease()
             leased = (r for r in run.rollouts.values() if r.life.state == "leased")
             given = list(islice(leased, credit))
@@ -137,7 +137,7 @@ class Life:
                 self.core.groups.handout(run, [KeptGroup(g, 0) for g in wanted])
             self.write(len(given))
             with self.meter("ack", 1):
-                self.core.groups.cursor(run, "primary", run.next_delivery)
+                self.core.groups.cursor(run, "primary", run.delivery.next_delivery)
             self.write(len(given))
 
     def commit_rest(self) -> None:

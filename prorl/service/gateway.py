@@ -398,11 +398,15 @@ class Gateway:
 
     def _watch(self) -> None:
         for run in self._watchdog.look(self.trouble or disk_full(self.config.root)):
-            log.warning("run %s %s", run.run_id, f"is stuck: {run.stuck}" if run.stuck else "moves")
+            log.warning(
+                "run %s %s",
+                run.run_id,
+                f"is stuck: {run.progress.stuck}" if run.progress.stuck else "moves",
+            )
             self._tell_stuck(run)
 
     def _tell_stuck(self, run: RunRecord) -> None:
         """Trainers hear it from the store, instead of rows."""
-        row = ControlRow.of(Stuck(reason=run.stuck), run_id=run.run_id)
+        row = ControlRow.of(Stuck(reason=run.progress.stuck), run_id=run.run_id)
         for store in self._told if run.config.delivery == "stream" else ():
             self._send(store, [row])

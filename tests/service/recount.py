@@ -23,17 +23,17 @@ _COUNTS: Mapping[str, str] = {
     "group_size": f"SELECT coalesce(max(n), 1) {_FROM_GROUPS}",
     "open_groups": f"SELECT count(*) {_FROM_GROUPS} AND state = 'open' AND opened",
 }
-"""Fields of a RunRecord by the one number that a statement gives."""
+"""Counts of a RunRecord by the one number that a statement gives."""
 
 
 def recount(log: ControlLog, run: RunRecord) -> None:
     asked = (run.run_id,)
     for name, statement in _COUNTS.items():
-        setattr(run, name, log.read(statement, asked)[0][0])
+        setattr(run.record_of(name), name, log.read(statement, asked)[0][0])
     states = dict(log.read(f"SELECT state, count(*) {_FROM_GROUPS} GROUP BY state", asked))
     run.group_states = Counter(states)
-    run.undecided, run.waiting = states.get("open", 0), states.get("kept", 0)
-    run.kept = run.waiting + states.get("delivered", 0) + states.get("acked", 0)
+    run.undecided, run.delivery.waiting = states.get("open", 0), states.get("kept", 0)
+    run.delivery.kept = run.delivery.waiting + states.get("delivered", 0) + states.get("acked", 0)
     rollouts = log.read(f"SELECT state, count(*) {_FROM_ROLLOUTS} GROUP BY state", asked)
     run.rollout_states = Counter(dict(rollouts))
     run.num_rewards, run.reward_sum = log.read(

@@ -61,18 +61,18 @@ def facts(run: RunRecord) -> Json:
             run.next_rollout,
             run.next_commit,
             run.next_event,
-            run.next_delivery,
+            run.delivery.next_delivery,
             run.outbox_end,
             run.outbox_stored,
             run.unstored,
             run.open_groups,
             run.undecided,
-            run.kept,
-            run.waiting,
-            run.version,
-            run.acked,
+            run.delivery.kept,
+            run.delivery.waiting,
+            run.weights.version,
+            run.delivery.acked,
         ),
-        "cursors": run.cursors,
+        "cursors": run.delivery.cursors,
         "parts": run.parts,
         "states": {state: count for state, count in run.rollout_states.items() if count},
         "group_states": {str(state): count for state, count in run.group_states.items() if count},
@@ -307,9 +307,9 @@ class Machine(RuleBasedStateMachine):
         try:
             self.core.groups.cursor(self.run, "primary", seq)
         except ConflictError:
-            assert seq > self.run.next_delivery
+            assert seq > self.run.delivery.next_delivery
         else:
-            assert seq <= self.run.next_delivery
+            assert seq <= self.run.delivery.next_delivery
 
     @precondition(lambda self: self.live())
     @rule(pick=PICK, whole=st.sampled_from(["rollout", "rollout", "group", "run"]))
@@ -362,8 +362,8 @@ class Machine(RuleBasedStateMachine):
         assert facts(state.runs["r"]) == facts(self.run)
         recount(self.log, state.runs["r"])
         assert facts(state.runs["r"]) == facts(self.run), "counters are what rows say"
-        pool = list(state.runs["r"].pool)  # ours may name groups that were cancelled in it
-        assert [group_id for group_id in self.run.pool if group_id in pool] == pool
+        pool = list(state.runs["r"].queues.pool)  # ours may name groups that were cancelled in it
+        assert [group_id for group_id in self.run.queues.pool if group_id in pool] == pool
         self.check_outbox()
         self.check_promises()
 
@@ -408,8 +408,11 @@ class Machine(RuleBasedStateMachine):
     def nobody_is_forgotten(self) -> None:
         """Every open rollout is somewhere from where it goes on."""
         run = self.run
-        assert all(until - self.now <= LAST_REST_S for until, _, _ in run.resting)
-        ready, pool = {*run.ready, *(record for _, _, record in run.resting)}, set(run.pool)
+        assert all(until - self.now <= LAST_REST_S for until, _, _ in run.queues.resting)
+        ready, pool = (
+            {*run.queues.ready, *(record for _, _, record in run.queues.resting)},
+            set(run.queues.pool),
+        )
         buffered = {record for record, _ in [*self.waiting, *self.core.journal._batch.granted]}
         for record in run.rollouts.values():
             state = record.life.state

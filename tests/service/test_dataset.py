@@ -103,9 +103,9 @@ def test_a_dataset_is_known_by_its_keys(life: Life) -> None:
 
     def again(task: str, key: str) -> int:
         checked = life.core.acceptance.check(life.run, [group(task, n=2, key=key)], {})
-        before = life.run.num_tasks
+        before = life.run.dataset.num_tasks
         life.core.datasets.add(life.run, checked)
-        return life.run.num_tasks - before
+        return life.run.dataset.num_tasks - before
 
     assert again("t3", "k3") == 0
     assert (again("new", "new"), again("new", "new")) == (1, 0), "before it is durable too"

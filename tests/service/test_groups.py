@@ -80,7 +80,7 @@ def test_only_a_complete_group_is_decided_and_once(world: World) -> None:
     world.decide(0, kept=False)
     assert [world.state(g) for g in (0, 1)] == [GroupState.KEPT, GroupState.OPEN]
     run = world.run
-    assert (run.kept, run.waiting, run.undecided, run.open_groups) == (1, 1, 1, 1)
+    assert (run.delivery.kept, run.delivery.waiting, run.undecided, run.open_groups) == (1, 1, 1, 1)
     assert (run.group_states["kept"], run.group_states["open"]) == (1, 1)
     (told,) = world.told()
     assert (told.group_id, told.event, told.kept, told.reason) == (0, "decided", True, "said")
@@ -145,25 +145,25 @@ def test_the_forecast_learns_from_decisions_that_are_the_filters(world: World) -
     world.now = 130.0
     world.complete(0)
     world.decide(0)
-    assert (world.run.rate, world.run.group_s) == (Rate().after(True), 30.0)
+    assert (world.run.pace.rate, world.run.pace.group_s) == (Rate().after(True), 30.0)
     world.now = 140.0
     world.complete(1)
     world.decide(1, kept=False)
-    assert world.run.rate == Rate().after(True).after(False)
-    assert world.run.group_s == pytest.approx(31.0), "a tenth of the way to 40"
+    assert world.run.pace.rate == Rate().after(True).after(False)
+    assert world.run.pace.group_s == pytest.approx(31.0), "a tenth of the way to 40"
     for g, cut in ((2, False), (3, True)):
         found = world.core.group("r", g)
         for record in found.rollouts:
             world.core.cancel_rollout(record)
         found.cut = cut
-    before = world.run.rate
+    before = world.run.pace.rate
     world.decide(2, kept=False)
-    assert world.run.rate == before, "we ended it ourselves"
+    assert world.run.pace.rate == before, "we ended it ourselves"
     world.decide(3, kept=False)
-    assert world.run.rate == before.after(False), "its verdict was certain"
+    assert world.run.pace.rate == before.after(False), "its verdict was certain"
     restarted = world.core.group("r", 3)
     restarted.opened_at = 0.0
-    assert world.run.group_s == pytest.approx(31.9)
+    assert world.run.pace.group_s == pytest.approx(31.9)
 
 
 def test_a_group_whose_start_nobody_remembers_says_nothing_of_time(world: World) -> None:
@@ -171,14 +171,14 @@ def test_a_group_whose_start_nobody_remembers_says_nothing_of_time(world: World)
     world.core.group("r", 0).opened_at = 0.0
     world.complete(0)
     world.decide(0)
-    assert (world.run.group_s, world.run.rate.decided) == (0.0, 1.0)
+    assert (world.run.pace.group_s, world.run.pace.rate.decided) == (0.0, 1.0)
 
 
 def test_a_groups_time_is_never_nothing(world: World) -> None:
     world.begin(1)
     world.complete(0)
     world.decide(0)
-    assert 0 < world.run.group_s < 0.01, "0 is what nobody knows"
+    assert 0 < world.run.pace.group_s < 0.01, "0 is what nobody knows"
 
 
 def test_what_is_handed_out_has_its_place_for_good(world: World) -> None:
@@ -188,7 +188,7 @@ def test_what_is_handed_out_has_its_place_for_good(world: World) -> None:
     assert world.hand(9, 3, 2, 0) == ([(2, 0), (0, 1)], [])
     assert world.hand(0, 1, 2) == ([(0, 1), (1, 2), (2, 0)], [])
     run = world.run
-    assert (run.next_delivery, run.waiting, run.kept) == (3, 0, 3)
+    assert (run.delivery.next_delivery, run.delivery.waiting, run.delivery.kept) == (3, 0, 3)
     events = [(e.event, e.group_id, e.delivery_seq) for e in world.told()]
     assert events[3:] == [("delivered", 2, 0), ("delivered", 0, 1), ("delivered", 1, 2)]
     assert [e.event_seq for e in world.told()] == list(range(6))
@@ -220,7 +220,11 @@ def test_what_is_older_than_allowed_goes_stale(
     world.run.effort.ended(10.0, good=True)
     assert world.hand(0, version=asked) == (([], [0]) if stale else ([(0, 0)], []))
     run = world.run
-    assert (run.waiting, run.kept, run.next_delivery) == (0, not stale, not stale)
+    assert (run.delivery.waiting, run.delivery.kept, run.delivery.next_delivery) == (
+        0,
+        not stale,
+        not stale,
+    )
     assert run.effort.wasted_s == (20.0 if stale else 0.0)
     told = world.told()[-1]
     assert (told.event, told.kept) == ("stale" if stale else "delivered", True)
@@ -231,15 +235,15 @@ def test_how_long_the_trainer_takes_is_a_mean_over_the_groups_it_took(world: Wor
     world.complete(*range(6))
     world.decide(*range(6))
     world.hand(0)
-    assert (world.run.taken_s, world.run.taken_at) == (0.0, 100.0), "one says nothing"
+    assert (world.run.pace.taken_s, world.run.pace.taken_at) == (0.0, 100.0), "one says nothing"
     world.now = 120.0
     world.hand(0)
-    assert world.run.taken_at == 100.0, "asked again, took nothing"
+    assert world.run.pace.taken_at == 100.0, "asked again, took nothing"
     world.hand(1, 2)
-    assert world.run.taken_s == 10.0
+    assert world.run.pace.taken_s == 10.0
     world.now = 140.0
     world.hand(3)
-    assert world.run.taken_s == pytest.approx(11.0)
+    assert world.run.pace.taken_s == pytest.approx(11.0)
     assert list(world.run.effort.handed) == [100.0, 120.0, 120.0, 140.0]
 
 
@@ -253,11 +257,11 @@ def test_a_cursor_only_moves_on_and_the_primarys_acknowledges(world: World) -> N
         with pytest.raises(ConflictError, match="is this another run's cursor"):
             cursor(run, "primary", wrong)
     cursor(run, "other", 3)
-    assert (run.acked, run.group_states["acked"]) == (0, 0)
+    assert (run.delivery.acked, run.group_states["acked"]) == (0, 0)
     cursor(run, "primary", 1)
     cursor(run, "primary", 0)
     cursor(run, "primary", 1)
-    assert (run.acked, run.cursors) == (1, {"other": 3, "primary": 1})
+    assert (run.delivery.acked, run.delivery.cursors) == (1, {"other": 3, "primary": 1})
     states = [world.state(g) for g in range(3)]
     assert states == [GroupState.ACKED, GroupState.DELIVERED, GroupState.DELIVERED]
     cursor(run, "primary", 3)
@@ -269,7 +273,7 @@ def test_a_cursor_only_moves_on_and_the_primarys_acknowledges(world: World) -> N
     ]
     assert world.log.read("SELECT DISTINCT state FROM groups") == [("acked",)]
     cursor(run, "other", 3)
-    assert world.remembered().cursors == run.cursors
+    assert world.remembered().delivery.cursors == run.delivery.cursors
 
 
 def test_what_memory_has_forgotten_is_acknowledged_too(world: World) -> None:
@@ -281,7 +285,7 @@ def test_what_memory_has_forgotten_is_acknowledged_too(world: World) -> None:
     assert not world.run.groups
     world.core.groups.cursor(world.run, "primary", 2)
     again = world.remembered()
-    assert (again.acked, again.group_states) == (2, world.run.group_states)
+    assert (again.delivery.acked, again.group_states) == (2, world.run.group_states)
     states = [world.state(g) for g in range(3)]
     assert states == [GroupState.ACKED, GroupState.ACKED, GroupState.DELIVERED]
 
@@ -292,7 +296,7 @@ def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None
     assert give(run, 0, "a") == 1
     assert give(run, 2, "b") == 2
     world.write()
-    assert (give(run, 1, "a"), give(run, 2, "b"), run.given_version) == (1, 2, 2)
+    assert (give(run, 1, "a"), give(run, 2, "b"), run.weights.given_version) == (1, 2, 2)
     for version, path, said in ((1, "b", "is used"), (2, "a", "is used"), (4, "d", "one above")):
         with pytest.raises(ConflictError, match=said):
             give(run, version, path)
@@ -300,7 +304,7 @@ def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None
     world.write()
     rows = world.log.read("SELECT version, note, at FROM versions ORDER BY version")
     assert rows == [(1, "a", 100.0), (2, "b", 100.0), (3, "c", 100.0)]
-    assert world.remembered().given_version == 3
+    assert world.remembered().weights.given_version == 3
 
 
 def test_weights_serve_once_and_never_older_ones(world: World) -> None:
@@ -316,11 +320,11 @@ def test_weights_serve_once_and_never_older_ones(world: World) -> None:
         False,
         True,
     ]
-    assert run.version == 3
+    assert run.weights.version == 3
     world.write()
     rows = world.log.read("SELECT version FROM versions WHERE published ORDER BY version")
     assert rows == [(2,), (3,)]
-    assert world.remembered().version == 3
+    assert world.remembered().weights.version == 3
 
 
 @pytest.mark.parametrize(
@@ -333,7 +337,7 @@ def test_a_decision_curates_its_task_from_the_next_epoch_on(
     world.begin(1, epochs=3)
     world.complete(0)
     world.decide(0, kept=False, **more)
-    assert world.run.curating == bool(more)
+    assert world.run.dataset.curating == bool(more)
     world.write()
     assert world.log.read("SELECT key, resting, n FROM dataset") == [("k0", resting, n)]
 
@@ -342,4 +346,4 @@ def test_only_a_run_that_feeds_itself_is_curated(world: World) -> None:
     world.begin(1)
     world.complete(0)
     world.decide(0, kept=False, rest=2)
-    assert world.run.curating == 0
+    assert world.run.dataset.curating == 0

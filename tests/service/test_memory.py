@@ -84,12 +84,12 @@ def test_the_pool_lives_in_the_log_but_for_its_head(hand: Hand) -> None:
     submit(hand, "r", groups, n=2)
     run = core.run("r")
     assert sorted(run.groups) == list(range(AHEAD // 2))
-    assert (len(run.rollouts), len(run.pool)) == (AHEAD, groups)
+    assert (len(run.rollouts), len(run.queues.pool)) == (AHEAD, groups)
     core.pump(3)
     assert [g for g in run.groups.values() if g.opened] == [run.groups[0], run.groups[1]]
     hand.restart()
     again = hand.run
-    assert (len(again.groups), list(again.pool)) == (0, list(range(groups)))
+    assert (len(again.groups), list(again.queues.pool)) == (0, list(range(groups)))
 
 
 def test_what_waits_is_read_many_groups_at_a_time(

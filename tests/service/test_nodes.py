@@ -11,6 +11,7 @@ from prorl.errors import FencedError, NotFoundError
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core import lines, workers
 from prorl.service.core.core import Core
+from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.state import RolloutRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
 from prorl.timing import CLAIM_GRACE_S, GONE_S, REMOTE_GRACE_S, WORKER_SILENCE_S
@@ -188,7 +189,7 @@ def test_a_lease_into_a_stream_that_breaks_is_charged_to_no_worker_that_lives(
 ) -> None:
     """Control and leases have connections of their own: one may break alone."""
     record = leased(core, hello(core, "n1/init-0"))
-    core.rollouts.await_claim(record, REMOTE_GRACE_S)  # as the lease edge does when a stream ends
+    core.rollouts.await_claim(record, REMOTE_GRACE_S, EventKind.LOST)  # as the lease edge does
     clock.now += REMOTE_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))

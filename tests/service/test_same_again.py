@@ -33,8 +33,8 @@ def _lives(folder: Path, seed: int) -> tuple[list[int], list[tuple[float, int]]]
         core.rollouts.failed(run.rollouts[rollout_id], 1, "sandbox_start", "")
     core.workers.gone(worker)
     log.close()
-    resting = [(until, rollout_id) for until, rollout_id, _ in sorted(run.resting)]
-    return [record.rollout_id for record in run.ready], resting
+    resting = [(until, rollout_id) for until, rollout_id, _ in sorted(run.queues.resting)]
+    return [record.rollout_id for record in run.queues.ready], resting
 
 
 def _order() -> list[int]:

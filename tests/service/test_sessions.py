@@ -124,7 +124,7 @@ async def test_inits_word_that_comes_after_runs_makes_it_no_holder(tmp_path: Pat
         await welcome(first)
         init.say(Started(), key)
         init.say(Progress(turn=1, tokens=1), key)
-        await until(lambda: w.core.run("r").turns)
+        await until(lambda: w.core.run("r").progress.turns)
         assert {worker.role for worker in record.holders} == {"run"}
         await first.close()
 

@@ -43,7 +43,7 @@ class Day(Hand):
         core.groups.propose(run, [Decision(group_id=g, kept=True) for g in groups])
         core.groups.handout(run, [KeptGroup(g, 0) for g in groups])
         self.write()
-        core.groups.cursor(run, "primary", run.next_delivery)
+        core.groups.cursor(run, "primary", run.delivery.next_delivery)
         self.write()
         self.now += 60.0
         core.sweep()
@@ -68,9 +68,9 @@ def test_a_day_of_a_rollout_a_second_leaves_no_trace_in_memory(tmp_path: Path) -
             wal = (tmp_path / "control.db-wal").stat().st_size
             assert wal < 2 * CHECKPOINT_PAGES * PAGE_BYTES
             assert len(list(tmp_path.iterdir())) == 4, "log, its WAL, its index, its lock"
-    assert day.run.next_delivery == day.run.acked == MINUTES * A_MINUTE
+    assert day.run.delivery.next_delivery == day.run.delivery.acked == MINUTES * A_MINUTE
     assert (len(day.run.groups), len(day.run.rollouts), len(day.run.parts)) == (0, 0, 0)
-    assert day.run.stuck == ""
+    assert day.run.progress.stuck == ""
     print(f"objects at hours 2, 12, 24: {[objects[h - 1] for h in (2, 12, 24)]}")
     print(f"resident MB at hours 2, 12, 24: {[resident[h - 1] >> 20 for h in (2, 12, 24)]}")
     print(f"log MB at hours 12, 24: {[sizes[h - 1] >> 20 for h in (12, 24)]}")

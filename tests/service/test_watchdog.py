@@ -21,7 +21,7 @@ class Clockwork(Hand):
         self.watchdog.look(disk)
         self.now += seconds
         self.watchdog.look(disk)
-        return self.run.stuck
+        return self.run.progress.stuck
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_what_moves_is_not_stuck(world: Clockwork) -> None:
     assert world.stuck() != ""
     assert world.watchdog.look("") == [], "said once"
     world.core.control(run, told)
-    assert [run.stuck for run in world.watchdog.look("")] == [""]
+    assert [run.progress.stuck for run in world.watchdog.look("")] == [""]
 
 
 def test_attempts_that_all_fail_alike_are_the_runs_trouble_until_one_does_not(
@@ -79,17 +79,20 @@ def test_attempts_that_all_fail_alike_are_the_runs_trouble_until_one_does_not(
         told.append(bool(world.watchdog.look("")))
     assert told == [False] * 4 + [True] + [False] * 3, "while it moves, and once"
     said = "attempt after attempt fails with sandbox_start, the first: image x0: no such thing"
-    assert world.run.stuck == said
+    assert world.run.progress.stuck == said
     world.now += 60.0
     world.core.pump(8)
     (*others, last) = world.run.rollouts.values()
     for record in others:
         world.core.rollouts.failed(record, 2, "stage_error", "exit 3")
         world.watchdog.look("")
-    assert world.run.stuck == "attempt after attempt fails with stage_error, the first: exit 3"
+    assert (
+        world.run.progress.stuck
+        == "attempt after attempt fails with stage_error, the first: exit 3"
+    )
     world.commit([last])
     world.watchdog.look("")
-    assert world.run.stuck == ""
+    assert world.run.progress.stuck == ""
 
 
 def test_a_run_with_nothing_to_do_is_not_stuck(world: Clockwork) -> None:

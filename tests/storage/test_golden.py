@@ -76,6 +76,11 @@ def test_its_log_is_gone_on_with(root: Path) -> None:
     log, state = ControlLog(root / "control.db"), State()
     load(log, state, 0.0)
     run = state.runs["r"]
-    assert (run.state, run.kept, run.waiting, run.next_delivery) == ("finished", 2, 2, 0)
+    assert (run.state, run.delivery.kept, run.delivery.waiting, run.delivery.next_delivery) == (
+        "finished",
+        2,
+        2,
+        0,
+    )
     assert (run.wanted, run.outbox_stored) == (True, run.outbox_end)
     log.close()

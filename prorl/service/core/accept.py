@@ -44,7 +44,8 @@ class Acceptance(Part):
             check_same(known.config, config)
             return False
         now = self._wall()
-        run = RunRecord(config=config, created_at=now, granted_at=self._clock())
+        run = RunRecord(config=config, created_at=now)
+        run.progress.granted_at = self._clock()
         self._state.add(run)
         text = orjson.dumps(config.model_dump(mode="json")).decode()
         self._journal.insert(sql.INSERT_RUN, (run.run_id, text, now, "open", 0, 0, 0.0, 0.0, "", 1))
@@ -137,7 +138,7 @@ class Acceptance(Part):
         ]
         self._insert(group)
         run.add(group)
-        run.pool.extend(group.group_id, group.group_id + 1, now)
+        run.queues.pool.extend(group.group_id, group.group_id + 1, now)
         run.group_size = max(run.group_size, group.n)
         self._journal.settle(group)
         self._journal.mark_run(run)

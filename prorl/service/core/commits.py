@@ -164,19 +164,21 @@ class Commits(Part):
             row.failure_message if row.failure_code in UNSCORED else "",
         )
         if row.failure_code is FailureCode.GRADER_ERROR:
-            run.unscored = run.unscored or "\n".join(filter(None, (record.message, row.trace)))
+            run.failures.unscored = run.failures.unscored or "\n".join(
+                filter(None, (record.message, row.trace))
+            )
 
     def _end_unscored(self, run: RunRecord) -> None:
         """End a run whose grader has failed for all of its first rollouts: a reward that always
         raises would have every other one sampled in vain.
         """
-        code, count, _ = run.alike
+        code, count, _ = run.failures.alike
         never = not run.rollout_states[RolloutState.COMPLETED]
         if code is FailureCode.GRADER_ERROR and count >= FIRST_ROLLOUTS and never:
             self._rollouts.end_run(
                 run,
                 f"its reward failed for each of its first {count} rollouts; expected a number;"
-                f" `prorl check` tries a reward; the first: {run.unscored}",
+                f" `prorl check` tries a reward; the first: {run.failures.unscored}",
             )
 
     def _stored(self, record: RolloutRecord, part: str) -> None:
@@ -204,7 +206,7 @@ class Commits(Part):
         stored = not run.unstored and not run.parts and run.outbox_stored >= run.outbox_end
         if run.state != "open" or not no_more or run.undecided or not stored:
             return False
-        self._end(run, "finished", run.problem)
+        self._end(run, "finished", run.failures.problem)
         self._journal.tell_run(run)
         return True
 
@@ -213,7 +215,7 @@ class Commits(Part):
             self._end(run, "failed", reason)
 
     def _end(self, run: RunRecord, state: str, why: str) -> None:
-        run.state, run.finished_at, run.stuck = state, self._wall(), why
+        run.state, run.finished_at, run.progress.stuck = state, self._wall(), why
         self._state.open.pop(run.run_id, None)
         self._journal.mark_run(run)
         self._journal.urgent = True

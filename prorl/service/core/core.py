@@ -192,7 +192,7 @@ class Core:
         """A given version serves: told to every worker; False when it was published before.
         `by_service`: servers were given it by us.
         """
-        run.published = run.published or by_service
+        run.weights.published = run.weights.published or by_service
         created = self.groups.publish(run, version)
         if created:
             self.tell_version(run)
@@ -205,9 +205,9 @@ class Core:
     def start_with(self, run: RunRecord, labels: Iterable[str]) -> None:
         """What servers called their weights when the run began: its version 0."""
         named = {label.rpartition(":")[0] for label in labels if label.count(":") > 1}
-        run.start = tuple(sorted(named))
-        if run.start:
-            note = " ".join(run.start)
+        run.weights.start = tuple(sorted(named))
+        if run.weights.start:
+            note = " ".join(run.weights.start)
             self.journal.insert(sql.INSERT_VERSION, (run.run_id, 0, note, self._wall()))
         self.tell_version(run)
 
@@ -268,7 +268,7 @@ class Core:
             return
         else:
             current = record.life.attempt == row.attempt and not record.life.state.terminal
-            record.run.turns += 1
+            record.run.progress.turns += 1
             if current:
                 record.num_sampled = max(record.num_sampled, row.read(Progress).tokens)
         if not current:
@@ -340,9 +340,9 @@ class Core:
     def durable(self, batch: LogBatch) -> None:
         """Forget groups and runs that need not stay in memory."""
         for run_id, _, key, *_ in dict(batch.writes).get(sql.INSERT_TASK, ()):
-            self.state.runs[run_id].new_tasks.pop(key)
+            self.state.runs[run_id].dataset.new_tasks.pop(key)
         for _, _, run_id, _ in dict(batch.writes).get(sql.CURATE_TASK, ()):
-            self.state.runs[run_id].curating -= 1
+            self.state.runs[run_id].dataset.curating -= 1
         for group in batch.settled:
             if not group.at_rest or group.run.is_next(group):
                 continue

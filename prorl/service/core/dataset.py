@@ -60,17 +60,19 @@ class Datasets(Part):
         """Put tasks at the dataset's end that are not there yet, by their keys. Raises
         ConflictError for a key that stands for another task, or a dataset that is whole.
         """
-        there = run.new_tasks | self._there(run, [candidate.key for candidate in candidates])
+        there = run.dataset.new_tasks | self._there(
+            run, [candidate.key for candidate in candidates]
+        )
         for candidate in candidates:
-            place = run.num_tasks
+            place = run.dataset.num_tasks
             key = candidate.key or str(place)
             known = there.get(key)
             if known is None:
                 check_open(run)
                 row = (run.run_id, place, *candidate._replace(key=key), 0)
                 self._journal.insert(sql.INSERT_TASK, row)
-                there[key] = run.new_tasks[key] = candidate.digest
-                run.num_tasks += 1
+                there[key] = run.dataset.new_tasks[key] = candidate.digest
+                run.dataset.num_tasks += 1
                 run.group_size = max(run.group_size, candidate.n)
             elif known != candidate.digest:
                 raise used(key)
@@ -87,23 +89,28 @@ class Datasets(Part):
         task that the filter has sit out has its turn and no group. What it said is on disk before
         the next turn is looked at.
         """
-        if not run.feeds or run.new_tasks or run.curating or (run.pool and len(run.pool) >= room):
+        if (
+            not run.feeds
+            or run.dataset.new_tasks
+            or run.dataset.curating
+            or (run.queues.pool and len(run.queues.pool) >= room)
+        ):
             return
         demand = run.demand
-        wanted = 0 if run.doom(demand) else may_open(demand) - len(run.pool)
-        left = run.config.epochs * run.num_tasks - run.fed
+        wanted = 0 if run.doom(demand) else may_open(demand) - len(run.queues.pool)
+        left = run.config.epochs * run.dataset.num_tasks - run.dataset.fed
         # The last ones together: they decide when all have ended.
         missing = min(wanted, AT_ONCE if left > 2 * AT_ONCE else left)
         turns, chosen = TURNS, list[tuple[int, Candidate]]()
         while missing > 0 and turns > 0 and run.feeds:
-            left = run.config.epochs * run.num_tasks - run.fed
-            places = [self._place(run, run.fed + i) for i in range(min(missing, left))]
+            left = run.config.epochs * run.dataset.num_tasks - run.dataset.fed
+            places = [self._place(run, run.dataset.fed + i) for i in range(min(missing, left))]
             turns -= len(places)
             for candidate, resting in self._candidates(run, places):
-                epoch = run.fed // run.num_tasks
-                run.fed += 1
+                epoch = run.dataset.fed // run.dataset.num_tasks
+                run.dataset.fed += 1
                 if resting > epoch:
-                    run.skipped += 1
+                    run.dataset.skipped += 1
                     continue
                 missing -= 1
                 chosen.append((epoch, candidate))
@@ -129,8 +136,8 @@ class Datasets(Part):
         return {one.key: known.get(one.key, mean) for _, one in chosen}
 
     def _place(self, run: RunRecord, fed: int) -> int:
-        epoch, index = divmod(fed, run.num_tasks)
-        return int(order(run.config.seed, epoch, run.num_tasks)[index])
+        epoch, index = divmod(fed, run.dataset.num_tasks)
+        return int(order(run.config.seed, epoch, run.dataset.num_tasks)[index])
 
     def _candidates(self, run: RunRecord, places: Sequence[int]) -> list[tuple[Candidate, int]]:
         """The tasks at these places, in their order, and the epoch until which each sits out."""

@@ -58,7 +58,7 @@ class LeaseGrants(Part):
         runs = [
             (run.in_hand, place, run)
             for place, run in enumerate(self._state.open.values())
-            if run.rested(clock)
+            if run.queues.rested(clock)
         ]
         heapq.heapify(runs)
         while room > 0 and runs:
@@ -75,14 +75,14 @@ class LeaseGrants(Part):
         """
         room = PIECE
         for run in self._state.open.values():
-            if run.ending:
+            if run.queues.ending:
                 room = self._rollouts.end_more(run, room)
                 self._journal.urgent = True
-            doom = run.doom(run.demand) if run.pool else None
-            while doom and run.pool and room > 0 and len(run.groups) < UNDECIDED:
-                group = self._load(run, run.pool.popleft())
+            doom = run.doom(run.demand) if run.queues.pool else None
+            while doom and run.queues.pool and room > 0 and len(run.groups) < UNDECIDED:
+                group = self._load(run, run.queues.pool.popleft())
                 room -= group.n
-                why = _NOBODY.format(run.config.limits.queue_s) if run.expired else ""
+                why = _NOBODY.format(run.config.limits.queue_s) if run.progress.expired else ""
                 for rollout in group.rollouts:
                     if rollout.life.state is RolloutState.QUEUED:
                         self._rollouts.apply(rollout, doom, why)
@@ -109,10 +109,10 @@ class LeaseGrants(Part):
             return False
         backend = self._state.acquire(record, avoid=(record.failed_on,) if record.failed_on else ())
         if backend is None:
-            run.ready.appendleft(record)
+            run.queues.ready.appendleft(record)
             return False
         record.backend = backend
-        run.granted_at, run.expired = self._clock(), False
+        run.progress.granted_at, run.progress.expired = self._clock(), False
         if not run.started_at:
             run.started_at = self._wall()
             self._journal.mark_run(run)
@@ -132,30 +132,30 @@ class LeaseGrants(Part):
             if room is None:
                 now = self._clock()
                 record.unplaced_at = now if record.unplaced_at is None else record.unplaced_at
-                run.queue_again(record, now, LOOKS_AGAIN_S)
+                run.queues.queue_again(record, now, LOOKS_AGAIN_S)
                 continue
             record.unplaced_at = None
             if room > 0:
                 found = record
             else:
                 full.append(record)
-        run.ready.extendleft(reversed(full))
+        run.queues.ready.extendleft(reversed(full))
         return found
 
     def _next(self, run: RunRecord) -> RolloutRecord | None:
-        while not run.ending:
-            while run.ready:
-                record = run.ready.popleft()
+        while not run.queues.ending:
+            while run.queues.ready:
+                record = run.queues.ready.popleft()
                 if record.life.state is RolloutState.QUEUED:
                     return record
-            demand = run.demand if run.pool else None
+            demand = run.demand if run.queues.pool else None
             if demand is None or run.doom(demand) or not may_open(demand):
                 return None
-            group = self._load(run, run.pool.popleft())
+            group = self._load(run, run.queues.pool.popleft())
             if group.pending:
                 group.opened, group.opened_at = True, self._clock()
                 run.open_groups += 1
-                run.ready.extend(group.rollouts)
+                run.queues.ready.extend(group.rollouts)
                 self._journal.mark_group(group)
         return None
 
@@ -166,22 +166,24 @@ class LeaseGrants(Part):
         `num_in_hand`: the rollouts in hand of all open runs.
         """
         budget_s = run.config.limits.queue_s
-        for record in [*run.ready, *(record for _, _, record in run.resting)]:
+        for record in [*run.queues.ready, *(record for _, _, record in run.queues.resting)]:
             since = record.unplaced_at
             queued = record.life.state is RolloutState.QUEUED
             if queued and since is not None and since <= now - budget_s:
                 why = _NOWHERE.format(image_of(record.group), budget_s)
                 self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), why)
                 self._journal.urgent = True
-        may_start = run.pool and may_open(run.demand)
-        held_back = not (run.ready or may_start)
+        may_start = run.queues.pool and may_open(run.demand)
+        held_back = not (run.queues.ready or may_start)
         behind_others = num_in_hand > run.in_hand
         if held_back or behind_others:
-            run.granted_at = now
-        if now - run.granted_at <= budget_s:
+            run.progress.granted_at = now
+        if now - run.progress.granted_at <= budget_s:
             return
-        run.expired = bool(run.pool) and now - run.pool.first_since() > budget_s
-        for record in [r for r in run.ready if r.life.state is RolloutState.QUEUED]:
+        run.progress.expired = (
+            bool(run.queues.pool) and now - run.queues.pool.first_since() > budget_s
+        )
+        for record in [r for r in run.queues.ready if r.life.state is RolloutState.QUEUED]:
             if now - record.since > budget_s:
                 self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), _NOBODY.format(budget_s))
         self._journal.urgent = True

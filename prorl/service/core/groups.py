@@ -65,14 +65,14 @@ class Groups(Part):
         run.undecided -= 1
         run.open_groups -= group.opened
         if kept:
-            run.kept += 1
-            run.waiting += 1
+            run.delivery.kept += 1
+            run.delivery.waiting += 1
         self._journal.insert(sql.DECIDED, (run.run_id, group.group_id))
         if run.config.epochs and (decision.rest or decision.siblings):
             epoch, _, key = group.key.partition("/")
             resting, siblings = int(epoch) + 1 + decision.rest, decision.siblings or None
             self._journal.insert(sql.CURATE_TASK, (resting, siblings, run.run_id, key))
-            run.curating += 1
+            run.dataset.curating += 1
         self._event(group, "decided", kept)
 
     def _note(self, group: GroupRecord, kept: bool) -> None:
@@ -81,16 +81,16 @@ class Groups(Part):
         ended = any(r.life.state is RolloutState.CANCELLED for r in group.rollouts)
         if ended and not group.cut:
             return
-        run.rate = run.rate.after(kept)
+        run.pace.rate = run.pace.rate.after(kept)
         if group.opened_at:
-            run.group_s = _mean(run.group_s, now - group.opened_at)
+            run.pace.group_s = _mean(run.pace.group_s, now - group.opened_at)
 
     def handout(self, run: RunRecord, wanted: Iterable[KeptGroup]) -> HandedOut:
         """Give kept groups their place in the delivery order, as asked. Those that are too old go
         stale instead.
         """
         delivered: list[Delivered] = []
-        before = run.next_delivery
+        before = run.delivery.next_delivery
         stale: list[int] = []
         for asked in wanted:
             group = self.find(run, asked.group_id)
@@ -102,12 +102,12 @@ class Groups(Part):
                 stale.append(group.group_id)
             elif group.delivery_seq >= 0:
                 delivered.append(Delivered(group.group_id, group.delivery_seq))
-        if taken := run.next_delivery - before:
+        if taken := run.delivery.next_delivery - before:
             now = self._clock()
             run.effort.handed.extend([now] * taken)
-            if run.taken_at:
-                run.taken_s = _mean(run.taken_s, (now - run.taken_at) / taken)
-            run.taken_at = now
+            if run.pace.taken_at:
+                run.pace.taken_s = _mean(run.pace.taken_s, (now - run.pace.taken_at) / taken)
+            run.pace.taken_at = now
         self._end_redundant(run)
         return HandedOut(delivered=tuple(delivered), stale=tuple(stale))
 
@@ -115,15 +115,15 @@ class Groups(Part):
         run = group.run
         oldest = min_version if min_version >= 0 else group.min_version
         allowed = run.config.max_staleness
-        run.waiting -= 1
-        if allowed >= 0 and oldest >= 0 and run.version - oldest > allowed:
-            run.kept -= 1
+        run.delivery.waiting -= 1
+        if allowed >= 0 and oldest >= 0 and run.weights.version - oldest > allowed:
+            run.delivery.kept -= 1
             run.effort.left_over(group.n)
             self._step(group, GroupEvent.EXPIRE)
             self._event(group, "stale", True)
             return
-        group.delivery_seq = run.next_delivery
-        run.next_delivery += 1
+        group.delivery_seq = run.delivery.next_delivery
+        run.delivery.next_delivery += 1
         self._step(group, GroupEvent.DELIVER)
         self._event(group, "delivered", True)
 
@@ -132,19 +132,19 @@ class Groups(Part):
         nothing (a trainer that was rolled back reads by the cursor of its checkpoint). Raises
         ConflictError.
         """
-        if not 0 <= seq <= run.next_delivery:
+        if not 0 <= seq <= run.delivery.next_delivery:
             raise ConflictError(
                 f"cursor {run.run_id}@{seq}",
-                f"at most {run.next_delivery}, where run {run.run_id} is",
+                f"at most {run.delivery.next_delivery}, where run {run.run_id} is",
                 "is this another run's cursor?",
             )
-        if seq < run.cursors.get(consumer, 0):
+        if seq < run.delivery.cursors.get(consumer, 0):
             return
-        run.cursors[consumer] = seq
+        run.delivery.cursors[consumer] = seq
         self._journal.mark_run(run)
         self._journal.insert(sql.UPSERT_CURSOR, (run.run_id, consumer, seq, self._wall()))
-        if consumer == "primary" and seq > run.acked:
-            self._ack(run, run.acked, seq)
+        if consumer == "primary" and seq > run.delivery.acked:
+            self._ack(run, run.delivery.acked, seq)
 
     def note_trained(self, run: RunRecord, seq: int) -> None:
         """Note that the run's newest weights were trained on every group below `seq`.
@@ -152,19 +152,19 @@ class Groups(Part):
         A trainer says so with each publication, which may come more often than its commits; one
         that resumes from an older checkpoint says less than before. Raises ConflictError.
         """
-        if not 0 <= seq <= run.next_delivery:
+        if not 0 <= seq <= run.delivery.next_delivery:
             raise ConflictError(
                 f"weights of run {run.run_id!r} trained up to {seq}",
-                f"at most {run.next_delivery}, the number of delivered groups",
+                f"at most {run.delivery.next_delivery}, the number of delivered groups",
             )
-        if seq > run.trained:
-            self._rollouts.stepped(run, seq - run.trained)
-        run.trained = max(seq, run.acked)
+        if seq > run.delivery.trained:
+            self._rollouts.stepped(run, seq - run.delivery.trained)
+        run.delivery.trained = max(seq, run.delivery.acked)
         self._journal.mark_run(run)
 
     def _ack(self, run: RunRecord, first: int, end: int) -> None:
-        run.acked = end
-        if end > run.trained:
+        run.delivery.acked = end
+        if end > run.delivery.trained:
             self.note_trained(run, end)
         run.group_states[GroupState.DELIVERED] -= end - first
         run.group_states[GroupState.ACKED] += end - first
@@ -179,32 +179,32 @@ class Groups(Part):
         again change nothing. Raises ConflictError for an id that was used for something else, or
         that is not the next.
         """
-        version = version or run.given_version + 1
-        if version <= run.given_version:
+        version = version or run.weights.given_version + 1
+        if version <= run.weights.given_version:
             found = self._log.read(
                 "SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version)
             )
             if not found or found[0][0] != path:
                 raise ConflictError(
                     f"version {version} of run {run.run_id!r} is used",
-                    f"{run.given_version + 1}",
+                    f"{run.weights.given_version + 1}",
                     "an id is never used again",
                 )
             return version
-        if version != run.given_version + 1:
+        if version != run.weights.given_version + 1:
             raise ConflictError(
                 f"version {version} of run {run.run_id!r}",
-                f"{run.given_version + 1}, one above the last",
+                f"{run.weights.given_version + 1}, one above the last",
             )
-        run.given_version = version
+        run.weights.given_version = version
         self._journal.mark_run(run)
         self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
         return version
 
     def publish(self, run: RunRecord, version: int) -> bool:
-        if version <= run.version:
+        if version <= run.weights.version:
             return False
-        run.version = version
+        run.weights.version = version
         self._journal.mark_run(run)
         self._journal.insert(sql.PUBLISH_VERSION, (1, run.run_id, version))
         return True

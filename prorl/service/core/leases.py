@@ -204,7 +204,7 @@ class Leases(Part):
             run.leased = spec.to_json(), asdict(config.limits.limits())
         renderer, limits = run.leased
         # Weights older than this would make the group stale at its hand-out.
-        oldest = run.version - config.max_staleness if config.max_staleness >= 0 else 0
+        oldest = run.weights.version - config.max_staleness if config.max_staleness >= 0 else 0
         return (
             run.run_id,
             record.rollout_id,

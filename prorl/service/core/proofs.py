@@ -86,8 +86,8 @@ class Proofs:
 def _shown(proof: Proof, now: float) -> RunRecord:
     """As a run whose state says it: `proving`, or `refused` with the reason."""
     run = RunRecord(config=proof.config, created_at=proof.since, state="proving")
-    run.stuck = f"its chat template is being proved, for {now - proof.since:.0f} s so far"
+    run.progress.stuck = f"its chat template is being proved, for {now - proof.since:.0f} s so far"
     if proof.made.done():
         error = None if proof.made.cancelled() else proof.made.exception()
-        run.state, run.stuck = "refused", str(error or "it was cancelled")
+        run.state, run.progress.stuck = "refused", str(error or "it was cancelled")
     return run

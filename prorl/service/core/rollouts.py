@@ -106,9 +106,13 @@ class Rollouts(Part):
             if fails or event.kind is EventKind.LOST:
                 self.observed.failures[life.code] += 1
             if fails:
-                code, count, said = record.group.run.alike
+                code, count, said = record.group.run.failures.alike
                 same = event.code is code
-                record.group.run.alike = (event.code, count * same + 1, said if same else message)
+                record.group.run.failures.alike = (
+                    event.code,
+                    count * same + 1,
+                    said if same else message,
+                )
             if life.state is not before.state:
                 self._leave_phase(record, _PHASES[before.state])
                 states = record.group.run.rollout_states
@@ -120,7 +124,7 @@ class Rollouts(Part):
         failed_again = life.infra_failures > before.infra_failures
         rest_s = _rest_s(record) if failed_again else 0.0
         if life.state is RolloutState.COMPLETED and life is not before:
-            record.group.run.alike = (FailureCode.NONE, 0, "")
+            record.group.run.failures.alike = (FailureCode.NONE, 0, "")
             for worker in record.holders:
                 self.lines.delivered(worker)
         for action in actions:
@@ -130,7 +134,7 @@ class Rollouts(Part):
     def _tell_attempt(self, record: RolloutRecord, event: Event, message: str) -> None:
         """The current attempt ends without a row of its own in `rollouts`."""
         code = _CODES.get(event.kind) or event.code or record.life.cancel_code
-        record.run.failed_attempts[code, record.node] += 1
+        record.run.failures.failed_attempts[code, record.node] += 1
         row = AttemptRow(
             rollout_id=record.rollout_id,
             group_id=record.group.group_id,
@@ -177,7 +181,7 @@ class Rollouts(Part):
                 self._journal.grant(record)
             case Action.REQUEUE:
                 record.since = self._clock()
-                record.group.run.queue_again(record, record.since, rest_s)
+                record.group.run.queues.queue_again(record, record.since, rest_s)
             case Action.CANCEL_ATTEMPT:
                 for worker in record.holders:
                     self.stop(worker, record.key)
@@ -226,10 +230,10 @@ class Rollouts(Part):
         One whose members differ already waits for a straggler; it is counted on.
         """
         now, enough = self._clock(), run.config.enough
-        began, before = now - LATE * run.group_s, now - run.config.grace_s
+        began, before = now - LATE * run.pace.group_s, now - run.config.grace_s
         started = [g for g in run.groups.values() if g.opened and g.state is GroupState.OPEN]
         late = (group.opened_at < began and not group.differs for group in started)
-        run.late_groups = sum(late) if run.group_s else 0
+        run.pace.late_groups = sum(late) if run.pace.group_s else 0
         for group in started if enough else ():
             if group.pending == 0 or group.cut or group.n - group.pending < enough:
                 continue
@@ -257,25 +261,25 @@ class Rollouts(Part):
         nobody asked for it.
         """
         run.cancelled = run.last = True
-        run.problem = run.problem or problem
+        run.failures.problem = run.failures.problem or problem
         self._journal.mark_run(run)
-        run.ending.clear()  # what was redundant is cancelled from here on
+        run.queues.ending.clear()  # what was redundant is cancelled from here on
         self.end_groups(run, FailureCode.CANCELLED)
 
     def end_groups(self, run: RunRecord, code: FailureCode, *, waiting: bool = True) -> None:
         """End every group of the run that is in memory and open; of the `waiting` only if asked. A
         piece now, the rest by `end_more`; until then the run is given no lease.
         """
-        if not run.ending:
+        if not run.queues.ending:
             open_groups = [g for g in run.groups.values() if g.state is GroupState.OPEN]
             groups = [group for group in open_groups if waiting or group.opened]
-            run.ending.extend((group, code) for group in groups)
+            run.queues.ending.extend((group, code) for group in groups)
             self.end_more(run, PIECE)
 
     def end_more(self, run: RunRecord, room: int) -> int:
         """End up to `room` rollouts, and the rest of their group; the room that is left."""
-        while run.ending and room > 0:
-            group, code = run.ending.popleft()
+        while run.queues.ending and room > 0:
+            group, code = run.queues.ending.popleft()
             room -= self.cancel_group(group, code)
         return room
 

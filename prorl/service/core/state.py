@@ -46,14 +46,34 @@ group at a time would cost more than they do.
 IN_HAND = frozenset({RolloutState.LEASED, RolloutState.RUNNING, RolloutState.RESERVED})
 
 
-_COUNTS = (
-    *("next_group", "next_rollout", "next_commit", "next_event", "outbox_end", "outbox_stored"),
-    *("next_delivery", "acked", "trained", "version", "given_version", "unstored"),
-    *("stored_bytes",),
-    *("open_groups", "undecided", "kept", "waiting", "group_size", "num_rewards", "paused"),
-    *("num_tasks", "fed", "skipped", "group_s", "taken_s", "reward_sum", "problem"),
-)
-"""What the log keeps of a run as one text: no restart counts rows."""
+_COUNTS: Mapping[str, tuple[str, ...]] = {
+    "": (
+        "next_group",
+        "next_rollout",
+        "next_commit",
+        "next_event",
+        "outbox_end",
+        "outbox_stored",
+        "unstored",
+        "stored_bytes",
+        "open_groups",
+        "undecided",
+        "group_size",
+        "num_rewards",
+        "paused",
+        "reward_sum",
+    ),
+    "delivery": ("next_delivery", "acked", "trained", "kept", "waiting"),
+    "weights": ("version", "given_version"),
+    "dataset": ("num_tasks", "fed", "skipped"),
+    "pace": ("group_s", "taken_s"),
+    "failures": ("problem",),
+}
+"""What the log keeps of a run as one text, by the attribute of the run that has it: no restart
+counts rows.
+"""
+
+_RECORD_OF = {name: part for part, names in _COUNTS.items() for name in names}
 
 _STATES = ("group_states", "rollout_states")
 
@@ -208,6 +228,128 @@ class GroupRecord:
 
 
 @dataclass(slots=True, eq=False)
+class RunDataset:
+    """The tasks of a run that feeds itself. `Datasets` writes it, and `Groups` what a filter has
+    curated.
+    """
+
+    num_tasks: int = 0
+    fed: int = 0
+    skipped: int = 0
+    """Of these, those that the filter had sit out."""
+    curating: int = 0
+    """What it said of tasks and is not durable yet."""
+    new_tasks: dict[str, str] = field(default_factory=dict)
+    """Digests by key of those that are not durable yet."""
+
+
+@dataclass(slots=True, eq=False)
+class RunQueues:
+    """Groups and rollouts that wait for a lease, or for their end."""
+
+    pool: GroupPool = field(default_factory=GroupPool)
+    """Accepted, not started; their records are in the log only."""
+    ready: deque[RolloutRecord] = field(default_factory=deque)
+    """Members of started groups that wait for a lease."""
+    resting: list[tuple[float, int, RolloutRecord]] = field(default_factory=list)
+    """A heap of those that infrastructure failed: ready at that time of the loop's clock."""
+    ending: deque[tuple[GroupRecord, FailureCode]] = field(default_factory=deque)
+    """Started groups that are still to be ended, and why (`Rollouts.end_groups`)."""
+
+    def queue_again(self, record: RolloutRecord, now: float, rest_s: float) -> None:
+        """It goes first when it has rested."""
+        if rest_s:
+            heapq.heappush(self.resting, (now + rest_s, record.rollout_id, record))
+        else:
+            self.ready.appendleft(record)
+
+    def rested(self, now: float) -> bool:
+        """Whether somebody waits for a lease; those that have rested do from here on."""
+        while self.resting and self.resting[0][0] <= now:
+            self.ready.appendleft(heapq.heappop(self.resting)[2])
+        return bool(self.ready or self.pool)
+
+
+@dataclass(slots=True, eq=False)
+class RunDelivery:
+    """How far the run is handed out and trained. `Groups` alone writes it."""
+
+    kept: int = 0
+    """Kept and not gone stale."""
+    waiting: int = 0
+    """Kept and not handed out."""
+    next_delivery: int = 0
+    cursors: dict[str, int] = field(default_factory=dict)
+    acked: int = 0
+    """Highest seq that the primary consumer ever committed."""
+    trained: int = 0
+    """Seq up to which its newest weights were trained, as publications say; at least `acked`."""
+
+
+@dataclass(slots=True, eq=False)
+class RunPace:
+    """What decisions and hand-outs tell the forecast (`Demand`). `Groups` writes it; who looks for
+    stragglers writes `late_groups`.
+    """
+
+    rate: Rate = UNKNOWN
+    """Of kept groups among those that were decided."""
+    group_s: float = 0.0
+    """How long a group takes from its start to its decision, about; 0 = not known."""
+    late_groups: int = 0
+    """Open groups that take longer than that, when we last looked."""
+    taken_s: float = 0.0
+    """Seconds between two groups that trainers take, about; 0 = not known."""
+    taken_at: float = 0.0
+    """When one was taken last, on the loop's clock; 0 = not since the gateway started."""
+
+
+@dataclass(slots=True, eq=False)
+class RunWeightsState:
+    """Which weights the run has had. Who publishes them writes it."""
+
+    version: int = 0
+    given_version: int = 0
+    """Highest id given to weights, published or not: never given again."""
+    published: bool = False
+    """Whether servers were given weights of this run."""
+    announced: bool = False
+    """Whether its trainer gave them weights itself."""
+    start: tuple[str, ...] = ()
+    """Labels of the weights that served when the run began, without their nonce."""
+
+
+@dataclass(slots=True, eq=False)
+class RunProgress:
+    """Whether the run moves, as far as those who lease and those who watch have noticed."""
+
+    granted_at: float = 0.0
+    """When it last moved: a lease was granted, or somebody else held it back."""
+    turns: int = 0
+    moved: tuple[tuple[object, ...], float] = ((), 0.0)
+    stuck: str = ""
+    """What it waits for, when it does not move."""
+    expired: bool = False
+    """Nobody has worked for it within its budget for waiting: what waits ends."""
+
+
+@dataclass(slots=True, eq=False)
+class RunFailures:
+    """What went wrong in the run."""
+
+    failed_attempts: Counter[tuple[FailureCode, str]] = field(default_factory=Counter)
+    """Attempts that ended without a row since the service began, by code and node."""
+    alike: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
+    """With what its last attempts failed through no fault of the policy's, how many did so one
+    after the other, and what the first said; none since a rollout has completed.
+    """
+    unscored: str = ""
+    """What the grader said of the first rollout that it failed for."""
+    problem: str = ""
+    """Why the service ended it."""
+
+
+@dataclass(slots=True, eq=False)
 class RunRecord:
     config: RunConfig
     created_at: float
@@ -222,27 +364,10 @@ class RunRecord:
     rollouts: dict[int, RolloutRecord] = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
     """Commits that are not published yet, by part."""
-    pool: GroupPool = field(default_factory=GroupPool)
-    """Accepted, not started; their records are in the log only."""
-    ready: deque[RolloutRecord] = field(default_factory=deque)
-    """Members of started groups that wait for a lease."""
-    resting: list[tuple[float, int, RolloutRecord]] = field(default_factory=list)
-    """A heap of those that infrastructure failed: ready at that time of the loop's clock."""
-    ending: deque[tuple[GroupRecord, FailureCode]] = field(default_factory=deque)
-    """Started groups that are still to be ended, and why (`Rollouts.end_groups`)."""
-    num_tasks: int = 0
-    fed: int = 0
-    skipped: int = 0
-    """Of these, those that the filter had sit out."""
-    curating: int = 0
-    """What it said of tasks and is not durable yet."""
-    new_tasks: dict[str, str] = field(default_factory=dict)
-    """Digests by key of those that are not durable yet."""
     next_group: int = 0
     next_rollout: int = 0
     next_commit: int = 1
     next_event: int = 0
-    next_delivery: int = 0
     outbox_end: int = 0
     """The last row of the outbox about it."""
     outbox_stored: int = 0
@@ -253,61 +378,22 @@ class RunRecord:
     open_groups: int = 0
     """Started and not decided."""
     undecided: int = 0
-    kept: int = 0
-    """Kept and not gone stale."""
-    waiting: int = 0
-    """Kept and not handed out."""
-    rate: Rate = UNKNOWN
-    """Of kept groups among those that were decided."""
-    group_s: float = 0.0
-    """How long a group takes from its start to its decision, about; 0 = not known."""
-    late_groups: int = 0
-    """Open groups that take longer than that, when we last looked."""
-    taken_s: float = 0.0
-    """Seconds between two groups that trainers take, about; 0 = not known."""
-    taken_at: float = 0.0
-    """When one was taken last, on the loop's clock; 0 = not since the gateway started."""
     paused: bool = False
-    version: int = 0
-    given_version: int = 0
-    """Highest id given to weights, published or not: never given again."""
-    published: bool = False
-    """Whether servers were given weights of this run."""
-    announced: bool = False
-    """Whether its trainer gave them weights itself."""
-    start: tuple[str, ...] = ()
-    """Labels of the weights that served when the run began, without their nonce."""
-    cursors: dict[str, int] = field(default_factory=dict)
-    acked: int = 0
-    """Highest seq that the primary consumer ever committed."""
-    trained: int = 0
-    """Seq up to which its newest weights were trained, as publications say; at least `acked`."""
     rollout_states: Counter[str] = field(default_factory=Counter)
     group_states: Counter[str] = field(default_factory=Counter)
     reward_sum: float = 0.0
     num_rewards: int = 0
-    granted_at: float = 0.0
-    """When it last moved: a lease was granted, or somebody else held it back."""
-    turns: int = 0
-    moved: tuple[tuple[object, ...], float] = ((), 0.0)
     effort: Effort = field(default_factory=Effort)
     calls: Served = field(default_factory=Served)
-    stuck: str = ""
-    """What it waits for, when it does not move."""
-    problem: str = ""
-    """Why the service ended it."""
-    unscored: str = ""
-    """What the grader said of the first rollout that it failed for."""
-    failed_attempts: Counter[tuple[FailureCode, str]] = field(default_factory=Counter)
-    """Attempts that ended without a row since the service began, by code and node."""
-    alike: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
-    """With what its last attempts failed through no fault of the policy's, how many did so one
-    after the other, and what the first said; none since a rollout has completed.
-    """
     leased: tuple[str, dict[str, Json]] | None = None
     """What each of its leases says: its renderer's spec and its limits."""
-    expired: bool = False
-    """Nobody has worked for it within its budget for waiting: what waits ends."""
+    dataset: RunDataset = field(default_factory=RunDataset)
+    queues: RunQueues = field(default_factory=RunQueues)
+    delivery: RunDelivery = field(default_factory=RunDelivery)
+    pace: RunPace = field(default_factory=RunPace)
+    weights: RunWeightsState = field(default_factory=RunWeightsState)
+    progress: RunProgress = field(default_factory=RunProgress)
+    failures: RunFailures = field(default_factory=RunFailures)
 
     @property
     def run_id(self) -> str:
@@ -324,12 +410,12 @@ class RunRecord:
     @property
     def group_counts(self) -> dict[str, int]:
         counts = {state.value: self.group_states[state] for state in GroupState}
-        return counts | {"pool": len(self.pool)}
+        return counts | {"pool": len(self.queues.pool)}
 
     @property
     def attempt_counts(self) -> dict[str, int]:
         """The commonest first."""
-        counts = self.failed_attempts.most_common(SHOWN_FAILURES)
+        counts = self.failures.failed_attempts.most_common(SHOWN_FAILURES)
         return {f"{code.value} on {node or '-'}": number for (code, node), number in counts}
 
     @property
@@ -349,13 +435,13 @@ class RunRecord:
     @property
     def owed(self) -> int:
         """Kept groups of a stream that its trainer has not committed."""
-        streams = self.config.delivery == "stream"
-        return self.waiting + self.next_delivery - self.acked if streams else 0
+        streams, delivery = self.config.delivery == "stream", self.delivery
+        return delivery.waiting + delivery.next_delivery - delivery.acked if streams else 0
 
     @property
     def feeds(self) -> bool:
         whole = self.last and not self.cancelled and self.state == "open"
-        return whole and self.fed < self.num_tasks * self.config.epochs
+        return whole and self.dataset.fed < self.dataset.num_tasks * self.config.epochs
 
     @property
     def in_hand(self) -> int:
@@ -368,7 +454,7 @@ class RunRecord:
             return Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED)
         if reached(demand):
             return Event(kind=EventKind.CANCEL, code=FailureCode.REDUNDANT)
-        return Event(kind=EventKind.EXPIRE) if self.expired else None
+        return Event(kind=EventKind.EXPIRE) if self.progress.expired else None
 
     @property
     def ahead(self) -> int:
@@ -377,8 +463,8 @@ class RunRecord:
 
     def is_next(self, group: GroupRecord) -> bool:
         """Whether a group waits at the head of the pool: it will be wanted soon."""
-        waits = group.state is GroupState.OPEN and not group.opened and bool(self.pool)
-        return waits and 0 <= group.group_id - self.pool.first < self.ahead
+        waits = group.state is GroupState.OPEN and not group.opened and bool(self.queues.pool)
+        return waits and 0 <= group.group_id - self.queues.pool.first < self.ahead
 
     @property
     def tag(self) -> str:
@@ -388,33 +474,39 @@ class RunRecord:
 
     @property
     def demand(self) -> Demand:
-        config = self.config
+        config, delivery, pace = self.config, self.delivery, self.pace
+        handed_out_or_waiting = delivery.waiting + delivery.next_delivery
         return Demand(
             open_groups=self.open_groups,
-            unacked=self.waiting + self.next_delivery - self.cursors.get("primary", 0),
-            untrained=self.waiting + self.next_delivery - self.trained,
-            kept=self.kept,
+            unacked=handed_out_or_waiting - delivery.cursors.get("primary", 0),
+            untrained=handed_out_or_waiting - delivery.trained,
+            kept=delivery.kept,
             max_open=config.max_open_groups,
             max_unacked=config.max_unacked_groups,
             target=config.target_groups,
             filtered=find_filter(config.filter).drops,
             streaming=config.delivery == "stream",
-            delivered=self.next_delivery,
+            delivered=delivery.next_delivery,
             perishable=config.delivery == "stream" and config.max_staleness >= 0,
             paused=self.paused,
-            rate=self.rate,
+            rate=pace.rate,
             step=config.groups_per_step,
             max_staleness=config.max_staleness,
-            group_s=self.group_s,
-            late=self.late_groups,
-            taken_s=self.taken_s,
+            group_s=pace.group_s,
+            late=pace.late_groups,
+            taken_s=pace.taken_s,
         )
+
+    def record_of(self, count: str) -> object:
+        """The record, this or one of its own, that has a count which the log keeps."""
+        part = _RECORD_OF[count]
+        return getattr(self, part) if part else self
 
     @property
     def counters(self) -> str:
         """Written with every transaction that changes one."""
-        counts = {name: getattr(self, name) for name in _COUNTS}
-        counts["rate"] = list(self.rate)
+        counts = {name: getattr(self.record_of(name), name) for name in _RECORD_OF}
+        counts["rate"] = list(self.pace.rate)
         for name in _STATES:
             states: Counter[str] = getattr(self, name)
             counts[name] = {str(state): count for state, count in states.items() if count}
@@ -422,25 +514,12 @@ class RunRecord:
 
     def restore(self, counters: str) -> None:
         counts = orjson.loads(counters)
-        self.rate = Rate(*counts.pop("rate", UNKNOWN))
+        self.pace.rate = Rate(*counts.pop("rate", UNKNOWN))
         for name in _STATES:
             setattr(self, name, Counter(counts.pop(name, {})))
         for name, count in counts.items():
-            setattr(self, name, count)
-        self.stuck = self.problem
-
-    def queue_again(self, record: RolloutRecord, now: float, rest_s: float) -> None:
-        """It goes first when it has rested."""
-        if rest_s:
-            heapq.heappush(self.resting, (now + rest_s, record.rollout_id, record))
-        else:
-            self.ready.appendleft(record)
-
-    def rested(self, now: float) -> bool:
-        """Whether somebody waits for a lease; those that have rested do from here on."""
-        while self.resting and self.resting[0][0] <= now:
-            self.ready.appendleft(heapq.heappop(self.resting)[2])
-        return bool(self.ready or self.pool)
+            setattr(self.record_of(name), name, count)
+        self.progress.stuck = self.failures.problem
 
     def forget(self, group: GroupRecord) -> None:
         """Drop a group that is at rest from memory; the log keeps it."""

@@ -34,10 +34,10 @@ def signs(run: RunRecord) -> tuple[object, ...]:
         run.next_group,
         run.next_commit,
         run.next_event,
-        run.next_delivery,
-        run.acked,
-        run.version,
-        run.turns,
+        run.delivery.next_delivery,
+        run.delivery.acked,
+        run.weights.version,
+        run.progress.turns,
     )
 
 
@@ -96,7 +96,7 @@ def reason(
 
 
 def alike(run: RunRecord) -> str:
-    code, count, said = run.alike
+    code, count, said = run.failures.alike
     if count < ALIKE:
         return ""
     return f"attempt after attempt fails with {code.value}, the first: {said[:SHOWN]}"
@@ -114,17 +114,20 @@ class ProgressWatchdog:
         held_back = inits[0].held_back if all(init.held_back for init in inits) and inits else ""
         for run in self._state.open.values():
             found = signs(run)
-            if found != run.moved[0]:
-                run.moved = (found, now)
-            quiet = now - run.moved[1] > QUIET_S
-            waits = [*islice(run.ready, 1), *(r for _, _, r in islice(run.resting, 1))]
+            if found != run.progress.moved[0]:
+                run.progress.moved = (found, now)
+            quiet = now - run.progress.moved[1] > QUIET_S
+            waits = [
+                *islice(run.queues.ready, 1),
+                *(r for _, _, r in islice(run.queues.resting, 1)),
+            ]
             image = next((image_of(record.group) for record in waits), "") if quiet else ""
             lacked = image if image and nobody_has(self._state, image) else ""
             able = self._state.able(run)
             guests = waiting_for_guests(self._state, run.run_id) if quiet else {}
             why = reason(run, workers, able, lacked, guests, held_back, disk) if quiet else ""
             troubles = (alike(run), why)
-            before, run.stuck = run.stuck, "; ".join(filter(None, troubles))
-            if run.stuck != before:
+            before, run.progress.stuck = run.progress.stuck, "; ".join(filter(None, troubles))
+            if run.progress.stuck != before:
                 changed.append(run)
         return changed

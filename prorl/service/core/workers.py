@@ -305,5 +305,7 @@ def _blamed(record: RolloutRecord, earlier: WorkerRecord, worker: WorkerRecord) 
 
 
 def version_row(run: RunRecord) -> ControlRow:
-    weights = RunWeights(run.tag, run.start, run.published, run.announced)
-    return ControlRow.of(VersionPublished(version=run.version, weights=weights), run_id=run.run_id)
+    weights = RunWeights(run.tag, run.weights.start, run.weights.published, run.weights.announced)
+    return ControlRow.of(
+        VersionPublished(version=run.weights.version, weights=weights), run_id=run.run_id
+    )

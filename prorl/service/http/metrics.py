@@ -55,18 +55,26 @@ class _Service(Collector):
 
 
 _RUN_GAUGES: tuple[tuple[str, str, Callable[[RunRecord], float]], ...] = (
-    ("run_pool_groups", "Groups that wait to be started.", lambda run: len(run.pool)),
+    ("run_pool_groups", "Groups that wait to be started.", lambda run: len(run.queues.pool)),
     ("run_open_groups", "Groups that are started and not decided.", lambda run: run.open_groups),
-    ("run_unread_groups", "Kept groups that no trainer has taken yet.", lambda run: run.waiting),
+    (
+        "run_unread_groups",
+        "Kept groups that no trainer has taken yet.",
+        lambda run: run.delivery.waiting,
+    ),
     (
         "run_uncommitted_groups",
         "Groups that the trainer was given and has not committed: how far it is behind.",
-        lambda run: run.next_delivery - run.cursors.get("primary", 0),
+        lambda run: run.delivery.next_delivery - run.delivery.cursors.get("primary", 0),
     ),
     ("run_stored_bytes", "Bytes of its commits, before compaction.", lambda run: run.stored_bytes),
-    ("run_policy_version", "Newest published policy version.", lambda run: run.version),
+    ("run_policy_version", "Newest published policy version.", lambda run: run.weights.version),
     ("run_unstored_rollouts", "Rollouts whose row no part holds yet.", lambda run: run.unstored),
-    ("run_stuck", "1 while nothing moves; status says why.", lambda run: float(bool(run.stuck))),
+    (
+        "run_stuck",
+        "1 while nothing moves; status says why.",
+        lambda run: float(bool(run.progress.stuck)),
+    ),
     ("run_reward_sum", "Sum of rewards of valid rollouts.", lambda run: run.reward_sum),
     ("run_rewards", "Valid rollouts that have a reward.", lambda run: run.num_rewards),
 )

@@ -135,13 +135,13 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         accepted = await accept(gateway, run, body, check)
         if body.last:
             core.end_of_groups(run)
-        fresh = bool(run.new_tasks) or any(created for _, created in accepted)
+        fresh = bool(run.dataset.new_tasks) or any(created for _, created in accepted)
         await gateway.durable()
         groups = [views.AcceptedGroup.model_validate(group) for group, _ in accepted]
         for view, (_, created) in zip(groups, accepted, strict=True):
             view.created = created
         return reply(
-            views.Accepted(run_id=run_id, groups=groups, tasks=run.num_tasks),
+            views.Accepted(run_id=run_id, groups=groups, tasks=run.dataset.num_tasks),
             202 if fresh else 200,
         )
 

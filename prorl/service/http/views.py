@@ -63,7 +63,7 @@ class RunSummary(View):
     """Groups by state, and how many wait in the `pool`."""
     failures: Mapping[str, int] = at("attempt_counts")
     """Attempts that ended without a row since the service began, by "code on node"."""
-    stuck: str
+    stuck: str = at("progress.stuck")
     """What a run that does not move waits for, or why it was refused or has failed."""
     reward_mean: float | None
     num_rewards: int
@@ -85,21 +85,21 @@ class RunView(RunSummary):
     """No more groups will come."""
     cancelled: bool
     paused: bool
-    tasks: int = at("num_tasks")
+    tasks: int = at("dataset.num_tasks")
     """Of the dataset of a run that feeds itself."""
-    fed: int
+    fed: int = at("dataset.fed")
     """Turns of these, over all epochs: a group each, or none if the task sits out."""
-    skipped: int
+    skipped: int = at("dataset.skipped")
     """Turns without a group."""
     unstored: int
-    delivered: int = at("next_delivery")
-    cursors: Mapping[str, int]
-    version: int
-    given_version: int
+    delivered: int = at("delivery.next_delivery")
+    cursors: Mapping[str, int] = at("delivery.cursors")
+    version: int = at("weights.version")
+    given_version: int = at("weights.given_version")
     """The highest id that was given to weights, published or not: the next one is one above."""
-    trained: int
+    trained: int = at("delivery.trained")
     """Delivered groups that the newest weights were trained on, as publications say."""
-    start: tuple[str, ...]
+    start: tuple[str, ...] = at("weights.start")
     commits: int = at("num_commits")
     flight: str = ""
     """Where its trainer reads; empty without a store."""

@@ -122,12 +122,14 @@ def _add_run(
     state.add(run)
     if fields["counters"]:
         run.restore(fields["counters"])
-    run.cursors = dict(log.read(_CURSORS, (run.run_id,)))
+    run.delivery.cursors = dict(log.read(_CURSORS, (run.run_id,)))
     run.parts = dict(log.read(_UNPUBLISHED, (run.run_id,)))
     versions = log.read(_SERVED, (run.run_id,))
-    run.published = any(version and note for version, note in versions)
-    run.announced = any(note == sql.ANNOUNCED for _, note in versions)
-    run.start = next((tuple(note.split()) for version, note in versions if version == 0), ())
+    run.weights.published = any(version and note for version, note in versions)
+    run.weights.announced = any(note == sql.ANNOUNCED for _, note in versions)
+    run.weights.start = next(
+        (tuple(note.split()) for version, note in versions if version == 0), ()
+    )
     if run.state == "open":
         _live(log, run, now)
     return run
@@ -189,14 +191,14 @@ def _live(log: ControlLog, run: RunRecord, now: float) -> None:
     for values in log.read(_STARTED, (run.run_id,)):
         group = _members(log, _group(run, values), now)
         run.add(group)
-        run.ready.extend(r for r in group.rollouts if r.life.state is RolloutState.QUEUED)
+        run.queues.ready.extend(r for r in group.rollouts if r.life.state is RolloutState.QUEUED)
     first, last = log.read(_POOL_ENDS, (run.run_id, run.run_id))[0]
     if first is not None:
-        run.pool.extend(first, last + 1, now)
+        run.queues.pool.extend(first, last + 1, now)
     doom = run.doom(run.demand)
     if doom is not None and doom.kind is EventKind.CANCEL:  # its end was cut short
-        run.ending.extend((group, doom.code) for group in run.groups.values())
-    run.granted_at = now
+        run.queues.ending.extend((group, doom.code) for group in run.groups.values())
+    run.progress.granted_at = now
 
 
 def _members(log: ControlLog, group: GroupRecord, now: float) -> GroupRecord:

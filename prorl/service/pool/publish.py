@@ -158,9 +158,10 @@ class Publisher:
                 f"servers of run {run.run_id}: {', '.join(names)}",
             )
         async with self._turn:
-            if 0 < version < run.version:
+            if 0 < version < run.weights.version:
                 raise ConflictError(
-                    f"version {version} of run {run.run_id!r}", f"{run.version} or the next one"
+                    f"version {version} of run {run.run_id!r}",
+                    f"{run.weights.version} or the next one",
                 )
             version = self._core.groups.give_version(run, version, ANNOUNCED)
             await self._durable()
@@ -176,7 +177,7 @@ class Publisher:
                     f" serve it: {'; '.join(failed.values())}",
                     "servers paused before their weights came, or the label that they state",
                 )
-            run.announced = True
+            run.weights.announced = True
             if not run.config.backends:
                 self._newest = weights
             for name in names:
@@ -285,7 +286,7 @@ class Publisher:
         """
         while True:
             async with self._turn:
-                wanted = bool(weights.path) and weights.version >= run.version
+                wanted = bool(weights.path) and weights.version >= run.weights.version
                 names = self._servers(run) if wanted else []
                 if not names or not all(self._core.watched.health(n).is_out for n in names):
                     yield names
@@ -527,16 +528,16 @@ class Publisher:
         """What backends should serve, from the log, after a restart of the gateway. Until they say
         so they are fenced.
         """
-        runs = [run for run in self._core.state.open.values() if run.version]
+        runs = [run for run in self._core.state.open.values() if run.weights.version]
         for run in sorted(runs, key=lambda run: run.created_at):
             statement = "SELECT note FROM versions WHERE run_id = ? AND version = ?"
-            ((path,),) = self._core.log.read(statement, (run.run_id, run.version))
+            ((path,),) = self._core.log.read(statement, (run.run_id, run.weights.version))
             if path:
                 announced = path == ANNOUNCED
                 weights = ServedWeights(
                     run.run_id,
                     run.tag,
-                    run.version,
+                    run.weights.version,
                     "" if announced else path,
                     ANNOUNCED if announced else "abort",
                 )
