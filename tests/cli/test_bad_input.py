@@ -79,7 +79,7 @@ NEWER = {"new/manifest.json": json.dumps({"schema_version": 99})}
             RUN,
             "data.answer is None; expected the reference answer",
         ),
-        ({"tasks.jsonl": json.dumps(WIDE)}, RUN, "are of no known format; expected one of prorl"),
+        ({"tasks.jsonl": json.dumps(WIDE)}, RUN, "are of no known format; expected one of"),
         (
             {**_tasks(), "c.yaml": "service: {init: {slot: 3}}"},
             f"{RUN} -c c.yaml",
@@ -95,7 +95,7 @@ NEWER = {"new/manifest.json": json.dumps({"schema_version": 99})}
             f"{RUN} --set service.sandbox.kind=docker",
             "unknown sandbox kind 'docker'; expected one of apptainer, auto",
         ),
-        (NEWER, "replay new", "upgrade prorl"),
+        (NEWER, "replay new", "expected schema 3; read it with that version"),
         (OF_RUN, "sql r 'select nonsense from rollouts'", "nonsense"),
     ],
 )
