@@ -6,11 +6,12 @@ The tables are `swe_right.py` and `swe_forged.py`, over the ten repositories of
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import AsyncIterator
 from itertools import count, cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -19,6 +20,7 @@ import pytest_asyncio
 from prorl.envs.swe import SweEnv, judge
 from prorl.envs.swe.shell import ARTEFACT, BASE, DIFF
 from prorl.limits import Deadline
+from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.spawn import spawned
 from prorl.testing import LocalSandbox
@@ -256,6 +258,38 @@ if not any(map(os.path.exists, places)):
     )
     assert score.reward == 0, score.log
     assert "pass whatever they expect: " in score.log
+
+
+class Stuck:
+    """A sandbox that is never made fresh for a further run."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sandbox, name)
+
+    async def restore(self, path: str) -> None:
+        await asyncio.sleep(1000.0)
+
+
+@pytest.mark.slow
+async def test_a_right_change_is_not_lost_to_twins_that_have_no_time(
+    host: UnixSandboxHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, change = TEXTS.task(), _change(TEXTS, TEXTS.right, "")
+    await _score(host, task, change)  # what is true of the task is known
+    monkeypatch.setattr(judge, "shuffled", list)  # the run that counts comes first
+    monkeypatch.setattr(judge, "RUNNER_S", 0.0)
+    monkeypatch.setattr(judge, "SLOWER_S", 1000.0)  # on a busy machine, too
+    spec = ENV.sandbox(task, Stage.EVAL)
+    assert spec is not None
+    ref = await host.start("judge/stuck/1", "eval", spec)
+    async with host.connect(ref) as sandbox:
+        await ENV.prepare(task, sandbox)
+        score = await ENV.score(task, change, cast(Sandbox, Stuck(sandbox)), Deadline(40.0))
+    await host.stop(ref)
+    assert score.reward == 1, score.log
 
 
 # ---- the twin itself
