@@ -1,6 +1,6 @@
 """Which weights sampled a token: labels that servers state, and how they become versions.
 
-The gateway names the weights of each load `TAG:VERSION:NONCE` (`prorl/service/pool/publish.py`):
+The gateway names the weights of each load `TAG:VERSION:NONCE` (`prorl/service/publish.py`):
 the tag is the run's, the nonce that of one load of one server, never used again. Version 0 of a run
 is what the servers served when it began.
 

@@ -49,9 +49,9 @@ from prorl.filters import GroupDecision
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.candidates import GroupBody
 from prorl.service.core.core import Core
+from prorl.service.core.outbox import read_page
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
-from prorl.service.log.outbox import read_page
 from prorl.storage.serve.filter import GroupFilter
 from prorl.types import AttemptKey, RolloutState, Task
 

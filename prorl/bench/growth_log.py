@@ -27,10 +27,10 @@ from prorl.control import (
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.candidates import GroupBody
 from prorl.service.core.core import Core
+from prorl.service.core.outbox import read_page, run_news
 from prorl.service.core.state import RunRecord
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
-from prorl.service.log.outbox import read_page, run_news
 from prorl.service.submissions import PIECE
 from prorl.types import AttemptKey, Task
 

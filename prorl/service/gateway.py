@@ -39,19 +39,19 @@ from prorl.net.access import check_node
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
 from prorl.service.core.core import Core
+from prorl.service.core.journal import LogBatch
 from prorl.service.core.leases import Leases
 from prorl.service.core.manifest import refusal_of
+from prorl.service.core.outbox import read_page, run_news
 from prorl.service.core.proofs import Proofs
 from prorl.service.core.state import RunRecord, WorkerRecord
 from prorl.service.core.watchdog import ProgressWatchdog
 from prorl.service.log import log_schema as sql
-from prorl.service.log.journal import LogBatch
 from prorl.service.log.log import ControlLog
-from prorl.service.log.outbox import read_page, run_news
-from prorl.service.pool.probes import Probes
-from prorl.service.pool.publish import Publisher
 from prorl.service.pool.servers import Servers
 from prorl.service.pool.weights import keep_version
+from prorl.service.probes import Probes
+from prorl.service.publish import Publisher
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.retention import drop_run
 from prorl.timing import CLAIM_GRACE_S, REMOTE_GRACE_S, now

@@ -8,8 +8,8 @@ from prorl.control import CommitPart, Committed, CommittedRollout, ControlRow, H
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.candidates import GroupBody
 from prorl.service.core.core import Core
+from prorl.service.core.journal import LogBatch
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord, WorkerRecord
-from prorl.service.log.journal import LogBatch
 from prorl.service.log.log import ControlLog
 from prorl.types import Json
 

@@ -34,11 +34,11 @@ from prorl.errors import ConflictError
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.candidates import GroupBody
 from prorl.service.core.core import Core
+from prorl.service.core.outbox import read_page
+from prorl.service.core.recover import load
 from prorl.service.core.rollouts import LAST_REST_S
 from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.service.log.log import ControlLog
-from prorl.service.log.outbox import read_page
-from prorl.service.log.recover import load
 from prorl.types import GroupState, Json, RolloutState
 from tests.service.recount import recount
 from tests.service.world import group, run_config

@@ -8,11 +8,11 @@ import pytest
 
 from prorl.control import Decision, Done, GroupEventRow, KeptGroup, Kind, Rows
 from prorl.errors import ConflictError
+from prorl.service.core.outbox import read_page
+from prorl.service.core.recover import load
 from prorl.service.core.sampler import Rate
 from prorl.service.core.state import RunRecord, State
 from prorl.service.log.log import ControlLog
-from prorl.service.log.outbox import read_page
-from prorl.service.log.recover import load
 from prorl.types import FailureCode, GroupState, Json, RolloutState
 from tests.service.hand import Hand
 from tests.service.world import group, run_config

@@ -12,11 +12,11 @@ from prorl.control import (
     Decision,
     KeptGroup,
 )
+from prorl.service.core.recover import load_keys
 from prorl.service.core.rollouts import PIECE
 from prorl.service.core.state import AHEAD
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
-from prorl.service.log.recover import load_keys
 from prorl.types import RolloutState
 from tests.service.hand import Hand
 from tests.service.world import group, run_config

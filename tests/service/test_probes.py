@@ -11,11 +11,11 @@ from aiohttp import web
 
 from prorl.control import Served
 from prorl.errors import BackendError
+from prorl.service.core.backend_watch import FADE_S, BackendWatch, Paces
 from prorl.service.core.state import State
-from prorl.service.pool.backend_watch import FADE_S, BackendWatch, Paces
 from prorl.service.pool.balancer import BackendState, Balancer
 from prorl.service.pool.health import DEAD_MISSES, SLOW_MISSES, Health, HealthVerdict
-from prorl.service.pool.probes import PROBE_S, PROBE_TIMEOUT_S, Probes
+from prorl.service.probes import PROBE_S, PROBE_TIMEOUT_S, Probes
 from prorl.types import FailureCode, Trouble
 
 

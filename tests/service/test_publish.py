@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from prorl.control import Kind, Paused, VersionPublished
-from prorl.service.pool import probes, publish
+from prorl.service import probes, publish
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.types import Json, Trouble

@@ -12,9 +12,9 @@ import pytest
 
 from prorl.cli.commands.export import export
 from prorl.cli.commands.gc import gc
+from prorl.service.core.recover import load
 from prorl.service.core.state import State
 from prorl.service.log.log import ControlLog
-from prorl.service.log.recover import load
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.part_reader import read_part
 from prorl.storage.read.catalog import StoredRun

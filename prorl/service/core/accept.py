@@ -22,12 +22,12 @@ from prorl.service.core.candidates import (
     candidate_of,
     digest,
 )
+from prorl.service.core.journal import Base, Part, group_row, rollout_row
 from prorl.service.core.lifecycle import RolloutLife
+from prorl.service.core.outbox import TASK
+from prorl.service.core.recover import find_run, load_keys
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord
 from prorl.service.log import log_schema as sql
-from prorl.service.log.journal import Base, Part, group_row, rollout_row
-from prorl.service.log.outbox import TASK
-from prorl.service.log.recover import find_run, load_keys
 from prorl.types import GroupState, RolloutState
 
 

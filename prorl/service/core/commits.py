@@ -21,13 +21,13 @@ from prorl.control import (
     Reserved,
 )
 from prorl.errors import ConflictError
+from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import Event, EventKind
+from prorl.service.core.recover import find_run, load_rollout
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.sampler import reached
 from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, WorkerRecord
 from prorl.service.log import log_schema as sql
-from prorl.service.log.journal import Base, Part
-from prorl.service.log.recover import find_run, load_rollout
 from prorl.types import FAILURE_CLASS, UNSCORED, AttemptKey, FailureCode, RolloutState
 
 FIRST_ROLLOUTS = 8

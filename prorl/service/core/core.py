@@ -33,11 +33,16 @@ from prorl.control import (
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.limits import Clock
 from prorl.service.core.accept import Acceptance
+from prorl.service.core.backend_watch import BackendWatch
 from prorl.service.core.commits import Commits
 from prorl.service.core.dataset import Datasets
 from prorl.service.core.grants import LeaseGrants, RoomFor, anywhere
 from prorl.service.core.groups import Groups
+from prorl.service.core.journal import Base, Journal, LogBatch
 from prorl.service.core.lifecycle import Event, EventKind
+from prorl.service.core.outbox import last_seq
+from prorl.service.core.reassignment import Reassignments
+from prorl.service.core.recover import find_run, load, load_rollout
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import (
     KEPT_CLOSED,
@@ -49,13 +54,8 @@ from prorl.service.core.state import (
 )
 from prorl.service.core.workers import Workers, version_row
 from prorl.service.log import log_schema as sql
-from prorl.service.log.journal import Base, Journal, LogBatch
 from prorl.service.log.log import ControlLog
-from prorl.service.log.outbox import last_seq
-from prorl.service.log.recover import find_run, load, load_rollout
-from prorl.service.pool.backend_watch import BackendWatch
 from prorl.service.pool.balancer import Balancer
-from prorl.service.pool.reassignment import Reassignments
 from prorl.timing import CLAIM_GRACE_S, REMOTE_GRACE_S, now
 from prorl.types import FailureCode, GroupState, RolloutState
 

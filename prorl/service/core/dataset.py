@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from prorl.service.core.accept import Acceptance, check_open, used
 from prorl.service.core.candidates import Candidate
+from prorl.service.core.journal import Base, Part
 from prorl.service.core.sampler import may_open
 from prorl.service.core.state import RunRecord
 from prorl.service.log import log_schema as sql
-from prorl.service.log.journal import Base, Part
 
 AT_ONCE = 64
 TURNS = 1024

@@ -12,12 +12,12 @@ import heapq
 from collections.abc import Callable
 
 from prorl.service.core.images import image_of
+from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import Event, EventKind
+from prorl.service.core.recover import load_groups
 from prorl.service.core.rollouts import PIECE, Rollouts
 from prorl.service.core.sampler import may_open
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord
-from prorl.service.log.journal import Base, Part
-from prorl.service.log.recover import load_groups
 from prorl.types import RolloutState
 
 UNDECIDED = 4000

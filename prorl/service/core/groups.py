@@ -20,13 +20,13 @@ from prorl.control import (
     Rows,
 )
 from prorl.errors import ConflictError
+from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import GroupEvent, group_step
+from prorl.service.core.recover import load_group
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.sampler import full, reached, step_reached
 from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.log import log_schema as sql
-from prorl.service.log.journal import Base, Part
-from prorl.service.log.recover import load_group
 from prorl.types import FailureCode, GroupState, RolloutState
 
 FOLLOWS = 0.1

@@ -22,10 +22,10 @@ from prorl.flight.outlet import Outlet
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, LEASED
 from prorl.service.core.images import guest_of, has_image, image_of, waiting_for_guests
+from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import EventKind
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import RolloutRecord, RunRecord
-from prorl.service.log.journal import Base, Part
 from prorl.timing import CLAIM_GRACE_S
 from prorl.types import AttemptKey, Json, RolloutState
 

@@ -26,6 +26,7 @@ from prorl.control import (
     Terminal,
 )
 from prorl.filters import GroupMember, find_filter
+from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import Action, Event, EventKind, step
 from prorl.service.core.lines import Lines
 from prorl.service.core.observed import Observed, Phase
@@ -37,7 +38,6 @@ from prorl.service.core.state import (
     RunRecord,
     WorkerRecord,
 )
-from prorl.service.log.journal import Base, Part
 from prorl.timing import RELEASE_GRACE_S
 from prorl.types import FAILURE_CLASS, AttemptKey, FailureCode, GroupState, RolloutState
 

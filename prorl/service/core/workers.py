@@ -21,10 +21,10 @@ from prorl.errors import FencedError, NotFoundError, UserError
 from prorl.graph import GRAPH
 from prorl.service.core.commits import Commits
 from prorl.service.core.images import digests
+from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, WorkerRecord
-from prorl.service.log.journal import Base, Part
 from prorl.timing import (
     CLAIM_GRACE_S,
     GONE_S,

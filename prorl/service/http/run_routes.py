@@ -18,11 +18,11 @@ from prorl.net.bearer import TokenGrant
 from prorl.net.tls import Caller
 from prorl.service import shapes
 from prorl.service.core.candidates import CheckTask, GroupsBody
+from prorl.service.core.recover import closed_runs
 from prorl.service.core.state import RunRecord
 from prorl.service.gateway import Gateway
 from prorl.service.http import views
 from prorl.service.http.answers import also, reply
-from prorl.service.log.recover import closed_runs
 from prorl.service.pool.weights import Expected
 from prorl.service.submissions import accept, create
 

@@ -1,1 +1,1 @@
-"""The control log: what survives the gateway, and how it is read back."""
+"""The control log: what survives the gateway."""

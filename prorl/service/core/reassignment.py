@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prorl.control import Assigned, ControlRow, Failover, Payload, Problem
+from prorl.service.core.backend_watch import BackendWatch
+from prorl.service.core.journal import Base, Part
 from prorl.service.core.rollouts import Rollouts
 from prorl.service.core.state import IN_HAND, RolloutRecord, WorkerRecord
-from prorl.service.log.journal import Base, Part
-from prorl.service.pool.backend_watch import BackendWatch
 from prorl.types import AttemptKey
 
 Reply = Callable[[WorkerRecord, ControlRow, Payload, str], None]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from prorl.backends.catalogue import health_url
 from prorl.errors import BackendError, RolloutError, boundary
 from prorl.limits import Clock
-from prorl.service.pool.backend_watch import BackendWatch
+from prorl.service.core.backend_watch import BackendWatch
 from prorl.timing import now
 from prorl.types import FailureCode, Trouble
 

@@ -62,7 +62,7 @@ FEWEST_SAMPLES, MOST_SAMPLES = 8, 32
 MISTAKEN_S = 10.0
 """A server that failed that is asked again after so long."""
 
-log = logging.getLogger("prorl.service.pool.publish")
+log = logging.getLogger("prorl.service.publish")
 
 Durable = Callable[[], Awaitable[None]]
 TellPaused = Callable[[str, bool], None]
