@@ -321,7 +321,7 @@ class Env(Protocol):
 
 @runtime_checkable
 class CachedWorkspace(Protocol):
-    """What an Env has besides, whose workspace is made once a node and copied for siblings."""
+    """Optional: an Env whose prepared workspace is cached per node and copied for siblings."""
 
     def preparation(self, task: Task) -> str:
         """All that `prepare` makes a workspace from; empty: nothing worth keeping."""
@@ -329,7 +329,7 @@ class CachedWorkspace(Protocol):
 
 @runtime_checkable
 class Verifies(Protocol):
-    """What an Env has besides, whose tasks can be wrong in ways that only a sandbox shows."""
+    """Optional: an Env whose tasks can be wrong in ways that only a sandbox shows."""
 
     async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
         """Try the task in a sandbox as `score` gets it, once a node; RolloutError if it is bad."""
@@ -337,7 +337,7 @@ class Verifies(Protocol):
 
 @runtime_checkable
 class BringsAgent(Protocol):
-    """What an Env has besides, whose tasks are played by an agent of their own."""
+    """Optional: an Env whose tasks are played by an agent that it names itself."""
 
     agent: str
 

@@ -88,7 +88,7 @@ class Lineage(StrEnum):
     ASIDE = "aside"
     """One without tools: a title, a summary."""
     COMPACT = "compact"
-    """What an earlier one goes on as after its past was told anew."""
+    """The continuation of an earlier conversation after the agent summarised its history."""
 
 
 class FinishReason(StrEnum):

@@ -36,7 +36,7 @@ off, or its supervisor is stopped, too.
 GONE_S: Final = 25.0
 """What a worker of another host held is given up so long after its last word at the latest."""
 LEAST_GRACE_S: Final = 5.0
-"""But it has at least so long to come back after the end of its stream."""
+"""Minimum time to reconnect after the stream ended."""
 REMOTE_GRACE_S: Final = 15.0
 """To come back to what one held. gRPC ends a stream ten seconds after data that nobody
 acknowledged, and dialling takes less than one: a blip costs nothing. On the service's own host a

@@ -232,17 +232,17 @@ class GenerateRequest:
     min_version: PolicyVersion = FIRST_VERSION
     """No backend with older weights may continue this rollout."""
     known_version: PolicyVersion = FIRST_VERSION
-    """Newest version of the run that is known here: the label of who is asked for none (a script,
-    or weights that the trainer itself brought to the servers).
+    """Version recorded for backends that report none (scripted backends, weights pushed by the
+    trainer itself): the newest version of the run that this worker knows.
     """
     weights: RunWeights | None = None
     """How to read what servers state about their weights; None = their numbers are versions."""
     on_part: Callable[[Completion], None] | None = None
-    """Told the beginning of the completion that has come so far, again as it grows, and once more
-    when the call is cut short; the last word stands.
+    """Called with the partial completion as it grows, and once more if the call is aborted. The
+    last call wins.
     """
     part_tokens: int = 16
-    """Tokens that should come between two such words."""
+    """Tokens that should come between two such calls."""
     routing_from: int = -1
     """First place whose routing of experts is asked for; -1 = none is."""
     task: Task | None = None

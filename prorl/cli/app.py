@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
+from prorl.cli.help_text import WrappedHelp
 from prorl.errors import NotFoundError, ProrlError, UserError
 from prorl.linux.failpoints import VARIABLE
 
@@ -16,28 +17,28 @@ DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 COMMANDS = {
     "demo": "A tiny policy learns to use tools, in two and a half minutes.",
-    "run": "Run a task file: a service that lives as long as the run.",
-    "eval": "pass@k of a policy, or a stored run graded again.",
-    "new": "Start an env of your own: a folder with what works.",
-    "check": "Whether tasks can be trusted: oracle 1, no-op 0.",
-    "serve": "A service that stays, over HTTP and Flight.",
-    "cluster": "Nodes for a service, placed by Dask: here, Slurm, PBS ...",
-    "node": "Work for a service elsewhere; or have a node leave.",
-    "status": "What a service is doing, once or again and again.",
-    "backends": "Its model servers: ls, add, rm, drain, set.",
-    "token": "Tokens and join files of others: new, ls, renew.",
-    "show": "The runs of a root, a run, or one rollout as a transcript.",
-    "view": "Stored runs in the browser: charts, rollouts, tokens.",
-    "sql": "One SELECT over what runs stored.",
+    "run": "Run a task file, with a service of its own.",
+    "eval": "Measure pass@k of a policy, or regrade a stored run.",
+    "new": "Start an env of your own from a working template.",
+    "check": "Check tasks: the oracle scores 1, a no-op answer 0.",
+    "serve": "Start a long-running service, over HTTP and Flight.",
+    "cluster": "Start nodes for a service by Dask: here, Slurm, PBS ...",
+    "node": "Work for a service on another host, or drain a node.",
+    "status": "Show what a service is doing, once or repeatedly.",
+    "backends": "Model servers of a service: ls, add, rm, drain, set.",
+    "token": "Access tokens and join files for other hosts: new, ls.",
+    "show": "List runs, or show one run, or one rollout's transcript.",
+    "view": "Open runs in the browser: charts, rollouts, tokens.",
+    "sql": "Run one SELECT over stored runs.",
     "verify": "Check a run directory: hashes, invariants, one row each.",
-    "report": "Analyses of a run in one HTML file; or two side by side.",
-    "gc": "Merge small parts, remove what that replaced, drop runs.",
+    "report": "Write a run's analyses to one HTML file, or compare two.",
+    "gc": "Merge small files, delete replaced ones, drop runs.",
     "replay": "Serve a stored run to trainers, in its order.",
-    "export": "A stored run as chat, verl, TRL, ATIF, HF datasets.",
-    "schema": "The columns of every edge and table; keys of configs.",
-    "image": "Images for sandboxes: pull, build, ls, du, rm, gc.",
+    "export": "Write a stored run as chat, verl, TRL, ATIF or HF data.",
+    "schema": "Print the columns of all tables, or keys of configs.",
+    "image": "Manage images for sandboxes: pull, build, ls, du, rm, gc.",
     "doctor": "Probe this machine, or a model's directory, with fixes.",
-    "bench": "Measure, with rivals in the same run.",
+    "bench": "Run a benchmark, with other frameworks beside it.",
 }
 
 QUIETLY: dict[str, Any] = {
@@ -70,6 +71,8 @@ def build(called: str = "") -> App:
         help="Rollout-as-a-Service for multi-turn LLM agents, on Apache Arrow.",
         version=_version,
         help_format="plaintext",
+        help_formatter=WrappedHelp(),
+        default_parameter=Parameter(negative=""),
     )
     for place, (name, line) in enumerate(COMMANDS.items()):
         module = _MODULES.get(name, f"commands.{name}:{name}")

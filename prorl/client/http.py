@@ -9,6 +9,7 @@ again has another port, and another token if its root was made anew.
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -151,8 +152,8 @@ class Http:
             )
         except (HTTPError, OSError) as error:
             raise UnavailableError(
-                f"no service answers at {url}: {_cause(error, url.startswith('https'))};"
-                " see whether it runs, and there (`prorl serve`)"
+                f"no service answers at {url} ({_cause(error, url.startswith('https'))});"
+                " is `prorl serve` running there?"
             ) from None
         if response.status >= 500 or response.status == 429:
             raise UnavailableError(
@@ -197,7 +198,7 @@ def _cause(error: Exception, secure: bool) -> str:
     text = str(inner)
     if isinstance(error, SSLError):
         if "has expired" in text:
-            return "the service's certificate has expired: see whether it runs in order"
+            return "the service's certificate has expired: check the service's log"
         if "ostname mismatch" in text or "doesn't match" in text:
             return "its certificate is not one of a prorl service"
         if isinstance(inner, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in text:
@@ -207,6 +208,8 @@ def _cause(error: Exception, secure: bool) -> str:
         return f"our certificate was refused ({text})"
     if secure and isinstance(error, ProtocolError):
         return "our certificate was refused, or it is just stopping"
+    if reason := re.search(r"\[Errno -?\d+\] ([^)]+)", text):
+        return reason[1].lower()
     return f"{type(error).__name__}: {text.rpartition('>: ')[2] or text}"
 
 

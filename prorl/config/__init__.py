@@ -294,7 +294,9 @@ class ServiceConfig(StrictModel):
     @model_validator(mode="after")
     def _listen_has_address(self) -> Self:
         if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
-            raise ValueError("`listen` on every address needs `advertise`: the one to dial")
+            raise ValueError(
+                "`listen` on all addresses needs `advertise`, the address that other hosts dial"
+            )
         return self
 
     @property
@@ -383,8 +385,8 @@ class Sampling(StrictModel):
 
 
 WHOLE_DISTRIBUTION = (
-    "a temperature above 0, top_p 1 and top_k 0 are expected: with others the recorded logprobs are"
-    " not the policy's own"
+    "a temperature above 0, top_p 1 and top_k 0 (otherwise the recorded logprobs are not the"
+    " policy's own)"
 )
 
 

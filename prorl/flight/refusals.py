@@ -43,7 +43,7 @@ REFUSALS: tuple[type[BaseException], ...] = (SchemaError, *STREAM_ERRORS)
 _TLS_CAUSES = (
     (
         "certificate has expired",
-        "the service's certificate has expired: see whether it runs in order",
+        "the service's certificate has expired: check the service's log",
     ),
     ("certificate signature failure", "it is not the service of this join file: another authority"),
     ("unable to get local issuer", "it is not the service of this join file: another authority"),

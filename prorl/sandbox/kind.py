@@ -84,8 +84,8 @@ def short_of_terminals(count: int) -> str:
         return ""
     needed = count * MAX_PTYS + _terminals("reserve")
     return (
-        f"kernel.pty.max is {_terminals('max')}, terminals for {found} of {count} sandboxes:"
-        f" sysctl -w kernel.pty.max={needed}"
+        f"only {found} of {count} sandboxes can run at once (kernel.pty.max is"
+        f" {_terminals('max')}); for all: sysctl -w kernel.pty.max={needed}"
     )
 
 

@@ -113,7 +113,7 @@ SEQUENCE = _struct(
         "lineage",
         pa.utf8(),
         "which conversation: main (the task's), sub (another with tools), aside (one without),"
-        " compact (goes on after its past was told anew)",
+        " compact (continues after the agent summarised its history)",
     ),
     required("parent", pa.int32(), "segment that it forked from or goes on from; -1 for none"),
     required(

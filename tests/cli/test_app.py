@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,21 @@ def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixtur
     for name in names:
         assert dispatch([name, "--help"]) == 0
         assert f"prorl {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_wraps_its_paragraphs_and_lists_no_option_that_nobody_wrote(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert dispatch([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: prorl {name}")
+    assert not re.search(r"--(empty|no)-(?!wait)|ACTION --action|default: (\"\"|False)", shown)
+    for paragraph in shown.partition("╭")[0].split("\n\n"):
+        lines = paragraph.splitlines()
+        for line, following in pairwise(lines):
+            assert len(f"{line} {following.split()[0]}") > 80, "the line had room for a word more"
 
 
 def test_the_help_of_a_command_has_its_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ async def test_status_of_a_service(
         watching.send_signal(signal.SIGINT)
         assert await watching.wait() == 130
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
-        said = "RUN holds the others back: 4 of 8 slots busy, 2 queued"
+        said = "bottleneck: RUN (4 of 8 slots busy, 2 queued)"
         assert said in (shown := capsys.readouterr().out)
         assert "host" not in shown, "all are on one"
         w.core.state.workers["run-0"].host = "node-7.cluster"

@@ -152,10 +152,10 @@ def test_where_the_time_of_steps_went() -> None:
 @pytest.mark.parametrize(
     ("waited", "idle", "advice"),
     [
-        (0.2, 0.0, "by more model servers or slots"),
-        (0.2, 0.5, "by more max_open_groups, max_staleness"),
-        (0.07, 0.0, "as it should be"),
-        (0.01, None, "fewer rollouts would do"),
+        (0.2, 0.0, "To feed the trainer, add model servers or slots"),
+        (0.2, 0.5, "To feed the trainer, raise max_open_groups or max_staleness"),
+        (0.07, 0.0, "The trainer is fed well"),
+        (0.01, None, "Fewer rollouts would do"),
     ],
 )
 def test_status_says_what_to_scale(waited: float, idle: float | None, advice: str) -> None:

@@ -13,9 +13,8 @@ Requests are placed one after the other; what is long is rendered elsewhere mean
 (`prorl.renderer.apart`).
 
 Invariants: a sampled id trains in one sequence only, behind the very ids that it was sampled
-behind; a reply that was not delivered is given again, never sampled again; of replies to one prompt
-that were sampled more than once, those that are not continued do not train. Belongs to one loop;
-bounded by `limits.max_turns` calls.
+behind; an undelivered reply is replayed, not resampled; if a prompt was sampled several times, only
+the replies that were continued train. Belongs to one loop; bounded by `limits.max_turns` calls.
 """
 
 from __future__ import annotations

@@ -19,16 +19,17 @@ SHARES = ("cached_share", "reused_share")
 
 def backends(
     action: Action = "ls",
+    /,
     *urls: str,
     root: ServiceRoot = DEFAULT_ROOT,
     url: ServiceUrl = "",
     json: JsonList = False,
 ) -> int:
-    """The pool of model servers: state, work, and the hits of their prefix caches.
+    """List or change the pool of model servers: state, load, and hits of their prefix caches.
 
-    Hits are shares of prompt tokens, `cached`: of all, `reused`: of those that their rollout had
-    said before. A server is asked for its health, model and logprobs before it counts; what is
-    taken out stays out until it is added again.
+    `cached` is the share of all prompt tokens that came from a cache; `reused` the share of those
+    that an earlier turn of the same rollout had sent. A new server is probed for its health, model
+    and logprobs before it gets work; a removed server stays out until it is added again.
 
     Example: prorl backends
 
@@ -39,7 +40,8 @@ def backends(
     Parameters
     ----------
     action
-        `ls`; `add`, `rm`, `drain` (finishes what it has) these; `set`: these and no other.
+        `ls` lists the pool; `add`, `rm` and `drain` (which lets calls finish) change these
+        servers; `set` replaces the pool by them.
     urls
         Addresses of servers, or scripted policies.
     """

@@ -48,26 +48,26 @@ def cluster(
     Parameters
     ----------
     system
-        `local`: processes of this host. `slurm`, `pbs`, `lsf`, `sge`, `htcondor`: jobs, by
-        dask-jobqueue.
+        `local` starts processes on this host; `slurm`, `pbs`, `lsf`, `sge` and `htcondor` submit
+        jobs by dask-jobqueue.
     nodes
-        How many; with --most the least.
+        Number of nodes; with --most, the minimum.
     most
-        Scale between --nodes and this by the rollouts that wait and run.
+        Maximum number of nodes: scale between --nodes and this by the rollouts that wait and run.
     root
-        Of the service; its ROOT/join/node.json must be readable where the nodes run.
+        Root of the service; its ROOT/join/node.json must be readable where the nodes run.
     dry_run
         Print the script that a job would run, and submit nothing.
     cores
-        Of a job.
+        CPU cores of a job.
     memory
-        Of a job.
+        Memory of a job.
     walltime
-        Of a job.
+        Time limit of a job.
     queue
         Queue or partition of jobs.
     option
-        A line for the batch system as it stands, e.g. --option=--exclusive.
+        A line that is passed to the batch system unchanged, e.g. --option=--exclusive.
 
     set_
         Any setting of the nodes, as KEY=VALUE, e.g. service.run.slots=64.

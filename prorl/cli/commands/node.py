@@ -40,8 +40,8 @@ def node(
 ) -> int:
     """Work for a service on another host: sandboxes, INIT, RUN and EVAL here, the rest there.
 
-    With --drain, said where the service is: that node takes nothing new, ends what it has in hand,
-    and leaves; no rollout is charged.
+    With --drain (run it beside the service): that node takes no new work, finishes its rollouts
+    and leaves. No rollout is charged with an attempt.
 
     Example: prorl node node.json --name n7 --set service.run.slots=64
 
@@ -52,22 +52,24 @@ def node(
     join
         ROOT/join/node.json of the service, copied here.
     name
-        Of this node, unique in the service; a second one of the same name replaces the first.
+        Name of this node, unique in the service; a second node of the same name replaces the
+        first.
     root
-        Scratch folder. Default: one in the system's temporary folder, gone after a stop in order.
+        Scratch folder. Default: one in the system's temporary folder, removed after a clean stop.
         With --drain: folder that the service works on. Default: prorl-runs.
     advertise
-        Address at which the service reaches this host. Default: that of the way to the service.
+        Address at which the service reaches this host. Default: the local address used
+        to reach the service.
     left
-        Walltime that is left, as `squeue -h -j $SLURM_JOB_ID -o %L` says it: the node leaves so
-        early that what it has in hand can end.
+        Walltime that is left, as `squeue -h -j $SLURM_JOB_ID -o %L` prints it: the node leaves
+        early enough to finish its rollouts.
     drain
-        Name of the node that is to leave, as `prorl status` shows it.
+        Name of the node that should leave, as `prorl status` shows it.
     deadline
-        Of --drain: seconds, MM:SS or HH:MM:SS; what INIT and RUN have not ended by then goes to
-        other nodes. Default: everything ends first.
+        With --drain: seconds, MM:SS or HH:MM:SS; rollouts that INIT and RUN have not finished by
+        then go to other nodes. Default: no limit.
     no_wait
-        Of --drain: return at once, not when the node has left.
+        With --drain: return at once instead of waiting until the node has left.
     """
     if drain:
         if join or name:

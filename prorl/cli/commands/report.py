@@ -37,10 +37,10 @@ def report(
     root: RunsRoot = "prorl-runs",
     json: JsonObject = False,
 ) -> int:
-    """The pages of a run in one HTML file that needs nothing else; with OTHER, what is other there.
+    """Write a run's pages to one self-contained HTML file; with OTHER, print the differences.
 
-    Charts of its analyses, a table of its first 500 rollouts, and some rollouts with their tokens:
-    the worst, the best, some that failed.
+    The file has the charts of all analyses, a table of the first 500 rollouts, and some rollouts
+    with their tokens: the worst, the best, some that failed.
 
     Example: prorl report my-run --out my-run.html
 
@@ -49,18 +49,18 @@ def report(
     Parameters
     ----------
     other
-        A second run: figures side by side, and tasks by how far their mean reward moved.
+        A second run: prints both runs' figures side by side, and the tasks whose mean reward
+        changed most.
     limit
-        How many tasks.
+        With OTHER: the number of tasks to print.
     out
         HTML file. Default: RUN.html here.
     only
-        One analysis, printed as rows: reward, rewards, sources, time, outcomes, kept, mismatch,
+        Print the rows of one analysis: reward, rewards, sources, time, outcomes, kept, mismatch,
         servers, pass, funnel, dropped, staleness, drift, tools, length, slow, stragglers,
-        failures, suspects, reuse, cost. x and y are what its picture shows: a value, and how much
-        or how many of it.
+        failures, suspects, reuse, cost. Columns x and y are those of its chart.
     rollout
-        A rollout that the file holds whole; again for more.
+        Id of a rollout to include in full; may be repeated.
     """
     if other:
         if out or only:

@@ -81,7 +81,7 @@ async def _serve(config: ServiceConfig, beside: Mapping[tuple[str, ...], int]) -
         for line in _lines(running):
             say(line)
         await first(stop, running, _watch(running))
-        say("stopping: what has run is scored and kept; once more ends all at once")
+        say("stopping: finished rollouts are scored and stored; interrupt again to stop at once")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(running.drain(RUN_S), STOP_S)
     say("stopped")

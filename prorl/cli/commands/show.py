@@ -54,9 +54,10 @@ def show(
     root: RunsRoot = "prorl-runs",
     json: JsonObject = False,
 ) -> int:
-    """The runs of a root; with RUN, its figures; with an option more, one rollout as a transcript.
+    """List the runs of a root; with RUN, print its figures; with --rollout, --worst, --best or
+    --failed, print one rollout as a transcript.
 
-    Of a root, one run that cannot be read is told of beside the others, and the exit code is 1.
+    A run that cannot be read is listed with its error beside the others, and the exit code is 1.
 
     Example: prorl show
 

@@ -34,7 +34,7 @@ def status(
     ----------
     watch
         Look again every so many seconds until Ctrl-C, with the rates of the stages in between
-        (* holds the others back).
+        (* marks the bottleneck).
     """
     if watch is not None and not 0.1 <= watch <= 3600:
         raise UserError(f"--watch {watch:g}", "0.1 to 3600 seconds")
@@ -127,7 +127,7 @@ def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
     if (slowest := found["bottleneck"]) and not run:
         stage = found["stages"][slowest]
         busy = f"{stage['busy']:.0f} of {stage['slots']:.0f} slots busy"
-        yield f"{slowest.upper()} holds the others back: {busy}, {stage['queued']:.0f} queued"
+        yield f"bottleneck: {slowest.upper()} ({busy}, {stage['queued']:.0f} queued)"
     for one in found["runs"]:
         if run in ("", one["run_id"]) and one["stuck"]:
             how = "stuck" if one["state"] == "open" else one["state"]
@@ -163,15 +163,15 @@ def servers_out(found: Mapping[str, Json]) -> Iterator[str]:
 def step_words(steps: Mapping[str, Json]) -> str:
     """Where the time of a trainer's steps went, and what to scale."""
     waited, idle = steps["trainer_waited"], steps["servers_idle"]
-    advice = "as it should be"
+    advice = "The trainer is fed well"
     if waited > WAITS_MUCH:
         scaled = idle is not None and idle > WAITS_MUCH
-        how = "max_open_groups, max_staleness" if scaled else "model servers or slots"
-        advice = f"more rollouts, by more {how}"
+        how = "raise max_open_groups or max_staleness" if scaled else "add model servers or slots"
+        advice = f"To feed the trainer, {how}"
     elif waited < WAITS_LITTLE:
-        advice = "fewer rollouts would do"
+        advice = "Fewer rollouts would do"
     idled = "" if idle is None else f" slots idled {idle * 100:.0f} %,"
     return (
         f"of its last {steps['steps']} steps the trainer waited {waited * 100:.0f} %,{idled}"
-        f" {steps['wasted'] * 100:.0f} % of the work was thrown away: {advice}"
+        f" {steps['wasted'] * 100:.0f} % of the work was wasted. {advice}"
     )

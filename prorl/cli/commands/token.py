@@ -20,6 +20,7 @@ JOINING = ROLES[1:]
 
 def token(
     action: Action = "ls",
+    /,
     *,
     role: str = "trainer",
     run: list[str] | None = None,
@@ -28,11 +29,11 @@ def token(
     root: ServiceRoot = DEFAULT_ROOT,
     json: JsonOut = False,
 ) -> int:
-    """Tokens and join files of a root: a role, for all runs or some.
+    """Make tokens and join files for a root: each has a role, for all runs or some.
 
-    A running service takes a new token at once. Join files (ROOT/join, of a service with --listen)
-    hold certificates, which last a year; the service writes those in ROOT/join anew a month before
-    they end.
+    A running service accepts a new token at once. The join files of a service with
+    --listen (ROOT/join) hold certificates, which last a year; the service renews them a month
+    before they expire.
 
     Example: prorl token new --role trainer --run exp1
 
@@ -41,16 +42,17 @@ def token(
     Parameters
     ----------
     action
-        `new`, or `ls` the join files.
+        `new` makes a token, `ls` lists the join files.
     role
-        `trainer`, `viewer`, `node`, `guest`: what each may do stands in `docs/operating.md`.
+        `trainer`, `viewer`, `node`, `guest`: `docs/operating.md` says what each may do.
     run
-        A run that it is for, may be repeated; default all. A guest's is for one.
+        A run that the token is for; may be repeated. Default: all runs. A guest's token is for
+        exactly one.
     join
-        Write a join file with the token for another host, whose certificate is of its role,
-        instead of printing the token.
+        Write a join file for another host, with the token and a certificate of its role, instead
+        of printing the token.
     node
-        For `--role node --join`: the one node that it is for.
+        For `--role node --join`: the one node that the token is for.
     """
     if action == "new":
         if role == "guest" and len(run or ()) != 1:

@@ -79,7 +79,7 @@ class Maker:
         self._gate = asyncio.Semaphore(max(8, 2 * len(os.sched_getaffinity(0))))
         self._max_lives = min(settings.max_sandboxes, room())
         if little := short_of_terminals(settings.max_sandboxes):
-            log.warning("%s; who does not fit waits", little)
+            log.warning("%s; the others wait", little)
         self._room = asyncio.Semaphore(self._max_lives)
         self._short_of_memory = False
         self._looked_at, self._available = -MEMORY_S, 0

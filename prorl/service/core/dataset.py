@@ -2,13 +2,13 @@
 
 Nothing is sampled until the dataset is said to be whole. Then groups are made of its tasks as the
 sampler wants them, each task once an epoch; whose turn it is follows from the run's seed and the
-epoch alone. How far that is (`RunRecord.fed`) is in the transaction that makes the group: a gateway
-that was killed neither skips a task nor takes it twice.
+epoch alone. Progress (`RunRecord.fed`) is stored in the same transaction that creates the
+group: a gateway that was killed neither skips a task nor repeats it.
 
-Of those whose turn comes together the longest go first, so that the last slots that work are not
-those of a long one that began late. Expected are the tokens that the task's rollouts had in the
-epoch before; the mean, where they are not known. New ones come when the last are nearly gone, never
-between them: a short one waits for those of its window, and not for ever.
+Among tasks that are due together the longest start first, so that none of them finishes alone at
+the end. A task's expected length is the number of tokens that its rollouts had in the epoch before,
+or the mean where that is not known. A new window of tasks is added when the last one is nearly
+empty, never between its tasks: a short task waits for its window only.
 """
 
 from __future__ import annotations

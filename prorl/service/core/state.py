@@ -119,7 +119,7 @@ class WorkerRecord:
     leaving: bool = False
     """It was asked to leave: what it gives back is charged to nobody."""
     resumes: bool = False
-    """Whoever comes after it under its name goes on with what it held."""
+    """A restarted worker of the same name resumes its attempts."""
     endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     home: str = ""
     """Of its node's life: who started it. A death is charged only where that lives on."""

@@ -287,8 +287,8 @@ def _stage(state: State, stage: str) -> dict[str, float]:
 
 
 def bottleneck(state: State) -> str:
-    """The stage that holds the others back. Its busy share and queue (in multiples of its slots)
-    are largest.
+    """The stage that limits the others: the one with the largest busy share and queue (in
+    multiples of its slots).
     """
     load = {
         name: g["busy_share"] + g["queued"] / max(1, g["slots"])
