@@ -149,24 +149,28 @@ class ZygoteClient:
 async def read_status(fd: int, timeout_s: float) -> str:
     """`ok`, or all that was said until the pipe was closed or the time over.
 
-    `fd` is the status pipe, which stays the caller's: what a launcher, and then the tool server
-    that it starts, say: `ok` and a newline, or `error: ...` and the end. A foreign
+    `fd` is the status pipe, which does not block and stays the caller's: what a launcher, and then
+    the tool server that it starts, say: `ok` and a newline, or `error: ...` and the end. A foreign
     launcher's complaints come in pieces, and its `error:` is its own.
     """
-    loop, reader, said = asyncio.get_running_loop(), asyncio.StreamReader(), b""
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(fd), "rb")
-    )
+    loop, readable, text = asyncio.get_running_loop(), asyncio.Event(), b""
+    loop.add_reader(fd, readable.set)  # a stream and its transport would cost more than the read
     try:
         async with asyncio.timeout(timeout_s):
-            while not said.endswith(b"ok\n") and len(said) < MAX_STATUS_BYTES:
-                if not (data := await reader.read(MAX_STATUS_BYTES)):
+            while not text.endswith(b"ok\n") and len(text) < MAX_STATUS_BYTES:
+                await readable.wait()
+                readable.clear()
+                try:
+                    part = os.read(fd, MAX_STATUS_BYTES)
+                except BlockingIOError:
+                    continue
+                if not part:
                     break
-                said += data
+                text += part
     except TimeoutError:
-        said = said or f"not ready after {timeout_s:g} s".encode()
+        text = text or f"not ready after {timeout_s:g} s".encode()
     finally:
-        transport.close()
-    if said.endswith(b"ok\n"):
+        loop.remove_reader(fd)
+    if text.endswith(b"ok\n"):
         return "ok"
-    return said.decode("utf-8", "replace").removeprefix("error: ").strip()
+    return text.decode("utf-8", "replace").removeprefix("error: ").strip()

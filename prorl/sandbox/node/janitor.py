@@ -10,14 +10,17 @@ run that is never resumed has nobody else (`sweep_orphans`).
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
 import stat
 from collections.abc import Container
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import orjson
 
 from prorl.linux import calls, procfs
 from prorl.linux.procfs import start_ticks
@@ -54,13 +57,17 @@ class Note:
 
 def write_note(root: Path, note: Note) -> None:
     """Remember a sandbox (atomically: a reader never sees half a note)."""
-    target = root / "live" / note.sandbox_id
-    temporary = target.with_suffix(".tmp")
+    target = f"{root}/live/{note.sandbox_id}"
+    temporary = f"{target}.tmp"
     try:
-        temporary.write_text(json.dumps(asdict(note)))
-        temporary.rename(target)
+        with open(temporary, "wb", buffering=0) as file:
+            text = orjson.dumps(note)
+            if file.write(text) != len(text):  # the disk has become full
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
+        os.rename(temporary, target)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
 
 
