@@ -23,7 +23,7 @@ not what its kind says raises SchemaError where it is read; a request is then an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -724,8 +724,12 @@ def to_batch(rows: Iterable[ControlRow]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(values.flatten(), schema=CONTROL)
 
 
-def from_batch(batch: pa.RecordBatch) -> list[ControlRow]:
-    """Unpack a batch in order. Raises ValueError for an unknown kind."""
+def from_batch(batch: pa.RecordBatch | tuple[ControlRow, ...]) -> Sequence[ControlRow]:
+    """The rows of a batch in order; a tuple is what `send_rows` has sent within one process. Raises
+    ValueError for an unknown kind.
+    """
+    if isinstance(batch, tuple):
+        return batch
     seq, re, kind, *others = (column.to_pylist() for column in batch.columns)
     return [ControlRow(*row) for row in zip(map(Kind, kind), seq, re, *others, strict=True)]
 

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -74,6 +74,11 @@ REFUSED_S = 30.0
 log = logging.getLogger("prorl.flight")
 
 Handler = Callable[[ControlRow], None]
+
+
+def send_rows(channel: Channel, rows: Sequence[ControlRow]) -> None:
+    """Send rows to `from_batch` at the other end: as they are where that is in this process."""
+    channel.send(tuple(rows) if channel.is_local else to_batch(rows))
 
 
 def this_life(**said: Any) -> Hello:
@@ -202,7 +207,7 @@ class ControlClient:
     def _flush(self) -> None:
         said, self._outgoing = self._outgoing, []
         if said and self._channel is not None:
-            self._channel.send(to_batch(said))
+            send_rows(self._channel, said)
 
     async def _keep(self) -> None:
         tries = 0

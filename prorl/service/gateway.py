@@ -30,9 +30,9 @@ from prorl.control import (
     Stuck,
     Welcome,
     from_batch,
-    to_batch,
 )
 from prorl.errors import ConflictError, DiskRefusedError, FencedError, StorageError, UserError
+from prorl.flight.control_client import send_rows
 from prorl.limits import Clock, steady
 from prorl.linux.files import disk_full
 from prorl.net.access import check_node
@@ -283,7 +283,7 @@ class Gateway:
     def _send(self, worker: WorkerRecord, rows: list[ControlRow]) -> None:
         channel = self._channels.get(worker)
         if channel is not None and rows:
-            channel.send(to_batch(rows))
+            send_rows(channel, rows)
 
     def backends_changed(self) -> None:
         """Tell RUN who is gone and who may have the key; who waits for a backend looks again."""
@@ -332,7 +332,7 @@ class Gateway:
             worker = self.core.workers.hello(self._sessions, row)
         except FencedError as error:
             log.warning("%s", error)
-            channel.send(to_batch([ControlRow.of(_SUPERSEDED, re=row.seq)]))
+            send_rows(channel, [ControlRow.of(_SUPERSEDED, re=row.seq)])
             return None
         for earlier in [w for w in self._channels if w.name == worker.name]:
             self._cut(earlier)

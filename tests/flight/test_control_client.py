@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pyarrow as pa
 import pytest
 
 from prorl.control import (
@@ -25,6 +26,7 @@ from prorl.control import (
 )
 from prorl.errors import ConflictError, UnavailableError
 from prorl.flight import ControlClient, control_client, this_life
+from prorl.flight.control_client import send_rows
 from prorl.protocols import Channel
 from prorl.schema import CONTROL
 from prorl.types import AttemptKey
@@ -41,11 +43,13 @@ class Gateway:
         self.heard: list[ControlRow] = []
         self.num_sessions = 0
         self.channel: Channel | None = None
+        self.batches: list[object] = []
 
     async def accept(self, channel: Channel) -> None:
         self.num_sessions += 1
         self.channel = channel
         while (batch := await channel.receive()) is not None:
+            self.batches.append(batch)
             for row in from_batch(batch):
                 self.heard.append(row)
                 self.reply(channel, row)
@@ -108,6 +112,17 @@ def echo(row: ControlRow) -> ControlRow:
 
 def reserve(n: int) -> Reserve:
     return Reserve(attempts=(key(n),))
+
+
+async def test_rows_are_encoded_only_where_they_go_through_a_socket(net: Net) -> None:
+    gateway, commands = Gateway(echo), list[ControlRow]()
+    async with joined(net, gateway, commands) as client:
+        assert await client.request(reserve(1)) == Reserved(granted=(key(1),))
+        assert gateway.channel is not None
+        kind = tuple if gateway.channel.is_local else pa.RecordBatch
+        assert {type(batch) for batch in gateway.batches} == {kind}
+        send_rows(gateway.channel, [ControlRow(kind=Kind.DRAIN)])
+        await until(lambda: any(row.kind is Kind.DRAIN for row in commands))
 
 
 async def test_hello_says_who_and_what_is_held(net: Net) -> None:
