@@ -411,6 +411,8 @@ DOCKER = "docker://"
 """How an image in a container registry begins."""
 DOCKERFILE = "dockerfile:"
 """How an image begins that is built from a folder with a Dockerfile; an absolute path follows."""
+IMAGE_WORKDIR = "image"
+"""As `SandboxSpec.workdir`: the WORKDIR of the image."""
 HOST_WHEELS = "host"
 """As `SandboxSpec.wheels`: copied from the Python that prorl itself runs in."""
 
@@ -441,6 +443,12 @@ class SandboxSpec:
     """Be root of the image (uid 0 of a user namespace that holds no other uid), where the kind can:
     for `apt-get` and its like.
     """
+    workdir: str = ""
+    """The agent's folder in the image: IMAGE_WORKDIR for the image's own WORKDIR, or an absolute
+    path. HOME, /workspace and /tmp are the image's then. Empty: /workspace, an empty folder.
+    """
+    variables: tuple[str, ...] = ()
+    """Variables of everything inside, as NAME=VALUE; they come before the image's."""
     requirements: tuple[str, ...] = ()
     """Python packages beside the host's /usr, or npm's (`npm:NAME@VERSION`), installed once a node;
     then nothing of the host's own Python packages is seen. For sandboxes without an image.

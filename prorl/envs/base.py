@@ -208,8 +208,8 @@ def wheels_of(task: Task) -> str:
     return str(wheels)
 
 
-_OWN = {"image", "tools", "requirements", "wheels"}
-"""Fields of SandboxSpec that are fields of `task.data`."""
+_OWN = {"image", "tools", "requirements", "wheels", "workdir", "variables"}
+"""Fields of SandboxSpec that are fields of `task.data`, or an env's own."""
 _RESOURCES = {field.name for field in fields(SandboxSpec)} - _OWN
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -268,3 +269,44 @@ async def test_as_an_ordinary_user(image: Path, kind: str) -> None:
     assert uid != "0"
     assert (overlay.splitlines()[:2], root.splitlines()[:2]) == ([uid, "wrote"], ["0", "wrote"])
     assert "wrote" not in plain
+
+
+WORLD = {
+    "pwd": "/workspace/data\n",
+    "cat given.txt": "of the image\n",
+    "echo $HOME $USER $SIDE": "/home/agent agent task\n",
+    "cat /tmp/of-image /workspace/of-image /solution/of-image": "kept\nkept\nkept\n",
+    "echo new > /tmp/n; echo new > /workspace/n; echo new > /solution/n; cat /tmp/n /workspace/n": (
+        "new\nnew\n"
+    ),
+    "id -u": "0\n",
+    "ulimit -f": "16384\n",
+    "cd ~ && pwd": "/home/agent\n",
+}
+"""What a command prints in a sandbox whose `workdir` is the image's own."""
+
+
+async def test_an_images_folders_and_variables_are_what_the_agent_sees(
+    daemon: Sandboxd, image: Path
+) -> None:
+    for folder in ("workspace/data", "solution", "home/agent"):
+        (image / folder).mkdir(parents=True, exist_ok=True)
+    for folder in ("tmp", "workspace", "solution"):
+        (image / folder / "of-image").write_text("kept\n")
+    (image / "workspace/data/given.txt").write_text("of the image\n")
+    (image / "etc/passwd").write_text("root:x:0:0::/root:/bin/bash\nagent:x:7:7::/home/agent:\n")
+    (image / ".prorl-workdir").write_text("/workspace/data\nagent\n")
+    spec = SandboxSpec(
+        image=str(image),
+        overlay_bytes=OVERLAY,
+        file_bytes=OVERLAY,
+        fakeroot=True,
+        workdir="image",
+        variables=("SIDE=task",),
+    )
+    seen = await ask(daemon, spec, *WORLD)
+    assert {command: output for command, (_, output) in seen.items()} == WORLD
+    assert (image / "workspace/of-image").read_text() == "kept\n"
+    made = await ask(daemon, replace(spec, workdir="/srv/other"), "pwd", "ls -1 /workspace")
+    assert made["pwd"] == (0, "/srv/other\n")
+    assert made["ls -1 /workspace"] == (0, "data\nof-image\n")

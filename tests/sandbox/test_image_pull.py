@@ -143,7 +143,7 @@ def test_twelve_layers_are_one_image(
     assert found["lib/deep/a"][1:] == (0o640, (b"upper", "lib/deep/a"))
     assert found["tmp"][1] == 0o1777
     assert (tree / "etc/hosts").read_bytes() == b""  # taken away below: it is a mount point only
-    assert (tree / ".prorl-workdir").read_text() == "/opt\n"
+    assert (tree / ".prorl-workdir").read_text() == "/opt\nroot\n"
     told = (tree / ".singularity.d/env/90-environment.sh").read_text()
     said = ["bash", "-c", f'{told}\necho "$PATH $A"']
     out = subprocess.run(said, capture_output=True, text=True, check=True)

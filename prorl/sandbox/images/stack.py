@@ -24,7 +24,7 @@ from prorl.sandbox.images.unpack import OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT, is_m
 from prorl.sandbox.trees import remove_tree
 
 WORKDIR_FILE = ".prorl-workdir"
-"""Of an image: its working directory."""
+"""Of an image, one a line: its working directory, its user, and HOME where its variables say it."""
 ENVIRONMENT_FILE = ".singularity.d/env/90-environment.sh"
 """Of an image: its variables, where Apptainer keeps them."""
 
@@ -79,13 +79,21 @@ def make_top(top: Path, layers: Sequence[str], config: Mapping[str, Any]) -> Non
         if blocked or full.exists():
             continue
         if point == WORKDIR_FILE:
-            full.write_text(f"{config.get('WorkingDir') or '/'}\n")
+            full.write_text(_world(config))
         elif point == ENVIRONMENT_FILE:
             pairs = (str(pair).partition("=") for pair in config.get("Env") or ())
             lines = (f"export {n}={shlex.quote(v)}\n" for n, _, v in pairs if n.isidentifier())
             full.write_text("".join(lines))
         elif lookup(layers, point) is None:
             full.touch() if point in FILES else full.mkdir()
+
+
+def _world(config: Mapping[str, Any]) -> str:
+    """What `WORKDIR_FILE` says of an image."""
+    home = dict(str(pair).partition("=")[::2] for pair in config.get("Env") or ()).get("HOME", "")
+    user = str(config.get("User") or "root").partition(":")[0]
+    lines = (str(config.get("WorkingDir") or "/"), user, home)
+    return "".join(f"{line}\n" for line in lines if "\n" not in line).rstrip("\n") + "\n"
 
 
 def merge(layers: Sequence[str], target: Path) -> None:

@@ -28,6 +28,7 @@ from prorl.sandbox.kinds.engine_support import (
     program,
     python_script,
 )
+from prorl.sandbox.kinds.rootfs import keeps_folders
 from prorl.sandbox.launch.spec import WORKSPACE, Launch, Serve
 
 PLAIN_ENV = {
@@ -72,7 +73,11 @@ def _start(launch: Launch) -> NoReturn:
 def _command(launch: Launch) -> list[str]:
     home, support = launch.folder, os.path.dirname(launch.server)
     argv = [program(), "-s", *_config(launch, support), "exec", *FLAGS]
-    argv += ["--hostname", "sandbox", "--cwd", WORKSPACE, "--workdir", f"{home}/scratch"]
+    argv += ["--hostname", "sandbox"]
+    if keeps_folders(launch):
+        argv += ["--no-mount", "tmp", "--cwd", "/"]
+    else:
+        argv += ["--cwd", WORKSPACE, "--workdir", f"{home}/scratch"]
     argv += [*FAKEROOT, NO_WRAPPER] if launch.spec.fakeroot else []
     argv += ["--overlay", f"{home}/overlay"] if launch.spec.overlay_bytes else []
     # its own /dev has none, and a file of that name would take what is written

@@ -36,7 +36,7 @@ from prorl.sandbox.kinds.common import (
     show_stack,
 )
 from prorl.sandbox.kinds.engine_support import IMAGE_SUPPORT, SUPPORT, clone, inside, loader, parts
-from prorl.sandbox.kinds.rootfs import SHM_BYTES
+from prorl.sandbox.kinds.rootfs import SHM_BYTES, keeps_folders
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
@@ -189,7 +189,9 @@ def _mounts(launch: Launch) -> list[Mount]:
 def binds(launch: Launch, image: str) -> list[str]:
     """What is shown inside beside the image, or beside the skeleton where that is empty."""
     support = os.path.dirname(launch.server)
-    found = [f"{launch.folder}/workspace:{WORKSPACE}", f"{launch.folder}/shm:/dev/shm"]
+    found = [f"{launch.folder}/shm:/dev/shm"]
+    if not keeps_folders(launch):
+        found.insert(0, f"{launch.folder}/workspace:{WORKSPACE}")
     if image:
         ours = (f"{host}:{shown}:ro" for host, shown in parts())
         return [*found, f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro", *ours]

@@ -82,6 +82,8 @@ MOVED = {
     SUPPORT: SUPPORT,
 }
 """Into an image, from where they are built."""
+IMAGE_FOLDERS = ("/tmp", WORKSPACE)
+"""Of those, what a sandbox leaves to the image whose `workdir` it works in."""
 SHM_BYTES = 64 << 20
 """Size of /dev/shm, as container engines have it."""
 DEVPTS = f"newinstance,ptmxmode=0666,mode=620,max={MAX_PTYS}"
@@ -136,15 +138,11 @@ def build_root(launch: Launch, sources: list[Source], image: list[int]) -> None:
     """
     for step in steps(bool(image)):
         step.call(*step.arguments)
-    calls.mount(
-        "tmpfs",
-        f"{ROOT}/tmp",
-        "tmpfs",
-        SAFE,
-        f"size={launch.spec.tmp_bytes},nr_inodes=64k,mode=1777",
-    )
-    size = f"size={launch.spec.workspace_bytes},nr_inodes=256k,mode=755"
-    calls.mount("tmpfs", f"{ROOT}{WORKSPACE}", "tmpfs", SAFE, size)
+    if not keeps_folders(launch):
+        size = f"size={launch.spec.tmp_bytes},nr_inodes=64k,mode=1777"
+        calls.mount("tmpfs", f"{ROOT}/tmp", "tmpfs", SAFE, size)
+        size = f"size={launch.spec.workspace_bytes},nr_inodes=256k,mode=755"
+        calls.mount("tmpfs", f"{ROOT}{WORKSPACE}", "tmpfs", SAFE, size)
     # After what could cover them: a virtual environment may lie below /tmp.
     for source in sources:
         _show(source)
@@ -157,14 +155,23 @@ def build_root(launch: Launch, sources: list[Source], image: list[int]) -> None:
         os.rmdir("/old")
     if not launch.spec.overlay_bytes:
         calls.mount(None, "/", None, calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_BIND | SAFE)
-    os.chdir(WORKSPACE)
+    os.chdir("/" if keeps_folders(launch) else WORKSPACE)
+
+
+def keeps_folders(launch: Launch) -> bool:
+    """Whether /workspace and /tmp are the image's own, in its overlay."""
+    return bool(launch.image and launch.spec.workdir)
 
 
 def _enter_image(launch: Launch, image: list[int]) -> None:
     """Make the image, under a tmpfs for what is written, the root, and move our parts into it."""
     for path in third_party():
         calls.mount("tmpfs", ROOT + inside(path), "tmpfs", SAFE, HIDDEN)
-    moved = [(target, calls.clone_tree(ROOT + path)) for target, path in MOVED.items()]
+    shown = {target: path for target, path in MOVED.items() if path not in IMAGE_FOLDERS}
+    moved = [
+        (target, calls.clone_tree(ROOT + path))
+        for target, path in (shown if keeps_folders(launch) else MOVED).items()
+    ]
     above, stack = f"{ROOT}/above", f"{ROOT}/stack"
     size = f"size={launch.spec.overlay_bytes or MOUNT_POINT_BYTES},nr_inodes=256k,mode=755"
     for folder in (above, stack):

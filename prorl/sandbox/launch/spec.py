@@ -79,7 +79,7 @@ class Launch:
 
 def spec_of(fields: dict[str, Any]) -> SandboxSpec:
     """A spec from a JSON object. Raises TypeError for a field that is none."""
-    lists = {name: tuple(fields[name]) for name in ("tools", "requirements")}
+    lists = {name: tuple(fields[name]) for name in ("tools", "requirements", "variables")}
     return SandboxSpec(**{**fields, **lists})
 
 
@@ -136,14 +136,20 @@ def server_config(
     return {
         **user_tools,
         "workspace": workspace,
-        "env": environment(workspace, path),
+        "env": environment(workspace, path) | variables_of(launch.spec),
         "tools": list(launch.spec.tools),
         "refuse_uid": refuse_uid,
         "alone": alone,
         "python": interpreter(),
         "packages": list(package_folders()),
         "layer": layer if launch.layer else "",
+        "workdir": launch.spec.workdir if launch.image else "",
     }
+
+
+def variables_of(spec: SandboxSpec) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in spec.variables)
+    return {name: value for name, _, value in pairs}
 
 
 def environment(workspace: str, path: str) -> dict[str, str]:

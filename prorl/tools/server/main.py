@@ -51,6 +51,10 @@ PORT, BACKLOG = 8000, 64
 """Served by `listen`, where the sandbox has a network of its own."""
 DEFAULT = ("bash", "python", "files")
 PEER = struct.Struct("3i")
+WORLD_FILE = ".prorl-workdir"
+"""At the root of an image, as `prorl/sandbox/images/stack.py` writes it."""
+IMAGE_WORKDIR = "image"
+"""As `prorl.types` has it; this is a program of its own."""
 EXIT_CRASHED = os.EX_SOFTWARE
 """As `prorl.linux.forked` has it; this is a program of its own."""
 
@@ -354,11 +358,43 @@ def with_image(env: dict[str, str], image: Mapping[str, str]) -> dict[str, str]:
     return {**asked, **env, "PATH": ":".join(filter(None, path))}
 
 
+def image_world(workdir: str, root: str = "/") -> tuple[str, dict[str, str]]:
+    """The folder that the agent works in, made where it is missing as container engines do, and the
+    variables of the image's user.
+    """
+    try:
+        with open(root + WORLD_FILE) as file:
+            lines = file.read().splitlines()
+    except OSError:
+        lines = []
+    folder, user, home = (lines + [""] * 3)[:3]
+    folder = (folder or "/") if workdir == IMAGE_WORKDIR else workdir
+    os.makedirs(folder, exist_ok=True)
+    name, home = _account(user or "root", home, root)
+    return folder, {"HOME": home, "USER": name, "LOGNAME": name}
+
+
+def _account(user: str, home: str, root: str) -> tuple[str, str]:
+    """Name and HOME of a user who is called by name or number."""
+    try:
+        with open(root + "etc/passwd") as file:
+            accounts = [line.rstrip("\n").split(":") for line in file]
+    except OSError:
+        accounts = []
+    for fields in accounts:
+        if len(fields) >= 6 and user in (fields[0], fields[2]):
+            return fields[0], home or fields[5] or "/"
+    return user, home or "/root"
+
+
 def main() -> None:
     """`python3 server.pyz '{"listener": 3, "status": 4, ...}'`."""
     config = loads(sys.argv[1])
     if config.pop("with_image", False):
         config["env"] = with_image(config["env"], os.environ)
+    if workdir := config.pop("workdir", ""):
+        config["workspace"], own = image_world(workdir)
+        config["env"].update(own)
     serve(config.pop("listener"), config.pop("status"), config)
 
 
