@@ -162,12 +162,12 @@ def _sandboxes() -> Iterator[ProbeOutcome]:
 def _images() -> ProbeOutcome:
     """What becomes of pulled layers where images are kept, and what builds a Dockerfile."""
     from prorl.cli.settings import registry_root
-    from prorl.sandbox.images.maker import dockerfile_program
+    from prorl.sandbox.images import dockerfile
     from prorl.sandbox.images.pull import Pull
     from prorl.sandbox.images.registry import Registry
 
     place = registry_root(None)
-    builder = dockerfile_program()
+    builder = dockerfile.program()
     try:
         stacks = Pull(Registry(place), {}).stacks
     except ProrlError as error:

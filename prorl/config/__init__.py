@@ -79,6 +79,25 @@ class StageConfig(StrictModel):
     )
 
 
+class BuildConfig(StrictModel):
+    """How images are built from the Dockerfiles of tasks; a change builds them anew."""
+
+    bases: dict[str, str] = Field(
+        default_factory=dict, description="image to take, by the reference that FROM names"
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="variables of RUN while it builds; not in the image"
+    )
+    args: dict[str, str] = Field(default_factory=dict, description="build arguments")
+    files: dict[str, str] = Field(
+        default_factory=dict,
+        description="path in the build, by the path here: CA files, pip.conf; not in the image",
+    )
+    secrets: dict[str, str] = Field(
+        default_factory=dict, description="file here, by the id that RUN --mount=type=secret names"
+    )
+
+
 class SandboxConfig(StrictModel):
     """Settings of this node's sandboxd."""
 
@@ -106,6 +125,16 @@ class SandboxConfig(StrictModel):
     mirrors: dict[str, str] = Field(
         default_factory=dict, description="URL that is asked first, by host of a container registry"
     )
+    build: BuildConfig = BuildConfig()
+    max_memory_mb: int = Field(
+        default=0, ge=0, description="the most memory of a sandbox, written files included; 0 = all"
+    )
+    max_storage_mb: int = Field(
+        default=0,
+        ge=0,
+        description="the most that a sandbox may write over its image; 0 = no bound",
+    )
+    max_cpus: float = Field(default=0.0, ge=0, description="the most cores of a sandbox; 0 = all")
     image: str = Field(
         default="",
         description=(

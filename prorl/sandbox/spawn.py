@@ -36,13 +36,17 @@ def command(folder: Path | str, kind: str, **settings: Any) -> list[str]:
 
 @asynccontextmanager
 async def spawned(
-    kind: str, *, warm: int = 0, max_sandboxes: int = 512, images: str = ""
+    kind: str, *, warm: int = 0, max_sandboxes: int = 512, images: str = "", **settings: Any
 ) -> AsyncIterator[tuple[UnixSandboxHost, int]]:
-    """A running sandboxd: (client, pid); `images`: its registry. Raises UnavailableError."""
+    """A running sandboxd: (client, pid); `images`: its registry, `settings`: more of
+    `node/settings.py`. Raises UnavailableError.
+    """
     with tempfile.TemporaryDirectory(prefix="prl-box-", dir="/tmp") as folder:
         Path(folder).chmod(0o711)  # the sandboxes' own uids must pass through
         process = await asyncio.create_subprocess_exec(
-            *command(folder, kind, warm=warm, max_sandboxes=max_sandboxes, images=images),
+            *command(
+                folder, kind, warm=warm, max_sandboxes=max_sandboxes, images=images, **settings
+            ),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -79,6 +79,10 @@ def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
         "warm": sandbox.warm,
         "snapshot_bytes": sandbox.snapshot_bytes,
         "mirrors": sandbox.mirrors if sandbox.pull else None,
+        "build": sandbox.build.model_dump(exclude_defaults=True),
+        "max_memory_bytes": sandbox.max_memory_mb << 20,
+        "max_overlay_bytes": sandbox.max_storage_mb << 20,
+        "max_cpus": sandbox.max_cpus,
         "image": sandbox.image,
         "images": str(sandbox.images.absolute()) if sandbox.images else "",
     }

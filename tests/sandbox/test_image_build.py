@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from prorl.errors import StorageError, UserError
+from prorl.errors import SandboxError, StorageError, UserError
+from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.child import make_image
+from prorl.sandbox.images.dockerfile import name_of
 from prorl.sandbox.images.maker import client_class
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Registry
@@ -121,7 +123,7 @@ async def test_from_a_dockerfile(registry: Registry, base: Path, tmp_path: Path)
     image = tmp_path / "tree"
     merge(registry.stack(registry.find("made").digest)[::-1], image)
     assert (image / "app/made").read_text() == "two words\n"
-    assert (image / ".prorl-workdir").read_text() == "/app\n"
+    assert (image / ".prorl-workdir").read_text() == "/app\nnobody\n"
     assert (image / "etc/image-name").read_text() == "mine\n", "no link of the image is followed"
     said = (image / ".singularity.d/env/90-environment.sh").read_text()
     assert "export NAME='two words'\n" in said
@@ -249,3 +251,53 @@ def test_as_an_ordinary_user(base: Path, place: Path, tmp_path: Path) -> None:
     )
     about = Path(image.path, "etc", "made").stat()
     assert about.st_uid != 0
+
+
+@needs_buildah
+async def test_a_tasks_dockerfile_is_built_once_for_each_digest_of_folder_and_settings(
+    registry: Registry, base: Path, tmp_path: Path
+) -> None:
+    steps = "RUN echo run >> /counted\nRUN cat /etc/ca.pem > /seen; echo $NOTE >> /seen\n"
+    folder = dockerfile(tmp_path, base, steps)
+    adapted = (folder / "Dockerfile").read_text().replace("FROM scratch", "FROM base:1 AS first")
+    (folder / "Dockerfile").write_text(adapted)
+    (tmp_path / "ca.pem").write_text("certificate\n")
+    settings = {
+        "bases": {"base:1": "scratch"},
+        "env": {"NOTE": "of the build"},
+        "files": {str(tmp_path / "ca.pem"): "/etc/ca.pem"},
+    }
+    caches = [ImageCache(registry.root, build=settings) for _ in range(2)]  # of two daemons
+    asks = [cache.locate(f"dockerfile:{folder}") for cache in (*caches, *caches)]
+    stacks = await asyncio.gather(*asks)
+    assert len(set(stacks)) == 1
+    (name,) = registry.names()
+    image = tmp_path / "tree"
+    merge(stacks[0][::-1], image)
+    assert (image / "seen").read_text() == "certificate\nof the build\n"
+    assert (image / "counted").read_text() == "run\n"
+    environment = (image / ".singularity.d/env/90-environment.sh").read_text()
+    assert "NOTE" not in environment
+    assert not (image / "etc/ca.pem").exists() or not (image / "etc/ca.pem").stat().st_size
+    other = {**settings, "env": {"NOTE": "another"}}
+    names = {name_of(folder, each) for each in (settings, other, {})}
+    assert name in names
+    (folder / "base/etc/image-name").write_text("changed\n")
+    assert name_of(folder, settings) not in names
+    assert len(names) == 3
+    for cache in caches:
+        await cache.close()
+
+
+@needs_buildah
+async def test_a_tasks_dockerfile_that_does_not_build_is_the_tasks_fault(
+    registry: Registry, base: Path, tmp_path: Path
+) -> None:
+    folder = dockerfile(tmp_path, base, "RUN echo ERROR: no such package; false\n")
+    cache = ImageCache(registry.root)
+    with pytest.raises(SandboxError, match=r"ERROR: no such package|exit status 1") as caught:
+        await cache.locate(f"dockerfile:{folder}")
+    assert caught.value.code == "bad_task"
+    with pytest.raises(SandboxError, match="no Dockerfile on this node"):
+        await cache.locate(f"dockerfile:{tmp_path}")
+    await cache.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json as json_text
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -18,11 +20,12 @@ from prorl.cli.output import note, say, say_json, table
 from prorl.cli.settings import registry_root, sandbox_environment
 from prorl.errors import ProrlError, StorageError, UserError
 from prorl.sandbox.images.child import make_image
+from prorl.sandbox.images.dockerfile import build_job, name_of
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry
 from prorl.sandbox.images.remote import plain
 from prorl.tasks.files import load_tasks
-from prorl.types import DOCKER, image_name
+from prorl.types import DOCKER, DOCKERFILE, image_name
 
 BUILD_S = 3600.0
 SIDE_BY_SIDE = 4
@@ -42,16 +45,20 @@ Where = Annotated[
 
 @image.command
 def build(
-    name: str,
+    name: str = "",
     /,
     *,
-    source: Annotated[str, Parameter(name="--from")],
+    source: Annotated[str, Parameter(name="--from")] = "",
+    tasks: str = "",
+    jobs: Annotated[int, Parameter(name=["--jobs", "-j"])] = 2,
     replace: Flag = False,
     images: Where = None,
 ) -> int:
-    """Make an image that tasks can name.
+    """Make an image that tasks can name, or all that the Harbor tasks of a folder are built from.
 
     Example: prorl image build task7 --from task7.def
+
+    Example: prorl image build --tasks tasks/ -j 4
 
     Parameters
     ----------
@@ -60,20 +67,61 @@ def build(
     source
         A folder (a root file system, or one with a Dockerfile, which buildah or podman builds),
         FILE.sif or FILE.def (its `From:` may name another image).
+    tasks
+        Folder of Harbor tasks; what was built with the same files and settings is not built again.
+    jobs
+        Images that are built at a time.
     replace
         Let an existing name stand for the new image.
     """
+    if tasks and not (name or source):
+        return asyncio.run(_build_tasks(tasks, jobs, registry_root(images)))
+    if tasks or not (name and source):
+        raise UserError("prorl image build", "NAME --from SOURCE, or --tasks FOLDER")
     path = str(Path(source).absolute()) if Path(source).exists() else source
     job = {
         "do": "build",
         "name": name,
         "source": path,
         "replace": "1" if replace else "",
+        "settings": json_text.dumps(sandbox_environment().build.model_dump(exclude_defaults=True)),
     }
     made = asyncio.run(make_image(registry_root(images), job, BUILD_S, _echo))
     place = f", at {made.path}" if made.path else f", {len(made.layers)} layers"
-    say(f"{name}: {made.bytes / 1e6:.0f} MB in {made.files} files, {made.digest[:12]}{place}")
+    size = _sizes(Registry(registry_root(images)).list())[made.digest]
+    say(f"{name}: {size / 1e6:.0f} MB, {made.digest[:12]}{place}")
     return 0
+
+
+async def _build_tasks(folder: str, jobs: int, root: Path) -> int:
+    """Build each image once; a failure is a line with the end of what the build printed."""
+    timeouts: dict[Path, float] = {}
+    for task in load_tasks(folder, skip_bad=True):
+        for image in (task.data.get("image"), task.data.get("verifier", {}).get("image")):
+            if isinstance(image, str) and image.startswith(DOCKERFILE):
+                timeouts[Path(image.removeprefix(DOCKERFILE))] = task.data["build_timeout_s"]
+    if not timeouts:
+        raise UserError(f"{folder}: no task has a Dockerfile", "Harbor tasks with environment/")
+    settings = sandbox_environment().build.model_dump(exclude_defaults=True)
+    registry, room, number = Registry(root), asyncio.Semaphore(max(1, jobs)), count(1)
+    registry.open()
+
+    async def build_image(place: Path, timeout_s: float) -> bool:
+        async with room:
+            began, name = time.monotonic(), await asyncio.to_thread(name_of, place, settings)
+            was_there, failure = name in registry.names(), ""
+            try:
+                await make_image(root, build_job(place, name, settings), timeout_s)
+            except (ProrlError, OSError) as error:
+                failure = " ".join(str(error).split())
+            built = f"built in {time.monotonic() - began:.0f} s"
+            outcome = failure or ("was built" if was_there else built)
+            note(f"{next(number)} of {len(timeouts)}: {place}: {outcome}")
+            return not failure
+
+    done = await asyncio.gather(*(build_image(*item) for item in timeouts.items()))
+    say(f"{sum(done)} of {len(done)} images are here, {len(done) - sum(done)} failed")
+    return 0 if all(done) else 1
 
 
 def _echo(said: bytes) -> None:

@@ -16,14 +16,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from prorl.errors import NotFoundError, ProrlError, SandboxError, StorageError, UserError
 from prorl.sandbox.images.child import make_image
+from prorl.sandbox.images.dockerfile import build_job, name_of, recipe_of
 from prorl.sandbox.images.layers import LayerRecipe
 from prorl.sandbox.images.registry import Image, Registry, digest_of_sif, is_name, is_sif
 from prorl.sandbox.images.remote import plain
 from prorl.sandbox.images.tree import check_shell
-from prorl.types import DOCKER, FailureCode, image_name
+from prorl.types import DOCKER, DOCKERFILE, FailureCode, image_name
 
 MAKE_S = 900.0
 """For one image: tens of gigabytes on a slow disk."""
@@ -36,7 +38,8 @@ With less a registry is asked, or a broken file unpacked, for each rollout of a 
 class ImageCache:
     """One node's images as one sandboxd uses them.
 
-    `mirrors`: of hosts of container registries; None: nothing is pulled.
+    `mirrors`: of hosts of container registries; None: nothing is pulled. `build`: settings of
+    builds from Dockerfiles (`dockerfile.py`).
 
     Not bounded: an open lock for each image that was used, and what was wrong with each bad one in
     the last minute.
@@ -47,8 +50,10 @@ class ImageCache:
         root: Path,
         mirrors: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        build: Mapping[str, Any] | None = None,
     ) -> None:
         self._registry, self._mirrors, self._clock = Registry(root), mirrors, clock
+        self._build = build or {}
         self._making: dict[str, asyncio.Task[Image]] = {}
         self._refused: dict[str, tuple[float, UserError]] = {}
         """By key, oldest first: until when what is wrong with a source counts."""
@@ -63,6 +68,8 @@ class ImageCache:
         with _blamed(f"image {image!r}"):
             if image.startswith(DOCKER):
                 return await self._pulled(image)
+            if image.startswith(DOCKERFILE):
+                return await self._from_dockerfile(Path(image.removeprefix(DOCKERFILE)))
             if is_name(image):
                 return self._hold(self._registry.digest_of_name(image))
             if not os.path.isabs(image):
@@ -72,6 +79,15 @@ class ImageCache:
                 check_shell(image, f"image {image!r}")
                 return (image,)
             return await self._kept(_sif(image), {"do": "unpack", "source": image})
+
+    async def _from_dockerfile(self, folder: Path) -> tuple[str, ...]:
+        """The folders of a Dockerfile's image, built by the first who asks."""
+        if recipe_of(folder) is None:
+            raise UserError(f"image {folder}: no Dockerfile on this node", "the task's folder")
+        name = await asyncio.to_thread(name_of, folder, self._build)
+        if name not in self._registry.names():
+            await self._made(name, build_job(folder, name, self._build))
+        return self._hold(self._registry.digest_of_name(name))
 
     async def layer(self, recipe: LayerRecipe) -> str:
         """The folder of a layer of packages. Raises SandboxError as `locate`."""

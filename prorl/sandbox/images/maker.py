@@ -19,7 +19,6 @@ import os
 import pwd
 import re
 import shutil
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
 from prorl.linux import calls
 from prorl.linux.forked import Forked
+from prorl.sandbox.images import dockerfile
 from prorl.sandbox.images.layers import ToolFailed, make_layer
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry, digest_of_sif, is_name, is_sif
@@ -46,8 +46,6 @@ POST_CAPABILITIES = [
     "SETFCAP",
     "SYS_CHROOT",
 ]
-DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
-"""Where a task's or a build's folder has it."""
 FROM = re.compile(r"(?im)^([^\S\n]*from:[^\S\n]*)(\S+)[^\S\n]*$")
 
 
@@ -55,7 +53,8 @@ def make(registry: Registry, job: dict[str, str]) -> Image:
     """The image or layer that a job asks for.
 
     A job is `{"do": "unpack", "source": SIF}`, `{"do": "pull", "source", "name", "mirrors"}`,
-    `{"do": "build", "source", "name", "replace"}`, or a layer's (`layers.py`).
+    `{"do": "build", "source", "name", "replace", "settings"}`, `{"do": "dockerfile", "source",
+    "name", "settings"}` (made once for each name), or a layer's (`layers.py`).
 
     Raises UserError, ToolFailed, OSError.
     """
@@ -67,6 +66,11 @@ def make(registry: Registry, job: dict[str, str]) -> Image:
     if job["do"] == "unpack":
         return _unpacked(registry, job["source"])
     name = job["name"]
+    if job["do"] == "dockerfile":
+        with registry.lock(f"{name}.new"):  # others that want it wait for this build
+            if name not in registry.names():
+                return registry.name(name, _built(registry, job).digest)
+        return registry.find(name)
     if not is_name(name):
         registry.name(name, "")  # says what a name is like
     if name in registry.names() and not job.get("replace"):
@@ -83,9 +87,9 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
     if os.path.isfile(source) and is_sif(source):
         return _unpacked(registry, source)
     with registry.workplace() as work:
-        if recipe := next((p for name in DOCKERFILES if (p := Path(source, name)).is_file()), None):
-            build_dockerfile(recipe, work / "layout")
-            return Pull(registry, {}).image(f"oci:{work / 'layout'}", str(recipe))
+        if recipe := dockerfile.recipe_of(Path(source)):
+            layout = dockerfile.build(recipe, work, json.loads(job.get("settings") or "{}"))
+            return Pull(registry, {}).image(f"oci:{layout}", str(recipe))
         tree = work / "tree"
         if os.path.isdir(source):
             copy_tree(source, str(tree), str(registry.root))
@@ -230,41 +234,3 @@ def _base(registry: Registry, base: str, work: Path) -> str:
         if os.path.isfile(base) and is_sif(base)
         else base
     )
-
-
-# ---- a Dockerfile
-
-
-def dockerfile_program() -> str:
-    """The path of what builds a Dockerfile here, or an empty string."""
-    return shutil.which("buildah") or shutil.which("podman") or ""
-
-
-def build_dockerfile(recipe: Path, layout: Path) -> None:
-    """Make what a Dockerfile says, by buildah or podman, as an OCI layout with one image.
-
-    Its base comes from where that program looks. Raises UserError where there is neither.
-    """
-    program = dockerfile_program()
-    if not program:
-        raise UserError(
-            f"{recipe} needs buildah or podman",
-            "one that is installed",
-            "apt-get install buildah, or `prorl image pull` what another machine has built",
-        )
-    # its storage is the user's own: base images are pulled once
-    try:
-        os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:  # a uid without a name, as OpenShift gives
-        os.environ["HOME"] = str(layout.parent)
-    number = layout.with_name("image-id")
-    words = [program, "build", "--isolation", "chroot", "--iidfile", str(number)]
-    _run(str(recipe), [*words, "--file", str(recipe), str(recipe.parent)], mistake=True)
-    image = number.read_text()
-    _run(str(recipe), [program, "push", "--quiet", image, f"oci:{layout}"])
-    _run(str(recipe), [program, "rmi", image])
-
-
-def _run(source: str, argv: list[str], *, mistake: bool = False) -> None:
-    if subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode != 0:
-        raise ToolFailed(f"{source}: {os.path.basename(argv[0])} failed", mistake=mistake)

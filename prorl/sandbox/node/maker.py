@@ -160,6 +160,7 @@ class Maker:
 
     async def make(self, spec: SandboxSpec) -> Live:
         """Start one and wait until its tool server serves. Raises SandboxError."""
+        spec = granted(spec, self._settings)
         image = await self._images.image(spec)
         layer = await self._images.layer(spec, bool(image))
         self._user_tools.path_for(spec.tools)
@@ -361,6 +362,21 @@ class Maker:
         self._cgroups.close()
         janitor.remove_folders(self._root)
         self._sockets.remove()
+
+
+def granted(spec: SandboxSpec, settings: Settings) -> SandboxSpec:
+    """What a sandbox gets of what its spec asks for: no more than the operator grants."""
+
+    def at_most(value: float, most: float) -> float:
+        return min(value or most, most) if most else value
+
+    overlay = spec.overlay_bytes and int(at_most(spec.overlay_bytes, settings.max_overlay_bytes))
+    return replace(
+        spec,
+        memory_bytes=int(at_most(spec.memory_bytes, settings.max_memory_bytes)),
+        overlay_bytes=overlay,
+        cpus=at_most(spec.cpus, settings.max_cpus),
+    )
 
 
 def _make_folder(note: Note) -> None:

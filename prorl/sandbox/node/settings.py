@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,5 +23,11 @@ class Settings:
     """By host of the container registries that images are pulled from on demand; None = nothing is
     pulled.
     """
+    build: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of builds from Dockerfiles (`images/dockerfile.py`)."""
+    max_memory_bytes: int = 0
+    """The most that a sandbox gets of what its spec asks for; 0 = no bound."""
+    max_overlay_bytes: int = 0
+    max_cpus: float = 0.0
     image: str = ""
     """Image of specs that name none; empty = the host's /usr, read-only."""

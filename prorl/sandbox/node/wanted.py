@@ -23,7 +23,7 @@ class Images:
         self._name, self._kind = name, kinds.load(name)
         self._default = settings.image
         root = Path(settings.images) if settings.images else default_root()
-        self._cache = ImageCache(root, settings.mirrors)
+        self._cache = ImageCache(root, settings.mirrors, build=settings.build)
 
     async def image(self, spec: SandboxSpec) -> tuple[str, ...]:
         """The folders, topmost first; none for none. Raises SandboxError for what cannot run."""

@@ -1,0 +1,106 @@
+"""Images from a folder with a Dockerfile, built by buildah, else podman, once for each digest.
+
+The digest is that of the folder's files and of the build settings, and names the image in the
+registry: `dockerfile-DIGEST`. So a task whose folder or settings change is built anew, and tasks
+with equal folders share an image. Layers are cached by the program that builds, in its own storage.
+
+Settings are for machines that reach no public registry: base images by another name, files and
+variables that `RUN` sees while it builds and that stay out of the image, build arguments, secrets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prorl.errors import UserError
+from prorl.sandbox.images.layers import ToolFailed
+from prorl.sandbox.images.tree import digest_of
+
+DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
+"""Where a task's or a build's folder has it."""
+_FROM = re.compile(r"(?im)^(\s*FROM\s+(?:--\S+\s+)*)(\S+)(.*)$")
+_COPY_FROM = re.compile(r"(?im)^(\s*COPY\s+(?:--\S+\s+)*?--from=)(\S+)")
+
+
+def program() -> str:
+    """The path of what builds a Dockerfile here, or an empty string."""
+    return shutil.which("buildah") or shutil.which("podman") or ""
+
+
+def name_of(folder: Path, settings: Mapping[str, Any]) -> str:
+    """The registry's name for the image of a folder. Reads every file of it; raises OSError."""
+    whole = hashlib.sha256(digest_of(str(folder)).encode())
+    whole.update(json.dumps(settings, sort_keys=True).encode())
+    return f"dockerfile-{whole.hexdigest()[:32]}"
+
+
+def recipe_of(folder: Path) -> Path | None:
+    return next((path for name in DOCKERFILES if (path := folder / name).is_file()), None)
+
+
+def build_job(folder: Path, name: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The job of `maker.py` that builds a folder's image under a name."""
+    words = {"do": "dockerfile", "source": str(folder), "name": name}
+    return {**words, "settings": json.dumps(dict(settings))}
+
+
+def build(recipe: Path, work: Path, settings: Mapping[str, Any]) -> Path:
+    """Build what a Dockerfile says; the OCI layout that holds the one image.
+
+    Raises UserError where nothing can build, or the Dockerfile is at fault (ToolFailed).
+    """
+    builder = program()
+    if not builder:
+        raise UserError(
+            f"{recipe} needs buildah or podman",
+            "one that is installed",
+            "apt-get install buildah, or `prorl image pull` what another machine has built",
+        )
+    # its storage is the user's own: base images are pulled once, and layers are shared
+    try:
+        os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a uid without a name, as OpenShift gives
+        os.environ["HOME"] = str(work)
+    number, layout, adapted = work / "image-id", work / "layout", work / "Dockerfile"
+    adapted.write_text(adapt(recipe.read_text(), settings))
+    words = [builder, "build", "--isolation", "chroot", "--layers", "--iidfile", str(number)]
+    for name, value in {**settings.get("env", {}), **settings.get("args", {})}.items():
+        words += ["--build-arg", f"{name}={value}"]
+    for source, target in settings.get("files", {}).items():
+        words += ["--volume", f"{source}:{target}:ro"]
+    for name, source in settings.get("secrets", {}).items():
+        words += ["--secret", f"id={name},src={source}"]
+    _run(str(recipe), [*words, "--file", str(adapted), str(recipe.parent)], mistake=True)
+    image = number.read_text()
+    _run(str(recipe), [builder, "push", "--quiet", image, f"oci:{layout}"])
+    return layout
+
+
+def adapt(text: str, settings: Mapping[str, Any]) -> str:
+    """A Dockerfile with other base images, and the build's variables known to each stage.
+
+    >>> adapt("FROM python:3 AS a\\nRUN x", {"bases": {"python:3": "base"}, "env": {"CA": "/c"}})
+    'FROM base AS a\\nARG CA\\nRUN x'
+    """
+    bases: Mapping[str, str] = settings.get("bases", {})
+    known = "".join(f"\nARG {name}" for name in settings.get("env", {}))
+
+    def other(reference: str) -> str:
+        return bases.get(reference) or bases.get(f"docker.io/library/{reference}") or reference
+
+    text = _FROM.sub(lambda found: f"{found[1]}{other(found[2])}{found[3]}{known}", text)
+    return _COPY_FROM.sub(lambda found: f"{found[1]}{other(found[2])}", text)
+
+
+def _run(source: str, argv: list[str], *, mistake: bool = False) -> None:
+    if subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode != 0:
+        raise ToolFailed(f"{source}: {os.path.basename(argv[0])} failed", mistake=mistake)
