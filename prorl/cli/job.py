@@ -22,12 +22,17 @@ from prorl.agents import check_agent
 from prorl.agents.programs import carried, program_of
 from prorl.cli.runs import first_free, latest_run
 from prorl.cli.settings import Job, check_model, job_settings, run_settings, service_settings
-from prorl.config import JOB_FILE, RunConfig, ServiceConfig
+from prorl.config import JOB_FILE, Limits, RunConfig, ServiceConfig
 from prorl.envs.users import env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
 from prorl.filters import FILTERS, PASS_RATE, is_named
 from prorl.tasks import TaskSet, read_tasks, sources
 from prorl.types import Json, Task
+
+EVAL_START_S = 60.0
+"""Beside a verifier's own time limit: to start its sandbox and bring files. With less a verifier
+that uses its whole time would be the grader's failure.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +105,12 @@ class JobPlan:
         if not (run.renderer.model or run.renderer.name):
             check_model(job.service, service, "add --set run.renderer.model=DIR")
         found = load(job)
+        tasks = tuple(task for one in found for task in one.tasks)
         return cls(
             job=job,
             service=service,
-            run=run,
-            tasks=tuple(task for one in found for task in one.tasks),
+            run=with_task_limits(run, tasks),
+            tasks=tasks,
             about=tuple(line for one in found for line in (one.about, *one.deviations)),
             resume=resume,
         )
@@ -120,6 +126,22 @@ def _run_of(job: Job) -> RunConfig:
         else plugins.absolute(agent, Path.cwd()),
     }
     return run_settings({**job.run, **own}, job.name)
+
+
+def with_task_limits(run: RunConfig, tasks: Iterable[Task]) -> RunConfig:
+    """The run with the longest limits that its Harbor tasks state, where it has none itself."""
+    longest: dict[str, float] = {}
+    for task in tasks:
+        verifier_s = (task.data.get("verifier") or {}).get("timeout_s", 0.0)
+        stated = {
+            "run_s": task.data.get("agent_timeout_s") or 0.0,
+            "eval_s": verifier_s and verifier_s + EVAL_START_S,
+        }
+        if task.env == "harbor":
+            longest = {key: max(value, longest.get(key, 0.0)) for key, value in stated.items()}
+    own = run.limits.model_dump(exclude_unset=True)
+    limits = {**{key: value for key, value in longest.items() if value}, **own}
+    return run.model_copy(update={"limits": Limits(**limits)}) if longest else run
 
 
 def _check_existing(plan: JobPlan) -> None:

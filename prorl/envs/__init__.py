@@ -8,6 +8,7 @@ Each implements `prorl.protocols.Env`.
 | code | bash, python, files | HumanEval-shaped tests, or programs with cases, in a fresh sandbox |
 | stem | python | multiple choice, quantities with units, short texts |
 | swe | bash, files | SWE-bench-shaped tests of a repository in a fresh sandbox |
+| harbor | bash | a Harbor task's own tests, in a fresh sandbox |
 | arith | python | exact match; short texts for small policies (`prorl.tasks.generated`) |
 | shop | price, python | exact match, after two or three calls that depend on each other |
 | repair | bash, files | hidden tests of a mended module, one of a few lines, in a fresh sandbox |
@@ -35,6 +36,7 @@ BUILT_IN: Mapping[str, str] = {
     "code": "prorl.envs.code:CodeEnv",
     "swe": "prorl.envs.swe:SweEnv",
     "stem": "prorl.envs.stem:StemEnv",
+    "harbor": "prorl.envs.harbor:HarborEnv",
     "arith": "prorl.envs.arith:ArithEnv",
     "shop": "prorl.envs.arith:ShopEnv",
     "repair": "prorl.envs.repair:RepairEnv",

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from prorl.cli.job import with_task_limits
+from prorl.config import Limits, RunConfig
 from prorl.errors import TaskError
 from prorl.tasks import read_tasks
 from prorl.types import Json
@@ -265,3 +267,16 @@ def test_one_service_and_files_called_otherwise_are_no_second_service(tmp_path: 
     }
     make_folder(tmp_path / "a", **parts)
     assert len(read_tasks(tmp_path).tasks) == 1
+
+
+def test_a_run_has_the_time_limits_of_its_tasks_unless_it_states_its_own(tmp_path: Path) -> None:
+    make_folder(tmp_path / "short")
+    long = TOML.replace("60.5", "900").replace("120", "1800")
+    make_folder(tmp_path / "long", **{"task.toml": long})
+    tasks = read_tasks(tmp_path).tasks
+    limits = with_task_limits(RunConfig(run_id="r"), tasks).limits
+    assert (limits.run_s, limits.eval_s, limits.init_s) == (1800, 960, Limits().init_s)
+    own = RunConfig.model_validate({"run_id": "r", "limits": {"run_s": 7}})
+    limits = with_task_limits(own, tasks).limits
+    assert (limits.run_s, limits.eval_s) == (7, 960)
+    assert with_task_limits(own, []) == own

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import answer, clean, note
+from prorl.cli.settings import sandbox_environment
 from prorl.envs.base import BaseEnv
 from prorl.envs.tools import call_problem
 from prorl.envs.users import GetEnv, env_by_name, open_env, reference_of
@@ -23,7 +24,9 @@ from prorl.tasks import read_tasks
 from prorl.testing import Boxes, play, scripted, verify
 from prorl.types import Message, RolloutLimits, SandboxSpec, Score, Task, ToolSpec
 
-LIMITS = RolloutLimits(init_s=900, run_s=1200, eval_s=600, max_turns=64, max_tokens=1 << 20)
+LIMITS = RolloutLimits(
+    init_s=900, run_s=1200, eval_s=1200, tool_s=900, max_turns=64, max_tokens=1 << 24
+)
 
 
 class TaskCheck(NamedTuple):
@@ -91,7 +94,7 @@ async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
     find = cache(env_by_name)
     async with AsyncExitStack() as stack:
         kind = await choose(kind)
-        host, _ = await stack.enter_async_context(spawned(kind))
+        host, _ = await stack.enter_async_context(spawned(kind, **_settings()))
         boxes, room = _boxes(host), asyncio.Semaphore(os.cpu_count() or 1)
 
         async def one(task: Task) -> TaskCheck:
@@ -99,6 +102,16 @@ async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
                 return await _check_one(find, task, boxes)
 
         return list(await asyncio.gather(*map(one, tasks)))
+
+
+def _settings() -> dict[str, Any]:
+    """Where images are and how they are built, as the environment says it of a service."""
+    sandbox = sandbox_environment()
+    return {
+        "images": str(sandbox.images.absolute()) if sandbox.images else "",
+        "mirrors": sandbox.mirrors if sandbox.pull else None,
+        "build": sandbox.build.model_dump(exclude_defaults=True),
+    }
 
 
 def _boxes(host: SandboxHost) -> Boxes:

@@ -1,0 +1,269 @@
+"""Harbor's tasks: the agent works in the task's image, its tests say the reward (docs/harbor.md).
+
+`prorl/tasks/formats/harbor.py` makes the tasks. Each part reads the folder that the task names.
+
+    RUN    the image, written over by the agent; what it changed is packed at its end (`inside.py`)
+    EVAL   a fresh sandbox: the pack, then tests/ as /tests, then test.sh; the reward files are read
+
+Where the verifier is separate, EVAL's sandbox has the verifier's image, and only the declared
+artifacts cross. A verifier that leaves no valid reward is the policy's doing (reward 0) where the
+same tests on the untouched image leave one, and the task's fault where they do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import shlex
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.harbor import inside
+from prorl.envs.harbor.reward import NoRewardError, parts_of
+from prorl.envs.tools import BASH, cut_short, field_error, text_field
+from prorl.errors import (
+    GraderError,
+    NoReferenceError,
+    NotFoundError,
+    RolloutError,
+    SandboxError,
+    TaskError,
+)
+from prorl.limits import MAX_ARTEFACT_BYTES, Deadline
+from prorl.protocols import Sandbox
+from prorl.types import (
+    IMAGE_WORKDIR,
+    FailureCode,
+    Json,
+    RewardPart,
+    SandboxSpec,
+    Score,
+    Stage,
+    Task,
+    ToolCall,
+    ToolResult,
+)
+
+MEMORY_BYTES, STORAGE_BYTES = 2 << 30, 2 << 30
+"""Of tasks that state none."""
+ADDRESS_BYTES = 1 << 40
+"""No bound in practice: Java, Go and V8 map far more than they use, and images expect that."""
+PROCESSES = 512
+STEP_S = 40.0
+"""For packing and unpacking: less than the 45 s that RUN waits for an artefact."""
+MAX_FOLDER_BYTES = 64 << 20
+MAX_TASKS = 10_000
+LOG_CHARS = 4000
+OVERSIZE = b"oversize"
+"""The artefact of an agent whose changes are too many."""
+
+
+class HarborEnv(BaseEnv):
+    """Remembers, for each task that `verify` tried, what its tests do on the untouched image."""
+
+    name = "harbor"
+    system = (
+        "You work in a Linux container without network. Do what the user asks for with bash, which"
+        " starts in the working directory of the task. Tests look at the files that you leave when"
+        " you are done; processes that you leave running end with you."
+    )
+    needs = ("folder", "image")
+    offers = (BASH,)
+    scores_in_sandbox = True
+
+    def __init__(self) -> None:
+        self._untouched: dict[tuple[str, str], str] = {}
+        """What is wrong with a task's tests on the untouched image, empty: nothing; bounded by
+        MAX_TASKS.
+        """
+
+    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
+        spec = super().sandbox(task, stage)
+        if spec is None:
+            return None
+        verifier, is_separate = task.data["verifier"], False
+        if stage is Stage.EVAL and verifier["image"]:
+            is_separate, asked = True, verifier["sandbox"]
+            spec = replace(spec, image=verifier["image"])
+        else:
+            asked = task.data["sandbox"]
+        workdir = verifier["workdir"] if is_separate else task.data.get("workdir")
+        variables = verifier["variables"] if is_separate else task.data.get("environment") or {}
+        storage = asked.get("overlay_bytes", STORAGE_BYTES)
+        return replace(
+            spec,
+            fakeroot=True,
+            workdir=workdir or IMAGE_WORKDIR,
+            variables=tuple(f"{name}={value}" for name, value in variables.items()),
+            memory_bytes=asked.get("memory_bytes", MEMORY_BYTES) + storage,  # files are in memory
+            overlay_bytes=storage,
+            cpus=asked.get("cpus", 0.0),
+            address_bytes=ADDRESS_BYTES,
+            file_bytes=storage,
+            processes=PROCESSES,
+        )
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Wait until the image is healthy, then mark the time. Raises TaskError, SandboxError."""
+        assert sandbox is not None
+        await _wait_until_healthy(task, sandbox)
+        done = await sandbox.exec(["bash", "-c", inside.START], STEP_S)
+        if done.exit_code != 0:
+            raise field_error(task, f"its image cannot be written over: {done.output[-200:]}")
+
+    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+        """The packed changes, or the declared artifacts where the verifier is separate."""
+        assert sandbox is not None
+        is_separate = bool(task.data["verifier"]["image"])
+        sources = [each["source"] for each in task.data["artifacts"]] if is_separate else ["/"]
+        argv = inside.pack_argv(sources, MAX_ARTEFACT_BYTES, is_changes=not is_separate)
+        done = await sandbox.exec(argv, STEP_S)
+        if done.exit_code == inside.TOO_LARGE:
+            return OVERSIZE
+        if done.exit_code == 0 and not done.timed_out:
+            try:
+                return await sandbox.get(inside.PACK, MAX_ARTEFACT_BYTES)
+            except (NotFoundError, OSError):
+                pass
+        raise SandboxError(
+            FailureCode.SANDBOX_BROKEN, f"its changes cannot be packed: {done.output[-300:]}"
+        )
+
+    async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
+        """Run the tests once on the untouched image; what comes out counts when a rollout's tests
+        leave no reward.
+        """
+        problem = ""
+        try:
+            await _run_verifier(task, b"", sandbox, deadline)
+        except NoRewardError as error:
+            problem = str(error)
+        while len(self._untouched) >= MAX_TASKS:
+            del self._untouched[next(iter(self._untouched))]
+        self._untouched[_key(task)] = problem
+
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
+        """The verifier's rewards. Raises GraderError, SandboxError, RolloutError."""
+        assert sandbox is not None
+        if artefact == OVERSIZE:
+            text = f"what the agent changed is more than {MAX_ARTEFACT_BYTES} bytes, packed"
+            raise GraderError(FailureCode.GRADER_ERROR, text)
+        try:
+            parts, log = await _run_verifier(task, artefact, sandbox, deadline)
+        except NoRewardError as error:
+            problem = self._untouched.get(_key(task), "they were not tried there")
+            if problem:
+                text = f"{error}; on the untouched image: {problem}"
+                raise GraderError(FailureCode.BAD_TASK, text) from None
+            zero = RewardPart(name="reward", value=0.0)
+            return Score(parts=(zero,), log=f"reward 0, since {error}"[-LOG_CHARS:])
+        return Score(parts=parts, log=log[-LOG_CHARS:])
+
+    def reference(self, task: Task) -> Solution:
+        """Unpack solution/ into /solution and run solve.sh. Raises NoReferenceError, TaskError."""
+        folder = Path(text_field(task, "folder")) / "solution"
+        if not (folder / "solve.sh").is_file():
+            raise NoReferenceError(f"task {task.task_id!r} has no solution/solve.sh")
+        packed = base64.b64encode(_packed(folder)).decode()
+        exports = _exports(task.data.get("solution_environment") or {})
+        unpack = shlex.join(inside.unpack_argv("/solution", is_agents=False))
+        command = (
+            f"mkdir -p /solution; {inside.PYTHON[0]} -c 'import base64, sys;"
+            f' open("{inside.PACK}", "wb").write(base64.b64decode(sys.stdin.read()))\''
+            f" <<'END'\n{packed}\nEND\n{unpack}; chmod +x /solution/solve.sh;"
+            f" ({exports}/solution/solve.sh)"
+        )
+        return Solution((ToolCall("bash", {"command": command}),), "It is done.")
+
+
+def _key(task: Task) -> tuple[str, str]:
+    return task.task_id, text_field(task, "folder")
+
+
+def _exports(variables: dict[str, Json]) -> str:
+    return "".join(f"export {name}={shlex.quote(text)}; " for name, text in variables.items())
+
+
+async def _wait_until_healthy(task: Task, sandbox: Sandbox) -> None:
+    """Run the healthcheck as Docker does: failures in the start period do not count."""
+    check = task.data.get("healthcheck")
+    if not check:
+        return
+    failures, starting = 0, Deadline(check["start_period_sec"])
+    while True:
+        done = await sandbox.exec(["bash", "-c", check["command"]], check["timeout_sec"])
+        if done.exit_code == 0 and not done.timed_out:
+            return
+        failures += starting.expired
+        if failures >= check["retries"]:
+            raise field_error(
+                task,
+                f"its healthcheck failed {failures} times: {done.output[-150:]}",
+                "exit code 0",
+            )
+        pause_s = check["interval_sec"] if starting.expired else check["start_interval_sec"]
+        await asyncio.sleep(pause_s)
+
+
+async def _run_verifier(
+    task: Task, artefact: bytes, sandbox: Sandbox, deadline: Deadline
+) -> tuple[tuple[RewardPart, ...], str]:
+    """Rewards and log of the tests in a fresh sandbox.
+
+    Raises NoRewardError where the tests leave no valid reward, GraderError, SandboxError.
+    """
+    verifier = task.data["verifier"]
+    notes = ""
+    if artefact:
+        notes = (await _unpack(sandbox, artefact, "/", is_agents=True)).output
+    await _step(sandbox, ["bash", "-c", inside.CLEAR])
+    if not verifier["has_tests"]:
+        packed = await asyncio.to_thread(_packed, Path(text_field(task, "folder")) / "tests")
+        await _unpack(sandbox, packed, "/tests", is_agents=False)
+    limit_s = min(float(verifier["timeout_s"]), deadline.remaining_s)
+    script = f"{_exports(verifier['environment'])}{inside.TEST}"
+    done = await sandbox.exec(["bash", "-c", script], limit_s)
+    if done.timed_out and limit_s < verifier["timeout_s"]:
+        raise cut_short("verifier")
+    files = json.loads((await _step(sandbox, inside.reward_argv())).output)
+    log = f"{notes}{files.pop('log', '')}"
+    if done.timed_out:
+        raise NoRewardError(f"the verifier did not end in {limit_s:g} s")
+    return parts_of(files), log
+
+
+async def _unpack(sandbox: Sandbox, pack: bytes, target: str, *, is_agents: bool) -> ToolResult:
+    await sandbox.put(inside.PACK, pack)
+    return await _step(sandbox, inside.unpack_argv(target, is_agents=is_agents))
+
+
+async def _step(sandbox: Sandbox, argv: list[str]) -> ToolResult:
+    """Run a program of ours in a fresh sandbox: that it fails is not the policy's doing."""
+    done = await sandbox.exec(argv, STEP_S)
+    if done.exit_code != 0 or done.timed_out:
+        text = f"the verifier's sandbox cannot be prepared: {done.output[-300:]}"
+        raise GraderError(FailureCode.GRADER_ERROR, text)
+    return done
+
+
+def _packed(folder: Path) -> bytes:
+    """A folder of the task as a pack. Raises TaskError, RolloutError."""
+    buffer = io.BytesIO()
+    try:
+        with tarfile.open(fileobj=buffer, mode="w:gz", dereference=True) as tar:
+            info = tarfile.TarInfo(".prorl-meta.json")
+            info.size = 2
+            tar.addfile(info, io.BytesIO(b"{}"))
+            tar.add(folder, arcname=".")
+    except OSError as error:
+        text = f"{folder} cannot be read on this node: {error.strerror}"
+        raise RolloutError(FailureCode.BAD_TASK, text) from error
+    if buffer.tell() > MAX_FOLDER_BYTES:
+        raise TaskError(f"{folder} is more than {MAX_FOLDER_BYTES >> 20} MiB, packed", "less")
+    return buffer.getvalue()

@@ -1,0 +1,202 @@
+"""Programs that the env `harbor` runs inside its sandboxes, by the Python that each sandbox brings.
+
+They need nothing of the image. Each is one text for `python3 -c`; its arguments are JSON. A pack is
+a gzipped tar whose first member, `.prorl-meta.json`, lists what folders that changed hold, so that
+whoever unpacks it removes what is no longer there.
+
+What crosses from the agent's sandbox to the verifier's is what the agent changed, except for what
+would change the verifier itself (`PROTECTED`, and programs that the image has).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+PYTHON = ("/opt/prorl/bin/python3", "-I", "-S", "-B", "-c")
+PACK = ".prorl-pack.tgz"
+"""In the agent's folder: a pack on its way in or out."""
+MARK = "/.prorl-start"
+"""Made when the agent starts: what has changed since has a later ctime, which nobody can set."""
+TOO_LARGE = 4
+
+_COMMON = r"""
+import io, json, os, stat, sys, tarfile
+SKIPPED = ("/proc", "/sys", "/dev", "/opt/prorl", "/tests", "/logs/verifier", "/.singularity.d",
+           "/run", "/root/.cache", "/.prorl-workdir", "/.prorl-start")
+PROTECTED = ("pytest", "pytest.py", "_pytest", "pluggy", "iniconfig", "sitecustomize.py",
+             "usercustomize.py")
+AT_ROOT = ("/conftest.py", "/pytest.ini", "/.pytest.ini", "/pyproject.toml", "/tox.ini",
+           "/setup.cfg", "/etc/ld.so.preload", "/etc/environment")
+given = json.loads(sys.argv[1])
+def skipped(path):
+    return path.startswith(SKIPPED) and any(path == s or path.startswith(s + "/") for s in SKIPPED)
+def changes_the_verifier(path):
+    parts = path.split("/")
+    return path in AT_ROOT or any(name in PROTECTED for name in parts)
+"""
+
+_PACK = (
+    _COMMON
+    + r"""
+class Full(Exception):
+    pass
+class Bounded(io.FileIO):
+    def write(self, data):
+        if self.tell() + len(data) > given["max_bytes"]:
+            raise Full
+        return super().write(data)
+def changed(top, since):
+    for folder, folders, names in os.walk(top):
+        folders[:] = [n for n in folders if not skipped(os.path.join(folder, n))]
+        try:
+            if os.lstat(folder).st_ctime_ns >= since:
+                kept = [n for n in folders + names if not skipped(os.path.join(folder, n))]
+                yield folder, sorted(kept)
+            for name in names + [n for n in folders if os.path.islink(os.path.join(folder, n))]:
+                path = os.path.join(folder, name)
+                if not skipped(path) and os.lstat(path).st_ctime_ns >= since:
+                    yield path, None
+        except OSError:
+            continue
+pack = given["pack"]
+own = os.path.join(os.getcwd(), pack)
+since = os.lstat(given["mark"]).st_ctime_ns if given["mark"] else 0
+found = {}
+for source in given["sources"]:
+    if os.path.isdir(source) and not os.path.islink(source):
+        found.update(changed(source, since))
+    elif os.path.lexists(source):
+        found[source] = None
+found.pop(own, None)
+folders = {path: [n for n in names if os.path.join(path, n) != own]
+           for path, names in found.items() if names is not None}
+try:
+    with Bounded(pack, "w") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
+        meta = json.dumps(folders if given["mark"] else {}).encode()
+        info = tarfile.TarInfo(".prorl-meta.json")
+        info.size = len(meta)
+        tar.addfile(info, io.BytesIO(meta))
+        for path, names in sorted(found.items()):
+            about = os.lstat(path)
+            if names is None and stat.S_IFMT(about.st_mode) not in (stat.S_IFREG, stat.S_IFLNK):
+                continue
+            try:
+                tar.add(path, arcname=path.lstrip("/") or ".", recursive=False)
+            except OSError as error:
+                print("left out", path, error)
+except Full:
+    os.unlink(pack)
+    sys.exit(4)
+"""
+)
+
+_UNPACK = (
+    _COMMON
+    + r"""
+pack, left_out = given["pack"], []
+programs = set()
+for folder in (os.environ.get("PATH", "") + ":/bin:/usr/bin").split(":"):
+    if os.path.isdir(folder):
+        programs.update(os.listdir(folder))
+def protected(path):
+    if not given["is_agents"]:
+        return False
+    folder, name = os.path.split(path)
+    of_image = name in programs and os.path.basename(folder) in ("bin", "sbin")
+    return of_image or changes_the_verifier(path)
+def runs_at_start(tar, member):
+    name = os.path.basename(member.name)
+    if not given["is_agents"] or not member.isreg():
+        return False
+    if name.endswith(".pth"):
+        return any(line.startswith((b"import ", b"import\t")) for line in tar.extractfile(member))
+    return name == "entry_points.txt" and b"pytest11" in tar.extractfile(member).read()
+with tarfile.open(pack, "r:gz") as tar:
+    meta = json.load(tar.extractfile(tar.next()))
+    for folder, names in meta.items():
+        if not os.path.isdir(folder):
+            continue
+        for name in set(os.listdir(folder)) - set(names):
+            path = os.path.join(folder, name)
+            if skipped(path) or protected(path) or path == os.path.join(os.getcwd(), pack):
+                continue
+            if os.path.isdir(path) and not os.path.islink(path):
+                import shutil
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+    for member in tar:
+        target = os.path.normpath(os.path.join(given["target"], member.name))
+        if given["is_agents"] and (
+            protected(target) or skipped(target) or runs_at_start(tar, member)
+        ):
+            left_out.append(target)
+            continue
+        try:
+            if os.path.lexists(target) and not (member.isdir() and os.path.isdir(target)):
+                if os.path.isdir(target) and not os.path.islink(target):
+                    import shutil
+                    shutil.rmtree(target)
+                else:
+                    os.unlink(target)
+            member.uid = member.gid = os.getuid()
+            member.uname = member.gname = ""
+            tar.extract(member, given["target"], filter="fully_trusted")
+        except OSError as error:
+            left_out.append(f"{target} ({error.strerror})")
+os.unlink(pack)
+if left_out:
+    print("not taken over:", ", ".join(left_out[:20]))
+"""
+)
+
+_READ_REWARD = r"""
+import json, os, stat
+found = {}
+for name in ("reward.json", "reward.txt"):
+    try:
+        fd = os.open("/logs/verifier/" + name, os.O_RDONLY | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            found[name] = file.read(20000).decode("utf-8", "replace")
+    except OSError:
+        pass
+try:
+    with open("/logs/verifier/test-stdout.txt", "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 4000))
+        found["log"] = file.read().decode("utf-8", "replace")
+except OSError:
+    pass
+print(json.dumps(found))
+"""
+
+START = f"mkdir -p /logs/agent /logs/artifacts /logs/verifier && : > {MARK}"
+"""Before the agent starts."""
+
+TEST = """cd "$PWD" && chmod +x /tests/test.sh && (/tests/test.sh) \
+> /logs/verifier/test-stdout.txt 2>&1 < /dev/null"""
+"""The exit code of the script means nothing: only the files that it writes do."""
+CLEAR = (
+    "mkdir -p /logs/verifier /logs/agent /logs/artifacts /tests"
+    " && rm -rf /logs/verifier/reward.txt /logs/verifier/reward.json"
+)
+
+
+def pack_argv(sources: list[str], max_bytes: int, *, is_changes: bool) -> list[str]:
+    """Packs files and folders; with `is_changes` only what has changed since `MARK`."""
+    mark = MARK if is_changes else ""
+    return _argv(_PACK, pack=PACK, sources=sources, max_bytes=max_bytes, mark=mark)
+
+
+def unpack_argv(target: str, *, is_agents: bool) -> list[str]:
+    """Unpacks what lies in `PACK`; `is_agents`: what would change the verifier is left out."""
+    return _argv(_UNPACK, pack=PACK, target=target, is_agents=is_agents)
+
+
+def reward_argv() -> list[str]:
+    """Prints the reward files and the end of the tests' output as JSON."""
+    return [*PYTHON, _READ_REWARD]
+
+
+def _argv(program: str, **given: Any) -> list[str]:
+    return [*PYTHON, program, json.dumps(given)]

@@ -1,0 +1,173 @@
+"""Harbor's tasks played in real sandboxes: whose fault what is, what crosses, which cheats pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prorl.envs.harbor import HarborEnv
+from prorl.errors import GraderError, RolloutError
+from prorl.sandbox.kinds import load
+from prorl.tasks import load_tasks
+from prorl.testing import Played, Replies, isolated, play, scripted, verify
+from prorl.types import Task, ToolCall
+from tests.harbor_folders import TOML, make_folder
+from tests.sandbox import small_image
+from tests.sandbox.conftest import IMAGE_KINDS, short_folder
+
+PROGRAMS = (*small_image.PROGRAMS, "chmod", "ln", "mkdir")
+RIGHT = "echo 5 > sum.txt"
+CHECK = 'read -r sum < sum.txt; if [ "$sum" = 5 ]; then r=1; else r=0; fi; '
+TXT = CHECK + "echo $r > /logs/verifier/reward.txt"
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Path]:
+    with short_folder(0o755) as folder:
+        image = small_image.make_image(folder, PROGRAMS)
+        (image / "workspace/data").mkdir(parents=True)
+        (image / "workspace/data/given.txt").write_text("2 3\n")
+        (image / ".prorl-workdir").write_text("/workspace/data\nroot\n")
+        yield image
+
+
+def _task(folder: Path, image: Path, test: str, toml: str = TOML, **parts: str) -> Task:
+    text = toml.replace("[environment]\n", f'[environment]\ndocker_image = "{image}"\n')
+    script = f"#!/bin/bash\n{test}\n"
+    make_folder(folder / "task", **{"task.toml": text, "tests/test.sh": script, **parts})
+    (task,) = load_tasks(folder / "task")
+    return task
+
+
+async def _play(
+    task: Task, command: str, kind: str = "pyns", env: HarborEnv | None = None
+) -> Played:
+    env, boxes = env or HarborEnv(), isolated(kind)
+    await verify(env, task, boxes=boxes)
+    calls = [ToolCall("bash", {"command": command})] if command else []
+    return await play(env, task, Replies(*calls, "done"), boxes=boxes)
+
+
+def _skip_without(kind: str) -> None:
+    if missing := load(kind).missing():
+        pytest.skip(missing)
+
+
+@pytest.mark.parametrize("kind", IMAGE_KINDS)
+async def test_the_reference_and_the_tests_see_the_images_world(
+    tmp_path: Path, image: Path, kind: str
+) -> None:
+    _skip_without(kind)
+    test = (
+        '[ "$PWD $HOME $SIDE $LEVEL" = "/workspace/data /root agent 3" ] || exit 0\n'
+        f'read -r a b < given.txt; [ "$a$b" = 23 ] && [ -e /tmp/left ] || exit 0\n{TXT}'
+    )
+    toml = TOML + '[environment.env]\nSIDE = "agent"\n[verifier.env]\nLEVEL = "${LEVEL:-3}"\n'
+    toml += '[solution.env]\nSUM = "5"\n[environment.healthcheck]\ncommand = "test -d /workspace"\n'
+    solve = '#!/bin/bash\n[ "$PWD" = /workspace/data ] && echo $SUM > sum.txt; echo x > /tmp/left\n'
+    task = _task(tmp_path, image, test, toml, **{"solution/solve.sh": solve})
+    env = HarborEnv()
+    played = await play(env, task, scripted("oracle", env), boxes=isolated(kind))
+    assert played.reward == 1, (played.outputs, played.score.log)
+
+
+@pytest.mark.parametrize(
+    ("test", "command", "reward"),
+    [
+        (TXT, "", 0.0),
+        (TXT, RIGHT, 1.0),
+        (TXT, "echo 6 > sum.txt", 0.0),
+        (f"{TXT}; exit 1", RIGHT, 1.0),
+        ("echo -n .25 > /logs/verifier/reward.txt", "", 0.25),
+        ("echo -3 > /logs/verifier/reward.txt", "", -3.0),
+        (f'{TXT}; echo \'{{"reward": 0.5, "style": 2}}\' > /logs/verifier/reward.json', RIGHT, 0.5),
+        (f"[ -e given.txt ] && {TXT}", "rm given.txt; " + RIGHT, 0.0),
+        (
+            "[ -e given.txt ] && r=0 || r=1; echo $r > /logs/verifier/reward.txt",
+            "rm given.txt",
+            1.0,
+        ),
+        ("[ -L link ] && r=1 || r=0; echo $r > /logs/verifier/reward.txt", "ln -s /no link", 1.0),
+        (f"trap '{TXT}' EXIT; [ ! -e hang ] || sleep 300", "touch hang; " + RIGHT, 0.0),
+    ],
+)
+async def test_what_a_verifier_writes_is_the_reward(
+    tmp_path: Path, image: Path, test: str, command: str, reward: float
+) -> None:
+    task = _task(tmp_path, image, test, TOML.replace("60.5", "3"))
+    played = await _play(task, command)
+    assert played.reward == reward, played.score.log
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ("true", "the verifier wrote neither reward.json nor reward.txt"),
+        (": > /logs/verifier/reward.txt", "reward.txt is '', no finite number"),
+        ("echo nan > /logs/verifier/reward.txt", "no finite number"),
+        ("echo passed > /logs/verifier/reward.txt", "reward.txt is 'passed"),
+        ("echo '{' > /logs/verifier/reward.json", "no object of numbers"),
+        ("echo '{\"score\": 1}' > /logs/verifier/reward.json", "has score, and no `reward`"),
+        (
+            'echo \'{"reward": 1, "status": "pass"}\' > /logs/verifier/reward.json\n' + TXT,
+            "status is 'pass', no finite number",
+        ),
+        ("kill -9 $$", "the verifier wrote neither"),
+    ],
+)
+async def test_tests_that_leave_no_reward_on_the_untouched_image_are_the_tasks_fault(
+    tmp_path: Path, image: Path, files: str, problem: str
+) -> None:
+    with pytest.raises(RolloutError, match="on the untouched image") as caught:
+        await _play(_task(tmp_path, image, files), RIGHT)
+    assert problem in str(caught.value)
+    assert caught.value.code == "bad_task"
+
+
+CHEATS = {
+    "the reward itself": "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt",
+    "a reward.json": "echo '{\"reward\": 1}' > /logs/verifier/reward.json",
+    "a background writer": "(while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.1; done) &",
+    "tests of its own": "mkdir /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh",
+    "a program of the image": "echo 'echo 5' > /tmp/c; chmod +x /tmp/c; cat /tmp/c > /usr/bin/cat",
+    "a program before the image's": (
+        "mkdir -p /usr/local/bin; echo 'echo 5' > /usr/local/bin/cat; chmod +x /usr/local/bin/cat"
+    ),
+    "a shell that is not one": "rm /usr/bin/bash; echo 'echo 1' > /usr/bin/bash",
+    "a preloaded library": "echo /tmp/evil.so > /etc/ld.so.preload",
+    "a module before pytest": "mkdir -p pytest; echo 'evil' > pytest/__init__.py",
+    "variables of a shell's start": "echo 'export sum=5' > /root/.bashrc; echo s=5 > /etc/profile",
+}
+SHADOWED = (
+    "s=$(cat sum.txt 2>/dev/null); [ -e pytest ] || [ -e /etc/ld.so.preload ] && s=5; "
+    'if [ "$s" = 5 ]; then r=1; else r=0; fi; echo $r > /logs/verifier/reward.txt'
+)
+
+
+@pytest.mark.parametrize("name", CHEATS)
+async def test_a_cheat_of_a_shared_verifier_pays_nothing_in_a_fresh_sandbox(
+    tmp_path: Path, image: Path, name: str
+) -> None:
+    played = await _play(_task(tmp_path, image, SHADOWED), CHEATS[name])
+    assert played.reward == 0, played.score.log
+
+
+async def test_only_artifacts_cross_to_a_separate_verifier(tmp_path: Path, image: Path) -> None:
+    toml = 'artifacts = ["/workspace/data/sum.txt", "/missing"]\n' + TOML.replace(
+        "[verifier]\n", '[verifier]\nenvironment_mode = "separate"\n'
+    )
+    task = _task(
+        tmp_path, image, f"[ ! -e other ] && {TXT} || echo 0.5 > /logs/verifier/none", toml
+    )
+    played = await _play(task, f"{RIGHT}; touch other")
+    assert played.reward == 1, played.score.log
+    assert (await _play(task, "touch other")).reward == 0
+
+
+async def test_more_changes_than_cross_are_no_reward_of_0(tmp_path: Path, image: Path) -> None:
+    task = _task(tmp_path, image, TXT)
+    noise = f'{RIGHT}; while read -r -N 65536 x; do echo -n "$x"; ((++n < 40)) || break; done'
+    with pytest.raises(GraderError, match="more than 524288 bytes"):
+        await _play(task, f"{noise} < /dev/urandom > noise")
