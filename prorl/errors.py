@@ -71,6 +71,10 @@ class TaskError(UserError):
     """A task file or task row is wrong."""
 
 
+class PromptTooLongError(TaskError):
+    """`limits.max_tokens` cannot hold the first prompt of a task."""
+
+
 class NoReferenceError(TaskError):
     """A task has no reference solution; it may be played and graded all the same."""
 

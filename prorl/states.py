@@ -149,6 +149,8 @@ class FailureCode(StrEnum):
     STAGE_ERROR = "stage_error"
     """An exception in our own code inside a stage."""
     BAD_TASK = "bad_task"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """`limits.max_tokens` cannot hold the first prompt; it ends the run, unless `skip_bad`."""
     UNKNOWN_ENV = "unknown_env"
     CANCELLED = "cancelled"
     REDUNDANT = "redundant"
@@ -201,6 +203,7 @@ FAILURE_CLASS: Mapping[FailureCode, FailureClass] = {
     FailureCode.INVALID_ROW: FailureClass.INFRA,
     FailureCode.STAGE_ERROR: FailureClass.INFRA,
     FailureCode.BAD_TASK: FailureClass.TASK,
+    FailureCode.PROMPT_TOO_LONG: FailureClass.TASK,
     FailureCode.UNKNOWN_ENV: FailureClass.TASK,
     FailureCode.CANCELLED: FailureClass.CANCELLED,
     FailureCode.REDUNDANT: FailureClass.CANCELLED,

@@ -26,7 +26,14 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from prorl.control import Failed, Released, Started, Stats
-from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
+from prorl.errors import (
+    PromptTooLongError,
+    ProrlError,
+    RolloutError,
+    SchemaError,
+    TaskError,
+    boundary,
+)
 from prorl.flight.inlet import Inlet, Taken
 from prorl.flight.outlet import Outlet
 from prorl.graph import GRAPH
@@ -392,6 +399,8 @@ def _failure(error: ProrlError) -> Failure:
     match error:
         case RolloutError():
             return Failure(code=error.code, message=error.message)
+        case PromptTooLongError():
+            return Failure(code=FailureCode.PROMPT_TOO_LONG, message=str(error))
         case TaskError() | SchemaError():
             return Failure(code=FailureCode.BAD_TASK, message=str(error))
         case _:

@@ -1,9 +1,9 @@
 """INIT: LEASED -> READY: makes the sandbox that RUN will act in, with the task's files in it.
 
-A task that its env cannot read, or whose prompt does not fit, is `bad_task`, one of an env that
-nobody knows `unknown_env` (class task, not tried again); no sandbox is started for it;
-trouble with the sandbox is class infra. What INIT started it gives back in `release`; once RUN took
-the row, RUN stops it. Bounded by `limits.init_s`.
+A task that its env cannot read is `bad_task`, one whose prompt does not fit `prompt_too_long`, one
+of an env that nobody knows `unknown_env` (class task, not tried again); no sandbox is started for
+it; trouble with the sandbox is class infra. What INIT started it gives back in `release`; once RUN
+took the row, RUN stops it. Bounded by `limits.init_s`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,14 @@ from typing import NamedTuple
 from prorl.agents.calls import spent_s
 from prorl.agents.context import AttemptContext
 from prorl.agents.record import AttemptRecord
-from prorl.errors import ProrlError, RolloutError, SandboxError, TaskError, boundary
+from prorl.errors import (
+    PromptTooLongError,
+    ProrlError,
+    RolloutError,
+    SandboxError,
+    TaskError,
+    boundary,
+)
 from prorl.journal import Ended
 from prorl.types import (
     FAILURE_CLASS,
@@ -45,6 +52,7 @@ _STOPS = {
     FailureCode.DEADLINE: StopReason.DEADLINE,
     FailureCode.MAX_TURNS: StopReason.MAX_TURNS,
     FailureCode.MAX_TOKENS: StopReason.MAX_TOKENS,
+    FailureCode.PROMPT_TOO_LONG: StopReason.CONTEXT,
     FailureCode.SANDBOX_BROKEN: StopReason.SANDBOX_BROKEN,
     FailureCode.CANCELLED: StopReason.CANCELLED,
 }
@@ -91,6 +99,8 @@ async def _ended(loop: Coroutine[Json, Json, End]) -> End:
             return await loop
     except RolloutError as error:
         return end_with(error.code, error.message)
+    except PromptTooLongError as error:
+        return end_with(FailureCode.PROMPT_TOO_LONG, str(error))
     except TaskError as error:
         return end_with(FailureCode.BAD_TASK, str(error))
     except ProrlError as error:

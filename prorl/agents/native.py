@@ -18,7 +18,7 @@ from prorl.agents.calls import ToolCalls
 from prorl.agents.context import AttemptContext
 from prorl.agents.ending import End, concluded, end_with
 from prorl.agents.sampler import Sampler
-from prorl.renderer.apart import Rendering, check_fits, text_bytes
+from prorl.renderer.apart import Rendering, check_fits, check_room, text_bytes
 from prorl.tokenizer import max_token_bytes
 from prorl.types import (
     Completion,
@@ -57,9 +57,7 @@ class _Attempt:
             most = max_token_bytes(context.renderer)
             check_fits(text_bytes(context.messages), most, context.limits.max_tokens)
             prompt = await self._rendering.prompt(context.messages, context.tools)
-        if (limit := context.limits.max_tokens) <= len(prompt):
-            text = f"a prompt of {len(prompt)} tokens does not fit in limits.max_tokens = {limit}"
-            return End(StopReason.CONTEXT, Failure(code=FailureCode.BAD_TASK, message=text))
+        check_room(len(prompt), context.limits.max_tokens)
         record.sequence.context(prompt, turn=0)
         while (end := await self._turn(len(record.turns))) is None:
             pass

@@ -125,7 +125,8 @@ def _run_of(job: Job) -> RunConfig:
         if program_of(agent)
         else plugins.absolute(agent, Path.cwd()),
     }
-    return run_settings({**job.run, **own}, job.name)
+    skip = {"skip_bad": True} if job.skip_bad else {}
+    return run_settings({**job.run, **skip, **own}, job.name)
 
 
 def with_task_limits(run: RunConfig, tasks: Iterable[Task]) -> RunConfig:

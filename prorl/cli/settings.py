@@ -98,7 +98,8 @@ class Job(BaseModel):
         default="auto", description="env of every task; auto = as the file's format says"
     )
     skip_bad: Flag = Field(
-        default=False, description="leave out rows that cannot be read or used, and count them"
+        default=False,
+        description="leave out rows that cannot be read or used, or whose prompt is too long",
     )
     name: str = Field(
         default="", description="name of the run; default: made from task file and policy"

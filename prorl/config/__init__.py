@@ -513,6 +513,11 @@ class RunConfig(StrictModel):
     max_staleness: int = Field(
         default=-1, ge=-1, description="published minus oldest span version at hand-out; -1 = any"
     )
+    skip_bad: bool = Field(
+        default=False,
+        description="a prompt that `limits.max_tokens` cannot hold fails its own rollouts"
+        " (`prompt_too_long`); else the first one ends the run",
+    )
     journal: Literal["off", "node"] = Field(
         default="node", description="keep turns on the node: a new RUN worker goes on with them"
     )

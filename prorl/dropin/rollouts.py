@@ -167,7 +167,8 @@ class Rollouts:
             await before
         for number in count(1):
             run_id = stem if number == 1 else f"{stem}-{number}"
-            make = partial(self.client.create_run, run_id=run_id, **config)
+            # its instances come from many jobs: a prompt too long is its own job's end
+            make = partial(self.client.create_run, run_id=run_id, skip_bad=True, **config)
             made = await asyncio.to_thread(make)
             if made["state"] == "open" and not made["last"]:
                 return run_id, below(self._root, run_id)

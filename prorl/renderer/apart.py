@@ -23,7 +23,7 @@ import numpy as np
 
 from prorl import exact_json
 from prorl.config.renderer import RendererSpec
-from prorl.errors import BudgetError, RolloutError, TaskError
+from prorl.errors import BudgetError, PromptTooLongError, RolloutError, TaskError
 from prorl.helper import Died, HelperError, Late, Program, pool
 from prorl.helper.child import Answer, serve
 from prorl.renderer.load import make_renderer
@@ -103,9 +103,9 @@ def text_bytes(messages: Sequence[Message]) -> int:
 
 
 def check_fits(num_bytes: int, max_token_bytes: int, max_tokens: int) -> None:
-    """Raise TaskError for a text that so many tokens cannot hold, however they are chosen."""
+    """Raise PromptTooLongError for a text that so many tokens cannot hold, however chosen."""
     if num_bytes > (room := max_token_bytes * max_tokens):
-        raise TaskError(
+        raise PromptTooLongError(
             f"a prompt of {num_bytes:,} bytes",
             f"at most {room:,}: limits.max_tokens = {max_tokens:,}, of {max_token_bytes} bytes at"
             " most each",
@@ -120,16 +120,21 @@ async def check_length(
     max_tokens: int,
     deadline: Deadline,
 ) -> None:
-    """Raise TaskError for a first prompt that does not fit; it is rendered only where it may not.
+    """Raise PromptTooLongError for one that does not fit; it is rendered only where it may not.
 
     An id stands for a byte at least, so a prompt of fewer bytes fits, but for what a template adds.
     """
     if _size((messages, tools)) < max_tokens:
         return
     size = len(await Rendering(None, spec, deadline).prompt(messages, tools))
-    if size >= max_tokens:
-        raise TaskError(
-            f"a prompt of {size:,} tokens",
+    check_room(size, max_tokens)
+
+
+def check_room(num_tokens: int, max_tokens: int) -> None:
+    """Raise PromptTooLongError for a prompt that leaves no token to be sampled."""
+    if num_tokens >= max_tokens:
+        raise PromptTooLongError(
+            f"a prompt of {num_tokens:,} tokens",
             f"fewer than limits.max_tokens = {max_tokens:,}",
             "shorten the task, or raise limits.max_tokens",
         )

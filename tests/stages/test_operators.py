@@ -14,7 +14,7 @@ from prorl.backends.server import TokenServer
 from prorl.config.renderer import RendererSpec
 from prorl.envs import get_env
 from prorl.envs.noop import NoopEnv
-from prorl.errors import GraderError, RolloutError, SandboxError, TaskError
+from prorl.errors import GraderError, PromptTooLongError, RolloutError, SandboxError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Env, Operator, Sandbox
 from prorl.renderer import ChatMLRenderer
@@ -168,7 +168,9 @@ async def test_a_prompt_that_does_not_fit_starts_no_sandbox() -> None:
     row = only(
         leased_batch([replace(lease(1, limits=RolloutLimits(max_tokens=2)), renderer=BYTES)])
     )
-    with pytest.raises(TaskError, match=r"a prompt of \d+ tokens; expected fewer than limits.max"):
+    with pytest.raises(
+        PromptTooLongError, match=r"a prompt of \d+ tokens; expected fewer than limits.max"
+    ):
         await init(row)
     assert host.asked == []
     helper.close()

@@ -262,6 +262,7 @@ class Core:
         elif row.kind is Kind.FAILED:
             said = row.read(Failed)
             self.rollouts.failed(record, row.attempt, row.code, said.message, said.num_sampled)
+            self._end_too_long(record)
             return
         elif row.kind is Kind.RELEASED:
             self.rollouts.released(worker, record, row.attempt)
@@ -273,6 +274,18 @@ class Core:
                 record.num_sampled = max(record.num_sampled, row.read(Progress).tokens)
         if not current:
             self.rollouts.stop(worker, row.key)
+
+    def _end_too_long(self, record: RolloutRecord) -> None:
+        """End a run with a prompt that cannot fit: a dataset with one has more of them, and its
+        limits are to be changed before it is sampled.
+        """
+        is_too_long = record.life.code is FailureCode.PROMPT_TOO_LONG
+        if is_too_long and not (record.run.config.skip_bad or record.run.cancelled):
+            self.rollouts.end_run(
+                record.run,
+                f"task {record.group.task_id!r}: {record.message}, or leave out such tasks with"
+                " skip_bad (`prorl run --skip-bad`)",
+            )
 
     def _reply(
         self, worker: WorkerRecord, row: ControlRow, answer: Payload, code: str = ""
