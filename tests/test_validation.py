@@ -21,7 +21,7 @@ from prorl.errors import ConfigError
         ({"sampling": {"top_p": 3}}, "`sampling.top_p` = 3; expected 1.0 or less"),
         (
             {"delivery": "stream", "sampling": {"top_k": 20}},
-            "delivery `stream` trains; top_p 1 and top_k 0 are expected",
+            "expected for delivery `stream`: a temperature above 0, top_p 1 and top_k 0",
         ),
         ({"sampling": None}, "`sampling` = None; expected a mapping"),
         ({"limits": {"max_turns": 1 << 70}}, "whole numbers of at most 64 bits"),

@@ -324,7 +324,7 @@ class ServiceConfig(StrictModel):
     def _listen_has_address(self) -> Self:
         if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
             raise ValueError(
-                "`listen` on all addresses needs `advertise`, the address that other hosts dial"
+                "`advertise`, the address that other hosts dial, where `listen` is on all addresses"
             )
         return self
 
@@ -545,7 +545,7 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _trains(self) -> Self:
         if self.delivery == "stream" and self.sampling.is_cut_off:
-            raise ValueError(f"delivery `stream` trains; {WHOLE_DISTRIBUTION}")
+            raise ValueError(f"for delivery `stream`: {WHOLE_DISTRIBUTION}")
         return self
 
 
