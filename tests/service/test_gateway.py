@@ -128,7 +128,7 @@ async def test_the_first_prompt_that_is_too_long_ends_the_run(
         view = await w.until(lambda v: v["counts"]["failed"] == 1)
         assert view["counts"][others] == 7
         mend = "task 'first': a prompt of 9 tokens, or leave out such tasks with skip_bad"
-        assert (mend in w.core.run("r").problem) is not skip_bad
+        assert (mend in w.core.run("r").failures.problem) is not skip_bad
 
 
 @KINDS
