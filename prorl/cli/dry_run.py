@@ -31,11 +31,13 @@ GIB = 1 << 30
 async def dry_run(plan: JobPlan) -> int:
     """Look at everything, say it as a table. Raises ConfigError, NotFoundError, BackendError."""
     from prorl.renderer.check import check
+    from prorl.service.submissions import check_run_offer
     from prorl.storage.serve.filter import check_filter
 
     check_filter(plan.run.filter)
     spec = plan.run.renderer.settled(plan.service.tokenizer, 0.0)
     proved = await check(spec)
+    check_run_offer(plan.run, proved)
     rows = [
         *(("tasks", line) for line in plan.about),
         ("rollouts", f"{len(plan.tasks)} tasks, {plan.num_rollouts} rollouts"),

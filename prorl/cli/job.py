@@ -26,6 +26,7 @@ from prorl.config import JOB_FILE, Limits, RunConfig, ServiceConfig
 from prorl.envs.users import env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
 from prorl.filters import FILTERS, PASS_RATE, is_named
+from prorl.protocols import Env
 from prorl.tasks import TaskSet, read_tasks, sources
 from prorl.types import Json, Task
 
@@ -104,7 +105,9 @@ class JobPlan:
         check_agent(run.agent)
         if not (run.renderer.model or run.renderer.name):
             check_model(job.service, service, "add --set run.renderer.model=DIR")
-        found = load(job)
+        offer = Offer()
+        found = load(job, offer)
+        run = run.model_copy(update=offer.settings())
         tasks = tuple(task for one in found for task in one.tasks)
         return cls(
             job=job,
@@ -194,26 +197,44 @@ def _read(path: Path) -> dict[str, Json]:
     return values
 
 
-def load(job: Job) -> list[TaskSet]:
-    """The tasks of a file, a folder or generated sets (with commas), each checked by its env.
+class Offer:
+    """What a job's tasks show to a model: the run is refused where its template cannot."""
 
-    Raises TaskError.
+    def __init__(self) -> None:
+        self._tools: dict[str, None] = {}
+        self._has_system = False
+
+    def add(self, env: Env, task: Task) -> None:
+        self._tools.update(dict.fromkeys(tool.name for tool in env.tools(task)))
+        self._has_system |= any(message.role == "system" for message in env.messages(task))
+
+    def settings(self) -> dict[str, Json]:
+        """Of the run's config."""
+        return {"tools": tuple(self._tools), "system_message": self._has_system}
+
+
+def load(job: Job, offer: Offer | None = None) -> list[TaskSet]:
+    """The tasks of a file, a folder or generated sets (with commas), each checked by its env.
+    `offer` collects what they show to a model. Raises TaskError.
     """
+    offer = offer or Offer()
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _load(job)
+        return _load(job, offer)
     with ThreadPoolExecutor(1) as thread:  # beside the caller's loop
-        return thread.submit(_load, job).result()
+        return thread.submit(_load, job, offer).result()
 
 
-def _load(job: Job) -> list[TaskSet]:
+def _load(job: Job, offer: Offer) -> list[TaskSet]:
     find_env = cache(env_by_name)
 
     with asyncio.Runner() as runner:
 
         def check(task: Task) -> None:
-            runner.run(open_env(find_env, task)).check(task)
+            env = runner.run(open_env(find_env, task))
+            env.check(task)
+            offer.add(env, task)
 
         return [
             read_tasks(spec, job.env, job.limit, skip_bad=job.skip_bad, check=check)

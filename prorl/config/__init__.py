@@ -468,6 +468,16 @@ class RunConfig(StrictModel):
         " (mini-swe-agent, codex ...: docs/agents.md), 'command: WORDS', or your own",
     )
     renderer: RendererSpec = RendererSpec()
+    tools: tuple[str, ...] = Field(
+        default=(),
+        description="names of the tools that its tasks offer, where they are known beforehand: a"
+        " model that takes none is refused before the run exists. `prorl run` fills it in; tasks"
+        " are checked when they are submitted, too",
+    )
+    system_message: bool = Field(
+        default=False,
+        description="whether its tasks begin with a system message: as `tools`",
+    )
     seed: int = Field(default=0, ge=0, lt=1 << 62, description="the same seed repeats a seeded run")
     sampling: Sampling = Sampling()
     limits: Limits = Limits()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from prorl.errors import BudgetError, PromptTooLongError, RolloutError, TaskErro
 from prorl.helper import Died, HelperError, Late, Program, pool
 from prorl.helper.child import Answer, serve
 from prorl.renderer.load import make_renderer
-from prorl.types import FailureCode, Message, ToolSpec
+from prorl.types import FailureCode, Json, Message, ToolSpec
 
 if TYPE_CHECKING:
     from prorl.limits import Deadline
@@ -110,6 +110,27 @@ def check_fits(num_bytes: int, max_token_bytes: int, max_tokens: int) -> None:
             f"at most {room:,}: limits.max_tokens = {max_tokens:,}, of {max_token_bytes} bytes at"
             " most each",
             "shorten the task, or raise limits.max_tokens",
+        )
+
+
+def check_offer(
+    where: str, facts: Mapping[str, Json], tools: Sequence[str], *, has_system: bool
+) -> None:
+    """Raise TaskError for what a model cannot be shown: tools, a system message. `facts` are those
+    of `TemplateRenderer.facts`; a renderer of others says none.
+    """
+    if tools and (why := facts.get("no_tools")):
+        raise TaskError(
+            f"{where} offers the policy {', '.join(tools)}, and {why}",
+            "tasks without tools for this model, or a model whose template shows calls and results",
+            "use another model, or an env that offers none; where the env's own messages describe"
+            " them, set renderer.unshown_tools",
+        )
+    if has_system and (why := facts.get("no_system")):
+        raise TaskError(
+            f"{where} begins with a system message, and {why}",
+            "tasks without a system message for this model",
+            "use another model, or an env whose `system` is empty",
         )
 
 

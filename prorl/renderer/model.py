@@ -82,6 +82,8 @@ class Proof(NamedTuple):
     """Empty where a call comes back from what the template writes of it; else what is wrong."""
     shows_tools: bool
     """A first prompt says what tools there are; else the env's own messages have to."""
+    no_system: str = ""
+    """Why a first prompt cannot begin with a system message; empty where it can."""
 
     @property
     def tools(self) -> str:
@@ -206,7 +208,11 @@ class TemplateRenderer:
             return self.proof.tools, expected, "use another model, or an env without tools"
         if not self.proof.shows_tools and not self._unshown_tools:
             mend = "describe them in the env's messages and set renderer.unshown_tools"
-            return "it does not say what tools there are", "a template that shows tools", mend
+            return (
+                "its template does not say what tools there are",
+                "a template that shows tools",
+                mend,
+            )
         return None
 
     def tail(self, messages: Sequence[Message]) -> tuple[str, str]:
@@ -219,9 +225,15 @@ class TemplateRenderer:
         has_results = any(message.role == "tool" for message in messages)
         template = self.tool_template if has_results else self.template
         text = self._rendered(template, "new messages", fenced, self._no_tools(template))
+        if MARK not in text:
+            raise TaskError(
+                f"{template.where} does not show"
+                f" {'tool calls' if has_results else 'what the assistant said'}",
+                "a template that shows whole turns of the assistant",
+            )
         after = text.rpartition(MARK)[2]
         end = self.ends.search(after)
-        if MARK not in text or end is None or end[0] not in self._end_ids:
+        if end is None or end[0] not in self._end_ids:
             raise TaskError(
                 f"{template.where} ends no turn before new messages",
                 f"one of {' '.join(self._end_ids)} behind what the assistant said",
@@ -273,6 +285,7 @@ class TemplateRenderer:
             "stop_tokens": [stops.get(id, str(id)) for id in self.stop_token_ids],
             "thinks": bool(proof and proof.thinks),
             "how": proof.summary()[0] if proof else "",
+            "no_system": proof.no_system if proof else "",
             "no_tools": (self._tool_problem() or ("",))[0],
             "proof": {kind.value: finding.verdict.value for kind, finding in found},
         }

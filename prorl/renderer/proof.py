@@ -86,7 +86,16 @@ def prove(renderer: TemplateRenderer) -> Proof:
         thinks,
         _calls(renderer),
         _shows_tools(renderer),
+        "" if takes_system else _no_system(renderer),
     )
+
+
+def _no_system(renderer: TemplateRenderer) -> str:
+    try:
+        renderer.prompt_text((_SYSTEM, _QUESTION), ())
+    except UserError as error:
+        return error.given
+    return ""
 
 
 def _thinks(renderer: TemplateRenderer) -> bool:

@@ -25,7 +25,7 @@ from prorl.errors import (
 )
 from prorl.filters import is_named
 from prorl.protocols import BringsAgent
-from prorl.renderer.apart import check_fits, text_bytes
+from prorl.renderer.apart import check_fits, check_offer, text_bytes
 from prorl.renderer.check import check as check_renderer
 from prorl.service.core.candidates import (
     Candidate,
@@ -39,7 +39,7 @@ from prorl.service.core.state import GroupRecord, RunRecord
 from prorl.service.gateway import Gateway
 from prorl.service.pool.servers import valid_url, vocabulary_of
 from prorl.tokenizer import UNBOUNDED_TOKEN_BYTES
-from prorl.types import Json, Message, Task
+from prorl.types import Json, Message, Task, ToolSpec
 
 PIECE = 1000
 """Rollouts that are checked or accepted before the loop serves others; one group may have more."""
@@ -64,7 +64,7 @@ def known_env(load_code: bool) -> CheckTask:
         if users_code(task):
             return check_users(find, task, fits)
         env.check(task)
-        fits(env.messages(task))
+        fits(env.messages(task), env.tools(task))
         return None
 
     return check
@@ -81,7 +81,7 @@ async def check_users(find: GetEnv, task: Task, fits: CheckPrompt) -> None:
             f"env {task.env!r} was not ready to check task {task.task_id!r} within {CHECK_S:g} s;"
             " its import goes on: send it again"
         ) from None
-    fits(env.messages(task))
+    fits(env.messages(task), env.tools(task))
 
 
 def _check_filter(text: str) -> None:
@@ -138,6 +138,26 @@ def by_model(config: RunConfig, renderer: Mapping[str, Json]) -> RunConfig:
     return config.model_copy(update={"sampling": sampling})
 
 
+def check_run_offer(config: RunConfig, renderer: Mapping[str, Json]) -> None:
+    """Raise ConfigError where the run's model cannot be shown what its tasks have."""
+    try:
+        check_offer(
+            f"run {config.run_id!r}",
+            proved_for(config, renderer),
+            config.tools,
+            has_system=config.system_message,
+        )
+    except TaskError as error:
+        raise ConfigError(error.given, error.expected, error.hint) from None
+
+
+def proved_for(config: RunConfig, renderer: Mapping[str, Json]) -> Mapping[str, Json]:
+    """What was proved of a renderer, where the native loop shows messages and tools to the model;
+    other agents talk to it in their own words.
+    """
+    return renderer if config.agent == "native" else {}
+
+
 async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
     """Check what a run that is not there yet names, then give it a directory and a manifest. The
     config as it is from here on. Raises ConfigError, ConflictError.
@@ -149,6 +169,7 @@ async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
     await check_agent(config.agent)
     created_at = gateway.wall()
     renderer = await check_renderer(config.renderer.settled(gateway.config.tokenizer, created_at))
+    check_run_offer(config, renderer)
     served = await _check_backends(gateway, config, renderer)
     config = by_model(config, renderer)
     # A put to an object store may take seconds; everybody would wait.
@@ -211,11 +232,15 @@ async def _check_prompt(gateway: Gateway, config: RunConfig) -> CheckPrompt:
     With `skip_bad` it is INIT's to find, too.
     """
     if config.skip_bad:
-        return lambda messages: None
+        return lambda messages, tools: None
     proved = await asyncio.to_thread(read_renderer, gateway.config, config.run_id) or {}
     most = int(proved.get("max_token_bytes", UNBOUNDED_TOKEN_BYTES))
 
-    def fits(messages: Sequence[Message]) -> None:
+    facts = proved_for(config, proved)
+
+    def fits(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
+        has_system = any(message.role == "system" for message in messages)
+        check_offer("it", facts, [tool.name for tool in tools], has_system=has_system)
         check_fits(text_bytes(messages), most, config.limits.max_tokens)
 
     return fits

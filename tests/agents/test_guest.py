@@ -202,5 +202,5 @@ def test_a_bad_row_and_a_service_that_loads_no_code_refuse_it() -> None:
     with pytest.raises(TaskError, match="argv"):
         get_env("guest").check(make_task("guest", argv="python"))
     with pytest.raises(TaskError, match="load_code"):
-        known_env(load_code=False)(guest(GRADE), lambda messages: None)
-    assert known_env(load_code=True)(guest(GRADE), lambda messages: None) is None
+        known_env(load_code=False)(guest(GRADE), lambda messages, tools: None)
+    assert known_env(load_code=True)(guest(GRADE), lambda messages, tools: None) is None

@@ -182,7 +182,8 @@ _made: dict[str, TemplateRenderer] = {}
 
 def renderer(model: Model) -> TemplateRenderer:
     """Made and proved once."""
-    if model.name not in _made:
+    key = f"{model.name} {model.vocabulary}"
+    if key not in _made:
         family = find_family(source(model), "", model.name)
         tokenizer = (
             vocabulary(model.vocabulary) if model.vocabulary else Words(_markers(model, family))
@@ -191,8 +192,8 @@ def renderer(model: Model) -> TemplateRenderer:
             tokenizer, template(model, variables(model)), family, unshown_tools=True
         )
         made.proof = proof.check(made, model.name)
-        _made[model.name] = made
-    return _made[model.name]
+        _made[key] = made
+    return _made[key]
 
 
 def _markers(model: Model, family: Family) -> list[str]:

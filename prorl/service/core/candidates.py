@@ -16,10 +16,12 @@ from prorl import exact_json
 from prorl.config import WHOLE_DISTRIBUTION, RunConfig, Sampling, StrictModel
 from prorl.errors import TaskError
 from prorl.task_json import check_values, task_to_json
-from prorl.types import Json, Message, Task
+from prorl.types import Json, Message, Task, ToolSpec
 
-CheckPrompt = Callable[[Sequence[Message]], None]
-"""Raises TaskError for a prompt that no sequence of the run can hold."""
+CheckPrompt = Callable[[Sequence[Message], Sequence[ToolSpec]], None]
+"""Raises TaskError for a prompt that no sequence of the run can hold, and for tools that its model
+cannot be offered.
+"""
 CheckTask = Callable[[Task, CheckPrompt], Awaitable[None] | None]
 
 
