@@ -28,7 +28,7 @@ _LEARNING, _GROUPS, _TIME = "Learning", "From tasks to groups", "Where the time 
 
 ANALYSES: dict[str, Analysis] = {
     "reward": Analysis(
-        title="Mean reward by policy version",
+        title="Mean reward by policy version (a rollout's oldest)",
         part=_LEARNING,
         sql=f"""
 select min_version as x, avg(reward) as y, count(*) as rollouts
@@ -46,7 +46,7 @@ group by 1 order by 1 limit 200""",
         where="valid and round(reward, 2) = {x}",
     ),
     "sources": Analysis(
-        title="Mean reward by source of tasks and policy version",
+        title="Mean reward by source of tasks and policy version (a rollout's oldest)",
         part=_LEARNING,
         sql=f"""
 select min_version as x, avg(reward) as y, coalesce(nullif(data_source, ''), env) as z,
@@ -75,7 +75,7 @@ group by 1 order by 1""",
         where="valid and if(reward > 0, 'rewarded', 'not rewarded') = {x}",
     ),
     "drift": Analysis(
-        title="Mean logprob of sampled tokens by policy version",
+        title="Mean logprob of sampled tokens by policy version (a rollout's oldest)",
         part=_LEARNING,
         sql=f"""
 select min_version as x, sum(logprob_sum) / sum(num_sampled) as y, sum(num_sampled) as tokens
@@ -128,7 +128,7 @@ select * from (
     union all select 'stale', count(*) from groups where event = 'stale')""",
     ),
     "kept": Analysis(
-        title="Groups kept and dropped by policy version",
+        title="Groups kept and dropped by policy version (the oldest in a group)",
         part=_GROUPS,
         sql="""
 select min_version as x, count(*) filter (kept) as kept, count(*) filter (not kept) as dropped

@@ -36,16 +36,20 @@ def made_by(stored: StoredRun, ask: Callable[[str], list[dict[str, Json]]]) -> d
         "tasks": f"{tasks['n']:,} {tasks['digest']}"[: DIGITS + 8] if tasks["n"] else "",
         "envs": ", ".join(row["env"] for row in ask(_ENVS)),
         **dict(_files(stored)),
-        "prorl": f"{manifest.get('code_version', '')} {str(manifest.get('code_sha256'))[:DIGITS]}",
+        "prorl": f"{manifest.get('code_version') or ''} {_digest(manifest.get('code_sha256'))}",
     }
     return {what: said for what, said in found.items() if said.strip()}
+
+
+def _digest(value: Json) -> str:
+    return str(value or "")[:DIGITS]
 
 
 def _policy(backend: Json) -> str:
     served = backend.get("served") or {}
     said = (backend.get("policy"), served.get("model"), served.get("root"))
     words = list(dict.fromkeys(str(word) for word in said if word))
-    return " ".join([*words, str(backend.get("sha256") or "")[:DIGITS]]).strip()
+    return " ".join([*words, _digest(backend.get("sha256"))]).strip()
 
 
 def _files(stored: StoredRun) -> Iterator[tuple[str, str]]:

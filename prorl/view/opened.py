@@ -12,16 +12,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from prorl.analysis.analyses import ANALYSES
 from prorl.analysis.made_by import made_by
-from prorl.errors import NotFoundError, ProrlError, StorageError, UserError
+from prorl.errors import NotFoundError, ProrlError, StorageError, UnavailableError, UserError
 from prorl.schema import ARROW_ERRORS, TABLES
 from prorl.storage.files.layout import PartFile
 from prorl.storage.files.part_reader import dataset
@@ -30,13 +32,16 @@ from prorl.storage.read.sql import LockedDuckDB
 from prorl.types import Json
 
 SQL_S = 5.0
-"""For a filter or a figure; longer questions are for `prorl sql`."""
+"""For SQL that a person wrote; longer questions are for `prorl sql`."""
+
+PAGE_S = 120.0
+"""For SQL of a page, which ends unless the machine has no time for it."""
 
 READERS = 2
 ANSWERS = 8
 """Row numbers of so many filters are kept: 8 bytes a row each."""
 
-NARROW = pa.schema([f for f in TABLES["rollouts"] if f.name not in ("artefact", "run_id")])
+NARROW = pa.schema([f for f in TABLES["rollouts"] if f.name != "artefact"])
 """What is held of each rollout."""
 
 FACETS = (
@@ -54,7 +59,8 @@ TOTALS = """
 select count(*) as rollouts, count(distinct group_id) as groups,
     count(distinct task_id) as tasks, count(*) filter (valid) as valid,
     count(*) filter (failure_class in ('infra', 'task')) as failed,
-    avg(reward) filter (valid) as reward, count(*) filter (reward > 0) as rewarded,
+    count(*) filter (not valid and failure_class not in ('infra', 'task')) as masked,
+    avg(reward) filter (valid) as reward, count(*) filter (valid and reward > 0) as rewarded,
     coalesce(sum(num_tokens), 0)::bigint as tokens,
     coalesce(sum(num_sampled), 0)::bigint as sampled,
     coalesce(sum(num_trained), 0)::bigint as trained,
@@ -74,17 +80,39 @@ group by part order by part"""
 
 PLACE = "row_number_here"
 
+MOST_WORDS = 8
+HAS_WORD = """(contains(lower(task_id), {0}) or contains(lower(failure_message), {0})
+    or rollout_id in (select rollout_id from messages where contains(lower(content), {0})))"""
+
+SHOWN_CHARS = 400
+"""Of what was asked and answered, in a row of the list."""
+SPOKEN = f"""
+select rollout_id,
+    left(arg_min(content, "index") filter (role = 'user'), {SHOWN_CHARS}) as asked,
+    left(arg_max(content, "index") filter (role = 'assistant' and content <> ''), {SHOWN_CHARS})
+    as answered
+from messages where rollout_id in ({{}}) group by rollout_id"""
+PROMPTS = "select group_id, task from tasks where group_id in ({})"
+
 
 class Question(NamedTuple):
     where: str = ""
     order: str = "rollout_id"
     down: bool = False
+    words: str = ""
+    """Each of them is in the task's name, a message, or what a failure says, in any case."""
+
+    @property
+    def condition(self) -> str:
+        """In SQL; a comment in the filter cannot swallow what follows it."""
+        parts = [f"(\n{self.where}\n)"] if self.where.strip() else []
+        for word in self.words.lower().split()[:MOST_WORDS]:
+            parts.append(HAS_WORD.format("'" + word.replace("'", "''") + "'"))
+        return " and ".join(parts)
 
     def select(self, what: str) -> str:
-        """A SELECT over them; a comment in the filter cannot swallow what follows it."""
-        return f"select {what} from rollouts" + (
-            f" where (\n{self.where}\n)" if self.where.strip() else ""
-        )
+        condition = self.condition
+        return f"select {what} from rollouts" + (f" where {condition}" if condition else "")
 
 
 class Opened:
@@ -146,7 +174,7 @@ class Opened:
         with self._lock:
             manifest, commits = self.stored.manifest, self.stored.commits
             backends = dict(manifest.get("backends") or {}).values()
-            totals, spark = self.ask(TOTALS)[0], self.ask(SPARK)
+            totals, spark = self.answer(TOTALS)[0], self.answer(SPARK)
             return {
                 "run": self.stored.run_id,
                 "where": self.stored.directory.where,
@@ -165,26 +193,56 @@ class Opened:
             }
 
     def made_by(self) -> dict[str, str]:
-        return made_by(self.stored, self.ask)
+        return made_by(self.stored, self.answer)
 
     def ask(self, sql: str, rows: int = 0) -> list[dict[str, Json]]:
-        """The answer to one SELECT. Raises UserError, StorageError."""
+        """The answer to one SELECT of a person. Raises UserError, StorageError."""
         with self._lock:
-            return list(self._query(sql, rows).to_pylist())
+            return list(self._query(sql, rows, by_user=True).to_pylist())
 
-    def _query(self, sql: str, rows: int = 0) -> pa.Table:
+    def answer(self, sql: str, rows: int = 0) -> list[dict[str, Json]]:
+        """The answer to one SELECT of a page. Raises StorageError, UnavailableError."""
+        with self._lock:
+            return list(self._query(sql, rows, by_user=False).to_pylist())
+
+    def _query(self, sql: str, rows: int = 0, *, by_user: bool) -> pa.Table:
         for name in (sources_of(sql) & VIEWS.keys()) - {"rollouts"}:
             self._database.register(name, self.stored.view(name))
+        limit_s = SQL_S if by_user else PAGE_S
+        late = (
+            None
+            if by_user
+            else UnavailableError(
+                f"this part of the page was not ready after {limit_s:g} s: the machine is busy"
+            )
+        )
         try:
-            return self._database.query(sql, SQL_S, rows=rows)
+            return self._database.query(sql, limit_s, rows=rows, late=late)
         except StorageError as error:
             raise self.stored.blame(error) from None
 
     def page(self, question: Question, offset: int, limit: int) -> dict[str, Json]:
         with self._lock:
             found = self._places(question)
-            rows = self.rows.take(pa.array(found[offset : offset + limit]))
-            return {"total": len(found), "of": self.rows.num_rows, "rows": rows.to_pylist()}
+            rows = self.rows.take(pa.array(found[offset : offset + limit])).to_pylist()
+            self._add_spoken(rows)
+            return {"total": len(found), "of": self.rows.num_rows, "rows": rows}
+
+    def _add_spoken(self, rows: list[dict[str, Json]]) -> None:
+        """What was asked and answered; of one without messages the prompt of its task. A damaged
+        part leaves them empty: the rows themselves are whole.
+        """
+        ids = ",".join(str(row["rollout_id"]) for row in rows) or "-1"
+        groups = ",".join({str(row["group_id"]) for row in rows}) or "-1"
+        spoken, prompts = {}, {}
+        with suppress(StorageError):
+            spoken = {one["rollout_id"]: one for one in self.answer(SPOKEN.format(ids))}
+        with suppress(StorageError):
+            prompts = {one["group_id"]: one["task"] for one in self.answer(PROMPTS.format(groups))}
+        for row in rows:
+            said = spoken.get(row["rollout_id"], {})
+            row["asked"] = said.get("asked") or _prompt(prompts.get(row["group_id"]) or "{}")
+            row["answered"] = said.get("answered") or ""
 
     def _places(self, question: Question) -> NDArray[np.int64]:
         if question.order not in NARROW.names:
@@ -193,7 +251,8 @@ class Opened:
             self._answers.move_to_end(question)
             return self._answers[question]
         order = f' order by "{question.order}" {"desc" if question.down else "asc"} nulls last'
-        found = self._query(question.select(PLACE) + f"{order}, rollout_id")
+        sql = question.select(PLACE) + f"{order}, rollout_id"
+        found = self._query(sql, by_user=bool(question.where.strip()))
         places: NDArray[np.int64] = found.column(0).to_numpy().astype(np.int64)
         self._answers[question] = places
         while len(self._answers) > ANSWERS:
@@ -201,14 +260,15 @@ class Opened:
         return places
 
     def facets(self, question: Question) -> list[dict[str, Json]]:
-        chosen = f"coalesce((\n{question.where}\n), false)" if question.where.strip() else "true"
+        chosen = f"coalesce({condition}, false)" if (condition := question.condition) else "true"
         counts = " union all ".join(
             f"select {place} as place, '{name}' as name, {name}::varchar as value,"
             " count(*) filter (chosen) as n, count(*) as of,"
             " avg(reward) filter (chosen and valid) as reward from asked group by 3"
             for place, name in enumerate(FACETS)
         )
-        return self.ask(
+        ask = self.ask if question.where.strip() else self.answer
+        return ask(
             f"with asked as (select *, {chosen} as chosen from rollouts), counts as ({counts})"
             " select * exclude place from counts where n > 0 order by place, n desc, value"
         )
@@ -229,7 +289,7 @@ class Opened:
                 about = {"name": name, "title": asked.title, "sql": asked.sql.strip()}
                 about |= {"picture": asked.picture, "where": asked.where}
                 try:
-                    self._figures[name] = about | {"rows": self.ask(asked.sql, rows=2000)}
+                    self._figures[name] = about | {"rows": self.answer(asked.sql, rows=2000)}
                 except ProrlError as error:
                     return about | {"rows": [], "error": str(error)}
             return dict(self._figures[name])
@@ -260,7 +320,7 @@ class Opened:
         answer: dict[str, Any] = {}
         for name, sql in asked.items():
             try:
-                answer[name] = self.ask(sql, rows=500)
+                answer[name] = self.answer(sql, rows=500)
             except ProrlError as error:
                 answer[name], damaged[name] = [], str(error)
         try:
@@ -288,3 +348,11 @@ class Opened:
                 found[name] = TABLES[name].empty_table()
                 damaged[name] = str(self.stored.blame(error, [name]))
         return found, damaged
+
+
+def _prompt(task: str) -> str:
+    """Of a task as `tasks` has it: the text, or the last message of a conversation."""
+    prompt = orjson.loads(task).get("prompt") or ""
+    if isinstance(prompt, list):
+        prompt = prompt[-1].get("content") if prompt else ""
+    return prompt[:SHOWN_CHARS] if isinstance(prompt, str) else str(prompt)[:SHOWN_CHARS]

@@ -36,7 +36,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from prorl.analysis.analyses import ANALYSES
 from prorl.analysis.annotations import annotate
 from prorl.client import connect
-from prorl.errors import ForbiddenError, NotFoundError, ProrlError, StorageError, UserError
+from prorl.errors import (
+    ForbiddenError,
+    NotFoundError,
+    ProrlError,
+    StorageError,
+    UnavailableError,
+    UserError,
+)
 from prorl.storage.read.runs import below, is_run, list_runs
 from prorl.types import Json
 from prorl.view.opened import LIVE, Opened, Question
@@ -207,7 +214,9 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
         return tokens(opened, library.pieces(opened), request.path_params["rollout"])
 
     def sql(request: Request) -> Json:
-        found = _of(request).ask(request.query_params.get("q", ""), rows=SQL_ROWS + 1)
+        opened, query = _of(request), request.query_params
+        ask = opened.answer if "page" in query else opened.ask
+        found = ask(query.get("q", ""), rows=SQL_ROWS + 1)
         return {"rows": found[:SQL_ROWS], "more": len(found) > SQL_ROWS}
 
     async def events(request: Request) -> Response:
@@ -306,7 +315,7 @@ def listen(library: Library, port: int, author: str) -> Listening:
 def _now(opened: Opened, service: Callable[[], Json]) -> Json:
     """Totals of a run, and what its service says of itself if one is there."""
     opened.refresh()
-    now: dict[str, Json] = {"totals": opened.ask(LIVE)[0], "service": None}
+    now: dict[str, Json] = {"totals": opened.answer(LIVE)[0], "service": None}
     try:
         now["service"] = service()
     except ProrlError as error:
@@ -323,14 +332,18 @@ def _answer(handler: Callable[[Request], Json], request: Request) -> Response:
 
 
 def _refusal(error: ProrlError) -> Response:
-    kinds = ((ForbiddenError, 403), (NotFoundError, 404), (UserError, 422))
+    kinds = (
+        *((ForbiddenError, 403), (NotFoundError, 404)),
+        *((UserError, 422), (UnavailableError, 503)),
+    )
     status = next((status for kind, status in kinds if isinstance(error, kind)), 500)
     body = orjson.dumps({"error": str(error)[:2000]})
     return Response(body, status, media_type="application/json")
 
 
 def _question(asked: QueryParams) -> Question:
-    return Question(asked.get("where", ""), asked.get("order") or "rollout_id", "down" in asked)
+    order, words = asked.get("order") or "rollout_id", asked.get("words", "")
+    return Question(asked.get("where", ""), order, "down" in asked, words)
 
 
 def _whole(asked: QueryParams, name: str, default: int = 0) -> int:

@@ -84,7 +84,7 @@ class Pieces:
 def tokens(opened: Opened, pieces: Pieces, rollout_id: int) -> dict[str, Json]:
     """Each sequence of a rollout: texts, logprobs, spans, and what the learner made of it."""
     found, damaged = opened.tables(rollout_id, ("sequences",))
-    told = opened.ask(
+    told = opened.answer(
         "select sequence_id, step, advantage, loss, learner_logprobs from trained where"
         f" rollout_id = {rollout_id} order by step",
         rows=64,

@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from prorl.errors import StorageError, UserError
+from prorl.errors import ProrlError, StorageError, UserError
 
 _SETTINGS = (
     "set temp_directory = ''",
@@ -87,14 +87,21 @@ class LockedDuckDB:
             raise self._refuse(error) from None
 
     def query(
-        self, sql: str, timeout_s: float | None = None, *, rows: int = 0, columns: str = "*"
+        self,
+        sql: str,
+        timeout_s: float | None = None,
+        *,
+        rows: int = 0,
+        columns: str = "*",
+        late: ProrlError | None = None,
     ) -> pa.Table:
         """Run one SELECT; its first `rows` if given, projected to `columns`. An answer lies outside
-        DuckDB's memory limit. Raises `error` for anything else and for what fails or still runs at
-        `timeout_s`; StorageError when what is registered cannot be read.
+        DuckDB's memory limit. Raises `error` for anything else and for what fails; `late`, or else
+        `error`, for what still runs at `timeout_s`; StorageError when what is registered cannot be
+        read.
         """
         statement = self._cut(sql, rows, columns)
-        with self._running(timeout_s):
+        with self._running(timeout_s, late):
             return self._connection.sql(statement).to_arrow_table()
 
     def first(
@@ -106,13 +113,13 @@ class LockedDuckDB:
             return self._connection.execute(statement).fetchall()
 
     @contextmanager
-    def _running(self, timeout_s: float | None) -> Iterator[None]:
+    def _running(self, timeout_s: float | None, late: ProrlError | None = None) -> Iterator[None]:
         try:
             with self._stopped_after(timeout_s):
                 yield
         except duckdb.InterruptException:
             given = f"{self._what} was stopped after {timeout_s:g} s"
-            raise self._error(given, "a query that ends sooner") from None
+            raise late or self._error(given, "a query that ends sooner") from None
         except duckdb.Error as error:
             if _SOURCE in str(error):
                 raise StorageError(_said(error).partition(_SOURCE)[2]) from None

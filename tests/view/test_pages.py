@@ -111,7 +111,7 @@ def test_from_the_table_to_the_tokens_of_a_sibling(tmp_path: Path) -> None:
         tab.go("#/r")
         page.get_by_role("link", name="Rollouts", exact=True).click()
         tab.ready("#/r/rollouts")
-        page.get_by_role("searchbox").fill("reward > 0")
+        page.get_by_label("Filter: an SQL condition").fill("reward > 0")
         page.keyboard.press("Enter")
         page.get_by_text("of 2,000").wait_for()
         page.locator("h1").click()

@@ -16,6 +16,7 @@ export function h(tag, given, ...children) {
 export function num(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
+  if (!Number.isFinite(value)) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en-US");
   const size = Math.abs(value);
   if (size >= 1000) return Math.round(value).toLocaleString("en-US");
@@ -101,7 +102,9 @@ export async function post(path, body) {
 
 async function answer(response) {
   const body = await response.json();
-  if (!response.ok) throw new Error(body.error || response.statusText);
+  if (!response.ok) {
+    throw Object.assign(new Error(body.error || response.statusText), { status: response.status });
+  }
   return body;
 }
 
@@ -147,8 +150,11 @@ export async function copy(text) {
   say("Link copied");
 }
 
-export function trouble(error) {
-  return h("p", { class: "trouble", role: "alert" }, String(error.message || error));
+// `again` asks once more; there is no button for what a person has to mend.
+export function trouble(error, again = null) {
+  const mended = [403, 404, 422].includes(error.status) || FROZEN || !again;
+  return h("p", { class: "trouble", role: "alert" }, String(error.message || error),
+    mended ? null : h("button", { type: "button", onclick: again }, "Try again"));
 }
 
 export function damage(found) {

@@ -54,7 +54,7 @@ async function show() {
     place.replaceChildren(made.element);
     made.shown?.();
   } catch (error) {
-    if (!signal.aborted) place.replaceChildren(h("div", { class: "width" }, trouble(error)));
+    if (!signal.aborted) place.replaceChildren(h("div", { class: "width" }, trouble(error, show)));
   }
   place.dataset.ready = location.hash;
 }

@@ -32,24 +32,29 @@ export async function runsPage({ signal }) {
   }
   const titles = ["Run", "Reward", "", "Rollouts", "Valid", "Failed", "Groups kept", "Tokens",
     "Tokens/s", "Versions", "Staleness", "Last commit"];
-  const chosen = new Set();
+  const asked = new URLSearchParams(location.hash.split("?")[1] || "");
+  const compared = (asked.get("compare") || "").split("~").filter((run) => runs.includes(run));
+  const chosen = new Set(compared);
   const compare = h("button", { disabled: true, onclick: () => {
     location.hash = "#/?compare=" + [...chosen].map(encodeURIComponent).join("~");
   } }, "Compare");
+  const offer = () => {
+    compare.disabled = chosen.size < 2 || chosen.size > 4;
+    compare.textContent = chosen.size > 1 ? `Compare ${chosen.size}` : "Compare";
+  };
+  offer();
   const body = h("tbody", {});
   const rows = new Map(runs.map((run) => {
-    const box = h("input", { type: "checkbox", "aria-label": `compare ${run}`, onchange: () => {
+    const box = h("input", { type: "checkbox", "aria-label": `compare ${run}`,
+      checked: compared.includes(run), onchange: () => {
       box.checked ? chosen.add(run) : chosen.delete(run);
-      compare.disabled = chosen.size < 2 || chosen.size > 4;
-      compare.textContent = chosen.size > 1 ? `Compare ${chosen.size}` : "Compare";
+      offer();
     } });
     const row = h("tr", {}, h("td", {}, box), h("td", {}, h("a", { href: link(run) }, run)),
       titles.slice(1).map(() => h("td", {}, "")));
     body.append(row);
     return [run, row];
   }));
-  const asked = new URLSearchParams(location.hash.split("?")[1] || "");
-  const compared = (asked.get("compare") || "").split("~").filter((run) => rows.has(run));
   const place = h("div", {});
   const element = h("div", { class: "width" },
     h("div", { class: "top" }, h("h1", {}, `${num(runs.length)} runs`), compare), place,
@@ -97,16 +102,16 @@ async function comparison(place, runs, signal) {
     ["Valid", (t) => percent(t.valid / t.rollouts)], ["Tokens", (t) => big(t.tokens)],
     ["Tokens a rollout", (t) => num(t.tokens / t.rollouts)], ["Tasks", (t) => num(t.tasks)]];
   const makers = [...new Set(made.flatMap(Object.keys))];
+  const row = (name, values) => h("tr", { class: new Set(values).size > 1 ? "differs" : "" },
+    h("td", {}, name), values.map((value) => h("td", {}, value)));
   const [reward, drift] = [await drawn("reward"), await drawn("drift")];
   place.replaceChildren(h("div", { class: "grid" },
-    card("Reward by policy version", lines(reward)),
-    card("Mean logprob of sampled tokens", lines(drift)),
-    card("Side by side", h("div", { class: "scroll" }, h("table", { class: "list" },
-      h("thead", {}, h("tr", {}, h("th", {}, ""), runs.map((r) => h("th", { class: "n" }, r)))),
-      h("tbody", {}, figures.map(([name, show]) => h("tr", {}, h("td", {}, name),
-        found.map((run) => h("td", { class: "n" }, show(run.totals))))),
-        makers.map((what) => h("tr", {}, h("td", {}, what),
-          made.map((by) => h("td", { class: "n" }, by[what] || "–"))))))))));
+    card("Reward by policy version (a rollout's oldest)", reward.length ? curve(reward) : NOTHING),
+    card("Mean logprob of sampled tokens, by the same", drift.length ? curve(drift) : NOTHING),
+    card("Side by side", h("table", { class: "list beside" },
+      h("thead", {}, h("tr", {}, h("th", {}, ""), runs.map((r) => h("th", {}, r)))),
+      h("tbody", {}, figures.map(([name, show]) => row(name, found.map((run) => show(run.totals)))),
+        makers.map((what) => row(what, made.map((by) => by[what] || "–"))))), null, true)));
 }
 
 function card(title, content, more = null, wide = false) {
@@ -134,15 +139,17 @@ export async function runPage({ run, signal }) {
     h("div", { class: "tiles" },
       tile(num(t.reward), "mean reward", "valid"),
       tile(num(t.rollouts), "rollouts", ""),
-      tile(percent(t.rollouts ? t.rewarded / t.rollouts : null), "with a reward", "reward > 0"),
-      tile(num(t.rollouts - t.valid), "masked or cancelled", "not valid"),
+      tile(percent(t.valid ? t.rewarded / t.valid : null), "of valid ones rewarded",
+        "valid and reward > 0"),
+      tile(num(t.masked), "masked or cancelled",
+        "not valid and failure_class not in ('infra', 'task')"),
       tile(num(t.failed), "infra or task failures", "failure_class in ('infra', 'task')"),
       tile(num(t.groups), `groups of ${num(t.tasks)} tasks`),
       tile(big(t.tokens), `tokens, ${big(t.sampled)} sampled`),
       t.bridged + t.rendered ? tile(percent(t.bridged / t.calls), `calls on recorded ids; ${percent(
         t.bridged ? t.retold / t.bridged : 0)} if rendered again`) : null,
       tile(t.seconds > 0 ? big(t.sampled / t.seconds) : "–", "sampled tokens/s"),
-      tile(versions, "policy versions")),
+      tile(versions, "policy versions, oldest to newest")),
     h("p", {}), grid);
   fillFigures(run, found.figures, grid, signal);
   return { element };
@@ -153,37 +160,58 @@ async function fillFigures(run, names, grid, signal) {
   grid.append(...names.flatMap(({ part }, i) => part === names[i - 1]?.part ? [cards[i]]
     : [h("h2", { class: "section wide" }, part), cards[i]]));
   const empty = [];
-  await Promise.all(names.map(async ({ name, title }, i) => {
+  const fill = async ({ name, title }, i) => {
     const asked = await get(`${runPath(run)}/figures/${name}`, {}, signal)
       .catch((error) => ({ rows: [], title, error: error.message }));
     if (signal.aborted) return;
     if (asked.rows.length || asked.error) {
-      cards[i].replaceWith(card(title, figure(run, asked), asked.sql && sqlOf(run, asked)));
+      const made = card(title, figure(run, asked, () => fill({ name, title }, i)),
+        asked.sql && sqlOf(run, asked));
+      cards[i].replaceWith(made);
+      cards[i] = made;
     } else {
       cards[i].remove();
       empty.push(title);
     }
-  }));
+  };
+  await Promise.all(names.map(fill));
   if (empty.length) grid.append(h("p", { class: "quiet wide" }, "Nothing stored for: ",
     empty.join(" · ")));
 }
 
-function figure(run, asked) {
-  if (asked.error) return trouble(asked.error);
+function figure(run, asked, again = null) {
+  if (asked.error) return trouble(asked.error, again);
   const { rows } = asked;
-  if (!rows.length) return h("p", { class: "quiet" }, "Nothing is stored for it.");
+  if (!rows.length) return h("p", { class: "quiet" }, NOTHING);
   const chosen = asked.where && ((x) => {
     location.hash = link(run, "rollouts", { where: asked.where.replaceAll("{x}", quoted(x)) });
   });
-  if (asked.picture === "line") {
-    return rows.length > 1 ? lines(rows, { chosen })
-      : h("p", { class: "one" }, h("b", {}, num(rows[0].y)), ` at ${num(rows[0].x)}`);
-  }
+  if (asked.picture === "line") return curve(rows, { chosen });
   if (asked.name === "rewards" && rows.length > 12) return stack(rows, ["y"], { chosen });
   if (asked.picture === "stack") {
-    return stack(rows, Object.keys(rows[0]).filter((name) => name !== "x"), { chosen });
+    const names = Object.keys(rows[0]).filter((name) => name !== "x");
+    return rows.length > 1 ? stack(rows, names, { chosen })
+      : bars(names.map((name) => ({ x: name, y: rows[0][name] })).filter((row) => row.y));
   }
-  return bars(rows, { chosen });
+  return rows.length > 1 ? bars(rows, { chosen }) : value(rows[0].y, rows[0].x, chosen);
+}
+
+const NOTHING = "Nothing is stored for it.";
+
+// Lines, or what they would be about where all of it is at one x.
+function curve(rows, options = {}) {
+  if (new Set(rows.map((row) => row.x)).size > 1) return lines(rows, options);
+  const { chosen } = options;
+  if (rows.length === 1 && !rows[0].z) return value(rows[0].y, rows[0].x, chosen);
+  return h("div", {}, bars(rows.map((row) => ({ x: row.z, y: row.y }))),
+    h("p", { class: "quiet" }, `at ${num(rows[0].x)} alone`));
+}
+
+function value(y, x, chosen) {
+  const name = x === "" || x === null ? "(none)" : num(x);
+  return h("p", { class: "one" }, h("b", {}, num(y)), " at ",
+    chosen ? h("button", { type: "button", class: "bar inline", onclick: () => chosen(x) }, name)
+      : name);
 }
 
 export function figurePage(asked) {
@@ -213,11 +241,14 @@ function grid(rows, run = "") {
 
 // ---- rollouts
 
-const WIDTHS = { rollout_id: 78, task_id: 220, failure_message: 320, rollout_key: 160, extra: 220,
-  committed_at: 140, reward: 76, status: 168 };
-const USUAL = ["rollout_id", "reward", "status", "task_id", "stop_reason", "num_turns",
-  "num_tool_calls", "num_sampled", "min_version", "run_s", "llm_s", "tool_s"];
-const TITLES = { rollout_id: "rollout", task_id: "task", num_turns: "turns", min_version: "version",
+const WIDTHS = { rollout_id: 66, task_id: 92, failure_message: 160, rollout_key: 160, extra: 220,
+  committed_at: 140, reward: 68, status: 116, asked: 160, answered: 150, run_s: 74, num_turns: 60 };
+const USUAL = ["rollout_id", "reward", "status", "task_id", "asked", "answered", "failure_message",
+  "num_turns", "num_sampled", "run_s", "stop_reason", "num_tool_calls", "min_version"];
+const SPOKEN = ["asked", "answered"];
+const TITLES = { failure_message: "error", status: "outcome",
+   rollout_id: "rollout", task_id: "task", num_turns: "turns", min_version: "oldest version",
+  max_version: "newest version",
   num_tool_calls: "calls", num_sampled: "sampled", num_tokens: "tokens", stop_reason: "stopped" };
 const NUMBERS = /^(int|float|double)/;
 
@@ -229,6 +260,7 @@ function column({ name, type }, sort) {
     : name.endsWith("_s") ? (row) => seconds(row[name])
     : name.endsWith("_version") ? (row) => (row[name] < 0 ? "–" : num(row[name]))
     : number && !name.endsWith("_id") ? (row) => num(row[name])
+    : SPOKEN.includes(name) ? (row) => row[name] || "–"
     : (row) => (row[name] === null ? "–" : typeof row[name] === "object"
       ? JSON.stringify(row[name]) : String(row[name]));
   return { name, title: TITLES[name] || name, about: name, show, sort,
@@ -237,51 +269,74 @@ function column({ name, type }, sort) {
 
 export async function rolloutsPage({ run, asked, signal, bind }) {
   const about = await get(runPath(run), {}, signal);
-  const known = new Map(about.columns.map((each) => [each.name, each]));
+  const columns = [...about.columns, ...SPOKEN.map((name) => ({ name, type: "string" }))];
+  const known = new Map(columns.map((each) => [each.name, each]));
   const shown = (asked.columns ? asked.columns.split(",") : USUAL).filter((n) => known.has(n));
   const go = (more) => (location.hash = link(run, "rollouts", { ...asked, ...more }));
   const sort = (name) => go(asked.order !== name ? { order: name, down: "1" }
     : { order: name, down: asked.down ? "" : "1" });
-  const question = { where: asked.where, order: asked.order, down: asked.down };
+  const question = { words: asked.words, where: asked.where, order: asked.order,
+    down: asked.down };
+  const narrowed = asked.where || asked.words;
   const table = new Table({
     label: `rollouts of ${run}`,
-    columns: shown.map((name) => column(known.get(name), FROZEN ? null : () => sort(name))),
+    columns: shown.map((name) => column(known.get(name),
+      FROZEN || SPOKEN.includes(name) ? null : () => sort(name))),
     page: (offset, limit) => get(`${runPath(run)}/rows`, { ...question, offset, limit }, signal),
     open: (row) => (location.hash = link(run, "rollout", question, row.rollout_id)),
     sorted: question,
   });
+  const words = h("input", { class: "words", type: "search", value: asked.words || "",
+    "aria-label": "Words of tasks, messages and errors", placeholder: "words   ( / )" });
   const box = h("input", { class: "filter", type: "search", value: asked.where || "",
     "aria-label": "Filter: an SQL condition", spellcheck: "false", placeholder:
-      "filter in SQL, e.g.  reward = 0 and num_turns > 3   ( / )" });
+      "and in SQL, e.g.  reward = 0 and num_turns > 3" });
   const form = h("form", { class: "tools", onsubmit: (event) => {
     event.preventDefault();
-    go({ where: box.value });
-  } }, box, h("button", { class: "main" }, "Filter"),
-  asked.where ? h("button", { type: "button", onclick: () => go({ where: "" }) }, "Clear") : null,
-  menu(about.columns, shown, (names) => go({ columns: names.join(",") })));
+    go({ where: box.value, words: words.value });
+  } }, words, box, h("button", { class: "main" }, "Filter"),
+  narrowed ? h("button", { type: "button", onclick: () => go({ where: "", words: "" }) }, "Clear")
+    : null,
+  menu(columns, shown, (names) => go({ columns: names.join(",") })));
+  const unscored = h("div", {});
   const count = h("span", { class: "quiet" });
   const facets = h("aside", { class: "facets", "aria-label": "Values" });
   const wrong = h("div", {});
   bind({ j: () => table.move(1), k: () => table.move(-1), Enter: () => table.enter(),
-    "/": () => box.focus(), Escape: () => go({ where: "" }), G: () => table.show(table.total - 1) });
+    "/": () => words.focus(), Escape: () => go({ where: "", words: "" }), G: () => table.show(table.total - 1) });
   const shownAt = async () => {
     try {
       await table.start();
-      count.textContent = asked.where ? `${num(table.total)} of ${num(about.totals.rollouts)}`
+      count.textContent = narrowed ? `${num(table.total)} of ${num(about.totals.rollouts)}`
         : num(table.total);
       if (!table.total) wrong.replaceChildren(h("p", { class: "empty" }, "No rollout is like that."));
+      const failures = await get(`${runPath(run)}/figures/failures`, {}, signal);
+      unscored.replaceChildren(...notScored(run, about.totals, failures));
       if (FROZEN) return;
-      const found = await get(`${runPath(run)}/facets`, { where: asked.where }, signal);
+      const found = await get(`${runPath(run)}/facets`, { where: asked.where, words: asked.words },
+        signal);
       fillFacets(facets, found.facets, table.total, about.totals.rollouts, (where) =>
         go({ where: asked.where ? `${asked.where} and ${where}` : where }));
     } catch (error) {
-      if (!signal.aborted) wrong.replaceChildren(trouble(error));
+      if (!signal.aborted) wrong.replaceChildren(trouble(error, shownAt));
     }
   };
   return { whole: true, shown: shownAt, element: h("div", { class: "width whole-page" },
     h("div", { class: "top" }, h("h1", {}, "Rollouts"), count), damage(about.damaged),
-    FROZEN ? null : form, wrong,
+    unscored, FROZEN ? null : form, wrong,
     h("div", { class: "split" }, facets, table.element)) };
+}
+
+// How many rollouts have no score that counts, and why; a click shows those of one reason.
+function notScored(run, totals, failures) {
+  const lost = totals.rollouts - totals.valid;
+  if (!lost) return [];
+  const reasons = failures.rows.map((row) => h("li", {}, h("a", { href: link(run, "rollouts", {
+    where: failures.where.replaceAll("{x}", quoted(row.x)) }) }, `${num(row.y)} ${row.x}`),
+  row.example ? h("span", { class: "quiet" }, " ", short(row.example, 120)) : null));
+  return [h("details", { class: "unscored", open: reasons.length < 4 }, h("summary", {},
+    `${num(lost)} of ${num(totals.rollouts)} rollouts have no score that counts`),
+  h("ul", {}, reasons))];
 }
 
 function menu(columns, shown, chosen) {
@@ -321,7 +376,7 @@ const TASKS = `with halves as (
 select task_id, any_value(data_source) as source, count(*) as rollouts,
     avg((reward > 0)::int) as solved, avg((reward > 0)::int) filter (half = 1) as before,
     avg((reward > 0)::int) filter (half = 2) as after,
-    coalesce(after - before, 0) as change, avg(num_turns) as turns, avg(run_s) as run_s
+    after - before as change, avg(num_turns) as turns, avg(run_s) as run_s
 from halves group by task_id`;
 const VIEWS = { hardest: ["Hardest", "solved, task_id"], never: ["Never solved", "rollouts desc"],
   flipped: ["Flipped", "abs(change) desc, task_id"], better: ["Better", "change desc, task_id"],
@@ -332,7 +387,7 @@ export async function tasksPage({ run, asked, signal }) {
   const only = { never: " having solved = 0", flipped: " having abs(change) >= 0.5",
     better: " having change > 0", worse: " having change < 0" }[view] || "";
   const q = `${TASKS}${only} order by ${VIEWS[view][1]}`;
-  const { rows, more } = await get(`${runPath(run)}/sql`, { q }, signal);
+  const { rows, more } = await get(`${runPath(run)}/sql`, { q, page: "tasks" }, signal);
   const share = (value) => h("td", { class: "n" }, percent(value));
   return { element: h("div", { class: "width" },
     h("div", { class: "top" }, h("h1", {}, "Tasks"), h("span", { class: "quiet" },
@@ -351,7 +406,7 @@ export async function tasksPage({ run, asked, signal }) {
       h("td", { class: "quiet" }, row.source), h("td", { class: "n" }, num(row.rollouts)),
       share(row.solved), share(row.before), share(row.after), h("td", { class: "n" }, h("span",
         { class: "chip " + (row.change > 0 ? "good" : row.change < 0 ? "bad" : "") },
-        (row.change > 0 ? "+" : "") + num(row.change * 100))),
+        row.change === null ? "–" : (row.change > 0 ? "+" : "") + num(row.change * 100))),
       h("td", { class: "n" }, num(row.turns)), h("td", { class: "n" }, seconds(row.run_s)))))))
       : h("p", { class: "empty" }, "No task of this run is like that.")) };
 }

@@ -13,8 +13,8 @@ export async function rolloutPage({ run, id, asked, signal, bind }) {
   const path = `${runPath(run)}/rollouts/${encodeURIComponent(id)}`;
   const early = asked.tab === "tokens" ? get(`${path}/tokens`, {}, signal) : null;
   early?.catch(() => null); // told below
-  const { where, order, down, ...rest } = asked;
-  const question = { where, order, down };
+  const { words, where, order, down, ...rest } = asked;
+  const question = { words, where, order, down };
   const found = await get(path, question, signal);
   const { rollout: row, around } = found;
   const tab = TABS[asked.tab] ? asked.tab : "messages";
