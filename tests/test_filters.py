@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from prorl.filters import FILTERS, Filter, GroupMember, find_filter, is_named
+from prorl.errors import TaskError
+from prorl.filters import (
+    FILTERS,
+    Filter,
+    GroupMember,
+    find_filter,
+    is_named,
+)
+from prorl.service.core.candidates import check_group_size
 from prorl.states import FailureClass, RolloutState
 
 MEMBER: dict[str, Any] = {
@@ -71,3 +79,11 @@ def test_a_windows_verdict_is_certain_where_the_best_and_the_worst_agree(
 ) -> None:
     assert find_filter("pass_rate:0.25-0.75").hopeless(rewards, living) is hopeless
     assert not Filter(sql="").hopeless(rewards, living)
+
+
+@pytest.mark.parametrize("name", ["dapo", "greso", "overlong", "pass_rate:0.1-0.9", "select 1"])
+def test_groups_that_a_filter_always_drops_are_refused(name: str) -> None:
+    with pytest.raises(TaskError, match=r"1 rollout of a task under the filter .*at least 2"):
+        check_group_size(1, name)
+    check_group_size(2, name)
+    check_group_size(1, "none")

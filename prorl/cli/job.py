@@ -27,6 +27,7 @@ from prorl.envs.users import env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
 from prorl.filters import FILTERS, PASS_RATE, is_named
 from prorl.protocols import Env
+from prorl.service.core.candidates import check_group_size
 from prorl.tasks import TaskSet, read_tasks, sources
 from prorl.types import Json, Task
 
@@ -102,6 +103,7 @@ class JobPlan:
     def _checked(cls, job: Job, service: ServiceConfig, resume: bool) -> Self:
         """The plan of a job that has a name: its agent is there, its server answers, its tasks."""
         run = _run_of(job)
+        check_group_size(job.num_samples, run.filter)
         check_agent(run.agent)
         if not (run.renderer.model or run.renderer.name):
             check_model(job.service, service, "add --set run.renderer.model=DIR")

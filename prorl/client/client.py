@@ -461,6 +461,8 @@ class Client:
                 num_groups += batch.num_groups
                 yield batch
             if fetched.end:
+                if not num_groups and not ticket.cursor:
+                    log.warning("run %s %s", ticket.run, _why_nothing(fetched.cursor, ticket))
                 return
             if fetched.stuck != stuck:
                 stuck = fetched.stuck
@@ -508,3 +510,11 @@ def _task_body(task: Task | Mapping[str, Json], extra: Mapping[str, Json] | None
     values = asdict(task) if isinstance(task, Task) else dict(task)
     check_values(str(values.get("task_id", "")), values, extra)
     return values
+
+
+def _why_nothing(end: str, ticket: Ticket) -> str:
+    """Of a run that has ended, to a consumer that got no group from where it committed last."""
+    if not Cursor.parse(end).seq:
+        return "has ended and kept no group; `prorl show` says why groups were dropped"
+    again = f"cursor={str(Cursor(ticket.run, 0))!r} reads it again"
+    return f"has ended, and {ticket.consumer!r} committed all of it, up to {end}: {again}"

@@ -148,3 +148,16 @@ def test_only_the_very_file_is_mapped(location: str) -> None:
     device, number = plan.inode
     assert source._map(replace(plan, inode=(device, number + 1))) is None
     assert source._map(replace(plan, inode=(0, 0))) is None
+
+
+def test_a_consumer_that_committed_all_hears_how_to_read_it_again(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for batch in client.stream("demo", consumer="finished"):
+        client.commit(batch, "finished")
+    assert caplog.messages == []
+    assert list(client.stream("demo", consumer="finished")) == []
+    assert caplog.messages == [
+        f"run demo has ended, and 'finished' committed all of it, up to demo@{NUM_GROUPS}:"
+        " cursor='demo@0' reads it again"
+    ]

@@ -150,7 +150,7 @@ class Machine(RuleBasedStateMachine):
         self.seq += 1
         return ControlRow.of(payload, seq=self.seq, **{"run_id": "r", **given})
 
-    @rule(n=st.integers(1, 3), key=st.sampled_from(KEYS))
+    @rule(n=st.integers(2, 3), key=st.sampled_from(KEYS))
     def submit(self, n: int, key: str) -> None:
         body: GroupBody = group(key or "t", n=2 if key else n, key=key)
         before = self.run.next_group

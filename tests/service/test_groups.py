@@ -119,10 +119,10 @@ def test_a_run_that_has_enough_ends_what_is_open_and_else_nothing(world: World) 
 
 
 def test_where_a_kept_group_can_go_stale_the_hand_out_says_what_is_enough(world: World) -> None:
-    world.begin(2, delivery="stream", max_staleness=5, target_groups=1, filter="dapo")
+    world.begin(2, n=2, delivery="stream", max_staleness=5, target_groups=1, filter="dapo")
     world.complete(0)
     world.decide(0)
-    assert world.core.group("r", 1).pending == 1
+    assert world.core.group("r", 1).pending == 2
     world.hand(0)
     assert world.core.group("r", 1).pending == 0
 
@@ -130,14 +130,13 @@ def test_where_a_kept_group_can_go_stale_the_hand_out_says_what_is_enough(world:
 def test_a_full_step_of_fresh_groups_ends_what_is_started_and_leaves_what_waits(
     world: World,
 ) -> None:
-    world.begin(
-        3, delivery="stream", max_staleness=0, groups_per_step=1, max_open_groups=2, filter="dapo"
-    )
+    step = {"max_staleness": 0, "groups_per_step": 1, "max_open_groups": 2}
+    world.begin(3, n=2, delivery="stream", filter="dapo", **step)
     assert [world.core.group("r", g).opened for g in range(3)] == [True, True, False]
     world.complete(0)
     world.decide(0)
     pending = [world.core.group("r", g).pending for g in range(3)]
-    assert pending == [0, 0, 1], "of a later step"
+    assert pending == [0, 0, 2], "of a later step"
 
 
 def test_the_forecast_learns_from_decisions_that_are_the_filters(world: World) -> None:

@@ -95,6 +95,24 @@ def test_attempts_that_all_fail_alike_are_the_runs_trouble_until_one_does_not(
     assert world.run.progress.stuck == ""
 
 
-def test_a_run_with_nothing_to_do_is_not_stuck(world: Clockwork) -> None:
+def test_an_open_run_that_lacks_work_says_so(world: Clockwork) -> None:
     world.come("store", "run", "init", "eval")
+    assert world.stuck() == (
+        "nothing was submitted and the run is open: submit tasks, the last ones with last=True"
+    )
+    world.run.next_group = 1
+    assert world.stuck().startswith("all that was submitted has ended and the run is open")
+    world.run.last = True
     assert world.stuck() == ""
+
+
+def test_a_filter_that_keeps_nothing_is_said_while_the_run_moves(world: Clockwork) -> None:
+    run = world.run
+    for _ in range(31):
+        run.note_dropped("all_equal")
+    assert world.stuck(seconds=0.0) == ""
+    run.note_dropped("incomplete")
+    said = "none of 32 groups was kept (31 all_equal, 1 incomplete): take tasks of another"
+    assert world.stuck(seconds=0.0).startswith(said)
+    run.delivery.kept = 1
+    assert world.stuck(seconds=0.0) == ""

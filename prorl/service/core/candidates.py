@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from prorl import exact_json
 from prorl.config import WHOLE_DISTRIBUTION, RunConfig, Sampling, StrictModel
 from prorl.errors import TaskError
+from prorl.filters import find_filter, is_named
 from prorl.task_json import check_values, task_to_json
 from prorl.types import Json, Message, Task, ToolSpec
 
@@ -97,6 +98,7 @@ def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> C
     try:
         if run.delivery == "stream" and body.sampling:
             check_trains(body.sampling, run.sampling)
+        check_group_size(body.n, run.filter)
         check_values(body.task.task_id, body.task.data, body.extra)
         try:
             text, extra = task_to_json(body.task), exact_json.dumps(body.extra).decode()
@@ -114,6 +116,17 @@ def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> C
     task = body.task
     about = (task.task_id, task.data_source, task.env)
     return Candidate(body.key, name, body.n, *about, text, sampling, extra)
+
+
+def check_group_size(n: int, text: str) -> None:
+    """Raise TaskError for groups that this filter drops whatever their rollouts do."""
+    fewest, name = find_filter(text).min_valid, text if is_named(text) else "of the run's SQL"
+    if n < fewest:
+        raise TaskError(
+            f"{n} rollout of a task under the filter {name}",
+            f"at least {fewest}: it compares rollouts of one task",
+            "raise n (num_samples), or take the filter none",
+        )
 
 
 def check_trains(sampling: Sampling, run: Sampling) -> None:

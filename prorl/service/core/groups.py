@@ -67,6 +67,8 @@ class Groups(Part):
         if kept:
             run.delivery.kept += 1
             run.delivery.waiting += 1
+        else:
+            run.note_dropped(group.reason)
         self._journal.insert(sql.DECIDED, (run.run_id, group.group_id))
         if run.config.epochs and (decision.rest or decision.siblings):
             epoch, _, key = group.key.partition("/")

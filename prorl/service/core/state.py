@@ -75,7 +75,11 @@ counts rows.
 
 _RECORD_OF = {name: part for part, names in _COUNTS.items() for name in names}
 
-_STATES = ("group_states", "rollout_states")
+_STATES = ("group_states", "rollout_states", "drop_reasons")
+
+
+MOST_REASONS, REASON_CHARS = 16, 80
+"""Of a filter, which may be anybody's SQL: more reasons are one, longer ones are cut."""
 
 
 class Ordered(dict[T, None]):
@@ -381,6 +385,8 @@ class RunRecord:
     paused: bool = False
     rollout_states: Counter[str] = field(default_factory=Counter)
     group_states: Counter[str] = field(default_factory=Counter)
+    drop_reasons: Counter[str] = field(default_factory=Counter)
+    """Why groups were dropped; of a filter with many reasons the later ones count as `other`."""
     reward_sum: float = 0.0
     num_rewards: int = 0
     effort: Effort = field(default_factory=Effort)
@@ -411,6 +417,10 @@ class RunRecord:
     def group_counts(self) -> dict[str, int]:
         counts = {state.value: self.group_states[state] for state in GroupState}
         return counts | {"pool": len(self.queues.pool)}
+
+    def note_dropped(self, reason: str) -> None:
+        full = len(self.drop_reasons) >= MOST_REASONS and reason not in self.drop_reasons
+        self.drop_reasons["other" if full else reason[:REASON_CHARS]] += 1
 
     @property
     def attempt_counts(self) -> dict[str, int]:

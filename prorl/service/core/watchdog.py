@@ -2,7 +2,8 @@
 
 Progress is any change of a run's counts, and each turn that RUN reports. What the line names is the
 first thing, in the order of the dataflow backwards, that would have to happen next. A run all of
-whose attempts fail alike moves, and gets nowhere: that is said at once.
+whose attempts fail alike, or whose filter keeps nothing, moves and gets nowhere: that is said at
+once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ ALIKE = 5
 """Attempts that failed one after the other with one code, before they are taken for the run's
 trouble: more are on their way.
 """
+
+NOTHING_KEPT = 32
+"""Groups that were decided and not kept, none of them kept, before that is said."""
 
 SHOWN = 200
 """Characters of what the first of them said."""
@@ -92,7 +96,27 @@ def reason(
         return f"{run.undecided:,} groups wait for their decision: the filter is slow"
     if run.unstored or run.parts:
         return f"{run.unstored:,} ended rollouts wait for the store"
+    if run.state == "open" and not run.last:
+        before = "all that was submitted has ended" if run.next_group else "nothing was submitted"
+        return f"{before} and the run is open: submit tasks, the last ones with last=True"
     return ""
+
+
+def nothing_kept(run: RunRecord) -> str:
+    """That the filter drops whatever comes, with its reasons and what to do."""
+    reasons = run.drop_reasons
+    if (
+        run.delivery.next_delivery
+        or run.delivery.kept
+        or reasons.total() < NOTHING_KEPT
+        or reasons["redundant"]
+    ):
+        return ""
+    words = ", ".join(f"{count:,} {name}" for name, count in reasons.most_common(3))
+    mend = "take tasks of another difficulty, more samples of each, or another filter"
+    if reasons["incomplete"] == reasons.total():
+        mend = f"`prorl show {run.run_id} --failed` shows why no rollout is valid"
+    return f"none of {reasons.total():,} groups was kept ({words}): {mend}"
 
 
 def alike(run: RunRecord) -> str:
@@ -126,7 +150,7 @@ class ProgressWatchdog:
             able = self._state.able(run)
             guests = waiting_for_guests(self._state, run.run_id) if quiet else {}
             why = reason(run, workers, able, lacked, guests, held_back, disk) if quiet else ""
-            troubles = (alike(run), why)
+            troubles = (alike(run), nothing_kept(run), why)
             before, run.progress.stuck = run.progress.stuck, "; ".join(filter(None, troubles))
             if run.progress.stuck != before:
                 changed.append(run)

@@ -61,6 +61,8 @@ class RunSummary(View):
     """Rollouts by state."""
     groups: Mapping[str, int] = at("group_counts")
     """Groups by state, and how many wait in the `pool`."""
+    dropped: Mapping[str, int] = at("drop_reasons")
+    """Groups that were not kept, by the filter's reason."""
     failures: Mapping[str, int] = at("attempt_counts")
     """Attempts that ended without a row since the service began, by "code on node"."""
     stuck: str = at("progress.stuck")
