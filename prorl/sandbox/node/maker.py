@@ -78,8 +78,8 @@ class Maker:
         # and none comes sooner.
         self._gate = asyncio.Semaphore(max(8, 2 * len(os.sched_getaffinity(0))))
         self._max_lives = min(settings.max_sandboxes, room())
-        if little := short_of_terminals(settings.max_sandboxes):
-            log.warning("%s; the others wait", little)
+        self._little = short_of_terminals(settings.max_sandboxes)
+        """Said when a sandbox waits for it."""
         self._room = asyncio.Semaphore(self._max_lives)
         self._short_of_memory = False
         self._looked_at, self._available = -MEMORY_S, 0
@@ -164,6 +164,9 @@ class Maker:
         image = await self._images.image(spec)
         layer = await self._images.layer(spec, bool(image))
         self._user_tools.path_for(spec.tools)
+        if self._little and self._room.locked():
+            log.warning("%s; the others wait", self._little)
+            self._little = ""
         await self._room.acquire()
         try:
             async with self._gate:
