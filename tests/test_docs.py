@@ -18,13 +18,17 @@ from typing import Any
 
 import pytest
 
+from prorl.cli import summary
 from prorl.cli.app import COMMANDS, build
+from prorl.cli.demo.report import BY_VERSION_SQL as DEMO_SQL
 from prorl.errors import GraderError
 from prorl.limits import Deadline
 from prorl.rubric import Rubric, reward
+from prorl.storage.read.catalog import StoredRun
 from prorl.storage.serve.filter import check_filter
 from prorl.trainer.doors import TRIED
 from prorl.types import FailureCode, Task
+from prorl.view.opened import Opened
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", *(ROOT / "docs").glob("*.md")])
@@ -142,6 +146,31 @@ def test_the_filter_of_the_docs_is_one() -> None:
     sql = re.search(r"```sql\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
     assert sql
     check_filter(sql[1])
+
+
+def _queries() -> dict[str, str]:
+    """Each SELECT that a page, a help text or a last line names for `prorl sql`, by where it is."""
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "prorl").rglob("*.py")]
+    found = {"failed": summary.FAILED_SQL, "by_task": summary.BY_TASK_SQL, "demo": DEMO_SQL}
+    for file in files:
+        for number, query in enumerate(re.findall(SQL_LINE, file.read_text(), re.DOTALL)):
+            found[f"{file.name}-{number}"] = " ".join(query[1].split())
+    return found
+
+
+SQL_LINE = r"""prorl sql [^`"'\n{]*(["'])(select [^\\]*?)\1"""
+QUERIES = _queries()
+
+
+@pytest.mark.parametrize("where", QUERIES)
+def test_each_select_of_the_docs_runs(where: str) -> None:
+    run = str(ROOT / "tests" / "storage" / "golden_root" / "r")
+    assert StoredRun(run).sql(QUERIES[where]).num_columns
+    assert Opened(run).ask(QUERIES[where]) is not None
+
+
+def test_the_docs_name_selects() -> None:
+    assert len(QUERIES) > 8
 
 
 GUARANTEES = [

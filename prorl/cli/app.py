@@ -121,8 +121,7 @@ def dispatch(argv: Sequence[str]) -> int:
 
 
 def _complain(error: object, code: int) -> int:
-    from prorl.cli.output import clean
+    from prorl.cli.output import clean, note
 
-    line = " ".join(clean(str(error)).splitlines())
-    print(f"error: {line}", file=sys.stderr)
+    note(f"error: {' '.join(clean(str(error)).splitlines())}")
     return code

@@ -7,10 +7,16 @@ terminal nor hide what it says.
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from datetime import datetime
+from io import StringIO
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, TextIO
 
 import orjson
@@ -20,6 +26,8 @@ from prorl.errors import ConfigError
 from prorl.types import Json
 
 _KEPT = frozenset("\n\t")
+_START = re.compile(r"(?: *\S.{0,28}? {2,}| +)(?=\S)")
+"""What stands before the text of a line: its indent, or its names in columns."""
 
 
 def clean(text: str) -> str:
@@ -60,12 +68,67 @@ def open_to_write(path: Path) -> TextIO:
 
 
 def say(line: str = "") -> None:
-    print(line, flush=True)
+    print(_fitted(line, sys.stdout), flush=True)
 
 
 def note(line: str) -> None:
     """One plain line to standard error: never part of the answer."""
-    print(line, file=sys.stderr, flush=True)
+    print(_fitted(line, sys.stderr), file=sys.stderr, flush=True)
+
+
+def _fitted(line: str, stream: TextIO) -> str:
+    return broken(line, get_terminal_size().columns) if stream.isatty() else line
+
+
+def broken(line: str, width: int) -> str:
+    """A line that a terminal would break in mid-word, broken between words. What follows stands
+    below where the text begins; a command goes on behind a backslash, so that it can be copied.
+
+    >>> print(broken("  reward    mean 0.500, of 14 of 18 rollouts", 30))
+      reward    mean 0.500, of 14
+                of 18 rollouts
+    >>> print(broken("  next      prorl sql r 'select count(*) from rollouts'", 40))
+      next      prorl sql r 'select \\
+                count(*) from rollouts'
+    """
+    if len(line) <= width:
+        return line
+    start = _START.match(line)
+    indent = len(start[0]) if start and len(start[0]) <= width // 2 else 0
+    head, text = line[:indent], line[indent:]
+    command = text.startswith("prorl ")
+    parts = textwrap.wrap(
+        text,
+        max(8, width - indent - 2 * command),
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+    return head + (" \\\n" if command else "\n").join(
+        (" " * indent if place else "") + part for place, part in enumerate(parts)
+    )
+
+
+@contextmanager
+def redrawn() -> Iterator[None]:
+    """What is printed in the block stands where the last such block stood: the terminal is neither
+    cleared in between nor scrolled. What does not fit below is left out.
+    """
+    size, page, terminal = get_terminal_size(), _Page(), sys.stdout
+    with redirect_stdout(page):
+        yield
+    lines = page.getvalue().splitlines()
+    if len(lines) >= size.lines:
+        lines[size.lines - 2 :] = [f"… and {len(lines) - size.lines + 2} lines more"]
+    terminal.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+    terminal.flush()
+
+
+class _Page(StringIO):
+    """A page of the terminal that is still to be shown."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def say_json(value: Json) -> None:
@@ -92,29 +155,53 @@ def _default(value: Any) -> Json:
     return str(value)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Rows for people: a box-free rich table on a terminal, tab-separated lines off it."""
+VALUE_CHARS = 300
+"""Of a value in a list of names and values."""
+NARROWEST = 8
+"""Characters of a column that say something: where there is no room for them each row is a list."""
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", cut: bool = False
+) -> None:
+    """Rows for people: a box-free rich table on a terminal, tab-separated lines off it. `cut`: a
+    value that does not fit ends in an ellipsis, else it goes on below.
+    """
     if is_terminal():
-        _draw(columns, rows, title)
+        if cut and len(columns) * (NARROWEST + 1) > get_terminal_size().columns:
+            _list(columns, rows)
+        else:
+            _draw(columns, rows, title, cut)
         return
     say("\t".join(columns))
     for row in rows:
         say("\t".join(_cell(value).replace("\t", "\\t").replace("\n", "\\n") for value in row))
 
 
-def _draw(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str) -> None:
+def _list(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Each row as lines of a name and a value."""
+    name_width = max(map(len, columns), default=0)
+    for row in rows:
+        for name, value in zip(columns, row, strict=True):
+            text = " ".join(_cell(value).split())
+            say(f"{name:<{name_width}}  {text[:VALUE_CHARS]}{'…' * (len(text) > VALUE_CHARS)}")
+        say()
+
+
+def _draw(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str, cut: bool) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     def shown(value: object) -> Text:
-        return Text(_cell(value), justify="right" if isinstance(value, int | float) else "left")
+        text = _cell(value).replace("\n", " ") if cut else _cell(value)
+        return Text(text, justify="right" if isinstance(value, int | float) else "left")
 
     grid = Table(
         title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False
     )
     for column in columns:
-        grid.add_column(column, overflow="fold")
+        grid.add_column(column, overflow="ellipsis" if cut else "fold", no_wrap=cut)
     for row in rows:
         grid.add_row(*map(shown, row))
     Console().print(grid)
@@ -125,6 +212,8 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, datetime) and is_terminal():
+        return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, bytes):
         return clean(value.decode("utf-8", "backslashreplace"))
     return clean(str(value))

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 from prorl.cli.output import clean, note
 from prorl.deploy.running import POLL_S
-from prorl.types import Json, RolloutState, Stage
+from prorl.types import GroupState, Json, RolloutState, Stage
 
 if TYPE_CHECKING:
     from prorl.client.client import Client
     from prorl.supervisor.service import Supervisor
 
 LINE_EVERY_S = 10.0
+KEPT = (GroupState.KEPT, GroupState.STALE, GroupState.DELIVERED, GroupState.ACKED)
 
 SHORT_POLL_S = 0.05
 """Between the first looks, so that a short run does not wait for a look to end."""
@@ -56,6 +57,53 @@ def figures(run: Run, tokens_per_s: float, more: Iterable[str] = ()) -> str:
     return " · ".join(parts)
 
 
+def decided(run: Run) -> str:
+    """Groups that were kept and dropped, with the reasons; empty before the first."""
+    states, reasons = run.get("groups", {}), run.get("dropped", {})
+    kept = sum(states.get(state, 0) for state in KEPT)
+    dropped = states.get(GroupState.DROPPED, 0)
+    if not kept + dropped:
+        return ""
+    most = sorted(reasons.items(), key=lambda item: -item[1])[:3]
+    words = ", ".join(f"{number:,} {clean(reason)}" for reason, number in most)
+    return f"groups kept {kept:,}, dropped {dropped:,}" + (f" ({words})" if words else "")
+
+
+def speed(done: int, total: int, seconds: float) -> str:
+    """Rollouts a second since the start, and how long the rest takes at that speed.
+
+    >>> speed(30, 90, 10.0), speed(0, 90, 10.0)
+    ('3.0 rollouts/s, about 20 s left', '')
+    """
+    if not done or seconds <= 0:
+        return ""
+    rate, rest_s = done / seconds, (total - done) * seconds / done
+    left = f", about {span(rest_s)} left" if done < total else ""
+    return f"{rate:.1f} rollouts/s{left}"
+
+
+def span(seconds: float) -> str:
+    """A length of time, roughly.
+
+    >>> [span(seconds) for seconds in (4.4, 600.0, 9000.0)]
+    ['4 s', '10 min', '2.5 h']
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def waits_for(run: Run) -> str:
+    """Why it is not faster: what the service says, or the last stage whose slots are all busy."""
+    if run.get("stuck"):
+        return f"waits: {clean(run['stuck'])}"
+    for stage in reversed(Stage):
+        load = run["stages"].get(stage)
+        if load and load["queued"] and 0 < load.get("slots", 0) <= load["busy"]:
+            return f"waits for {stage.upper()}: {load['busy']:.0f} slots, all busy"
+    return ""
+
+
 class Progress:
     """A run's progress: bars on a terminal, plain lines off it, nothing when `quiet`."""
 
@@ -74,7 +122,7 @@ class Progress:
             from rich.text import Text
 
             name, more = TextColumn("{task.description}"), TextColumn("{task.fields[more]}")
-            self._bars = Bars(name, BarColumn(40), MofNCompleteColumn(), more)
+            self._bars = Bars(name, BarColumn(24), MofNCompleteColumn(), more)
             self._tasks = {
                 stage: self._bars.add_task(stage.upper(), total=None, more="") for stage in Stage
             }
@@ -97,12 +145,21 @@ class Progress:
                 queue = f" queue {load['queued']:.0f}" if load["queued"] else ""
                 said = f"in flight {load['busy']:.0f}{queue}"
                 self._bars.update(task, completed=passed(run, stage), total=total, more=said)
-            self._text.plain = f" {line}"
+            fast = speed(ended(run), total, now_s - self._began_s)
+            below = (" · ".join(filter(None, (line, fast))), decided(run), waits_for(run))
+            self._text.plain = "\n".join(filter(None, below))
             self._live.refresh()
         elif not self._quiet and (over != self._told_end or now_s - self._told_s >= LINE_EVERY_S):
             flight = " ".join(f"{stage} {load['busy']:.0f}" for stage, load in stages.items())
             done = f"done {ended(run):,}/{total:,} · in flight {flight or 'none'}"
-            note(f"{now_s - self._began_s:5.0f} s  {done} · {line}")
+            fast = speed(ended(run), total, now_s - self._began_s)
+            note(
+                " · ".join(
+                    filter(
+                        None, (f"{now_s - self._began_s:5.0f} s  {done}", line, fast, decided(run))
+                    )
+                )
+            )
             self._told_s, self._told_end = now_s, over
             self._looks = deque(list(self._looks)[-1:], maxlen=10)
 

@@ -12,7 +12,7 @@ from prorl.types import Json
 TOTALS = """
 select count(*) as rollouts, count(distinct rollout_id) as distinct_rollouts,
     count(distinct group_id) as groups,
-    count(*) filter (valid) as valid, count(*) filter (reward > 0) as rewarded,
+    count(*) filter (valid) as valid, count(*) filter (valid and reward > 0) as rewarded,
     avg(reward) filter (valid) as mean_reward,
     coalesce(sum(num_turns), 0)::bigint as model_calls,
     coalesce(sum(num_tool_calls), 0)::bigint as tool_calls,
@@ -28,11 +28,16 @@ select count(*) as rollouts, count(distinct rollout_id) as distinct_rollouts,
 from rollouts
 """
 
+FAILED_SQL = "select failure_code, count(*) from rollouts group by all"
+BY_TASK_SQL = "select task_id, avg(reward) from rollouts group by all order by 2 limit 9"
+"""What a person may ask next."""
+
 STATES = "select status, count(*) as n from rollouts group by status order by status"
 
 FAILURES = """
 select failure_class, failure_code, count(*) as n, min(failure_message) as example
-from rollouts where failure_code <> '' group by all order by n desc, failure_code
+from rollouts where failure_code <> '' and failure_class <> 'cancelled'
+group by all order by n desc, failure_code
 """
 
 TIMINGS = " union all ".join(
@@ -103,13 +108,14 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     )
     yield "  seconds   p50/p95: " + " · ".join(timings)
     look = "--worst" if summary["valid"] else "--failed"
-    yield from _stored(Path(summary["directory"]), summary["bytes"], look)
+    query = FAILED_SQL if summary["failures"] else BY_TASK_SQL
+    yield from _stored(Path(summary["directory"]), summary["bytes"], look, query)
 
 
 def _reward(summary: dict[str, Json]) -> str:
     mean, masked = summary["mean_reward"], summary["rollouts"] - summary["valid"]
     words = ["-" if mean is None else f"mean {mean:.3f}"]
-    words.append(f"rewarded {summary['rewarded']:,}/{summary['rollouts']:,}")
+    words.append(f"rewarded {summary['rewarded']:,} of {summary['valid']:,} valid")
     return " · ".join([*words, f"masked {masked:,}"] if masked else words)
 
 
@@ -138,10 +144,9 @@ def _tokens(summary: dict[str, Json], elapsed_s: float | None) -> str:
     return f"{said} · {summary['tokens'] / elapsed_s:,.0f} tokens/s · {rollouts}"
 
 
-def _stored(directory: Path, num_bytes: int, look: str) -> Iterator[str]:
+def _stored(directory: Path, num_bytes: int, look: str, query: str) -> Iterator[str]:
     """Where the run is, and what to look at next."""
     megabytes, root = f"{num_bytes / 1e6:.1f} MB of Parquet", root_option(directory.parent)
     yield f"  stored    {directory}  ({megabytes}; every figure above is SQL over it)"
     yield f"  next      prorl show {directory.name} {look}{root}"
-    query = "select failure_code, count(*) from rollouts group by all"
     yield f'            prorl sql {directory.name} "{query}"{root}'

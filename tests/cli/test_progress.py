@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prorl.cli.progress import Progress, figures, passed
+from prorl.cli.progress import Progress, decided, figures, passed, waits_for
 from prorl.types import Json, Stage
 
 
@@ -40,3 +40,15 @@ def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_the_end(
     assert first.startswith("   10 s  done 3/20 · in flight init 0 run 8 eval 1 · step 1 · reward")
     assert "300 tokens/s" in first
     assert last.startswith("   16 s")
+
+
+def test_kept_and_dropped_groups_and_what_it_waits_for_are_said() -> None:
+    run = _run() | {
+        "groups": {"kept": 2, "acked": 1, "dropped": 9},
+        "dropped": {"all_equal": 7, "incomplete": 2},
+    }
+    assert decided(run) == "groups kept 3, dropped 9 (7 all_equal, 2 incomplete)"
+    assert decided(_run()) == ""
+    run["stages"]["run"]["slots"] = 8
+    assert waits_for(run) == "waits for RUN: 8 slots, all busy"
+    assert waits_for(run | {"stuck": "no backend is able"}) == "waits: no backend is able"

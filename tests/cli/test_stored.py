@@ -82,7 +82,7 @@ def test_show_lists_the_others_beside_a_bad_one(root: Path, cli: Cli) -> None:
 def test_show_sums_the_run_up_from_its_files(cli: Cli) -> None:
     text = cli("show", "r")
     assert text.startswith("r: 2 rollouts in 2 groups")
-    assert "mean 1.000 · rewarded 2/2" in text
+    assert "mean 1.000 · rewarded 2 of 2 valid" in text
     assert json.loads(cli("show", "r", "--json"))["states"] == {"completed": 2}
 
 

@@ -119,7 +119,7 @@ def test_an_env_of_your_own(tmp_path: Path, sandbox_kind: str) -> None:
     said = prorl("check", "capitals/tasks.jsonl", "--sandbox", sandbox_kind)
     assert "2 tasks: oracle 1, no-op 0, twice the same" in said
     said = prorl("run", "--tasks", "capitals/tasks.jsonl", "--set", "service.workers=0")
-    assert "rewarded 2/2" in said
+    assert "rewarded 2 of 2 valid" in said
 
 
 def _output(folder: Path, *argv: str) -> str:

@@ -42,5 +42,5 @@ def sql(
     if json:
         say_json(rows.to_pylist())
     else:
-        table(rows.column_names, (row.values() for row in rows.to_pylist()))
+        table(rows.column_names, (row.values() for row in rows.to_pylist()), cut=True)
     return 0

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator, Mapping
 
 from prorl.cli.options import LOOK_S, JsonObject, ServiceRoot, ServiceUrl
-from prorl.cli.output import clean, is_terminal, say, say_json, table
+from prorl.cli.output import clean, is_terminal, redrawn, say, say_json, table
+from prorl.cli.progress import decided, ended, span
 from prorl.cli.runs import DEFAULT_ROOT
 from prorl.errors import UserError
 from prorl.types import Json
 
-CLEAR = "\x1b[2J\x1b[H"
 GAUGES = ("busy", "slots", "queued", "done", "failed")
 """Of a worker, in this order."""
 WAITS_MUCH, WAITS_LITTLE = 0.10, 0.05
@@ -55,12 +55,33 @@ def status(
             if json:
                 say_json(found)
                 continue
-            if is_terminal():
-                say(CLEAR + time.strftime("%H:%M:%S"))
-            if "stages" in found:
-                table(STAGE_COLUMNS, stage_rows(before, found, since - began))
-                say()
-            _show(found)
+            if not is_terminal():
+                _show_rates(before, found, since - began)
+                continue
+            with redrawn():
+                say(time.strftime("%H:%M:%S"))
+                _show_rates(before, found, since - began)
+
+
+def _show_rates(before: Mapping[str, Json], now: Mapping[str, Json], seconds: float) -> None:
+    if "stages" in now:
+        table(STAGE_COLUMNS, stage_rows(before, now, seconds))
+        say()
+    _show(now)
+    for line in speeds(before, now, seconds):
+        say(line)
+
+
+def speeds(before: Mapping[str, Json], now: Mapping[str, Json], seconds: float) -> Iterator[str]:
+    """Of each open run: rollouts a second between two answers, and how long the rest takes."""
+    earlier = {one["run_id"]: ended(one) for one in before.get("runs", ()) if "counts" in one}
+    for one in now.get("runs", ()):
+        if one.get("state") != "open" or one["run_id"] not in earlier:
+            continue
+        done, total = ended(one), sum(one["counts"].values())
+        rate = max(0, done - earlier[one["run_id"]]) / seconds
+        left = f", about {span((total - done) / rate)} left" if rate and done < total else ""
+        yield f"{one['run_id']}: {rate:.1f} rollouts/s{left}"
 
 
 def stage_rows(
@@ -132,6 +153,8 @@ def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
         if run in ("", one["run_id"]) and one["stuck"]:
             how = "stuck" if one["state"] == "open" else one["state"]
             yield f"{one['run_id']} is {how}: {clean(one['stuck'])}"
+        if run in ("", one["run_id"]) and one["state"] == "open" and (words := decided(one)):
+            yield f"{one['run_id']}: {words}"
         if run in ("", one["run_id"]) and one["state"] != "open" and (owed := one["owed"]):
             how = "its trainer has not committed: they stay until it does"
             yield f"{one['run_id']} is {one['state']}, with {owed:,} kept groups that {how}"

@@ -42,6 +42,9 @@ select s.min_version as version, data_source as "set", avg(reward) as reward, co
 from rollouts s where valid and status = 'completed' group by all order by 1, 2
 """
 
+BY_VERSION_SQL = "select min_version, avg(reward) from rollouts where valid group by all order by 1"
+"""What a person may ask next: as the viewer's chart has it."""
+
 PHASES = ("wait", "train", "checkpoint", "publish")
 """Of a step of the trainer."""
 
@@ -115,7 +118,6 @@ def present(found: dict[str, Json]) -> None:
     table(COLUMNS, rows, title=title)
     times, directory = found["times"], Path(found["directory"])
     name, root = directory.name, root_option(directory.parent)
-    query = "select max_version, avg(reward) from rollouts where valid group by all order by 1"
     loads = "(transformers, vLLM and `prorl eval --policy DIR` load them)"
     checkpoints = checkpoints_dir(directory.parent, name)
     if found["steps"]:  # what the shipped trainer measures of itself
@@ -133,5 +135,5 @@ def present(found: dict[str, Json]) -> None:
     say(f"  weights   {checkpoints}  {loads}")
     say(f"  next      prorl view {shlex.quote(str(directory))}")
     say(f"            prorl show {name} --best{root}")
-    say(f'            prorl sql {name} "{query}"{root}')
+    say(f'            prorl sql {name} "{BY_VERSION_SQL}"{root}')
     say(f"            prorl replay {name}{root}")

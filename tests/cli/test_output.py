@@ -1,0 +1,92 @@
+"""What a terminal of 80 columns shows: no word is broken, nothing is wider, a page is redrawn."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from prorl.cli.app import COMMANDS
+from tests.view.kinds import ROOT as RUN
+
+COLUMNS, LINES = 80, 24
+WORDS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def shown(*argv: str) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    env = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        [sys.executable, *argv], stdout=theirs, stderr=theirs, stdin=theirs, env=env
+    )
+    os.close(theirs)
+    parts = []
+    try:
+        while part := os.read(ours, 1 << 16):
+            parts.append(part)
+    except OSError:  # the other side is closed
+        pass
+    process.wait()
+    os.close(ours)
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+SQL = (
+    "select *",
+    "select rollout_id, task_id, committed_at, reward, run_s, status, num_turns, env",
+)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *(["sql", str(RUN), f"{select} from rollouts"] for select in SQL),
+        ["show", str(RUN)],
+        ["show", str(RUN), "--worst"],
+        ["doctor"],
+        *([command, "--help"] for command in COMMANDS),
+        ["sql", str(RUN), "select no_such_column from rollouts"],
+    ],
+    ids=" ".join,
+)
+def test_no_line_is_wider_than_the_terminal(argv: list[str]) -> None:
+    text = WORDS.sub("", shown("-m", "prorl.cli", *argv))
+    assert text.strip()
+    # A path, a hash or a query's word that is longer than the terminal cannot be helped.
+    wide = [line for line in text.split("\n") if len(line.rstrip()) > COLUMNS]
+    assert [line for line in wide if max(map(len, line.split())) < COLUMNS // 2] == []
+
+
+def test_a_table_of_sql_has_one_line_a_row_and_seconds() -> None:
+    lines = shown("-m", "prorl.cli", "sql", str(RUN), f"{SQL[1]} from rollouts").splitlines()
+    assert len(lines) == 1 + 8
+    (time,) = set(
+        re.findall(
+            r"20\d\d-\d\d-\d\d\S* ?\S*",
+            shown(*("-m", "prorl.cli", "sql", str(RUN), "select max(committed_at) from rollouts")),
+        )
+    )
+    assert re.fullmatch(r"[-\d]{10} [:\d]{8}", time)
+
+
+def test_a_page_is_redrawn_where_it_stood_and_cut_to_the_terminal(tmp_path: Path) -> None:
+    script = tmp_path / "watch.py"
+    script.write_text(
+        "from prorl.cli.output import redrawn, say\n"
+        "for look in range(2):\n    with redrawn():\n"
+        "        for line in range(30):\n            say(f'{look} {line}')\n"
+    )
+    first, second = shown(str(script)).split("\x1b[H")[1:]
+    assert len(second.splitlines()) == LINES, "with the one that erases what is below"
+    assert "… and 8 lines more" in first
+    assert "\x1b[2J" not in first
