@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
         if (error.name or "prorl").partition(".")[0] == "prorl":
             raise
         raise ModuleNotFoundError(
-            f"prorl.{name} needs {error.name}: pip install 'prorl[serve]'", name=error.name
+            f"prorl.{name} needs {error.name}: install prorl's extra `serve`", name=error.name
         ) from None
     return getattr(home, _RENAMED.get(name, name))
 

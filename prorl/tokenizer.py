@@ -102,7 +102,7 @@ def _library(path: str | Path) -> Any:
         raise ConfigError(
             f"tokenizer {str(path)!r} is a Hugging Face directory",
             "the package tokenizers",
-            "pip install 'prorl[render]'",
+            "install prorl's extra `render`",
         ) from cause
     return tokenizers
 

@@ -31,7 +31,7 @@ def main() -> None:
             raise
         print(
             f"error: {error.name} is not installed: this is the client alone; the command line"
-            " and the service are pip install 'prorl[serve]'",
+            " and the service are its extra `serve`",
             file=sys.stderr,
         )
         code = 2

@@ -46,5 +46,5 @@ def check_installed(task: Task) -> None:
         raise TaskError(
             f"task {task.task_id!r}: the env {task.env!r} needs pint",
             "it, for units",
-            "pip install 'prorl[math]'",
+            "install prorl's extra `math`",
         )

@@ -112,7 +112,7 @@ async def _by_math_verify(gold: str, answer: str, deadline: Deadline) -> tuple[b
         raise GraderError(
             FailureCode.GRADER_ERROR,
             f"the reference answer {gold[:200]!r} is beyond the rules; expected math-verify, which"
-            " may read it: pip install 'prorl[math]'",
+            " may read it: install prorl's extra `math`",
         )
     right, why = await grading.ask(grading.MATH_VERIFY, (gold, answer), (gold, "0"), deadline)
     return bool(right), f"math-verify{': ' * bool(why)}{why}"

@@ -275,7 +275,7 @@ def _registry() -> UnitRegistry[float]:
     try:
         from pint import UnitRegistry
     except ModuleNotFoundError as cause:
-        raise ModuleNotFoundError("units need pint: pip install 'prorl[math]'") from cause
+        raise ModuleNotFoundError("units need pint: install prorl's extra `math`") from cause
     registry: UnitRegistry[float] = UnitRegistry()
     for line in _DEFINITIONS:
         registry.define(line)

@@ -240,7 +240,7 @@ class Authority:
             raise ConfigError(
                 "the package cryptography is not installed",
                 "it, for connections between hosts",
-                "pip install 'prorl[tls]'",
+                "install prorl's extra `tls`",
             ) from None
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _sign("prorl", key.public_key(), None, key, AUTHORITY_DAYS)

@@ -70,7 +70,7 @@ def template_renderer(spec: RendererSpec, tokenizer: HFTokenizer) -> Renderer:
         raise ConfigError(
             f"{spec.model} speaks by a chat template",
             "the package jinja2",
-            "pip install 'prorl[render]'",
+            "install prorl's extra `render`",
         ) from cause
     from prorl.renderer import proof
     from prorl.renderer.family import find_family

@@ -44,7 +44,7 @@ def test_a_figure_lives_in_a_frame_that_nothing_leaves(tmp_path: Path) -> None:
 
 
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ipykernel", reason="no ipykernel: pip install 'prorl[jupyter]'")
+    pytest.importorskip("ipykernel", reason="no ipykernel: the extra `jupyter`")
     from jupyter_client.manager import start_new_kernel
 
     make_run(tmp_path / "r", 64, 2)

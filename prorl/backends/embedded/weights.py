@@ -178,7 +178,7 @@ class _Tensors:
             import safetensors
         except ImportError as cause:
             given = "the embedded backend reads safetensors files"
-            raise ConfigError(given, "safetensors", "pip install 'prorl[torch]'") from cause
+            raise ConfigError(given, "safetensors", "install prorl's extra `torch`") from cause
         files = sorted(directory.glob("*.safetensors"))
         if not files:
             raise ConfigError(

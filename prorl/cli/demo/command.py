@@ -91,7 +91,7 @@ def demo(
         raise ConfigError(
             f"{' and '.join(missing)} not installed",
             "the packages that train",
-            "pip install 'prorl[torch]'; without a GPU install a CPU build of torch before it",
+            "install prorl's extra `torch`; without a GPU install a CPU build of torch before it",
         )
     name = name or (latest_run(root, DEMO_FILE) if resume else first_free(root, "demo"))
     if (root / name).exists() and not resume:

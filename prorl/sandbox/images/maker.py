@@ -147,7 +147,7 @@ def client_class() -> Any:
     try:
         from spython.main import Client
     except ImportError:
-        raise StorageError("spython is not installed; pip install 'prorl[apptainer]'") from None
+        raise StorageError("spython is not installed; install prorl's extra `apptainer`") from None
     return Client
 
 
