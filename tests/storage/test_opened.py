@@ -114,11 +114,13 @@ def test_a_report_of_two_equal_runs_says_so(root: Path, capsys: pytest.CaptureFi
 def test_a_damaged_job_file_costs_its_own_line(
     text: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for path in (root / "a" / "manifest.json", root / "b" / "manifest.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "code_version": "0.1.0"}))
     (root / "a" / "job.json").write_text(text)
     assert dispatch(["report", "a", "b", "--json", "--root", str(root)]) == 0
     made = json.loads(capsys.readouterr().out)["made_by"]
     assert made.get("job.json", ["unreadable"])[0] == "unreadable"
-    assert made["prorl"][0] == made["prorl"][1]
+    assert made["prorl"] == ["0.1.0", "0.1.0"]
 
 
 def test_a_report_of_two_runs_says_what_made_them_differ(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ def _look(tab: Any, damage: str) -> None:
 @pytest.mark.ui
 @pytest.mark.timeout(900)
 def test_no_page_of_a_run_of_any_kind_has_an_error(root: Path) -> None:
-    pages = pytest.importorskip("tests.view.test_pages", reason="no playwright: make test-ui")
+    pytest.importorskip("playwright.sync_api", reason="no playwright: make test-ui")
+    pages = import_module("tests.view.test_pages")
     with viewing(root) as viewer, pages.browser(viewer) as tab:
         tab.go("#/")
         for kind in KINDS:
@@ -115,7 +117,8 @@ def test_no_page_of_a_run_of_any_kind_has_an_error(root: Path) -> None:
 @pytest.mark.ui
 @pytest.mark.timeout(900)
 def test_no_page_of_a_report_of_any_kind_has_an_error(root: Path, tmp_path: Path) -> None:
-    pages = pytest.importorskip("tests.view.test_pages", reason="no playwright: make test-ui")
+    pytest.importorskip("playwright.sync_api", reason="no playwright: make test-ui")
+    pages = import_module("tests.view.test_pages")
     for kind in KINDS:
         file = tmp_path / f"{kind}.html"
         file.write_text(freeze(str(root / kind)))

@@ -83,7 +83,7 @@ class Reply(NamedTuple):
 
 
 def load_json(text: str | bytes) -> Json:
-    """A JSON value. Raises ValueError.
+    r"""A JSON value. Raises ValueError.
 
     Half of a surrogate pair, which JavaScript writes where it cuts a string, is read as U+FFFD.
 

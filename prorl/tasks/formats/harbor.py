@@ -16,7 +16,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-import yaml
 from pydantic import ValidationError
 
 from prorl.config.validation import explain
@@ -165,6 +164,8 @@ def _check_services(path: Path) -> None:
     """Raise TaskError where a compose file starts another service than `main`."""
     if not path.is_file():
         return
+    import yaml  # here: the client alone, which reads other formats, has no YAML
+
     where = f"{path.parent.name}/{COMPOSE}"
     try:
         values = yaml.safe_load(path.read_text())
