@@ -120,7 +120,7 @@ def test_a_damaged_job_file_costs_its_own_line(
     assert dispatch(["report", "a", "b", "--json", "--root", str(root)]) == 0
     made = json.loads(capsys.readouterr().out)["made_by"]
     assert made.get("job.json", ["unreadable"])[0] == "unreadable"
-    assert made["prorl"] == ["0.1.0", "0.1.0"]
+    assert made["prorl"][0] == made["prorl"][1]
 
 
 def test_a_report_of_two_runs_says_what_made_them_differ(
