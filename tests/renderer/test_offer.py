@@ -27,7 +27,10 @@ THINKS = {
 }
 MORE = tuple(
     Model(template=name)
-    for name in (*WHOLLY, "gemma-2", "kimi-k2-instruct", "kimi-k2-thinking", "deepseek-r1-distill")
+    for name in (
+        *sorted(WHOLLY),
+        *("gemma-2", "kimi-k2-instruct", "kimi-k2-thinking", "deepseek-r1-distill"),
+    )
 )
 ALL = {model.name: replace(model, vocabulary="") for model in (*MODELS, *MORE)}
 """Over bytes and markers: templates are what counts here, and vocabularies take minutes."""

@@ -182,7 +182,9 @@ async def test_a_folder_that_is_no_root_file_system_is_refused(
 
 def test_without_spython_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spython.main", None)
-    with pytest.raises(StorageError, match="spython is not installed; pip install"):
+    with pytest.raises(
+        StorageError, match="spython is not installed; install prorl's extra `apptainer`"
+    ):
         client_class()
 
 

@@ -69,6 +69,8 @@ try:
     deal(place, take, 4)
 except UserError as error:
     assert str(error) == "the run has ended; expected more groups"
+    dist.barrier()
+    dist.destroy_process_group()  # a thread of gloo that still runs would abort the process
     sys.exit(7)
 """
 
