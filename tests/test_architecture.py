@@ -124,3 +124,87 @@ def _upward(graph: grimp.ImportGraph, package: str, layers: list[str]) -> Iterat
                 continue
             if floors[rooms[0]] >= floors[rooms[1]]:
                 yield importer, imported
+
+
+STATE = ROOT / "prorl/service/core/state.py"
+
+WRITERS = {
+    "WorkerRecord": "rollouts.py",
+    "WorkerStatus": "workers.py",
+}
+"""By record of the gateway's state: the one module of `prorl/service` that changes it once it was
+made. A record's own methods are its own.
+"""
+
+CHANGES = frozenset(
+    {"add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "pop", "popleft"}
+    | {"remove", "setdefault", "subtract", "update"}
+)
+"""Methods of containers that change them."""
+
+
+def _changed(node: ast.AST) -> Iterator[ast.Attribute]:
+    """Attributes that a node assigns, deletes, or changes as containers."""
+    targets: list[ast.expr] = []
+    match node:
+        case ast.Assign(targets=several) | ast.Delete(targets=several):
+            targets = list(several)
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            targets = [target]
+        case ast.Call(func=ast.Attribute(value=container, attr=method)) if method in CHANGES:
+            targets = [container]
+    while targets:
+        match targets.pop():
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                targets += elements
+            case ast.Subscript(value=value) | ast.Starred(value=value):
+                targets.append(value)
+            case ast.Attribute() as attribute:
+                yield attribute
+
+
+def _name(node: ast.expr) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def _records() -> tuple[dict[str, set[str]], dict[str, str]]:
+    """Fields of each record of the state, and the name of each piece by the field that has it."""
+    records = {
+        node.name: {
+            _name(line.target): ast.unparse(line.annotation)
+            for line in node.body
+            if isinstance(line, ast.AnnAssign)
+        }
+        for node in trees()[STATE].body
+        if isinstance(node, ast.ClassDef) and node.decorator_list
+    }
+    pieces = {
+        field: kind
+        for fields in records.values()
+        for field, kind in fields.items()
+        if kind in records and not kind.endswith("Record")
+    }
+    return {name: set(fields) for name, fields in records.items()}, pieces
+
+
+def test_each_record_of_the_state_has_one_writer() -> None:
+    """`run.delivery.kept += 1` changes what `delivery` is; `worker.held.add(...)` a field that has
+    this name in one of the whole records, whatever the variable is called.
+    """
+    fields, pieces = _records()
+    whole = {field: name for name in fields if name.endswith("Record") for field in fields[name]}
+    writers: dict[str, set[str]] = {name: set() for name in WRITERS}
+    for path, tree in trees().items():
+        if ROOT / "prorl/service" not in path.parents or path == STATE:
+            continue
+        for attribute in (found for node in ast.walk(tree) for found in _changed(node)):
+            holder, field = _name(attribute.value), attribute.attr
+            if holder in pieces and field in fields[pieces[holder]]:
+                record = pieces[holder]
+            elif holder and holder != "self" and holder not in pieces:
+                record = whole.get(field, "")
+            else:
+                continue
+            if record in writers:
+                writers[record].add(path.name)
+    assert writers == {name: {module} for name, module in WRITERS.items()}

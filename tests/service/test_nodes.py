@@ -50,6 +50,7 @@ def hello(
     held: tuple[AttemptKey, ...] = (),
     home: str = "",
     died_at: str = "",
+    resumes: bool = False,
 ) -> WorkerRecord:
     """`NODE/ROLE-i` says hello; without a slash it is a worker of the service's own host."""
     node, _, worker = name.rpartition("/")
@@ -60,6 +61,7 @@ def hello(
         location=f"at {name}{home}",
         home=home,
         died_at=died_at,
+        resumes=resumes,
         slots=4,
         schema_version=SCHEMA_VERSION,
         held=held,
@@ -85,10 +87,12 @@ def test_only_the_store_is_told_whom_to_dial(core: Core, nodes: int) -> None:
     core.journal.take()
     for number in range(nodes):
         for role in ("init", "run", "eval"):
-            assert hello(core, f"n{number}/{role}-0").endpoints == {}
+            assert hello(core, f"n{number}/{role}-0").status.endpoints == {}
             outbox = core.journal.take().outbox
             told += sum(row.kind.value == "endpoints" for rows in outbox.values() for row in rows)
-    assert store.endpoints == {"eval": tuple(f"at n{number}/eval-0" for number in range(nodes))}
+    assert store.status.endpoints == {
+        "eval": tuple(f"at n{number}/eval-0" for number in range(nodes))
+    }
     assert told == nodes
 
 
@@ -259,11 +263,10 @@ def test_a_next_life_says_whether_the_process_died_or_its_host(
 def test_a_death_whose_cause_is_known_is_charged_to_that_attempt_alone(
     core: Core, noticed: bool, died_at: str, losses: int
 ) -> None:
-    worker = hello(core, "run-0")
+    worker = hello(core, "run-0", resumes=noticed)
     record = leased(core, worker)
     assert record.key == ("r", 0, 1)
     if noticed:
-        worker.resumes = True
         core.workers.gone(worker)
     hello(core, "run-0", "second", died_at=died_at)
     assert charged(record) == (0, losses)
@@ -287,21 +290,21 @@ def test_a_node_whose_line_breaks_again_and_again_is_let_go_with_its_reason(
         record = black_hole(core, clock)
         assert charged(record) == (0, 0)
         core.sweep()
-        assert not hello(core, "n1/init-0").held_back or place == lines.BREAKS - 1
+        assert not hello(core, "n1/init-0").status.held_back or place == lines.BREAKS - 1
     worker = hello(core, "n1/init-0")
     core.sweep()
-    assert "its line broke 3 times and nothing came through" in worker.held_back
+    assert "its line broke 3 times and nothing came through" in worker.status.held_back
     clock.now += lines.FIRST_REST_S
     core.sweep()
-    assert not worker.held_back, "it is tried again"
+    assert not worker.status.held_back, "it is tried again"
     black_hole(core, clock)
     worker = hello(core, "n1/init-0")
     clock.now += lines.FIRST_REST_S
     core.sweep()
-    assert worker.held_back, "and rests longer when that was in vain"
+    assert worker.status.held_back, "and rests longer when that was in vain"
     core.rollouts.lines.delivered(worker)
     core.sweep()
-    assert not worker.held_back, "a row of it in the store is a line that works"
+    assert not worker.status.held_back, "a row of it in the store is a line that works"
 
 
 def test_what_a_node_has_finished_and_cannot_deliver_is_given_to_others(
@@ -323,13 +326,13 @@ def test_what_a_node_has_finished_and_cannot_deliver_is_given_to_others(
     assert record.life.state is RolloutState.RUNNING, "both ends have just come"
     clock.now += GONE_S + 1
     stalled(GONE_S - 1)
-    assert (record.life.state, node["init"].held_back) == (RolloutState.RUNNING, "")
+    assert (record.life.state, node["init"].status.held_back) == (RolloutState.RUNNING, "")
     core.journal.take()
     stalled(GONE_S + 1)
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
     outbox = core.journal.take().outbox
     assert all(outbox[node[role]][-1].kind is Kind.CANCEL for role in ("run", "eval"))
-    assert "its line broke" in node["init"].held_back
+    assert "its line broke" in node["init"].status.held_back
     assert list(core.workers.cut_off()) == []
     core.workers.gone(node["init"])
     assert [node for node, _ in core.workers.cut_off()] == ["n1"], "its streams may all be cut"
@@ -345,7 +348,7 @@ def test_a_store_that_is_away_is_no_line_that_broke(core: Core, clock: Clock) ->
     clock.now += 10 * GONE_S
     core.control(node["eval"], ControlRow.of(Stats(stalled_s=10 * GONE_S), seq=2))
     core.sweep()
-    assert (record.life.state, node["init"].held_back) == (RolloutState.RUNNING, "")
+    assert (record.life.state, node["init"].status.held_back) == (RolloutState.RUNNING, "")
 
 
 def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> None:

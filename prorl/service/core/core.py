@@ -229,15 +229,15 @@ class Core:
         """One row of a worker's control stream, after its hello. Raises UserError for a row that
         makes no sense.
         """
-        worker.seen_at = self._clock()
+        self.workers.hear(worker)
         match row.kind:
             case Kind.STARTED | Kind.PROGRESS | Kind.FAILED | Kind.RELEASED:
                 self._event(worker, row)
             case Kind.LEAVING:
-                worker.leaving = True
+                self.workers.leaves(worker)
             case Kind.STATS:
-                before, worker.stats = worker.stats, row.read(Stats)
-                self.watched.served(before, worker.stats)
+                stats = row.read(Stats)
+                self.watched.served(self.workers.report(worker, stats), stats)
             case Kind.RESERVE:
                 reserved = self.commits.reserve(worker, row.read(Reserve).attempts)
                 self._reply(worker, row, reserved)

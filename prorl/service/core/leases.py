@@ -112,7 +112,7 @@ class Leases(Part):
 
     def _has(self, peer: Mapping[str, Json], image: str) -> bool:
         worker = self._state.workers.get(str(peer.get("worker", "")))
-        if worker is not None and worker.held_back:
+        if worker is not None and worker.status.held_back:
             return False
         return not image or has_image(self._state, worker, image)
 

@@ -167,7 +167,9 @@ class Rollouts(Part):
         record.entered = now
 
     def stepped(self, run: RunRecord, groups: int) -> None:
-        stats = [worker.stats for worker in self._state.of_role("run") if worker.stats]
+        stats = [
+            worker.status.stats for worker in self._state.of_role("run") if worker.status.stats
+        ]
         busy_s, slots = sum(one.busy_s for one in stats), sum(one.slots for one in stats)
         run.effort.committed(groups, self._clock(), busy_s, slots)
 
@@ -316,8 +318,12 @@ class Rollouts(Part):
         self._unreserve(record)
         if record.holders or record.life.state not in IN_HAND:
             return
-        line = worker if worker.remote and end is EventKind.RETURN and not worker.leaving else None
-        end = EventKind.RETURN if worker.leaving else end
+        line = (
+            worker
+            if worker.remote and end is EventKind.RETURN and not worker.status.leaving
+            else None
+        )
+        end = EventKind.RETURN if worker.status.leaving else end
         if grace_s:
             self._wait_until(record, self._latest(record, grace_s), end, line)
         else:

@@ -103,8 +103,25 @@ class Ordered(dict[T, None]):
         self.pop(member, None)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
+class WorkerStatus:
+    """What a worker last reported, and what it was last told. `Workers` alone writes it."""
+
+    seen_at: float = 0.0
+    """When a row of it last came, on the loop's clock."""
+    leaving: bool = False
+    """It was asked to leave: what it gives back is charged to nobody."""
+    stats: Stats | None = None
+    """Its newest report; None until there is one."""
+    endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    held_back: str = ""
+    """Why an INIT worker gets no leases; empty where it gets some."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
+    """Who a worker is, as its hello says, and what it has. Only `Rollouts` writes `held`."""
+
     name: str
     session: int
     incarnation: str
@@ -114,30 +131,24 @@ class WorkerRecord:
     location: str
     slots: int
     host: str = ""
-    held: Ordered[RolloutRecord] = field(default_factory=Ordered)
-    stats: Stats | None = None
-    """What it said last; None until it says something."""
     came_at: float = 0.0
-    seen_at: float = 0.0
     remote: bool = False
-    leaving: bool = False
-    """It was asked to leave: what it gives back is charged to nobody."""
     resumes: bool = False
     """A restarted worker of the same name resumes its attempts."""
-    endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     home: str = ""
     """Of its node's life: who started it. A death is charged only where that lives on."""
     died_at: str = ""
-    held_back: str = ""
     images: Mapping[str, str] | None = None
     """Digests of its node's images by name; None: it may have any."""
+    status: WorkerStatus = field(default_factory=WorkerStatus)
+    held: Ordered[RolloutRecord] = field(default_factory=Ordered)
 
     @property
     def grace_s(self) -> float:
         """How long it may be away before what it holds is lost. A cable may have been pulled, or
         its next life is about to read its journal.
         """
-        waited_for = self.remote or (self.resumes and not self.leaving)
+        waited_for = self.remote or (self.resumes and not self.status.leaving)
         return REMOTE_GRACE_S if waited_for else 0.0
 
 

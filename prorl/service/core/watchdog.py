@@ -135,7 +135,11 @@ class ProgressWatchdog:
         now, changed = self._clock(), []
         workers = Counter(worker.role for worker in self._state.workers.values())
         inits = self._state.of_role("init")
-        held_back = inits[0].held_back if all(init.held_back for init in inits) and inits else ""
+        held_back = (
+            inits[0].status.held_back
+            if all(init.status.held_back for init in inits) and inits
+            else ""
+        )
         for run in self._state.open.values():
             found = signs(run)
             if found != run.progress.moved[0]:

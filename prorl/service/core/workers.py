@@ -16,7 +16,16 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from prorl.control import Claim, ControlRow, Drain, Endpoints, Hello, VersionPublished, Welcome
+from prorl.control import (
+    Claim,
+    ControlRow,
+    Drain,
+    Endpoints,
+    Hello,
+    Stats,
+    VersionPublished,
+    Welcome,
+)
 from prorl.errors import FencedError, NotFoundError, UserError
 from prorl.graph import GRAPH
 from prorl.service.core.commits import Commits
@@ -24,7 +33,7 @@ from prorl.service.core.images import digests
 from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.rollouts import Rollouts
-from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, WorkerRecord
+from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, WorkerRecord, WorkerStatus
 from prorl.timing import (
     CLAIM_GRACE_S,
     GONE_S,
@@ -82,9 +91,9 @@ class Workers(Part):
         if earlier is not None:
             self._replace(earlier, worker)
         self._not_claimed(worker)
-        worker.endpoints = self._state.endpoints_of(worker)
+        worker.status.endpoints = self._state.endpoints_of(worker)
         welcome = Welcome(
-            endpoints=worker.endpoints,
+            endpoints=worker.status.endpoints,
             refused=tuple(refused),
             adopted=tuple(adopted),
             elsewhere=tuple(elsewhere),
@@ -107,13 +116,12 @@ class Workers(Part):
             location=hello.location,
             slots=hello.slots,
             came_at=self._clock(),
-            seen_at=self._clock(),
             remote=hello.remote,
-            leaving=hello.leaving,
             resumes=hello.resumes,
             images=digests(hello.images),
             home=hello.home,
             died_at=hello.died_at,
+            status=WorkerStatus(seen_at=self._clock(), leaving=hello.leaving),
         )
 
     def _not_claimed(self, worker: WorkerRecord) -> None:
@@ -221,13 +229,26 @@ class Workers(Part):
         """A host that is cut off says nothing, and its streams end long after."""
         if not worker.remote:
             return worker.grace_s
-        unheard_s = self._clock() - worker.seen_at
+        unheard_s = self._clock() - worker.status.seen_at
         return min(worker.grace_s, max(LEAST_GRACE_S, GONE_S - unheard_s))
 
     def forget(self) -> None:
         now = self._clock()
         for name in [name for name, away in self._away.items() if away.until < now]:
             del self._away[name]
+
+    def hear(self, worker: WorkerRecord) -> None:
+        """Note that a row of the worker has come: it is alive."""
+        worker.status.seen_at = self._clock()
+
+    def report(self, worker: WorkerRecord, stats: Stats) -> Stats | None:
+        """Keep the newest report of a worker. Returns the one before, if there was any."""
+        before, worker.status.stats = worker.status.stats, stats
+        return before
+
+    def leaves(self, worker: WorkerRecord) -> None:
+        """From here on the worker gives up what it has in order."""
+        worker.status.leaving = True
 
     def drain(self, node: str, deadline_s: float | None) -> list[WorkerRecord]:
         """Ask every worker of a node to leave, again if need be; who they are. Raises NotFoundError
@@ -238,7 +259,7 @@ class Workers(Part):
             known = sorted({w.node for w in self._state.workers.values() if w.role != "store"})
             raise NotFoundError(f"no node {node!r} works here; those that do: {', '.join(known)}")
         for worker in workers:
-            worker.leaving = True
+            self.leaves(worker)
             row = ControlRow.of(Drain(deadline_s=deadline_s))
             self._journal.send(worker, row)
         self._journal.urgent = True
@@ -247,13 +268,15 @@ class Workers(Part):
     def silent(self) -> list[WorkerRecord]:
         """Workers of which nothing was heard for too long, while we listened."""
         now = self._clock()
-        return [w for w in self._state.workers.values() if now - w.seen_at > WORKER_SILENCE_S]
+        return [
+            w for w in self._state.workers.values() if now - w.status.seen_at > WORKER_SILENCE_S
+        ]
 
     def hold_back(self) -> None:
         """Note which INIT workers get no leases, and why."""
         self._give_up_stalled(self._clock())
         for init in self._state.of_role("init"):
-            init.held_back = self._rollouts.lines.trouble(init.node) if init.remote else ""
+            init.status.held_back = self._rollouts.lines.trouble(init.node) if init.remote else ""
 
     def cut_off(self) -> Iterable[tuple[str, str]]:
         """Nodes with a line in trouble of which no INIT is here to show it, and what it is."""
@@ -267,11 +290,11 @@ class Workers(Part):
         """
         stores = [now - store.came_at for store in self._state.of_role("store")]
         for worker in self._state.of_role(GRAPH.names[-1]):
-            if not worker.stats or not worker.remote or not stores:
+            if not worker.status.stats or not worker.remote or not stores:
                 continue
-            if not worker.stats.stalled_s:
+            if not worker.status.stats.stalled_s:
                 self._rollouts.lines.works(worker.node)
-            if min(worker.stats.stalled_s, now - worker.came_at, *stores) <= GONE_S:
+            if min(worker.status.stats.stalled_s, now - worker.came_at, *stores) <= GONE_S:
                 continue
             self._rollouts.lines.stalls(worker.node)
             for record in list(worker.held):
@@ -287,8 +310,8 @@ class Workers(Part):
         """
         for worker in self._state.workers.values():
             endpoints = self._state.endpoints_of(worker)
-            if endpoints != worker.endpoints:
-                worker.endpoints = endpoints
+            if endpoints != worker.status.endpoints:
+                worker.status.endpoints = endpoints
                 self._journal.send(worker, ControlRow.of(Endpoints(locations=endpoints)))
         self._journal.urgent = True
 
@@ -299,7 +322,7 @@ def _blamed(record: RolloutRecord, earlier: WorkerRecord, worker: WorkerRecord) 
     Not where its host died too, which shows in that another supervisor started this life; and
     where it is known at which attempt it died, to that one alone.
     """
-    if earlier.home != worker.home or earlier.leaving:
+    if earlier.home != worker.home or earlier.status.leaving:
         return False
     return not worker.died_at or worker.died_at == "/".join(map(str, record.key))
 

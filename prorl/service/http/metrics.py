@@ -135,7 +135,11 @@ def _of_workers(state: State) -> Iterator[Metric]:
     yield _gauge("workers", "Connected workers by stage and node.", ("stage", "node"), connected)
     held = {_labels(worker): len(worker.held) for worker in workers}
     yield _gauge("held_rollouts", "Attempts that a worker has in hand.", labels, held)
-    stats = {_labels(worker): worker.stats for worker in workers if worker.stats is not None}
+    stats = {
+        _labels(worker): worker.status.stats
+        for worker in workers
+        if worker.status.stats is not None
+    }
     for name, text in _WORKER_GAUGES.items():
         values = {key: getattr(said, name) for key, said in stats.items()}
         yield _gauge(f"stage_{name}", text, labels, values)

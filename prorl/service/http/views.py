@@ -185,10 +185,10 @@ class WorkerView(View):
     location: str
     slots: int
     held: Annotated[int, BeforeValidator(len)]
-    leaving: bool
-    held_back: str
+    leaving: bool = at("status.leaving")
+    held_back: str = at("status.held_back")
     """Why it gets no leases now."""
-    stats: Annotated[Mapping[str, float], BeforeValidator(_gauges_of)]
+    stats: Annotated[Mapping[str, float], BeforeValidator(_gauges_of)] = at("status.stats")
 
 
 class Holding(View):
@@ -273,14 +273,14 @@ def edges(state: State) -> list[EdgeView]:
             "in_memory": in_memory,
         }
         for worker in state.workers.values()
-        if worker.stats
-        for endpoint, in_memory in worker.stats.sources.items()
+        if worker.status.stats
+        for endpoint, in_memory in worker.status.stats.sources.items()
     ]
 
 
 def _stage(state: State, stage: str) -> dict[str, float]:
     workers = state.of_role(stage)
-    said = [worker.stats for worker in workers if worker.stats]
+    said = [worker.status.stats for worker in workers if worker.status.stats]
     gauges = {name: sum(getattr(stats, name) for stats in said) for name in _GAUGES}
     gauges["slots"] = sum(worker.slots for worker in workers)
     gauges["workers"] = len(workers)
