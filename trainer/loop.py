@@ -15,7 +15,8 @@ again; it repeats what may have been cut off (all calls are idempotent), and end
 parameters that it would have had: bit for bit when it reads a replay.
 
 `output/metrics/` gets a row of figures for each step, one Parquet file a step that is replaced
-whole; `output/lineage/` the step's sequences. A step that is trained again has one row.
+whole; `output/lineage/` the step's sequences. A step that is trained again has one row. A live run
+stores the figures, too (`Client.log`).
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ MOST_STEPS = 10
 """From one checkpoint to the next where nobody says how many: what a crash may cost is trained
 again, while a checkpoint of a large model takes as long as several steps.
 """
+
+PHASES = ("wait", "train", "publish", "checkpoint")
+"""What a step spends its time on, as `StepTimer` names it."""
 
 Hook = Callable[[int, Mapping[str, float]], None]
 """Called with (step, figures) after each step."""
@@ -140,7 +144,11 @@ def train(
                 with timer("checkpoint"):
                     save(weights)
             figures |= timer.take()
+            figures |= {"idle_share": idle_share(figures)}
             write_figures(config, progress.step, figures)
+            client.log(
+                config.run, progress.step, figures, version=version, consumer=config.consumer
+            )
             for hook in hooks:
                 hook(progress.step, figures)
             if stopped():
@@ -268,6 +276,16 @@ def write_figures(config: TrainerConfig, step: int, figures: Mapping[str, float]
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path.with_suffix(".writing"))
     path.with_suffix(".writing").rename(path)
+
+
+def idle_share(figures: Mapping[str, float]) -> float:
+    """The share of a step in which the trainer waited for groups.
+
+    >>> idle_share({"wait_s": 1.0, "train_s": 2.0, "publish_s": 1.0})
+    0.25
+    """
+    total = sum(figures.get(f"{phase}_s", 0.0) for phase in PHASES)
+    return figures.get("wait_s", 0.0) / total if total else 0.0
 
 
 class StepTimer:

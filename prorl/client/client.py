@@ -19,6 +19,7 @@ cursor, or that two processes may share one consumer name.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 import uuid
@@ -432,6 +433,30 @@ class Client:
             stream.write_table(rows)
         body = sink.getvalue().to_pybytes()
         return bool(self._retrying(lambda: self._flight(run).action("record", body))["recorded"])
+
+    def log(
+        self,
+        run: str,
+        step: int,
+        values: Mapping[str, float],
+        *,
+        version: int | None = None,
+        consumer: str = "primary",
+    ) -> bool:
+        """Store what the trainer measured in a step, as rows of the run's table `metrics`.
+
+        The viewer draws `loss`, `kl`, `entropy`, `grad_norm` and `idle_share` (the share of the
+        step in which the trainer waited for groups) beside the reward, and every other name, too.
+        Values that are not finite are left out. A step that is logged again replaces what it had.
+        `version`: the policy version that the step made. Returns False where nothing is stored: in
+        a replay, or when no value is finite.
+        """
+        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+        body: dict[str, Json] = {"run": run, "consumer": consumer, "step": step, "values": finite}
+        body |= {"key": uuid.uuid4().hex, "version": version}
+        if not finite:
+            return False
+        return bool(self._retrying(lambda: self._flight(run).action("log", body))["logged"])
 
     def _check_fills(self, run: str, groups_per_batch: int) -> None:
         """Refuse a batch above the run's bound on uncommitted groups: it would wait for ever.

@@ -148,6 +148,13 @@ class Feed:
             with connect(self.url) as client:
                 client.commit(cursor, self.consumer)
 
+    def log(self, step: int, values: Mapping[str, float], version: int | None = None) -> None:
+        """Store what the trainer measured in a step with the run (`Client.log`); a replay stores
+        nothing.
+        """
+        with connect(self.url) as client:
+            client.log(self.run, step, values, version=version, consumer=self.consumer)
+
     def state_dict(self) -> dict[str, str | None]:
         return {"run": self.run, "consumer": self.consumer, "cursor": self.cursor}
 

@@ -15,6 +15,9 @@ The endpoint serves a run: a store or a replay.
         in time
     do_action("commit", {"run", "consumer", "cursor"})
         -> {}: everything before `cursor` is trained and durable
+    do_action("record", an Arrow stream of `prorl.schema.TRAINED`) -> {"recorded"}
+    do_action("log", a step's metrics) -> {"logged"}
+        both false where the run may not be written to, as a replay; `storage/write/` reads them
     do_action("status", {"run", "consumer"})
         -> {"run", "cursor", "delivered", "end"}: see `storage/serve/service.py`
 

@@ -62,6 +62,7 @@ FLIGHT: Mapping[str, frozenset[str]] = MappingProxyType(
         "action status": _READ,
         "action commit": _TRAIN,
         "action record": _TRAIN,
+        "action log": _TRAIN,
         "list_actions": _READ,
     }
 )

@@ -25,8 +25,9 @@ Tables of a run directory: `sequences` (what trainers stream; numbers only, no n
 `reward`), `rollouts` (what SQL filters), `turns`, `messages` (for people), `groups` (append-only
 events), `tasks`, `attempts` (those that did not commit, and why), `routing` (experts of mixtures,
 where a run asks for them). Beside them `trained` (which sequences made which checkpoint),
-`annotations` and `versions` (published weights) are appended to. `partial` keeps what attempts that
-did not commit had sampled, in SCORED's shape.
+`annotations`, `versions` (published weights), `scores` and `metrics` (what a trainer logs of its
+steps) are appended to. `partial` keeps what attempts that did not commit had sampled, in SCORED's
+shape.
 """
 
 from __future__ import annotations
@@ -493,8 +494,34 @@ SCORES = versioned(
 )
 """Rewards that were given later, never instead of those that were given first."""
 
+METRICS = versioned(
+    [
+        RUN_ID,
+        required("consumer", pa.utf8()),
+        required("step", pa.int64()),
+        optional("version", pa.int32()),
+        required("name", pa.utf8()),
+        required("value", pa.float64()),
+        required("time", pa.timestamp("us", tz="UTC"), "when the store received it"),
+    ],
+    "metrics",
+    step="step of the trainer",
+    version="policy version that the step made; null when the trainer does not say",
+    name="what was measured: loss, kl, entropy, grad_norm, idle_share, or any other name",
+    value="a finite number",
+)
+"""What a trainer logs of its steps (`Client.log`); a step that is logged again replaces its rows in
+SQL, not on disk.
+"""
+
 APPENDED: Mapping[str, pa.Schema] = MappingProxyType(
-    {"trained": TRAINED, "annotations": ANNOTATIONS, "versions": VERSIONS, "scores": SCORES}
+    {
+        "trained": TRAINED,
+        "annotations": ANNOTATIONS,
+        "versions": VERSIONS,
+        "scores": SCORES,
+        "metrics": METRICS,
+    }
 )
 """Tables that grow beside the commits, by whoever appends (`prorl/storage/keep/appended.py`)."""
 

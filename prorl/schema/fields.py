@@ -43,7 +43,7 @@ def _struct(*columns: pa.Field, **types: pa.DataType) -> pa.StructType:
     return pa.struct([*columns, *(required(name, dtype) for name, dtype in types.items())])
 
 
-def versioned(fields: list[pa.Field], name: str, **meanings: str) -> pa.Schema:
+def versioned(fields: list[pa.Field], name: str, /, **meanings: str) -> pa.Schema:
     """A schema that says its name and version; `meanings` are those of this table alone."""
     MEANINGS.update({f"{name}.{column}": text for column, text in meanings.items()})
     return pa.schema(

@@ -7,7 +7,7 @@
                                              rows now; `-0002` before `.json`: compacted again
     RUN/{sequences,rollouts,turns,messages,groups,tasks,routing,attempts}/PART.parquet
     RUN/<table>/empty.parquet                no rows: plain globs work from the first moment on
-    RUN/{trained,annotations,versions,scores}/0000000001.parquet
+    RUN/{trained,annotations,versions,scores,metrics}/0000000001.parquet
                                          what was appended beside the commits (`appended.py`)
     RUN/partial/cut-<16 hex>.parquet         attempts that did not commit, in SCORED's shape,
                                              outside every view

@@ -1,4 +1,4 @@
-"""Tables that grow beside the commits: `trained`, `annotations`, `versions`, `scores`.
+"""Tables that grow beside the commits: `trained`, `annotations`, `versions`, `scores`, `metrics`.
 
     RUN/<table>/0000000007.parquet               one append: one put of the next free number
     RUN/<table>/0000000001-0000000064.parquet    appends 1 to 64 merged

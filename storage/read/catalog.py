@@ -5,8 +5,9 @@ Only files that commits name are opened. DuckDB sees registered datasets and not
 `sequences, rollouts, turns, messages, groups, tasks, attempts`, `deliveries` (group_id,
 delivery_seq, min_version: the order in which groups were handed out), `scores` (rewards given
 later), `trained` (which sequences made which checkpoint), `annotations`, `versions` (published
-weights and where they are), and `partial` (what attempts that did not commit had sampled,
-superseded ones too); made of them, `passk` (pass@k of each group) and `tool_calls` (a row a call).
+weights and where they are), `metrics` (what trainers logged, the last of each step), and `partial`
+(what attempts that did not commit had sampled, superseded ones too); made of them, `passk` (pass@k
+of each group) and `tool_calls` (a row a call).
 """
 
 from __future__ import annotations
@@ -153,11 +154,23 @@ class StoredRun:
         """What SQL sees under a name of `VIEWS`: a dataset, or a table that is made for it."""
         if name in TABLES:
             return self.dataset(name)
+        if name == "metrics":
+            return self.metrics()
         if name in APPENDED:
             table = AppendedTable(self.directory, name)
             paths = [f"{name}/{piece}" for piece in table.pieces()]
             return dataset(self.directory, paths, table.schema)
         return self.partial() if name == PARTIAL else self.deliveries()
+
+    def metrics(self) -> pa.Table:
+        """What trainers logged. A step that was trained again, after a crash, was logged again: the
+        last row of each consumer, step and name counts.
+        """
+        rows = AppendedTable(self.directory, "metrics").read()
+        keys = ["consumer", "step", "name"]
+        order = pa.array(np.arange(rows.num_rows))
+        last = rows.select(keys).append_column("row", order).group_by(keys)
+        return rows.take(last.aggregate([("row", "max")]).column("row_max").combine_chunks().sort())
 
     def attempts(self, rollout_id: int) -> list[dict[str, Json]]:
         """Attempts of a rollout that did not commit: rows of `attempts` in order, each with the

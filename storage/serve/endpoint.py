@@ -36,6 +36,7 @@ from prorl.storage.files.layout import RunDir
 from prorl.storage.serve.delivery import Given, Order, Wanted
 from prorl.storage.serve.hot import HotCopy, Location
 from prorl.storage.write.lineage import append_recorded, read_recorded, recorded_run
+from prorl.storage.write.metrics import append_logged, read_logged
 from prorl.types import Json
 
 ResultT = TypeVar("ResultT")
@@ -105,7 +106,12 @@ class Endpoint:
         return FlightReads(
             get=self.get,
             info=self.info,
-            actions={"commit": self.commit, "record": self.record, "status": self.status},
+            actions={
+                "commit": self.commit,
+                "record": self.record,
+                "log": self.log,
+                "status": self.status,
+            },
             named={"record": recorded_run},
         )
 
@@ -195,6 +201,15 @@ class Endpoint:
         work = partial(append_recorded, directory, recorded)
         await on_own_thread(work, f"record {recorded.run}")
         return b'{"recorded": true}'
+
+    async def log(self, body: bytes) -> bytes:
+        """What a trainer measured in a step is durable when this answers."""
+        logged = read_logged(body)
+        directory = (await self._run(logged.run)).directory
+        if directory is None:
+            return b'{"logged": false}'
+        await on_own_thread(partial(append_logged, directory, logged), f"log {logged.run}")
+        return b'{"logged": true}'
 
     async def status(self, body: bytes) -> bytes:
         """Of one run, of the only run, or of all."""

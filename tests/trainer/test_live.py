@@ -16,6 +16,7 @@ import pytest
 
 from prorl.client import connect
 from prorl.errors import ConfigError
+from prorl.storage.read.catalog import query
 from prorl.trainer.checkpoint import TrainingState, newest, read_progress
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
@@ -111,6 +112,11 @@ def test_live_training_consumes_each_kept_group_once(
         again = [next(stream) for _ in range(4)]
     delivered = [np.unique(batch.delivery_seq).tolist() for batch in again]
     assert delivered == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    names = ("loss", "entropy", "grad_norm", "kl", "idle_share")
+    logged = query(root / "live", f"select step, version, name from metrics where name in {names}")
+    assert sorted(tuple(row.values()) for row in logged.to_pylist()) == sorted(
+        (step, step, name) for step in range(1, 5) for name in names
+    )
 
 
 def test_an_evaluation_is_a_run_of_its_own_that_is_waited_for(root: Path) -> None:

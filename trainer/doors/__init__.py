@@ -2,21 +2,70 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prorl.errors import UserError
 
 if TYPE_CHECKING:
-    from prorl.client.records import Record
+    from prorl.client.records import Feed, Record
 
 TRIED = {"trl": "1.16", "verl": "0.9", "tinker": "0.38", "skyrl": "0.4"}
 """With which each door was tried; slime and prime-rl are taken from their git, without one."""
+
+
+METRICS = dict(
+    (
+        *(("actor/pg_loss", "loss"), ("actor/kl_loss", "kl"), ("actor/ppo_kl", "kl")),
+        *(("actor/entropy", "entropy"), ("actor/grad_norm", "grad_norm")),
+        *(("policy/policy_loss", "loss"), ("policy/policy_kl", "kl")),
+        *(("policy/policy_entropy", "entropy"), ("policy/raw_grad_norm", "grad_norm")),
+    )
+)
+"""verl's and SkyRL's names -> ours; TRL's are ours."""
+
+
+def metrics_of(logged: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among what a trainer logs of a step, under our names where the viewer has some.
+
+    >>> metrics_of({"actor/pg_loss": 0.5, "timing_s/gen": 2.0, "note": "x"})
+    {'loss': 0.5, 'timing_s/gen': 2.0}
+    """
+    return {
+        METRICS.get(name, name): float(value)
+        for name, value in logged.items()
+        if isinstance(value, Real) and not isinstance(value, bool)
+    }
+
+
+def metrics_callback(feed: Feed, waited_s: Callable[[], float] | None = None) -> Any:
+    """A `transformers.TrainerCallback` that stores with the run what TRL logs. `waited_s`: seconds
+    for which the trainer has waited for groups up to now.
+    """
+    from transformers import TrainerCallback
+
+    class Metrics(TrainerCallback):
+        _before = (time.monotonic(), 0.0)
+
+        def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            logs = given["logs"]
+            if not state.is_world_process_zero or "loss" not in logs:  # the last one sums up
+                return
+            values = metrics_of(logs)
+            if waited_s is not None:
+                (began, waited_before), self._before = self._before, (time.monotonic(), waited_s())
+                took_s, waited = self._before[0] - began, self._before[1] - waited_before
+                values["idle_share"] = waited / took_s if took_s > 0 else 0.0
+            feed.log(state.global_step, values)
+
+    return Metrics()
 
 
 @cache

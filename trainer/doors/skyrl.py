@@ -3,6 +3,8 @@
     class Exp(BasePPOExp):
         def get_generator(self, cfg, tokenizer, inference_engine_client):
             return Generator(Feed("ROOT", "mine", consumer="skyrl"))
+        def get_tracker(self):
+            return Tracker(super().get_tracker(), Feed("ROOT", "mine", consumer="skyrl"))
 
 SkyRL asks for as many trajectories as it has prompts, n of each; a group of ours answers n of its
 rows, whatever their text, and keeps their ids. Its advantages go by `uid`, in blocks of n, so a
@@ -19,7 +21,7 @@ from typing import Any
 
 from prorl.client.records import Feed, Record
 from prorl.errors import UserError
-from prorl.trainer.doors import check_temperature, check_version
+from prorl.trainer.doors import check_temperature, check_version, metrics_of
 
 
 def output_of(records: list[Record], trajectory_ids: list[Any] | None) -> dict[str, Any]:
@@ -35,6 +37,20 @@ def output_of(records: list[Record], trajectory_ids: list[Any] | None) -> dict[s
         "trajectory_ids": trajectory_ids,
         "is_last_step": None,
     }
+
+
+class Tracker:
+    """SkyRL's tracker, which stores with the run what it logs of each step."""
+
+    def __init__(self, tracker: Any, feed: Feed) -> None:
+        self._tracker, self._feed = tracker, feed
+
+    def log(self, data: Mapping[str, Any], step: int, **options: Any) -> None:
+        self._tracker.log(data, step=step, **options)
+        self._feed.log(step, metrics_of(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tracker, name)
 
 
 class Generator:

@@ -28,6 +28,7 @@ For TRL 1.16 (`rollout_func` is experimental there); its weights go to the model
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ import orjson
 from prorl.client import connect
 from prorl.client.records import Feed, Record
 from prorl.errors import NotFoundError, ProrlError, UserError
-from prorl.trainer.doors import check_temperature, check_version
+from prorl.trainer.doors import check_temperature, check_version, metrics_callback
 
 STATE = "prorl.json"
 
@@ -149,6 +150,8 @@ class Rows:
         self._left: list[dict[str, Any]] = []
         self.cursor = feed.cursor
         """After the last group all of whose rows were taken."""
+        self.waited_s = 0.0
+        """For groups, since it was made."""
 
     def take(self, count: int) -> list[dict[str, Any]]:
         """The next rows. The last ones of a run are followed by copies that train nothing. Raises
@@ -157,7 +160,9 @@ class Rows:
         if self._groups is None:
             self._groups = iter(self._feed)
         while len(self._left) < count:
+            began = time.monotonic()
             group = next(self._groups, None)
+            self.waited_s += time.monotonic() - began
             if group is None:
                 if not self._left:
                     raise EndOfRunError(
@@ -248,6 +253,6 @@ def grpo_trainer(
         reward_funcs=reward,
         rollout_func=rollout_func,
         train_dataset=Dataset.from_dict({"prompt": [""] * num_rows}),
-        callbacks=[Cursor(), *callbacks],
+        callbacks=[Cursor(), metrics_callback(feed, lambda: rows.waited_s), *callbacks],
         **arguments,
     )

@@ -29,7 +29,7 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import ProrlError, UserError
-from prorl.trainer.doors import check_temperature, check_version
+from prorl.trainer.doors import check_temperature, check_version, metrics_callback
 from prorl.trainer.doors.trl import STATE
 
 QUEUE_ROWS = 64
@@ -176,4 +176,5 @@ def async_grpo_trainer(feed: Feed, *, weight_transfer: Any = None, **arguments: 
         **arguments,
     )
     trainer.callback_handler.callbacks.insert(0, Cursor())
+    trainer.add_callback(metrics_callback(feed))
     return trainer

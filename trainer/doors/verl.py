@@ -4,7 +4,9 @@
     actor_rollout_ref.rollout.calculate_log_probs=True
     algorithm.rollout_correction.bypass_mode=True
     trainer.v1.trainer_mode=sync trainer.val_before_train=False trainer.test_freq=-1
-    PRORL_URL=ROOT PRORL_RUN=mine python -m verl.trainer.main_ppo ...
+    trainer.logger=[console,file]
+    export PRORL_URL=ROOT PRORL_RUN=mine VERL_FILE_LOGGER_PATH=steps.jsonl
+    python -m verl.trainer.main_ppo ...
 
 verl draws prompts of its own dataset; each is answered with the next group of the run, whatever its
 text. The place of each step's first group is written beside verl's checkpoints, so that a training
@@ -13,11 +15,13 @@ on disk. Advantages are verl's own, by group. verl's `grpo` takes the last seque
 its group's mean, and means over tokens (`loss_agg_mode`) count a rollout of several sequences once;
 under an estimator or a loss that counts sequences such a rollout is refused, and so is a group of
 another temperature than `actor_rollout_ref.rollout.temperature`. verl asks for data in one process.
+What verl's file logger wrote of its steps is stored with the run, at each step and at the end.
 Ray needs more than two logical CPUs, or `tq.init` waits for ever.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -30,11 +34,13 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import ProrlError, UserError
-from prorl.trainer.doors import check_temperature, check_version, num_sequences
+from prorl.trainer.doors import check_temperature, check_version, metrics_of, num_sequences
 
 STATE = "prorl.json"
 LATEST = "latest_checkpointed_iteration.txt"
 """verl's own: the step of its newest whole checkpoint."""
+
+LOG_PATH = "VERL_FILE_LOGGER_PATH"
 
 ESTIMATORS = ("grpo", "gae")
 """verl's advantages that do not count a rollout of several sequences more than once."""
@@ -93,6 +99,29 @@ def put(records: Sequence[Record], uid: str, step: int, partition: str = "train"
     return keys
 
 
+class StepsFile:
+    """Stores with the run what verl's file logger writes: a line of JSON with `step` and `data` for
+    each step. Lines of an earlier life, which the file logger cuts off when it starts, are not sent
+    again.
+    """
+
+    def __init__(self, path: Path, feed: Feed) -> None:
+        self._path, self._feed, self._sent = path, feed, 0
+        atexit.register(self.send)
+
+    def send(self) -> None:
+        """Send the whole lines that were written since."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._sent)
+            whole = file.read().rpartition(b"\n")[0]
+        for line in whole.splitlines():
+            logged = orjson.loads(line)
+            self._feed.log(int(logged["step"]), metrics_of(logged["data"]))
+            self._sent += len(line) + 1
+
+
 class Manager:
     """What verl makes of `agent_loop_manager_class`."""
 
@@ -104,6 +133,8 @@ class Manager:
         """By step, the cursor before its first group."""
         self._asked = threading.Lock()  # protects the order of groups: one step after the other
         self.error: BaseException | None = None
+        path = os.environ.get(LOG_PATH, "")
+        self._steps = StepsFile(Path(path), feed) if path else None
 
     @classmethod
     def create(cls, config: Any, **_: object) -> Manager:
@@ -131,6 +162,8 @@ class Manager:
         waiting = list(uids)
         try:
             with self._asked:
+                if self._steps is not None:
+                    self._steps.send()
                 self._begin(step)
                 assert self._groups is not None
                 while waiting:

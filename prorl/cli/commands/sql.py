@@ -20,8 +20,8 @@ def sql(
     """One SELECT over one or several stored runs, each row with its run_id.
 
     Its tables: `sequences, rollouts, turns, messages, groups, tasks, deliveries, scores, trained,
-    annotations, versions, attempts, partial`; made of them: `passk` (pass@k of each group),
-    `tool_calls`.
+    annotations, versions, metrics, attempts, partial`; made of them: `passk` (pass@k of each
+    group), `tool_calls`.
 
     Example: prorl sql my-run "select task_id, avg(reward) as r from rollouts group by all order by
     r"

@@ -439,8 +439,8 @@ export async function sqlPage({ run, asked, signal, bind }) {
   }
   return { element: h("div", { class: "width" }, h("div", { class: "top" }, h("h1", {}, "SQL"),
     h("span", { class: "quiet" }, "one SELECT over rollouts, sequences, turns, messages, groups,"
-      + " tasks, deliveries, scores, trained, annotations, versions, attempts, partial, passk,"
-      + " tool_calls")),
+      + " tasks, deliveries, scores, trained, annotations, versions, metrics, attempts, partial,"
+      + " passk, tool_calls")),
   box, h("p", { class: "tools" }, h("button", { class: "main", onclick: ask }, "Run"),
     h("span", { class: "quiet" }, "Ctrl-Enter")), place) };
 }
