@@ -341,7 +341,7 @@ class _Service:
         task = Task(task_id="t", env="noop", prompt="x")
         body = GroupBody(task=task, n=self.load.n, key="0")
         self.core.datasets.add(self.run, self.core.acceptance.check(self.run, [body], {}))
-        self.core.end_of_groups(self.run)
+        self.core.runs.end_of_groups(self.run)
         self.filter = GroupFilter(self.run.config.filter)
         self.verdicts: dict[tuple[float | None, ...], GroupDecision] = {}
         self.told = 0
@@ -434,7 +434,7 @@ class _Service:
         )
         part = CommitPart(part=f"p{next(self.parts)}", rollouts=(row,), outbox_upto=self.told)
         self.core.commits.commit(self.run, part)
-        self.core.commits.published(self.run, self.run.next_commit - 1)
+        self.core.commits.published(self.run, self.run.commits.next_commit - 1)
 
     def _hear(self) -> None:
         page = read_page(self.log, self.told)
@@ -452,9 +452,9 @@ class _Service:
             self.verdicts[rewards] = self.filter.decide([group])[0]
         found = self.verdicts[rewards]
         versions = [
-            record.summary.min_version
+            record.stored.summary.min_version
             for record in self.run.groups[group.group_id].rollouts
-            if record.summary.min_version >= 0
+            if record.stored.summary.min_version >= 0
         ]
         return Decision(
             group_id=group.group_id,
@@ -491,4 +491,4 @@ class _Service:
         self.idle_from = self.now
         self.outcome.trained += self.setup.step * self.load.n
         self.core.groups.cursor(run, "primary", run.delivery.next_delivery)
-        self.core.publish(run, self.core.groups.give_version(run, 0, "weights"))
+        self.core.versions.publish(run, self.core.versions.give(run, 0, "weights"))

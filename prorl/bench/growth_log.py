@@ -91,7 +91,7 @@ class Life:
     def accept(self, rollouts: int) -> None:
         run, missing = self.run, rollouts // N
         while missing:
-            first, count = run.next_group, min(CHUNK, missing)
+            first, count = run.accepted.next_group, min(CHUNK, missing)
             bodies = [
                 GroupBody(
                     task=Task(task_id=f"t{number}", env="noop", prompt="x" * 300),
@@ -118,7 +118,7 @@ class Life:
 
         for _ in range(in_hand // credit - 1):
             lease()
-        while run.delivery.next_delivery < run.next_group:
+        while run.delivery.next_delivery < run.accepted.next_group:
             lease()
             leased = (r for r in run.rollouts.values() if r.life.state == "leased")
             given = list(islice(leased, credit))
@@ -127,7 +127,7 @@ class Life:
                     self.core.rollouts.hold(record, workers["init"])
                 keys = [AttemptKey(run.run_id, r.rollout_id, r.life.attempt) for r in given]
                 self.core.commits.reserve(workers["store"], keys)
-                self._commit(f"p{run.next_commit}", keys)
+                self._commit(f"p{run.commits.next_commit}", keys)
             self.write(len(given))
             wanted = sorted({record.group.group_id for record in given})
             with self.meter("decide", len(wanted)):
@@ -148,9 +148,9 @@ class Life:
     def _commit(self, part: str, keys: Iterable[AttemptKey]) -> None:
         run = self.run
         rows = tuple(CommittedRollout(rollout_id=k.rollout_id, attempt=1, reward=1.0) for k in keys)
-        commit = CommitPart(part=part, rollouts=rows, outbox_upto=run.outbox_end)
+        commit = CommitPart(part=part, rollouts=rows, outbox_upto=run.outbox.end)
         self.core.commits.commit(run, commit)
-        self.core.commits.published(run, run.next_commit - 1)
+        self.core.commits.published(run, run.commits.next_commit - 1)
 
     def take(self, rollouts: int) -> None:
         self.core.pump(rollouts)
@@ -161,14 +161,14 @@ class Life:
 
     def cancel(self, what: str, rollouts: int) -> None:
         """So many; the store decides what has ended meanwhile."""
-        run, before = self.run, self.run.rollout_states["cancelled"]
+        run, before = self.run, self.run.counts["cancelled"]
         with self.meter(what, rollouts):
             self.core.cancel_run(run)
-        while run.rollout_states["cancelled"] - before < rollouts:
+        while run.counts["cancelled"] - before < rollouts:
             with self.meter(what, 0):
                 self.core.grants.prune()
             self.write(CHUNK)
-            ended = [g.group_id for g in run.groups.values() if not g.pending]
+            ended = [g.group_id for g in run.groups.values() if not g.members.pending]
             self.core.groups.propose(run, [Decision(group_id=g, kept=False) for g in ended])
             for group_id in ended:
                 run.groups.pop(group_id, None)
@@ -181,10 +181,13 @@ class Life:
         """What a store that has come is told, without the tasks that it does not have."""
         with self.meter(what, 1):
             run_news(self.log, self.run)
-            read_page(self.log, self.run.outbox_end)
+            read_page(self.log, self.run.outbox.end)
 
 
-AS_THEY_ARE = ("version", "given_version", "group_size", "outbox_end", "outbox_stored", "rate")
+AS_THEY_ARE = {
+    *("life.paused", "life.problem", "accepted.group_size", "outbox.end", "outbox.stored"),
+    *("weights.version", "weights.given_version", "pace.rate"),
+}
 """Counts of a run that do not grow with it."""
 
 
@@ -234,13 +237,14 @@ def repeat(path: Path, times: int) -> None:
             )
         log.execute("COMMIT")
     counters = orjson.loads(log.execute("SELECT counters FROM runs").fetchone()[0])
-    for name, count in counters.items():
-        if isinstance(count, dict):
-            counters[name] = {state: times * of_state for state, of_state in count.items()}
-        elif name == "next_commit":
-            counters[name] = (count - 1) * times + 1
-        elif name not in AS_THEY_ARE:
-            counters[name] = count * times
+    for part, counts in counters.items():
+        for name, count in counts.items():
+            if isinstance(count, dict):
+                counts[name] = {state: times * of_state for state, of_state in count.items()}
+            elif name == "next_commit":
+                counts[name] = (count - 1) * times + 1
+            elif f"{part}.{name}" not in AS_THEY_ARE:
+                counts[name] = count * times
     log.execute("UPDATE runs SET counters = ?", (orjson.dumps(counters).decode(),))
     log.execute("UPDATE cursors SET seq = seq * ?", (times,))
     log.close()

@@ -173,14 +173,17 @@ class Gateway:
             )
         if run.wanted:
             raise ConflictError(
-                f"run {run.run_id!r} is {run.state}, and its store is at work on it",
+                f"run {run.run_id!r} is {run.life.state}, and its store is at work on it",
                 "one that has ended, stored and read to its end",
                 "cancel it, or commit its stream",
             )
         directory = Path(self.config.run_directory(run.run_id))
-        if run.state != "failed" and directory.exists():  # that of a failed run is another's
+        if run.life.state != "failed" and directory.exists():  # that of a failed run is another's
             await asyncio.to_thread(drop_run, directory)
-        for name, end in (("rollout", run.next_rollout), ("group", run.next_group)):
+        for name, end in (
+            ("rollout", run.accepted.next_rollout),
+            ("group", run.accepted.next_group),
+        ):
             for start in range(0, end, FORGOTTEN):
                 row = (run.run_id, start + FORGOTTEN)
                 self.core.journal.insert(sql.FORGET_BEFORE[name], row)
@@ -401,12 +404,12 @@ class Gateway:
             log.warning(
                 "run %s %s",
                 run.run_id,
-                f"is stuck: {run.progress.stuck}" if run.progress.stuck else "moves",
+                f"is stuck: {run.stuck}" if run.stuck else "moves",
             )
             self._tell_stuck(run)
 
     def _tell_stuck(self, run: RunRecord) -> None:
         """Trainers hear it from the store, instead of rows."""
-        row = ControlRow.of(Stuck(reason=run.progress.stuck), run_id=run.run_id)
+        row = ControlRow.of(Stuck(reason=run.stuck), run_id=run.run_id)
         for store in self._told if run.config.delivery == "stream" else ():
             self._send(store, [row])

@@ -132,7 +132,7 @@ class Publisher:
                 "the `path` of a directory that they can read",
                 "a trainer that sends weights itself announces them (`announce`)",
             )
-        version = self._core.groups.give_version(run, version, path)
+        version = self._core.versions.give(run, version, path)
         await self._durable()
         key = (run.run_id, version)
         if key not in self._running:
@@ -163,7 +163,7 @@ class Publisher:
                     f"version {version} of run {run.run_id!r}",
                     f"{run.weights.version} or the next one",
                 )
-            version = self._core.groups.give_version(run, version, ANNOUNCED)
+            version = self._core.versions.give(run, version, ANNOUNCED)
             await self._durable()
             weights = ServedWeights(run.run_id, run.tag, version, "", ANNOUNCED)
             began = time.monotonic()
@@ -177,7 +177,7 @@ class Publisher:
                     f" serve it: {'; '.join(failed.values())}",
                     "servers paused before their weights came, or the label that they state",
                 )
-            run.weights.announced = True
+            self._core.versions.mark_announced(run)
             if not run.config.backends:
                 self._newest = weights
             for name in names:
@@ -264,7 +264,9 @@ class Publisher:
         failed: Mapping[str, str],
         began: float,
     ) -> Published:
-        fresh = self._core.publish(run, weights.version, by_service=bool(took))
+        if took:
+            self._core.versions.mark_loaded(run)
+        fresh = self._core.versions.publish(run, weights.version)
         await self._durable()
         _, _, version, path, pause, _ = weights
         reasons = [f"{name}: {why}" for name, why in failed.items()]
@@ -292,7 +294,7 @@ class Publisher:
                     yield names
                     return
             await asyncio.sleep(LOOK_S)
-            if run.state != "open":  # nobody asks any more how its servers are
+            if run.life.state != "open":  # nobody asks any more how its servers are
                 given = f"version {weights.version} of run {run.run_id!r}, which has ended"
                 raise ConflictError(given, "an open run", "all its servers were out")
 
@@ -461,7 +463,7 @@ class Publisher:
     async def begin(self, run: RunRecord) -> None:
         """Note what serves when a run begins: its version 0, whoever published it."""
         told = await self._stated(self._servers(run))
-        self._core.start_with(run, told.values())
+        self._core.versions.start_with(run, told.values())
         await self._durable()
         if told:
             label = " ".join(sorted({*told.values()}))

@@ -33,6 +33,6 @@ def test_a_gateway_driven_by_hand_ends_what_it_takes_whatever_is_in_hand(tmp_pat
     life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
     life.accept(1024)
     life.work(512)
-    assert life.run.rollout_states["completed"] == 1024
-    assert life.run.delivery.next_delivery == life.run.next_group == 1024 // N
+    assert life.run.counts["completed"] == 1024
+    assert life.run.delivery.next_delivery == life.run.accepted.next_group == 1024 // N
     life.log.close()

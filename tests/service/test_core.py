@@ -54,16 +54,16 @@ def facts(run: RunRecord) -> Json:
     """Everything of a run that the log must be able to give back."""
     return {
         "counters": (
-            run.state,
-            run.last,
-            run.cancelled,
-            run.next_group,
-            run.next_rollout,
-            run.next_commit,
-            run.next_event,
+            run.life.state,
+            run.life.last,
+            run.life.cancelled,
+            run.accepted.next_group,
+            run.accepted.next_rollout,
+            run.commits.next_commit,
+            run.decisions.next_event,
             run.delivery.next_delivery,
-            run.outbox_end,
-            run.outbox_stored,
+            run.outbox.end,
+            run.outbox.stored,
             run.unstored,
             run.open_groups,
             run.undecided,
@@ -73,22 +73,22 @@ def facts(run: RunRecord) -> Json:
             run.delivery.acked,
         ),
         "cursors": run.delivery.cursors,
-        "parts": run.parts,
-        "states": {state: count for state, count in run.rollout_states.items() if count},
+        "parts": run.commits.parts,
+        "states": {state: count for state, count in run.counts.items() if count},
         "group_states": {str(state): count for state, count in run.group_states.items() if count},
-        "rewards": (run.num_rewards, run.reward_sum),
+        "rewards": (run.commits.num_rewards, run.commits.reward_sum),
         "groups": {
             g.group_id: (
                 g.key,
-                g.state,
-                g.opened,
-                g.reason,
-                g.delivery_seq,
-                g.pending,
-                [(r.life, r.reward, r.part, r.backend) for r in g.rollouts],
+                g.decision.state,
+                g.members.opened,
+                g.decision.reason,
+                g.decision.delivery_seq,
+                g.members.pending,
+                [(r.life, r.stored.reward, r.stored.part, r.backend) for r in g.rollouts],
             )
             for g in run.groups.values()
-            if g.state is GroupState.OPEN and g.opened
+            if g.is_open and g.members.opened
         },
     }
 
@@ -153,15 +153,15 @@ class Machine(RuleBasedStateMachine):
     @rule(n=st.integers(2, 3), key=st.sampled_from(KEYS))
     def submit(self, n: int, key: str) -> None:
         body: GroupBody = group(key or "t", n=2 if key else n, key=key)
-        before = self.run.next_group
+        before = self.run.accepted.next_group
         try:
             ((accepted, created),) = self.core.acceptance.groups(
                 self.run, self.core.acceptance.check(self.run, [body], {})
             )
         except ConflictError:
-            assert self.run.last or self.run.state != "open"
+            assert self.run.life.last or self.run.life.state != "open"
             return
-        assert created == (self.run.next_group > before)
+        assert created == (self.run.accepted.next_group > before)
         assert not key or accepted.key == key
 
     @rule(pick=PICK)
@@ -232,7 +232,7 @@ class Machine(RuleBasedStateMachine):
         ended = [
             r
             for r in self.live()
-            if r.life.state in (RolloutState.FAILED, RolloutState.CANCELLED) and not r.part
+            if r.life.state in (RolloutState.FAILED, RolloutState.CANCELLED) and not r.stored.part
         ]
         self.parts += 1
         asked = CommitPart(
@@ -261,7 +261,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(kept=st.booleans(), write=st.booleans())
     def decide_and_deliver(self, kept: bool, write: bool) -> None:
-        ended = [g.group_id for g in self.run.groups.values() if not g.pending]
+        ended = [g.group_id for g in self.run.groups.values() if not g.members.pending]
         self.core.groups.propose(
             self.run, [Decision(group_id=g, kept=kept, reason="x") for g in ended]
         )
@@ -272,32 +272,32 @@ class Machine(RuleBasedStateMachine):
                 self.write()
         assert answers[0] == answers[1], "the first hand-out stands"
 
-    @precondition(lambda self: self.run.parts)
+    @precondition(lambda self: self.run.commits.parts)
     @rule()
     def published(self) -> None:
-        for seq in list(self.run.parts.values()):
+        for seq in list(self.run.commits.parts.values()):
             self.core.commits.published(self.run, seq)
         self.core.commits.finish(self.run)
 
-    @precondition(lambda self: self.run.next_group)
+    @precondition(lambda self: self.run.accepted.next_group)
     @rule(pick=PICK, kept=st.booleans())
     def propose(self, pick: int, kept: bool) -> None:
-        group_id = pick % self.run.next_group
+        group_id = pick % self.run.accepted.next_group
         before = self.core.groups.find(self.run, group_id)
         assert before is not None
-        was, pending = before.state, before.pending
+        was, pending = before.decision.state, before.members.pending
         self.core.groups.propose(self.run, [Decision(group_id=group_id, kept=kept, reason="x")])
         after = self.core.groups.find(self.run, group_id)
         assert after is not None
         if was is GroupState.OPEN:
-            assert (after.state is GroupState.OPEN) == (pending > 0)
+            assert after.is_open == (pending > 0)
         else:
-            assert after.state is was, "the first decision stands"
+            assert after.decision.state is was, "the first decision stands"
 
-    @precondition(lambda self: self.run.next_group)
+    @precondition(lambda self: self.run.accepted.next_group)
     @rule(picks=st.lists(PICK, max_size=4))
     def handout(self, picks: list[int]) -> None:
-        wanted = [KeptGroup(pick % self.run.next_group, 0) for pick in picks]
+        wanted = [KeptGroup(pick % self.run.accepted.next_group, 0) for pick in picks]
         answer = self.core.groups.handout(self.run, wanted)
         for group_id, seq in answer.delivered:
             assert self.core.groups.find(self.run, group_id).delivery_seq == seq  # type: ignore[union-attr]
@@ -322,11 +322,11 @@ class Machine(RuleBasedStateMachine):
         elif pick % 7 == 0:
             self.core.cancel_run(self.run)
 
-    @precondition(lambda self: self.run.next_rollout)
+    @precondition(lambda self: self.run.accepted.next_rollout)
     @rule(pick=PICK)
     def cancel_anything(self, pick: int) -> None:
         """A rollout by its id: of the pool, in hand, or long decided."""
-        self.core.cancel_rollout(self.core.rollout("r", pick % self.run.next_rollout))
+        self.core.cancel_rollout(self.core.rollout("r", pick % self.run.accepted.next_rollout))
 
     @rule(seconds=st.sampled_from([0.1, 3.0, 60.0]))
     def time(self, seconds: float) -> None:
@@ -340,7 +340,7 @@ class Machine(RuleBasedStateMachine):
         batch = self.core.journal.take()
         if batch.writes:
             self.log.write_now(batch.writes)
-        self.told = self.run.outbox_end
+        self.told = self.run.outbox.end
         self.core.durable(batch)
         self.waiting += batch.granted
         self.check_log()
@@ -352,7 +352,7 @@ class Machine(RuleBasedStateMachine):
             self.log.close()
             self.log = ControlLog(Path(self.folder.name) / "control.db")
         self.start()
-        self.told = self.run.outbox_end
+        self.told = self.run.outbox.end
         self.check_promises()
 
     def check_log(self) -> None:
@@ -385,8 +385,8 @@ class Machine(RuleBasedStateMachine):
             "SELECT rollout_id FROM rollouts WHERE part = '' AND state IN ('failed', 'cancelled')"
         )
         assert {rollout_id for (rollout_id,) in unstored} <= ended
-        if not self.run.outbox_stored:
-            assert tasks == set(range(self.run.next_group))
+        if not self.run.outbox.stored:
+            assert tasks == set(range(self.run.accepted.next_group))
 
     def check_promises(self) -> None:
         rows = self.log.read("SELECT rollout_id, state, attempt FROM rollouts WHERE run_id = 'r'")
@@ -417,15 +417,19 @@ class Machine(RuleBasedStateMachine):
         for record in run.rollouts.values():
             state = record.life.state
             if state is RolloutState.QUEUED:
-                assert record in ready if record.group.opened else record.group.group_id in pool
+                assert (
+                    record in ready
+                    if record.group.members.opened
+                    else record.group.group_id in pool
+                )
             elif state in IN_HAND:
                 assert record.holders or record in buffered or record in self.core.rollouts._orphans
             else:
                 assert not record.holders
-        assert sum(run.rollout_states.values()) == run.next_rollout
-        assert sum(run.group_states.values()) == run.next_group
+        assert sum(run.counts.values()) == run.accepted.next_rollout
+        assert sum(run.group_states.values()) == run.accepted.next_group
         ended = sum(
-            g.opened and not g.pending and g.state is GroupState.OPEN for g in run.groups.values()
+            g.members.opened and not g.members.pending and g.is_open for g in run.groups.values()
         )
         assert run.open_groups - ended <= run.config.max_open_groups
         in_flight = sum(r.life.state in IN_HAND for r in run.rollouts.values())

@@ -50,7 +50,7 @@ def test_a_gateway_that_is_killed_neither_skips_a_task_nor_takes_one_twice(
 ) -> None:
     draw = random.Random(seed)
     life.feed()
-    life.core.end_of_groups(life.run)
+    life.core.runs.end_of_groups(life.run)
     life.write()
     while len(life.fed()) < len(ORDER):
         life.core.pump(draw.randrange(1, 20))
@@ -69,7 +69,7 @@ def test_nothing_is_sampled_before_the_dataset_is_whole(life: Life) -> None:
     life.core.pump(50)
     life.write()
     assert life.fed() == []
-    life.core.end_of_groups(life.run)
+    life.core.runs.end_of_groups(life.run)
     life.core.pump(50)
     life.write()
     assert life.fed() == ORDER, "so few that are left are made at once"
@@ -77,14 +77,14 @@ def test_nothing_is_sampled_before_the_dataset_is_whole(life: Life) -> None:
 
 def test_a_paused_run_goes_on_after_a_restart_only_when_it_is_told(life: Life) -> None:
     life.feed()
-    life.core.end_of_groups(life.run)
-    life.core.pause_run(life.run, True)
+    life.core.runs.end_of_groups(life.run)
+    life.core.runs.pause(life.run, True)
     life.write()
     life.restart()
     life.core.pump(50)
     life.write()
     assert life.fed() == []
-    life.core.pause_run(life.run, False)
+    life.core.runs.pause(life.run, False)
     life.core.pump(50)
     life.write()
     assert life.fed()
@@ -92,7 +92,7 @@ def test_a_paused_run_goes_on_after_a_restart_only_when_it_is_told(life: Life) -
 
 def test_only_as_many_groups_are_made_as_the_sampler_wants(life: Life) -> None:
     life.feed(target_groups=7)
-    life.core.end_of_groups(life.run)
+    life.core.runs.end_of_groups(life.run)
     life.core.pump(50)
     life.write()
     assert life.fed() == ORDER[:7]
@@ -111,7 +111,7 @@ def test_a_dataset_is_known_by_its_keys(life: Life) -> None:
     assert (again("new", "new"), again("new", "new")) == (1, 0), "before it is durable too"
     with pytest.raises(ConflictError, match="k3"):
         again("other", "k3")
-    life.core.end_of_groups(life.run)
+    life.core.runs.end_of_groups(life.run)
     assert again("t3", "k3") == 0
     with pytest.raises(ConflictError, match="no more groups"):
         again("t99", "k99")

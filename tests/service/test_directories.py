@@ -91,7 +91,7 @@ async def test_runs_that_are_over_cost_nothing_and_are_still_known(
         monkeypatch.setattr(core, "KEPT_CLOSED", 2)
         for name in names:
             await w.run(name)
-            w.core.end_of_groups(w.core.run(name))
+            w.core.runs.end_of_groups(w.core.run(name))
             w.core.sweep()
             await w.served.gateway.durable()
         assert list(w.core.state.runs) == names[-2:]
@@ -133,7 +133,7 @@ async def test_a_run_that_was_dropped_is_forgotten(tmp_path: Path) -> None:
     drop = ["gc", "--drop", "r", "--root", str(tmp_path / "root")]
     async with world(tmp_path) as w:
         await w.run()
-        w.core.end_of_groups(w.core.run("r"))
+        w.core.runs.end_of_groups(w.core.run("r"))
         w.core.sweep()
         await w.served.gateway.durable()
     assert await asyncio.to_thread(dispatch, drop) == 0

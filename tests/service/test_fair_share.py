@@ -35,7 +35,9 @@ class Shop(Hand):
 
     def add(self, run: RunRecord, count: int) -> None:
         for start in range(0, count, 500):
-            bodies = (group(f"{run.next_group + i}") for i in range(min(500, count - start)))
+            bodies = (
+                group(f"{run.accepted.next_group + i}") for i in range(min(500, count - start))
+            )
             self.submit(*bodies, run=run)
 
     def step(self) -> None:
@@ -50,7 +52,7 @@ class Shop(Hand):
         self.write()
         if self.busy:
             self.now, _, record = heapq.heappop(self.busy)
-            self.commit([record], record.run.outbox_end)
+            self.commit([record], record.run.outbox.end)
             self.write()
 
     def in_hand(self) -> dict[str, int]:
@@ -75,7 +77,7 @@ def mean_wait(tmp_path: Path, others: int) -> float:
         if others:
             s.open("theirs", others, max_open_groups=10**6)
         ours = s.open("ours", 100, max_open_groups=10**6)
-        while ours.rollout_states[RolloutState.QUEUED]:
+        while ours.counts[RolloutState.QUEUED]:
             s.step()
         waits = [at for key, at in s.leased_at.items() if key.run_id == "ours"]
     assert len(waits) == 100
@@ -102,9 +104,9 @@ def test_a_run_below_its_share_waits_for_one_rollout_to_end_at_most(tmp_path: Pa
         ours = s.open("ours", 0, max_open_groups=10**6)
         s.step()
         for _ in range(20):
-            began, first = s.now, ours.next_rollout
+            began, first = s.now, ours.accepted.next_rollout
             s.add(ours, SLOTS // 2)
-            while ours.in_hand or ours.rollout_states[RolloutState.QUEUED]:
+            while ours.in_hand or ours.counts[RolloutState.QUEUED]:
                 s.step()
             leased = {k.rollout_id: at for k, at in s.leased_at.items() if k.run_id == "ours"}
             waits += [leased[i] - began for i in range(first, first + SLOTS // 2)]

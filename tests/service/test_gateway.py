@@ -45,7 +45,7 @@ KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
 async def finish(w: World, store, keys, part: str) -> None:  # type: ignore[no-untyped-def]
     """Commit attempts with everything that the log wants stored."""
     run = w.core.run("r")
-    await store.commit("r", part, keys, outbox_upto=run.outbox_end)
+    await store.commit("r", part, keys, outbox_upto=run.outbox.end)
 
 
 @KINDS
@@ -128,7 +128,7 @@ async def test_the_first_prompt_that_is_too_long_ends_the_run(
         view = await w.until(lambda v: v["counts"]["failed"] == 1)
         assert view["counts"][others] == 7
         mend = "task 'first': a prompt of 9 tokens, or leave out such tasks with skip_bad"
-        assert (mend in w.core.run("r").failures.problem) is not skip_bad
+        assert (mend in w.core.run("r").life.problem) is not skip_bad
 
 
 @KINDS

@@ -31,7 +31,7 @@ class World(Hand):
         if self.run.config.epochs:
             self.write()
             self.core.datasets.add(self.run, self.core.acceptance.check(self.run, bodies, {}))
-            self.core.end_of_groups(self.run)
+            self.core.runs.end_of_groups(self.run)
             self.write()
         else:
             self.submit(*bodies)
@@ -53,7 +53,7 @@ class World(Hand):
         return [(one.group_id, one.delivery_seq) for one in answer.delivered], list(answer.stale)
 
     def state(self, group_id: int) -> GroupState:
-        return self.core.group("r", group_id).state
+        return self.core.group("r", group_id).decision.state
 
     def remembered(self) -> RunRecord:
         """The run as the next life of the gateway knows it."""
@@ -93,13 +93,19 @@ def test_a_kept_group_needs_a_member_and_a_run_that_wants_it(world: World) -> No
     for record in world.core.group("r", 0).rollouts:
         world.core.cancel_rollout(record)
     world.decide(0)
-    assert (world.state(0), world.core.group("r", 0).reason) == (GroupState.DROPPED, "incomplete")
+    assert (world.state(0), world.core.group("r", 0).decision.reason) == (
+        GroupState.DROPPED,
+        "incomplete",
+    )
     world.core.cancel_rollout(world.core.group("r", 1).rollouts[0])
     world.complete(1, 2, 3)
     world.run.effort.ended(10.0, good=True)
     world.decide(1, 2, 3)
     assert [world.state(g) for g in (1, 2)] == [GroupState.KEPT] * 2, "not all need have completed"
-    assert (world.state(3), world.core.group("r", 3).reason) == (GroupState.DROPPED, "redundant")
+    assert (world.state(3), world.core.group("r", 3).decision.reason) == (
+        GroupState.DROPPED,
+        "redundant",
+    )
     assert world.run.effort.wasted_s == 30.0, "its three rollouts were for nothing"
 
 
@@ -122,9 +128,9 @@ def test_where_a_kept_group_can_go_stale_the_hand_out_says_what_is_enough(world:
     world.begin(2, n=2, delivery="stream", max_staleness=5, target_groups=1, filter="dapo")
     world.complete(0)
     world.decide(0)
-    assert world.core.group("r", 1).pending == 2
+    assert world.core.group("r", 1).members.pending == 2
     world.hand(0)
-    assert world.core.group("r", 1).pending == 0
+    assert world.core.group("r", 1).members.pending == 0
 
 
 def test_a_full_step_of_fresh_groups_ends_what_is_started_and_leaves_what_waits(
@@ -132,10 +138,10 @@ def test_a_full_step_of_fresh_groups_ends_what_is_started_and_leaves_what_waits(
 ) -> None:
     step = {"max_staleness": 0, "groups_per_step": 1, "max_open_groups": 2}
     world.begin(3, n=2, delivery="stream", filter="dapo", **step)
-    assert [world.core.group("r", g).opened for g in range(3)] == [True, True, False]
+    assert [world.core.group("r", g).members.opened for g in range(3)] == [True, True, False]
     world.complete(0)
     world.decide(0)
-    pending = [world.core.group("r", g).pending for g in range(3)]
+    pending = [world.core.group("r", g).members.pending for g in range(3)]
     assert pending == [0, 0, 2], "of a later step"
 
 
@@ -154,20 +160,20 @@ def test_the_forecast_learns_from_decisions_that_are_the_filters(world: World) -
         found = world.core.group("r", g)
         for record in found.rollouts:
             world.core.cancel_rollout(record)
-        found.cut = cut
+        found.members.cut = cut
     before = world.run.pace.rate
     world.decide(2, kept=False)
     assert world.run.pace.rate == before, "we ended it ourselves"
     world.decide(3, kept=False)
     assert world.run.pace.rate == before.after(False), "its verdict was certain"
     restarted = world.core.group("r", 3)
-    restarted.opened_at = 0.0
+    restarted.members.opened_at = 0.0
     assert world.run.pace.group_s == pytest.approx(31.9)
 
 
 def test_a_group_whose_start_nobody_remembers_says_nothing_of_time(world: World) -> None:
     world.begin(1)
-    world.core.group("r", 0).opened_at = 0.0
+    world.core.group("r", 0).members.opened_at = 0.0
     world.complete(0)
     world.decide(0)
     assert (world.run.pace.group_s, world.run.pace.rate.decided) == (0.0, 1.0)
@@ -215,7 +221,7 @@ def test_what_is_older_than_allowed_goes_stale(
     world.begin(1, n=2, delivery="stream", max_staleness=allowed)
     world.complete(0)
     world.decide(0, min_version=stored)
-    world.core.groups.publish(world.run, 5)
+    world.core.versions.publish(world.run, 5)
     world.run.effort.ended(10.0, good=True)
     assert world.hand(0, version=asked) == (([], [0]) if stale else ([(0, 0)], []))
     run = world.run
@@ -291,7 +297,7 @@ def test_what_memory_has_forgotten_is_acknowledged_too(world: World) -> None:
 
 def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None:
     world.begin(0)
-    run, give = world.run, world.core.groups.give_version
+    run, give = world.run, world.core.versions.give
     assert give(run, 0, "a") == 1
     assert give(run, 2, "b") == 2
     world.write()
@@ -308,11 +314,11 @@ def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None
 
 def test_weights_serve_once_and_never_older_ones(world: World) -> None:
     world.begin(0)
-    run, groups = world.run, world.core.groups
+    run, versions = world.run, world.core.versions
     for path in "abc":
-        groups.give_version(run, 0, path)
+        versions.give(run, 0, path)
     world.write()
-    assert [groups.publish(run, version) for version in (0, 2, 2, 1, 3)] == [
+    assert [versions.publish(run, version) for version in (0, 2, 2, 1, 3)] == [
         False,
         True,
         False,
@@ -336,7 +342,7 @@ def test_a_decision_curates_its_task_from_the_next_epoch_on(
     world.begin(1, epochs=3)
     world.complete(0)
     world.decide(0, kept=False, **more)
-    assert world.run.dataset.curating == bool(more)
+    assert world.run.decisions.curating == bool(more)
     world.write()
     assert world.log.read("SELECT key, resting, n FROM dataset") == [("k0", resting, n)]
 
@@ -345,4 +351,4 @@ def test_only_a_run_that_feeds_itself_is_curated(world: World) -> None:
     world.begin(1)
     world.complete(0)
     world.decide(0, kept=False, rest=2)
-    assert world.run.dataset.curating == 0
+    assert world.run.decisions.curating == 0

@@ -36,11 +36,11 @@ def submit(hand: Hand, run_id: str, count: int, n: int = 1) -> None:
 
 def complete(hand: Hand, groups: int) -> None:
     """Submit groups, run them, store and keep them; the last transaction is not taken."""
-    run, first = hand.run, hand.run.next_group
+    run, first = hand.run, hand.run.accepted.next_group
     submit(hand, "r", groups, n=2)
     hand.core.pump(2 * groups)
-    hand.commit([record for record, _ in hand.write().granted], run.outbox_end)
-    decisions = [Decision(group_id=g, kept=True) for g in range(first, run.next_group)]
+    hand.commit([record for record, _ in hand.write().granted], run.outbox.end)
+    decisions = [Decision(group_id=g, kept=True) for g in range(first, run.accepted.next_group)]
     hand.core.groups.propose(run, decisions)
 
 
@@ -56,7 +56,7 @@ def test_memory_is_flat_over_many_groups(hand: Hand) -> None:
         len(run.rollouts),
         len(core.state.workers["init"].held),
     ) == (0, 0, 0, 0)
-    assert core.group("r", 7).rollouts[1].reward == 1.0
+    assert core.group("r", 7).rollouts[1].stored.reward == 1.0
     assert core.rollout("r", 399).group.group_id == 199
     key = core.group("r", 3).key
     assert [one.group_id for one in load_keys(hand.log, run, [key])] == [3]
@@ -86,7 +86,7 @@ def test_the_pool_lives_in_the_log_but_for_its_head(hand: Hand) -> None:
     assert sorted(run.groups) == list(range(AHEAD // 2))
     assert (len(run.rollouts), len(run.queues.pool)) == (AHEAD, groups)
     core.pump(3)
-    assert [g for g in run.groups.values() if g.opened] == [run.groups[0], run.groups[1]]
+    assert [g for g in run.groups.values() if g.members.opened] == [run.groups[0], run.groups[1]]
     hand.restart()
     again = hand.run
     assert (len(again.groups), list(again.queues.pool)) == (0, list(range(groups)))
@@ -105,7 +105,7 @@ def test_what_waits_is_read_many_groups_at_a_time(
 
     monkeypatch.setattr(hand.log, "read", counted)
     hand.core.pump(AHEAD)
-    assert run.rollout_states[RolloutState.LEASED] == AHEAD
+    assert run.counts[RolloutState.LEASED] == AHEAD
     assert len(reads) < 8
     assert sorted(run.groups) == list(range(AHEAD // 2))
     assert [r.rollout_id for g in run.groups.values() for r in g.rollouts] == list(range(AHEAD))
@@ -123,7 +123,7 @@ def test_cancelling_a_long_queue_is_cut_into_pieces(hand: Hand) -> None:
         assert len(told) <= 4 * PIECE, "two pieces, two rows for each rollout"
     hand.write()
     assert 2 <= pieces <= 5
-    assert run.rollout_states[RolloutState.CANCELLED] == 3 * PIECE
+    assert run.counts[RolloutState.CANCELLED] == 3 * PIECE
 
 
 def test_what_is_in_hand_is_cancelled_in_pieces_too_and_gets_no_lease(log: ControlLog) -> None:
@@ -137,15 +137,15 @@ def test_what_is_in_hand_is_cancelled_in_pieces_too_and_gets_no_lease(log: Contr
     core.workers.gone(worker)
     core.cancel_run(hand.run)
     core.pump(PIECE)
-    assert hand.run.rollout_states[RolloutState.CANCELLED] == PIECE
+    assert hand.run.counts[RolloutState.CANCELLED] == PIECE
     assert not hand.write().granted, "they wait again, and nobody gets them any more"
     hand.restart()
-    steps = [hand.run.rollout_states[RolloutState.CANCELLED]]
+    steps = [hand.run.counts[RolloutState.CANCELLED]]
     while hand.core.grants.prune():
-        steps.append(hand.run.rollout_states[RolloutState.CANCELLED])
+        steps.append(hand.run.counts[RolloutState.CANCELLED])
         hand.write()
     assert max(b - a for a, b in pairwise(steps)) <= PIECE
-    assert hand.run.rollout_states[RolloutState.CANCELLED] == 4 * PIECE
+    assert hand.run.counts[RolloutState.CANCELLED] == 4 * PIECE
 
 
 def test_waiting_behind_other_runs_uses_up_no_budget(hand: Hand) -> None:
@@ -158,13 +158,13 @@ def test_waiting_behind_other_runs_uses_up_no_budget(hand: Hand) -> None:
     hand.now = 1000.0
     core.sweep()
     core.grants.prune()
-    assert core.run("starved").rollout_states[RolloutState.QUEUED] == 5
+    assert core.run("starved").counts[RolloutState.QUEUED] == 5
     core.cancel_run(core.run("busy"))
     core.sweep()
     hand.now = 1061.0
     core.sweep()
     core.grants.prune()
-    assert core.run("starved").rollout_states[RolloutState.FAILED] == 5
+    assert core.run("starved").counts[RolloutState.FAILED] == 5
 
 
 def test_an_ack_searches_by_its_index(hand: Hand) -> None:

@@ -36,8 +36,8 @@ class Day(Hand):
         core.pump(A_MINUTE)
         self.write()
         given = list(run.rollouts.values())
-        self.commit(given, run.outbox_end)
-        core.commits.published(run, run.next_commit - 1)
+        self.commit(given, run.outbox.end)
+        core.commits.published(run, run.commits.next_commit - 1)
         self.write()
         groups = [record.group.group_id for record in given]
         core.groups.propose(run, [Decision(group_id=g, kept=True) for g in groups])
@@ -69,8 +69,8 @@ def test_a_day_of_a_rollout_a_second_leaves_no_trace_in_memory(tmp_path: Path) -
             assert wal < 2 * CHECKPOINT_PAGES * PAGE_BYTES
             assert len(list(tmp_path.iterdir())) == 4, "log, its WAL, its index, its lock"
     assert day.run.delivery.next_delivery == day.run.delivery.acked == MINUTES * A_MINUTE
-    assert (len(day.run.groups), len(day.run.rollouts), len(day.run.parts)) == (0, 0, 0)
-    assert day.run.progress.stuck == ""
+    assert (len(day.run.groups), len(day.run.rollouts), len(day.run.commits.parts)) == (0, 0, 0)
+    assert day.run.stuck == ""
     print(f"objects at hours 2, 12, 24: {[objects[h - 1] for h in (2, 12, 24)]}")
     print(f"resident MB at hours 2, 12, 24: {[resident[h - 1] >> 20 for h in (2, 12, 24)]}")
     print(f"log MB at hours 12, 24: {[sizes[h - 1] >> 20 for h in (12, 24)]}")

@@ -21,7 +21,7 @@ class Clockwork(Hand):
         self.watchdog.look(disk)
         self.now += seconds
         self.watchdog.look(disk)
-        return self.run.progress.stuck
+        return self.run.stuck
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_what_moves_is_not_stuck(world: Clockwork) -> None:
     assert world.stuck() != ""
     assert world.watchdog.look("") == [], "said once"
     world.core.control(run, told)
-    assert [run.progress.stuck for run in world.watchdog.look("")] == [""]
+    assert [run.stuck for run in world.watchdog.look("")] == [""]
 
 
 def test_attempts_that_all_fail_alike_are_the_runs_trouble_until_one_does_not(
@@ -79,20 +79,17 @@ def test_attempts_that_all_fail_alike_are_the_runs_trouble_until_one_does_not(
         told.append(bool(world.watchdog.look("")))
     assert told == [False] * 4 + [True] + [False] * 3, "while it moves, and once"
     said = "attempt after attempt fails with sandbox_start, the first: image x0: no such thing"
-    assert world.run.progress.stuck == said
+    assert world.run.stuck == said
     world.now += 60.0
     world.core.pump(8)
     (*others, last) = world.run.rollouts.values()
     for record in others:
         world.core.rollouts.failed(record, 2, "stage_error", "exit 3")
         world.watchdog.look("")
-    assert (
-        world.run.progress.stuck
-        == "attempt after attempt fails with stage_error, the first: exit 3"
-    )
+    assert world.run.stuck == "attempt after attempt fails with stage_error, the first: exit 3"
     world.commit([last])
     world.watchdog.look("")
-    assert world.run.progress.stuck == ""
+    assert world.run.stuck == ""
 
 
 def test_an_open_run_that_lacks_work_says_so(world: Clockwork) -> None:
@@ -100,18 +97,17 @@ def test_an_open_run_that_lacks_work_says_so(world: Clockwork) -> None:
     assert world.stuck() == (
         "nothing was submitted and the run is open: submit tasks, the last ones with last=True"
     )
-    world.run.next_group = 1
+    world.run.accepted.next_group = world.run.decisions.states["dropped"] = 1
     assert world.stuck().startswith("all that was submitted has ended and the run is open")
-    world.run.last = True
+    world.run.life.last = True
     assert world.stuck() == ""
 
 
 def test_a_filter_that_keeps_nothing_is_said_while_the_run_moves(world: Clockwork) -> None:
-    run = world.run
-    for _ in range(31):
-        run.note_dropped("all_equal")
+    run, reasons = world.run, world.run.decisions.drop_reasons
+    reasons["all_equal"] = 31
     assert world.stuck(seconds=0.0) == ""
-    run.note_dropped("incomplete")
+    reasons["incomplete"] = 1
     said = "none of 32 groups was kept (31 all_equal, 1 incomplete): take tasks of another"
     assert world.stuck(seconds=0.0).startswith(said)
     run.delivery.kept = 1

@@ -76,11 +76,16 @@ def test_its_log_is_gone_on_with(root: Path) -> None:
     log, state = ControlLog(root / "control.db"), State()
     load(log, state, 0.0)
     run = state.runs["r"]
-    assert (run.state, run.delivery.kept, run.delivery.waiting, run.delivery.next_delivery) == (
+    assert (
+        run.life.state,
+        run.delivery.kept,
+        run.delivery.waiting,
+        run.delivery.next_delivery,
+    ) == (
         "finished",
         2,
         2,
         0,
     )
-    assert (run.wanted, run.outbox_stored) == (True, run.outbox_end)
+    assert (run.wanted, run.outbox.stored) == (True, run.outbox.end)
     log.close()

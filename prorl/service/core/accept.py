@@ -26,9 +26,8 @@ from prorl.service.core.journal import Base, Part, group_row, rollout_row
 from prorl.service.core.lifecycle import RolloutLife
 from prorl.service.core.outbox import TASK
 from prorl.service.core.recover import find_run, load_keys
-from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord
+from prorl.service.core.state import GroupRecord, RolloutRecord, RunGrants, RunRecord
 from prorl.service.log import log_schema as sql
-from prorl.types import GroupState, RolloutState
 
 
 class Acceptance(Part):
@@ -44,8 +43,8 @@ class Acceptance(Part):
             check_same(known.config, config)
             return False
         now = self._wall()
-        run = RunRecord(config=config, created_at=now)
-        run.progress.granted_at = self._clock()
+        grants = RunGrants(granted_at=self._clock())
+        run = RunRecord(config=config, created_at=now, grants=grants)
         self._state.add(run)
         text = orjson.dumps(config.model_dump(mode="json")).decode()
         self._journal.insert(sql.INSERT_RUN, (run.run_id, text, now, "open", 0, 0, 0.0, 0.0, "", 1))
@@ -79,7 +78,7 @@ class Acceptance(Part):
 
     def _there(self, run: RunRecord, keys: Iterable[str]) -> dict[str, GroupRecord]:
         found = {key: run.keys[key] for key in keys if key in run.keys}
-        if run.next_group == len(run.groups):
+        if run.accepted.next_group == len(run.groups):
             return found  # nothing was forgotten
         wanted = [key for key in keys if key and key not in found]
         return found | {group.key: group for group in load_keys(self._log, run, wanted)}
@@ -106,7 +105,7 @@ class Acceptance(Part):
         """Before the first of a request is accepted. Raises QueueFullError when the service takes
         no more.
         """
-        queued = sum(run.rollout_states[RolloutState.QUEUED] for run in self._state.open.values())
+        queued = sum(run.queued for run in self._state.open.values())
         wanted = sum(candidate.n for candidate in candidates)
         if queued + wanted <= self._max_queued:
             return
@@ -119,36 +118,34 @@ class Acceptance(Part):
             )
 
     def add(self, run: RunRecord, candidate: Candidate) -> GroupRecord:
-        now, group_id, limits = self._clock(), run.next_group, run.config.limits
+        now, group_id, limits = self._clock(), run.accepted.next_group, run.config.limits
         key = candidate.key or digest(b"group", run.run_id.encode(), str(group_id).encode())
         group = GroupRecord(
             run=run,
             group_id=group_id,
-            first_rollout=run.next_rollout,
+            first_rollout=run.accepted.next_rollout,
             accepted_at=self._wall(),
-            pending=candidate.n,
             **candidate._replace(key=key)._asdict(),
         )
         life = RolloutLife(
             max_attempts=limits.max_attempts, max_worker_losses=limits.max_worker_losses
         )
-        group.rollouts = [
-            RolloutRecord(group, group.first_rollout + index, index, life, since=now)
-            for index in range(group.n)
-        ]
+        for index in range(group.n):
+            group.add(RolloutRecord(group, group.first_rollout + index, index, life, since=now))
         self._insert(group)
         run.add(group)
-        run.queues.pool.extend(group.group_id, group.group_id + 1, now)
-        run.group_size = max(run.group_size, group.n)
+        run.queues.add_groups(group.group_id, group.group_id + 1, now)
+        self.note_size(run, group.n)
         self._journal.settle(group)
         self._journal.mark_run(run)
-        run.next_group += 1
-        run.next_rollout += group.n
-        run.undecided += 1
-        run.unstored += group.n
-        run.group_states[GroupState.OPEN] += 1
-        run.rollout_states[RolloutState.QUEUED] += group.n
+        run.accepted.next_group += 1
+        run.accepted.next_rollout += group.n
         return group
+
+    @staticmethod
+    def note_size(run: RunRecord, size: int) -> None:
+        """The run has, or will have, a group of this size."""
+        run.accepted.group_size = max(run.accepted.group_size, size)
 
     def _insert(self, group: GroupRecord) -> None:
         run_id = group.run.run_id
@@ -162,9 +159,9 @@ class Acceptance(Part):
 
 def check_open(run: RunRecord) -> None:
     """Raises ConflictError for a run that takes nothing new."""
-    if run.last or run.state != "open":
+    if run.life.last or run.life.state != "open":
         told = "was told that no more groups will come"
-        why = told if run.state == "open" else f"is {run.state}"
+        why = told if run.life.state == "open" else f"is {run.life.state}"
         raise ConflictError(f"run {run.run_id!r} {why}", "an open run", "make another run")
 
 

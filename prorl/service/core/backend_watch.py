@@ -178,7 +178,7 @@ class BackendWatch:
         before = before or Stats()
         for run_id, calls in now.runs.items():
             if (run := self._state.runs.get(run_id)) is not None:
-                run.calls = run.calls.plus(calls.since(before.runs.get(run_id, Served())))
+                run.effort.called(calls.since(before.runs.get(run_id, Served())))
         for name, calls in now.backends.items():
             new = calls.since(before.backends.get(name, Served()))
             self.calls[name] = self.calls.get(name, Served()).plus(new)

@@ -25,6 +25,7 @@ from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.recover import find_run, load_rollout
 from prorl.service.core.rollouts import Rollouts
+from prorl.service.core.runs import Runs
 from prorl.service.core.sampler import reached
 from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, WorkerRecord
 from prorl.service.log import log_schema as sql
@@ -39,14 +40,16 @@ from one that sometimes does, few enough to waste little.
 def is_committed(record: RolloutRecord) -> bool:
     """Whether its current attempt is stored, with a reward or without."""
     life = record.life
-    unscored = life.state is RolloutState.FAILED and life.code in UNSCORED and bool(record.part)
+    unscored = (
+        life.state is RolloutState.FAILED and life.code in UNSCORED and bool(record.stored.part)
+    )
     return life.state is RolloutState.COMPLETED or unscored
 
 
 class Commits(Part):
-    def __init__(self, base: Base, rollouts: Rollouts) -> None:
+    def __init__(self, base: Base, rollouts: Rollouts, runs: Runs) -> None:
         super().__init__(base)
-        self._rollouts = rollouts
+        self._rollouts, self._runs = rollouts, runs
 
     def reserve(self, store: WorkerRecord, attempts: Iterable[AttemptKey]) -> Reserved:
         """Promise that these attempts will be committed if the store lives. A cancellation waits
@@ -64,7 +67,11 @@ class Commits(Part):
 
     def _reserve(self, store: WorkerRecord, key: AttemptKey) -> RefusalReason | None:
         record = self._find(key.run_id, key.rollout_id)
-        if record is None or record.life.attempt != key.attempt or record.run.state == "failed":
+        if (
+            record is None
+            or record.life.attempt != key.attempt
+            or record.run.life.state == "failed"
+        ):
             return RefusalReason.FENCED
         if is_committed(record):
             return RefusalReason.COMMITTED
@@ -99,15 +106,13 @@ class Commits(Part):
         for record, _ in ended:
             assert record is not None
             self._stored(record, part)
-        if asked.outbox_upto > run.outbox_stored:
-            run.outbox_stored = asked.outbox_upto
-            self._journal.insert(sql.STORED, (run.run_id, asked.outbox_upto))
+        self._journal.note_stored(run, asked.outbox_upto)
         return Committed(commit_seq=self._insert(run, asked))
 
     def _insert(self, run: RunRecord, asked: CommitPart) -> int:
-        run.stored_bytes += sum(file.bytes for file in asked.files)
-        commit_seq = run.parts[asked.part] = run.next_commit
-        run.next_commit += 1
+        run.commits.stored_bytes += sum(file.bytes for file in asked.files)
+        commit_seq = run.commits.parts[asked.part] = run.commits.next_commit
+        run.commits.next_commit += 1
         self._state.num_commits += 1
         files = msgspec.json.encode(asked.files).decode()
         self._journal.insert(sql.INSERT_PART, (run.run_id, commit_seq, asked.part, files, 0))
@@ -115,8 +120,8 @@ class Commits(Part):
         return commit_seq
 
     def _commit_seq(self, run: RunRecord, part: str) -> int | None:
-        if part in run.parts:
-            return run.parts[part]
+        if part in run.commits.parts:
+            return run.commits.parts[part]
         rows = self._log.read(
             "SELECT commit_seq FROM parts WHERE run_id = ? AND part = ?", (run.run_id, part)
         )
@@ -143,7 +148,7 @@ class Commits(Part):
             key = record.key if record else AttemptKey(run.run_id, rollout_id, -1)
             if record is None or not record.life.state.terminal:
                 refused.append(Refusal(key, RefusalReason.OPEN))
-            elif record.part:
+            elif record.stored.part:
                 refused.append(Refusal(key, RefusalReason.COMMITTED))
         return refused
 
@@ -153,10 +158,10 @@ class Commits(Part):
             # A gateway that restarted, or a store that came back, finds the attempt unreserved but
             # still current.
             self._rollouts.apply(record, Event(kind=EventKind.RESERVE, attempt=attempt))
-        record.reward, record.summary = row.reward, row.summary
-        if record.reward is not None:
-            run.reward_sum += record.reward
-            run.num_rewards += 1
+        record.stored.reward, record.stored.summary = row.reward, row.summary
+        if record.stored.reward is not None:
+            run.commits.reward_sum += record.stored.reward
+            run.commits.num_rewards += 1
         self._stored(record, part)
         self._rollouts.apply(
             record,
@@ -164,7 +169,7 @@ class Commits(Part):
             row.failure_message if row.failure_code in UNSCORED else "",
         )
         if row.failure_code is FailureCode.GRADER_ERROR:
-            run.failures.unscored = run.failures.unscored or "\n".join(
+            run.commits.unscored = run.commits.unscored or "\n".join(
                 filter(None, (record.message, row.trace))
             )
 
@@ -172,18 +177,18 @@ class Commits(Part):
         """End a run whose grader has failed for all of its first rollouts: a reward that always
         raises would have every other one sampled in vain.
         """
-        code, count, _ = run.failures.alike
-        never = not run.rollout_states[RolloutState.COMPLETED]
+        code, count, _ = run.progress.alike
+        never = not run.progress.states[RolloutState.COMPLETED]
         if code is FailureCode.GRADER_ERROR and count >= FIRST_ROLLOUTS and never:
             self._rollouts.end_run(
                 run,
                 f"its reward failed for each of its first {count} rollouts; expected a number;"
-                f" `prorl check` tries a reward; the first: {run.failures.unscored}",
+                f" `prorl check` tries a reward; the first: {run.commits.unscored}",
             )
 
     def _stored(self, record: RolloutRecord, part: str) -> None:
-        record.part = part
-        record.run.unstored -= 1
+        record.stored.part = part
+        record.run.commits.num_rows += 1
         self._journal.mark_rollout(record)
         if record.group.settled:
             self._journal.settle(record.group)
@@ -192,30 +197,21 @@ class Commits(Part):
         """Note that commits/<seq>.json is on disk. Raises ConflictError for a commit that the log
         does not know.
         """
-        if not 1 <= commit_seq < run.next_commit:
+        if not 1 <= commit_seq < run.commits.next_commit:
             raise ConflictError(
-                f"commit {commit_seq} of run {run.run_id}", f"1 to {run.next_commit - 1}"
+                f"commit {commit_seq} of run {run.run_id}", f"1 to {run.commits.next_commit - 1}"
             )
         self._journal.insert(sql.PUBLISH_PART, (1, run.run_id, commit_seq))
         self._journal.mark_run(run)
-        run.parts = {part: seq for part, seq in run.parts.items() if seq != commit_seq}
+        run.commits.parts = {
+            part: seq for part, seq in run.commits.parts.items() if seq != commit_seq
+        }
 
     def finish(self, run: RunRecord) -> bool:
         """End a run that has nothing left to do; whether it ended just now."""
-        no_more = (run.last and not run.feeds) or run.cancelled or reached(run.demand)
-        stored = not run.unstored and not run.parts and run.outbox_stored >= run.outbox_end
-        if run.state != "open" or not no_more or run.undecided or not stored:
+        no_more = (run.life.last and not run.feeds) or run.life.cancelled or reached(run.demand)
+        stored = not run.unstored and not run.commits.parts and run.outbox.stored >= run.outbox.end
+        if run.life.state != "open" or not no_more or run.undecided or not stored:
             return False
-        self._end(run, "finished", run.failures.problem)
-        self._journal.tell_run(run)
+        self._runs.finish(run)
         return True
-
-    def fail(self, run: RunRecord, reason: str) -> None:
-        if run.state == "open":
-            self._end(run, "failed", reason)
-
-    def _end(self, run: RunRecord, state: str, why: str) -> None:
-        run.state, run.finished_at, run.progress.stuck = state, self._wall(), why
-        self._state.open.pop(run.run_id, None)
-        self._journal.mark_run(run)
-        self._journal.urgent = True

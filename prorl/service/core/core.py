@@ -44,6 +44,7 @@ from prorl.service.core.outbox import last_seq
 from prorl.service.core.reassignment import Reassignments
 from prorl.service.core.recover import find_run, load, load_rollout
 from prorl.service.core.rollouts import Rollouts
+from prorl.service.core.runs import Runs
 from prorl.service.core.state import (
     KEPT_CLOSED,
     GroupRecord,
@@ -52,12 +53,13 @@ from prorl.service.core.state import (
     State,
     WorkerRecord,
 )
-from prorl.service.core.workers import Workers, version_row
+from prorl.service.core.versions import Versions
+from prorl.service.core.workers import Workers
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
 from prorl.service.pool.balancer import Balancer
 from prorl.timing import CLAIM_GRACE_S, REMOTE_GRACE_S, now
-from prorl.types import FailureCode, GroupState, RolloutState
+from prorl.types import FailureCode, RolloutState
 
 
 class Core:
@@ -81,10 +83,12 @@ class Core:
             if stored.get(name) == "draining":
                 self.state.balancer.drain(name)
         self.base = base = Base(log, self.state, self.journal, clock, wall)
-        self.rollouts = Rollouts(base)
-        self.grants = LeaseGrants(base, self.rollouts)
+        self.runs = Runs(base)
+        self.versions = Versions(base)
+        self.rollouts = Rollouts(base, self.runs)
+        self.grants = LeaseGrants(base, self.rollouts, self.runs)
         self.groups = Groups(base, self.rollouts)
-        self.commits = Commits(base, self.rollouts)
+        self.commits = Commits(base, self.rollouts, self.runs)
         self.workers = Workers(base, self.rollouts, self.commits)
         self.watched = BackendWatch(self.state, clock, on_backends)
         self.failovers = Reassignments(base, self.watched, self.rollouts, self._reply)
@@ -124,21 +128,21 @@ class Core:
 
     def group(self, run_id: str, group_id: int) -> GroupRecord:
         run = self.run(run_id)
-        group = self.groups.find(run, group_id) if 0 <= group_id < run.next_group else None
+        group = self.groups.find(run, group_id) if 0 <= group_id < run.accepted.next_group else None
         if group is None:
             raise NotFoundError(f"run {run_id!r} has no group {group_id}")
         return self._held(group)
 
     def _held(self, group: GroupRecord) -> GroupRecord:
         """Take the group into memory until it is at rest, if it may still change."""
-        if group.state is GroupState.OPEN and group.group_id not in group.run.groups:
+        if group.is_open and group.group_id not in group.run.groups:
             group.run.add(group)
             self.journal.settle(group)
         return group
 
     def rollout(self, run_id: str, rollout_id: int) -> RolloutRecord:
         run = self.run(run_id)
-        known = 0 <= rollout_id < run.next_rollout
+        known = 0 <= rollout_id < run.accepted.next_rollout
         record = run.rollouts.get(rollout_id) if known else None
         record = record or (load_rollout(self.log, run, rollout_id) if known else None)
         if record is None:
@@ -159,18 +163,9 @@ class Core:
             )
         return self.acceptance.run(config)
 
-    def end_of_groups(self, run: RunRecord) -> None:
-        if not run.last:
-            run.last = True
-            self.journal.mark_run(run)
-
-    def pause_run(self, run: RunRecord, paused: bool) -> None:
-        run.paused = paused
-        self.journal.mark_run(run)
-
     def cancel_run(self, run: RunRecord) -> None:
         """End everything that has not ended, bit by bit (`prune`); the run takes nothing more."""
-        if run.state == "open":
+        if run.life.state == "open":
             self.rollouts.end_run(run)
 
     def fail_run(self, run: RunRecord, reason: str) -> None:
@@ -180,36 +175,13 @@ class Core:
                 self.rollouts.leave(record, worker, EventKind.RETURN)
         for group in list(run.groups.values()):
             self.cancel_group(group)
-        self.commits.fail(run, reason)
+        self.runs.fail(run, reason)
 
     def cancel_group(self, group: GroupRecord) -> None:
         self.rollouts.cancel_group(group, FailureCode.CANCELLED)
 
     def cancel_rollout(self, record: RolloutRecord) -> None:
         self.rollouts.apply(record, Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED))
-
-    def publish(self, run: RunRecord, version: int, *, by_service: bool = False) -> bool:
-        """A given version serves: told to every worker; False when it was published before.
-        `by_service`: servers were given it by us.
-        """
-        run.weights.published = run.weights.published or by_service
-        created = self.groups.publish(run, version)
-        if created:
-            self.tell_version(run)
-        return created
-
-    def tell_version(self, run: RunRecord) -> None:
-        for worker in self.state.workers.values():
-            self.journal.send(worker, version_row(run))
-
-    def start_with(self, run: RunRecord, labels: Iterable[str]) -> None:
-        """What servers called their weights when the run began: its version 0."""
-        named = {label.rpartition(":")[0] for label in labels if label.count(":") > 1}
-        run.weights.start = tuple(sorted(named))
-        if run.weights.start:
-            note = " ".join(run.weights.start)
-            self.journal.insert(sql.INSERT_VERSION, (run.run_id, 0, note, self._wall()))
-        self.tell_version(run)
 
     def set_backend(self, name: str, state: str) -> None:
         """Put a backend into the pool (`ready`), drain it (`draining`), take it out (`removed`)."""
@@ -268,10 +240,8 @@ class Core:
             self.rollouts.released(worker, record, row.attempt)
             return
         else:
-            current = record.life.attempt == row.attempt and not record.life.state.terminal
-            record.run.progress.turns += 1
-            if current:
-                record.num_sampled = max(record.num_sampled, row.read(Progress).tokens)
+            tokens = row.read(Progress).tokens
+            current = self.rollouts.progressed(record, row.attempt, tokens)
         if not current:
             self.rollouts.stop(worker, row.key)
 
@@ -280,7 +250,7 @@ class Core:
         limits are to be changed before it is sampled.
         """
         is_too_long = record.life.code is FailureCode.PROMPT_TOO_LONG
-        if is_too_long and not (record.run.config.skip_bad or record.run.cancelled):
+        if is_too_long and not (record.run.config.skip_bad or record.run.life.cancelled):
             self.rollouts.end_run(
                 record.run,
                 f"task {record.group.task_id!r}: {record.message}, or leave out such tasks with"
@@ -352,10 +322,8 @@ class Core:
 
     def durable(self, batch: LogBatch) -> None:
         """Forget groups and runs that need not stay in memory."""
-        for run_id, _, key, *_ in dict(batch.writes).get(sql.INSERT_TASK, ()):
-            self.state.runs[run_id].dataset.new_tasks.pop(key)
-        for _, _, run_id, _ in dict(batch.writes).get(sql.CURATE_TASK, ()):
-            self.state.runs[run_id].dataset.curating -= 1
+        self.datasets.durable(batch)
+        self.groups.durable(batch)
         for group in batch.settled:
             if not group.at_rest or group.run.is_next(group):
                 continue

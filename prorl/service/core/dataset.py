@@ -2,7 +2,7 @@
 
 Nothing is sampled until the dataset is said to be whole. Then groups are made of its tasks as the
 sampler wants them, each task once an epoch; whose turn it is follows from the run's seed and the
-epoch alone. Progress (`RunRecord.fed`) is stored in the same transaction that creates the
+epoch alone. Progress (`RunDataset.fed`) is stored in the same transaction that creates the
 group: a gateway that was killed neither skips a task nor repeats it.
 
 Among tasks that are due together the longest start first, so that none of them finishes alone at
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from prorl.service.core.accept import Acceptance, check_open, used
 from prorl.service.core.candidates import Candidate
-from prorl.service.core.journal import Base, Part
+from prorl.service.core.journal import Base, LogBatch, Part
 from prorl.service.core.sampler import may_open
 from prorl.service.core.state import RunRecord
 from prorl.service.log import log_schema as sql
@@ -73,11 +73,16 @@ class Datasets(Part):
                 self._journal.insert(sql.INSERT_TASK, row)
                 there[key] = run.dataset.new_tasks[key] = candidate.digest
                 run.dataset.num_tasks += 1
-                run.group_size = max(run.group_size, candidate.n)
+                self._acceptance.note_size(run, candidate.n)
             elif known != candidate.digest:
                 raise used(key)
         self._journal.mark_run(run)
         self._journal.urgent = True
+
+    def durable(self, batch: LogBatch) -> None:
+        """New tasks are on disk."""
+        for run_id, _, key, *_ in dict(batch.writes).get(sql.INSERT_TASK, ()):
+            self._state.runs[run_id].dataset.new_tasks.pop(key)
 
     def _there(self, run: RunRecord, keys: Sequence[str]) -> dict[str, str]:
         marks = ", ".join("?" * len(keys))
@@ -92,7 +97,7 @@ class Datasets(Part):
         if (
             not run.feeds
             or run.dataset.new_tasks
-            or run.dataset.curating
+            or run.decisions.curating
             or (run.queues.pool and len(run.queues.pool) >= room)
         ):
             return

@@ -16,6 +16,7 @@ from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.recover import load_groups
 from prorl.service.core.rollouts import PIECE, Rollouts
+from prorl.service.core.runs import Runs
 from prorl.service.core.sampler import may_open
 from prorl.service.core.state import GroupRecord, RolloutRecord, RunRecord
 from prorl.types import RolloutState
@@ -44,9 +45,9 @@ def anywhere(_: RolloutRecord) -> int | None:
 
 
 class LeaseGrants(Part):
-    def __init__(self, base: Base, rollouts: Rollouts) -> None:
+    def __init__(self, base: Base, rollouts: Rollouts, runs: Runs) -> None:
         super().__init__(base)
-        self._rollouts = rollouts
+        self._rollouts, self._runs = rollouts, runs
 
     def pump(self, room: int, room_for: RoomFor = anywhere) -> None:
         """Grant up to `room` leases, each to the open run with the fewest rollouts in hand. Groups
@@ -80,9 +81,9 @@ class LeaseGrants(Part):
                 self._journal.urgent = True
             doom = run.doom(run.demand) if run.queues.pool else None
             while doom and run.queues.pool and room > 0 and len(run.groups) < UNDECIDED:
-                group = self._load(run, run.queues.pool.popleft())
+                group = self._load(run, run.queues.next_group())
                 room -= group.n
-                why = _NOBODY.format(run.config.limits.queue_s) if run.progress.expired else ""
+                why = _NOBODY.format(run.config.limits.queue_s) if run.grants.expired else ""
                 for rollout in group.rollouts:
                     if rollout.life.state is RolloutState.QUEUED:
                         self._rollouts.apply(rollout, doom, why)
@@ -109,13 +110,11 @@ class LeaseGrants(Part):
             return False
         backend = self._state.acquire(record, avoid=(record.failed_on,) if record.failed_on else ())
         if backend is None:
-            run.queues.ready.appendleft(record)
+            run.queues.put_back([record])
             return False
-        record.backend = backend
-        run.progress.granted_at, run.progress.expired = self._clock(), False
-        if not run.started_at:
-            run.started_at = self._wall()
-            self._journal.mark_run(run)
+        self._rollouts.assign(record, backend)
+        run.grants.granted_at, run.grants.expired = self._clock(), False
+        self._runs.start(run)
         self._rollouts.apply(record, Event(kind=EventKind.LEASE))
         self._journal.urgent = True
         return True
@@ -130,33 +129,29 @@ class LeaseGrants(Part):
                 break
             room = room_for(record)
             if room is None:
-                now = self._clock()
-                record.unplaced_at = now if record.unplaced_at is None else record.unplaced_at
-                run.queues.queue_again(record, now, LOOKS_AGAIN_S)
+                self._rollouts.note_unplaced(record)
+                run.queues.queue_again(record, self._clock(), LOOKS_AGAIN_S)
                 continue
-            record.unplaced_at = None
+            self._rollouts.note_placeable(record)
             if room > 0:
                 found = record
             else:
                 full.append(record)
-        run.queues.ready.extendleft(reversed(full))
+        run.queues.put_back(full)
         return found
 
     def _next(self, run: RunRecord) -> RolloutRecord | None:
         while not run.queues.ending:
-            while run.queues.ready:
-                record = run.queues.ready.popleft()
+            while (record := run.queues.next_member()) is not None:
                 if record.life.state is RolloutState.QUEUED:
                     return record
             demand = run.demand if run.queues.pool else None
             if demand is None or run.doom(demand) or not may_open(demand):
                 return None
-            group = self._load(run, run.queues.pool.popleft())
-            if group.pending:
-                group.opened, group.opened_at = True, self._clock()
-                run.open_groups += 1
-                run.queues.ready.extend(group.rollouts)
-                self._journal.mark_group(group)
+            group = self._load(run, run.queues.next_group())
+            if group.members.pending:
+                self._rollouts.start_group(group)
+                run.queues.add_members(group.rollouts)
         return None
 
     def expire(self, run: RunRecord, now: float, num_in_hand: int) -> None:
@@ -177,10 +172,10 @@ class LeaseGrants(Part):
         held_back = not (run.queues.ready or may_start)
         behind_others = num_in_hand > run.in_hand
         if held_back or behind_others:
-            run.progress.granted_at = now
-        if now - run.progress.granted_at <= budget_s:
+            run.grants.granted_at = now
+        if now - run.grants.granted_at <= budget_s:
             return
-        run.progress.expired = (
+        run.grants.expired = (
             bool(run.queues.pool) and now - run.queues.pool.first_since() > budget_s
         )
         for record in [r for r in run.queues.ready if r.life.state is RolloutState.QUEUED]:

@@ -1,4 +1,4 @@
-"""What happens to a group after its members have ended: decisions, hand-out, cursors, versions.
+"""What happens to a group after its members have ended: decisions, hand-out, cursors.
 
 Everything here is an event of the group's table (`lifecycle.GROUP_TABLE`); a repeated request gets
 what the log holds. `delivery_seq` is dense per run, given in the order in which the store asks
@@ -20,7 +20,7 @@ from prorl.control import (
     Rows,
 )
 from prorl.errors import ConflictError
-from prorl.service.core.journal import Base, Part
+from prorl.service.core.journal import Base, LogBatch, Part
 from prorl.service.core.lifecycle import GroupEvent, group_step
 from prorl.service.core.recover import load_group
 from prorl.service.core.rollouts import Rollouts
@@ -31,6 +31,9 @@ from prorl.types import FailureCode, GroupState, RolloutState
 
 FOLLOWS = 0.1
 """What one more group counts in how long groups take, and are waited for."""
+
+MOST_REASONS, REASON_CHARS = 16, 80
+"""Of a filter, which may be anybody's SQL: more reasons are one, longer ones are cut."""
 
 
 class Groups(Part):
@@ -45,7 +48,7 @@ class Groups(Part):
         """Decide complete groups, each by the first that is proposed; the outbox tells which."""
         for decision in decisions:
             group = self.find(run, decision.group_id)
-            if group is not None and group.state is GroupState.OPEN and group.pending == 0:
+            if group is not None and group.is_open and group.members.pending == 0:
                 self._decide(group, decision)
         self._end_redundant(run)
         return Done()
@@ -53,39 +56,51 @@ class Groups(Part):
     def _decide(self, group: GroupRecord, decision: Decision) -> None:
         run = group.run
         self._note(group, decision.kept)
-        kept, group.reason = decision.kept, decision.reason
+        kept, group.decision.reason = decision.kept, decision.reason
         if kept and not any(r.life.state is RolloutState.COMPLETED for r in group.rollouts):
-            kept, group.reason = False, "incomplete"
+            kept, group.decision.reason = False, "incomplete"
         if kept and full(run.demand):
-            kept, group.reason = False, "redundant"
+            kept, group.decision.reason = False, "redundant"
             run.effort.left_over(group.n)
-        group.num_valid, group.mean_reward = decision.num_valid, decision.mean_reward
-        group.min_version = decision.min_version
+        group.decision.num_valid, group.decision.mean_reward = (
+            decision.num_valid,
+            decision.mean_reward,
+        )
+        group.decision.min_version = decision.min_version
         self._step(group, GroupEvent.KEEP if kept else GroupEvent.DROP)
-        run.undecided -= 1
-        run.open_groups -= group.opened
         if kept:
             run.delivery.kept += 1
             run.delivery.waiting += 1
         else:
-            run.note_dropped(group.reason)
+            self._note_dropped(run, group.decision.reason)
         self._journal.insert(sql.DECIDED, (run.run_id, group.group_id))
         if run.config.epochs and (decision.rest or decision.siblings):
             epoch, _, key = group.key.partition("/")
             resting, siblings = int(epoch) + 1 + decision.rest, decision.siblings or None
             self._journal.insert(sql.CURATE_TASK, (resting, siblings, run.run_id, key))
-            run.dataset.curating += 1
+            run.decisions.curating += 1
         self._event(group, "decided", kept)
+
+    @staticmethod
+    def _note_dropped(run: RunRecord, reason: str) -> None:
+        reasons = run.decisions.drop_reasons
+        is_full = len(reasons) >= MOST_REASONS and reason not in reasons
+        run.decisions.drop_reasons["other" if is_full else reason[:REASON_CHARS]] += 1
+
+    def durable(self, batch: LogBatch) -> None:
+        """What the filter said of tasks is on disk."""
+        for _, _, run_id, _ in dict(batch.writes).get(sql.CURATE_TASK, ()):
+            self._state.runs[run_id].decisions.curating -= 1
 
     def _note(self, group: GroupRecord, kept: bool) -> None:
         """What a decision tells the forecast; nothing, where we ended the group ourselves."""
         run, now = group.run, self._clock()
         ended = any(r.life.state is RolloutState.CANCELLED for r in group.rollouts)
-        if ended and not group.cut:
+        if ended and not group.members.cut:
             return
         run.pace.rate = run.pace.rate.after(kept)
-        if group.opened_at:
-            run.pace.group_s = _mean(run.pace.group_s, now - group.opened_at)
+        if group.members.opened_at:
+            run.pace.group_s = _mean(run.pace.group_s, now - group.members.opened_at)
 
     def handout(self, run: RunRecord, wanted: Iterable[KeptGroup]) -> HandedOut:
         """Give kept groups their place in the delivery order, as asked. Those that are too old go
@@ -98,15 +113,15 @@ class Groups(Part):
             group = self.find(run, asked.group_id)
             if group is None:
                 continue
-            if group.state is GroupState.KEPT:
+            if group.decision.state is GroupState.KEPT:
                 self._hand(group, asked.min_version)
-            if group.state is GroupState.STALE:
+            if group.decision.state is GroupState.STALE:
                 stale.append(group.group_id)
-            elif group.delivery_seq >= 0:
-                delivered.append(Delivered(group.group_id, group.delivery_seq))
+            elif group.decision.delivery_seq >= 0:
+                delivered.append(Delivered(group.group_id, group.decision.delivery_seq))
         if taken := run.delivery.next_delivery - before:
             now = self._clock()
-            run.effort.handed.extend([now] * taken)
+            run.effort.hand_out(taken, now)
             if run.pace.taken_at:
                 run.pace.taken_s = _mean(run.pace.taken_s, (now - run.pace.taken_at) / taken)
             run.pace.taken_at = now
@@ -115,7 +130,7 @@ class Groups(Part):
 
     def _hand(self, group: GroupRecord, min_version: int) -> None:
         run = group.run
-        oldest = min_version if min_version >= 0 else group.min_version
+        oldest = min_version if min_version >= 0 else group.decision.min_version
         allowed = run.config.max_staleness
         run.delivery.waiting -= 1
         if allowed >= 0 and oldest >= 0 and run.weights.version - oldest > allowed:
@@ -124,7 +139,7 @@ class Groups(Part):
             self._step(group, GroupEvent.EXPIRE)
             self._event(group, "stale", True)
             return
-        group.delivery_seq = run.delivery.next_delivery
+        group.decision.delivery_seq = run.delivery.next_delivery
         run.delivery.next_delivery += 1
         self._step(group, GroupEvent.DELIVER)
         self._event(group, "delivered", True)
@@ -168,48 +183,13 @@ class Groups(Part):
         run.delivery.acked = end
         if end > run.delivery.trained:
             self.note_trained(run, end)
-        run.group_states[GroupState.DELIVERED] -= end - first
-        run.group_states[GroupState.ACKED] += end - first
+        run.decisions.states[GroupState.DELIVERED] -= end - first
+        run.decisions.states[GroupState.ACKED] += end - first
         self._journal.insert(sql.ACK_GROUPS, (run.run_id, first, end))
         for group in run.groups.values():
-            if first <= group.delivery_seq < end:
-                group.state = group_step(group.state, GroupEvent.ACK)
+            if first <= group.decision.delivery_seq < end:
+                group.decision.state = group_step(group.decision.state, GroupEvent.ACK)
                 self._journal.mark_group(group)
-
-    def give_version(self, run: RunRecord, version: int, path: str) -> int:
-        """An id for the weights in `path`: `version`, or the next one for 0. The same id and path
-        again change nothing. Raises ConflictError for an id that was used for something else, or
-        that is not the next.
-        """
-        version = version or run.weights.given_version + 1
-        if version <= run.weights.given_version:
-            found = self._log.read(
-                "SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version)
-            )
-            if not found or found[0][0] != path:
-                raise ConflictError(
-                    f"version {version} of run {run.run_id!r} is used",
-                    f"{run.weights.given_version + 1}",
-                    "an id is never used again",
-                )
-            return version
-        if version != run.weights.given_version + 1:
-            raise ConflictError(
-                f"version {version} of run {run.run_id!r}",
-                f"{run.weights.given_version + 1}, one above the last",
-            )
-        run.weights.given_version = version
-        self._journal.mark_run(run)
-        self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
-        return version
-
-    def publish(self, run: RunRecord, version: int) -> bool:
-        if version <= run.weights.version:
-            return False
-        run.weights.version = version
-        self._journal.mark_run(run)
-        self._journal.insert(sql.PUBLISH_VERSION, (1, run.run_id, version))
-        return True
 
     def _end_redundant(self, run: RunRecord) -> None:
         """End what was started and is not decided, if the run, or its step, has enough. The run's
@@ -219,13 +199,14 @@ class Groups(Part):
         if reached(demand):
             self._rollouts.end_groups(run, FailureCode.REDUNDANT)
         elif step_reached(demand):
-            self._rollouts.end_groups(run, FailureCode.REDUNDANT, waiting=False)
+            self._rollouts.end_started_groups(run, FailureCode.REDUNDANT)
 
     def _step(self, group: GroupRecord, event: GroupEvent) -> None:
-        states = group.run.group_states
-        states[group.state] -= 1
-        group.state = group_step(group.state, event)
-        states[group.state] += 1
+        run = group.run
+        if not group.is_open:
+            run.decisions.states[group.decision.state] -= 1
+        group.decision.state = group_step(group.decision.state, event)
+        run.decisions.states[group.decision.state] += 1
         if group.group_id not in group.run.groups:
             group.run.add(group)  # until this is durable the log would give back what it was
         self._journal.mark_group(group)
@@ -235,19 +216,19 @@ class Groups(Part):
     def _event(self, group: GroupRecord, event: str, kept: bool) -> None:
         run = group.run
         row = GroupEventRow(
-            event_seq=run.next_event,
+            event_seq=run.decisions.next_event,
             group_id=group.group_id,
             event=event,
             kept=kept,
-            reason=group.reason,
-            delivery_seq=group.delivery_seq,
+            reason=group.decision.reason,
+            delivery_seq=group.decision.delivery_seq,
             num_members=group.n,
-            num_valid=group.num_valid,
-            min_version=group.min_version,
-            mean_reward=group.mean_reward,
+            num_valid=group.decision.num_valid,
+            min_version=group.decision.min_version,
+            mean_reward=group.decision.mean_reward,
             at=int(self._wall() * 1e6),
         )
-        run.next_event += 1
+        run.decisions.next_event += 1
         self._journal.tell_store(run, Kind.ROWS, group.group_id, Rows(events=(row,)))
 
 

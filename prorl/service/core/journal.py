@@ -73,8 +73,14 @@ class Journal:
         self._last_seq += 1
         text = "" if payload is None else msgspec.json.encode(payload).decode()
         self.insert(sql.TELL_STORE, (self._last_seq, run.run_id, kind, ref, text))
-        run.outbox_end = self._last_seq
+        run.outbox.end = self._last_seq
         self.mark_run(run)
+
+    def note_stored(self, run: RunRecord, seq: int) -> None:
+        """The store has written what the outbox had for it up to `seq`: these rows go."""
+        if seq > run.outbox.stored:
+            run.outbox.stored = seq
+            self.insert(sql.STORED, (run.run_id, seq))
 
     def tell_run(self, run: RunRecord) -> None:
         """A run was made, or has ended: the store hears of it once that is durable."""
@@ -151,23 +157,34 @@ def rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
         life.cancel_code.value,
         record.message,
         record.backend,
-        record.reward,
-        record.part,
-        *msgspec.structs.astuple(record.summary),
+        record.stored.reward,
+        record.stored.part,
+        *msgspec.structs.astuple(record.stored.summary),
     )
 
 
 def group_row(record: GroupRecord) -> tuple[Any, ...]:
-    return tuple(getattr(record, name) for name in sql.GROUP_CHANGES)
+    """Values of `GROUP_CHANGES`."""
+    decision = record.decision
+    return (
+        decision.state.value,
+        record.members.opened,
+        decision.reason,
+        decision.num_valid,
+        decision.mean_reward,
+        decision.min_version,
+        decision.delivery_seq,
+    )
 
 
 def run_row(record: RunRecord) -> tuple[Any, ...]:
+    life = record.life
     return (
-        record.state,
-        int(record.last),
-        int(record.cancelled),
-        record.started_at,
-        record.finished_at,
+        life.state,
+        int(life.last),
+        int(life.cancelled),
+        life.started_at,
+        life.finished_at,
         record.counters,
         int(record.wanted),
     )

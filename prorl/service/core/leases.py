@@ -51,6 +51,8 @@ class Leases(Part):
         self._granted: deque[tuple[RolloutRecord, int]] = deque()
         self._for_guests: deque[tuple[float, str]] = deque()
         """When leases for guests were granted, and of which run; those of the last SEEN_S."""
+        self._terms: dict[RunRecord, tuple[str, dict[str, Json]]] = {}
+        """By run that is open; those of runs that ended go when another comes."""
         self._streams = 0
         self._window = 0
         self._outlet = Outlet(
@@ -136,7 +138,7 @@ class Leases(Part):
         while self._for_guests and self._for_guests[0][0] < self._clock() - SEEN_S:
             self._for_guests.popleft()
         ahead = max(
-            run.rollout_states[RolloutState.LEASED],
+            run.progress.states[RolloutState.LEASED],
             sum(run_id == run.run_id for _, run_id in self._for_guests),
         )
         return ahead + sum(waiting_for_guests(self._state, run.run_id).values()) < GUESTS_AHEAD
@@ -196,13 +198,18 @@ class Leases(Part):
         rows = [self._row(record, wall, now) for record in records]
         return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=LEASED)
 
+    def _terms_of(self, run: RunRecord) -> tuple[str, dict[str, Json]]:
+        """What each lease of the run says: its renderer's spec and its limits."""
+        if run not in self._terms:
+            self._terms = {r: terms for r, terms in self._terms.items() if r.life.state == "open"}
+            spec = run.config.renderer.settled(self._tokenizer, run.created_at)
+            self._terms[run] = spec.to_json(), asdict(run.config.limits.limits())
+        return self._terms[run]
+
     def _row(self, record: RolloutRecord, wall: float, now: float) -> tuple[Json, ...]:
         group = record.group
         run, config = group.run, group.run.config
-        if run.leased is None:
-            spec = config.renderer.settled(self._tokenizer, run.created_at)
-            run.leased = spec.to_json(), asdict(config.limits.limits())
-        renderer, limits = run.leased
+        renderer, limits = self._terms_of(run)
         # Weights older than this would make the group stale at its hand-out.
         oldest = run.weights.version - config.max_staleness if config.max_staleness >= 0 else 0
         return (

@@ -167,7 +167,7 @@ def foreign_directories(
     """
     for run in runs:
         try:
-            RunDir(service.run_directory(run.run_id)).check_known(run.next_commit - 1)
+            RunDir(service.run_directory(run.run_id)).check_known(run.commits.next_commit - 1)
         except ForeignDirectoryError as error:
             yield run, str(error)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from prorl.control import Served
 from prorl.types import FailureCode
 
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
@@ -72,6 +73,8 @@ class Effort:
     wasted_s: float = 0.0
     num_worked: int = 0
     """Rollouts that ended with a verdict."""
+    calls: Served = field(default_factory=Served)
+    """Of its model calls, of all workers."""
     _before: tuple[float, float, float, float] | None = None
     """At the last commit: its time, seconds that slots were busy, worked, wasted."""
 
@@ -80,6 +83,13 @@ class Effort:
         self.worked_s += seconds
         self.wasted_s += 0.0 if good else seconds
         self.num_worked += good
+
+    def called(self, calls: Served) -> None:
+        self.calls = self.calls.plus(calls)
+
+    def hand_out(self, groups: int, now: float) -> None:
+        """So many groups were handed out."""
+        self.handed.extend([now] * groups)
 
     def left_over(self, rollouts: int) -> None:
         """A whole group was for nothing; its rollouts took what others do."""

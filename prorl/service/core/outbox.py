@@ -57,7 +57,7 @@ def run_news(log: ControlLog, run: RunRecord) -> list[ControlRow]:
     news = RunNews(
         filter=run.config.filter,
         delivery=run.config.delivery,
-        group_size=run.group_size,
+        group_size=run.accepted.group_size,
         state=state[0][0],
         cursors=dict(log.read("SELECT consumer, seq FROM cursors WHERE run_id = ?", asked)),
         unpublished=tuple(

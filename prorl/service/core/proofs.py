@@ -15,7 +15,7 @@ from prorl.config import RunConfig
 from prorl.errors import ConflictError, QueueFullError
 from prorl.limits import Clock
 from prorl.service.core.accept import check_same
-from prorl.service.core.state import RunRecord
+from prorl.service.core.state import RunLife, RunRecord
 
 SAID_S = 10.0
 MOST = 64
@@ -85,9 +85,10 @@ class Proofs:
 
 def _shown(proof: Proof, now: float) -> RunRecord:
     """As a run whose state says it: `proving`, or `refused` with the reason."""
-    run = RunRecord(config=proof.config, created_at=proof.since, state="proving")
-    run.progress.stuck = f"its chat template is being proved, for {now - proof.since:.0f} s so far"
+    state = "proving"
+    problem = f"its chat template is being proved, for {now - proof.since:.0f} s so far"
     if proof.made.done():
         error = None if proof.made.cancelled() else proof.made.exception()
-        run.state, run.progress.stuck = "refused", str(error or "it was cancelled")
-    return run
+        state, problem = "refused", str(error or "it was cancelled")
+    life = RunLife(state=state, problem=problem)
+    return RunRecord(config=proof.config, created_at=proof.since, life=life)

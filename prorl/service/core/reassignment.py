@@ -64,9 +64,8 @@ class Reassignments(Part):
 
     def _assign(self, record: RolloutRecord, asked: Failover) -> str | None:
         name = self._state.acquire(record, avoid=(asked.backend,), min_version=asked.min_version)
-        if name is not None and name != record.backend:
-            record.backend = name
-            self._journal.mark_rollout(record)
+        if name is not None:
+            self._rollouts.assign(record, name)
         return name
 
     def _current(self, key: AttemptKey) -> RolloutRecord | None:

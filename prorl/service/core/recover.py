@@ -17,10 +17,18 @@ from prorl.service.core.lifecycle import EventKind, RolloutLife
 from prorl.service.core.state import (
     IN_HAND,
     NO_TRAJECTORY,
+    GroupDecision,
+    GroupMembers,
     GroupRecord,
     RolloutRecord,
+    RunCommits,
+    RunDelivery,
+    RunGrants,
+    RunLife,
     RunRecord,
+    RunWeightsState,
     State,
+    StoredRow,
 )
 from prorl.service.log import log_schema as sql
 from prorl.service.log.log import ControlLog
@@ -100,7 +108,7 @@ def closed_runs(log: ControlLog) -> list[RunRecord]:
     for values in log.read(f"{_RUNS} WHERE state <> 'open' ORDER BY created_at"):
         fields = dict(zip(sql.RUN_COLUMNS, values, strict=True))
         config = RunConfig.model_construct(run_id=fields["run_id"])
-        run = _run_record(fields, config)
+        run = RunRecord(config=config, created_at=fields["created_at"], life=_life(fields))
         run.restore(fields["counters"])
         found.append(run)
     return found
@@ -118,19 +126,25 @@ def _add_run(
         )
         state.refused[fields["run_id"]] = str(problem)
         return None
-    run = _run_record(fields, config)
+    run_id = (config.run_id,)
+    versions = log.read(_SERVED, run_id)
+    run = RunRecord(
+        config=config,
+        created_at=fields["created_at"],
+        life=_life(fields),
+        grants=RunGrants(granted_at=now),
+        delivery=RunDelivery(cursors=dict(log.read(_CURSORS, run_id))),
+        commits=RunCommits(parts=dict(log.read(_UNPUBLISHED, run_id))),
+        weights=RunWeightsState(
+            published=any(version and note for version, note in versions),
+            announced=any(note == sql.ANNOUNCED for _, note in versions),
+            start=next((tuple(note.split()) for version, note in versions if version == 0), ()),
+        ),
+    )
     state.add(run)
     if fields["counters"]:
         run.restore(fields["counters"])
-    run.delivery.cursors = dict(log.read(_CURSORS, (run.run_id,)))
-    run.parts = dict(log.read(_UNPUBLISHED, (run.run_id,)))
-    versions = log.read(_SERVED, (run.run_id,))
-    run.weights.published = any(version and note for version, note in versions)
-    run.weights.announced = any(note == sql.ANNOUNCED for _, note in versions)
-    run.weights.start = next(
-        (tuple(note.split()) for version, note in versions if version == 0), ()
-    )
-    if run.state == "open":
+    if run.life.state == "open":
         _live(log, run, now)
     return run
 
@@ -175,10 +189,8 @@ def load_rollout(log: ControlLog, run: RunRecord, rollout_id: int) -> RolloutRec
     return next((r for r in group.rollouts if r.rollout_id == rollout_id), None) if group else None
 
 
-def _run_record(values: dict[str, Any], config: RunConfig) -> RunRecord:
-    return RunRecord(
-        config=config,
-        created_at=values["created_at"],
+def _life(values: dict[str, Any]) -> RunLife:
+    return RunLife(
         state=values["state"],
         last=bool(values["last"]),
         cancelled=bool(values["cancelled"]),
@@ -191,14 +203,13 @@ def _live(log: ControlLog, run: RunRecord, now: float) -> None:
     for values in log.read(_STARTED, (run.run_id,)):
         group = _members(log, _group(run, values), now)
         run.add(group)
-        run.queues.ready.extend(r for r in group.rollouts if r.life.state is RolloutState.QUEUED)
+        run.queues.add_members(r for r in group.rollouts if r.life.state is RolloutState.QUEUED)
     first, last = log.read(_POOL_ENDS, (run.run_id, run.run_id))[0]
     if first is not None:
-        run.queues.pool.extend(first, last + 1, now)
+        run.queues.add_groups(first, last + 1, now)
     doom = run.doom(run.demand)
     if doom is not None and doom.kind is EventKind.CANCEL:  # its end was cut short
-        run.queues.ending.extend((group, doom.code) for group in run.groups.values())
-    run.progress.granted_at = now
+        run.queues.end(run.groups.values(), doom.code)
 
 
 def _members(log: ControlLog, group: GroupRecord, now: float) -> GroupRecord:
@@ -210,10 +221,20 @@ def _members(log: ControlLog, group: GroupRecord, now: float) -> GroupRecord:
 
 def _group(run: RunRecord, values: tuple[Any, ...]) -> GroupRecord:
     fields = dict(zip(sql.GROUP_COLUMNS, values, strict=True))
-    del fields["run_id"]
-    fields["state"] = GroupState(fields["state"])
-    fields["opened"] = bool(fields["opened"])
-    return GroupRecord(run=run, **fields)
+    facts = {name: fields[name] for name in sql.GROUP_FACTS}
+    return GroupRecord(
+        run=run,
+        **facts,
+        members=GroupMembers(opened=bool(fields["opened"])),
+        decision=GroupDecision(
+            state=GroupState(fields["state"]),
+            reason=fields["reason"],
+            num_valid=fields["num_valid"],
+            mean_reward=fields["mean_reward"],
+            min_version=fields["min_version"],
+            delivery_seq=fields["delivery_seq"],
+        ),
+    )
 
 
 def _add_rollout(group: GroupRecord, values: tuple[Any, ...], now: float) -> None:
@@ -230,7 +251,7 @@ def _add_rollout(group: GroupRecord, values: tuple[Any, ...], now: float) -> Non
         max_attempts=limits.max_attempts,
         max_worker_losses=limits.max_worker_losses,
     )
-    stored = TrajectorySummary(**dict(zip(sql.SUMMARY_COLUMNS, summary, strict=True)))
+    counts = TrajectorySummary(**dict(zip(sql.SUMMARY_COLUMNS, summary, strict=True)))
     record = RolloutRecord(
         group=group,
         rollout_id=rollout_id,
@@ -238,11 +259,8 @@ def _add_rollout(group: GroupRecord, values: tuple[Any, ...], now: float) -> Non
         life=life,
         message=message,
         backend=backend,
-        reward=reward,
-        part=part,
-        summary=stored if part else NO_TRAJECTORY,
+        stored=StoredRow(part, reward, counts if part else NO_TRAJECTORY),
         since=now,
         taken=True,
     )
-    group.rollouts.append(record)
-    group.pending += not life.state.terminal
+    group.add(record)

@@ -13,6 +13,7 @@ the host.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 from zlib import crc32
 
@@ -30,6 +31,7 @@ from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import Action, Event, EventKind, step
 from prorl.service.core.lines import Lines
 from prorl.service.core.observed import Observed, Phase
+from prorl.service.core.runs import Runs
 from prorl.service.core.sampler import LATE
 from prorl.service.core.state import (
     IN_HAND,
@@ -39,7 +41,7 @@ from prorl.service.core.state import (
     WorkerRecord,
 )
 from prorl.timing import RELEASE_GRACE_S
-from prorl.types import FAILURE_CLASS, AttemptKey, FailureCode, GroupState, RolloutState
+from prorl.types import FAILURE_CLASS, AttemptKey, FailureCode, RolloutState
 
 PIECE = 250
 """Rollouts that are ended in one go: a run that is cancelled, or has enough, may have ten thousand
@@ -82,8 +84,9 @@ _NO_ORPHAN = Orphan(-1, 0.0, EventKind.LOST)
 
 
 class Rollouts(Part):
-    def __init__(self, base: Base) -> None:
+    def __init__(self, base: Base, runs: Runs) -> None:
         super().__init__(base)
+        self._runs = runs
         self.lines = Lines(base.clock)
         self.observed = Observed()
         self._orphans: dict[RolloutRecord, Orphan] = {}
@@ -106,35 +109,39 @@ class Rollouts(Part):
             if fails or event.kind is EventKind.LOST:
                 self.observed.failures[life.code] += 1
             if fails:
-                code, count, said = record.group.run.failures.alike
+                code, count, said = record.run.progress.alike
                 same = event.code is code
-                record.group.run.failures.alike = (
+                record.run.progress.alike = (
                     event.code,
                     count * same + 1,
                     said if same else message,
                 )
             if life.state is not before.state:
                 self._leave_phase(record, _PHASES[before.state])
-                states = record.group.run.rollout_states
-                states[before.state] -= 1
-                states[life.state] += 1
+                self._count(record.run, before.state, -1)
+                self._count(record.run, life.state, 1)
                 if life.state in _TERMINAL:
-                    record.group.pending -= 1
+                    record.group.members.pending -= 1
             self._journal.mark_rollout(record)
         failed_again = life.infra_failures > before.infra_failures
         rest_s = _rest_s(record) if failed_again else 0.0
         if life.state is RolloutState.COMPLETED and life is not before:
-            record.group.run.failures.alike = (FailureCode.NONE, 0, "")
+            record.run.progress.alike = (FailureCode.NONE, 0, "")
             for worker in record.holders:
                 self.lines.delivered(worker)
         for action in actions:
             self._act(record, action, rest_s)
         return Action.FENCE not in actions
 
+    @staticmethod
+    def _count(run: RunRecord, state: RolloutState, change: int) -> None:
+        if state is not RolloutState.QUEUED:
+            run.progress.states[state] += change
+
     def _tell_attempt(self, record: RolloutRecord, event: Event, message: str) -> None:
         """The current attempt ends without a row of its own in `rollouts`."""
         code = _CODES.get(event.kind) or event.code or record.life.cancel_code
-        record.run.failures.failed_attempts[code, record.node] += 1
+        record.run.progress.failed_attempts[code, record.node] += 1
         row = AttemptRow(
             rollout_id=record.rollout_id,
             group_id=record.group.group_id,
@@ -206,23 +213,23 @@ class Rollouts(Part):
 
     def _check(self, group: GroupRecord) -> None:
         """A member has ended: the group is complete, or the others cannot change its verdict."""
-        if group.pending == 0:
-            self._started(group)
+        if group.members.pending == 0:
+            self.start_group(group)
             row = GroupComplete(
                 group_id=group.group_id,
                 task_id=group.task_id,
                 members=tuple(map(member, group.rollouts)),
             )
             self._journal.tell_store(group.run, Kind.GROUP_COMPLETE, group.group_id, row)
-        elif not group.cut:
+        elif not group.members.cut:
             valid = [m.reward for m in map(member, group.rollouts) if m.valid]
             rewards = [reward for reward in valid if reward is not None]
-            group.differs = len(set(rewards)) > 1
-            if find_filter(group.run.config.filter).hopeless(rewards, group.pending):
+            group.members.differs = len(set(rewards)) > 1
+            if find_filter(group.run.config.filter).hopeless(rewards, group.members.pending):
                 self._cut(group, FailureCode.REDUNDANT)
 
     def _cut(self, group: GroupRecord, code: FailureCode) -> None:
-        group.cut = True
+        group.members.cut = True
         self.cancel_group(group, code)
         self._journal.urgent = True
 
@@ -233,23 +240,28 @@ class Rollouts(Part):
         """
         now, enough = self._clock(), run.config.enough
         began, before = now - LATE * run.pace.group_s, now - run.config.grace_s
-        started = [g for g in run.groups.values() if g.opened and g.state is GroupState.OPEN]
-        late = (group.opened_at < began and not group.differs for group in started)
-        run.pace.late_groups = sum(late) if run.pace.group_s else 0
+        started = [g for g in run.groups.values() if g.members.opened and g.is_open]
+        late = (group.members.opened_at < began and not group.members.differs for group in started)
+        run.progress.late_groups = sum(late) if run.pace.group_s else 0
         for group in started if enough else ():
-            if group.pending == 0 or group.cut or group.n - group.pending < enough:
+            if (
+                group.members.pending == 0
+                or group.members.cut
+                or group.n - group.members.pending < enough
+            ):
                 continue
             ended = sorted(max(r.entered, r.since) for r in group.rollouts if member(r).valid)
             if len(ended) >= enough and ended[enough - 1] <= before:
                 self._cut(group, FailureCode.LATE)
 
-    def _started(self, group: GroupRecord) -> None:
-        """A group that ended before it was started counts as started. Now it waits for its
-        decision, not in the pool.
+    def start_group(self, group: GroupRecord) -> None:
+        """The group leaves the pool. One that ended before it was started counts as started, too:
+        it waits for its decision.
         """
-        if not group.opened:
-            group.opened = True
-            group.run.open_groups += 1
+        if not group.members.opened:
+            group.members.opened = True
+            group.members.opened_at = self._clock() if group.members.pending else 0.0
+            group.run.progress.num_started += 1
             self._journal.mark_group(group)
 
     def stop(self, worker: WorkerRecord, key: AttemptKey) -> None:
@@ -262,26 +274,29 @@ class Rollouts(Part):
         """End everything of a run that has not ended; it takes nothing more. `problem`: why, where
         nobody asked for it.
         """
-        run.cancelled = run.last = True
-        run.failures.problem = run.failures.problem or problem
-        self._journal.mark_run(run)
-        run.queues.ending.clear()  # what was redundant is cancelled from here on
+        self._runs.cancel(run, problem)
+        run.queues.forget_endings()  # what was redundant is cancelled from here on
         self.end_groups(run, FailureCode.CANCELLED)
 
-    def end_groups(self, run: RunRecord, code: FailureCode, *, waiting: bool = True) -> None:
-        """End every group of the run that is in memory and open; of the `waiting` only if asked. A
-        piece now, the rest by `end_more`; until then the run is given no lease.
+    def end_groups(self, run: RunRecord, code: FailureCode) -> None:
+        """End every group of the run that is in memory and open. A piece now, the rest by
+        `end_more`; until then the run is given no lease.
         """
+        self._end_groups(run, code, run.groups.values())
+
+    def end_started_groups(self, run: RunRecord, code: FailureCode) -> None:
+        """As `end_groups`, but groups that wait in the pool stay there."""
+        self._end_groups(run, code, (g for g in run.groups.values() if g.members.opened))
+
+    def _end_groups(self, run: RunRecord, code: FailureCode, groups: Iterable[GroupRecord]) -> None:
         if not run.queues.ending:
-            open_groups = [g for g in run.groups.values() if g.state is GroupState.OPEN]
-            groups = [group for group in open_groups if waiting or group.opened]
-            run.queues.ending.extend((group, code) for group in groups)
+            run.queues.end([group for group in groups if group.is_open], code)
             self.end_more(run, PIECE)
 
     def end_more(self, run: RunRecord, room: int) -> int:
         """End up to `room` rollouts, and the rest of their group; the room that is left."""
         while run.queues.ending and room > 0:
-            group, code = run.queues.ending.popleft()
+            group, code = run.queues.next_ending()
             room -= self.cancel_group(group, code)
         return room
 
@@ -403,7 +418,32 @@ class Rollouts(Part):
             # Only the stream broke to an INIT that lives: the lease never reached it.
             self.lost(record, EventKind.RETURN if living else orphan.end)
 
+    # ---- where it goes
+
+    def assign(self, record: RolloutRecord, backend: str) -> None:
+        """The rollout samples from this backend from now on."""
+        if backend != record.backend:
+            record.backend = backend
+            self._journal.mark_rollout(record)
+
+    def note_unplaced(self, record: RolloutRecord) -> None:
+        """No node that is there has what the queued rollout needs."""
+        if record.unplaced_at is None:
+            record.unplaced_at = self._clock()
+
+    def note_placeable(self, record: RolloutRecord) -> None:
+        """Some node has what the queued rollout needs."""
+        record.unplaced_at = None
+
     # ---- what workers say
+
+    def progressed(self, record: RolloutRecord, attempt: int, num_sampled: int) -> bool:
+        """A turn has ended. False for an attempt that is not current."""
+        record.run.progress.turns += 1
+        if record.life.attempt != attempt or record.life.state.terminal:
+            return False
+        record.num_sampled = max(record.num_sampled, num_sampled)
+        return True
 
     def started(
         self, worker: WorkerRecord, record: RolloutRecord, attempt: int, stage: str
@@ -499,6 +539,6 @@ def member(record: RolloutRecord) -> GroupMember:
         attempt=life.attempt,
         state=life.state,
         failure_class=life.failure_class,
-        reward=record.reward if life.state is RolloutState.COMPLETED else None,
-        num_trained=record.summary.num_trained,
+        reward=record.stored.reward if life.state is RolloutState.COMPLETED else None,
+        num_trained=record.stored.summary.num_trained,
     )

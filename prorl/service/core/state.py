@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TypeVar
@@ -15,7 +15,7 @@ from typing import TypeVar
 import orjson
 
 from prorl.config import RunConfig
-from prorl.control import Served, Stats, TrajectorySummary
+from prorl.control import Stats, TrajectorySummary
 from prorl.filters import find_filter
 from prorl.graph import GRAPH
 from prorl.service.core.group_pool import GroupPool
@@ -25,7 +25,7 @@ from prorl.service.core.sampler import UNKNOWN, Demand, Rate, reached
 from prorl.service.pool.balancer import Balancer, Suits
 from prorl.service.pool.weights import ServedWeights
 from prorl.timing import REMOTE_GRACE_S
-from prorl.types import AttemptKey, FailureCode, GroupState, Json, RolloutState
+from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
 
 T = TypeVar("T")
 
@@ -46,40 +46,19 @@ group at a time would cost more than they do.
 IN_HAND = frozenset({RolloutState.LEASED, RolloutState.RUNNING, RolloutState.RESERVED})
 
 
-_COUNTS: Mapping[str, tuple[str, ...]] = {
-    "": (
-        "next_group",
-        "next_rollout",
-        "next_commit",
-        "next_event",
-        "outbox_end",
-        "outbox_stored",
-        "unstored",
-        "stored_bytes",
-        "open_groups",
-        "undecided",
-        "group_size",
-        "num_rewards",
-        "paused",
-        "reward_sum",
-    ),
+COUNTS: Mapping[str, tuple[str, ...]] = {
+    "life": ("paused", "problem"),
+    "accepted": ("next_group", "next_rollout", "group_size"),
+    "progress": ("states", "num_started"),
+    "decisions": ("states", "drop_reasons", "next_event"),
+    "commits": ("next_commit", "num_rows", "stored_bytes", "num_rewards", "reward_sum"),
+    "outbox": ("end", "stored"),
     "delivery": ("next_delivery", "acked", "trained", "kept", "waiting"),
     "weights": ("version", "given_version"),
     "dataset": ("num_tasks", "fed", "skipped"),
-    "pace": ("group_s", "taken_s"),
-    "failures": ("problem",),
+    "pace": ("rate", "group_s", "taken_s"),
 }
-"""What the log keeps of a run as one text, by the attribute of the run that has it: no restart
-counts rows.
-"""
-
-_RECORD_OF = {name: part for part, names in _COUNTS.items() for name in names}
-
-_STATES = ("group_states", "rollout_states", "drop_reasons")
-
-
-MOST_REASONS, REASON_CHARS = 16, 80
-"""Of a filter, which may be anybody's SQL: more reasons are one, longer ones are cut."""
+"""What the log keeps of a run as one text, by the record that has it: no restart counts rows."""
 
 
 class Ordered(dict[T, None]):
@@ -152,8 +131,20 @@ class WorkerRecord:
         return REMOTE_GRACE_S if waited_for else 0.0
 
 
+@dataclass(slots=True)
+class StoredRow:
+    """The row of a rollout that the store has committed. `Commits` alone writes it."""
+
+    part: str = ""
+    """Name of the part that holds the row; empty while none does."""
+    reward: float | None = None
+    summary: TrajectorySummary = NO_TRAJECTORY
+
+
 @dataclass(slots=True, eq=False)
 class RolloutRecord:
+    """A rollout and its current attempt. `Rollouts` alone writes it."""
+
     group: GroupRecord
     rollout_id: int
     sample_index: int
@@ -162,10 +153,7 @@ class RolloutRecord:
     backend: str = ""
     failed_on: str = ""
     """Backend that failed the last attempt: the next one goes elsewhere if it can."""
-    reward: float | None = None
-    part: str = ""
-    """Of the store, that holds its row; empty = not stored."""
-    summary: TrajectorySummary = NO_TRAJECTORY
+    stored: StoredRow = field(default_factory=StoredRow)
     holders: Ordered[WorkerRecord] = field(default_factory=Ordered)
     taken: bool = False
     """Whether INIT said that it has the lease."""
@@ -200,8 +188,37 @@ class RolloutRecord:
         return f"{self.group.key}/{self.sample_index}"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
+class GroupMembers:
+    """How far the rollouts of a group are. `Rollouts` alone writes it."""
+
+    pending: int = 0
+    """Rollouts that have not ended."""
+    opened: bool = False
+    opened_at: float = 0.0
+    """On the loop's clock; 0 = before the gateway started."""
+    differs: bool = False
+    """Rewards of two rollouts differ, while others have none yet."""
+    cut: bool = False
+    """The other rollouts were ended early: they could not change what becomes of the group."""
+
+
+@dataclass(slots=True)
+class GroupDecision:
+    """What became of a group. `Groups` alone writes it."""
+
+    state: GroupState = GroupState.OPEN
+    reason: str = ""
+    num_valid: int = 0
+    mean_reward: float | None = None
+    min_version: int = -1
+    delivery_seq: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GroupRecord:
+    """A group as it was accepted, and the records of what becomes of it."""
+
     run: RunRecord
     group_id: int
     key: str
@@ -215,52 +232,130 @@ class GroupRecord:
     sampling: str
     extra: str
     accepted_at: float
-    state: GroupState = GroupState.OPEN
-    opened: bool = False
-    reason: str = ""
-    num_valid: int = 0
-    mean_reward: float | None = None
-    min_version: int = -1
-    delivery_seq: int = -1
+    members: GroupMembers = field(default_factory=GroupMembers)
+    decision: GroupDecision = field(default_factory=GroupDecision)
     rollouts: list[RolloutRecord] = field(default_factory=list)
-    pending: int = 0
-    opened_at: float = 0.0
-    """On the loop's clock; 0 = before the gateway started."""
-    differs: bool = False
-    """Rewards of two of its members do, while others have none yet."""
-    cut: bool = False
-    """Its other members were ended early: they could not change what becomes of it."""
+
+    def add(self, rollout: RolloutRecord) -> None:
+        """Add a rollout while the group is made, new or from the log."""
+        self.rollouts.append(rollout)
+        self.members.pending += not rollout.life.state.terminal
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the group is not decided."""
+        return self.decision.state is GroupState.OPEN
 
     @property
     def at_rest(self) -> bool:
         """Whether it need not stay in memory: not started, or settled."""
-        return self.settled or (self.state is GroupState.OPEN and not self.opened)
+        return self.settled or (self.is_open and not self.members.opened)
 
     @property
     def settled(self) -> bool:
         """Whether nothing will change but its delivery."""
-        return self.state is not GroupState.OPEN and all(r.part for r in self.rollouts)
+        return not self.is_open and all(rollout.stored.part for rollout in self.rollouts)
 
 
-@dataclass(slots=True, eq=False)
-class RunDataset:
-    """The tasks of a run that feeds itself. `Datasets` writes it, and `Groups` what a filter has
-    curated.
+@dataclass(slots=True)
+class RunLife:
+    """Whether a run takes groups, gives leases, or is over. `Runs` alone writes it."""
+
+    state: str = "open"
+    """`open`, `finished`, or `failed`: nothing of it can be stored."""
+    last: bool = False
+    """No more groups will come."""
+    cancelled: bool = False
+    paused: bool = False
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    problem: str = ""
+    """Why the service ended it."""
+
+
+@dataclass(slots=True)
+class RunAccepted:
+    """How many groups and rollouts were accepted. `Acceptance` alone writes it."""
+
+    next_group: int = 0
+    next_rollout: int = 0
+    group_size: int = 1
+    """Of the largest group."""
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """How far the rollouts of a run are. `Rollouts` alone writes it."""
+
+    states: Counter[str] = field(default_factory=Counter)
+    """Rollouts by state, of those that are not queued."""
+    num_started: int = 0
+    """Groups."""
+    late_groups: int = 0
+    """Open groups that take longer than groups do, when we last looked."""
+    turns: int = 0
+    failed_attempts: Counter[tuple[FailureCode, str]] = field(default_factory=Counter)
+    """Attempts that ended without a row since the service began, by code and node."""
+    alike: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
+    """With what its last attempts failed through no fault of the policy's, how many did so one
+    after the other, and what the first said; none since a rollout has completed.
     """
+
+
+@dataclass(slots=True)
+class RunDecisions:
+    """What became of groups, and what the filter said of tasks. `Groups` alone writes it."""
+
+    states: Counter[str] = field(default_factory=Counter)
+    """Groups by state, of those that are decided."""
+    drop_reasons: Counter[str] = field(default_factory=Counter)
+    """Why groups were dropped; of a filter with many reasons the later ones count as `other`."""
+    next_event: int = 0
+    curating: int = 0
+    """What the filter said of tasks and is not durable yet."""
+
+
+@dataclass(slots=True)
+class RunCommits:
+    """What the store has committed of a run. `Commits` alone writes it."""
+
+    parts: dict[str, int] = field(default_factory=dict)
+    """Commits that are not published yet, by part."""
+    next_commit: int = 1
+    num_rows: int = 0
+    """Rollouts whose row a part holds."""
+    stored_bytes: int = 0
+    num_rewards: int = 0
+    reward_sum: float = 0.0
+    unscored: str = ""
+    """What the grader said of the first rollout that it failed for."""
+
+
+@dataclass(slots=True)
+class RunOutbox:
+    """How far the outbox goes that tells the store of a run. `Journal` alone writes it."""
+
+    end: int = 0
+    """The last row about the run."""
+    stored: int = 0
+    """Up to it the store has written what the outbox had."""
+
+
+@dataclass(slots=True)
+class RunDataset:
+    """The tasks of a run that feeds itself. `Datasets` alone writes it."""
 
     num_tasks: int = 0
     fed: int = 0
     skipped: int = 0
     """Of these, those that the filter had sit out."""
-    curating: int = 0
-    """What it said of tasks and is not durable yet."""
     new_tasks: dict[str, str] = field(default_factory=dict)
     """Digests by key of those that are not durable yet."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class RunQueues:
-    """Groups and rollouts that wait for a lease, or for their end."""
+    """Groups and rollouts that wait for a lease, or for their end. Only its methods change it."""
 
     pool: GroupPool = field(default_factory=GroupPool)
     """Accepted, not started; their records are in the log only."""
@@ -270,6 +365,25 @@ class RunQueues:
     """A heap of those that infrastructure failed: ready at that time of the loop's clock."""
     ending: deque[tuple[GroupRecord, FailureCode]] = field(default_factory=deque)
     """Started groups that are still to be ended, and why (`Rollouts.end_groups`)."""
+
+    def add_groups(self, first: int, end: int, now: float) -> None:
+        """Queue accepted groups by their ids, from `first` to before `end`."""
+        self.pool.extend(first, end, now)
+
+    def next_group(self) -> int:
+        """Take the group that has waited longest."""
+        return self.pool.popleft()
+
+    def add_members(self, rollouts: Iterable[RolloutRecord]) -> None:
+        """Queue the rollouts of a group that starts, behind the others."""
+        self.ready.extend(rollouts)
+
+    def next_member(self) -> RolloutRecord | None:
+        return self.ready.popleft() if self.ready else None
+
+    def put_back(self, rollouts: Sequence[RolloutRecord]) -> None:
+        """Put rollouts that cannot be placed now before the others, in their order."""
+        self.ready.extendleft(reversed(rollouts))
 
     def queue_again(self, record: RolloutRecord, now: float, rest_s: float) -> None:
         """It goes first when it has rested."""
@@ -284,8 +398,18 @@ class RunQueues:
             self.ready.appendleft(heapq.heappop(self.resting)[2])
         return bool(self.ready or self.pool)
 
+    def end(self, groups: Iterable[GroupRecord], code: FailureCode) -> None:
+        """Queue groups for their end, by `code`."""
+        self.ending.extend((group, code) for group in groups)
 
-@dataclass(slots=True, eq=False)
+    def next_ending(self) -> tuple[GroupRecord, FailureCode]:
+        return self.ending.popleft()
+
+    def forget_endings(self) -> None:
+        self.ending.clear()
+
+
+@dataclass(slots=True)
 class RunDelivery:
     """How far the run is handed out and trained. `Groups` alone writes it."""
 
@@ -301,27 +425,23 @@ class RunDelivery:
     """Seq up to which its newest weights were trained, as publications say; at least `acked`."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class RunPace:
-    """What decisions and hand-outs tell the forecast (`Demand`). `Groups` writes it; who looks for
-    stragglers writes `late_groups`.
-    """
+    """What decisions and hand-outs tell the forecast (`Demand`). `Groups` alone writes it."""
 
     rate: Rate = UNKNOWN
     """Of kept groups among those that were decided."""
     group_s: float = 0.0
     """How long a group takes from its start to its decision, about; 0 = not known."""
-    late_groups: int = 0
-    """Open groups that take longer than that, when we last looked."""
     taken_s: float = 0.0
     """Seconds between two groups that trainers take, about; 0 = not known."""
     taken_at: float = 0.0
     """When one was taken last, on the loop's clock; 0 = not since the gateway started."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class RunWeightsState:
-    """Which weights the run has had. Who publishes them writes it."""
+    """Which weights the run has had. `Versions` alone writes it."""
 
     version: int = 0
     given_version: int = 0
@@ -334,83 +454,51 @@ class RunWeightsState:
     """Labels of the weights that served when the run began, without their nonce."""
 
 
-@dataclass(slots=True, eq=False)
-class RunProgress:
-    """Whether the run moves, as far as those who lease and those who watch have noticed."""
+@dataclass(slots=True)
+class RunGrants:
+    """Whether the run gets leases. `LeaseGrants` alone writes it."""
 
     granted_at: float = 0.0
-    """When it last moved: a lease was granted, or somebody else held it back."""
-    turns: int = 0
-    moved: tuple[tuple[object, ...], float] = ((), 0.0)
-    stuck: str = ""
-    """What it waits for, when it does not move."""
+    """When a lease was last granted, or somebody else last held it back."""
     expired: bool = False
     """Nobody has worked for it within its budget for waiting: what waits ends."""
 
 
-@dataclass(slots=True, eq=False)
-class RunFailures:
-    """What went wrong in the run."""
+@dataclass(slots=True)
+class RunWatch:
+    """Whether the run moves. `ProgressWatchdog` alone writes it."""
 
-    failed_attempts: Counter[tuple[FailureCode, str]] = field(default_factory=Counter)
-    """Attempts that ended without a row since the service began, by code and node."""
-    alike: tuple[FailureCode, int, str] = (FailureCode.NONE, 0, "")
-    """With what its last attempts failed through no fault of the policy's, how many did so one
-    after the other, and what the first said; none since a rollout has completed.
-    """
-    unscored: str = ""
-    """What the grader said of the first rollout that it failed for."""
-    problem: str = ""
-    """Why the service ended it."""
+    moved: tuple[tuple[object, ...], float] = ((), 0.0)
+    """Signs of progress, and since when they are so."""
+    stuck: str = ""
+    """What an open run waits for, when it does not move."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class RunRecord:
+    """A run: its config, what of it is in memory, and one record for each part of the core that
+    knows something of it.
+    """
+
     config: RunConfig
     created_at: float
-    state: str = "open"
-    """`open`, `finished`, or `failed`: nothing of it can be stored."""
-    last: bool = False
-    cancelled: bool = False
-    started_at: float = 0.0
-    finished_at: float = 0.0
+    life: RunLife = field(default_factory=RunLife)
+    accepted: RunAccepted = field(default_factory=RunAccepted)
+    dataset: RunDataset = field(default_factory=RunDataset)
+    queues: RunQueues = field(default_factory=RunQueues)
+    grants: RunGrants = field(default_factory=RunGrants)
+    progress: RunProgress = field(default_factory=RunProgress)
+    decisions: RunDecisions = field(default_factory=RunDecisions)
+    delivery: RunDelivery = field(default_factory=RunDelivery)
+    pace: RunPace = field(default_factory=RunPace)
+    commits: RunCommits = field(default_factory=RunCommits)
+    outbox: RunOutbox = field(default_factory=RunOutbox)
+    weights: RunWeightsState = field(default_factory=RunWeightsState)
+    watch: RunWatch = field(default_factory=RunWatch)
+    effort: Effort = field(default_factory=Effort)
     groups: dict[int, GroupRecord] = field(default_factory=dict)
     keys: dict[str, GroupRecord] = field(default_factory=dict)
     rollouts: dict[int, RolloutRecord] = field(default_factory=dict)
-    parts: dict[str, int] = field(default_factory=dict)
-    """Commits that are not published yet, by part."""
-    next_group: int = 0
-    next_rollout: int = 0
-    next_commit: int = 1
-    next_event: int = 0
-    outbox_end: int = 0
-    """The last row of the outbox about it."""
-    outbox_stored: int = 0
-    """Up to it the store has written what the outbox had for it."""
-    unstored: int = 0
-    stored_bytes: int = 0
-    group_size: int = 1
-    open_groups: int = 0
-    """Started and not decided."""
-    undecided: int = 0
-    paused: bool = False
-    rollout_states: Counter[str] = field(default_factory=Counter)
-    group_states: Counter[str] = field(default_factory=Counter)
-    drop_reasons: Counter[str] = field(default_factory=Counter)
-    """Why groups were dropped; of a filter with many reasons the later ones count as `other`."""
-    reward_sum: float = 0.0
-    num_rewards: int = 0
-    effort: Effort = field(default_factory=Effort)
-    calls: Served = field(default_factory=Served)
-    leased: tuple[str, dict[str, Json]] | None = None
-    """What each of its leases says: its renderer's spec and its limits."""
-    dataset: RunDataset = field(default_factory=RunDataset)
-    queues: RunQueues = field(default_factory=RunQueues)
-    delivery: RunDelivery = field(default_factory=RunDelivery)
-    pace: RunPace = field(default_factory=RunPace)
-    weights: RunWeightsState = field(default_factory=RunWeightsState)
-    progress: RunProgress = field(default_factory=RunProgress)
-    failures: RunFailures = field(default_factory=RunFailures)
 
     @property
     def run_id(self) -> str:
@@ -418,40 +506,70 @@ class RunRecord:
 
     @property
     def shown_state(self) -> str:
-        return "cancelled" if self.cancelled and self.state == "finished" else self.state
+        life = self.life
+        return "cancelled" if life.cancelled and life.state == "finished" else life.state
+
+    @property
+    def stuck(self) -> str:
+        """What it waits for when it does not move, or why it was refused or has failed."""
+        return self.watch.stuck if self.life.state == "open" else self.life.problem
+
+    @property
+    def queued(self) -> int:
+        return self.accepted.next_rollout - self.progress.states.total()
+
+    @property
+    def unstored(self) -> int:
+        """Rollouts whose row no part holds."""
+        return self.accepted.next_rollout - self.commits.num_rows
+
+    @property
+    def undecided(self) -> int:
+        """Groups."""
+        return self.accepted.next_group - self.decisions.states.total()
+
+    @property
+    def open_groups(self) -> int:
+        """Groups that are started and not decided."""
+        return self.progress.num_started - self.decisions.states.total()
 
     @property
     def counts(self) -> dict[str, int]:
-        return {state.value: self.rollout_states[state] for state in RolloutState}
+        """Rollouts by state."""
+        counts = {state.value: self.progress.states[state] for state in RolloutState}
+        return counts | {RolloutState.QUEUED.value: self.queued}
+
+    @property
+    def group_states(self) -> dict[str, int]:
+        """Groups by state."""
+        counts = {state.value: self.decisions.states[state] for state in GroupState}
+        return counts | {GroupState.OPEN.value: self.undecided}
 
     @property
     def group_counts(self) -> dict[str, int]:
-        counts = {state.value: self.group_states[state] for state in GroupState}
-        return counts | {"pool": len(self.queues.pool)}
-
-    def note_dropped(self, reason: str) -> None:
-        full = len(self.drop_reasons) >= MOST_REASONS and reason not in self.drop_reasons
-        self.drop_reasons["other" if full else reason[:REASON_CHARS]] += 1
+        return self.group_states | {"pool": len(self.queues.pool)}
 
     @property
     def attempt_counts(self) -> dict[str, int]:
         """The commonest first."""
-        counts = self.failures.failed_attempts.most_common(SHOWN_FAILURES)
+        counts = self.progress.failed_attempts.most_common(SHOWN_FAILURES)
         return {f"{code.value} on {node or '-'}": number for (code, node), number in counts}
 
     @property
     def reward_mean(self) -> float | None:
-        return self.reward_sum / self.num_rewards if self.num_rewards else None
+        commits = self.commits
+        return commits.reward_sum / commits.num_rewards if commits.num_rewards else None
 
     @property
     def num_commits(self) -> int:
-        return self.next_commit - 1
+        return self.commits.next_commit - 1
 
     @property
     def wanted(self) -> bool:
         """Whether a store has anything to do for it: it is open, or its trainer is behind."""
-        unstored = bool(self.parts) or self.outbox_stored < self.outbox_end
-        return self.state != "failed" and (self.state == "open" or unstored or self.owed > 0)
+        unstored = bool(self.commits.parts) or self.outbox.stored < self.outbox.end
+        is_open = self.life.state == "open"
+        return self.life.state != "failed" and (is_open or unstored or self.owed > 0)
 
     @property
     def owed(self) -> int:
@@ -461,30 +579,30 @@ class RunRecord:
 
     @property
     def feeds(self) -> bool:
-        whole = self.last and not self.cancelled and self.state == "open"
+        life = self.life
+        whole = life.last and not life.cancelled and life.state == "open"
         return whole and self.dataset.fed < self.dataset.num_tasks * self.config.epochs
 
     @property
     def in_hand(self) -> int:
-        states = self.rollout_states
-        return sum(states[state] for state in IN_HAND)
+        return sum(self.progress.states[state] for state in IN_HAND)
 
     def doom(self, demand: Demand) -> Event | None:
         """How everything that waits in the pool ends; None while it may still start."""
-        if self.cancelled:
+        if self.life.cancelled:
             return Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED)
         if reached(demand):
             return Event(kind=EventKind.CANCEL, code=FailureCode.REDUNDANT)
-        return Event(kind=EventKind.EXPIRE) if self.progress.expired else None
+        return Event(kind=EventKind.EXPIRE) if self.grants.expired else None
 
     @property
     def ahead(self) -> int:
         """Groups at the head of the pool that may be in memory."""
-        return max(1, AHEAD // self.group_size)
+        return max(1, AHEAD // self.accepted.group_size)
 
     def is_next(self, group: GroupRecord) -> bool:
         """Whether a group waits at the head of the pool: it will be wanted soon."""
-        waits = group.state is GroupState.OPEN and not group.opened and bool(self.queues.pool)
+        waits = group.is_open and not group.members.opened and bool(self.queues.pool)
         return waits and 0 <= group.group_id - self.queues.pool.first < self.ahead
 
     @property
@@ -509,38 +627,32 @@ class RunRecord:
             streaming=config.delivery == "stream",
             delivered=delivery.next_delivery,
             perishable=config.delivery == "stream" and config.max_staleness >= 0,
-            paused=self.paused,
+            paused=self.life.paused,
             rate=pace.rate,
             step=config.groups_per_step,
             max_staleness=config.max_staleness,
             group_s=pace.group_s,
-            late=pace.late_groups,
+            late=self.progress.late_groups,
             taken_s=pace.taken_s,
         )
-
-    def record_of(self, count: str) -> object:
-        """The record, this or one of its own, that has a count which the log keeps."""
-        part = _RECORD_OF[count]
-        return getattr(self, part) if part else self
 
     @property
     def counters(self) -> str:
         """Written with every transaction that changes one."""
-        counts = {name: getattr(self.record_of(name), name) for name in _RECORD_OF}
-        counts["rate"] = list(self.pace.rate)
-        for name in _STATES:
-            states: Counter[str] = getattr(self, name)
-            counts[name] = {str(state): count for state, count in states.items() if count}
-        return orjson.dumps(counts).decode()
+        return orjson.dumps(
+            {
+                part: {name: _plain(getattr(getattr(self, part), name)) for name in names}
+                for part, names in COUNTS.items()
+            }
+        ).decode()
 
     def restore(self, counters: str) -> None:
-        counts = orjson.loads(counters)
-        self.pace.rate = Rate(*counts.pop("rate", UNKNOWN))
-        for name in _STATES:
-            setattr(self, name, Counter(counts.pop(name, {})))
-        for name, count in counts.items():
-            setattr(self.record_of(name), name, count)
-        self.progress.stuck = self.failures.problem
+        for part, counts in orjson.loads(counters).items():
+            record = getattr(self, part)
+            for name, count in counts.items():
+                kind = type(getattr(record, name))
+                setattr(record, name, Counter(count) if kind is Counter else count)
+        self.pace.rate = Rate(*self.pace.rate)
 
     def forget(self, group: GroupRecord) -> None:
         """Drop a group that is at rest from memory; the log keeps it."""
@@ -552,6 +664,12 @@ class RunRecord:
     def add(self, group: GroupRecord) -> None:
         self.groups[group.group_id] = self.keys[group.key] = group
         self.rollouts.update((rollout.rollout_id, rollout) for rollout in group.rollouts)
+
+
+def _plain(count: object) -> object:
+    if isinstance(count, Counter):
+        return {str(state): number for state, number in count.items() if number}
+    return list(count) if isinstance(count, Rate) else count
 
 
 class State:
@@ -591,7 +709,7 @@ class State:
 
     def add(self, run: RunRecord) -> None:
         self.runs[run.run_id] = run
-        if run.state == "open":
+        if run.life.state == "open":
             self.open[run.run_id] = run
 
     @property

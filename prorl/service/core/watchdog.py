@@ -34,10 +34,10 @@ SHOWN = 200
 
 def signs(run: RunRecord) -> tuple[object, ...]:
     return (
-        *(run.rollout_states[state] for state in RolloutState),
-        run.next_group,
-        run.next_commit,
-        run.next_event,
+        *run.counts.values(),
+        run.accepted.next_group,
+        run.commits.next_commit,
+        run.decisions.next_event,
         run.delivery.next_delivery,
         run.delivery.acked,
         run.weights.version,
@@ -63,10 +63,10 @@ def reason(
     for role in reversed(GRAPH.roles):
         if not workers.get(role):
             return f"no {role} worker is there"
-    states, demand = run.rollout_states, run.demand
-    if run.paused and not run.in_hand:
+    states, demand = run.progress.states, run.demand
+    if run.life.paused and not run.in_hand:
         return "it is paused"
-    queued = states[RolloutState.QUEUED]
+    queued = run.queued
     if states[RolloutState.RESERVED]:
         return f"the store has {states[RolloutState.RESERVED]:,} rollouts and does not commit"
     if guests and sum(guests.values()) >= states[RolloutState.RUNNING]:
@@ -94,17 +94,21 @@ def reason(
         return f"{queued:,} rollouts are queued and no INIT slot is free for them"
     if run.undecided:
         return f"{run.undecided:,} groups wait for their decision: the filter is slow"
-    if run.unstored or run.parts:
+    if run.unstored or run.commits.parts:
         return f"{run.unstored:,} ended rollouts wait for the store"
-    if run.state == "open" and not run.last:
-        before = "all that was submitted has ended" if run.next_group else "nothing was submitted"
+    if run.life.state == "open" and not run.life.last:
+        before = (
+            "all that was submitted has ended"
+            if run.accepted.next_group
+            else "nothing was submitted"
+        )
         return f"{before} and the run is open: submit tasks, the last ones with last=True"
     return ""
 
 
 def nothing_kept(run: RunRecord) -> str:
     """That the filter drops whatever comes, with its reasons and what to do."""
-    reasons = run.drop_reasons
+    reasons = run.decisions.drop_reasons
     if (
         run.delivery.next_delivery
         or run.delivery.kept
@@ -120,7 +124,7 @@ def nothing_kept(run: RunRecord) -> str:
 
 
 def alike(run: RunRecord) -> str:
-    code, count, said = run.failures.alike
+    code, count, said = run.progress.alike
     if count < ALIKE:
         return ""
     return f"attempt after attempt fails with {code.value}, the first: {said[:SHOWN]}"
@@ -142,9 +146,9 @@ class ProgressWatchdog:
         )
         for run in self._state.open.values():
             found = signs(run)
-            if found != run.progress.moved[0]:
-                run.progress.moved = (found, now)
-            quiet = now - run.progress.moved[1] > QUIET_S
+            if found != run.watch.moved[0]:
+                run.watch.moved = (found, now)
+            quiet = now - run.watch.moved[1] > QUIET_S
             waits = [
                 *islice(run.queues.ready, 1),
                 *(r for _, _, r in islice(run.queues.resting, 1)),
@@ -155,7 +159,7 @@ class ProgressWatchdog:
             guests = waiting_for_guests(self._state, run.run_id) if quiet else {}
             why = reason(run, workers, able, lacked, guests, held_back, disk) if quiet else ""
             troubles = (alike(run), nothing_kept(run), why)
-            before, run.progress.stuck = run.progress.stuck, "; ".join(filter(None, troubles))
-            if run.progress.stuck != before:
+            before, run.watch.stuck = run.watch.stuck, "; ".join(filter(None, troubles))
+            if run.watch.stuck != before:
                 changed.append(run)
         return changed

@@ -23,7 +23,6 @@ from prorl.control import (
     Endpoints,
     Hello,
     Stats,
-    VersionPublished,
     Welcome,
 )
 from prorl.errors import FencedError, NotFoundError, UserError
@@ -33,7 +32,8 @@ from prorl.service.core.images import digests
 from prorl.service.core.journal import Base, Part
 from prorl.service.core.lifecycle import Event, EventKind
 from prorl.service.core.rollouts import Rollouts
-from prorl.service.core.state import IN_HAND, RolloutRecord, RunRecord, WorkerRecord, WorkerStatus
+from prorl.service.core.state import IN_HAND, RolloutRecord, WorkerRecord, WorkerStatus
+from prorl.service.core.versions import version_row
 from prorl.timing import (
     CLAIM_GRACE_S,
     GONE_S,
@@ -41,7 +41,7 @@ from prorl.timing import (
     REMOTE_GRACE_S,
     WORKER_SILENCE_S,
 )
-from prorl.types import AttemptKey, RolloutState, RunWeights
+from prorl.types import AttemptKey, RolloutState
 
 REMEMBERED_LIVES = 1024
 
@@ -325,10 +325,3 @@ def _blamed(record: RolloutRecord, earlier: WorkerRecord, worker: WorkerRecord) 
     if earlier.home != worker.home or earlier.status.leaving:
         return False
     return not worker.died_at or worker.died_at == "/".join(map(str, record.key))
-
-
-def version_row(run: RunRecord) -> ControlRow:
-    weights = RunWeights(run.tag, run.weights.start, run.weights.published, run.weights.announced)
-    return ControlRow.of(
-        VersionPublished(version=run.weights.version, weights=weights), run_id=run.run_id
-    )

@@ -67,16 +67,20 @@ _RUN_GAUGES: tuple[tuple[str, str, Callable[[RunRecord], float]], ...] = (
         "Groups that the trainer was given and has not committed: how far it is behind.",
         lambda run: run.delivery.next_delivery - run.delivery.cursors.get("primary", 0),
     ),
-    ("run_stored_bytes", "Bytes of its commits, before compaction.", lambda run: run.stored_bytes),
+    (
+        "run_stored_bytes",
+        "Bytes of its commits, before compaction.",
+        lambda run: run.commits.stored_bytes,
+    ),
     ("run_policy_version", "Newest published policy version.", lambda run: run.weights.version),
     ("run_unstored_rollouts", "Rollouts whose row no part holds yet.", lambda run: run.unstored),
     (
         "run_stuck",
         "1 while nothing moves; status says why.",
-        lambda run: float(bool(run.progress.stuck)),
+        lambda run: float(bool(run.stuck)),
     ),
-    ("run_reward_sum", "Sum of rewards of valid rollouts.", lambda run: run.reward_sum),
-    ("run_rewards", "Valid rollouts that have a reward.", lambda run: run.num_rewards),
+    ("run_reward_sum", "Sum of rewards of valid rollouts.", lambda run: run.commits.reward_sum),
+    ("run_rewards", "Valid rollouts that have a reward.", lambda run: run.commits.num_rewards),
 )
 
 _STEP_COUNTERS = {
@@ -98,9 +102,7 @@ def _of_runs(state: State) -> Iterator[Metric]:
     runs = state.open
     by_state, label = ("run", "state"), ("run",)
     rollouts = {
-        (run_id, s.value): run.rollout_states[s]
-        for run_id, run in runs.items()
-        for s in RolloutState
+        (run_id, s.value): run.counts[s] for run_id, run in runs.items() for s in RolloutState
     }
     yield _gauge("rollouts", "Rollouts of open runs by state.", by_state, rollouts)
     groups = {
@@ -112,7 +114,7 @@ def _of_runs(state: State) -> Iterator[Metric]:
     for name, (metric, text) in _STEP_COUNTERS.items():
         spent = {(run_id,): getattr(run.effort.total, name) for run_id, run in runs.items()}
         yield _counter(f"run_{metric}", text, label, spent)
-    yield from _reuse("run", {run_id: run.calls for run_id, run in runs.items()})
+    yield from _reuse("run", {run_id: run.effort.calls for run_id, run in runs.items()})
 
 
 _WORKER_GAUGES = {

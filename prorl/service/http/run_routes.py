@@ -134,7 +134,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
             raise explain(error, GroupsBody, "body") from None
         accepted = await accept(gateway, run, body, check)
         if body.last:
-            core.end_of_groups(run)
+            core.runs.end_of_groups(run)
         fresh = bool(run.dataset.new_tasks) or any(created for _, created in accepted)
         await gateway.durable()
         groups = [views.AcceptedGroup.model_validate(group) for group, _ in accepted]
@@ -157,7 +157,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
 
     async def paused(run_id: str, paused: bool) -> Response:
         run = known(run_id)
-        core.pause_run(run, paused)
+        core.runs.pause(run, paused)
         await gateway.durable()
         return reply(views.run_view(core, run))
 

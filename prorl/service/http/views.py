@@ -61,32 +61,32 @@ class RunSummary(View):
     """Rollouts by state."""
     groups: Mapping[str, int] = at("group_counts")
     """Groups by state, and how many wait in the `pool`."""
-    dropped: Mapping[str, int] = at("drop_reasons")
+    dropped: Mapping[str, int] = at("decisions.drop_reasons")
     """Groups that were not kept, by the filter's reason."""
     failures: Mapping[str, int] = at("attempt_counts")
     """Attempts that ended without a row since the service began, by "code on node"."""
-    stuck: str = at("progress.stuck")
+    stuck: str = at("stuck")
     """What a run that does not move waits for, or why it was refused or has failed."""
     reward_mean: float | None
-    num_rewards: int
+    num_rewards: int = at("commits.num_rewards")
     owed: int
     """Kept groups of a stream that its trainer has not committed."""
-    cached_share: float | None = at("calls.cached_share")
-    reused_share: float | None = at("calls.reused_share")
+    cached_share: float | None = at("effort.calls.cached_share")
+    reused_share: float | None = at("effort.calls.reused_share")
     steps: Annotated[shapes.Steps | None, BeforeValidator(_steps)] = at("effort.recent")
     created_at: float
-    started_at: Time
-    finished_at: Time
+    started_at: Time = at("life.started_at")
+    finished_at: Time = at("life.finished_at")
 
 
 class RunView(RunSummary):
     """The answer to `GET /v1/runs/{run}`."""
 
     config: RunConfig
-    last: bool
+    last: bool = at("life.last")
     """No more groups will come."""
-    cancelled: bool
-    paused: bool
+    cancelled: bool = at("life.cancelled")
+    paused: bool = at("life.paused")
     tasks: int = at("dataset.num_tasks")
     """Of the dataset of a run that feeds itself."""
     fed: int = at("dataset.fed")
@@ -133,16 +133,16 @@ class RolloutView(View):
     failure_class: str = at("life.failure_class")
     failure_code: str = at("life.code")
     failure_message: str = at("message")
-    reward: float | None
+    reward: float | None = at("stored.reward")
     backend: str
     holders: list[str] = at("holder_names")
-    part: str
-    min_version: int = at("summary.min_version")
-    max_version: int = at("summary.max_version")
-    num_turns: int = at("summary.num_turns")
-    num_tokens: int = at("summary.num_tokens")
-    num_sampled: int = at("summary.num_sampled")
-    num_trained: int = at("summary.num_trained")
+    part: str = at("stored.part")
+    min_version: int = at("stored.summary.min_version")
+    max_version: int = at("stored.summary.max_version")
+    num_turns: int = at("stored.summary.num_turns")
+    num_tokens: int = at("stored.summary.num_tokens")
+    num_sampled: int = at("stored.summary.num_sampled")
+    num_trained: int = at("stored.summary.num_trained")
 
 
 class GroupView(View):
@@ -153,12 +153,12 @@ class GroupView(View):
     data_source: str
     env: str
     n: int
-    state: str
-    reason: str
-    num_valid: int
-    mean_reward: float | None
-    min_version: int
-    delivery_seq: int
+    state: str = at("decision.state")
+    reason: str = at("decision.reason")
+    num_valid: int = at("decision.num_valid")
+    mean_reward: float | None = at("decision.mean_reward")
+    min_version: int = at("decision.min_version")
+    delivery_seq: int = at("decision.delivery_seq")
     rollouts: list[RolloutView]
 
 
@@ -167,7 +167,7 @@ class AcceptedGroup(View):
     key: str
     first_rollout_id: int = at("first_rollout")
     n: int
-    state: str
+    state: str = at("decision.state")
     created: bool = False
 
 
@@ -313,7 +313,7 @@ def status(
     other hosts are shown.
     """
     state = core.state
-    owing = [run for run in state.runs.values() if run.state != "open" and run.owed]
+    owing = [run for run in state.runs.values() if run.life.state != "open" and run.owed]
     return {
         "pid": os.getpid(),
         "host": os.uname().nodename,

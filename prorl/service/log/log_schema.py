@@ -17,8 +17,8 @@ from types import MappingProxyType
 
 from prorl.control import TrajectorySummary
 
-LOG_VERSION = 2
-"""Raised by one with every change of the tables below."""
+LOG_VERSION = 3
+"""Raised by one with every change of the tables below, or of `RunRecord.counters`."""
 
 SUMMARY_COLUMNS = TrajectorySummary.__struct_fields__
 
@@ -119,7 +119,7 @@ GROUP_FACTS = (
     *("group_id", "key", "digest", "n", "first_rollout", "task_id", "data_source", "env"),
     *("task", "sampling", "extra", "accepted_at"),
 )
-"""What never changes of a group; attributes of `GroupRecord`, as `GROUP_CHANGES` are."""
+"""What never changes of a group: attributes of `GroupRecord`."""
 GROUP_CHANGES = (
     *("state", "opened", "reason", "num_valid", "mean_reward", "min_version"),
     "delivery_seq",
