@@ -16,7 +16,9 @@ from prorl.timing import now
 from prorl.types import FailureCode
 
 MAX_ARTEFACT_BYTES = 512 << 10
-"""Of what EVAL grades, in every env: it fits into a record batch of 2 MiB beside its rollout."""
+"""Of what EVAL grades: it fits into a record batch of 2 MiB beside its rollout. An env that packs
+what a sandbox changed has `RolloutLimits.artefact_mb` instead (`protocols.ScoresInPlace`).
+"""
 
 Clock = Callable[[], float]
 """Monotonic seconds."""

@@ -336,6 +336,23 @@ class Verifies(Protocol):
 
 
 @runtime_checkable
+class ScoresInPlace(Protocol):
+    """Optional: an Env whose artefact may be too large to cross into EVAL. Then RUN's sandbox lives
+    on, and EVAL scores there.
+    """
+
+    async def pack(self, task: Task, sandbox: Sandbox, max_bytes: int) -> bytes | None:
+        """The artefact; None where it cannot be had within `max_bytes`, which is no failure."""
+
+    async def score_in_place(
+        self, task: Task, sandbox: Sandbox, fresh: Sandbox, deadline: Deadline
+    ) -> Score:
+        """Score what the agent left in its own `sandbox`; `fresh` is one as `score` gets it.
+        Raises as `score`.
+        """
+
+
+@runtime_checkable
 class BringsAgent(Protocol):
     """Optional: an Env whose tasks are played by an agent that it names itself."""
 

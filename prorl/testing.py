@@ -34,7 +34,15 @@ from prorl.agents.programs import program_of
 from prorl.backends import open_backend
 from prorl.errors import BackendError, RolloutError, UserError
 from prorl.limits import Deadline
-from prorl.protocols import Backend, BringsAgent, CachedWorkspace, Env, Sandbox, Verifies
+from prorl.protocols import (
+    Backend,
+    BringsAgent,
+    CachedWorkspace,
+    Env,
+    Sandbox,
+    ScoresInPlace,
+    Verifies,
+)
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer
 from prorl.tools.server.children import EXIT_TIMEOUT
@@ -115,13 +123,22 @@ async def play(
     """
     env.check(task)
     boxes, limits = boxes or _local, limits or RolloutLimits()
-    async with _box(env, task, Stage.RUN, boxes, agent) as sandbox:
+    async with AsyncExitStack() as stack:
+        sandbox = await stack.enter_async_context(_box(env, task, Stage.RUN, boxes, agent))
         driver = get_agent(env.agent if isinstance(env, BringsAgent) else agent)
         trajectory = await driver.run(_context(env, task, backend, sandbox, limits))
-    if not trajectory.failure.failure_class.trains:
-        raise RolloutError(trajectory.failure.code, trajectory.failure.message)
-    async with _box(env, task, Stage.EVAL, boxes) as sandbox:
-        score = await env.score(task, trajectory.artefact, sandbox, Deadline(limits.eval_s))
+        if not trajectory.failure.failure_class.trains:
+            raise RolloutError(trajectory.failure.code, trajectory.failure.message)
+        if trajectory.rescorable:
+            await stack.aclose()
+        async with _box(env, task, Stage.EVAL, boxes) as fresh:
+            if trajectory.rescorable:
+                score = await env.score(task, trajectory.artefact, fresh, Deadline(limits.eval_s))
+            else:
+                assert isinstance(env, ScoresInPlace)
+                assert sandbox is not None
+                assert fresh is not None
+                score = await env.score_in_place(task, sandbox, fresh, Deadline(limits.eval_s))
     return Played(trajectory, score)
 
 

@@ -163,6 +163,10 @@ class RolloutLimits:
     """
     max_worker_losses: int = 10
     """Attempts in all that may be lost to such deaths."""
+    artefact_mb: int = 64
+    """Packed changes of an agent's sandbox that cross into EVAL, where an env packs any. What is
+    more is scored in the agent's own sandbox, and cannot be scored again; 0: all is.
+    """
 
 
 class ToolSpec(NamedTuple):
@@ -360,6 +364,10 @@ class Trajectory:
     messages: tuple[Message, ...]
     artefact: bytes
     """The only thing that crosses into EVAL: answer text, program, diff, tar of named files."""
+    rescorable: bool = True
+    """Whether the artefact is all that is judged. False: it does not fit, and the agent's sandbox
+    lives on until EVAL has judged it there.
+    """
     stop_reason: StopReason
     failure: Failure
     llm_s: float

@@ -1,5 +1,9 @@
 """EVAL: RAN -> SCORED: the artefact, and nothing else, in a fresh sandbox. A row may come twice.
 
+A row that is not `rescorable` has no artefact: it was too large, and is scored in the agent's own
+sandbox, which RUN has left running. What keeps that from a verdict ends the attempt (`eval_failed`,
+and a new one begins), for nothing is left that could be graded later.
+
 A row that failed in RUN with class infra, task or cancelled passes unscored. A grader that fails,
 or is not ready within `limits.eval_s`, is asked again here with the same artefact: after each of
 `RESTS_S`, with `eval_s` anew each time, as long as fewer than two `eval_s` are spent. What it still
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from hashlib import blake2b
 from typing import NamedTuple
@@ -30,8 +34,15 @@ from prorl.errors import (
     boundary,
 )
 from prorl.limits import Clock, Deadline
-from prorl.protocols import CachedWorkspace, Env, SandboxHost, Verifies
-from prorl.schema.columns import read_failure, read_key, read_limit, read_task, scored_columns
+from prorl.protocols import CachedWorkspace, Env, Sandbox, SandboxHost, ScoresInPlace, Verifies
+from prorl.schema.columns import (
+    read_failure,
+    read_key,
+    read_limit,
+    read_sandbox,
+    read_task,
+    scored_columns,
+)
 from prorl.schema.rows import Added, Row
 from prorl.stages.operator import StageOperator, goes_on, needs_sandbox, owner_of, prepare
 from prorl.task_json import task_to_json
@@ -42,6 +53,8 @@ from prorl.types import (
     Failure,
     FailureClass,
     FailureCode,
+    SandboxRef,
+    SandboxSpec,
     Score,
     Stage,
     Task,
@@ -92,12 +105,11 @@ class Verified:
         self._host, self._clock = host, clock
         self._trials: dict[bytes, _Trial] = {}
 
-    async def check(
-        self, env: Env, task: Task, owner: str, limit_s: float, stop: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def check(self, env: Env, task: Task, owner: str, limit_s: float) -> None:
         """Return when the task holds. Raises RolloutError.
 
-        The sandbox belongs to `owner`, `stop` ends it; `limit_s` is for one trial.
+        The sandbox belongs to `owner`, which ends it if this is cancelled; `limit_s` is for one
+        trial.
         """
         if env.sandbox(task, Stage.EVAL) is None or not isinstance(env, Verifies):
             return
@@ -106,10 +118,7 @@ class Verified:
             for _ in range(TRIES):
                 if trial.is_done:
                     break
-                try:
-                    await self._try_within(limit_s, trial, env, task, owner)
-                finally:
-                    await stop()
+                await self._try_within(limit_s, trial, env, task, owner)
         trial.tell(limit_s)
 
     def _trial(self, task: Task) -> _Trial:
@@ -135,19 +144,33 @@ class Verified:
     async def _try(self, trial: _Trial, env: Env, task: Task, owner: str, limit_s: float) -> None:
         spec = env.sandbox(task, Stage.EVAL)
         assert spec is not None
-        assert isinstance(env, Verifies)
         ref = await self._host.start(owner, "eval", spec)
-        async with self._host.connect(ref) as sandbox:
-            try:
-                if isinstance(env, CachedWorkspace):
-                    await prepare(self._host, env, task, spec, sandbox)
-                with boundary(GraderError, FailureCode.GRADER_ERROR, f"{env.name}.verify"):
-                    await env.verify(task, sandbox, Deadline(limit_s, clock=self._clock))
-            except RolloutError as error:
-                if Failure(code=error.code).failure_class is not FailureClass.TASK:
-                    raise
-                trial.problem = error
+        try:
+            async with self._host.connect(ref) as sandbox:
+                await self._try_in(sandbox, trial, env, task, spec, limit_s)
+        finally:
+            await self._host.stop(ref)
         trial.is_done = True
+
+    async def _try_in(
+        self,
+        sandbox: Sandbox,
+        trial: _Trial,
+        env: Env,
+        task: Task,
+        spec: SandboxSpec,
+        limit_s: float,
+    ) -> None:
+        assert isinstance(env, Verifies)
+        try:
+            if isinstance(env, CachedWorkspace):
+                await prepare(self._host, env, task, spec, sandbox)
+            with boundary(GraderError, FailureCode.GRADER_ERROR, f"{env.name}.verify"):
+                await env.verify(task, sandbox, Deadline(limit_s, clock=self._clock))
+        except RolloutError as error:
+            if Failure(code=error.code).failure_class is not FailureClass.TASK:
+                raise
+            trial.problem = error
 
 
 class _Job(NamedTuple):
@@ -158,6 +181,8 @@ class _Job(NamedTuple):
     owner: str
     artefact: bytes
     eval_s: float
+    in_place: SandboxRef | None
+    """RUN's sandbox, where what is scored lies in it and crosses as no artefact."""
 
 
 class EvalOperator(StageOperator):
@@ -210,8 +235,16 @@ class EvalOperator(StageOperator):
         owner = owner_of(key)
         try:
             # in its own time: what is tried once for all siblings is no rollout's to pay
-            await self._verified.check(env, task, owner, 2 * eval_s, lambda: self._stop(owner))
-            return await self._ask_grader(_Job(env, task, owner, row.value("artefact"), eval_s))
+            await self._verified.check(env, task, owner, 2 * eval_s)
+            in_place = None if row.value("rescorable") else read_sandbox(row)
+            job = _Job(env, task, owner, row.value("artefact"), eval_s, in_place)
+            try:
+                return await self._ask_grader(job)
+            except GraderError as error:
+                if in_place is None or error.code is not FailureCode.GRADER_ERROR:
+                    raise
+                text = f"not scored while its sandbox was there: {error.message}"
+                raise RolloutError(FailureCode.EVAL_FAILED, text) from error
         finally:
             if needs_sandbox(env, task):
                 await asyncio.shield(self._stop(owner))
@@ -234,8 +267,7 @@ class EvalOperator(StageOperator):
             if is_final or rest_s is None or self._clock() - began >= 2 * job.eval_s:
                 raise problem
             log.info("asking the grader of %s again in %g s: %s", job.owner, rest_s, problem)
-            if job.env.sandbox(job.task, Stage.EVAL) is not None:
-                await self._stop(job.owner)
+            await self._stop_fresh(job)
             await asyncio.sleep(rest_s)
         raise AssertionError
 
@@ -247,7 +279,7 @@ class EvalOperator(StageOperator):
             except (SandboxError, ToolError) as error:
                 log.info("scoring %s again: %s", job.owner, error)
                 problems.append(str(error))
-                await self._stop(job.owner)
+                await self._stop_fresh(job)
         raise RolloutError(
             FailureCode.EVAL_FAILED,
             f"{len(problems)} tries: {'; '.join(problems) or 'no time left'}",
@@ -259,13 +291,28 @@ class EvalOperator(StageOperator):
             sandbox = None
             if spec is not None:
                 ref = await self._host.start(job.owner, "eval", spec)
+                if job.in_place is not None:
+                    stack.push_async_callback(self._host.stop, ref)
                 sandbox = await stack.enter_async_context(self._host.connect(ref))
                 if isinstance(job.env, CachedWorkspace):
                     await prepare(self._host, job.env, job.task, spec, sandbox)
+            agents = None
+            if job.in_place is not None:
+                agents = await stack.enter_async_context(self._host.connect(job.in_place))
             with boundary(GraderError, FailureCode.GRADER_ERROR, f"{job.env.name}.score"):
-                score = await job.env.score(job.task, job.artefact, sandbox, deadline)
+                if agents is None:
+                    score = await job.env.score(job.task, job.artefact, sandbox, deadline)
+                else:
+                    assert isinstance(job.env, ScoresInPlace)
+                    assert sandbox is not None
+                    score = await job.env.score_in_place(job.task, agents, sandbox, deadline)
             _check(score, job.env.name)
             return score
+
+    async def _stop_fresh(self, job: _Job) -> None:
+        """Stop what a try has started; where the agent's sandbox is judged, that stays."""
+        if job.in_place is None and job.env.sandbox(job.task, Stage.EVAL) is not None:
+            await self._stop(job.owner)
 
     async def _stop(self, owner: str) -> None:
         try:

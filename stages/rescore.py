@@ -25,9 +25,14 @@ from prorl.types import UNSCORED, FailureCode, Json, RolloutLimits, Task
 
 _ASKED = (
     "select rollout_id, attempt, group_id, artefact, artefact_digest, failure_class, failure_code,"
-    " failure_message from rollouts where status = 'completed' or num_turns > 0 order by rollout_id"
+    " failure_message, true as rescorable from rollouts"
+    " where (status = 'completed' or num_turns > 0) and coalesce(rescorable, true)"
+    " order by rollout_id"
 )
-"""All that was played: what EVAL could not score has an artefact, too."""
+"""All that was played and whose artefact is all that was judged: what EVAL could not score has one,
+too.
+"""
+_IN_PLACE = "select count(*) from rollouts where not coalesce(rescorable, true)"
 _COLUMNS = (
     "run_id",
     "rollout_id",
@@ -35,12 +40,18 @@ _COLUMNS = (
     "task",
     "limits",
     "artefact",
+    "rescorable",
     "failure_class",
     "failure_code",
     "failure_message",
 )
 _ROW = pa.schema([RAN.field(name) for name in _COLUMNS])
 """What EVAL reads of a row."""
+
+
+def num_judged_in_place(stored: StoredRun) -> int:
+    """Rollouts that cannot be graded again: the tests ran in the agent's own sandbox."""
+    return int(stored.sql(_IN_PLACE).column(0)[0].as_py())
 
 
 async def rescore(
@@ -56,7 +67,7 @@ async def rescore(
     made_by: str = "",
 ) -> pa.Table:
     """Scores of every rollout that was played to its end, in SCORES' shape, those included that
-    EVAL could not score at the time.
+    EVAL could not score at the time, and without those of `num_judged_in_place`.
 
     `tasks` (by id) stand in for those that the run stored, `env` for theirs.
     """

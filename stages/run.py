@@ -234,7 +234,8 @@ class RunOperator(StageOperator):
 
     async def _is_alive(self, recovered: Recovered) -> bool:
         ref = read_sandbox(recovered.row)
-        if not ref.sandbox_id or any(isinstance(record, Ended) for record in recovered.records):
+        ended = [record for record in recovered.records if isinstance(record, Ended)]
+        if not ref.sandbox_id or (ended and ended[-1].artefact is not None):
             return True
         try:
             async with asyncio.timeout(ALIVE_S), self._host.connect(ref):
@@ -334,10 +335,12 @@ class RunOperator(StageOperator):
             log.info("EVAL will start its sandbox itself: %s", error)
 
     async def _clean(self, key: AttemptKey, ref: SandboxRef, trajectory: Trajectory | None) -> None:
-        """Stop RUN's sandbox, and the one reserved for EVAL unless there is something to score."""
+        """Stop RUN's sandbox, unless EVAL scores in it, and the one reserved for EVAL unless there
+        is something to score.
+        """
         if trajectory is None or not trajectory.failure.failure_class.trains:
             await self._stop(key, self._host.stop_owner(owner_of(key)))
-        elif ref.sandbox_id:
+        elif ref.sandbox_id and trajectory.rescorable:
             await self._stop(key, self._host.stop(ref))
 
     @property

@@ -23,6 +23,7 @@ from prorl.errors import (
     boundary,
 )
 from prorl.journal import Ended
+from prorl.protocols import ScoresInPlace
 from prorl.types import (
     FAILURE_CLASS,
     Failure,
@@ -84,7 +85,8 @@ async def concluded(
         sequences=record.sequences,
         turns=tuple(record.turns),
         messages=tuple(record.messages),
-        artefact=artefact,
+        artefact=artefact or b"",
+        rescorable=artefact is not None,
         stop_reason=end.stop,
         failure=end.failure,
         llm_s=record.llm_s,
@@ -107,12 +109,14 @@ async def _ended(loop: Coroutine[Json, Json, End]) -> End:
         return end_with(FailureCode.STAGE_ERROR, str(error))
 
 
-async def _finish(context: AttemptContext, record: AttemptRecord, end: End) -> tuple[End, bytes]:
+async def _finish(
+    context: AttemptContext, record: AttemptRecord, end: End
+) -> tuple[End, bytes | None]:
     """How it ended, and what crosses into EVAL: as recorded, or written down now."""
     journal = context.journal
     if (ended := journal.ended) is not None:
         return End(ended.stop, Failure(code=ended.code, message=ended.message)), ended.artefact
-    artefact = end.artefact or b""
+    artefact: bytes | None = end.artefact or b""
     if end.failure.failure_class.trains and end.artefact is None:
         end, artefact = await _artefact(context, record, end)
     code, message = end.failure.code, end.failure.message
@@ -121,8 +125,10 @@ async def _finish(context: AttemptContext, record: AttemptRecord, end: End) -> t
     return end, artefact
 
 
-async def _artefact(context: AttemptContext, record: AttemptRecord, end: End) -> tuple[End, bytes]:
-    """The artefact that the env wants EVAL to judge.
+async def _artefact(
+    context: AttemptContext, record: AttemptRecord, end: End
+) -> tuple[End, bytes | None]:
+    """The artefact that the env wants EVAL to judge; None: EVAL goes to where it lies.
 
     A sandbox that cannot give it any more changes a good end, and an end that was bad stays.
     """
@@ -137,9 +143,12 @@ async def _artefact(context: AttemptContext, record: AttemptRecord, end: End) ->
         return (end if keep else end_with(error.code, error.message)), b""
 
 
-async def _fetch(context: AttemptContext, record: AttemptRecord) -> bytes:
+async def _fetch(context: AttemptContext, record: AttemptRecord) -> bytes | None:
     try:
         async with asyncio.timeout(ARTEFACT_S) as guard:
+            if isinstance(context.env, ScoresInPlace) and context.sandbox is not None:
+                max_bytes = context.limits.artefact_mb << 20
+                return await context.env.pack(context.task, context.sandbox, max_bytes)
             return await context.env.artefact(context.task, record.final, context.sandbox)
     except TimeoutError as cause:
         if context.sandbox is None or not guard.expired():

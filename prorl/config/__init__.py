@@ -441,6 +441,12 @@ class Limits(StrictModel):
     max_tokens: int = Field(default=_LIMITS.max_tokens, ge=16, le=1 << 20)
     max_attempts: int = Field(default=_LIMITS.max_attempts, ge=1, le=100)
     max_worker_losses: int = Field(default=_LIMITS.max_worker_losses, ge=0, le=1000)
+    artefact_mb: int = Field(
+        default=_LIMITS.artefact_mb,
+        ge=0,
+        le=256,
+        description="packed changes that cross to Harbor's tests; more is judged where it lies",
+    )
 
     def limits(self) -> RolloutLimits:
         return RolloutLimits(**self.model_dump())

@@ -86,7 +86,8 @@ class Ended:
     stop: StopReason
     code: FailureCode
     message: str
-    artefact: bytes
+    artefact: bytes | None
+    """None: it does not fit, and is scored in the sandbox."""
     spent_s: float = 0.0
 
 
@@ -123,7 +124,7 @@ class _Said(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=Tru
 
 
 _ANSWER = msgspec.msgpack.Decoder(tuple[int, int, bytes, float, float])
-_ENDED = msgspec.msgpack.Decoder(tuple[StopReason, FailureCode, bytes, bytes, float])
+_ENDED = msgspec.msgpack.Decoder(tuple[StopReason, FailureCode, bytes, bytes | None, float])
 """The fields of an Answer and of an Ended, in their order."""
 
 _encode = msgspec.msgpack.Encoder(enc_hook=int).encode

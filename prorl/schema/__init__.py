@@ -118,7 +118,17 @@ RAN = versioned(
         required("sequences", list_of(SEQUENCE), "token sequences of the attempt"),
         required("turns", list_of(TURN), "model calls of the attempt"),
         required("messages", list_of(MESSAGE), "what was said and done"),
-        required("artefact", pa.binary(), "what EVAL grades (a patch, an answer); up to 512 KiB"),
+        required(
+            "artefact",
+            pa.binary(),
+            "what EVAL grades: a patch, an answer, packed files; empty where not `rescorable`",
+        ),
+        required(
+            "rescorable",
+            pa.bool_(),
+            "whether the artefact is all that was graded; false: it was too large, and the tests"
+            " ran in the agent's own sandbox",
+        ),
         required("artefact_digest", pa.utf8(), "BLAKE2b-128 of the artefact"),
         required(
             "stop_reason",
@@ -299,6 +309,7 @@ ROLLOUTS = versioned(
         optional(
             "logprob_sum", pa.float64(), "of all sampled tokens; null in files from before it was"
         ),
+        optional("rescorable", pa.bool_()),
     ],
     "rollouts",
 )

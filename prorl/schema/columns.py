@@ -88,6 +88,7 @@ class RanColumns(Added):
     turns: list[Values]
     messages: list[Values]
     artefact: bytes
+    rescorable: bool
     artefact_digest: str
     stop_reason: StopReason
     failure_class: FailureClass
@@ -230,6 +231,7 @@ def ran_columns(
         turns=[_turn_values(turn) for turn in trajectory.turns],
         messages=[_message_values(m) for m in trajectory.messages],
         artefact=trajectory.artefact,
+        rescorable=trajectory.rescorable,
         artefact_digest=artefact_digest(trajectory.artefact),
         stop_reason=trajectory.stop_reason,
         failure_class=failure.failure_class,

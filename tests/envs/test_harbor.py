@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from prorl.envs.harbor import HarborEnv
-from prorl.errors import GraderError, RolloutError
+from prorl.errors import RolloutError
 from prorl.sandbox.kinds import load
 from prorl.tasks import load_tasks
 from prorl.testing import Played, Replies, isolated, play, scripted, verify
-from prorl.types import Task, ToolCall
+from prorl.types import RolloutLimits, Task, ToolCall
 from tests.harbor_folders import TOML, make_folder
 from tests.sandbox import small_image
 from tests.sandbox.conftest import IMAGE_KINDS, short_folder
@@ -166,8 +166,46 @@ async def test_only_artifacts_cross_to_a_separate_verifier(tmp_path: Path, image
     assert (await _play(task, "touch other")).reward == 0
 
 
-async def test_more_changes_than_cross_are_no_reward_of_0(tmp_path: Path, image: Path) -> None:
-    task = _task(tmp_path, image, TXT)
-    noise = f'{RIGHT}; while read -r -N 65536 x; do echo -n "$x"; ((++n < 40)) || break; done'
-    with pytest.raises(GraderError, match="more than 524288 bytes"):
-        await _play(task, f"{noise} < /dev/urandom > noise")
+NOISE = (
+    'while read -r -N 65536 x; do echo -n "$x"; ((++n < 40)) || break; done < /dev/urandom > noise'
+)
+BROKEN = "rm -rf /logs; echo > /logs"
+
+
+@pytest.mark.parametrize(
+    ("command", "artefact_mb", "crosses", "reward"),
+    [
+        (f"{RIGHT}; {NOISE}", 64, True, 1.0),
+        (f"{RIGHT}; {NOISE}", 1, False, 1.0),
+        (NOISE, 1, False, 0.0),
+        (f"{RIGHT}; {NOISE}; {BROKEN}", 1, False, 0.0),
+        (f"{RIGHT}; {BROKEN}", 64, True, 0.0),
+        (RIGHT, 0, False, 1.0),
+        (CHEATS["the reward itself"], 0, False, 0.0),
+    ],
+)
+async def test_however_much_an_agent_writes_it_is_judged(
+    tmp_path: Path, image: Path, command: str, artefact_mb: int, crosses: bool, reward: float
+) -> None:
+    """What is more than crosses is judged in the agent's own sandbox, as in Harbor; what is broken
+    there or here is the agent's doing.
+    """
+    task, env, boxes = _task(tmp_path, image, TXT), HarborEnv(), isolated("pyns")
+    await verify(env, task, boxes=boxes)
+    call = ToolCall("bash", {"command": command})
+    limits = RolloutLimits(artefact_mb=artefact_mb)
+    played = await play(env, task, Replies(call, "done"), boxes=boxes, limits=limits)
+    assert (played.trajectory.rescorable, played.reward) == (crosses, reward), played.score.log
+
+
+async def test_more_artifacts_than_are_kept_cross_to_a_separate_verifier(
+    tmp_path: Path, image: Path
+) -> None:
+    toml = 'artifacts = ["/workspace/data"]\n' + TOML.replace(
+        "[verifier]\n", '[verifier]\nenvironment_mode = "separate"\n'
+    )
+    task, env, boxes = _task(tmp_path, image, TXT, toml), HarborEnv(), isolated("pyns")
+    call = ToolCall("bash", {"command": f"{RIGHT}; {NOISE}"})
+    limits = RolloutLimits(artefact_mb=1)
+    played = await play(env, task, Replies(call, "done"), boxes=boxes, limits=limits)
+    assert (played.trajectory.rescorable, played.reward) == (False, 1.0), played.score.log

@@ -27,6 +27,7 @@ from prorl.stages.run import RunOperator
 from prorl.tokenizer import load_tokenizer
 from prorl.types import (
     AttemptKey,
+    FailureClass,
     FailureCode,
     RewardPart,
     RolloutLimits,
@@ -246,6 +247,47 @@ async def test_eval_tries_again_after_sandbox_trouble_and_gives_up_as_infra() ->
         assert read_failure(scored, "eval_").code == code
         assert scored.value("scored") is (code == "")
         assert host.live == {}
+
+
+@dataclass
+class OversizeEnv(BoxedEnv):
+    """Its artefact never fits."""
+
+    async def pack(self, task: Task, sandbox: Sandbox, max_bytes: int) -> bytes | None:
+        assert max_bytes == 64 << 20
+        return None
+
+    async def score_in_place(
+        self, task: Task, sandbox: Sandbox, fresh: Sandbox, deadline: Deadline
+    ) -> Score:
+        assert sandbox is not fresh
+        return await self.score(task, b"", sandbox, deadline)
+
+
+@pytest.mark.parametrize(
+    ("problem", "failures", "code"),
+    [
+        (GraderError(FailureCode.GRADER_ERROR, "away"), 1, ""),
+        (GraderError(FailureCode.GRADER_ERROR, "away"), 9, "eval_failed"),
+        (SandboxError(FailureCode.SANDBOX_LOST, "gone"), 1, ""),
+        (SandboxError(FailureCode.SANDBOX_LOST, "gone"), 9, "eval_failed"),
+    ],
+)
+async def test_what_does_not_cross_is_scored_in_the_sandbox_that_run_leaves(
+    problem: Exception, failures: int, code: str
+) -> None:
+    """Again while that is there; then a new attempt begins, for nothing can be graded later."""
+    host = RecordingHost()
+    init, run, evaluate = operators(OversizeEnv(grading=[problem] * failures), host)
+    ready = await init(row_of())
+    ran = await run(ready)
+    assert list(host.live) == [read_sandbox(ready).sandbox_id]
+    assert (ran.value("rescorable"), ran.value("artefact")) == (False, b"")
+    scored = await evaluate(ran)
+    assert (scored.value("scored"), read_failure(scored, "eval_").code) == (not code, code)
+    assert read_failure(scored, "eval_").failure_class in (FailureClass.NONE, FailureClass.INFRA)
+    assert host.live == {}
+    await run.operator.close()
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3])

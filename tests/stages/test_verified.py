@@ -42,11 +42,7 @@ class TriedEnv(NoopEnv):
 
 async def _check(verified: Verified, env: TriedEnv, *tasks: Task) -> list[BaseException | None]:
     """All at once, as siblings come."""
-
-    async def stop() -> None:
-        pass
-
-    checks = (verified.check(env, task, "run/1/1", 5.0, stop) for task in tasks)
+    checks = (verified.check(env, task, "run/1/1", 5.0) for task in tasks)
     return await asyncio.gather(*checks, return_exceptions=True)
 
 
@@ -89,9 +85,5 @@ async def test_what_the_machine_did_is_tried_again_and_not_remembered(verified: 
 async def test_an_env_that_tries_nothing_costs_no_sandbox() -> None:
     host = RecordingHost()
     verified = Verified(as_host(host), time.monotonic)
-
-    async def stop() -> None:
-        raise AssertionError
-
-    await verified.check(NoopEnv(), TASK, "run/1/1", 5.0, stop)
+    await verified.check(NoopEnv(), TASK, "run/1/1", 5.0)
     assert host.asked == []

@@ -125,6 +125,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
     from prorl.sandbox.node.probe import choose
     from prorl.sandbox.spawn import spawned
     from prorl.service.core.manifest import code_sha256
+    from prorl.stages.rescore import num_judged_in_place
     from prorl.stages.rescore import rescore as grade
     from prorl.storage.keep.appended import add_scores, check_name
     from prorl.storage.read.catalog import StoredRun
@@ -161,6 +162,11 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
         "code_sha256": code_sha256(),
         "created_at": time.time(),
     }
+    if num_skipped := num_judged_in_place(run):
+        note(
+            f"{num_skipped:,} rollouts are left out: they changed more than crossed to the tests"
+            " (`run.limits.artefact_mb`), and were judged in their own sandboxes"
+        )
     rows = asyncio.run(graded())
     add_scores(run.directory, name, rows)
     scored = rows.column("reward").drop_null()

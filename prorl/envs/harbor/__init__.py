@@ -6,14 +6,17 @@
     EVAL   a fresh sandbox: the pack, then tests/ as /tests, then test.sh; the reward files are read
 
 Where the verifier is separate, EVAL's sandbox has the verifier's image, and only the declared
-artifacts cross. A verifier that leaves no valid reward is the policy's doing (reward 0) where the
-same tests on the untouched image leave one, and the task's fault where they do not.
+artifacts cross. Changes that are more than cross (`RolloutLimits.artefact_mb`) are judged where
+they lie: the tests run in the agent's own sandbox, as they do in Harbor.
+
+A verifier that leaves no valid reward is the policy's doing (reward 0) where the same tests on the
+untouched image leave one, and the task's fault where they do not.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
+import hashlib
 import io
 import json
 import shlex
@@ -33,7 +36,7 @@ from prorl.errors import (
     SandboxError,
     TaskError,
 )
-from prorl.limits import MAX_ARTEFACT_BYTES, Deadline
+from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.types import (
     IMAGE_WORKDIR,
@@ -54,12 +57,20 @@ ADDRESS_BYTES = 1 << 40
 """No bound in practice: Java, Go and V8 map far more than they use, and images expect that."""
 PROCESSES = 512
 STEP_S = 40.0
-"""For packing and unpacking: less than the 45 s that RUN waits for an artefact."""
+"""For a program of ours; packing and fetching together have that long, which is less than the 45 s
+that RUN waits for an artefact.
+"""
+WALL_S = 86400.0 + 7200.0
+"""A run's longest RUN, and the verifier's time in the same sandbox."""
+PACK_BYTES = 256 << 20
+"""Room for the largest artefact beside what it holds."""
+MAX_ARTIFACTS_BYTES = 512 << 20
+"""What crosses to a separate verifier from the agent's living sandbox: it passes through memory."""
 MAX_FOLDER_BYTES = 64 << 20
 MAX_TASKS = 10_000
 LOG_CHARS = 4000
-OVERSIZE = b"oversize"
-"""The artefact of an agent whose changes are too many."""
+SOLVE = "solve with "
+"""Before the digest of the reference solution: the command that runs it."""
 
 
 class HarborEnv(BaseEnv):
@@ -94,6 +105,8 @@ class HarborEnv(BaseEnv):
         workdir = verifier["workdir"] if is_separate else task.data.get("workdir")
         variables = verifier["variables"] if is_separate else task.data.get("environment") or {}
         storage = asked.get("overlay_bytes", STORAGE_BYTES)
+        if stage is Stage.EVAL:
+            storage += PACK_BYTES
         return replace(
             spec,
             fakeroot=True,
@@ -105,6 +118,7 @@ class HarborEnv(BaseEnv):
             address_bytes=ADDRESS_BYTES,
             file_bytes=storage,
             processes=PROCESSES,
+            wall_s=WALL_S,
         )
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
@@ -115,23 +129,22 @@ class HarborEnv(BaseEnv):
         if done.exit_code != 0:
             raise field_error(task, f"its image cannot be written over: {done.output[-200:]}")
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
-        """The packed changes, or the declared artifacts where the verifier is separate."""
-        assert sandbox is not None
+    async def pack(self, task: Task, sandbox: Sandbox, max_bytes: int) -> bytes | None:
+        """The packed changes, or the declared artifacts where the verifier is separate.
+
+        None where they are more, or cannot be packed: a full disk, an unreadable file, no time.
+        """
         is_separate = bool(task.data["verifier"]["image"])
         sources = [each["source"] for each in task.data["artifacts"]] if is_separate else ["/"]
-        argv = inside.pack_argv(sources, MAX_ARTEFACT_BYTES, is_changes=not is_separate)
-        done = await sandbox.exec(argv, STEP_S)
-        if done.exit_code == inside.TOO_LARGE:
-            return OVERSIZE
-        if done.exit_code == 0 and not done.timed_out:
-            try:
-                return await sandbox.get(inside.PACK, MAX_ARTEFACT_BYTES)
-            except (NotFoundError, OSError):
-                pass
-        raise SandboxError(
-            FailureCode.SANDBOX_BROKEN, f"its changes cannot be packed: {done.output[-300:]}"
-        )
+        argv = inside.pack_argv(sources, max_bytes, is_changes=not is_separate)
+        try:
+            async with asyncio.timeout(STEP_S):
+                done = await sandbox.exec(argv, STEP_S)
+                if done.exit_code == 0 and not done.timed_out:
+                    return await sandbox.get(inside.PACK, max_bytes)
+        except (TimeoutError, NotFoundError, OSError):
+            pass
+        return None
 
     async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
         """Run the tests once on the untouched image; what comes out counts when a rollout's tests
@@ -151,35 +164,89 @@ class HarborEnv(BaseEnv):
     ) -> Score:
         """The verifier's rewards. Raises GraderError, SandboxError, RolloutError."""
         assert sandbox is not None
-        if artefact == OVERSIZE:
-            text = f"what the agent changed is more than {MAX_ARTEFACT_BYTES} bytes, packed"
-            raise GraderError(FailureCode.GRADER_ERROR, text)
         try:
-            parts, log = await _run_verifier(task, artefact, sandbox, deadline)
+            parts, log = await _judge(task, artefact, sandbox, deadline)
         except NoRewardError as error:
-            problem = self._untouched.get(_key(task), "they were not tried there")
-            if problem:
-                text = f"{error}; on the untouched image: {problem}"
-                raise GraderError(FailureCode.BAD_TASK, text) from None
-            zero = RewardPart(name="reward", value=0.0)
-            return Score(parts=(zero,), log=f"reward 0, since {error}"[-LOG_CHARS:])
+            return self._without_reward(task, error)
         return Score(parts=parts, log=log[-LOG_CHARS:])
 
+    async def score_in_place(
+        self, task: Task, sandbox: Sandbox, fresh: Sandbox, deadline: Deadline
+    ) -> Score:
+        """The verifier's rewards in the agent's own sandbox, or for a separate verifier in `fresh`,
+        to which the artifacts cross at once. What the agent broke there is its own doing.
+        """
+        try:
+            if not task.data["verifier"]["image"]:
+                parts, log = await _judge(task, b"", sandbox, deadline)
+                log = f"judged in the agent's own sandbox\n{log}"
+            elif (artefact := await self.pack(task, sandbox, MAX_ARTIFACTS_BYTES)) is not None:
+                parts, log = await _judge(task, artefact, fresh, deadline)
+            else:
+                limit = f"{MAX_ARTIFACTS_BYTES >> 20} MiB in {STEP_S:g} s"
+                raise NoRewardError(f"its artifacts cannot be packed into {limit}")
+        except NoRewardError as error:
+            return self._without_reward(task, error)
+        except SandboxError as error:
+            if error.code is not FailureCode.SANDBOX_BROKEN:
+                raise
+            return self._without_reward(task, NoRewardError(error.message))
+        return Score(parts=parts, log=log[-LOG_CHARS:])
+
+    def _without_reward(self, task: Task, error: NoRewardError) -> Score:
+        """Reward 0 where the tests leave a reward on the untouched image. Raises GraderError."""
+        problem = self._untouched.get(_key(task), "they were not tried there")
+        if problem:
+            text = f"{error}; on the untouched image: {problem}"
+            raise GraderError(FailureCode.BAD_TASK, text) from None
+        zero = RewardPart(name="reward", value=0.0)
+        return Score(parts=(zero,), log=f"reward 0, since {error}"[-LOG_CHARS:])
+
     def reference(self, task: Task) -> Solution:
-        """Unpack solution/ into /solution and run solve.sh. Raises NoReferenceError, TaskError."""
-        folder = Path(text_field(task, "folder")) / "solution"
+        """Copy solution/ to /solution and run solve.sh. Raises NoReferenceError, TaskError.
+
+        The command names the solution by its digest, which only its owner can know: its files go
+        into the sandbox beside the policy's tokens (`call`).
+        """
+        folder = _solution(task)
         if not (folder / "solve.sh").is_file():
             raise NoReferenceError(f"task {task.task_id!r} has no solution/solve.sh")
-        packed = base64.b64encode(_packed(folder)).decode()
-        exports = _exports(task.data.get("solution_environment") or {})
-        unpack = shlex.join(inside.unpack_argv("/solution", is_agents=False))
-        command = (
-            f"mkdir -p /solution; {inside.PYTHON[0]} -c 'import base64, sys;"
-            f' open("{inside.PACK}", "wb").write(base64.b64decode(sys.stdin.read()))\''
-            f" <<'END'\n{packed}\nEND\n{unpack}; chmod +x /solution/solve.sh;"
-            f" ({exports}/solution/solve.sh)"
-        )
+        command = f"{SOLVE}{_digest(folder)}"
         return Solution((ToolCall("bash", {"command": command}),), "It is done.")
+
+    async def call(
+        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
+    ) -> ToolResult:
+        """Run a tool in the sandbox; the reference's command with the solution's files."""
+        command = str(call.arguments.get("command")) if call.name == BASH.name else ""
+        if command.startswith(SOLVE) and sandbox is not None:
+            digest = await asyncio.to_thread(_digest, _solution(task))
+            if command == f"{SOLVE}{digest}":
+                return await self._solve(task, sandbox, timeout_s)
+        return await super().call(task, sandbox, call, timeout_s)
+
+    async def _solve(self, task: Task, sandbox: Sandbox, timeout_s: float) -> ToolResult:
+        await sandbox.put(inside.PACK, await asyncio.to_thread(_packed, _solution(task)))
+        done = await sandbox.exec(inside.unpack_argv("/solution", is_agents=False), STEP_S)
+        if done.exit_code != 0 or done.timed_out:
+            return done
+        exports = _exports(task.data.get("solution_environment") or {})
+        command = f"chmod +x /solution/solve.sh; ({exports}/solution/solve.sh)"
+        return await super().call(
+            task, sandbox, ToolCall(BASH.name, {"command": command}), timeout_s
+        )
+
+
+def _solution(task: Task) -> Path:
+    return Path(text_field(task, "folder")) / "solution"
+
+
+def _digest(folder: Path) -> str:
+    """Of all that the files of a folder hold."""
+    whole = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
 
 
 def _key(task: Task) -> tuple[str, str]:
@@ -211,21 +278,38 @@ async def _wait_until_healthy(task: Task, sandbox: Sandbox) -> None:
         await asyncio.sleep(pause_s)
 
 
+class StepError(GraderError):
+    """A program of ours failed in the verifier's sandbox."""
+
+
+async def _judge(
+    task: Task, artefact: bytes, sandbox: Sandbox, deadline: Deadline
+) -> tuple[tuple[RewardPart, ...], str]:
+    """`_run_verifier` where the agent's work lies: that our programs fail there is its doing, for
+    they do not on the untouched image.
+    """
+    try:
+        return await _run_verifier(task, artefact, sandbox, deadline)
+    except StepError as error:
+        raise NoRewardError(error.message) from None
+
+
 async def _run_verifier(
     task: Task, artefact: bytes, sandbox: Sandbox, deadline: Deadline
 ) -> tuple[tuple[RewardPart, ...], str]:
-    """Rewards and log of the tests in a fresh sandbox.
+    """Rewards and log of the tests in a sandbox, after an artefact was unpacked there.
 
     Raises NoRewardError where the tests leave no valid reward, GraderError, SandboxError.
     """
     verifier = task.data["verifier"]
     notes = ""
     if artefact:
-        notes = (await _unpack(sandbox, artefact, "/", is_agents=True)).output
+        limit_s = max(STEP_S, deadline.remaining_s)  # no agent's work is too much to be unpacked
+        notes = (await _unpack(sandbox, artefact, "/", limit_s, is_agents=True)).output
     await _step(sandbox, ["bash", "-c", inside.CLEAR])
     if not verifier["has_tests"]:
         packed = await asyncio.to_thread(_packed, Path(text_field(task, "folder")) / "tests")
-        await _unpack(sandbox, packed, "/tests", is_agents=False)
+        await _unpack(sandbox, packed, "/tests", STEP_S, is_agents=False)
     limit_s = min(float(verifier["timeout_s"]), deadline.remaining_s)
     script = f"{_exports(verifier['environment'])}{inside.TEST}"
     done = await sandbox.exec(["bash", "-c", script], limit_s)
@@ -238,17 +322,22 @@ async def _run_verifier(
     return parts_of(files), log
 
 
-async def _unpack(sandbox: Sandbox, pack: bytes, target: str, *, is_agents: bool) -> ToolResult:
+async def _unpack(
+    sandbox: Sandbox, pack: bytes, target: str, limit_s: float, *, is_agents: bool
+) -> ToolResult:
     await sandbox.put(inside.PACK, pack)
-    return await _step(sandbox, inside.unpack_argv(target, is_agents=is_agents))
+    return await _step(sandbox, inside.unpack_argv(target, is_agents=is_agents), limit_s)
 
 
-async def _step(sandbox: Sandbox, argv: list[str]) -> ToolResult:
-    """Run a program of ours in a fresh sandbox: that it fails is not the policy's doing."""
-    done = await sandbox.exec(argv, STEP_S)
-    if done.exit_code != 0 or done.timed_out:
-        text = f"the verifier's sandbox cannot be prepared: {done.output[-300:]}"
+async def _step(sandbox: Sandbox, argv: list[str], limit_s: float = STEP_S) -> ToolResult:
+    """Run a program of ours. Raises StepError where it fails, GraderError where time is short."""
+    done = await sandbox.exec(argv, limit_s)
+    if done.timed_out:
+        text = f"the verifier's sandbox was not prepared in {limit_s:g} s"
         raise GraderError(FailureCode.GRADER_ERROR, text)
+    if done.exit_code != 0:
+        text = f"the verifier's sandbox cannot be prepared: {done.output[-300:]}"
+        raise StepError(FailureCode.GRADER_ERROR, text)
     return done
 
 

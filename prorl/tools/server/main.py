@@ -53,6 +53,7 @@ DEFAULT = ("bash", "python", "files")
 PEER = struct.Struct("3i")
 WORLD_FILE = ".prorl-workdir"
 """At the root of an image, as `prorl/sandbox/images/stack.py` writes it."""
+APPTAINER_LIBRARIES = "/.singularity.d/libs"
 IMAGE_WORKDIR = "image"
 """As `prorl.types` has it; this is a program of its own."""
 EXIT_CRASHED = os.EX_SOFTWARE
@@ -350,12 +351,19 @@ def preload() -> None:
 def with_image(env: dict[str, str], image: Mapping[str, str]) -> dict[str, str]:
     """The environment that an image asks for (its %environment), with ours over it.
 
-    Its PATH comes before ours.
+    Its PATH comes before ours. Of its LD_LIBRARY_PATH the folder of Apptainer's is left out.
+
+    >>> image = {"PATH": "/opt/bin:/bin", "LD_LIBRARY_PATH": "/opt/lib:/.singularity.d/libs"}
+    >>> with_image({"PATH": "/bin"}, image)
+    {'PATH': '/opt/bin:/bin', 'LD_LIBRARY_PATH': '/opt/lib'}
     """
-    runtime = ("APPTAINER", "SINGULARITY", "LD_", "PROMPT_COMMAND", "PS1", "TMOUT", "_")
-    asked = {name: value for name, value in image.items() if not name.startswith(runtime)}
+    runtime = ("APPTAINER", "SINGULARITY", "PROMPT_COMMAND", "PS1", "TMOUT", "_")
+    variables = {name: value for name, value in image.items() if not name.startswith(runtime)}
+    libraries = variables.pop("LD_LIBRARY_PATH", "").split(":")
+    if libraries := [path for path in libraries if path and path != APPTAINER_LIBRARIES]:
+        variables["LD_LIBRARY_PATH"] = ":".join(libraries)
     path = dict.fromkeys((image.get("PATH", "") + ":" + env["PATH"]).split(":"))
-    return {**asked, **env, "PATH": ":".join(filter(None, path))}
+    return {**variables, **env, "PATH": ":".join(filter(None, path))}
 
 
 def image_world(workdir: str, root: str = "/") -> tuple[str, dict[str, str]]:

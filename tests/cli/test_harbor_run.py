@@ -1,0 +1,67 @@
+"""A run of Harbor tasks through the whole pipeline, in sandboxes that hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from prorl.cli.app import dispatch
+from prorl.cli.job import JobPlan
+from prorl.cli.run_job import run_plan
+from prorl.sandbox.kinds import load
+from prorl.storage.read.catalog import query
+from prorl.storage.read.verify import verify
+from tests.harbor_folders import TOML, make_folder
+from tests.sandbox import small_image
+from tests.sandbox.conftest import short_folder
+
+SOLVE = "#!/bin/bash\n# " + "longer than a turn " * 2000 + "\necho 5 > sum.txt\n"
+TEST = (
+    '#!/bin/bash\nread -r sum < sum.txt; if [ "$sum" = 5 ]; then r=1; else r=0; fi\n'
+    "echo $r > /logs/verifier/reward.txt\n"
+)
+NOISE = (
+    'while read -r -N 65536 x; do echo -n "$x"; ((++n < 40)) || break; done < /dev/urandom > n\n'
+)
+
+
+def test_work_that_does_not_cross_is_judged_where_it_lies_and_is_not_graded_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if missing := load("pyns").missing():
+        pytest.skip(missing)
+    with short_folder(0o755) as folder:
+        image = small_image.make_image(folder, (*small_image.PROGRAMS, "chmod", "mkdir", "rm"))
+        toml = TOML.replace("[environment]\n", f'[environment]\ndocker_image = "{image}"\n')
+        for name, solve in (("little", SOLVE), ("much", SOLVE + NOISE)):
+            parts = {"task.toml": toml, "solution/solve.sh": solve, "tests/test.sh": TEST}
+            make_folder(tmp_path / "tasks" / name, **parts)
+        flags = {
+            "tasks": str(tmp_path / "tasks"),
+            "policy": "oracle",
+            "name": "r",
+            "run": {"limits": {"artefact_mb": 1}},
+            "service": {"workers": 0, "sandbox": {"kind": "pyns"}},
+        }
+        root = tmp_path / "root"
+        assert asyncio.run(run_plan(JobPlan.make(None, flags, [], root=root), json=True)) == 0
+        rows = query(
+            root / "r",
+            "select task_id, reward, rescorable, octet_length(artefact) > 0 as kept"
+            " from rollouts order by task_id",
+        ).to_pylist()
+        assert rows == [
+            {"task_id": "little", "reward": 1.0, "rescorable": True, "kept": True},
+            {"task_id": "much", "reward": 1.0, "rescorable": False, "kept": False},
+        ]
+        assert verify(root / "r") == []
+        capsys.readouterr()
+        words = ["eval", "--stored", "r", "--name", "again", "--root", str(root), "--json"]
+        assert dispatch([*words, "--sandbox", "pyns"]) == 0
+        said = capsys.readouterr()
+        assert json.loads(said.out)["scored"] == 1
+        (line,) = [line for line in said.err.splitlines() if "left out" in line]
+        assert line.startswith("1 rollouts are left out: they changed more than crossed")
