@@ -82,7 +82,7 @@ class Kind(StrEnum):
     ROWS = "rows"
     TERMINAL = "terminal"
     GROUP_COMPLETE = "group_complete"
-    STUCK = "stuck"
+    STALLED = "stalled"
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -195,7 +195,7 @@ class Served(NamedTuple):
     prompt: Count = 0
     cached: Count = 0
     """Tokens of prompts that the server's prefix cache had."""
-    repeated: Count = 0
+    reusable: Count = 0
     """Tokens of prompts that the rollout had sent or been given before: what a cache can have."""
     reused: Count = 0
     """Those of them that it had."""
@@ -211,7 +211,7 @@ class Served(NamedTuple):
     @property
     def reused_share(self) -> float | None:
         """Of those that a cache can have, those that it had; None before the first."""
-        return self.reused / self.repeated if self.repeated else None
+        return self.reused / self.reusable if self.reusable else None
 
     def plus(self, other: Served) -> Served:
         return Served._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
@@ -551,7 +551,7 @@ class GroupEventRow(Record, frozen=True, kw_only=True):
     num_valid: Count
     min_version: Version
     mean_reward: float | None
-    at: int
+    event_at: int
 
 
 class AttemptRow(Record, frozen=True, kw_only=True):
@@ -614,10 +614,10 @@ class GroupComplete(Payload, frozen=True, kw_only=True):
     members: tuple[GroupMember, ...]
 
 
-class Stuck(Payload, frozen=True, kw_only=True):
+class Stalled(Payload, frozen=True, kw_only=True):
     """(run): it has not moved for a while, or moves again."""
 
-    kind = Kind.STUCK
+    kind = Kind.STALLED
     reason: str
 
 

@@ -163,7 +163,7 @@ class BackendError(RolloutError):
 
 class GraderError(RolloutError):
     """The grader crashed: the rollout is masked, never scored 0. EVAL asks it again with the same
-    artefact; nothing is sampled anew. `log`: the traceback, if there is one.
+    artifact; nothing is sampled anew. `log`: the traceback, if there is one.
     """
 
     def __init__(self, code: FailureCode, message: str, log: str = "") -> None:

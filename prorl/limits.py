@@ -15,9 +15,9 @@ from prorl.errors import BudgetError
 from prorl.timing import now
 from prorl.types import FailureCode
 
-MAX_ARTEFACT_BYTES = 512 << 10
+MAX_ARTIFACT_BYTES = 512 << 10
 """Of what EVAL grades: it fits into a record batch of 2 MiB beside its rollout. An env that packs
-what a sandbox changed has `RolloutLimits.artefact_mb` instead (`protocols.ScoresInPlace`).
+what a sandbox changed has `RolloutLimits.artifact_mb` instead (`protocols.ScoresInPlace`).
 """
 
 Clock = Callable[[], float]

@@ -305,14 +305,14 @@ class Env(Protocol):
     ) -> ToolResult:
         """Run a tool call of the policy; bad arguments are a result with exit code 2."""
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+    async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """What crosses into EVAL, from the final answer's text and the RUN sandbox."""
 
     async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+        self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        """Score the artefact in a fresh sandbox. Idempotent. Raises GraderError when the grader,
-        not the artefact, fails.
+        """Score the artifact in a fresh sandbox. Idempotent. Raises GraderError when the grader,
+        not the artifact, fails.
         """
 
     def reference(self, task: Task) -> Reference:
@@ -337,12 +337,12 @@ class Verifies(Protocol):
 
 @runtime_checkable
 class ScoresInPlace(Protocol):
-    """Optional: an Env whose artefact may be too large to cross into EVAL. Then RUN's sandbox lives
+    """Optional: an Env whose artifact may be too large to cross into EVAL. Then RUN's sandbox lives
     on, and EVAL scores there.
     """
 
     async def pack(self, task: Task, sandbox: Sandbox, max_bytes: int) -> bytes | None:
-        """The artefact; None where it cannot be had within `max_bytes`, which is no failure."""
+        """The artifact; None where it cannot be had within `max_bytes`, which is no failure."""
 
     async def score_in_place(
         self, task: Task, sandbox: Sandbox, fresh: Sandbox, deadline: Deadline
@@ -377,11 +377,11 @@ class Reference(Protocol):
 
 
 class RewardFn(Protocol):
-    """One named judgement of an artefact; a `Rubric` is a weighted sum of them."""
+    """One named judgement of an artifact; a `Rubric` is a weighted sum of them."""
 
     name: str
 
     async def __call__(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+        self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> float | Judgement:
         """A value, usually in [0, 1], with or without words about it."""

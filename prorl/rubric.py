@@ -1,4 +1,4 @@
-"""A rubric: a weighted sum of named judgements of an artefact.
+"""A rubric: a weighted sum of named judgements of an artifact.
 
 Envs score by one.
 
@@ -11,8 +11,8 @@ a plain function that computes for ever is ended with its helper, where it is a 
 >>> import asyncio
 >>> from prorl.types import Task
 >>> @reward("short")
-... def short(task, artefact):
-...     return float(len(artefact) < 10)
+... def short(task, artifact):
+...     return float(len(artifact) < 10)
 >>> rubric = Rubric((short, 0.5))
 >>> task = Task(task_id="t", env="e", prompt="")
 >>> score = asyncio.run(rubric.score(task, b"42", None, Deadline(1.0)))
@@ -51,7 +51,7 @@ class Rubric:
         self.rewards = rewards
 
     async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+        self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         """Every function's value; the log has a line or more of each. Raises GraderError."""
         parts, logs = [], []
@@ -60,7 +60,7 @@ class Rubric:
                 raise GraderError(FailureCode.GRADER_ERROR, f"no time was left for {function.name}")
             with boundary(GraderError, FailureCode.GRADER_ERROR, function.name):
                 async with asyncio.timeout(deadline.remaining_s + HANG_S):
-                    found = await function(task, artefact, sandbox, deadline)
+                    found = await function(task, artifact, sandbox, deadline)
             given, log = found if isinstance(found, Judgement) else (found, "")
             value = float(given) if isinstance(given, SupportsFloat) else math.nan
             if not math.isfinite(value):
@@ -72,7 +72,7 @@ class Rubric:
 
 
 class _Reward:
-    """A function of (task, artefact), or of these and (sandbox, deadline), as a `RewardFn`."""
+    """A function of (task, artifact), or of these and (sandbox, deadline), as a `RewardFn`."""
 
     def __init__(self, name: str, function: Callable[..., Json]) -> None:
         found = inspect.signature(function).parameters.values()
@@ -80,22 +80,22 @@ class _Reward:
         if num_arguments not in (2, 4):
             raise ConfigError(
                 f"the reward function {name!r} takes {num_arguments} arguments",
-                "(task, artefact) or (task, artefact, sandbox, deadline)",
+                "(task, artifact) or (task, artifact, sandbox, deadline)",
             )
         self.name, self._function, self._is_short = name, function, num_arguments == 2
 
     async def __call__(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+        self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> float | Judgement:
         rest = () if self._is_short else (sandbox, deadline)
-        found: Json = self._function(task, artefact, *rest)
+        found: Json = self._function(task, artifact, *rest)
         value: float | Judgement = await found if inspect.isawaitable(found) else found
         return value
 
 
 def reward(name: str) -> Callable[[Callable[..., Json]], RewardFn]:
-    """Make a function a named reward function: plain or `async`. It takes (task, artefact), or
-    (task, artefact, sandbox, deadline), and gives a number or a `Judgement`. Raises ConfigError for
+    """Make a function a named reward function: plain or `async`. It takes (task, artifact), or
+    (task, artifact, sandbox, deadline), and gives a number or a `Judgement`. Raises ConfigError for
     another signature.
     """
     return lambda function: _Reward(name, function)

@@ -19,7 +19,7 @@ class Stage(StrEnum):
     RUN = "run"
     """The policy acts."""
     EVAL = "eval"
-    """The artefact is scored in a fresh sandbox."""
+    """The artifact is scored in a fresh sandbox."""
 
 
 class RolloutState(StrEnum):
@@ -83,11 +83,11 @@ class Lineage(StrEnum):
 
     MAIN = "main"
     """The one that was given the task."""
-    SUB = "sub"
+    SUBAGENT = "subagent"
     """Another with tools: a sub-agent's."""
-    ASIDE = "aside"
+    AUXILIARY = "auxiliary"
     """One without tools: a title, a summary."""
-    COMPACT = "compact"
+    COMPACTED = "compacted"
     """The continuation of an earlier conversation after the agent summarised its history."""
 
 
@@ -124,7 +124,7 @@ class FailureCode(StrEnum):
 
     NONE = ""
     DEADLINE = "deadline"
-    """Model and tool time used up the RUN budget; the artefact is still scored."""
+    """Model and tool time used up the RUN budget; the artifact is still scored."""
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
     SANDBOX_BROKEN = "sandbox_broken"
@@ -150,12 +150,12 @@ class FailureCode(StrEnum):
     """An exception in our own code inside a stage."""
     BAD_TASK = "bad_task"
     PROMPT_TOO_LONG = "prompt_too_long"
-    """`limits.max_tokens` cannot hold the first prompt; it ends the run, unless `skip_bad`."""
+    """`limits.max_tokens` cannot hold the first prompt; it ends the run, unless `skip_invalid`."""
     UNKNOWN_ENV = "unknown_env"
     CANCELLED = "cancelled"
     REDUNDANT = "redundant"
     """The run had enough informative groups, or it could not change what becomes of its own."""
-    LATE = "late"
+    STRAGGLER = "straggler"
     """Enough of its siblings had ended, and the time that the others were given was over."""
 
 
@@ -179,7 +179,7 @@ class Trouble(StrEnum):
 
 
 UNSCORED = frozenset({FailureCode.GRADER_ERROR, FailureCode.BAD_TASK})
-"""Codes with which EVAL gives up an artefact for good. The rollout ends as FAILED and its attempt
+"""Codes with which EVAL gives up an artifact for good. The rollout ends as FAILED and its attempt
 is stored without a reward: sampling it anew would not mend the grader or the task.
 """
 
@@ -207,5 +207,5 @@ FAILURE_CLASS: Mapping[FailureCode, FailureClass] = {
     FailureCode.UNKNOWN_ENV: FailureClass.TASK,
     FailureCode.CANCELLED: FailureClass.CANCELLED,
     FailureCode.REDUNDANT: FailureClass.CANCELLED,
-    FailureCode.LATE: FailureClass.CANCELLED,
+    FailureCode.STRAGGLER: FailureClass.CANCELLED,
 }

@@ -133,7 +133,7 @@ async def play(
             await stack.aclose()
         async with _box(env, task, Stage.EVAL, boxes) as fresh:
             if trajectory.rescorable:
-                score = await env.score(task, trajectory.artefact, fresh, Deadline(limits.eval_s))
+                score = await env.score(task, trajectory.artifact, fresh, Deadline(limits.eval_s))
             else:
                 assert isinstance(env, ScoresInPlace)
                 assert sandbox is not None

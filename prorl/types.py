@@ -163,7 +163,7 @@ class RolloutLimits:
     """
     max_worker_losses: int = 10
     """Attempts in all that may be lost to such deaths."""
-    artefact_mb: int = 64
+    artifact_mb: int = 64
     """Packed changes of an agent's sandbox that cross into EVAL, where an env packs any. What is
     more is scored in the agent's own sandbox, and cannot be scored again; 0: all is.
     """
@@ -271,7 +271,7 @@ class Completion:
     cached_tokens: int = 0
     llm_s: float = 0.0
     backend: str = ""
-    routing: Int16 | None = None
+    routed_experts: Int16 | None = None
     """[places, layers * top_k] experts from `routing_from` to the last id but one, which alone no
     layer has seen; None where none were asked for, or a cut call has none.
     """
@@ -297,7 +297,7 @@ class Sequence:
     """Segment that it forked from or goes on from; -1 for none."""
     weight: float = 1.0
     """1 over the sequences of its rollout that train; 0 where nothing of it does."""
-    routing: Int16 | None = None
+    routed_experts: Int16 | None = None
     """[R, layers * top_k] experts of its first R ids: all but the last of a whole sequence."""
 
 
@@ -347,12 +347,12 @@ class DoorCounts:
     one counts.
     """
 
-    bridged: int = 0
-    rendered: int = 0
-    forks: int = 0
-    echo_edited: int = 0
-    discarded: int = 0
-    retold: int = 0
+    continued_calls: int = 0
+    rendered_calls: int = 0
+    forked_calls: int = 0
+    edited_replies: int = 0
+    unused_replies: int = 0
+    retokenization_mismatches: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -362,10 +362,10 @@ class Trajectory:
     sequences: tuple[Sequence, ...]
     turns: tuple[Turn, ...]
     messages: tuple[Message, ...]
-    artefact: bytes
+    artifact: bytes
     """The only thing that crosses into EVAL: answer text, program, diff, tar of named files."""
     rescorable: bool = True
-    """Whether the artefact is all that is judged. False: it does not fit, and the agent's sandbox
+    """Whether the artifact is all that is judged. False: it does not fit, and the agent's sandbox
     lives on until EVAL has judged it there.
     """
     stop_reason: StopReason

@@ -1,11 +1,11 @@
-"""EVAL: RAN -> SCORED: the artefact, and nothing else, in a fresh sandbox. A row may come twice.
+"""EVAL: RAN -> SCORED: the artifact, and nothing else, in a fresh sandbox. A row may come twice.
 
-A row that is not `rescorable` has no artefact: it was too large, and is scored in the agent's own
+A row that is not `rescorable` has no artifact: it was too large, and is scored in the agent's own
 sandbox, which RUN has left running. What keeps that from a verdict ends the attempt (`eval_failed`,
 and a new one begins), for nothing is left that could be graded later.
 
 A row that failed in RUN with class infra, task or cancelled passes unscored. A grader that fails,
-or is not ready within `limits.eval_s`, is asked again here with the same artefact: after each of
+or is not ready within `limits.eval_s`, is asked again here with the same artifact: after each of
 `RESTS_S`, with `eval_s` anew each time, as long as fewer than two `eval_s` are spent. What it still
 cannot score is `grader_error`, never 0: such a row is stored with its sequences and without a
 reward, and nothing is sampled anew (`UNSCORED`).
@@ -65,7 +65,7 @@ TRIES = 3
 
 RESTS_S = (1.0, 4.0, 16.0)
 """Before a grader that failed is asked again: a judge over HTTP may be away for some seconds. The
-slot is held meanwhile, so that RUN waits instead of a heap of artefacts."""
+slot is held meanwhile, so that RUN waits instead of a heap of artifacts."""
 
 GRACE_S = 10.0
 """After `eval_s`, for an env that keeps its deadline to say so itself."""
@@ -179,10 +179,10 @@ class _Job(NamedTuple):
     env: Env
     task: Task
     owner: str
-    artefact: bytes
+    artifact: bytes
     eval_s: float
     in_place: SandboxRef | None
-    """RUN's sandbox, where what is scored lies in it and crosses as no artefact."""
+    """RUN's sandbox, where what is scored lies in it and crosses as no artifact."""
 
 
 class EvalOperator(StageOperator):
@@ -237,7 +237,7 @@ class EvalOperator(StageOperator):
             # in its own time: what is tried once for all siblings is no rollout's to pay
             await self._verified.check(env, task, owner, 2 * eval_s)
             in_place = None if row.value("rescorable") else read_sandbox(row)
-            job = _Job(env, task, owner, row.value("artefact"), eval_s, in_place)
+            job = _Job(env, task, owner, row.value("artifact"), eval_s, in_place)
             try:
                 return await self._ask_grader(job)
             except GraderError as error:
@@ -301,7 +301,7 @@ class EvalOperator(StageOperator):
                 agents = await stack.enter_async_context(self._host.connect(job.in_place))
             with boundary(GraderError, FailureCode.GRADER_ERROR, f"{job.env.name}.score"):
                 if agents is None:
-                    score = await job.env.score(job.task, job.artefact, sandbox, deadline)
+                    score = await job.env.score(job.task, job.artifact, sandbox, deadline)
                 else:
                     assert isinstance(job.env, ScoresInPlace)
                     assert sandbox is not None

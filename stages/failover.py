@@ -182,7 +182,7 @@ class Routed:
         call = Served(
             prompt=len(prompt_L),
             cached=cached,
-            repeated=repeated,
+            reusable=repeated,
             reused=min(cached, repeated),
             sampled=len(completion.token_ids_C) if completion.llm_s else 0,
             llm_s=completion.llm_s,

@@ -1,4 +1,4 @@
-"""EVAL without inference: the stored artefacts of a run graded again, with other tests or code.
+"""EVAL without inference: the stored artifacts of a run graded again, with other tests or code.
 
 The same operator as in the service grades (`eval.py`): fresh sandboxes, the same tries, the same
 classes of failure. Nothing of the run changes; what comes out is a table of `scores`.
@@ -16,7 +16,7 @@ import pyarrow as pa
 from prorl.envs.users import GetEnv
 from prorl.protocols import SandboxHost
 from prorl.schema import RAN, SCORES
-from prorl.schema.columns import ScoredColumns, artefact_digest
+from prorl.schema.columns import ScoredColumns, artifact_digest
 from prorl.schema.rows import Row
 from prorl.stages.eval import EvalOperator
 from prorl.storage.read.catalog import StoredRun
@@ -24,12 +24,12 @@ from prorl.task_json import task_from_json, task_to_json
 from prorl.types import UNSCORED, FailureCode, Json, RolloutLimits, Task
 
 _ASKED = (
-    "select rollout_id, attempt, group_id, artefact, artefact_digest, failure_class, failure_code,"
+    "select rollout_id, attempt, group_id, artifact, artifact_digest, failure_class, failure_code,"
     " failure_message, true as rescorable from rollouts"
     " where (status = 'completed' or num_turns > 0) and coalesce(rescorable, true)"
     " order by rollout_id"
 )
-"""All that was played and whose artefact is all that was judged: what EVAL could not score has one,
+"""All that was played and whose artifact is all that was judged: what EVAL could not score has one,
 too.
 """
 _IN_PLACE = "select count(*) from rollouts where not coalesce(rescorable, true)"
@@ -39,7 +39,7 @@ _COLUMNS = (
     "attempt",
     "task",
     "limits",
-    "artefact",
+    "artifact",
     "rescorable",
     "failure_class",
     "failure_code",
@@ -64,7 +64,7 @@ async def rescore(
     env: str = "",
     eval_s: float = 120.0,
     concurrency: int = 4,
-    made_by: str = "",
+    provenance: str = "",
 ) -> pa.Table:
     """Scores of every rollout that was played to its end, in SCORES' shape, those included that
     EVAL could not score at the time, and without those of `num_judged_in_place`.
@@ -91,7 +91,9 @@ async def rescore(
         if "task" not in row
     ]
     ordered = sorted([*found, *lost], key=lambda row: int(row["rollout_id"]))
-    return pa.Table.from_pylist([{**row, "made_by": made_by} for row in ordered], schema=SCORES)
+    return pa.Table.from_pylist(
+        [{**row, "provenance": provenance} for row in ordered], schema=SCORES
+    )
 
 
 def _asked(
@@ -104,8 +106,8 @@ def _asked(
         base = {"run_id": stored.run_id, **row, "limits": limits}
         if row["failure_code"] in UNSCORED:  # EVAL's failure, not RUN's
             base |= {"failure_class": "", "failure_code": "", "failure_message": ""}
-        if row["artefact_digest"] and artefact_digest(row["artefact"]) != row["artefact_digest"]:
-            yield {**base, "reason": "the artefact was too large to be stored"}
+        if row["artifact_digest"] and artifact_digest(row["artifact"]) != row["artifact_digest"]:
+            yield {**base, "reason": "the artifact was too large to be stored"}
         else:
             yield {**base, "task": texts[row["group_id"]]}
 

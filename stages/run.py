@@ -69,7 +69,7 @@ from prorl.types import (
 )
 
 GRACE_S = 60.0
-"""After the deadline: fetching the artefact, a last tool call that ends by itself."""
+"""After the deadline: fetching the artifact, a last tool call that ends by itself."""
 
 RENDERER_S = 120.0
 
@@ -160,7 +160,7 @@ class RunOperator(StageOperator):
         lease = ready.lease
         env = await self._env(lease.task, lease.limits.init_s)
         trajectory: Trajectory | None = None
-        journal = self._journals.attempt(lease.key, on_unknown=lease.on_unknown)
+        journal = self._journals.attempt(lease.key, on_lost_tool_call=lease.on_lost_tool_call)
         spent_s, ended = journal.spent_s, journal.ended is not None
         try:
             renderer = await self._renderer(lease.renderer)
@@ -193,7 +193,7 @@ class RunOperator(StageOperator):
                     min_version=PolicyVersion(lease.min_version),
                     journal=journal,
                     desk=self._desk,
-                    routing=lease.routing,
+                    routed_experts=lease.keep_routed_experts,
                     renderer_spec=lease.renderer,
                 )
                 agent = env.agent if isinstance(env, BringsAgent) else lease.agent
@@ -235,7 +235,7 @@ class RunOperator(StageOperator):
     async def _is_alive(self, recovered: Recovered) -> bool:
         ref = read_sandbox(recovered.row)
         ended = [record for record in recovered.records if isinstance(record, Ended)]
-        if not ref.sandbox_id or (ended and ended[-1].artefact is not None):
+        if not ref.sandbox_id or (ended and ended[-1].artifact is not None):
             return True
         try:
             async with asyncio.timeout(ALIVE_S), self._host.connect(ref):

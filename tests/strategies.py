@@ -133,7 +133,7 @@ trajectories = st.builds(
     ),
     turns=st.lists(turns, max_size=3).map(tuple),
     messages=st.lists(messages, max_size=3).map(tuple),
-    artefact=st.binary(max_size=40),
+    artifact=st.binary(max_size=40),
     stop_reason=st.sampled_from(StopReason),
     failure=failures,
     llm_s=seconds,

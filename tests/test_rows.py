@@ -116,6 +116,6 @@ def test_what_is_added_says_about_its_weight() -> None:
 
 
 def test_a_value_that_does_not_fit_its_column_is_refused() -> None:
-    bad = replace(ran_columns(trajectory(), run_s=0.5), artefact="not bytes \ud800")  # type: ignore[arg-type]
+    bad = replace(ran_columns(trajectory(), run_s=0.5), artifact="not bytes \ud800")  # type: ignore[arg-type]
     with pytest.raises((UnicodeEncodeError, pa.ArrowException)):
         grow([Row(ready(0), 0)], [bad])

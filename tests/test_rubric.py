@@ -23,7 +23,7 @@ numbers = st.floats(-1e6, 1e6)
 def test_the_reward_is_the_weighted_sum(parts: list[tuple[float, float]]) -> None:
     rubric = Rubric(
         *(
-            (reward(str(i))(lambda task, artefact, value=value: value), weight)
+            (reward(str(i))(lambda task, artifact, value=value: value), weight)
             for i, (value, weight) in enumerate(parts)
         )
     )
@@ -35,11 +35,11 @@ def test_the_reward_is_the_weighted_sum(parts: list[tuple[float, float]]) -> Non
 @pytest.mark.parametrize(
     ("function", "left_s", "said"),
     [
-        (lambda task, artefact: float("nan"), 1.0, "odd gave nan; expected a finite number"),
-        (lambda task, artefact: float("inf"), 1.0, "odd gave inf"),
-        (lambda task, artefact: "many", 1.0, "odd gave 'many'"),
-        (lambda task, artefact: 1 / 0, 1.0, "odd: ZeroDivisionError"),
-        (lambda task, artefact: 1.0, 0.0, "no time was left for odd"),
+        (lambda task, artifact: float("nan"), 1.0, "odd gave nan; expected a finite number"),
+        (lambda task, artifact: float("inf"), 1.0, "odd gave inf"),
+        (lambda task, artifact: "many", 1.0, "odd gave 'many'"),
+        (lambda task, artifact: 1 / 0, 1.0, "odd: ZeroDivisionError"),
+        (lambda task, artifact: 1.0, 0.0, "no time was left for odd"),
     ],
 )
 async def test_what_no_reward_comes_of_is_the_graders_failure(
@@ -50,7 +50,7 @@ async def test_what_no_reward_comes_of_is_the_graders_failure(
 
 
 def test_names_are_unique_and_weights_finite() -> None:
-    one = reward("same")(lambda task, artefact: 1.0)
+    one = reward("same")(lambda task, artifact: 1.0)
     with pytest.raises(ConfigError, match="same"):
         Rubric((one, 1.0), (one, 1.0))
     with pytest.raises(ConfigError, match="finite"):
@@ -59,11 +59,11 @@ def test_names_are_unique_and_weights_finite() -> None:
 
 async def test_a_function_may_wait_look_into_the_sandbox_and_say_why() -> None:
     @reward("slow")
-    async def slow(task: Task, artefact: bytes, sandbox: Sandbox | None, until: Deadline) -> object:
+    async def slow(task: Task, artifact: bytes, sandbox: Sandbox | None, until: Deadline) -> object:
         await asyncio.sleep(0)
         return Judgement(0.5, f"{until.budget_s:g} s, sandbox {sandbox}")
 
-    plain = reward("plain")(lambda task, artefact: len(artefact))
+    plain = reward("plain")(lambda task, artifact: len(artifact))
     score = await Rubric((slow, 1.0), (plain, 2.0)).score(TASK, b"ab", None, Deadline(3.0))
     assert score.reward == 4.5
     assert score.log == "3 s, sandbox None\nplain = 2 (weight 2)"

@@ -222,7 +222,7 @@ def publish_start(
     These come from steps that no checkpoint holds: their ids are used, so what the servers get now
     has the next one.
     """
-    if not config.publish or client.run(config.run)["given_version"] == progress.version:
+    if not config.publish or client.run(config.run)["allocated_version"] == progress.version:
         return progress
     reply = client.publish(
         config.run,

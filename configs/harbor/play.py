@@ -65,7 +65,7 @@ def choose(folders: list[str], count: int, seed: int) -> list[Task]:
     rng = random.Random(seed)
     shares = []
     for folder in folders:
-        tasks = sorted(read_tasks(folder, skip_bad=True).tasks, key=lambda task: task.task_id)
+        tasks = sorted(read_tasks(folder, skip_invalid=True).tasks, key=lambda task: task.task_id)
         rng.shuffle(tasks)
         shares.append(tasks)
     chosen: list[Task] = []

@@ -13,8 +13,8 @@ import chain
 
 
 @reward("exact")
-def exact(task: Task, artefact: bytes) -> float:
-    return chain.reward(task.data["number"], artefact.decode())
+def exact(task: Task, artifact: bytes) -> float:
+    return chain.reward(task.data["number"], artifact.decode())
 
 
 class Chain(BaseEnv):

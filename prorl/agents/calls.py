@@ -3,7 +3,7 @@
 A call has an id, and the sandbox remembers it; so a worker that takes the attempt over may ask it
 again. What acts outside the sandbox may not be asked again, unless the env says that it may
 (`Repeats`): when the worker died after such a call may have begun, the policy is told so, or the
-attempt fails, as the run wants it (`on_unknown`).
+attempt fails, as the run wants it (`on_lost_tool_call`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ToolCalls:
         return await found if inspect.isawaitable(found) else found
 
     def _unknown(self, message: str) -> ToolResult:
-        if self._journal.on_unknown == "fail":
+        if self._journal.on_lost_tool_call == "fail":
             raise SandboxError(FailureCode.CALL_UNKNOWN, message)
         return ToolResult(output=UNKNOWN)
 

@@ -59,7 +59,7 @@ class AttemptContext:
     """Where guests take their turns, and those of other hosts their work."""
     renderer_spec: str = ""
     """What another process makes the same renderer of; empty where none can."""
-    routing: bool = False
+    routed_experts: bool = False
     """Whether the backend is asked which experts the tokens go through."""
 
 

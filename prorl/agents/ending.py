@@ -1,7 +1,7 @@
-"""How an attempt ends, whoever drove the policy: the end, the artefact, the trajectory.
+"""How an attempt ends, whoever drove the policy: the end, the artifact, the trajectory.
 
 Invariants: whatever happens there is a trajectory with everything that was sampled until then. A
-budget that ends leaves the artefact to be scored (class policy); a backend or sandbox that we lost
+budget that ends leaves the artifact to be scored (class policy); a backend or sandbox that we lost
 leaves none (class infra).
 """
 
@@ -34,8 +34,8 @@ from prorl.types import (
     Trajectory,
 )
 
-ARTEFACT_S = 45.0
-"""For fetching the artefact, also when the deadline has passed: it is what the policy is scored by.
+ARTIFACT_S = 45.0
+"""For fetching the artifact, also when the deadline has passed: it is what the policy is scored by.
 
 A sandbox client's own limit for a file (30 s) comes first, since it knows who is to blame. One that
 answers, but slowly, is as its agent has made it.
@@ -45,7 +45,7 @@ answers, but slowly, is as its agent has made it.
 class End(NamedTuple):
     stop: StopReason
     failure: Failure = Failure(code=FailureCode.NONE)
-    artefact: bytes | None = None
+    artifact: bytes | None = None
     """Where it is not the env that says what crosses into EVAL."""
 
 
@@ -74,19 +74,19 @@ async def concluded(
     """
     try:
         end = await _ended(loop)
-        end, artefact = await _finish(context, record, end)
+        end, artifact = await _finish(context, record, end)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if not context.cancelled() or task is None:
             raise
         task.uncancel()
-        end, artefact = end_with(FailureCode.CANCELLED), b""
+        end, artifact = end_with(FailureCode.CANCELLED), b""
     return Trajectory(
         sequences=record.sequences,
         turns=tuple(record.turns),
         messages=tuple(record.messages),
-        artefact=artefact or b"",
-        rescorable=artefact is not None,
+        artifact=artifact or b"",
+        rescorable=artifact is not None,
         stop_reason=end.stop,
         failure=end.failure,
         llm_s=record.llm_s,
@@ -115,25 +115,25 @@ async def _finish(
     """How it ended, and what crosses into EVAL: as recorded, or written down now."""
     journal = context.journal
     if (ended := journal.ended) is not None:
-        return End(ended.stop, Failure(code=ended.code, message=ended.message)), ended.artefact
-    artefact: bytes | None = end.artefact or b""
-    if end.failure.failure_class.trains and end.artefact is None:
-        end, artefact = await _artefact(context, record, end)
+        return End(ended.stop, Failure(code=ended.code, message=ended.message)), ended.artifact
+    artifact: bytes | None = end.artifact or b""
+    if end.failure.failure_class.trains and end.artifact is None:
+        end, artifact = await _artifact(context, record, end)
     code, message = end.failure.code, end.failure.message
     spent = spent_s(context)
-    journal.end(Ended(stop=end.stop, code=code, message=message, artefact=artefact, spent_s=spent))
-    return end, artefact
+    journal.end(Ended(stop=end.stop, code=code, message=message, artifact=artifact, spent_s=spent))
+    return end, artifact
 
 
-async def _artefact(
+async def _artifact(
     context: AttemptContext, record: AttemptRecord, end: End
 ) -> tuple[End, bytes | None]:
-    """The artefact that the env wants EVAL to judge; None: EVAL goes to where it lies.
+    """The artifact that the env wants EVAL to judge; None: EVAL goes to where it lies.
 
     A sandbox that cannot give it any more changes a good end, and an end that was bad stays.
     """
     try:
-        with boundary(RolloutError, FailureCode.STAGE_ERROR, "artefact"):
+        with boundary(RolloutError, FailureCode.STAGE_ERROR, "artifact"):
             return end, await _fetch(context, record)
     except RolloutError as error:
         ours = FAILURE_CLASS[error.code] is not FailureClass.POLICY
@@ -145,13 +145,13 @@ async def _artefact(
 
 async def _fetch(context: AttemptContext, record: AttemptRecord) -> bytes | None:
     try:
-        async with asyncio.timeout(ARTEFACT_S) as guard:
+        async with asyncio.timeout(ARTIFACT_S) as guard:
             if isinstance(context.env, ScoresInPlace) and context.sandbox is not None:
-                max_bytes = context.limits.artefact_mb << 20
+                max_bytes = context.limits.artifact_mb << 20
                 return await context.env.pack(context.task, context.sandbox, max_bytes)
-            return await context.env.artefact(context.task, record.final, context.sandbox)
+            return await context.env.artifact(context.task, record.final, context.sandbox)
     except TimeoutError as cause:
         if context.sandbox is None or not guard.expired():
             raise
-        message = f"the sandbox did not give its artefact in {ARTEFACT_S:g} s"
+        message = f"the sandbox did not give its artifact in {ARTIFACT_S:g} s"
         raise SandboxError(FailureCode.SANDBOX_BROKEN, message) from cause

@@ -78,7 +78,7 @@ async def _drive(context: AttemptContext, sampler: Sampler) -> End:
         raise RolloutError(FailureCode.EVAL_FAILED, f"the guest: {what}: {output.strip()[-1500:]}")
     if output := str(said.get("output", "")).strip():
         sampler.record.messages.append(Message(role="grader", name="guest", content=output))
-    return End(StopReason.DONE, artefact=reward.encode())
+    return End(StopReason.DONE, artifact=reward.encode())
 
 
 def _listener() -> socket.socket:

@@ -2,7 +2,7 @@
 
 It ends when the policy answers or a budget is used up:
 
-    prompt -> [completion -> calls -> tool output]* -> completion without calls -> artefact
+    prompt -> [completion -> calls -> tool output]* -> completion without calls -> artifact
 
 Invariants: the ids of each prompt are all earlier ids plus the bridge, never rendered again;
 nothing is retried here. How it ends: `ending.py`. Tokens of a model call that was cut short count

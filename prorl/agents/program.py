@@ -7,7 +7,7 @@
     exec ----------------------------> mini-swe-agent, codex ... in the workspace
 
 Who connects runs in the sandbox, so the connection is the identity: no key names another rollout.
-The program's end is the rollout's, as are its time limit and its exit status; artefact and score
+The program's end is the rollout's, as are its time limit and its exit status; artifact and score
 are the env's. What it does between two calls is not journalled: a worker that dies takes the
 attempt with it.
 """

@@ -3,7 +3,7 @@
 That is growing sequences of exact ids, with their spans, and turns and messages.
 
     record.sequence                      the first, and native's only one
-    record.begin("sub")                  a conversation of its own
+    record.begin("subagent")                  a conversation of its own
     record.fork(segment=0, length=900)   goes on behind the first 900 ids of another, which are
                                          context in it: what was sampled trains in one sequence
 
@@ -82,8 +82,8 @@ class SequenceRecord:
         start = self._length
         self._append(completion.token_ids_C)
         self._logprobs.append(completion.logprobs_C)
-        if completion.routing is not None:
-            self._routing.append(completion.routing)
+        if completion.routed_experts is not None:
+            self._routing.append(completion.routed_experts)
         for end, version in zip(completion.version_ends, completion.versions, strict=True):
             # Tokens that no known weights sampled would be trained with a ratio that is a guess.
             kind = SpanKind.SAMPLED if version == UNKNOWN_VERSION else SpanKind.TRAINED
@@ -112,7 +112,7 @@ class SequenceRecord:
             span_version_S=np.array(self._versions, dtype=np.int32),
             span_turn_S=np.array(self._turns, dtype=np.int32),
             span_temperature_S=np.array(self._temperatures, dtype=np.float32),
-            routing=np.concatenate(self._routing) if self._routing else None,
+            routed_experts=np.concatenate(self._routing) if self._routing else None,
         )
 
     def _append(self, ids: Int32) -> None:
@@ -148,7 +148,7 @@ class AttemptRecord:
         self.turns: list[Turn] = []
         self.messages: list[Message] = list(messages)
         self.final = ""
-        """What the policy said last, for the artefact."""
+        """What the policy said last, for the artifact."""
         self.llm_s = 0.0
         self.tool_s = 0.0
         self.door = DoorCounts()
@@ -229,7 +229,7 @@ def join(parts: list[Completion]) -> Completion:
     ends: list[int] = []
     versions: list[PolicyVersion] = []
     start = 0
-    routing = [part.routing for part in parts if part.routing is not None]
+    routed_experts = [part.routed_experts for part in parts if part.routed_experts is not None]
     for part in parts:
         ends += [start + end for end in part.version_ends]
         versions += part.versions
@@ -243,5 +243,5 @@ def join(parts: list[Completion]) -> Completion:
         cached_tokens=parts[0].cached_tokens,
         llm_s=sum(part.llm_s for part in parts),
         backend=parts[-1].backend,
-        routing=np.concatenate(routing) if routing else None,
+        routed_experts=np.concatenate(routed_experts) if routed_experts else None,
     )

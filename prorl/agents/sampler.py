@@ -174,7 +174,7 @@ class Sampler:
         wanted: int,
     ) -> None:
         check_completion(completion, self._context.renderer.vocab_size, wanted)
-        if self._context.routing:
+        if self._context.routed_experts:
             completion = _checked_routing(completion, sequence)
         check_age(completion, self._oldest[turn])
         sequence.sampled(completion, turn, self._context.sampling.temperature)
@@ -226,7 +226,7 @@ class Sampler:
             sample_index=context.sample_index,
             turn=turn,
             run_seed=context.run_seed,
-            routing_from=sequence.num_routed if context.routing else -1,
+            routing_from=sequence.num_routed if context.routed_experts else -1,
         )
 
 
@@ -270,21 +270,21 @@ def _is_cut(completion: Completion) -> bool:
 
 
 def _checked_routing(completion: Completion, sequence: SequenceRecord) -> Completion:
-    """The completion, whose routing goes on where the sequence's ends.
+    """The completion, whose experts begin where the sequence's end.
 
     A cut call may have none: the next one is asked for what is missing. Raises BackendError.
     """
-    known, routing = sequence.num_routed, completion.routing
+    known, routed_experts = sequence.num_routed, completion.routed_experts
     wanted = len(sequence) + len(completion.token_ids_C) - 1 - known
-    if routing is not None and len(routing) == wanted:
+    if routed_experts is not None and len(routed_experts) == wanted:
         return completion
     if completion.finish_reason is FinishReason.ABORT:
-        return replace(completion, routing=None)
-    found = "none" if routing is None else f"{len(routing)}"
+        return replace(completion, routed_experts=None)
+    found = "none" if routed_experts is None else f"{len(routed_experts)}"
     raise BackendError(
         FailureCode.BACKEND_PROTOCOL,
         f"{completion.backend} sent the experts of {found} of {wanted} tokens, which the run's"
-        " `routing` asks for: was it started with --enable-return-routed-experts?",
+        " `routed_experts` asks for: was it started with --enable-return-routed-experts?",
     )
 
 

@@ -29,7 +29,12 @@ def annotation_rows(rows: Iterable[Mapping[str, Json]], *, author: str, run_id: 
         if unknown or missing:
             wrong = f"has {', '.join(unknown)}" if unknown else f"lacks {', '.join(missing)}"
             raise UserError(f"annotation {number} {wrong}", ", ".join(_GIVEN))
-        fixed = {"run_id": run_id, "annotation_id": uuid.uuid4().hex, "author": author, "at": now}
+        fixed = {
+            "run_id": run_id,
+            "annotation_id": uuid.uuid4().hex,
+            "author": author,
+            "created_at": now,
+        }
         made.append({"comment": "", **row, **fixed})
     try:
         return pa.Table.from_pylist(made, ANNOTATIONS)

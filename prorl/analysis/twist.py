@@ -58,8 +58,8 @@ class RescoredIndex:
         scored = rows.set_column(place, field, rewards).filter(pc.is_valid(rewards))
         return scored.replace_schema_metadata(rows.schema.metadata)
 
-    def routing(self, group_id: int) -> pa.Table:
-        return self._index.routing(group_id)
+    def routed_experts(self, group_id: int) -> pa.Table:
+        return self._index.routed_experts(group_id)
 
 
 def open_twisted(where: str, twist: Twist) -> tuple[ReplayOrder, GroupIndex | RescoredIndex]:

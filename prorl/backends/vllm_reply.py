@@ -183,7 +183,7 @@ class Reply:
             cached_tokens=self._cached,
             llm_s=llm_s,
             backend=self._backend,
-            routing=self._routing,
+            routed_experts=self._routing,
         )
 
     def _versions(self, label: str | None) -> tuple[tuple[int, ...], tuple[PolicyVersion, ...]]:

@@ -366,7 +366,7 @@ class _Service:
             self._settle()
             end = min(self.ends[0][0] if self.ends else math.inf, self.busy_until)
             assert end < math.inf, f"nothing will happen any more: {self.run.demand}"
-            tick = self.now + 1.0 if self.run.config.enough else math.inf
+            tick = self.now + 1.0 if self.run.config.early_stop_valid else math.inf
             self.now = min(end, tick)
             if self.busy_until <= self.now:
                 self._train()

@@ -54,7 +54,7 @@ async def run(quick: bool) -> Report:
         cpu_s=total_s,
         note=f"{rollouts} rollouts of {calls} calls at once; {verdict(cost_ms, BAR_MS)}",
     )
-    share = (after["bridged"] - before["bridged"]) / (rollouts * calls)
+    share = (after["continued_calls"] - before["continued_calls"]) / (rollouts * calls)
     note = f"best possible: {1 - 1 / calls:.3f}"
     bridged = Figure(what="bridged_share", value=share, unit="", note=note)
     return Report(bench="door", rows=(mine, bridged))
@@ -116,8 +116,8 @@ async def serve(rollouts: int, calls: int) -> None:
 async def _report(doors: Sequence[Door]) -> None:
     while await asyncio.to_thread(sys.stdin.readline):
         spent = resource.getrusage(resource.RUSAGE_SELF)
-        bridged = sum(door.counts["bridged"] for door in doors)
-        said = {"cpu_s": spent.ru_utime + spent.ru_stime, "bridged": bridged}
+        bridged = sum(door.counts["continued_calls"] for door in doors)
+        said = {"cpu_s": spent.ru_utime + spent.ru_stime, "continued_calls": bridged}
         print(json.dumps(said), flush=True)
 
 

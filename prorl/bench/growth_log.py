@@ -186,7 +186,7 @@ class Life:
 
 AS_THEY_ARE = {
     *("life.paused", "life.problem", "accepted.group_size", "outbox.end", "outbox.stored"),
-    *("weights.version", "weights.given_version", "pace.rate"),
+    *("weights.version", "weights.allocated_version", "pace.rate"),
 }
 """Counts of a run that do not grow with it."""
 

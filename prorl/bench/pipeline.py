@@ -215,7 +215,7 @@ def has_finished(client: Client, run_id: str) -> bool:
     """Whether a run is finished. Raises UnavailableError for one that ended otherwise."""
     view = client.run(run_id)
     if view["state"] not in ("proving", "open", "finished"):
-        raise UnavailableError(f"run {run_id} is {view['state']}: {view['stuck']}")
+        raise UnavailableError(f"run {run_id} is {view['state']}: {view['stalled']}")
     return bool(view["state"] == "finished")
 
 

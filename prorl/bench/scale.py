@@ -87,7 +87,7 @@ async def _measure(counts: tuple[int, ...], waits: tuple[float, ...]) -> list[Me
     from prorl.deploy.leavers import Leavers
     from prorl.deploy.placer import placer
 
-    leavers = Leavers(drain_s=5.0, term_s=1.0)
+    leavers = Leavers(drain_s=5.0, sigterm_drain_s=1.0)
     with tempfile.TemporaryDirectory(prefix="prorl-scale-") as folder:
         root = Path(folder) / "root"
         async with Supervisor(_config(root, waits)) as service:

@@ -67,7 +67,7 @@ def write_run(where: Path, groups: Iterable[pa.RecordBatch], run_id: str = "synt
                 "num_valid": members,
                 "min_version": 0,
                 "mean_reward": float(batch.column("reward").to_numpy().mean()),
-                "at": NOW,
+                "event_at": NOW,
             }
             for i, (event, place) in enumerate((("decided", -1), ("delivered", delivered))):
                 numbers = {"event_seq": 2 * delivered + i, "delivery_seq": place}
@@ -144,7 +144,7 @@ def _events(groups: range, delivered: int) -> tuple[pa.Table, int]:
             "num_valid": GROUP,
             "min_version": group // STEP,
             "mean_reward": 0.25,
-            "at": NOW,
+            "event_at": NOW,
         }
         reason = "informative" if kept else "all_equal"
         decided = {"event_seq": 2 * group, "event": "decided", "reason": reason}

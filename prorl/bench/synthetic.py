@@ -50,7 +50,7 @@ def group(group_id: int, shape: Shape, seed: int = 0) -> pa.RecordBatch:
         "sample_index": samples,
         "attempt": np.ones(len(samples), np.int32),
         "segment": segments,
-        "lineage": np.where(segments > 0, "compact", "main"),
+        "lineage": np.where(segments > 0, "compacted", "main"),
         "parent": segments - 1,
         "weight": (1 / num_segments[samples]).astype(np.float32),
         "reward": rewards[samples],

@@ -130,7 +130,7 @@ def _run_of(job: Job) -> RunConfig:
         if program_of(agent)
         else plugins.absolute(agent, Path.cwd()),
     }
-    skip = {"skip_bad": True} if job.skip_bad else {}
+    skip = {"skip_invalid": True} if job.skip_invalid else {}
     return run_settings({**job.run, **skip, **own}, job.name)
 
 
@@ -239,7 +239,7 @@ def _load(job: Job, offer: Offer) -> list[TaskSet]:
             offer.add(env, task)
 
         return [
-            read_tasks(spec, job.env, job.limit, skip_bad=job.skip_bad, check=check)
+            read_tasks(spec, job.env, job.limit, skip_invalid=job.skip_invalid, check=check)
             for spec in sources(job.tasks)
         ]
 

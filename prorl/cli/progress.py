@@ -95,8 +95,8 @@ def span(seconds: float) -> str:
 
 def waits_for(run: Run) -> str:
     """Why it is not faster: what the service says, or the last stage whose slots are all busy."""
-    if run.get("stuck"):
-        return f"waits: {clean(run['stuck'])}"
+    if run.get("stalled"):
+        return f"waits: {clean(run['stalled'])}"
     for stage in reversed(Stage):
         load = run["stages"].get(stage)
         if load and load["queued"] and 0 < load.get("slots", 0) <= load["busy"]:
@@ -178,16 +178,16 @@ async def follow(
     more: Callable[[Run], Iterable[str]] = lambda run: (),
 ) -> None:
     """Watch a run until it is finished; a gateway that is being restarted is waited for."""
-    shown, told, stuck, began_s = Progress(quiet=quiet), False, "", time.monotonic()
+    shown, told, stalled, began_s = Progress(quiet=quiet), False, "", time.monotonic()
     try:
         while True:
             answer = await asyncio.to_thread(client.run, run)
             running.note_commits(int(answer["commits"]))
             shown.update(answer, total, more(answer))
             finished = answer["state"] != "open"
-            if (why := answer.get("stuck", "")) != stuck and (why or not finished):
-                stuck = why
-                note(f"{run} is stuck: {clean(stuck)}" if stuck else f"{run} moves again")
+            if (why := answer.get("stalled", "")) != stalled and (why or not finished):
+                stalled = why
+                note(f"{run} is stalled: {clean(stalled)}" if stalled else f"{run} moves again")
             unread = _unread(answer) if finished else 0
             if finished and not unread:
                 return

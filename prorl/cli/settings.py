@@ -97,7 +97,7 @@ class Job(BaseModel):
     env: str = Field(
         default="auto", description="env of every task; auto = as the file's format says"
     )
-    skip_bad: Flag = Field(
+    skip_invalid: Flag = Field(
         default=False,
         description="leave out rows that cannot be read or used, or whose prompt is too long",
     )
@@ -134,7 +134,7 @@ OF_SUPERVISOR = ("gateway", "models", "socket_dir", "token", "node_id")
 """Keys of the service that the supervisor, or a node's own options, fill in."""
 
 OF_NODE = (
-    *("workers", "init", "run", "eval", "pools", "sandbox", "drain_s", "term_s", "trace"),
+    *("workers", "init", "run", "eval", "pools", "sandbox", "drain_s", "sigterm_drain_s", "trace"),
     *("journal_sync", "backend_key", "advertise"),
 )
 """Keys of the service that a node has of its own; the others it gets from its service."""

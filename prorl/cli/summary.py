@@ -18,10 +18,12 @@ select count(*) as rollouts, count(distinct rollout_id) as distinct_rollouts,
     coalesce(sum(num_tool_calls), 0)::bigint as tool_calls,
     coalesce(sum(num_tokens), 0)::bigint as tokens,
     coalesce(sum(num_sampled), 0)::bigint as sampled_tokens,
-    coalesce(sum(bridged), 0)::bigint as bridged, coalesce(sum(rendered), 0)::bigint as rendered,
-    coalesce(sum(forks), 0)::bigint as forks, coalesce(sum(retold), 0)::bigint as retold,
-    coalesce(sum(echo_edited), 0)::bigint as echo_edited,
-    coalesce(sum(discarded), 0)::bigint as discarded,
+    coalesce(sum(continued_calls), 0)::bigint as continued_calls,
+    coalesce(sum(rendered_calls), 0)::bigint as rendered_calls,
+    coalesce(sum(forked_calls), 0)::bigint as forked_calls,
+    coalesce(sum(retokenization_mismatches), 0)::bigint as retokenization_mismatches,
+    coalesce(sum(edited_replies), 0)::bigint as edited_replies,
+    coalesce(sum(unused_replies), 0)::bigint as unused_replies,
     max(attempt) as max_attempt,
     count(*) filter (stop_reason in ('max_tokens', 'context')) as cut_by_tokens,
     count(*) filter (stop_reason = 'deadline') as cut_by_time
@@ -100,7 +102,7 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
             yield f"  CUT OFF   {many:,} of {summary['rollouts']:,} rollouts: raise {settings}"
     yield f"  groups    {' · '.join(map(_decided, summary['groups_decided'])) or 'none decided'}"
     yield f"  tokens    {_tokens(summary, elapsed_s)}"
-    if summary["bridged"] + summary["rendered"]:
+    if summary["continued_calls"] + summary["rendered_calls"]:
         yield f"  door      {_door(summary)}"
     timings = (
         f"{what} {row['p50_s'] or 0:.2f}/{row['p95_s'] or 0:.2f}"
@@ -121,13 +123,17 @@ def _reward(summary: dict[str, Json]) -> str:
 
 def _door(summary: dict[str, Json]) -> str:
     """What became of the calls of programs."""
-    bridged, calls = summary["bridged"], summary["model_calls"]
-    share, retold = bridged / max(calls, 1), summary["retold"] / max(bridged, 1)
-    words = [f"{bridged:,} of {calls:,} calls ({share:.0%}) went on from recorded ids"]
-    words.append(
-        f"rendering again would have changed those of {summary['retold']:,} ({retold:.0%})"
-    )
-    named = {name: summary[name] for name in ("rendered", "forks", "echo_edited", "discarded")}
+    continued, calls = summary["continued_calls"], summary["model_calls"]
+    changed = summary["retokenization_mismatches"]
+    share, mismatch_share = continued / max(calls, 1), changed / max(continued, 1)
+    words = [
+        f"{continued:,} of {calls:,} calls ({share:.0%}) continued recorded ids",
+        f"rendering again would have changed those of {changed:,} ({mismatch_share:.0%})",
+    ]
+    named = {
+        name: summary[name]
+        for name in ("rendered_calls", "forked_calls", "edited_replies", "unused_replies")
+    }
     return " · ".join([*words, *(f"{name} {n:,}" for name, n in named.items() if n)])
 
 

@@ -385,10 +385,12 @@ class Client:
         steps = self.stream(run, groups_per_batch=groups_per_step, **more)
         return (share(step, rank, world, max_tokens) for step in steps)
 
-    def routing(self, batch: PackedBatch, consumer: str = "primary") -> list[NDArray[Any] | None]:
+    def routed_experts(
+        self, batch: PackedBatch, consumer: str = "primary"
+    ) -> list[NDArray[Any] | None]:
         """Of each sequence of a batch that was streamed: [R, layers * top_k] experts of its first R
-        tokens, which are all but the last; None where the run has none (`run.routing`). A fetch of
-        its own, group by group: about 400 bytes a token of a large model.
+        tokens, which are all but the last; None where the run keeps none (`run.routed_experts`). A
+        fetch of its own, group by group: about 400 bytes a token of a large model.
         """
         found: dict[int, NDArray[Any]] = {}
         for seq in batch.arrow.column("delivery_seq").unique().to_pylist():
@@ -398,7 +400,7 @@ class Client:
                 cursor=str(Cursor(batch.run, seq)),
                 max_groups=1,
                 wait_s=0.0,
-                layout="routing",
+                layout="routed_experts",
             )
             rows = self._retrying(partial(self._routing, ticket))
             for row in rows.select(["sequence_id", "width", "experts", "wide"]).to_pylist():
@@ -407,7 +409,7 @@ class Client:
         return [found.get(key) for key in batch.arrow.column("sequence_id").to_pylist()]
 
     def _routing(self, ticket: Ticket) -> pa.Table:
-        return self._flight(ticket.run).routing(ticket)
+        return self._flight(ticket.run).routed_experts(ticket)
 
     def commit(self, at: PackedBatch | str, consumer: str = "primary") -> None:
         """Everything before this cursor is trained and durable. Call it when the checkpoint that
@@ -477,7 +479,7 @@ class Client:
             )
 
     def _batches(self, ticket: Ticket, step: int) -> Iterator[PackedBatch]:
-        bound, num_groups, stuck = ticket.max_groups or step, 0, ""
+        bound, num_groups, stalled = ticket.max_groups or step, 0, ""
         while True:
             if step:
                 ticket = replace(ticket, max_groups=min(bound, step - num_groups % step))
@@ -489,9 +491,11 @@ class Client:
                 if not num_groups and not ticket.cursor:
                     log.warning("run %s %s", ticket.run, _why_nothing(fetched.cursor, ticket))
                 return
-            if fetched.stuck != stuck:
-                stuck = fetched.stuck
-                log.warning("run %s %s", ticket.run, f"is stuck: {stuck}" if stuck else "moves")
+            if fetched.stalled != stalled:
+                stalled = fetched.stalled
+                log.warning(
+                    "run %s %s", ticket.run, f"is stalled: {stalled}" if stalled else "moves"
+                )
             ticket = replace(ticket, cursor=fetched.cursor)
 
     def _fetch(self, ticket: Ticket) -> Fetched:

@@ -52,7 +52,7 @@ class Fetched:
     """Nothing will ever come after them."""
     mapped: bool
     """Whether they lie in a mapped file."""
-    stuck: str = ""
+    stalled: str = ""
     """Why there are none, if the run does not move."""
 
 
@@ -63,7 +63,7 @@ def _fetched(plan: ReadPlan, batches: Iterator[pa.RecordBatch], *, is_mapped: bo
         cursor=plan.cursor,
         end=plan.end,
         mapped=is_mapped,
-        stuck="" if plan.num_groups else plan.stuck,
+        stalled="" if plan.num_groups else plan.stalled,
     )
 
 
@@ -104,8 +104,8 @@ class FlightSource:
             self._boot_id = ""
         return _fetched(plan, batches, is_mapped=mapped is not None)
 
-    def routing(self, ticket: Ticket) -> pa.Table:
-        """Rows of the table `routing` for the groups of a ticket of that layout."""
+    def routed_experts(self, ticket: Ticket) -> pa.Table:
+        """Rows of the table `routed_experts` for the groups of a ticket of that layout."""
         return self._get(fl.Ticket(ticket.dumps()), ticket.wait_s, ROUTING)
 
     def action(self, verb: str, body: Mapping[str, Json] | bytes) -> dict[str, Json]:
@@ -159,7 +159,7 @@ class FlightSource:
             cursor=cursor,
             end=end,
             mapped=False,
-            stuck=said.get(b"prorl.stuck", b"").decode(),
+            stalled=said.get(b"prorl.stalled", b"").decode(),
         )
 
     def _get(self, ticket: fl.Ticket, wait_s: float, schema: pa.Schema = STREAM) -> pa.Table:

@@ -55,14 +55,14 @@ class Record(NamedTuple):
     rollout: int
     sample: int
     segment: int
-    routing: NDArray[Any] | None = None
+    routed_experts: NDArray[Any] | None = None
     """[R, layers * top_k] experts of its first R tokens, all but the last, if they were asked for
-    (`Client.routing`).
+    (`Client.routed_experts`).
     """
 
 
 def records(
-    batch: PackedBatch, routing: Sequence[NDArray[Any] | None] | None = None
+    batch: PackedBatch, routed_experts: Sequence[NDArray[Any] | None] | None = None
 ) -> list[Record]:
     """The sequences of a batch, in its order. Views and copies are the caller's own to write to."""
     sampled = batch.sampled_index()
@@ -97,7 +97,7 @@ def records(
                 rollout=keys["rollout_id"][row],
                 sample=keys["sample_index"][row],
                 segment=keys["segment"][row],
-                routing=routing[row] if routing is not None else None,
+                routed_experts=routed_experts[row] if routed_experts is not None else None,
             )
         )
     return found
@@ -120,11 +120,11 @@ class Feed:
         cursor: str | None = None,
         advantages: Advantages = "group",
         wait_s: float = 10.0,
-        routing: bool = False,
+        routed_experts: bool = False,
     ) -> None:
-        """`routing`: fetch which experts the tokens went through, too."""
+        """`routed_experts`: fetch which experts the tokens went through, too."""
         self.url, self.run, self.consumer, self.cursor = str(url), run, consumer, cursor
-        self._advantages, self._wait_s, self._routing = advantages, wait_s, routing
+        self._advantages, self._wait_s, self._routing = advantages, wait_s, routed_experts
 
     def __iter__(self) -> Iterator[list[Record]]:
         """Until the run ends; waits for what is not there yet."""
@@ -137,9 +137,11 @@ class Feed:
                 advantages=self._advantages,
                 wait_s=self._wait_s,
             ):
-                routing = client.routing(batch, self.consumer) if self._routing else None
+                routed_experts = (
+                    client.routed_experts(batch, self.consumer) if self._routing else None
+                )
                 self.cursor = batch.cursor
-                yield records(batch, routing)
+                yield records(batch, routed_experts)
 
     def commit(self, cursor: str | None = None) -> None:
         """All groups before the cursor (default: the feed's) are trained and durable."""

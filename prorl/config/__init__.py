@@ -160,9 +160,13 @@ class StoreConfig(StrictModel):
         " with the other: 5 ms of CPU a rollout and 60 to 90 MB more",
     )
     url: str = Field(default="", description="root of run directories if elsewhere: s3://...")
-    compact_commits: int = Field(default=256, ge=0, description="between compactions; 0 = never")
-    replaced_s: float = Field(default=60.0, ge=0, description="compacted parts stay for readers")
-    idle_s: float = Field(default=60.0, ge=0, description="a finished run is closed, unread")
+    compact_every_commits: int = Field(
+        default=256, ge=0, description="between compactions; 0 = never"
+    )
+    keep_replaced_s: float = Field(
+        default=60.0, ge=0, description="compacted parts stay for readers"
+    )
+    close_after_s: float = Field(default=60.0, ge=0, description="a finished run is closed, unread")
 
 
 class Listener(NamedTuple):
@@ -262,7 +266,7 @@ class ServiceConfig(StrictModel):
         le=7 * 86400,
         description="how long a node that is asked to leave may go on with what it has in hand",
     )
-    term_s: float = Field(
+    sigterm_drain_s: float = Field(
         default=20.0,
         ge=0,
         le=86400,
@@ -441,8 +445,8 @@ class Limits(StrictModel):
     max_tokens: int = Field(default=_LIMITS.max_tokens, ge=16, le=1 << 20)
     max_attempts: int = Field(default=_LIMITS.max_attempts, ge=1, le=100)
     max_worker_losses: int = Field(default=_LIMITS.max_worker_losses, ge=0, le=1000)
-    artefact_mb: int = Field(
-        default=_LIMITS.artefact_mb,
+    artifact_mb: int = Field(
+        default=_LIMITS.artifact_mb,
         ge=0,
         le=256,
         description="packed changes that cross to Harbor's tests; more is judged where it lies",
@@ -519,17 +523,17 @@ class RunConfig(StrictModel):
         description="that the trainer takes at a time: no more are sampled ahead than it takes"
         " while a group is sampled, or than stay fresh; 0 = not known",
     )
-    enough: int = Field(
+    early_stop_valid: int = Field(
         default=0,
         ge=0,
-        description="of a group: when so many members are valid, the others have `grace_s` left;"
-        " 0 = all are waited for",
+        description="end a group early: once so many members are valid, the others have"
+        " `straggler_grace_s` left; 0 = wait for all",
     )
-    grace_s: float = Field(default=60.0, ge=0, le=86400)
+    straggler_grace_s: float = Field(default=60.0, ge=0, le=86400)
     max_staleness: int = Field(
         default=-1, ge=-1, description="published minus oldest span version at hand-out; -1 = any"
     )
-    skip_bad: bool = Field(
+    skip_invalid: bool = Field(
         default=False,
         description="a prompt that `limits.max_tokens` cannot hold fails its own rollouts"
         " (`prompt_too_long`); else the first one ends the run",
@@ -537,11 +541,12 @@ class RunConfig(StrictModel):
     journal: Literal["off", "node"] = Field(
         default="node", description="keep turns on the node: a new RUN worker goes on with them"
     )
-    on_unknown: Literal["tell", "fail"] = Field(
-        default="tell",
-        description="a tool call that may have run when its worker died: tell the policy, or fail",
+    on_lost_tool_call: Literal["report", "fail"] = Field(
+        default="report",
+        description="a tool call that may have run when its worker died: report it to the policy,"
+        " or fail the attempt",
     )
-    routing: bool = Field(
+    routed_experts: bool = Field(
         default=False,
         description="keep which experts of a mixture each token went through, as model servers with"
         " --enable-return-routed-experts say",

@@ -29,14 +29,14 @@ class RendererSpec(BaseModel):
     date: str = Field(
         default="", description="day that a template may write, YYYY-MM-DD; empty = the run's first"
     )
-    on_rewrite: Literal["append", "segment"] = Field(
+    on_history_rewrite: Literal["append", "segment"] = Field(
         default="append",
         description=(
             "a new user message where the template would drop earlier thoughts: `append` keeps"
             " them, `segment` starts a new segment"
         ),
     )
-    unshown_tools: bool = Field(
+    allow_unrendered_tools: bool = Field(
         default=False,
         description="offer tools that the template does not write: the env's messages say them",
     )

@@ -24,11 +24,11 @@ Drain = Callable[[str, float], object]
 
 
 class Leavers:
-    """Who leaves, and how long each may take: `drain_s`, at the cluster's end `term_s`."""
+    """Who leaves, and how long each may take: `drain_s`, at the cluster's end `sigterm_drain_s`."""
 
-    def __init__(self, drain_s: float, term_s: float, drain: Drain | None = None) -> None:
+    def __init__(self, drain_s: float, sigterm_drain_s: float, drain: Drain | None = None) -> None:
         self.ending = False
-        self._drain_s, self._term_s, self._drain = drain_s, term_s, drain
+        self._drain_s, self._term_s, self._drain = drain_s, sigterm_drain_s, drain
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property

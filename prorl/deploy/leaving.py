@@ -1,6 +1,6 @@
 """How a node leaves: it takes nothing new, ends or gives back what it has, waits for the store.
 
-    SIGTERM          `term_s` to end what is in hand: whoever sends it kills soon
+    SIGTERM          `sigterm_drain_s` to end what is in hand: whoever sends it kills soon
     SIGUSR1          `drain_s`: a batch system's warning before the end of a job
     walltime         the same, by the node's own clock, so early that everything fits
     Dask, operator   the same; an operator's order comes over the control streams
@@ -60,7 +60,7 @@ async def asked(config: ServiceConfig) -> AsyncIterator[Asks]:
     """Turn signals into requests for the length of the block."""
     loop, asks = asyncio.get_running_loop(), Asks()
     loop.add_signal_handler(signal.SIGINT, asks.interrupt)
-    loop.add_signal_handler(signal.SIGTERM, asks.ask, "SIGTERM", config.term_s)
+    loop.add_signal_handler(signal.SIGTERM, asks.ask, "SIGTERM", config.sigterm_drain_s)
     loop.add_signal_handler(signal.SIGUSR1, asks.ask, "SIGUSR1", config.drain_s)
     try:
         yield asks

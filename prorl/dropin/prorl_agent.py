@@ -153,12 +153,12 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
 def result(instance: dict[str, Json], answer: Answer) -> dict[str, Json]:
     row = answer.row
     done = row["stop_reason"] == "done"
-    artefact = bytes(row["artefact"]).decode(errors="replace")
+    artifact = bytes(row["artifact"]).decode(errors="replace")
     spent = {f"{stage}_time": row[f"{stage}_s"] for stage in ("init", "run", "eval")}
     return {
         "instance_id": instance.get("instance_id", row["task_id"]),
         "trajectory_id": instance.get("trajectory_id", 0),
-        "git_patch": artefact if row["env"] == "swe" else "",
+        "git_patch": artifact if row["env"] == "swe" else "",
         "success": not answer.failed,
         "error": answer.failed or None,
         "finish": done,

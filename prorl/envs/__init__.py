@@ -53,7 +53,7 @@ _PARTS = (
     "messages",
     "prepare",
     "call",
-    "artefact",
+    "artifact",
     "score",
     "reference",
 )

@@ -23,8 +23,8 @@ _OUTPUT_CHARS = 40
 
 
 @reward("exact")
-def exact(task: Task, artefact: bytes) -> Judgement:
-    given, right = artefact.decode("utf-8", "replace"), task.data["answer"]
+def exact(task: Task, artifact: bytes) -> Judgement:
+    given, right = artifact.decode("utf-8", "replace"), task.data["answer"]
     said = "right" if given == right else f"expected {right}, given {given[:_OUTPUT_CHARS]}"
     return Judgement(float(given == right), said)
 

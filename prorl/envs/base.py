@@ -41,7 +41,7 @@ from prorl.envs.tools import (
     text_field,
 )
 from prorl.errors import ConfigError, NoReferenceError, RolloutError, TaskError, boundary
-from prorl.limits import MAX_ARTEFACT_BYTES, Deadline
+from prorl.limits import MAX_ARTIFACT_BYTES, Deadline
 from prorl.rubric import Rubric
 from prorl.states import FailureCode
 from prorl.types import (
@@ -79,7 +79,7 @@ class BaseEnv:
     your own by `user_spec("name")`.
     """
     rubric: Rubric = Rubric()
-    """What the artefact is worth."""
+    """What the artifact is worth."""
     scores_in_sandbox: bool = False
     """Whether EVAL starts a sandbox for the rubric."""
     partial_credit: bool = False
@@ -157,14 +157,14 @@ class BaseEnv:
         """Whether a call may run again: what runs in the sandbox is remembered there."""
         return bool(call.error) or call.name not in self.own_tools or call.name in self.repeatable
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+    async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The final answer's text, its end where it is long."""
-        return final.strip().encode("utf-8", "replace")[-MAX_ARTEFACT_BYTES:]
+        return final.strip().encode("utf-8", "replace")[-MAX_ARTIFACT_BYTES:]
 
     async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+        self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        return await self.rubric.score(task, artefact, sandbox, deadline)
+        return await self.rubric.score(task, artifact, sandbox, deadline)
 
     def reference(self, task: Task) -> Reference:
         """Raises NoReferenceError."""

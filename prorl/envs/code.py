@@ -140,20 +140,20 @@ _SYSTEM_CASES = (
 
 @reward("tests")
 async def tests(
-    task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
 ) -> Judgement:
     """1 when every test passes, else 0. Raises GraderError or SandboxError."""
-    if not artefact.strip():
+    if not artifact.strip():
         return Judgement(0.0, "no program: neither a fenced block nor " + SOLUTION_FILE)
     if sandbox is None:
         raise GraderError(FailureCode.GRADER_ERROR, "the code env needs an EVAL sandbox")
     if "cases" in task.data:
-        return await judge_cases(task, artefact, sandbox, deadline)
+        return await judge_cases(task, artifact, sandbox, deadline)
     nonce = secrets.token_hex(16)
     wanted_s = float(task.data.get("timeout_s", TESTS_S))
     limit_s = min(wanted_s, deadline.remaining_s)
     result = await sandbox.exec(
-        ["python3", "-I", "-c", _judge_source()], limit_s, _job(task, artefact, nonce)
+        ["python3", "-I", "-c", _judge_source()], limit_s, _job(task, artifact, nonce)
     )
     return _verdict(result, nonce, is_cut=limit_s < wanted_s)
 
@@ -181,7 +181,7 @@ class CodeEnv(BaseEnv):
                 asked = f"{asked}\n\n```python\n{starter}\n```"
         return (Message(role="system", content=system), Message(role="user", content=asked))
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+    async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The program: the last block of Python in the final message, or of no language; else the
         file, else nothing.
         """
@@ -235,12 +235,12 @@ def _head(task: Task) -> str:
     return prompt[: found.start()] if found else ""
 
 
-def _job(task: Task, artefact: bytes, nonce: str) -> bytes:
+def _job(task: Task, artifact: bytes, nonce: str) -> bytes:
     """What the judge reads: the whole program, the tests and the nonce, as JSON.
 
     A text that defines the function follows the prompt's head; any other is the rest of its body.
     """
-    text, entry_point = artefact.decode("utf-8", "replace"), task.data["entry_point"]
+    text, entry_point = artifact.decode("utf-8", "replace"), task.data["entry_point"]
     is_whole = (
         re.search(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", text, re.MULTILINE)
         is not None
@@ -310,14 +310,14 @@ def _check_case(task: Task, number: int, case: Json, *, has_function: bool) -> N
 
 
 async def judge_cases(
-    task: Task, artefact: bytes, sandbox: Sandbox, deadline: Deadline
+    task: Task, artifact: bytes, sandbox: Sandbox, deadline: Deadline
 ) -> Judgement:
     """1 if every case passes, with `data.partial` the share. Raises GraderError, SandboxError."""
     wanted_s = float(task.data.get("timeout_s", TOTAL_S))
     total_s = min(wanted_s, deadline.remaining_s)
     until, case_s = time.monotonic() + total_s, float(task.data.get("case_s", CASE_S))
     cases, partial = task.data["cases"], bool(task.data.get("partial", False))
-    await sandbox.put("solution.py", artefact)
+    await sandbox.put("solution.py", artifact)
     passed, log = 0, ""
     for number, case in enumerate(cases):
         left_s = until - time.monotonic()

@@ -45,24 +45,24 @@ class GuestEnv(BaseEnv):
         """Where it has an argv; a guest that comes from elsewhere is on its own host."""
         return "argv" in task.data
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+    async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """Nothing: a guest that ended has said its reward, and this one did not come to it."""
         return b""
 
     async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+        self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         """What the guest said; 0 where the policy's budget ended first.
 
         Raises RolloutError: BAD_TASK where the guest calls the task bad, EVAL_FAILED where it
         failed itself. It must play anew then: its reward is part of its play.
         """
-        if not artefact:
+        if not artifact:
             return Score(
                 parts=(RewardPart(name="reward", value=0.0),), log="the policy's budget ended"
             )
         try:
-            said = exact_json.loads(artefact)
+            said = exact_json.loads(artifact)
         except orjson.JSONDecodeError as cause:
             raise RolloutError(FailureCode.EVAL_FAILED, f"reward.json: {cause}") from cause
         if not isinstance(said, dict):
@@ -76,6 +76,6 @@ class GuestEnv(BaseEnv):
             if isinstance(value, int | float) and math.isfinite(value)
         )
         if "reward" not in {part.name for part in parts}:
-            text = f"reward.json has no finite number `reward`: {artefact[:300]!r}"
+            text = f"reward.json has no finite number `reward`: {artifact[:300]!r}"
             raise RolloutError(FailureCode.EVAL_FAILED, text)
         return Score(parts=parts)

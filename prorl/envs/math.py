@@ -40,9 +40,9 @@ _SYSTEM = (
 
 @reward("correct")
 async def correct(
-    task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
 ) -> Judgement:
-    gold, text = str(task.data["answer"]), artefact.decode("utf-8", "replace")
+    gold, text = str(task.data["answer"]), artifact.decode("utf-8", "replace")
     judged, why = await grading.ask(
         grading.RULES,
         ("math", gold, text, task.prompt, grading_of(task)),

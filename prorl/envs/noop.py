@@ -11,7 +11,7 @@ from prorl.types import Task
 
 
 @reward("done")
-def done(task: Task, artefact: bytes) -> float:
+def done(task: Task, artifact: bytes) -> float:
     return 1.0
 
 

@@ -46,7 +46,7 @@ class RepairEnv(CodeEnv):
         result = await super().call(task, sandbox, call, timeout_s)
         return replace(result, output=_WHERE.sub("", result.output).strip()[:MAX_SHOWN])
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+    async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The module as it was left; nothing where it is gone."""
         if sandbox is None:
             return b""

@@ -33,10 +33,10 @@ TOLERANCE = 0.01
 
 @reward("correct")
 async def correct(
-    task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
 ) -> Judgement:
     """1 for the right choice, quantity or text, else 0. Raises GraderError."""
-    wanted, text = _answer(task), artefact.decode("utf-8", "replace")
+    wanted, text = _answer(task), artifact.decode("utf-8", "replace")
     data = {"answer": wanted} | {
         name: task.data[name] for name in ("choices", "aliases", "tolerance") if name in task.data
     }

@@ -17,13 +17,13 @@ takes from `BaseEnv` as they are run here.
 | check, messages, tools, sandbox, preparation, together; reference; repeats | HOOK_S |
 | prepare | what is left of `limits.init_s` (in EVAL: `limits.eval_s`), but for LEAD_S |
 | call | `limits.tool_s`, and CALL_GRACE_S |
-| artefact | ARTEFACT_S |
+| artifact | ARTIFACT_S |
 | score, verify | what is left of `limits.eval_s`, and SCORE_GRACE_S |
 
 What their code does wrong is a failure of the task, in its own words and with its line, and is not
 tried again: it raises, takes too long, ends its process, needs too much memory, or gives what the
 protocol does not know. `score` is the exception: whatever keeps it from an answer is a GraderError,
-and EVAL asks it again with the same artefact. An answer that is no score is a failure of the task.
+and EVAL asks it again with the same artifact. An answer that is no score is a failure of the task.
 
 A file that was edited is another program (`version_of`): what is opened from then on asks helpers
 that have imported the new code, and what was opened before keeps asking those that have the old,
@@ -78,13 +78,13 @@ from prorl.types import (
 HOOK_S = 20.0
 """Less than a client waits for the answer to what it submits."""
 CALL_GRACE_S = 12.0
-ARTEFACT_S = 40.0
+ARTIFACT_S = 40.0
 LEAD_S = 2.0
 """Before its stage gives up a `prepare`, which would be nobody's fault."""
 SCORE_GRACE_S = 7.0
 """Past its deadline, for a rubric that keeps it to say so itself."""
 
-ASKED_WITHIN = frozenset({"prepare", "call", "artefact", "score", "verify"})
+ASKED_WITHIN = frozenset({"prepare", "call", "artifact", "score", "verify"})
 """Hooks that a stage gives up a little later, which would then be the sandbox's fault."""
 
 GetEnv = Callable[[str], Env]
@@ -358,23 +358,23 @@ class UsersEnv(BaseEnv):
             or call.name in self.plan.repeatable
         )
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
-        if "artefact" not in self.plan.hooks:
-            return await super().artefact(task, final, sandbox)
+    async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+        if "artifact" not in self.plan.hooks:
+            return await super().artifact(task, final, sandbox)
         found: bytes = await self._asking.ask(
-            "artefact", ARTEFACT_S, bytes, final, sandbox=sandbox, again=True
+            "artifact", ARTIFACT_S, bytes, final, sandbox=sandbox, again=True
         )
         return found
 
     async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+        self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         wall_s = deadline.remaining_s
         found: Score = await self._asking.ask(
             "score",
             wall_s + SCORE_GRACE_S,
             Score,
-            artefact,
+            artifact,
             wall_s,
             sandbox=sandbox,
             again=sandbox is None,

@@ -20,7 +20,7 @@ from prorl.limits import Deadline
 from prorl.protocols import CachedWorkspace, Env
 from prorl.types import FailureCode, Json, SandboxRef, Stage, Task
 
-HOOKS = ("prepare", "call", "repeats", "artefact", "verify")
+HOOKS = ("prepare", "call", "repeats", "artifact", "verify")
 
 
 def prepare(channel: Channel, name: str, *tools: str) -> Answer:
@@ -88,9 +88,9 @@ def _hooks(env: Any) -> Mapping[str, Callable[..., Any]]:
         "prepare": env.prepare,
         "call": env.call,
         "repeats": lambda task, sandbox, call: bool(env.repeats(call)),
-        "artefact": lambda task, sandbox, final: env.artefact(task, final, sandbox),
-        "score": lambda task, sandbox, artefact, left_s: env.score(
-            task, artefact, sandbox, Deadline(left_s)
+        "artifact": lambda task, sandbox, final: env.artifact(task, final, sandbox),
+        "score": lambda task, sandbox, artifact, left_s: env.score(
+            task, artifact, sandbox, Deadline(left_s)
         ),
         "verify": lambda task, sandbox, left_s: env.verify(task, sandbox, Deadline(left_s)),
         "reference": lambda task, sandbox: _reference(env, task),

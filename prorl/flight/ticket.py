@@ -46,11 +46,11 @@ from prorl.errors import ConflictError, UserError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-Layout = Literal["packed", "dense", "routing"]
+Layout = Literal["packed", "dense", "routed_experts"]
 """`packed`: the STREAM schema.
 
-`dense`: with mask and logprobs of full length (`prorl.schema.sequences.dense`). `routing`: the
-groups' rows of the table `routing` instead, by `do_get` alone; none where the run has none.
+`dense`: with mask and logprobs of full length (`prorl.schema.sequences.dense`). `routed_experts`:
+the groups' rows of that table instead, by `do_get` alone; none where the run has none.
 """
 
 
@@ -133,7 +133,7 @@ class ReadPlan(_Said, frozen=True, kw_only=True):
     num_groups: int
     end: bool
     """Nothing will ever come after `cursor`: the run is finished, or the replay is at its end."""
-    stuck: str = ""
+    stalled: str = ""
     """Why there are no groups, if the run does not move."""
     boot_id: str = ""
     path: str = ""

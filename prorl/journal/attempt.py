@@ -5,7 +5,7 @@ recorded is given again; what happens now is on the node before the next thing h
 
     context ids, completion -> SAID    before its tool calls run
     a call's text           -> ANSWER  before the next call, or the next model call
-    end, artefact           -> END     before the sandbox is stopped
+    end, artifact           -> END     before the sandbox is stopped
 
 Without a sink nothing is kept and nothing is known: an agent works the same.
 """
@@ -60,9 +60,9 @@ class AttemptJournal:
     """The journal of one attempt in one of its lives. Belongs to the event loop."""
 
     def __init__(
-        self, sink: Sink | None = None, *, on_unknown: str = "tell", epoch: int = 0
+        self, sink: Sink | None = None, *, on_lost_tool_call: str = "report", epoch: int = 0
     ) -> None:
-        self._sink, self.on_unknown, self.epoch = sink, on_unknown, epoch
+        self._sink, self.on_lost_tool_call, self.epoch = sink, on_lost_tool_call, epoch
         self._turns: dict[int, Said] = {}
         self._answers: dict[tuple[int, int], Answer] = {}
         self.ended: Ended | None = None

@@ -108,7 +108,7 @@ class Journals:
         Not when its run wants no journal, or when there is nothing to keep: a policy without tools
         makes one call, which its death costs in any case.
         """
-        if self._lock < 0 or not row.value("on_unknown") or row.value("tools") == "[]":
+        if self._lock < 0 or not row.value("on_lost_tool_call") or row.value("tools") == "[]":
             return
         key = read_key(row)
         if key in self._open:
@@ -128,11 +128,11 @@ class Journals:
         path = self._folder / f"{next(self._numbers)}{SUFFIX}"
         return path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
 
-    def attempt(self, key: AttemptKey, *, on_unknown: str) -> AttemptJournal:
+    def attempt(self, key: AttemptKey, *, on_lost_tool_call: str) -> AttemptJournal:
         recovered, epoch = self._pasts.pop(key, (None, 0))
         kept = self._open.get(key)
         sink = partial(self._write, kept) if kept is not None else None
-        journal = AttemptJournal(sink, on_unknown=on_unknown, epoch=epoch)
+        journal = AttemptJournal(sink, on_lost_tool_call=on_lost_tool_call, epoch=epoch)
         for record in recovered.records if recovered else ():
             journal.remember(record)
         return journal

@@ -86,7 +86,7 @@ class Ended:
     stop: StopReason
     code: FailureCode
     message: str
-    artefact: bytes | None
+    artifact: bytes | None
     """None: it does not fit, and is scored in the sandbox."""
     spent_s: float = 0.0
 
@@ -118,9 +118,9 @@ class _Said(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=Tru
     llm_s: float
     spent_s: float
     prompt: bytes
-    routing: bytes = b""
+    routed_experts: bytes = b""
     width: int = 0
-    """Experts of a token; 0 without routing."""
+    """Experts of a token; 0 without routed_experts."""
 
 
 _ANSWER = msgspec.msgpack.Decoder(tuple[int, int, bytes, float, float])
@@ -133,7 +133,7 @@ _encode = msgspec.msgpack.Encoder(enc_hook=int).encode
 
 def said_body(said: Said) -> bytes:
     completion = said.completion
-    routing = completion.routing
+    routed_experts = completion.routed_experts
     return _encode(
         _Said(
             said.turn,
@@ -150,8 +150,8 @@ def said_body(said: Said) -> bytes:
             said.llm_s,
             said.spent_s,
             said.prompt,
-            b"" if routing is None else _bytes(routing, "<i2"),
-            0 if routing is None else routing.shape[1],
+            b"" if routed_experts is None else _bytes(routed_experts, "<i2"),
+            0 if routed_experts is None else routed_experts.shape[1],
         )
     )
 
@@ -164,7 +164,7 @@ def answer_body(answer: Answer) -> bytes:
 
 def ended_body(ended: Ended) -> bytes:
     message = ended.message.encode("utf-8", "surrogatepass")
-    return _encode((ended.stop, ended.code, message, ended.artefact, ended.spent_s))
+    return _encode((ended.stop, ended.code, message, ended.artifact, ended.spent_s))
 
 
 def life_body(epoch: int) -> bytes:
@@ -222,7 +222,7 @@ def _read_said(body: memoryview) -> Said:
         cached_tokens=value.cached_tokens,
         llm_s=value.llm_s,
         backend=value.backend,
-        routing=np.frombuffer(value.routing, "<i2").reshape(-1, value.width)
+        routed_experts=np.frombuffer(value.routed_experts, "<i2").reshape(-1, value.width)
         if value.width
         else None,
     )
@@ -252,9 +252,9 @@ def _read_answer(body: memoryview) -> Answer:
 
 
 def _read_ended(body: memoryview) -> Ended:
-    stop, code, message, artefact, spent_s = _ENDED.decode(body)
+    stop, code, message, artifact, spent_s = _ENDED.decode(body)
     said = message.decode("utf-8", "surrogatepass")
-    return Ended(stop=stop, code=code, message=said, artefact=artefact, spent_s=spent_s)
+    return Ended(stop=stop, code=code, message=said, artifact=artifact, spent_s=spent_s)
 
 
 _READ: dict[FrameKind, Callable[[memoryview], Past | Life]] = {

@@ -124,7 +124,7 @@ def check_offer(
             f"{where} offers the policy {', '.join(tools)}, and {why}",
             "tasks without tools for this model, or a model whose template shows calls and results",
             "use another model, or an env that offers none; where the env's own messages describe"
-            " them, set renderer.unshown_tools",
+            " them, set renderer.allow_unrendered_tools",
         )
     if has_system and (why := facts.get("no_system")):
         raise TaskError(

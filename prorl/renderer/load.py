@@ -95,8 +95,8 @@ def template_renderer(spec: RendererSpec, tokenizer: HFTokenizer) -> Renderer:
         find_family((tool_template or template).source, spec.family, template.where),
         tool_template=tool_template,
         stop_ids=[*checkpoint.stop_ids, *([] if eos is None else [eos])],
-        on_rewrite=spec.on_rewrite,
-        unshown_tools=spec.unshown_tools,
+        on_history_rewrite=spec.on_history_rewrite,
+        allow_unrendered_tools=spec.allow_unrendered_tools,
     )
     renderer.proof = proof.check(renderer, spec.model)
     return renderer

@@ -36,7 +36,7 @@ _PROMPT_END = 8
 """Ids at a prompt's end that say whether a thought is open."""
 NO_TOOLS: tuple[ToolSpec, ...] = ()
 SEGMENT = "segment"
-"""`RendererSpec.on_rewrite` that starts a new segment."""
+"""`RendererSpec.on_history_rewrite` that starts a new segment."""
 
 
 class Verdict(StrEnum):
@@ -127,14 +127,14 @@ class TemplateRenderer:
         *,
         tool_template: ChatTemplate | None = None,
         stop_ids: Sequence[int] = (),
-        on_rewrite: str = "append",
-        unshown_tools: bool = False,
+        on_history_rewrite: str = "append",
+        allow_unrendered_tools: bool = False,
     ) -> None:
         self.tokenizer, self.template, self.family = tokenizer, template, family
         self.tool_template = tool_template or template
         self.vocab_size = tokenizer.vocab_size
         self.proof: Proof | None = None
-        self._on_rewrite, self._unshown_tools = on_rewrite, unshown_tools
+        self._on_rewrite, self._unshown_tools = on_history_rewrite, allow_unrendered_tools
         self.stop_token_ids = tuple(dict.fromkeys([*_stop_ids(tokenizer, family), *stop_ids]))
         self._guard = Guard(tokenizer)
         self._speech = Speech(tokenizer, (*family.markers, *(family.thoughts or ())))
@@ -207,7 +207,7 @@ class TemplateRenderer:
             expected = "a model whose template shows calls and results"
             return self.proof.tools, expected, "use another model, or an env without tools"
         if not self.proof.shows_tools and not self._unshown_tools:
-            mend = "describe them in the env's messages and set renderer.unshown_tools"
+            mend = "describe them in the env's messages and set renderer.allow_unrendered_tools"
             return (
                 "its template does not say what tools there are",
                 "a template that shows tools",

@@ -4,7 +4,7 @@ A rollout is a row that grows. Each edge's schema is the previous one plus what 
 
     LEASED  identity, task, sampling, limits, backend, seed
     READY   + sandbox, prompt, tools, init_s
-    RAN     + sequences, turns, messages, artefact, stop reason, failure, run_s, llm_s, tool_s
+    RAN     + sequences, turns, messages, artifact, stop reason, failure, run_s, llm_s, tool_s
     SCORED  + scored, reward, reward_parts, grader_log, eval failure, eval_s
 
 *Edge protocol* over a `Channel`: the consumer dials `edge/<name>` on its upstream and sends
@@ -23,7 +23,7 @@ larger; rows are hashed by value (`row_hashes`), never by IPC bytes. Both ends o
 
 Tables of a run directory: `sequences` (what trainers stream; numbers only, no nulls but in
 `reward`), `rollouts` (what SQL filters), `turns`, `messages` (for people), `groups` (append-only
-events), `tasks`, `attempts` (those that did not commit, and why), `routing` (experts of mixtures,
+events), `tasks`, `attempts` (those that did not commit, and why), `routed_experts` (of mixtures,
 where a run asks for them). Beside them `trained` (which sequences made which checkpoint),
 `annotations`, `versions` (published weights), `scores` and `metrics` (what a trainer logs of its
 steps) are appended to. `partial` keeps what attempts that did not commit had sampled, in SCORED's
@@ -90,12 +90,14 @@ LEASED = versioned(
         required("queue_s", pa.float64(), "seconds from acceptance to lease"),
         required("extra", pa.utf8(), "the user's own values as JSON"),
         required(
-            "on_unknown",
+            "on_lost_tool_call",
             pa.utf8(),
-            "a tool call that may have run when its worker died: tell the policy, or fail",
+            "a tool call that may have run when its worker died: report it to the policy, or fail",
         ),
         required(
-            "routing", pa.bool_(), "whether model servers are asked which experts a token took"
+            "keep_routed_experts",
+            pa.bool_(),
+            "whether model servers are asked which experts a token took",
         ),
     ],
     "edge/lease",
@@ -119,17 +121,17 @@ RAN = versioned(
         required("turns", list_of(TURN), "model calls of the attempt"),
         required("messages", list_of(MESSAGE), "what was said and done"),
         required(
-            "artefact",
+            "artifact",
             pa.binary(),
             "what EVAL grades: a patch, an answer, packed files; empty where not `rescorable`",
         ),
         required(
             "rescorable",
             pa.bool_(),
-            "whether the artefact is all that was graded; false: it was too large, and the tests"
+            "whether the artifact is all that was graded; false: it was too large, and the tests"
             " ran in the agent's own sandbox",
         ),
-        required("artefact_digest", pa.utf8(), "BLAKE2b-128 of the artefact"),
+        required("artifact_digest", pa.utf8(), "BLAKE2b-128 of the artifact"),
         required(
             "stop_reason",
             pa.utf8(),
@@ -145,7 +147,9 @@ RAN = versioned(
         required("run_s", pa.float64(), "seconds that RUN took"),
         required("llm_s", pa.float64(), "seconds in model calls"),
         required("tool_s", pa.float64(), "seconds in tools"),
-        required("routed", list_of(ROUTED), "experts of the sequences; empty unless asked for"),
+        required(
+            "routed_experts", list_of(ROUTED), "experts of the sequences; empty unless asked for"
+        ),
         *HISTORY,
         *DOOR,
         *PLACE,
@@ -301,8 +305,8 @@ ROLLOUTS = versioned(
         required("llm_s", pa.float64()),
         required("tool_s", pa.float64()),
         required("eval_s", pa.float64()),
-        required("artefact", pa.binary()),
-        required("artefact_digest", pa.utf8()),
+        required("artifact", pa.binary()),
+        required("artifact_digest", pa.utf8()),
         required("committed_at", pa.timestamp("us", tz="UTC"), "when the store committed the row"),
         required("extra", pa.utf8()),
         *(field.with_nullable(True) for field in (*HISTORY, *DOOR, *PLACE)),
@@ -344,7 +348,7 @@ GROUPS = versioned(
         required("num_valid", pa.int32(), "members whose reward counts"),
         required("min_version", pa.int32()),
         optional("mean_reward", pa.float64(), "over valid members"),
-        required("at", pa.timestamp("us", tz="UTC"), "when"),
+        required("event_at", pa.timestamp("us", tz="UTC"), "when it happened"),
     ],
     "groups",
     min_version="oldest version that sampled a token of the group",
@@ -400,7 +404,7 @@ ROUTING = versioned(
         required("attempt", pa.int32()),
         *(field for field in ROUTED if field.name != "segment"),
     ],
-    "routing",
+    "routed_experts",
 )
 """Too wide for `sequences`, which trainers stream; for runs that ask."""
 
@@ -414,7 +418,7 @@ TRAINED = versioned(
             pa.utf8(),
             "SHA-256 of the weights of the first checkpoint behind the step",
         ),
-        required("parent", pa.utf8(), "SHA-256 of the weights of the checkpoint before"),
+        required("parent_checkpoint", pa.utf8(), "SHA-256 of the weights of the checkpoint before"),
         required("version", pa.int32()),
         required("sequence_id", pa.int64()),
         required("rollout_id", pa.int64()),
@@ -451,12 +455,12 @@ ANNOTATIONS = versioned(
         optional("value", pa.float64(), "what is said as a number"),
         required("comment", pa.utf8(), "what is said in words"),
         required("author", pa.utf8(), "person or script"),
-        required("at", pa.timestamp("us", tz="UTC")),
+        required("created_at", pa.timestamp("us", tz="UTC")),
     ],
     "annotations",
     turn="the turn that is meant; null: the whole rollout",
     attempt="the attempt that is meant; null: the one that was committed",
-    at="when it was said",
+    created_at="when it was written",
 )
 """What people and scripts say of rollouts; append-only."""
 
@@ -468,10 +472,10 @@ VERSIONS = versioned(
         required("path", pa.utf8()),
         required("pause", pa.utf8()),
         required("adapter", pa.bool_()),
-        required("took", list_of(pa.utf8())),
-        required("failed", list_of(pa.utf8())),
+        required("loaded_servers", list_of(pa.utf8())),
+        required("failed_servers", list_of(pa.utf8())),
         required("load_s", pa.float64()),
-        required("at", pa.timestamp("us", tz="UTC")),
+        required("published_at", pa.timestamp("us", tz="UTC")),
     ],
     "versions",
     version="number of the published weights, from 1 on; 0: what served at the start",
@@ -479,10 +483,10 @@ VERSIONS = versioned(
     path="directory of the weights; empty: the trainer brought them to its servers",
     pause="what running calls met: abort, wait or keep",
     adapter="whether it is a LoRA adapter",
-    took="servers that loaded it at once",
-    failed="servers that loaded it later or never, each with the reason",
-    load_s="seconds until the servers of `took` had it",
-    at="when it was published",
+    loaded_servers="servers that loaded it at once",
+    failed_servers="servers that loaded it later or never, each with the reason",
+    load_s="seconds until the servers of `loaded_servers` had it",
+    published_at="when it was published",
 )
 """One row per published policy version; 0 is what served when the run began."""
 
@@ -498,7 +502,7 @@ SCORES = versioned(
         optional("failure_message", pa.utf8()),
         optional("grader_log", pa.utf8()),
         optional("eval_s", pa.float64()),
-        optional("made_by", pa.utf8(), "what gave it, JSON: env, tasks, commits, code, time"),
+        optional("provenance", pa.utf8(), "what gave it, JSON: env, tasks, commits, code, time"),
     ],
     "scores",
     reward="null where the scoring came to no verdict; why is in the failure",
@@ -544,7 +548,7 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
         "messages": MESSAGES,
         "groups": GROUPS,
         "tasks": TASKS,
-        "routing": ROUTING,
+        "routed_experts": ROUTING,
         "attempts": ATTEMPTS,
     }
 )

@@ -54,9 +54,9 @@ class Lease:
     run_seed: int = 0
     queue_s: float = 0.0
     extra: str = "{}"
-    on_unknown: str = ""
+    on_lost_tool_call: str = ""
     """What becomes of a tool call that may have run when its worker died; empty: no journal."""
-    routing: bool = False
+    keep_routed_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,9 @@ class RanColumns(Added):
     sequences: list[Values]
     turns: list[Values]
     messages: list[Values]
-    artefact: bytes
+    artifact: bytes
     rescorable: bool
-    artefact_digest: str
+    artifact_digest: str
     stop_reason: StopReason
     failure_class: FailureClass
     failure_code: FailureCode
@@ -97,14 +97,14 @@ class RanColumns(Added):
     run_s: float
     llm_s: float
     tool_s: float
-    routed: list[Values]
+    routed_experts: list[Values]
     resumes: int
-    bridged: int
-    rendered: int
-    forks: int
-    echo_edited: int
-    discarded: int
-    retold: int
+    continued_calls: int
+    rendered_calls: int
+    forked_calls: int
+    edited_replies: int
+    unused_replies: int
+    retokenization_mismatches: int
     node: str
     worker: str
     server: str
@@ -136,7 +136,7 @@ class ScoredColumns(Added):
 
 _PLAIN = (
     *("group_id", "sample_index", "rollout_key", "agent", "renderer", "backend", "min_version"),
-    *("run_seed", "queue_s", "extra", "on_unknown", "routing"),
+    *("run_seed", "queue_s", "extra", "on_lost_tool_call", "keep_routed_experts"),
 )
 """Columns that are fields of `Lease` as they are."""
 
@@ -230,9 +230,9 @@ def ran_columns(
         sequences=[sequence_values(s) for s in trajectory.sequences],
         turns=[_turn_values(turn) for turn in trajectory.turns],
         messages=[_message_values(m) for m in trajectory.messages],
-        artefact=trajectory.artefact,
+        artifact=trajectory.artifact,
         rescorable=trajectory.rescorable,
-        artefact_digest=artefact_digest(trajectory.artefact),
+        artifact_digest=artifact_digest(trajectory.artifact),
         stop_reason=trajectory.stop_reason,
         failure_class=failure.failure_class,
         failure_code=failure.code,
@@ -240,7 +240,9 @@ def ran_columns(
         run_s=run_s,
         llm_s=trajectory.llm_s,
         tool_s=trajectory.tool_s,
-        routed=[routed_values(s) for s in trajectory.sequences if s.routing is not None],
+        routed_experts=[
+            routed_values(s) for s in trajectory.sequences if s.routed_experts is not None
+        ],
         resumes=resumes,
         **asdict(trajectory.door),
         node=node,
@@ -249,9 +251,9 @@ def ran_columns(
     )
 
 
-def artefact_digest(artefact: bytes) -> str:
-    """BLAKE2b-128 of the artefact, hex."""
-    return hashlib.blake2b(artefact, digest_size=16).hexdigest()
+def artifact_digest(artifact: bytes) -> str:
+    """BLAKE2b-128 of the artifact, hex."""
+    return hashlib.blake2b(artifact, digest_size=16).hexdigest()
 
 
 def scored_columns(

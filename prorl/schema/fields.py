@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from prorl.types import RewardPart, RolloutLimits, SamplingParams
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised by one when a column changes its meaning or type, or goes; not for an optional new one."""
 
 
@@ -112,8 +112,8 @@ SEQUENCE = _struct(
     required(
         "lineage",
         pa.utf8(),
-        "which conversation: main (the task's), sub (another with tools), aside (one without),"
-        " compact (continues after the agent summarised its history)",
+        "which conversation: main (the task's), subagent (another with tools), auxiliary (one"
+        " without), compacted (continues after the agent summarised its history)",
     ),
     required("parent", pa.int32(), "segment that it forked from or goes on from; -1 for none"),
     required(
@@ -183,15 +183,25 @@ HISTORY = tuple(
 
 DOOR = tuple(
     _struct(
-        required("bridged", pa.int32(), "calls of a program that went on from recorded ids"),
-        required("rendered", pa.int32(), "calls of a program whose prompt was rendered whole"),
-        required("forks", pa.int32(), "calls that went on from, or repeated, an earlier prompt"),
-        required("echo_edited", pa.int32(), "replies that the program sent back as something else"),
-        required("discarded", pa.int32(), "replies that nothing went on from, beside one that did"),
         required(
-            "retold",
+            "continued_calls", pa.int32(), "calls of a program that went on from recorded ids"
+        ),
+        required(
+            "rendered_calls", pa.int32(), "calls of a program whose prompt was rendered whole"
+        ),
+        required(
+            "forked_calls", pa.int32(), "calls that went on from, or repeated, an earlier prompt"
+        ),
+        required(
+            "edited_replies", pa.int32(), "replies that the program sent back as something else"
+        ),
+        required(
+            "unused_replies", pa.int32(), "replies that nothing went on from, beside one that did"
+        ),
+        required(
+            "retokenization_mismatches",
             pa.int32(),
-            "bridged calls whose prompt, rendered again, would not begin with the ids recorded;"
+            "continued calls whose prompt, rendered again, would not begin with the ids recorded;"
             " a long conversation is looked at when its calls have doubled",
         ),
     )

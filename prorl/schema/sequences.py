@@ -28,8 +28,8 @@ sequence_values = attrgetter(*_SCALAR_NAMES, *_SEQUENCE_NAMES)
 
 
 def routed_values(sequence: Sequence) -> tuple[int, int, bytes, bool]:
-    """Values of ROUTED, of a sequence that has routing: a byte an expert where that is enough."""
-    experts = sequence.routing
+    """Values of ROUTED for a sequence that has experts: a byte an expert if that holds them."""
+    experts = sequence.routed_experts
     assert experts is not None
     wide = bool(experts.size) and not 0 <= int(experts.min()) <= int(experts.max()) < 256
     kept = experts.astype("<i2" if wide else "u1", copy=False)

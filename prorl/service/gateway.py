@@ -27,7 +27,7 @@ from prorl.control import (
     Kind,
     Paused,
     Problem,
-    Stuck,
+    Stalled,
     Welcome,
     from_batch,
 )
@@ -404,12 +404,12 @@ class Gateway:
             log.warning(
                 "run %s %s",
                 run.run_id,
-                f"is stuck: {run.stuck}" if run.stuck else "moves",
+                f"is stalled: {run.stalled}" if run.stalled else "moves",
             )
             self._tell_stuck(run)
 
     def _tell_stuck(self, run: RunRecord) -> None:
         """Trainers hear it from the store, instead of rows."""
-        row = ControlRow.of(Stuck(reason=run.stuck), run_id=run.run_id)
+        row = ControlRow.of(Stalled(reason=run.stalled), run_id=run.run_id)
         for store in self._told if run.config.delivery == "stream" else ():
             self._send(store, [row])

@@ -260,11 +260,11 @@ class Publisher:
         self,
         run: RunRecord,
         weights: ServedWeights,
-        took: Sequence[str],
+        loaded_servers: Sequence[str],
         failed: Mapping[str, str],
         began: float,
     ) -> Published:
-        if took:
+        if loaded_servers:
             self._core.versions.mark_loaded(run)
         fresh = self._core.versions.publish(run, weights.version)
         await self._durable()
@@ -273,7 +273,7 @@ class Publisher:
         load_s = time.monotonic() - began
         row = VersionRow(
             *(run.run_id, version, weights.label, path, pause),
-            *(bool(path) and is_adapter(path), took, reasons, load_s),
+            *(bool(path) and is_adapter(path), loaded_servers, reasons, load_s),
         )
         await self._keep(row)
         return Published(version, fresh, failed)
@@ -467,7 +467,7 @@ class Publisher:
         await self._durable()
         if told:
             label = " ".join(sorted({*told.values()}))
-            await self._keep(VersionRow(run.run_id, 0, label, took=sorted(told)))
+            await self._keep(VersionRow(run.run_id, 0, label, loaded_servers=sorted(told)))
 
     async def _stated(self, names: Sequence[str], limit_s: float = 2.0) -> dict[str, str]:
         """What servers call the weights that they serve now. Those that do not say it in time are

@@ -16,11 +16,11 @@ class Steps(TypedDict):
     """Shares of the last steps of a trainer, since the gateway started."""
 
     steps: int
-    trainer_waited: float
+    trainer_wait_share: float
     """Of the time: until the step's last group was handed out."""
-    servers_idle: float | None
+    idle_slot_share: float | None
     """Of RUN's slots, whoever's rollouts are in the others; None without one."""
-    wasted: float
+    wasted_share: float
     """Of the rollouts' seconds: ended early, failed, stale or left over."""
 
 

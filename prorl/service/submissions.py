@@ -229,9 +229,9 @@ def pieces(sizes: Sequence[int]) -> Iterator[slice]:
 
 async def _check_prompt(gateway: Gateway, config: RunConfig) -> CheckPrompt:
     """By bytes alone: what fits them may still be too long, which INIT finds when it renders it.
-    With `skip_bad` it is INIT's to find, too.
+    With `skip_invalid` it is INIT's to find, too.
     """
-    if config.skip_bad:
+    if config.skip_invalid:
         return lambda messages, tools: None
     proved = await asyncio.to_thread(read_renderer, gateway.config, config.run_id) or {}
     most = int(proved.get("max_token_bytes", UNBOUNDED_TOKEN_BYTES))

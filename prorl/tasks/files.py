@@ -67,7 +67,7 @@ class TaskSet:
 
 
 def load_tasks(
-    path: str | Path, env: str = "auto", limit: int | None = None, *, skip_bad: bool = False
+    path: str | Path, env: str = "auto", limit: int | None = None, *, skip_invalid: bool = False
 ) -> list[Task]:
     """Tasks of a file, a folder or generated sets (`arith:train?n=100,shop:train`), in their order:
     what `prorl run --tasks` takes.
@@ -76,13 +76,13 @@ def load_tasks(
 
     `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, swe for SWE-bench, the
     row's for ours), any other name replaces it. `file.py:attr` is sought beside the task file, or
-    in the working folder where `env` says so. `skip_bad` leaves out rows that cannot be read.
+    in the working folder where `env` says so. `skip_invalid` leaves out rows that cannot be read.
     Raises TaskError with the place of the mistake.
     """
     return [
         task
         for source in sources(path)
-        for task in read_tasks(source, env, limit, skip_bad=skip_bad).tasks
+        for task in read_tasks(source, env, limit, skip_invalid=skip_invalid).tasks
     ]
 
 
@@ -101,7 +101,7 @@ def read_tasks(
     env: str = "auto",
     limit: int | None = None,
     *,
-    skip_bad: bool = False,
+    skip_invalid: bool = False,
     check: Check | None = None,
 ) -> TaskSet:
     """As `load_tasks`, with what was found; rows that `check` refuses are bad rows, too."""
@@ -137,7 +137,7 @@ def read_tasks(
                 check(task)
         except TaskError as error:
             bad = TaskError(f"{place}: {error.given}", error.expected, error.hint)
-            if not skip_bad or layout is None:  # whose format is unknown is no file of tasks
+            if not skip_invalid or layout is None:  # whose format is unknown is no file of tasks
                 raise bad from None
             found.bad.append(bad)
             continue

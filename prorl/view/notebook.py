@@ -38,8 +38,8 @@ class ShownRuns(Runs):
         return Plots(self)
 
     def rollouts(self) -> duckdb.DuckDBPyRelation:
-        """A row for each rollout of all runs, without its artefact."""
-        return self.sql("select * exclude (artefact) from rollouts")
+        """A row for each rollout of all runs, without its artifact."""
+        return self.sql("select * exclude (artifact) from rollouts")
 
     def _repr_html_(self) -> str:
         rows = self.table(_SUMMARY).to_pylist()

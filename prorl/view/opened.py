@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from prorl.analysis.analyses import ANALYSES
-from prorl.analysis.made_by import made_by
+from prorl.analysis.provenance import provenance
 from prorl.errors import NotFoundError, ProrlError, StorageError, UnavailableError, UserError
 from prorl.schema import ARROW_ERRORS, TABLES
 from prorl.storage.files.layout import PartFile
@@ -41,7 +41,7 @@ READERS = 2
 ANSWERS = 8
 """Row numbers of so many filters are kept: 8 bytes a row each."""
 
-NARROW = pa.schema([f for f in TABLES["rollouts"] if f.name != "artefact"])
+NARROW = pa.schema([f for f in TABLES["rollouts"] if f.name != "artifact"])
 """What is held of each rollout."""
 
 FACETS = (
@@ -64,8 +64,10 @@ select count(*) as rollouts, count(distinct group_id) as groups,
     coalesce(sum(num_tokens), 0)::bigint as tokens,
     coalesce(sum(num_sampled), 0)::bigint as sampled,
     coalesce(sum(num_trained), 0)::bigint as trained,
-    coalesce(sum(bridged), 0)::bigint as bridged, coalesce(sum(rendered), 0)::bigint as rendered,
-    coalesce(sum(forks), 0)::bigint as forks, coalesce(sum(retold), 0)::bigint as retold,
+    coalesce(sum(continued_calls), 0)::bigint as continued_calls,
+    coalesce(sum(rendered_calls), 0)::bigint as rendered_calls,
+    coalesce(sum(forked_calls), 0)::bigint as forked_calls,
+    coalesce(sum(retokenization_mismatches), 0)::bigint as retokenization_mismatches,
     coalesce(sum(num_turns), 0)::bigint as calls,
     min(min_version) filter (min_version >= 0) as first_version, max(max_version) as last_version,
     avg(max_version - min_version) filter (min_version >= 0) as staleness,
@@ -192,8 +194,8 @@ class Opened:
                 "damaged": dict(self.damaged),
             }
 
-    def made_by(self) -> dict[str, str]:
-        return made_by(self.stored, self.answer)
+    def provenance(self) -> dict[str, str]:
+        return provenance(self.stored, self.answer)
 
     def ask(self, sql: str, rows: int = 0) -> list[dict[str, Json]]:
         """The answer to one SELECT of a person. Raises UserError, StorageError."""
@@ -303,7 +305,7 @@ class Opened:
         if not rows and not damaged:
             raise NotFoundError(f"run {self.stored.run_id} has no rollout {rollout_id}")
         row = rows[0] if rows else {"rollout_id": rollout_id}
-        artefact = row.pop("artefact", b"") or b""
+        artifact = row.pop("artifact", b"") or b""
         group = row.get("group_id", -1)
         siblings = Question(f"group_id = {group}").select(
             "rollout_id, sample_index, reward, status, stop_reason, num_turns, num_sampled, valid"
@@ -312,7 +314,7 @@ class Opened:
             "siblings": f"{siblings} order by sample_index",
             "task": f"select * from tasks where group_id = {group} limit 1",
             "annotations": f"select * from annotations where rollout_id = {rollout_id}"
-            ' order by "at"',
+            " order by created_at",
             "trained": f"select * exclude (learner_logprobs, run_id) from trained where"
             f" rollout_id = {rollout_id} order by step",
             "scores": f"select * from scores where rollout_id = {rollout_id}",
@@ -330,7 +332,7 @@ class Opened:
         return answer | {
             "run": self.stored.run_id,
             "rollout": row,
-            "artefact": bytes(artefact).decode("utf-8", "replace"),
+            "artifact": bytes(artifact).decode("utf-8", "replace"),
             "messages": found["messages"].sort_by("index").to_pylist(),
             "turns": found["turns"].sort_by("turn").to_pylist(),
             "damaged": damaged,

@@ -187,8 +187,8 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
     def run(request: Request) -> Json:
         return _of(request).about()
 
-    def made_by(request: Request) -> Json:
-        return _of(request).made_by()
+    def provenance(request: Request) -> Json:
+        return _of(request).provenance()
 
     def figure(request: Request) -> Json:
         name = request.path_params["name"]
@@ -261,7 +261,7 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
     routes = {
         "/api/runs": runs,
         api: run,
-        f"{api}/made_by": made_by,
+        f"{api}/provenance": provenance,
         f"{api}/figures/{{name}}": figure,
         f"{api}/rows": rows,
         f"{api}/facets": facets,

@@ -5,7 +5,7 @@
                                              rows, bytes, sha256, first and last rollout_id
     RUN/commits/0000000001-0000000256.json   commits 1 to 256 compacted: the files that hold their
                                              rows now; `-0002` before `.json`: compacted again
-    RUN/{sequences,rollouts,turns,messages,groups,tasks,routing,attempts}/PART.parquet
+    RUN/{sequences,rollouts,turns,messages,groups,tasks,routed_experts,attempts}/PART.parquet
     RUN/<table>/empty.parquet                no rows: plain globs work from the first moment on
     RUN/{trained,annotations,versions,scores,metrics}/0000000001.parquet
                                          what was appended beside the commits (`appended.py`)

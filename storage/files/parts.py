@@ -45,7 +45,7 @@ _TEXT = {
 }
 
 
-BY_GROUP = ("sequences", "routing")
+BY_GROUP = ("sequences", "routed_experts")
 """Tables that are read a group at a time."""
 
 

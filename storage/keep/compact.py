@@ -221,7 +221,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "messages": ("rollout_id", "index"),
     "groups": ("event_seq",),
     "tasks": ("group_id",),
-    "routing": ("sequence_id",),
+    "routed_experts": ("sequence_id",),
     "attempts": ("rollout_id", "attempt"),
 }
 """What the rows of a pack are sorted by; those of `BY_GROUP` by the rank of their group first."""

@@ -79,19 +79,23 @@ class GroupIndex:
     kept_bytes: int = 0
     _footers: OrderedDict[str, pq.FileMetaData] = field(default_factory=OrderedDict)
     _routing: dict[str, tuple[PartFile, int]] = field(default_factory=dict)
-    """Files of the table `routing`, with the commit that names each."""
+    """Files of the table `routed_experts`, with the commit that names each."""
 
     def __contains__(self, group_id: int) -> bool:
         return group_id in self._where
 
     def add_written(
-        self, file: PartFile, rows: pa.Table, commit_seq: int, routing: PartFile | None = None
+        self,
+        file: PartFile,
+        rows: pa.Table,
+        commit_seq: int,
+        routed_experts: PartFile | None = None,
     ) -> None:
-        """Index a `sequences` part that was just written from `rows`, and its routing. The rows are
-        remembered while there is room.
+        """Index a `sequences` part that was just written from `rows`, and its part of experts. The
+        rows are remembered while there is room.
         """
-        if routing is not None:
-            self._routing[routing.path] = (routing, commit_seq)
+        if routed_experts is not None:
+            self._routing[routed_experts.path] = (routed_experts, commit_seq)
         ids, cuts = rows.column("group_id").to_numpy(), row_groups(rows)
         sizes = [stop - start for start, stop in cuts]
         self._add(GroupKeys(file, commit_seq, _by_row_group(ids, sizes)))
@@ -150,7 +154,7 @@ class GroupIndex:
             file.path: (file, commit.commit_seq)
             for commit in commits
             for file in commit.files
-            if file.table == "routing" and file.rows
+            if file.table == "routed_experts" and file.rows
         }
         self._files, self._where = [], {}
         for keys in (*files, *pending):
@@ -175,8 +179,8 @@ class GroupIndex:
         ((batch,)) = pa.concat_tables(slices).combine_chunks().to_batches()
         return batch.replace_schema_metadata(SEQUENCES.metadata)
 
-    def routing(self, group_id: int) -> pa.Table:
-        """What the table `routing` has of a group, in the order of `read`. Raises as `read`."""
+    def routed_experts(self, group_id: int) -> pa.Table:
+        """Rows of `routed_experts` for a group, in the order of `read`. Raises as `read`."""
         rollouts = self.read(group_id).column("rollout_id").unique().to_pylist()
         files = [file for file, _ in self._routing.values()]
         return self._looking_again(

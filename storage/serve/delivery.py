@@ -47,7 +47,7 @@ class Given(NamedTuple):
     groups: tuple[int, ...]
     end: bool
     """Nothing will ever come after them."""
-    stuck: str = ""
+    stalled: str = ""
     """Why there are none, if the run does not move."""
 
 
@@ -146,7 +146,7 @@ class LiveOrder:
         self._known = bytearray()
         """1 for each group that was ever kept: 9 bytes of memory are all that an old one costs."""
         self._finished = False
-        self._stuck = ""
+        self._stalled = ""
         self._changed = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
 
@@ -210,9 +210,9 @@ class LiveOrder:
         self._finished = True
         self._wake()
 
-    def tell(self, stuck: str) -> None:
+    def tell(self, stalled: str) -> None:
         """Whoever waits hears at once why the run does not move; empty: it moves."""
-        self._stuck = stuck
+        self._stalled = stalled
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -239,12 +239,12 @@ class LiveOrder:
             wanted.max_bytes,
         )
         end = self.finished and wanted.seq + len(groups) == self.delivered
-        return Given(tuple(groups), end=end, stuck="" if groups else self._stuck)
+        return Given(tuple(groups), end=end, stalled="" if groups else self._stalled)
 
     async def _until_ready(self, wanted: Wanted) -> None:
-        """Until something is at `wanted.seq`, or cannot come in time, or the run has got stuck."""
+        """Until something is at `wanted.seq`, or cannot come in time, or the run has stalled."""
         deadline = asyncio.get_running_loop().time() + wanted.wait_s
-        known = self._stuck
+        known = self._stalled
         while self.delivered == wanted.seq and not self.finished:
             if self._kept:
                 await self._hand_out(wanted)
@@ -254,7 +254,7 @@ class LiveOrder:
                     await self._changed.wait()
             except TimeoutError:
                 return
-            if self._stuck not in ("", known):
+            if self._stalled not in ("", known):
                 return
 
     async def _hand_out(self, wanted: Wanted) -> None:

@@ -64,8 +64,8 @@ class GroupReader(Protocol):
     def read(self, group_id: int) -> pa.RecordBatch:
         """All sequences of a group in SEQUENCES' shape. Raises NotFoundError, StorageError."""
 
-    def routing(self, group_id: int) -> pa.Table:
-        """A group's rows of the table `routing`. Raises as `read`."""
+    def routed_experts(self, group_id: int) -> pa.Table:
+        """A group's rows of the table `routed_experts`. Raises as `read`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,10 @@ class Endpoint:
     async def info(self, command: bytes) -> fl.FlightInfo:
         """`get_flight_info`: hands out groups, with their places and a ticket for the same."""
         ticket = Ticket.parse(command)
-        if ticket.layout == "routing":
-            raise UserError("a plan of routing", "do_get with the ticket: no file is mapped")
+        if ticket.layout == "routed_experts":
+            raise UserError(
+                "a plan of the layout routed_experts", "do_get with the ticket: no file is mapped"
+            )
         schema = _shape(_EMPTY, ticket).schema
         run, seq, given = await self._take(ticket)
         places = await self.on_thread(ticket.run, lambda: self._locate(run, seq, given))
@@ -149,7 +151,7 @@ class Endpoint:
             cursor=str(behind),
             num_groups=num_groups,
             end=given.end and num_groups == len(given.groups),
-            stuck=given.stuck,
+            stalled=given.stalled,
             boot_id=self._boot_id,
             path=path,
             inode=inode(path),
@@ -167,19 +169,19 @@ class Endpoint:
     async def get(self, data: bytes) -> pa.Table:
         """`do_get`: whole groups in delivery order."""
         ticket = Ticket.parse(data)
-        schema = ROUTING if ticket.layout == "routing" else _shape(_EMPTY, ticket).schema
+        schema = ROUTING if ticket.layout == "routed_experts" else _shape(_EMPTY, ticket).schema
         run, seq, given = await self._take(ticket)
         packed = await self.on_thread(
             ticket.run,
             lambda: (
                 _routing(run, given)
-                if ticket.layout == "routing"
+                if ticket.layout == "routed_experts"
                 else [_shape(batch, ticket) for batch in _packed(self._read(run, seq, given))]
             ),
         )
         cursor = Cursor(ticket.run, seq + len(given.groups))
         ends = {"prorl.cursor": str(cursor), "prorl.end": "true" if given.end else "false"}
-        ends |= {"prorl.stuck": given.stuck} if given.stuck else {}
+        ends |= {"prorl.stalled": given.stalled} if given.stalled else {}
         return pa.Table.from_batches(packed, schema).replace_schema_metadata(
             {**(schema.metadata or {}), **ends}
         )
@@ -355,7 +357,7 @@ def _packed(groups: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _routing(run: ServedRun, given: Given) -> list[pa.RecordBatch]:
     """A row a batch: each may be megabytes."""
-    tables = [run.index.routing(group_id) for group_id in given.groups]
+    tables = [run.index.routed_experts(group_id) for group_id in given.groups]
     return [batch for table in tables for batch in table.to_batches(max_chunksize=1)]
 
 

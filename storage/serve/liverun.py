@@ -30,7 +30,7 @@ from prorl.control import (
     Kind,
     Rows,
     RunNews,
-    Stuck,
+    Stalled,
     Terminal,
 )
 from prorl.linux.failpoints import failpoint
@@ -139,8 +139,8 @@ class LiveRun:
 
     def hear(self, row: ControlRow) -> None:
         """A row of the outbox, or why the run does not move."""
-        if row.kind is Kind.STUCK:
-            self.order.tell(row.read(Stuck).reason)
+        if row.kind is Kind.STALLED:
+            self.order.tell(row.read(Stalled).reason)
             return
         if row.seq <= self.writer.heard:
             return
@@ -161,7 +161,7 @@ class LiveRun:
     def _committed(self, written: Written) -> None:
         """A part is in the log: its groups can be decided and served from now on."""
         self._new_commits += 1
-        if self._new_commits >= (self._settings.compact_commits or math.inf):
+        if self._new_commits >= (self._settings.compact_every_commits or math.inf):
             self._many_commits.set()
         if (rollouts := written.tables.get("rollouts")) is not None:
             self._facts.add(rollouts)
@@ -173,7 +173,7 @@ class LiveRun:
             self._endpoint.soon(self.run_id, lambda: self._index(files, rows, seq))
 
     def _index(self, files: Mapping[str, PartFile], rows: pa.Table, seq: int) -> None:
-        self.index.add_written(files["sequences"], rows, seq, files.get("routing"))
+        self.index.add_written(files["sequences"], rows, seq, files.get("routed_experts"))
         failpoint("index.added")
 
     async def _compact(self) -> None:
@@ -185,7 +185,7 @@ class LiveRun:
             await self._tidy()
 
     async def _tidy(self, *, everything: bool = False) -> None:
-        where, grace_s = self.index.run.where, self._settings.replaced_s
+        where, grace_s = self.index.run.where, self._settings.keep_replaced_s
         if await tidy(where, grace_s, everything=everything):
             found = await on_own_thread(self.index.look, f"look {self.run_id}")
             await self._endpoint.on_thread(self.run_id, lambda: self.index.take_over(found))
@@ -208,13 +208,13 @@ class LiveRun:
 
     async def _retire(self) -> None:
         """Drain a run that is finished, read to its end, and not asked for lately."""
-        idle_s, replaced_s = self._settings.idle_s, self._settings.replaced_s
+        idle_s, keep_replaced_s = self._settings.close_after_s, self._settings.keep_replaced_s
         await self._finished.wait()
         while self._owed or self.order.idle_s < idle_s:
             await asyncio.sleep(max(_LOOK_S, idle_s - self.order.idle_s))
-        if self._settings.compact_commits:
+        if self._settings.compact_every_commits:
             await self._tidy(everything=True)
-            await asyncio.sleep(replaced_s)
+            await asyncio.sleep(keep_replaced_s)
             await self._tidy(everything=True)
         self.drain()
 

@@ -8,8 +8,8 @@ It decides groups, too. One per service at first.
 Flight network whose TCP endpoint answers plans, reads, commits and status. The store keeps no
 truth: killed at any moment, the next one starts from the control log's outbox and from what is sent
 again. A run that is finished and read to its end is closed after a while
-(`StoreConfig.idle_s`): its threads, its DuckDB and its index go, and whoever asks for it again is
-served from its directory, like a run that the log no longer tells of.
+(`StoreConfig.close_after_s`): its threads, its DuckDB and its index go, and whoever asks for it
+again is served from its directory, like a run that the log no longer tells of.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Store:
             ),
             Kind.RUN: self._on_run,
             **dict.fromkeys(
-                (Kind.ROWS, Kind.TERMINAL, Kind.GROUP_COMPLETE, Kind.STUCK),
+                (Kind.ROWS, Kind.TERMINAL, Kind.GROUP_COMPLETE, Kind.STALLED),
                 self._of_a_run,
             ),
         }
@@ -186,11 +186,11 @@ class Store:
 
     async def _clear(self) -> None:
         """Remove, once, what compactions of an ended service have replaced."""
-        await asyncio.sleep(self.config.store.replaced_s)
+        await asyncio.sleep(self.config.store.keep_replaced_s)
         root = self.config.store.url or self.config.root
         for name in await asyncio.to_thread(leftovers, root):
             if name not in self._runs:
-                where, grace_s = self.config.run_directory(name), self.config.store.replaced_s
+                where, grace_s = self.config.run_directory(name), self.config.store.keep_replaced_s
                 await tidy(where, grace_s, everything=False)
 
     def _add(self, taken: Taken) -> None:

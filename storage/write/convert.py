@@ -48,7 +48,7 @@ def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
         "rollouts": _rollouts(batch, sequences, parents),
         "turns": _turns(batch),
         "messages": _messages(batch),
-        "routing": _routing(batch),
+        "routed_experts": _routing(batch),
     }
 
 
@@ -162,7 +162,7 @@ def _turns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _routing(batch: pa.RecordBatch) -> pa.RecordBatch:
-    routed = batch.column("routed")
+    routed = batch.column("routed_experts")
     parents = pa.array(parents_of(routed))
     structs = routed.flatten()
     columns = {name: batch.column(name).take(parents) for name in (*_KEYS, "group_id")}

@@ -1,4 +1,4 @@
-"""An agent of one's own: it asks twice, and the second answer is the artefact.
+"""An agent of one's own: it asks twice, and the second answer is the artifact.
 
 prorl run ... --set run.agent=tests/agents/plain.py:Plain      # with service.load_code
 """

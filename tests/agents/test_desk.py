@@ -90,7 +90,7 @@ async def opened(
 
 async def scored(trajectory: Trajectory) -> float:
     assert trajectory.failure.failure_class.trains, trajectory.failure
-    score = await get_env("guest").score(TASK, trajectory.artefact, None, Deadline(9))
+    score = await get_env("guest").score(TASK, trajectory.artifact, None, Deadline(9))
     return score.reward
 
 

@@ -119,7 +119,7 @@ async def test_two_hundred_at_once_of_which_some_die_hang_up_and_say_it_twice() 
         trajectory = await get_agent("guest").run(made)
         if trajectory.failure.code is FailureCode.NONE:
             env = get_env("guest")
-            return (await env.score(made.task, trajectory.artefact, None, Deadline(9))).reward
+            return (await env.score(made.task, trajectory.artifact, None, Deadline(9))).reward
         code = trajectory.failure.code
         return None if code is FailureCode.EVAL_FAILED else str(trajectory.failure)
 
@@ -159,7 +159,7 @@ async def test_whose_time_or_budget_it_was(script: str, code: str) -> None:
     trajectory = await get_agent("guest").run(attempt(guest(script), "a", "b", "c", run_s=4.0))
     assert trajectory.failure.code == code, trajectory.failure.message
     if trajectory.failure.failure_class.trains:
-        made = await get_env("guest").score(guest(""), trajectory.artefact, None, Deadline(9))
+        made = await get_env("guest").score(guest(""), trajectory.artifact, None, Deadline(9))
         assert made.reward == 0.0
     assert set(descendants(os.getpid())) <= before
 

@@ -168,7 +168,7 @@ async def test_a_good_attempt_leaves_everything() -> None:
     )
     check_exact(trajectory, backend)
     assert (trajectory.stop_reason, trajectory.failure.code) == (StopReason.DONE, FailureCode.NONE)
-    assert trajectory.artefact == b"#### 24"
+    assert trajectory.artifact == b"#### 24"
     assert [message.role for message in trajectory.messages] == [
         "system",
         "user",
@@ -219,7 +219,7 @@ async def test_broken_calls_are_told_to_the_policy() -> None:
         ),
     ],
 )
-async def test_budgets_of_the_policy_leave_an_artefact(
+async def test_budgets_of_the_policy_leave_an_artifact(
     limits: RolloutLimits, replies: list[Reply], code: FailureCode
 ) -> None:
     backend = Replies(*replies)
@@ -227,12 +227,12 @@ async def test_budgets_of_the_policy_leave_an_artefact(
     check_exact(trajectory, backend)
     assert trajectory.failure.code is code
     assert trajectory.failure.failure_class is FailureClass.POLICY
-    assert trajectory.artefact
+    assert trajectory.artifact
     assert len(trajectory.sequences[0].token_ids_L) <= limits.max_tokens
     assert len(trajectory.turns) == len(backend.said)
 
 
-async def test_the_deadline_cuts_a_model_call_and_keeps_the_turns_and_the_artefact() -> None:
+async def test_the_deadline_cuts_a_model_call_and_keeps_the_turns_and_the_artifact() -> None:
     backend = Replies(CALL, None)
     trajectory = await NativeAgent().run(context(backend, deadline=Deadline(0.1)))
     check_exact(trajectory, backend)
@@ -240,7 +240,7 @@ async def test_the_deadline_cuts_a_model_call_and_keeps_the_turns_and_the_artefa
         StopReason.DEADLINE,
         FailureCode.DEADLINE,
     )
-    assert trajectory.artefact == b"Let me see."
+    assert trajectory.artifact == b"Let me see."
     assert len(trajectory.turns) == 1
 
 
@@ -262,7 +262,7 @@ async def test_silence_is_never_the_policys_fault() -> None:
     for trajectory in (never_spoke, await deadline_passes):
         assert trajectory.failure.code is FailureCode.BACKEND_UNAVAILABLE
         assert trajectory.stop_reason is StopReason.FAILED
-        assert not trajectory.artefact
+        assert not trajectory.artifact
 
 
 async def test_tokens_of_unknown_weights_are_kept_and_do_not_train() -> None:
@@ -294,7 +294,7 @@ async def test_a_lost_backend_is_infrastructure_and_keeps_the_turns(code: Failur
     backend = Replies(CALL, BackendError(code, "gone"))
     trajectory = await NativeAgent().run(context(backend))
     check_exact(trajectory, backend)
-    assert (trajectory.stop_reason, trajectory.failure.code, trajectory.artefact) == (
+    assert (trajectory.stop_reason, trajectory.failure.code, trajectory.artifact) == (
         StopReason.FAILED,
         code,
         b"",
@@ -318,7 +318,7 @@ def _raises(error: Exception) -> Callable[[ToolCall], str]:
 
 
 @pytest.mark.parametrize(
-    ("error", "stop", "code", "artefact"),
+    ("error", "stop", "code", "artifact"),
     [
         (
             SandboxError(FailureCode.SANDBOX_BROKEN, "killed"),
@@ -336,15 +336,15 @@ def _raises(error: Exception) -> Callable[[ToolCall], str]:
     ],
 )
 async def test_who_broke_the_sandbox_decides(
-    error: Exception, stop: StopReason, code: FailureCode, artefact: bytes
+    error: Exception, stop: StopReason, code: FailureCode, artifact: bytes
 ) -> None:
     backend = Replies(CALL)
     trajectory = await NativeAgent().run(context(backend, ToolEnv(_raises(error))))
     check_exact(trajectory, backend)
-    assert (trajectory.stop_reason, trajectory.failure.code, trajectory.artefact) == (
+    assert (trajectory.stop_reason, trajectory.failure.code, trajectory.artifact) == (
         stop,
         code,
-        artefact,
+        artifact,
     )
     assert len(trajectory.turns) == 1
 
@@ -356,30 +356,30 @@ async def test_who_broke_the_sandbox_decides(
         (KeyError("x"), FailureCode.STAGE_ERROR),
     ],
 )
-async def test_an_artefact_that_cannot_be_fetched_is_not_an_empty_answer(
+async def test_an_artifact_that_cannot_be_fetched_is_not_an_empty_answer(
     error: Exception, code: FailureCode
 ) -> None:
     env = ToolEnv()
 
-    async def artefact(*_: object) -> bytes:
+    async def artifact(*_: object) -> bytes:
         raise error
 
-    env.artefact = artefact  # type: ignore[attr-defined]
+    env.artifact = artifact  # type: ignore[attr-defined]
     trajectory = await NativeAgent().run(context(Replies(ANSWER), env))
     assert (trajectory.stop_reason, trajectory.failure.code) == (StopReason.FAILED, code)
 
 
-async def test_a_sandbox_that_gives_its_artefact_too_slowly_is_no_excuse(
+async def test_a_sandbox_that_gives_its_artifact_too_slowly_is_no_excuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "ARTEFACT_S", 0.05)
+    monkeypatch.setattr(ending, "ARTIFACT_S", 0.05)
     env = ToolEnv()
 
-    async def artefact(*_: object) -> bytes:
+    async def artifact(*_: object) -> bytes:
         await asyncio.sleep(60)
         return b""
 
-    env.artefact = artefact  # type: ignore[attr-defined]
+    env.artifact = artifact  # type: ignore[attr-defined]
     slow = context(Replies(ANSWER), env, sandbox=LocalSandbox(tmp_path))
     trajectory = await NativeAgent().run(slow)
     assert trajectory.failure.code is FailureCode.SANDBOX_BROKEN

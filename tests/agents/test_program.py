@@ -61,12 +61,12 @@ print(said["content"])
 
 
 class Notes(BaseEnv):
-    """What the program has written to `note` is the artefact."""
+    """What the program has written to `note` is the artifact."""
 
     name = "notes"
     offers = (BASH,)
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+    async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         assert sandbox is not None
         return (await sandbox.exec(["cat", "note"], 10.0)).output.encode()
 
@@ -105,7 +105,7 @@ NOTE = bash("echo mine > note")
 
 
 @pytest.mark.parametrize(
-    ("script", "replies", "code", "words", "artefact"),
+    ("script", "replies", "code", "words", "artifact"),
     [
         (LOOP, [NOTE, "done"], "", "", b"mine\n"),
         (LOOP + "raise SystemExit(7)", [NOTE, "done"], "", "", b"mine\n"),
@@ -122,12 +122,12 @@ NOTE = bash("echo mine > note")
     ],
 )
 async def test_its_end_is_the_attempts(
-    tmp_path: Path, script: str, replies: list[Reply], code: str, words: str, artefact: bytes
+    tmp_path: Path, script: str, replies: list[Reply], code: str, words: str, artifact: bytes
 ) -> None:
     trajectory = await program(script).run(attempt(tmp_path, *replies))
     assert trajectory.failure.code == code, trajectory.failure.message
     assert words in trajectory.failure.message
-    assert trajectory.artefact == artefact
+    assert trajectory.artifact == artifact
     if not code:
         assert trajectory.stop_reason is StopReason.DONE
         assert "python3 ended with exit status" in trajectory.messages[-1].content
@@ -143,7 +143,7 @@ async def test_time_that_ends_ends_it_and_what_it_did_counts(tmp_path: Path) -> 
     hangs = LOOP + "open('pid', 'w').write(str(os.getpid()))\nimport time; time.sleep(999)"
     trajectory = await program(hangs).run(attempt(tmp_path, NOTE, "done", run_s=3.0))
     assert trajectory.failure.code is FailureCode.DEADLINE
-    assert trajectory.artefact == b"mine\n"
+    assert trajectory.artifact == b"mine\n"
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 

@@ -188,8 +188,8 @@ async def test_it_mends_a_repository(name: str, monkeypatch: pytest.MonkeyPatch)
     assert played.reward == 1.0, last
     assert len(said.asked) == len(trajectory.turns) == case.calls
     assert len(trajectory.sequences) == case.sequences
-    assert trajectory.door.bridged == case.calls - case.sequences
-    assert trajectory.door.retold == 0
+    assert trajectory.door.continued_calls == case.calls - case.sequences
+    assert trajectory.door.retokenization_mismatches == 0
 
 
 # ---- ids on real engines

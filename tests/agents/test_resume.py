@@ -92,8 +92,8 @@ def check_same(one: Trajectory, other: Trajectory) -> None:
     assert [(t.turn, t.segment, t.prompt_tokens, t.tool_calls) for t in one.turns] == [
         (t.turn, t.segment, t.prompt_tokens, t.tool_calls) for t in other.turns
     ]
-    assert (one.artefact, one.stop_reason, one.failure) == (
-        other.artefact,
+    assert (one.artifact, one.stop_reason, one.failure) == (
+        other.artifact,
         other.stop_reason,
         other.failure,
     )
@@ -118,20 +118,20 @@ def test_taken_over_after_each_record_the_trajectory_is_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_unknown", "stop"), [("tell", StopReason.DONE), ("fail", StopReason.FAILED)]
+    ("on_lost_tool_call", "stop"), [("report", StopReason.DONE), ("fail", StopReason.FAILED)]
 )
 def test_what_may_have_run_outside_a_sandbox_does_not_run_again(
-    on_unknown: str, stop: StopReason
+    on_lost_tool_call: str, stop: StopReason
 ) -> None:
     log = Log()
     drive(AttemptJournal(log), Replies(*REPLIES), Outside())
     env = Outside()
-    journal = AttemptJournal(Log(), epoch=1, on_unknown=on_unknown)
+    journal = AttemptJournal(Log(), epoch=1, on_lost_tool_call=on_lost_tool_call)
     journal.remember(log.records[0])
     resumed = drive(journal, Replies(*REPLIES[1:]), env)
     assert resumed.stop_reason is stop
     assert "0" not in env.codes
-    if on_unknown == "tell":
+    if on_lost_tool_call == "report":
         assert [m.content for m in resumed.messages if m.role == "tool"][:2] == [UNKNOWN, "out"]
     else:
         assert resumed.failure.code is FailureCode.CALL_UNKNOWN
@@ -189,31 +189,31 @@ class Mixture(Replies):
     async def generate(self, request: GenerateRequest) -> Completion:
         said = await super().generate(request)
         ids = np.concatenate([request.prompt_ids_L, said.token_ids_C])
-        routing = np.stack([ids % 100, np.arange(len(ids))], axis=1).astype(np.int16)
-        return replace(said, routing=routing[request.routing_from : -1])
+        routed_experts = np.stack([ids % 100, np.arange(len(ids))], axis=1).astype(np.int16)
+        return replace(said, routed_experts=routed_experts[request.routing_from : -1])
 
 
 def test_experts_are_taken_over_with_the_turns() -> None:
     def mixed(journal: AttemptJournal, replies: Replies) -> Sequence[Segment]:
         limits = RolloutLimits(max_tokens=1 << 14)
-        given = context(replies, Repeatable(), limits, journal=journal, routing=True)
+        given = context(replies, Repeatable(), limits, journal=journal, routed_experts=True)
         return asyncio.run(NativeAgent().run(given)).sequences
 
     log = Log()
     (whole,) = mixed(AttemptJournal(log), Mixture(*REPLIES))
-    assert whole.routing is not None
-    np.testing.assert_array_equal(whole.routing[:, 0], whole.token_ids_L[:-1] % 100)
-    np.testing.assert_array_equal(whole.routing[:, 1], np.arange(len(whole.token_ids_L) - 1))
+    assert whole.routed_experts is not None
+    np.testing.assert_array_equal(whole.routed_experts[:, 0], whole.token_ids_L[:-1] % 100)
+    np.testing.assert_array_equal(whole.routed_experts[:, 1], np.arange(len(whole.token_ids_L) - 1))
     for count in range(len(log.records) + 1):
         past = log.records[:count]
         left = REPLIES[sum(isinstance(record, Said) for record in past) :]
         (again,) = mixed(journal_of(past, Log()), Mixture(*left))
-        assert again.routing is not None
-        np.testing.assert_array_equal(again.routing, whole.routing)
+        assert again.routed_experts is not None
+        np.testing.assert_array_equal(again.routed_experts, whole.routed_experts)
 
 
 def test_a_server_without_experts_is_refused_where_a_run_asks_for_them() -> None:
-    given = context(Replies(*REPLIES), Repeatable(), routing=True)
+    given = context(Replies(*REPLIES), Repeatable(), routed_experts=True)
     trajectory = asyncio.run(NativeAgent().run(given))
     assert trajectory.failure.code is FailureCode.BACKEND_PROTOCOL
     assert "--enable-return-routed-experts" in trajectory.failure.message

@@ -47,7 +47,7 @@ async def test_the_agent_of_the_documentation_leaves_a_whole_trajectory() -> Non
     trajectory = await Plain().run(context(backend))
     check_exact(trajectory, backend)
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.DONE, 2)
-    assert trajectory.artefact == b"#### 24"
+    assert trajectory.artifact == b"#### 24"
     (sequence,) = trajectory.sequences
     assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.TRAINED] * 2
 
@@ -126,7 +126,7 @@ async def test_a_thought_that_outlasts_the_deadline_is_kept(cancels: bool) -> No
 
 async def test_a_thought_over_http_that_outlasts_the_deadline_is_kept_with_its_version() -> None:
     """From vLLM, whose replies state no version: its label stood before and after."""
-    async with Misbehaving(Mode.STUCK, say="I think, therefore I go on thinking.") as server:
+    async with Misbehaving(Mode.STALLED, say="I think, therefore I go on thinking.") as server:
         server.label = "tag:3:x"
 
         async def opened(url: str, renderer: Renderer, keyed: bool) -> Backend:

@@ -36,7 +36,7 @@ class Mode(StrEnum):
     HALF = "the connection breaks after a piece"
     SILENT = "connected, and not a byte"
     DRIP = "a byte now and then"
-    STUCK = "a piece, and then nothing"
+    STALLED = "a piece, and then nothing"
     LIES = "some replies contradict themselves"
 
 
@@ -148,7 +148,7 @@ class Misbehaving:
             if not is_lie:
                 call.ids += event["choices"][0]["token_ids"] or []
                 call.logprobs += event["choices"][0]["logprobs"]["token_logprobs"]
-            if self.mode is Mode.STUCK:
+            if self.mode is Mode.STALLED:
                 await asyncio.Event().wait()
             if self.mode is Mode.HALF:
                 assert request.transport is not None

@@ -138,7 +138,7 @@ async def test_experts_are_taken_where_they_were_asked_for(given: str) -> None:
                 with pytest.raises(BackendError, match="routing of experts"):
                     await backend.generate(request)
                 return
-            found = (await backend.generate(request)).routing
+            found = (await backend.generate(request)).routed_experts
         finally:
             await backend.close()
     if given == "not asked":

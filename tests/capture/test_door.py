@@ -101,7 +101,7 @@ async def test_a_loop_of_calls_is_one_sequence_of_exact_ids() -> None:
         np.testing.assert_array_equal(
             sequence.token_ids_L[len(prompt) : end], completion.token_ids_C
         )
-    assert at.door.counts["bridged"] == 2
+    assert at.door.counts["continued_calls"] == 2
 
 
 USER: Json = {"role": "user", "content": "Fix it."}
@@ -300,7 +300,7 @@ async def test_what_is_long_is_rendered_in_a_helper_to_the_same_ids() -> None:
         async with at.http.post(at.url + "/v1/messages/count_tokens", json=body) as answer:
             counted = (await answer.json())["input_tokens"]
         assert (await at.chat(messages))["choices"][0]["message"]["content"] == "done"
-        assert at.door.counts["bridged"] == 1
+        assert at.door.counts["continued_calls"] == 1
     tools = (ToolSpec("bash", "", {"type": "object"}),)
     first = RENDERER.prompt([Message(role="user", content=texts[0])], tools)
     np.testing.assert_array_equal(backend.prompts[0], first)
@@ -390,7 +390,7 @@ async def test_what_an_attempt_said_is_not_kept_for_each_of_its_calls() -> None:
             kept, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert at.door.counts["bridged"] == 29
+        assert at.door.counts["continued_calls"] == 29
     assert kept < 25 << 20  # all ids, twice, and all texts once
 
 

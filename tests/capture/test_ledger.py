@@ -193,15 +193,15 @@ async def test_lineages_and_what_trains() -> None:
     await agent.ledger.close()
     found = [(s.lineage, s.parent, s.weight) for s in agent.sampler.record.sequences]
     assert found == [
-        (Lineage.ASIDE, -1, 0.0),
+        (Lineage.AUXILIARY, -1, 0.0),
         (Lineage.MAIN, -1, pytest.approx(1 / 3)),
-        (Lineage.SUB, -1, 0.0),
-        (Lineage.COMPACT, 1, pytest.approx(1 / 3)),
+        (Lineage.SUBAGENT, -1, 0.0),
+        (Lineage.COMPACTED, 1, pytest.approx(1 / 3)),
         (Lineage.MAIN, 1, pytest.approx(1 / 3)),
     ]
     assert trained(agent) == {1, 2, 4, 5}
-    assert agent.ledger.counts["echo_edited"] == 1
-    assert agent.ledger.counts["forks"] == 1
+    assert agent.ledger.counts["edited_replies"] == 1
+    assert agent.ledger.counts["forked_calls"] == 1
 
 
 async def test_of_repeated_prompts_the_one_that_goes_on_trains() -> None:
@@ -212,7 +212,7 @@ async def test_of_repeated_prompts_the_one_that_goes_on_trains() -> None:
     await agent.ask(agent.asked[-1])
     await agent.ledger.close()
     assert trained(agent) == {1}  # of the last two nobody knows which was heard
-    assert agent.ledger.counts["discarded"] == 3
+    assert agent.ledger.counts["unused_replies"] == 3
 
 
 async def test_what_rendering_again_would_have_changed_is_counted() -> None:
@@ -223,7 +223,12 @@ async def test_what_rendering_again_would_have_changed_is_counted() -> None:
     await agent.ask(agent.next(2, how=2))  # its arguments are gone
     await agent.ledger.close()
     door = agent.sampler.record.door
-    assert (door.bridged, door.rendered, door.echo_edited, door.retold) == (3, 1, 1, 1)
+    assert (
+        door.continued_calls,
+        door.rendered_calls,
+        door.edited_replies,
+        door.retokenization_mismatches,
+    ) == (3, 1, 1, 1)
 
 
 async def test_results_come_in_the_order_of_their_calls() -> None:

@@ -100,5 +100,5 @@ async def test_a_loop_of_an_official_client_is_one_sequence(client: Json, stream
     (sequence,) = at.sampler.record.sequences
     assert sequence.weight == 1.0
     assert len(at.sampler.record.turns) == 3
-    assert at.door.counts["bridged"] == 2
-    assert at.door.counts["echo_edited"] == 0
+    assert at.door.counts["continued_calls"] == 2
+    assert at.door.counts["edited_replies"] == 0

@@ -16,8 +16,8 @@ from prorl.types import ToolCall
 
 
 @reward("exact")
-def exact(task, artefact):
-    return float(artefact.decode() == task.data["answer"])
+def exact(task, artifact):
+    return float(artifact.decode() == task.data["answer"])
 
 
 class Capitals(BaseEnv):
@@ -82,7 +82,7 @@ def test_what_is_wrong_with_an_env_is_its_own_words_and_line(
     broken: str, said: str, tmp_path: Path, sandbox_kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     half = ENV.replace(
-        'artefact.decode() == task.data["answer"]', "1 if b'Oslo' in artefact else .5"
+        'artifact.decode() == task.data["answer"]', "1 if b'Oslo' in artifact else .5"
     )
     code = half.replace("TOOL", "look_up").replace("    needs", f"    {broken}\n    needs")
     (tmp_path / "half.py").write_text(f"import os\n{code}")

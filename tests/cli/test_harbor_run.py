@@ -43,14 +43,14 @@ def test_work_that_does_not_cross_is_judged_where_it_lies_and_is_not_graded_agai
             "tasks": str(tmp_path / "tasks"),
             "policy": "oracle",
             "name": "r",
-            "run": {"limits": {"artefact_mb": 1}},
+            "run": {"limits": {"artifact_mb": 1}},
             "service": {"workers": 0, "sandbox": {"kind": "pyns"}},
         }
         root = tmp_path / "root"
         assert asyncio.run(run_plan(JobPlan.make(None, flags, [], root=root), json=True)) == 0
         rows = query(
             root / "r",
-            "select task_id, reward, rescorable, octet_length(artefact) > 0 as kept"
+            "select task_id, reward, rescorable, octet_length(artifact) > 0 as kept"
             " from rollouts order by task_id",
         ).to_pylist()
         assert rows == [

@@ -51,4 +51,4 @@ def test_kept_and_dropped_groups_and_what_it_waits_for_are_said() -> None:
     assert decided(_run()) == ""
     run["stages"]["run"]["slots"] = 8
     assert waits_for(run) == "waits for RUN: 8 slots, all busy"
-    assert waits_for(run | {"stuck": "no backend is able"}) == "waits: no backend is able"
+    assert waits_for(run | {"stalled": "no backend is able"}) == "waits: no backend is able"

@@ -16,8 +16,10 @@ from tests.renderer.small import write_model
 
 
 def test_what_is_proved_is_shown(tmp_path: Path) -> None:
-    spec = spec_of(write_model(tmp_path), ("variables.enable_thinking=true", "on_rewrite=segment"))
-    assert (spec.variables, spec.on_rewrite) == ({"enable_thinking": True}, "segment")
+    spec = spec_of(
+        write_model(tmp_path), ("variables.enable_thinking=true", "on_history_rewrite=segment")
+    )
+    assert (spec.variables, spec.on_history_rewrite) == ({"enable_thinking": True}, "segment")
     text = "\n".join(lines(describe(make_renderer(spec), spec)))
     for word in ("TemplateRenderer", "hermes", "enable_thinking", "<|im_end|>", "drops thoughts"):
         assert word in text

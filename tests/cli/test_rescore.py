@@ -79,8 +79,8 @@ def test_other_tests_give_other_rewards_and_change_nothing(
     )
     found = json.loads(said("sql", "r", both + " order by 1", "--json"))
     assert found == [{"score": "again", "r": 3.0}, {"score": "changed", "r": 2.0}]
-    made_by = read_scores(RunDir(root / "r"), "changed").column("made_by")[0].as_py()
-    assert json.loads(made_by)["tasks"] == changed
+    provenance = read_scores(RunDir(root / "r"), "changed").column("provenance")[0].as_py()
+    assert json.loads(provenance)["tasks"] == changed
 
 
 def test_a_name_is_given_once(said: Said, sandbox_kind: str) -> None:
@@ -100,7 +100,7 @@ from prorl.types import FailureCode
 HERE = Path(__file__).parent
 
 @reward("shaky")
-def shaky(task, artefact):
+def shaky(task, artifact):
     asked = HERE / f"asked-{task.task_id}-{os.getpid()}-{os.urandom(4).hex()}"
     asked.touch()
     if not (HERE / "mended").exists() and task.task_id != "0":
@@ -134,7 +134,7 @@ def test_what_a_reward_raised_for_is_graded_later_and_was_sampled_once(
     ]
     assert all((row["sampled"], row["attempt"]) == (True, 1) for row in found)
     assert "LookupError: no such key" in found[1]["failure_message"]
-    assert len(list(tmp_path.glob("asked-1-*"))) == 4, "EVAL asked again, with the artefact"
+    assert len(list(tmp_path.glob("asked-1-*"))) == 4, "EVAL asked again, with the artifact"
     (tmp_path / "mended").touch()
     dispatch(["eval", "--stored", "r", "--name", "later", "--root", str(root), "--json"])
     assert '"scored":4' in capsys.readouterr().out.replace(" ", "")

@@ -51,16 +51,16 @@ async def test_a_model_that_the_server_does_not_have_is_one_line_before_anything
     assert not root.exists()
 
 
-class Stuck:
+class Stalled:
     def __init__(self) -> None:
         failing = ("open", "attempt after attempt fails with stage_error, the first: exit 3")
         self._answers = [("open", "no backend is able"), ("open", ""), failing, ("finished", "")]
 
     def run(self, name: str) -> Json:
-        state, stuck = self._answers.pop(0)
+        state, stalled = self._answers.pop(0)
         config = {"delivery": "store"}
         known = {"counts": {}, "stages": {}, "reward_mean": None, "commits": 0, "config": config}
-        return {**known, "state": state, "stuck": stuck, "cancelled": False}
+        return {**known, "state": state, "stalled": stalled, "cancelled": False}
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -68,11 +68,11 @@ async def test_a_run_that_is_stuck_says_so_even_where_no_progress_is_shown(
     capsys: pytest.CaptureFixture[str], quiet: bool
 ) -> None:
     running: Any = SimpleNamespace(note_commits=lambda total: None)
-    client: Any = Stuck()
+    client: Any = Stalled()
     await follow(client, running, "r", 1, quiet=quiet)
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("r ")] == [
-        "r is stuck: no backend is able",
+        "r is stalled: no backend is able",
         "r moves again",
-        "r is stuck: attempt after attempt fails with stage_error, the first: exit 3",
+        "r is stalled: attempt after attempt fails with stage_error, the first: exit 3",
     ], "it does not move again by ending"

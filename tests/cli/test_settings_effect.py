@@ -24,7 +24,7 @@ REFUSED = {
         "greedy",
         "env",
         "name",
-        "skip_bad",
+        "skip_invalid",
         "service.socket_dir",
     },
     "node": {"run.filter", "policy", "tasks", "service.backends", "service.http_port"},

@@ -79,7 +79,7 @@ async def test_a_finished_run_stays_until_its_trainer_has_committed_all(
                 await store.ask(handout([[0, 0]]), "r")
             assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
             assert said in capsys.readouterr().out
-            assert (await w.http("GET", "/v1/runs"))[1]["runs"][0]["owed"] == 1
+            assert (await w.http("GET", "/v1/runs"))[1]["runs"][0]["uncommitted_groups"] == 1
         await store.ask(CommitCursor(consumer="primary", seq=1), "r")
         assert (await w.http("GET", "/v1/status"))[1]["runs"] == []
 

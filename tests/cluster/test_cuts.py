@@ -20,7 +20,7 @@ CUTS = int(os.environ.get("PRORL_CUTS", "2"))
 """How often the cable of one node is pulled for a short time, while both work."""
 BETWEEN_S = 8.0
 LEAVES_S = 90.0
-"""For a node without a gateway: `term_s`, to notice it, to wait for it, to end its processes."""
+"""Without a gateway: `sigterm_drain_s`, noticing it, waiting for it, ending its processes."""
 
 
 def begun(w: World) -> None:

@@ -43,7 +43,7 @@ class Site:
         root = str(self.service.root)
         argv = [*PRORL, "cluster", "slurm", "--nodes", str(num), "--root", root]
         argv += ["--queue", "scavenge", "--cores", "2", "--memory", "2GB", *words]
-        argv += [*pools(), "--set", "service.term_s=2"]
+        argv += [*pools(), "--set", "service.sigterm_drain_s=2"]
         with (self.service.path / "cluster.log").open("wb") as out:
             self.cluster = subprocess.Popen(
                 argv, stdout=out, stderr=out, env=self.slurm.env, cwd=self.service.path

@@ -20,7 +20,7 @@ from prorl.types import Json
 ROW: dict[str, Json] = {
     **dict.fromkeys(("init_s", "run_s", "eval_s", "queue_s"), 0.0),
     "stop_reason": "done",
-    "artefact": b"",
+    "artifact": b"",
     "env": "math",
     "task_id": "t",
     "reward": 0.0,

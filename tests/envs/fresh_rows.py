@@ -198,13 +198,13 @@ async def rewards(task: Task, kind: str, *replies: str) -> list[float]:
     env.check(task)
     found = []
     for reply in replies:
-        artefact = await env.artefact(task, reply, None)
+        artifact = await env.artifact(task, reply, None)
         spec = env.sandbox(task, Stage.EVAL)
         if spec is None:
-            score = await env.score(task, artefact, None, Deadline(120))
+            score = await env.score(task, artifact, None, Deadline(120))
         else:
             async with open_sandbox(kind, spec) as sandbox:
-                score = await env.score(task, artefact, sandbox, Deadline(120))
+                score = await env.score(task, artifact, sandbox, Deadline(120))
         found.append(score.reward)
     return found
 

@@ -73,12 +73,12 @@ def test_the_oracle_has_1_and_the_idle_0(name: str, task: Task) -> None:
 
 
 @reward("raises")
-def _raises(task: Task, artefact: bytes) -> float:
+def _raises(task: Task, artifact: bytes) -> float:
     raise KeyError("a grader's own mistake")
 
 
 @reward("nothing")
-def _nan(task: Task, artefact: bytes) -> float:
+def _nan(task: Task, artifact: bytes) -> float:
     return float("nan")
 
 
@@ -95,7 +95,7 @@ async def test_a_grader_that_fails_is_no_score(name: str, broken: RewardFn, code
 
 async def test_a_grader_that_hangs_ends_with_its_deadline() -> None:
     @reward("hangs")
-    async def hangs(task: Task, artefact: bytes) -> float:
+    async def hangs(task: Task, artifact: bytes) -> float:
         await asyncio.Event().wait()
         return 1.0
 

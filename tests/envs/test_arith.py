@@ -26,12 +26,12 @@ async def test_the_reference_is_worth_one_and_anything_else_nothing() -> None:
         ("0" + TASK.data["answer"], 0.0),
         ("", 0.0),
     ):
-        score = await ENV.score(TASK, await ENV.artefact(TASK, final, None), None, Deadline(1.0))
+        score = await ENV.score(TASK, await ENV.artifact(TASK, final, None), None, Deadline(1.0))
         assert score.reward == reward
         assert ("expected" in score.log) == (reward == 0)
 
 
-async def test_an_artefact_that_is_no_text_scores_nothing() -> None:
+async def test_an_artifact_that_is_no_text_scores_nothing() -> None:
     assert (await ENV.score(TASK, b"\xff\xfe", None, Deadline(1.0))).reward == 0
 
 
@@ -101,7 +101,7 @@ async def test_the_reference_looks_every_price_up_computes_and_is_worth_one(tmp_
     ]
     assert [name for name, _ in sandbox.calls] == ["python"]
     score = await SHOP.score(
-        BASKET, await SHOP.artefact(BASKET, outputs[-1], sandbox), None, Deadline(1.0)
+        BASKET, await SHOP.artifact(BASKET, outputs[-1], sandbox), None, Deadline(1.0)
     )
     assert score.reward == 1.0
 

@@ -320,5 +320,5 @@ async def test_a_value_nested_too_deep_to_be_read_is_wrong_and_no_graders_fault(
 )
 async def test_the_program_is_the_last_block_of_python(text: str) -> None:
     program = "print(2 * int(input()))\n"
-    said = await ENV.artefact(READS, text.replace("{}", program), None)
+    said = await ENV.artifact(READS, text.replace("{}", program), None)
     assert said.decode().replace("\r", "") == program

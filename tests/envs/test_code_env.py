@@ -211,13 +211,13 @@ async def test_values_cross_as_plain_data(tmp_path: Path) -> None:
     assert score.reward == 1, score.log
 
 
-async def test_the_artefact_is_the_last_block_or_the_file(tmp_path: Path) -> None:
+async def test_the_artifact_is_the_last_block_or_the_file(tmp_path: Path) -> None:
     sandbox = LocalSandbox(tmp_path)
-    assert await ENV.artefact(_task(), "no program", sandbox) == b""
+    assert await ENV.artifact(_task(), "no program", sandbox) == b""
     await sandbox.put(SOLUTION_FILE, b"from the file")
-    assert await ENV.artefact(_task(), "see the file", sandbox) == b"from the file"
+    assert await ENV.artifact(_task(), "see the file", sandbox) == b"from the file"
     final = "```python\nfirst\n```\nbetter:\n```python\nsecond\n```\n"
-    assert await ENV.artefact(_task(), final, sandbox) == b"second\n"
+    assert await ENV.artifact(_task(), final, sandbox) == b"second\n"
     assert (await ENV.score(_task(), b" \n", None, Deadline(1.0))).reward == 0
 
 

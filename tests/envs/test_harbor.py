@@ -173,7 +173,7 @@ BROKEN = "rm -rf /logs; echo > /logs"
 
 
 @pytest.mark.parametrize(
-    ("command", "artefact_mb", "crosses", "reward"),
+    ("command", "artifact_mb", "crosses", "reward"),
     [
         (f"{RIGHT}; {NOISE}", 64, True, 1.0),
         (f"{RIGHT}; {NOISE}", 1, False, 1.0),
@@ -185,7 +185,7 @@ BROKEN = "rm -rf /logs; echo > /logs"
     ],
 )
 async def test_however_much_an_agent_writes_it_is_judged(
-    tmp_path: Path, image: Path, command: str, artefact_mb: int, crosses: bool, reward: float
+    tmp_path: Path, image: Path, command: str, artifact_mb: int, crosses: bool, reward: float
 ) -> None:
     """What is more than crosses is judged in the agent's own sandbox, as in Harbor; what is broken
     there or here is the agent's doing.
@@ -193,7 +193,7 @@ async def test_however_much_an_agent_writes_it_is_judged(
     task, env, boxes = _task(tmp_path, image, TXT), HarborEnv(), isolated("pyns")
     await verify(env, task, boxes=boxes)
     call = ToolCall("bash", {"command": command})
-    limits = RolloutLimits(artefact_mb=artefact_mb)
+    limits = RolloutLimits(artifact_mb=artifact_mb)
     played = await play(env, task, Replies(call, "done"), boxes=boxes, limits=limits)
     assert (played.trajectory.rescorable, played.reward) == (crosses, reward), played.score.log
 
@@ -206,6 +206,6 @@ async def test_more_artifacts_than_are_kept_cross_to_a_separate_verifier(
     )
     task, env, boxes = _task(tmp_path, image, TXT, toml), HarborEnv(), isolated("pyns")
     call = ToolCall("bash", {"command": f"{RIGHT}; {NOISE}"})
-    limits = RolloutLimits(artefact_mb=1)
+    limits = RolloutLimits(artifact_mb=1)
     played = await play(env, task, Replies(call, "done"), boxes=boxes, limits=limits)
     assert (played.trajectory.rescorable, played.reward) == (False, 1.0), played.score.log

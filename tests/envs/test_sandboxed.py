@@ -73,9 +73,9 @@ async def test_the_judge_cannot_be_read_by_the_program(eval_sandbox: Sandbox) ->
 @pytest.mark.parametrize(
     "setup", [f"ln -s /etc/passwd {SOLUTION_FILE}", f"head -c 300000 /dev/zero > {SOLUTION_FILE}"]
 )
-async def test_an_artefact_that_is_no_small_file_is_the_policys_doing(setup: str) -> None:
+async def test_an_artifact_that_is_no_small_file_is_the_policys_doing(setup: str) -> None:
     async with prorl.sandbox.open("pyns", spec=CODE.sandbox(TASK, Stage.RUN)) as sandbox:
         await sandbox.call("bash", {"command": setup}, 10.0)
         with pytest.raises(SandboxError) as caught:
-            await CODE.artefact(TASK, "see the file", sandbox)
+            await CODE.artifact(TASK, "see the file", sandbox)
     assert caught.value.code is FailureCode.SANDBOX_BROKEN

@@ -56,13 +56,13 @@ def _task(task: Task = CALC, **data: Json) -> Task:
 
 
 async def _change(host: UnixSandboxHost, task: Task, *calls: ToolCall) -> bytes:
-    """The artefact of an agent that makes these calls; empty if it broke its workspace."""
+    """The artifact of an agent that makes these calls; empty if it broke its workspace."""
     async with _prepared(host, task, Stage.RUN) as sandbox:
         for call in calls:
             done = await ENV.call(task, sandbox, call, 10.0)
             assert done.exit_code == 0, done.output
         try:
-            return await ENV.artefact(task, "done", sandbox)
+            return await ENV.artifact(task, "done", sandbox)
         except SandboxError as error:
             if error.code is not FailureCode.SANDBOX_BROKEN:
                 raise
@@ -70,10 +70,10 @@ async def _change(host: UnixSandboxHost, task: Task, *calls: ToolCall) -> bytes:
 
 
 async def _score(
-    host: UnixSandboxHost, task: Task, artefact: bytes, eval_s: float = 120.0
+    host: UnixSandboxHost, task: Task, artifact: bytes, eval_s: float = 120.0
 ) -> Score:
     async with _prepared(host, task, Stage.EVAL) as sandbox:
-        return await ENV.score(task, artefact, sandbox, Deadline(eval_s))
+        return await ENV.score(task, artifact, sandbox, Deadline(eval_s))
 
 
 async def _bash(host: UnixSandboxHost, command: str, task: Task = CALC) -> Score:
@@ -123,10 +123,10 @@ async def test_edits_new_files_deletions_and_commits_of_the_agent_all_count(
         "bash",
         {"command": "git add -A && git commit -qm 'mine' && rm README.md && printf 'a\\0b' > blob"},
     )
-    artefact = await _change(host, CALC, edit, insert, create, commit)
-    assert b"GIT binary patch" in artefact
-    assert b"deleted file" in artefact
-    assert (await _score(host, CALC, artefact)).reward == 1
+    artifact = await _change(host, CALC, edit, insert, create, commit)
+    assert b"GIT binary patch" in artifact
+    assert b"deleted file" in artifact
+    assert (await _score(host, CALC, artifact)).reward == 1
 
 
 async def test_half_a_solution_is_none_and_its_share_is_kept(host: UnixSandboxHost) -> None:
@@ -195,7 +195,7 @@ async def test_a_workspace_that_cannot_be_read_is_the_policys_failure_and_says_s
         async with _prepared(host, CALC, Stage.RUN) as sandbox:
             await sandbox.exec(["bash", "-c", command], 20.0)
             with pytest.raises(SandboxError, match=says) as caught:
-                await ENV.artefact(CALC, "done", sandbox)
+                await ENV.artifact(CALC, "done", sandbox)
         assert caught.value.code is FailureCode.SANDBOX_BROKEN
 
 
@@ -278,7 +278,7 @@ async def test_nothing_is_left_outside_the_workspace(host: UnixSandboxHost) -> N
     async with _prepared(host, CALC, Stage.RUN) as sandbox:
         for call in ENV.reference(CALC).calls:
             await ENV.call(CALC, sandbox, call, 10.0)
-        await ENV.artefact(CALC, "done", sandbox)
+        await ENV.artifact(CALC, "done", sandbox)
         assert (
             await sandbox.exec(
                 ["bash", "-c", "find /tmp -maxdepth 1 -type f -newer calc/build.py -uid $(id -u)"],
@@ -485,7 +485,7 @@ async def test_an_archive_is_unpacked_without_its_history(
             10.0,
         )
         await sandbox.exec(["bash", "-c", FIX], 10.0)
-        artefact = await ENV.artefact(task, "done", sandbox)
+        artifact = await ENV.artifact(task, "done", sandbox)
     assert found.output.split()[:6] == [
         "base",
         ".git",
@@ -494,7 +494,7 @@ async def test_an_archive_is_unpacked_without_its_history(
         "tests",
         found.output.split()[5],
     ]
-    assert (await _score(host, task, artefact)).reward == 1
+    assert (await _score(host, task, artifact)).reward == 1
 
 
 async def test_what_is_prepared_is_named_by_all_that_it_is_made_from(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from prorl.envs.swe import SweEnv, judge
-from prorl.envs.swe.shell import ARTEFACT, BASE, DIFF
+from prorl.envs.swe.shell import ARTIFACT, BASE, DIFF
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
@@ -57,13 +57,13 @@ async def host(sandbox_kind: str) -> AsyncIterator[UnixSandboxHost]:
         yield host
 
 
-async def _score(host: UnixSandboxHost, task: Task, artefact: bytes) -> Score:
+async def _score(host: UnixSandboxHost, task: Task, artifact: bytes) -> Score:
     spec = ENV.sandbox(task, Stage.EVAL)
     assert spec is not None
     ref = await host.start(f"judge/{next(NUMBERS_OF)}/1", "eval", spec)
     async with host.connect(ref) as sandbox:
         await ENV.prepare(task, sandbox)
-        score = await ENV.score(task, artefact, sandbox, Deadline(120.0))
+        score = await ENV.score(task, artifact, sandbox, Deadline(120.0))
     await host.stop(ref)
     return score
 
@@ -166,7 +166,7 @@ async def test_links_that_decide_do_not_count(
     for script in (
         f"set -e\n{BASE}",
         LINKS[name].replace("EVIL", EVIL.replace("'", '"')),
-        ARTEFACT,
+        ARTIFACT,
     ):
         subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, capture_output=True)
     score = await _score(host, task, (tmp_path / DIFF).read_bytes())
@@ -260,7 +260,7 @@ if not any(map(os.path.exists, places)):
     assert "pass whatever they expect: " in score.log
 
 
-class Stuck:
+class Stalled:
     """A sandbox that is never made fresh for a further run."""
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -284,10 +284,10 @@ async def test_a_right_change_is_not_lost_to_twins_that_have_no_time(
     monkeypatch.setattr(judge, "SLOWER_S", 1000.0)  # on a busy machine, too
     spec = ENV.sandbox(task, Stage.EVAL)
     assert spec is not None
-    ref = await host.start("judge/stuck/1", "eval", spec)
+    ref = await host.start("judge/stalled/1", "eval", spec)
     async with host.connect(ref) as sandbox:
         await ENV.prepare(task, sandbox)
-        score = await ENV.score(task, change, cast(Sandbox, Stuck(sandbox)), Deadline(40.0))
+        score = await ENV.score(task, change, cast(Sandbox, Stalled(sandbox)), Deadline(40.0))
     await host.stop(ref)
     assert score.reward == 1, score.log
 

@@ -65,7 +65,7 @@ async def host(sandbox_kind: str) -> AsyncIterator[UnixSandboxHost]:
 
 
 async def _score(
-    host: UnixSandboxHost, name: str, task: Task, artefact: bytes, eval_s: float
+    host: UnixSandboxHost, name: str, task: Task, artifact: bytes, eval_s: float
 ) -> Score:
     spec = ENV.sandbox(task, Stage.EVAL)
     assert spec is not None
@@ -73,7 +73,7 @@ async def _score(
     try:
         async with host.connect(ref) as sandbox:
             await ENV.prepare(task, sandbox)
-            return await ENV.score(task, artefact, sandbox, Deadline(eval_s))
+            return await ENV.score(task, artifact, sandbox, Deadline(eval_s))
     finally:
         await host.stop(ref)
 

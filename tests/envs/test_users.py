@@ -58,11 +58,11 @@ def misbehave(task, hook):
         raise RolloutError("a word", "of their own")
 
 @reward("exact")
-def exact(task, artefact):
+def exact(task, artifact):
     misbehave(task, "score")
     if "gives" in task.data:
         return eval(task.data["gives"])
-    return float(artefact == b"yes")
+    return float(artifact == b"yes")
 
 class Mine(BaseEnv):
     name = "mine"
@@ -96,8 +96,8 @@ class Mine(BaseEnv):
         misbehave(task, "call")
         return word.upper()
 
-    async def artefact(self, task, final, sandbox):
-        misbehave(task, "artefact")
+    async def artifact(self, task, final, sandbox):
+        misbehave(task, "artifact")
         return final.encode()
 
     def reference(self, task):
@@ -107,7 +107,7 @@ class Mine(BaseEnv):
 """
 
 PLANNED = ("check", "messages", "tools", "sandbox")
-HOOKS = (*PLANNED, "prepare", "call", "artefact", "score", "reference")
+HOOKS = (*PLANNED, "prepare", "call", "artifact", "score", "reference")
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ async def _short(
     """Short limits, but not where they hold another start, which a busy machine makes long."""
     case = getattr(request.node, "callspec", None)
     if case is None or case.params.get("how") != "exit":
-        for name in ("HOOK_S", "CALL_GRACE_S", "ARTEFACT_S"):
+        for name in ("HOOK_S", "CALL_GRACE_S", "ARTIFACT_S"):
             monkeypatch.setattr(users, name, 1.5)
         monkeypatch.setattr(users, "SCORE_GRACE_S", 0.0)
     monkeypatch.setattr(users, "LEAD_S", 1.5)
@@ -142,8 +142,8 @@ async def _hook(env: UsersEnv, task: Task, hook: str, sandbox: LocalSandbox) -> 
         return None
     if hook == "call":
         return await env.call(task, sandbox, ToolCall("shout", {"word": "a"}), 0.5)
-    if hook == "artefact":
-        return await env.artefact(task, "yes", sandbox)
+    if hook == "artifact":
+        return await env.artifact(task, "yes", sandbox)
     if hook == "score":
         return (await env.score(task, b"yes", None, Deadline(1.5))).reward
     return await reference_of(env, task)
@@ -210,7 +210,7 @@ async def test_an_error_that_wants_another_try_keeps_its_code(tmp_path: Path) ->
     assert caught.value.code is FailureCode.GRADER_ERROR
 
 
-@pytest.mark.parametrize("hook", ["prepare", "call", "artefact", "score"])
+@pytest.mark.parametrize("hook", ["prepare", "call", "artifact", "score"])
 @pytest.mark.parametrize("how", ["FencedError", "StorageError", "RolloutError"])
 async def test_an_error_of_ours_that_a_hook_raises_is_the_tasks_mistake(
     hook: str, how: str, tmp_path: Path
@@ -283,7 +283,7 @@ async def test_rollouts_that_wait_do_not_wait_for_each_other(tmp_path: Path) -> 
     (tmp_path / "slow.py").write_text(
         "import time\nfrom prorl.envs.noop import NoopEnv\n"
         "from prorl.rubric import Rubric, reward\n"
-        "@reward('slow')\ndef slow(task, artefact):\n    time.sleep(1.0)\n    return 1.0\n"
+        "@reward('slow')\ndef slow(task, artifact):\n    time.sleep(1.0)\n    return 1.0\n"
         "class Slow(NoopEnv):\n    rubric = Rubric((slow, 1.0))\n"
     )
     task = make_task(f"{tmp_path}/slow.py:Slow", "?")
@@ -339,7 +339,7 @@ from prorl.envs.base import BaseEnv
 from prorl.rubric import Rubric, reward
 
 @reward("fixed")
-def fixed(task, artefact):
+def fixed(task, artifact):
     return VALUE
 
 class Fixed(BaseEnv):

@@ -66,7 +66,7 @@ def trajectory(num_tokens: int = 8) -> Trajectory:
         sequences=(sequence,),
         turns=(),
         messages=(),
-        artefact=b"2",
+        artifact=b"2",
         stop_reason=StopReason.DONE,
         failure=Failure(code=FailureCode.NONE),
         llm_s=0.1,

@@ -22,11 +22,11 @@ def said(turn: int) -> str:
 
 
 @reward("exact")
-def exact(task: Task, artefact: bytes) -> float:
+def exact(task: Task, artifact: bytes) -> float:
     """Whether the sandbox's files say so too."""
     turns = int(task.data.get("expected", task.data["turns"]))
     lines = "".join(f"{turn}\n" for turn in range(turns)) + "killed\n" * turns
-    return float(artefact.decode() == lines)
+    return float(artifact.decode() == lines)
 
 
 class Counting(BaseEnv):
@@ -36,7 +36,7 @@ class Counting(BaseEnv):
     offers = (BASH,)
     rubric = Rubric((exact, 1.0))
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+    async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """Both files."""
         assert sandbox is not None
         return await sandbox.get("counter") + await sandbox.get("kills")

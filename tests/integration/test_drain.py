@@ -119,7 +119,12 @@ async def process(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """`prorl node` named n1, as people start it."""
     pools = [f"service.{stage}.slots=4" for stage in ("init", "run", "eval")]
-    settings = [f"service.sandbox.kind={kind}", "service.term_s=0.5", "service.drain_s=60", *pools]
+    settings = [
+        f"service.sandbox.kind={kind}",
+        "service.sigterm_drain_s=0.5",
+        "service.drain_s=60",
+        *pools,
+    ]
     argv = [sys.executable, "-m", "prorl.cli", "node", str(join_file(running, "node"))]
     argv += ["--name", "n1", "--root", str(tmp_path / "n1"), *words]
     argv += [word for one in settings for word in ("--set", one)]

@@ -161,20 +161,21 @@ async def test_a_slow_server_gets_less_and_keeps_what_it_has(
         assert set((await s.states()).values()) == {"ready"}
         served = rows(
             stored,
-            "select backend, count(*) as n, avg(epoch(committed_at) - queue_s) as held_s, min("
+            "select backend, count(*) as n, avg(epoch(committed_at) - queue_s) as leased_s, min("
             " epoch(committed_at) - queue_s - init_s - run_s - eval_s) as since from rollouts"
             " join (select distinct rollout_id, backend from turns) using (rollout_id)"
             f" group by 1 order by backend <> '{slow.url}'",
         )
         assert sum(one["n"] for one in served) == s.count, "each stayed where it began"
         # As many are in hand of each: what it was given at once, and as much again each time that
-        # it held those to their commit (`held_s`) while there was work to give.
+        # it held those to their commit (`leased_s`) while there was work to give.
         submitted = min(one["since"] for one in served)
-        held_s = [one["held_s"] - submitted for one in served]
+        leased_s = [one["leased_s"] - submitted for one in served]
         given_s = max(row["queue_s"] for row in rows(stored, "select queue_s from rollouts"))
-        in_hand = sum(one["n"] * held for one, held in zip(served, held_s, strict=True)) / given_s
+        in_hand = sum(one["n"] * held for one, held in zip(served, leased_s, strict=True)) / given_s
         print(
-            [(one["n"], round(held, 2)) for one, held in zip(served, held_s, strict=True)], given_s
+            [(one["n"], round(held, 2)) for one, held in zip(served, leased_s, strict=True)],
+            given_s,
         )
-        assert served[0]["n"] <= in_hand / len(served) * (1 + given_s / held_s[0])
+        assert served[0]["n"] <= in_hand / len(served) * (1 + given_s / leased_s[0])
         assert served[0]["n"] == min(one["n"] for one in served)

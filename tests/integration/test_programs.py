@@ -59,9 +59,27 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, wor
         stored,
         "select task_id, status, attempt, reward, rendered from rollouts group by all order by 1",
     ) == [
-        {"task_id": "guest/1", "status": "completed", "attempt": 1, "reward": 0.0, "rendered": 1},
-        {"task_id": "guest/2", "status": "completed", "attempt": 1, "reward": 0.0, "rendered": 1},
-        {"task_id": "noop/1", "status": "completed", "attempt": 1, "reward": 1.0, "rendered": 1},
+        {
+            "task_id": "guest/1",
+            "status": "completed",
+            "attempt": 1,
+            "reward": 0.0,
+            "rendered_calls": 1,
+        },
+        {
+            "task_id": "guest/2",
+            "status": "completed",
+            "attempt": 1,
+            "reward": 0.0,
+            "rendered_calls": 1,
+        },
+        {
+            "task_id": "noop/1",
+            "status": "completed",
+            "attempt": 1,
+            "reward": 1.0,
+            "rendered_calls": 1,
+        },
     ]
     assert any(line.startswith("  door      0 of 6") for line in lines(summarise(plan.directory)))
 

@@ -42,22 +42,22 @@ async def test_nothing_of_what_is_redundant_is_left(tmp_path: Path, sandbox_kind
         Task(task_id=f"t{i}", env="math", prompt=f"{i} + 1?", data={"answer": str(i + 1)})
         for i in range(GROUPS)
     ]
-    async with Misbehaving(Mode.STUCK) as server:
+    async with Misbehaving(Mode.STALLED) as server:
         config = settings(root, sandbox_kind, server.url)
         server.answers_probes = True
         async with signals() as stop, service(config, stop) as running:
             client = client_of(running)
             await asyncio.to_thread(client.create_run, run_id="r", filter=ANY, target_groups=1)
-            await asyncio.to_thread(client.submit, "r", tasks[1:], N, key="stuck")
-            stuck = (GROUPS - 1) * N
+            await asyncio.to_thread(client.submit, "r", tasks[1:], N, key="stalled")
+            stalled = (GROUPS - 1) * N
             begun = server.calls
-            await _until(lambda: len(begun) == stuck and all(call.ids for call in begun))
-            assert len(list(live.iterdir())) >= stuck
+            await _until(lambda: len(begun) == stalled and all(call.ids for call in begun))
+            assert len(list(live.iterdir())) >= stalled
             server.mode = Mode.WELL
             await asyncio.to_thread(client.submit, "r", tasks[:1], N, key="well", last=True)
             idle, gone = await asyncio.gather(
-                _until(lambda: not server.in_flight and len(server.calls) == stuck + N),
-                _until(lambda: len(server.calls) == stuck + N and not list(live.iterdir())),
+                _until(lambda: not server.in_flight and len(server.calls) == stalled + N),
+                _until(lambda: len(server.calls) == stalled + N and not list(live.iterdir())),
             )
             async with asyncio.timeout(120):
                 while (await asyncio.to_thread(client.run, "r"))["state"] != "finished":
@@ -66,13 +66,13 @@ async def test_nothing_of_what_is_redundant_is_left(tmp_path: Path, sandbox_kind
     found = rows(
         stored, "select failure_code as code, count(*) as n from rollouts group by 1 order by 1"
     )
-    assert found == [{"code": "", "n": N}, {"code": "redundant", "n": stuck}]
+    assert found == [{"code": "", "n": N}, {"code": "redundant", "n": stalled}]
     tokens = [
         sum(len(turn["token_ids"]) for turn in row["sequences"])
         for path in sorted((root / "r" / "partial").glob("*.parquet"))
         for row in pq.read_table(path).to_pylist()
     ]
-    assert len(tokens) == stuck, "what they had said is kept"
+    assert len(tokens) == stalled, "what they had said is kept"
     assert all(tokens)
     (decided,) = rows(
         stored, "select epoch(g.at) as s from groups g where event = 'decided' and kept"

@@ -30,8 +30,8 @@ GROUPS, SIBLINGS, EXPERTS = 3, 2, 300
 """More experts than a byte holds."""
 
 
-def fed(url: str | Path, run: str, *, routing: bool = True) -> list[Record]:
-    feed = Feed(url, run, routing=routing)
+def fed(url: str | Path, run: str, *, routed_experts: bool = True) -> list[Record]:
+    feed = Feed(url, run, routed_experts=routed_experts)
     found = [record for group in feed for record in group]
     feed.commit()
     return found
@@ -40,10 +40,12 @@ def fed(url: str | Path, run: str, *, routing: bool = True) -> list[Record]:
 def check(found: list[Record]) -> None:
     assert len(found) == GROUPS * SIBLINGS
     for record in found:
-        assert record.routing is not None
-        assert len(record.routing) == len(record.ids) - 1
-        np.testing.assert_array_equal(record.routing, experts(record.ids, EXPERTS)[:-1])
-    assert any(record.routing is not None and record.routing.max() > 255 for record in found)
+        assert record.routed_experts is not None
+        assert len(record.routed_experts) == len(record.ids) - 1
+        np.testing.assert_array_equal(record.routed_experts, experts(record.ids, EXPERTS)[:-1])
+    assert any(
+        record.routed_experts is not None and record.routed_experts.max() > 255 for record in found
+    )
 
 
 def submit(client: Client, run: str, **more: Json) -> None:
@@ -73,14 +75,16 @@ async def test_from_the_server_to_the_trainer(
         async with service(config, stop) as running:
             client = client_of(running)
             await asyncio.to_thread(submit, client, "plain")
-            plain = await asyncio.to_thread(fed, config.root, "plain", routing=True)
+            plain = await asyncio.to_thread(fed, config.root, "plain", routed_experts=True)
             assert not any(body["return_routed_experts"] for body in server.bodies)
-            assert [record.routing for record in plain] == [None] * GROUPS * SIBLINGS
-            await asyncio.to_thread(submit, client, "moe", routing=True)
+            assert [record.routed_experts for record in plain] == [None] * GROUPS * SIBLINGS
+            await asyncio.to_thread(submit, client, "moe", routed_experts=True)
             check(await asyncio.to_thread(fed, config.root, "moe"))
             (batch, *_) = await asyncio.to_thread(lambda: [*client.stream("moe", cursor="moe@0")])
             assert "experts" not in batch.arrow.schema.names, "whoever does not ask gets none"
-    assert [path.name for path in (tmp_path / "root" / "plain" / "routing").iterdir()] == [EMPTY]
+    assert [path.name for path in (tmp_path / "root" / "plain" / "routed_experts").iterdir()] == [
+        EMPTY
+    ]
     folder = tmp_path / "root" / "moe"
     before = stored(folder)
     assert verify(folder) == []
@@ -92,6 +96,6 @@ async def test_from_the_server_to_the_trainer(
 
 
 def stored(folder: Path) -> pa.Table:
-    found: pa.Table = StoredRun(folder).read("routing").sort_by("sequence_id")
+    found: pa.Table = StoredRun(folder).read("routed_experts").sort_by("sequence_id")
     assert found.num_rows == GROUPS * SIBLINGS
     return found.replace_schema_metadata()

@@ -157,10 +157,10 @@ async def test_a_trainer_hears_within_half_a_minute_why_nothing_comes(
                 assert not reading.done()
                 await asyncio.sleep(0.1)
             print(f"heard after {time.monotonic() - began:.1f} s: {heard.said}", file=sys.stderr)
-            assert heard.said[0].startswith("run r is stuck: 1 rollouts run and none has ended")
+            assert heard.said[0].startswith("run r is stalled: 1 rollouts run and none has ended")
             await asyncio.to_thread(client.cancel, "r")
             assert await reading is None
-            assert (await asyncio.to_thread(client.run, "r"))["stuck"] == ""
+            assert (await asyncio.to_thread(client.run, "r"))["stalled"] == ""
             client.close()
     finally:
         logging.getLogger("prorl.client").removeHandler(heard)

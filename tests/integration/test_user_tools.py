@@ -58,11 +58,11 @@ PACKAGE = {
             async def call(self, task, sandbox, call, timeout_s):
                 return await run_call(self.tools(task), sandbox, call, timeout_s)
 
-            async def artefact(self, task, final, sandbox):
+            async def artifact(self, task, final, sandbox):
                 return await sandbox.get("seen.txt")
 
-            async def score(self, task, artefact, sandbox, deadline):
-                seen = float(artefact == b"user saw ['Oslo', 'Rome']")
+            async def score(self, task, artifact, sandbox, deadline):
+                seen = float(artifact == b"user saw ['Oslo', 'Rome']")
                 return Score(parts=(RewardPart(name="seen", value=seen),))
 
             def reference(self, task):

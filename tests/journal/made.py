@@ -24,9 +24,9 @@ from tests.flight.rows import lease
 from tests.grown import leased_batch, only, ready_row
 
 
-def row(number: int = 1, on_unknown: str = "tell", tools: bool = True) -> Row:
+def row(number: int = 1, on_lost_tool_call: str = "report", tools: bool = True) -> Row:
     """A READY row of an attempt that has tools."""
-    leased = leased_batch([dataclasses.replace(lease(number), on_unknown=on_unknown)])
+    leased = leased_batch([dataclasses.replace(lease(number), on_lost_tool_call=on_lost_tool_call)])
     ready = ready_row(
         leased,
         sandbox=SandboxRef(node_id="n", sandbox_id=f"s{number}", socket_path="/s"),
@@ -67,7 +67,7 @@ def answer(turn: int, index: int = 0) -> Answer:
 
 
 ENDED = Ended(
-    stop=StopReason.DONE, code=FailureCode.NONE, message="", artefact=b"\x00answer", spent_s=3.0
+    stop=StopReason.DONE, code=FailureCode.NONE, message="", artifact=b"\x00answer", spent_s=3.0
 )
 
 

@@ -22,7 +22,7 @@ def _write(folder: Path) -> Journals:
     journals = Journals(folder)
     assert journals.open() == []
     journals.begin(row())
-    _tell(journals.attempt(read_key(row()), on_unknown="tell"))
+    _tell(journals.attempt(read_key(row()), on_lost_tool_call="report"))
     return journals
 
 
@@ -68,7 +68,7 @@ def test_the_next_attempt_has_the_file_of_one_that_left(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.journal"))) == 2
     journals.drop(read_key(row()))
     journals.begin(row(3))
-    journals.attempt(read_key(row(3)), on_unknown="tell").say(said(0))
+    journals.attempt(read_key(row(3)), on_lost_tool_call="report").say(said(0))
     assert len(list(tmp_path.glob("*.journal"))) == 2
     journals.drop(read_key(row(2)))  # its empty file is one that a killed worker leaves
 
@@ -89,7 +89,7 @@ def _as_killed(folder: Path) -> Path:
 
 def test_what_was_dropped_is_not_written_by_its_agent(tmp_path: Path) -> None:
     journals = _write(tmp_path)
-    late = journals.attempt(read_key(row()), on_unknown="tell")
+    late = journals.attempt(read_key(row()), on_lost_tool_call="report")
     journals.drop(read_key(row()))
     journals.begin(row(2))
     late.say(said(5))
@@ -140,7 +140,7 @@ def test_the_next_life_goes_on_where_the_last_one_was_cut(tmp_path: Path) -> Non
     (found,) = journals.open()
     assert _prefix(found) == len(RECORDS) - 1
     journals.adopt(found, epoch=4)
-    journal = journals.attempt(found.key, on_unknown="tell")
+    journal = journals.attempt(found.key, on_lost_tool_call="report")
     assert journal.epoch == 4
     assert same(journal.said(0, b"") or said(9), said(0))
     journal.tell(answer(1))
@@ -160,7 +160,7 @@ def test_a_past_that_cannot_be_written_on_is_still_the_past(tmp_path: Path, is_g
         path.unlink()
     journals.adopt(found, epoch=4)
     assert (journals.num_bytes, list(tmp_path.glob("*.journal"))) == (0, [])
-    journal = journals.attempt(found.key, on_unknown="tell")
+    journal = journals.attempt(found.key, on_lost_tool_call="report")
     assert journal.epoch == 4
     assert same(journal.said(0, b"") or said(9), said(0))
 
@@ -189,7 +189,7 @@ def test_more_than_the_bound_is_not_kept_and_said(
     journals = Journals(tmp_path, limit_bytes=5000)
     journals.open()
     journals.begin(row())
-    journal = journals.attempt(read_key(row()), on_unknown="tell")
+    journal = journals.attempt(read_key(row()), on_lost_tool_call="report")
     for turn in range(20):
         journal.say(said(turn))
     assert journals.num_bytes == 0
@@ -197,7 +197,9 @@ def test_more_than_the_bound_is_not_kept_and_said(
     assert not list(tmp_path.glob("*.journal"))
 
 
-@pytest.mark.parametrize("other", [row(on_unknown=""), row(tools=False)], ids=["off", "no tools"])
+@pytest.mark.parametrize(
+    "other", [row(on_lost_tool_call=""), row(tools=False)], ids=["off", "no tools"]
+)
 def test_where_nothing_is_worth_keeping_nothing_is_written(tmp_path: Path, other: object) -> None:
     journals = Journals(tmp_path)
     journals.open()
@@ -212,7 +214,7 @@ def test_with_sync_each_record_is_on_disk_before_what_comes_next(tmp_path: Path)
     journals.begin(row())
     path = str(next(tmp_path.glob("*.journal")))
     assert synced == [path, str(tmp_path)]
-    journal = journals.attempt(read_key(row()), on_unknown="tell")
+    journal = journals.attempt(read_key(row()), on_lost_tool_call="report")
     journal.say(said(0))
     assert synced[2:] == [path]
     journal.tell(answer(0))

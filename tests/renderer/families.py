@@ -189,7 +189,7 @@ def renderer(model: Model) -> TemplateRenderer:
             vocabulary(model.vocabulary) if model.vocabulary else Words(_markers(model, family))
         )
         made = TemplateRenderer(
-            tokenizer, template(model, variables(model)), family, unshown_tools=True
+            tokenizer, template(model, variables(model)), family, allow_unrendered_tools=True
         )
         made.proof = proof.check(made, model.name)
         _made[key] = made

@@ -47,8 +47,12 @@ async def test_a_hostile_template_is_refused(tmp_path: Path, loop: str) -> None:
 
 
 def test_a_runs_spec_has_the_services_model_and_the_first_day() -> None:
-    spec = RendererSpec(on_rewrite="segment").settled("/models/a", 2 * DAY_S + 1.0)
-    assert (spec.model, spec.date, spec.on_rewrite) == ("/models/a", "1970-01-03", "segment")
+    spec = RendererSpec(on_history_rewrite="segment").settled("/models/a", 2 * DAY_S + 1.0)
+    assert (spec.model, spec.date, spec.on_history_rewrite) == (
+        "/models/a",
+        "1970-01-03",
+        "segment",
+    )
     own = RendererSpec(model="/models/b", date="2026-11-22").settled("/models/a", 0.0)
     assert (own.model, own.date) == ("/models/b", "2026-11-22")
     assert RendererSpec.from_json(own.to_json()) == own

@@ -30,9 +30,11 @@ def renderer(directory: Path) -> TemplateRenderer:
 
 
 def _make(
-    directory: Path, on_rewrite: Literal["append", "segment"] = "append", **variables: Json
+    directory: Path, on_history_rewrite: Literal["append", "segment"] = "append", **variables: Json
 ) -> TemplateRenderer:
-    spec = RendererSpec(model=str(directory), variables=variables, on_rewrite=on_rewrite)
+    spec = RendererSpec(
+        model=str(directory), variables=variables, on_history_rewrite=on_history_rewrite
+    )
     renderer = make_renderer(spec)
     assert isinstance(renderer, TemplateRenderer)
     return renderer
@@ -155,7 +157,7 @@ def test_the_proof_says_what_the_template_does_to_its_past(directory: Path) -> N
 
 def test_the_run_chooses_what_a_new_user_message_does(directory: Path) -> None:
     assert not _make(directory).starts_segment((MORE,))
-    segmenting = _make(directory, on_rewrite="segment")
+    segmenting = _make(directory, on_history_rewrite="segment")
     assert segmenting.starts_segment((MORE,))
     assert not segmenting.starts_segment((RESULT,))
 
@@ -225,7 +227,7 @@ def test_tools_that_the_template_does_not_show_are_offered_on_request_only(tmp_p
     directory = write_model(tmp_path, TEMPLATE.replace("{%- if tools %}", "{%- if false %}"))
     with pytest.raises(TaskError, match="does not say what tools there are"):
         _make(directory).prompt(QUESTION, (LOOK,))
-    asked = make_renderer(RendererSpec(model=str(directory), unshown_tools=True))
+    asked = make_renderer(RendererSpec(model=str(directory), allow_unrendered_tools=True))
     assert len(asked.prompt(QUESTION, (LOOK,)))
 
 

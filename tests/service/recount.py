@@ -27,7 +27,7 @@ _COUNTS: Mapping[str, str] = {
     "delivery.kept": f"SELECT count(*) {_FROM_GROUPS} AND state IN ('kept', 'delivered', 'acked')",
     "weights.version": "SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ?"
     " AND published",
-    "weights.given_version": "SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ?",
+    "weights.allocated_version": "SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ?",
 }
 """Counts of a RunRecord, by record and name, and the statement that gives the number."""
 

@@ -227,7 +227,7 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
 ) -> None:
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
     async with served() as url, world(tmp_path) as w, w.worker("run") as run:
-        run.stats = Stats(backends={url: Served(prompt=400, cached=150, repeated=200, reused=150)})
+        run.stats = Stats(backends={url: Served(prompt=400, cached=150, reusable=200, reused=150)})
         await until(lambda: w.core.state.workers["run-0"].status.stats == run.stats)
         where = ("--url", w.served.http)
 
@@ -240,14 +240,14 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
         assert code == 0
         assert all(part in shown for part in (url, "75%", "scripted:oracle"))
         await w.run()
-        reuse = Served(prompt=400, cached=150, repeated=200, reused=150)
+        reuse = Served(prompt=400, cached=150, reusable=200, reused=150)
         run.stats = Stats(backends=run.stats.backends, runs={"r": reuse})
         await until(lambda: w.core.state.workers["run-0"].status.stats == run.stats)
         (shown_run,) = (await w.http("GET", "/v1/status"))[1]["runs"]
         assert (shown_run["reused_share"], shown_run["cached_share"]) == (0.75, 0.375)
         text = exposition(w.core, 0, "0").decode()
         assert f'prorl_backend_reused_tokens_total{{backend="{url}"}} 150.0' in text
-        assert 'prorl_run_repeated_tokens_total{run="r"} 200.0' in text
+        assert 'prorl_run_reusable_tokens_total{run="r"} 200.0' in text
         assert (await cli("set", url))[0] == 0
         assert list(await names(w)) == [url]
         assert (await cli("drain", url))[0] == 0

@@ -74,7 +74,7 @@ async def test_a_log_that_is_older_than_a_directory_fails_that_run_and_serves_th
     (tmp_path / "root" / "r" / "commits" / "0000000001.json").write_text("{}")
     before = content(tmp_path / "root" / "r")
     async with world(tmp_path) as w:
-        assert "knows 0 commits" in (found := (await w.http("GET", "/v1/runs/r"))[1])["stuck"]
+        assert "knows 0 commits" in (found := (await w.http("GET", "/v1/runs/r"))[1])["stalled"]
         assert found["state"] == "failed"
         assert list(w.core.state.open) == ["other"]
     assert content(tmp_path / "root" / "r") == before

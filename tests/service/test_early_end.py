@@ -27,8 +27,8 @@ def played(folder: Path, *groups: tuple[list[float], list[float]], **run: Json) 
 def test_a_straggler_is_waited_for_as_long_as_its_grace(tmp_path: Path) -> None:
     slow = ([1.0, 0.0, 1.0, 1.0], [10.0, 20.0, 20.0, 900.0])
     assert played(tmp_path, slow).seconds == 905
-    assert played(tmp_path, slow, enough=3, grace_s=70.0).seconds == 20 + 70 + 5
-    assert played(tmp_path, slow, enough=4, grace_s=70.0).seconds == 905
+    assert played(tmp_path, slow, early_stop_valid=3, straggler_grace_s=70.0).seconds == 20 + 70 + 5
+    assert played(tmp_path, slow, early_stop_valid=4, straggler_grace_s=70.0).seconds == 905
 
 
 @pytest.mark.parametrize(("filter_name", "seconds"), [("dapo", 905), ("pass_rate:0.1-0.7", 25)])

@@ -116,19 +116,19 @@ async def test_a_superseded_worker_is_told_to_stop(tmp_path: Path) -> None:
         assert stop.key == first
 
 
-@pytest.mark.parametrize(("skip_bad", "others"), [(False, "cancelled"), (True, "leased")])
+@pytest.mark.parametrize(("skip_invalid", "others"), [(False, "cancelled"), (True, "leased")])
 async def test_the_first_prompt_that_is_too_long_ends_the_run(
-    tmp_path: Path, skip_bad: bool, others: str
+    tmp_path: Path, skip_invalid: bool, others: str
 ) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("store"):
-        await w.run(skip_bad=skip_bad)
+        await w.run(skip_invalid=skip_invalid)
         await w.submit(group("first", n=1), group("second", n=7))
         keys = await init.take(8)
         init.say(Failed(message="a prompt of 9 tokens"), keys[0], code="prompt_too_long")
         view = await w.until(lambda v: v["counts"]["failed"] == 1)
         assert view["counts"][others] == 7
-        mend = "task 'first': a prompt of 9 tokens, or leave out such tasks with skip_bad"
-        assert (mend in w.core.run("r").life.problem) is not skip_bad
+        mend = "task 'first': a prompt of 9 tokens, or leave out such tasks with skip_invalid"
+        assert (mend in w.core.run("r").life.problem) is not skip_invalid
 
 
 @KINDS

@@ -85,7 +85,7 @@ def test_only_a_complete_group_is_decided_and_once(world: World) -> None:
     (told,) = world.told()
     assert (told.group_id, told.event, told.kept, told.reason) == (0, "decided", True, "said")
     assert (told.num_members, told.num_valid, told.mean_reward) == (1, 3, 0.5)
-    assert (told.min_version, told.delivery_seq, told.at) == (4, -1, 100_000_000)
+    assert (told.min_version, told.delivery_seq, told.event_at) == (4, -1, 100_000_000)
 
 
 def test_a_kept_group_needs_a_member_and_a_run_that_wants_it(world: World) -> None:
@@ -301,7 +301,7 @@ def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None
     assert give(run, 0, "a") == 1
     assert give(run, 2, "b") == 2
     world.write()
-    assert (give(run, 1, "a"), give(run, 2, "b"), run.weights.given_version) == (1, 2, 2)
+    assert (give(run, 1, "a"), give(run, 2, "b"), run.weights.allocated_version) == (1, 2, 2)
     for version, path, said in ((1, "b", "is used"), (2, "a", "is used"), (4, "d", "one above")):
         with pytest.raises(ConflictError, match=said):
             give(run, version, path)
@@ -309,7 +309,7 @@ def test_an_id_of_weights_is_the_next_and_never_used_again(world: World) -> None
     world.write()
     rows = world.log.read("SELECT version, note, at FROM versions ORDER BY version")
     assert rows == [(1, "a", 100.0), (2, "b", 100.0), (3, "c", 100.0)]
-    assert world.remembered().weights.given_version == 3
+    assert world.remembered().weights.allocated_version == 3
 
 
 def test_weights_serve_once_and_never_older_ones(world: World) -> None:

@@ -72,7 +72,7 @@ async def test_counts_failures_and_phases_are_what_happened(tmp_path: Path) -> N
             for phase in ("queue", "init", "run", "eval", "store")
         }
         assert counts == {"queue": 3, "init": 2, "run": 1, "eval": 1, "store": 1}
-        assert value(seen, "prorl_held_rollouts", worker="init-0") == 1
+        assert value(seen, "prorl_in_flight_rollouts", worker="init-0") == 1
 
 
 async def test_a_finished_run_leaves_no_series(tmp_path: Path) -> None:
@@ -125,11 +125,11 @@ async def test_the_steps_of_a_trainer_say_what_to_scale(tmp_path: Path) -> None:
             await store.ask(CommitCursor(consumer="primary", seq=step + 1), "r")
         steps = (await w.view())["steps"]
         assert steps["steps"] == 1, "what came before the first commit is nobody's step"
-        assert 0 < steps["trainer_waited"] <= 1
-        assert 0 < steps["wasted"] < 1
+        assert 0 < steps["trainer_wait_share"] <= 1
+        assert 0 < steps["wasted_share"] < 1
         seen = await scrape(w)
         assert value(seen, "prorl_run_steps_total", run="r") == 1
-        waited = value(seen, "prorl_run_trainer_waited_seconds_total", run="r")
+        waited = value(seen, "prorl_run_trainer_wait_seconds_total", run="r")
         assert 0 < waited <= value(seen, "prorl_run_step_seconds_total", run="r")
 
 
@@ -159,5 +159,5 @@ def test_where_the_time_of_steps_went() -> None:
     ],
 )
 def test_status_says_what_to_scale(waited: float, idle: float | None, advice: str) -> None:
-    steps = {"steps": 3, "trainer_waited": waited, "servers_idle": idle, "wasted": 0.5}
+    steps = {"steps": 3, "trainer_wait_share": waited, "idle_slot_share": idle, "wasted": 0.5}
     assert step_words(steps).endswith(advice)

@@ -290,21 +290,21 @@ def test_a_node_whose_line_breaks_again_and_again_is_let_go_with_its_reason(
         record = black_hole(core, clock)
         assert charged(record) == (0, 0)
         core.sweep()
-        assert not hello(core, "n1/init-0").status.held_back or place == lines.BREAKS - 1
+        assert not hello(core, "n1/init-0").status.lease_block_reason or place == lines.BREAKS - 1
     worker = hello(core, "n1/init-0")
     core.sweep()
-    assert "its line broke 3 times and nothing came through" in worker.status.held_back
+    assert "its line broke 3 times and nothing came through" in worker.status.lease_block_reason
     clock.now += lines.FIRST_REST_S
     core.sweep()
-    assert not worker.status.held_back, "it is tried again"
+    assert not worker.status.lease_block_reason, "it is tried again"
     black_hole(core, clock)
     worker = hello(core, "n1/init-0")
     clock.now += lines.FIRST_REST_S
     core.sweep()
-    assert worker.status.held_back, "and rests longer when that was in vain"
+    assert worker.status.lease_block_reason, "and rests longer when that was in vain"
     core.rollouts.lines.delivered(worker)
     core.sweep()
-    assert not worker.status.held_back, "a row of it in the store is a line that works"
+    assert not worker.status.lease_block_reason, "a row of it in the store is a line that works"
 
 
 def test_what_a_node_has_finished_and_cannot_deliver_is_given_to_others(
@@ -326,13 +326,13 @@ def test_what_a_node_has_finished_and_cannot_deliver_is_given_to_others(
     assert record.life.state is RolloutState.RUNNING, "both ends have just come"
     clock.now += GONE_S + 1
     stalled(GONE_S - 1)
-    assert (record.life.state, node["init"].status.held_back) == (RolloutState.RUNNING, "")
+    assert (record.life.state, node["init"].status.lease_block_reason) == (RolloutState.RUNNING, "")
     core.journal.take()
     stalled(GONE_S + 1)
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
     outbox = core.journal.take().outbox
     assert all(outbox[node[role]][-1].kind is Kind.CANCEL for role in ("run", "eval"))
-    assert "its line broke" in node["init"].status.held_back
+    assert "its line broke" in node["init"].status.lease_block_reason
     assert list(core.workers.cut_off()) == []
     core.workers.gone(node["init"])
     assert [node for node, _ in core.workers.cut_off()] == ["n1"], "its streams may all be cut"
@@ -348,7 +348,7 @@ def test_a_store_that_is_away_is_no_line_that_broke(core: Core, clock: Clock) ->
     clock.now += 10 * GONE_S
     core.control(node["eval"], ControlRow.of(Stats(stalled_s=10 * GONE_S), seq=2))
     core.sweep()
-    assert (record.life.state, node["init"].status.held_back) == (RolloutState.RUNNING, "")
+    assert (record.life.state, node["init"].status.lease_block_reason) == (RolloutState.RUNNING, "")
 
 
 def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> None:

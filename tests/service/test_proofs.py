@@ -60,7 +60,7 @@ async def test_a_run_whose_proof_fails_ends_with_the_reason(tmp_path: Path) -> N
         assert (await w.http("POST", "/v1/runs", body))[0] == 202
         (tmp_path / "go").touch()
         view = await w.until(lambda view: view["state"] != "proving")
-        assert (view["state"], "no such luck" in view["stuck"]) == ("refused", True), view
+        assert (view["state"], "no such luck" in view["stalled"]) == ("refused", True), view
         status, answer = await w.http("POST", "/v1/runs", body)
         assert (status, "no such luck" in answer["message"]) == (422, True)
         assert (await w.http("GET", "/v1/runs/r"))[0] == 404, "told: the name is free again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prorl.analysis.made_by import made_by
+from prorl.analysis.provenance import provenance as provenance_of
 from prorl.service.core.manifest import code_sha256, fingerprint, provenance, write_manifest
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.write.convert import task_rows
@@ -70,7 +70,7 @@ def test_other_tasks_are_another_digest(tmp_path: Path) -> None:
 
     def digest() -> str:
         stored = StoredRun(run.root)
-        return made_by(stored, lambda sql: stored.sql(sql).to_pylist())["tasks"]
+        return provenance_of(stored, lambda sql: stored.sql(sql).to_pylist())["tasks"]
 
     before = digest()
     add_commit(run, {"tasks": task_rows(task_row(g, "noop") for g in (2, 3))})

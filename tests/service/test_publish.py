@@ -267,12 +267,14 @@ async def test_versions_are_a_table_of_the_run_directory(tmp_path: Path) -> None
         assert (await say(w, "/w/2"))[0] == 201
         assert (await say(w, "/w/2", version=2))[0] == 200
         rows = StoredRun(w.config.run_directory("r")).sql("from versions order by version")
-        kept = [(row["version"], row["path"], len(row["took"])) for row in rows.to_pylist()]
+        kept = [
+            (row["version"], row["path"], len(row["loaded_servers"])) for row in rows.to_pylist()
+        ]
         assert kept == [(0, "", 2), (1, "/w/1", 2), (2, "/w/2", 1)], "once each, if said again"
         assert rows.column("label").to_pylist()[0] == "0", "what they were started with"
-        (why,) = rows.column("failed")[2].as_py()
+        (why,) = rows.column("failed_servers")[2].as_py()
         assert why.startswith(found[1].url)
-        assert rows.column("at")[0].as_py().year >= 2026
+        assert rows.column("published_at")[0].as_py().year >= 2026
     assert not verify(w.config.run_directory("r"))
 
 
@@ -319,7 +321,7 @@ async def test_a_run_that_ended_gives_its_servers_back(
         view = (await w.http("GET", "/v1/runs/second"))[1]
         assert view["start"] == [label.rpartition(":")[0]], "the first run's weights are its base"
         (row,) = StoredRun(w.config.run_directory("second")).sql("from versions").to_pylist()
-        assert (row["version"], row["label"], row["took"]) == (0, label, [ours.url])
+        assert (row["version"], row["label"], row["loaded_servers"]) == (0, label, [ours.url])
 
 
 async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them(

@@ -70,7 +70,7 @@ def test_a_day_of_a_rollout_a_second_leaves_no_trace_in_memory(tmp_path: Path) -
             assert len(list(tmp_path.iterdir())) == 4, "log, its WAL, its index, its lock"
     assert day.run.delivery.next_delivery == day.run.delivery.acked == MINUTES * A_MINUTE
     assert (len(day.run.groups), len(day.run.rollouts), len(day.run.commits.parts)) == (0, 0, 0)
-    assert day.run.stuck == ""
+    assert day.run.stalled == ""
     print(f"objects at hours 2, 12, 24: {[objects[h - 1] for h in (2, 12, 24)]}")
     print(f"resident MB at hours 2, 12, 24: {[resident[h - 1] >> 20 for h in (2, 12, 24)]}")
     print(f"log MB at hours 12, 24: {[sizes[h - 1] >> 20 for h in (12, 24)]}")

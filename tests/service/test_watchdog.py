@@ -17,11 +17,11 @@ class Clockwork(Hand):
         self.watchdog = ProgressWatchdog(self.core.state, lambda: self.now)
         self.core.create_run(run_config(delivery="stream", max_unacked_groups=1))
 
-    def stuck(self, disk: str = "", seconds: float = 27.0) -> str:
+    def stalled(self, disk: str = "", seconds: float = 27.0) -> str:
         self.watchdog.look(disk)
         self.now += seconds
         self.watchdog.look(disk)
-        return self.run.stuck
+        return self.run.stalled
 
 
 @pytest.fixture
@@ -31,22 +31,22 @@ def world(log: ControlLog) -> Clockwork:
 
 def test_each_thing_that_may_be_missing_is_named(world: Clockwork) -> None:
     world.submit(*map(group, "abc"))
-    assert world.stuck(disk="the disk of /x is full") == "the disk of /x is full"
-    assert world.stuck() == "no store worker is there"
+    assert world.stalled(disk="the disk of /x is full") == "the disk of /x is full"
+    assert world.stalled() == "no store worker is there"
     world.come("store", "run", "init")
-    assert world.stuck() == "no eval worker is there"
+    assert world.stalled() == "no eval worker is there"
     world.come("eval")
-    assert world.stuck() == "3 rollouts are queued and no INIT slot is free for them"
+    assert world.stalled() == "3 rollouts are queued and no INIT slot is free for them"
     world.core.set_backend("scripted:oracle", "draining")
-    assert world.stuck() == "3 rollouts are queued and no backend is able"
+    assert world.stalled() == "3 rollouts are queued and no backend is able"
     world.core.set_backend("scripted:oracle", "ready")
     world.core.pump(8)
-    assert world.stuck() == "1 rollouts wait in INIT: no sandbox is ready"
+    assert world.stalled() == "1 rollouts wait in INIT: no sandbox is ready"
     run = world.core.state.workers["run"]
     (record,) = [r for r in world.run.rollouts.values() if r.life.state == "leased"]
     row = ControlRow.of(Started(), stage="run", **record.key._asdict())
     world.core.control(run, row)
-    assert world.stuck().startswith("1 rollouts run and none has ended a turn")
+    assert world.stalled().startswith("1 rollouts run and none has ended a turn")
 
 
 def test_what_moves_is_not_stuck(world: Clockwork) -> None:
@@ -60,11 +60,11 @@ def test_what_moves_is_not_stuck(world: Clockwork) -> None:
     for turn in range(5):
         told = ControlRow.of(Progress(turn=turn, tokens=9), stage="run", **record.key._asdict())
         world.core.control(run, told)
-        assert world.stuck(seconds=20.0) == ""
-    assert world.stuck() != ""
+        assert world.stalled(seconds=20.0) == ""
+    assert world.stalled() != ""
     assert world.watchdog.look("") == [], "said once"
     world.core.control(run, told)
-    assert [run.stuck for run in world.watchdog.look("")] == [""]
+    assert [run.stalled for run in world.watchdog.look("")] == [""]
 
 
 def test_attempts_that_all_fail_alike_are_the_runs_trouble_until_one_does_not(
@@ -79,36 +79,36 @@ def test_attempts_that_all_fail_alike_are_the_runs_trouble_until_one_does_not(
         told.append(bool(world.watchdog.look("")))
     assert told == [False] * 4 + [True] + [False] * 3, "while it moves, and once"
     said = "attempt after attempt fails with sandbox_start, the first: image x0: no such thing"
-    assert world.run.stuck == said
+    assert world.run.stalled == said
     world.now += 60.0
     world.core.pump(8)
     (*others, last) = world.run.rollouts.values()
     for record in others:
         world.core.rollouts.failed(record, 2, "stage_error", "exit 3")
         world.watchdog.look("")
-    assert world.run.stuck == "attempt after attempt fails with stage_error, the first: exit 3"
+    assert world.run.stalled == "attempt after attempt fails with stage_error, the first: exit 3"
     world.commit([last])
     world.watchdog.look("")
-    assert world.run.stuck == ""
+    assert world.run.stalled == ""
 
 
 def test_an_open_run_that_lacks_work_says_so(world: Clockwork) -> None:
     world.come("store", "run", "init", "eval")
-    assert world.stuck() == (
+    assert world.stalled() == (
         "nothing was submitted and the run is open: submit tasks, the last ones with last=True"
     )
     world.run.accepted.next_group = world.run.decisions.states["dropped"] = 1
-    assert world.stuck().startswith("all that was submitted has ended and the run is open")
+    assert world.stalled().startswith("all that was submitted has ended and the run is open")
     world.run.life.last = True
-    assert world.stuck() == ""
+    assert world.stalled() == ""
 
 
 def test_a_filter_that_keeps_nothing_is_said_while_the_run_moves(world: Clockwork) -> None:
     run, reasons = world.run, world.run.decisions.drop_reasons
     reasons["all_equal"] = 31
-    assert world.stuck(seconds=0.0) == ""
+    assert world.stalled(seconds=0.0) == ""
     reasons["incomplete"] = 1
     said = "none of 32 groups was kept (31 all_equal, 1 incomplete): take tasks of another"
-    assert world.stuck(seconds=0.0).startswith(said)
+    assert world.stalled(seconds=0.0).startswith(said)
     run.delivery.kept = 1
-    assert world.stuck(seconds=0.0) == ""
+    assert world.stalled(seconds=0.0) == ""

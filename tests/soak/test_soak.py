@@ -372,8 +372,8 @@ async def soaking(
         "run": slots,
         "eval": {**slots, "own_processes": 0 if TOGETHER else 2},
         "store": {  # so that faults meet compactions
-            "compact_commits": 24,
-            "replaced_s": 5.0,
+            "compact_every_commits": 24,
+            "keep_replaced_s": 5.0,
             "own_process": not TOGETHER,
         },
     }

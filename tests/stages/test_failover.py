@@ -147,7 +147,7 @@ async def test_the_time_of_a_reply_that_is_refused_is_given_back() -> None:
         assert before - s.deadline.remaining_s < 0.5
 
 
-@pytest.mark.parametrize("mode", [Mode.SILENT, Mode.DRIP, Mode.STUCK])
+@pytest.mark.parametrize("mode", [Mode.SILENT, Mode.DRIP, Mode.STALLED])
 async def test_a_server_without_a_word_is_left_when_the_gateway_says_that_it_is_out(
     mode: Mode,
 ) -> None:
@@ -309,7 +309,7 @@ async def test_a_first_publication_during_a_call_leaves_it_the_version_that_the_
 
 
 async def test_a_cancelled_attempt_leaves_no_task_behind() -> None:
-    async with scene(Mode.STUCK) as s:
+    async with scene(Mode.STALLED) as s:
         running = asyncio.ensure_future(s.run())
         await until(lambda: s.servers[0].calls)
         running.cancel()

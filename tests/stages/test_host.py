@@ -228,7 +228,7 @@ async def test_a_result_that_cannot_be_sent_ends_its_own_row_only(net: Net, slot
         added = await finish(row)
         assert isinstance(added, RanColumns)
         bad = row.value("rollout_id") == 1
-        return replace(added, artefact=object()) if bad else added  # type: ignore[arg-type]
+        return replace(added, artifact=object()) if bad else added  # type: ignore[arg-type]
 
     operator = Scripted(Stage.RUN, work)
     async with bench(net, operator, slots) as parts:

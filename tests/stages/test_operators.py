@@ -53,7 +53,7 @@ class BoxedEnv(NoopEnv):
 
     name: str = "boxed"
     grading: list[Exception] = field(default_factory=list)
-    artefacts: list[bytes] = field(default_factory=list)
+    artifacts: list[bytes] = field(default_factory=list)
     slow_s: float = 0.0
     reward: float = 1.0
 
@@ -65,10 +65,10 @@ class BoxedEnv(NoopEnv):
         await asyncio.sleep(self.slow_s)
 
     async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+        self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         assert sandbox is not None
-        self.artefacts.append(artefact)
+        self.artifacts.append(artifact)
         await asyncio.sleep(self.slow_s)
         if self.grading:
             raise self.grading.pop(0)
@@ -131,7 +131,7 @@ async def test_a_rollout_uses_one_sandbox_to_act_and_a_fresh_one_to_be_scored() 
     assert host.live == {}
     asked = [(verb, purpose) for verb, _, purpose in host.asked if purpose]
     assert asked == [("start", "run"), ("reserve", "eval"), ("start", "eval")]
-    assert env.artefacts == [ran.value("artefact")]
+    assert env.artifacts == [ran.value("artifact")]
     await run.operator.close()
 
 
@@ -251,7 +251,7 @@ async def test_eval_tries_again_after_sandbox_trouble_and_gives_up_as_infra() ->
 
 @dataclass
 class OversizeEnv(BoxedEnv):
-    """Its artefact never fits."""
+    """Its artifact never fits."""
 
     async def pack(self, task: Task, sandbox: Sandbox, max_bytes: int) -> bytes | None:
         assert max_bytes == 64 << 20
@@ -282,7 +282,7 @@ async def test_what_does_not_cross_is_scored_in_the_sandbox_that_run_leaves(
     ready = await init(row_of())
     ran = await run(ready)
     assert list(host.live) == [read_sandbox(ready).sandbox_id]
-    assert (ran.value("rescorable"), ran.value("artefact")) == (False, b"")
+    assert (ran.value("rescorable"), ran.value("artifact")) == (False, b"")
     scored = await evaluate(ran)
     assert (scored.value("scored"), read_failure(scored, "eval_").code) == (not code, code)
     assert read_failure(scored, "eval_").failure_class in (FailureClass.NONE, FailureClass.INFRA)
@@ -295,7 +295,7 @@ async def test_what_does_not_cross_is_scored_in_the_sandbox_that_run_leaves(
     "error",
     [GraderError(FailureCode.GRADER_ERROR, "away", "Traceback"), ZeroDivisionError("in it")],
 )
-async def test_eval_alone_asks_a_failing_grader_again_with_the_same_artefact(
+async def test_eval_alone_asks_a_failing_grader_again_with_the_same_artifact(
     error: Exception, failures: int
 ) -> None:
     """A grader that fails for good masks the rollout, and never scores it 0."""
@@ -305,8 +305,8 @@ async def test_eval_alone_asks_a_failing_grader_again_with_the_same_artefact(
     added = await evaluate.operator(ran)
     assert added.is_committed
     scored = only(grown(ran.as_batch, added))
-    assert len(env.artefacts) == min(failures + 1, 3)
-    assert set(env.artefacts) == {ran.value("artefact")}
+    assert len(env.artifacts) == min(failures + 1, 3)
+    assert set(env.artifacts) == {ran.value("artifact")}
     assert scored.value("scored") is (failures < 3)
     failure = read_failure(scored, "eval_")
     assert failure.code is (FailureCode.NONE if failures < 3 else FailureCode.GRADER_ERROR)
@@ -333,7 +333,7 @@ async def test_eval_ends_by_its_deadline(monkeypatch: pytest.MonkeyPatch) -> Non
     env.slow_s = 5
     scored = await asyncio.wait_for(evaluate(ran), 2)
     failure = read_failure(scored, "eval_")
-    assert (failure.code, len(env.artefacts)) == (FailureCode.GRADER_ERROR, 2)
+    assert (failure.code, len(env.artifacts)) == (FailureCode.GRADER_ERROR, 2)
     assert "not scored within eval_s" in failure.message
     assert host.live == {}
 
@@ -345,4 +345,4 @@ async def test_rows_that_failed_in_run_pass_unscored_and_untouched() -> None:
     scored = await evaluate(ran)
     assert scored.value("scored") is False
     assert scored.batch.select(RAN.names).equals(ran.batch)
-    assert env.artefacts == []
+    assert env.artifacts == []

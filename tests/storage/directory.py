@@ -67,7 +67,7 @@ def event(
         num_valid=4,
         min_version=0,
         mean_reward=0.5,
-        at=1_767_323_045_000_000,
+        event_at=1_767_323_045_000_000,
     )
 
 

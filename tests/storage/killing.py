@@ -58,7 +58,7 @@ def trained(step: int) -> Any:
 
 
 def to_be_scored(root: Path) -> None:
-    """Two groups with their tasks; the env takes any artefact."""
+    """Two groups with their tasks; the env takes any artifact."""
     run = new_run(root)
     found = tables(pa.concat_batches([scored(i, n=2) for i in range(4)]))
     rows = {name: pa.Table.from_batches([batch]) for name, batch in found.items()}

@@ -81,7 +81,7 @@ def scored(
             Message(role="user", content="1+1?"),
             Message(role="assistant", content="2", turn=1),
         ),
-        artefact=b"2",
+        artifact=b"2",
         stop_reason=StopReason.DONE,
         failure=Failure(code=code),
         llm_s=1.0,

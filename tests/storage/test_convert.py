@@ -201,4 +201,4 @@ def test_terminal_and_event_rows() -> None:
     assert rows.to_pylist()[0]["failure_code"] == "worker_lost"
     (found,) = event_rows([event(1, 2, "decided")]).to_pylist()
     assert (found["event_seq"], found["group_id"], found["mean_reward"]) == (1, 2, 0.5)
-    assert found["at"] == datetime.fromisoformat("2026-01-02T03:04:05+00:00")
+    assert found["event_at"] == datetime.fromisoformat("2026-01-02T03:04:05+00:00")

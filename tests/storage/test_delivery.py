@@ -225,9 +225,9 @@ async def test_who_waits_hears_at_once_why_the_run_does_not_move() -> None:
     waiting = asyncio.create_task(made.take(wanted(0, wait_s=600)))
     await asyncio.sleep(0)
     made.tell("the filter is slow")
-    assert await waiting == Given((), end=False, stuck="the filter is slow")
+    assert await waiting == Given((), end=False, stalled="the filter is slow")
     made.tell("")
-    assert (await made.take(wanted(0))).stuck == ""
+    assert (await made.take(wanted(0))).stalled == ""
     made.tell("again")
     made.keep(7, 0)
-    assert (await made.take(wanted(0))).stuck == "", "groups say that it moves"
+    assert (await made.take(wanted(0))).stalled == "", "groups say that it moves"

@@ -107,7 +107,7 @@ def test_a_report_of_two_equal_runs_says_so(root: Path, capsys: pytest.CaptureFi
     found = json.loads(capsys.readouterr().out)
     assert found["figures"]["rollouts"] == [25, 25]
     assert (found["shared_tasks"], found["moved"]) == (6, [])
-    assert all(one == other for one, other in found["made_by"].values())
+    assert all(one == other for one, other in found["provenance"].values())
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"sha256": 5}', '{"sha256": {"/a/env.py": null}}'])
@@ -118,7 +118,7 @@ def test_a_damaged_job_file_costs_its_own_line(
         path.write_text(json.dumps({**json.loads(path.read_text()), "code_version": "0.1.0"}))
     (root / "a" / "job.json").write_text(text)
     assert dispatch(["report", "a", "b", "--json", "--root", str(root)]) == 0
-    made = json.loads(capsys.readouterr().out)["made_by"]
+    made = json.loads(capsys.readouterr().out)["provenance"]
     assert made.get("job.json", ["unreadable"])[0] == "unreadable"
     assert made["prorl"][0] == made["prorl"][1]
 
@@ -135,7 +135,7 @@ def test_a_report_of_two_runs_says_what_made_them_differ(
         manifest["backends"] = {"http://h:1": {"policy": "http://h:1", "served": served}}
         path.write_text(json.dumps(manifest))
     assert dispatch(["report", "a", "b", "--json", "--root", str(root)]) == 0
-    made = json.loads(capsys.readouterr().out)["made_by"]
+    made = json.loads(capsys.readouterr().out)["provenance"]
     assert made["file env.py"] == ["1" * 12, "2" * 12]
     assert made["policy"] == ["http://h:1 m /models/x", "http://h:1 m /models/y"]
     assert dispatch(["report", "a", "b", "--root", str(root)]) == 0

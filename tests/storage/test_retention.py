@@ -156,7 +156,7 @@ async def test_a_store_that_starts_clears_what_earlier_ones_left(tmp_path: Path)
     rows = content(run)
     compact(run)
     assert leftovers(tmp_path / "root") == ["demo"]
-    async with world(tmp_path, store={"replaced_s": 0.2}) as w, store(w):
+    async with world(tmp_path, store={"keep_replaced_s": 0.2}) as w, store(w):
         while await asyncio.to_thread(leftovers, tmp_path / "root"):
             await asyncio.sleep(0.05)
     assert files(run) == expected_files(run)
@@ -171,7 +171,7 @@ async def test_a_store_that_starts_clears_what_a_dead_compaction_left(tmp_path: 
     assert leftovers(tmp_path / "root") == []
     (Path(run.root) / "turns" / "pack-dead-0001.parquet").write_bytes(b"half")
     assert leftovers(tmp_path / "root") == ["demo"]
-    async with world(tmp_path, store={"replaced_s": 0.2}) as w, store(w):
+    async with world(tmp_path, store={"keep_replaced_s": 0.2}) as w, store(w):
         while await asyncio.to_thread(leftovers, tmp_path / "root"):
             await asyncio.sleep(0.05)
     assert files(run) == expected_files(run)

@@ -109,8 +109,8 @@ def fresh(sandbox_kind: str) -> list[str]:
         f"service.sandbox.kind={sandbox_kind}",
         "service.run.slots=4",
         "service.store.flush_s=0.1",
-        "service.store.compact_commits=8",
-        "service.store.replaced_s=1",
+        "service.store.compact_every_commits=8",
+        "service.store.keep_replaced_s=1",
         "run.limits.max_attempts=40",
         "run.limits.max_worker_losses=40",
     )

@@ -142,7 +142,7 @@ async def test_what_a_dead_store_handed_out_keeps_its_place(service: World) -> N
 async def test_a_finished_run_that_was_read_is_closed_and_served_from_its_directory(
     service: World,
 ) -> None:
-    quick = service.config.store.model_copy(update={"idle_s": 0.0, "replaced_s": 0.0})
+    quick = service.config.store.model_copy(update={"close_after_s": 0.0, "keep_replaced_s": 0.0})
     service.config = service.config.model_copy(update={"store": quick})
     async with store(service) as made, pipeline(service):
         await submit(service)
@@ -158,7 +158,7 @@ async def test_a_finished_run_that_was_read_is_closed_and_served_from_its_direct
 
 
 async def test_of_a_finished_run_nothing_stays_in_the_store(service: World) -> None:
-    quick = service.config.store.model_copy(update={"idle_s": 0.0, "replaced_s": 0.0})
+    quick = service.config.store.model_copy(update={"close_after_s": 0.0, "keep_replaced_s": 0.0})
     service.config = service.config.model_copy(update={"store": quick})
     before = set(descendants(os.getpid()))
     async with store(service) as made, pipeline(service):
@@ -195,7 +195,7 @@ def open_files() -> list[str]:
 
 
 async def test_a_run_is_compacted_while_it_is_written_and_streamed(service: World) -> None:
-    quick = {"compact_commits": 2, "replaced_s": 0.0, "flush_s": 0.001}
+    quick = {"compact_every_commits": 2, "keep_replaced_s": 0.0, "flush_s": 0.001}
     store_config = service.config.store.model_copy(update=quick)
     service.config = service.config.model_copy(update={"store": store_config})
     async with store(service) as made, pipeline(service):
@@ -306,7 +306,7 @@ async def test_a_run_whose_directory_is_not_ours_fails_alone(service: World) -> 
     foreign.write_text("{}")
     async with store(service) as made, pipeline(service):
         await service.until(lambda view: view["state"] == "failed")
-        assert "knows 0 commits" in (await service.view())["stuck"]
+        assert "knows 0 commits" in (await service.view())["stalled"]
         await service.run("other")
         await service.submit(group("t"), run_id="other", last=True)
         await service.until(lambda view: view["state"] == "finished", "other")
@@ -332,7 +332,7 @@ async def test_a_run_of_another_version_is_refused_alone(
         path.write_bytes(orjson.dumps(old))
     shutil.copytree(config.run_directory("finished"), config.root / "unknown")
     mend = r"written by prorl 0.0.9 \(schema 2\); .*; read it with that version"
-    async with world(tmp_path, store={"replaced_s": 0.1}) as w, store(w) as made, pipeline(w):
+    async with world(tmp_path, store={"keep_replaced_s": 0.1}) as w, store(w) as made, pipeline(w):
         for name in ("open", "finished"):
             assert f"run {name} is not served" in caplog.text
             status, answer = await w.http("GET", f"/v1/runs/{name}")
@@ -436,7 +436,7 @@ async def test_a_reward_that_fails_for_the_first_eight_ends_the_run(service: Wor
         await service.submit(*(group(f"t{i}", n=4) for i in range(50)), last=True)
         view = await service.until(lambda view: view["state"] == "cancelled")
     for words in ("first 8 rollouts", "exact: it raised", "Traceback: in exact"):
-        assert words in view["stuck"]
+        assert words in view["stalled"]
     assert 8 <= view["counts"]["failed"] <= 16
     assert sum(view["counts"].values()) == 200
 
@@ -446,7 +446,7 @@ async def test_a_reward_that_fails_for_seven_of_eight_does_not(service: World) -
         await service.run()
         await service.submit(*(group(f"t{i}", n=4) for i in range(6)), last=True)
         view = await service.until(lambda view: view["state"] == "finished")
-    assert (view["counts"]["failed"], view["counts"]["completed"], view["stuck"]) == (21, 3, "")
+    assert (view["counts"]["failed"], view["counts"]["completed"], view["stalled"]) == (21, 3, "")
 
 
 async def test_a_store_that_can_hear_no_more_ends_loudly(service: World) -> None:

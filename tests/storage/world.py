@@ -94,7 +94,7 @@ class Pipeline:
             sequences=(sequence(key.rollout_id, version=self._version(lease.group_id)),),
             turns=(turn(0), turn(1)),
             messages=(),
-            artefact=b"2",
+            artifact=b"2",
             stop_reason=StopReason.DONE,
             failure=Failure(code=FailureCode.NONE),
             llm_s=1.0,

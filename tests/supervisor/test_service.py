@@ -144,7 +144,7 @@ async def test_work_that_hangs_a_child_is_charged_and_no_crash_loop(tmp_path: Pa
         assert told[:4] == ["", "r/0/1", "r/0/1", "r/1/1"], "each life knows why the last one ended"
         said = (child.log.parent / "child-1.1.log").read_text().splitlines()[-1]
         assert "it was at r/3/1, File" in said
-        assert "in stuck" in said
+        assert "in stalled" in said
 
 
 async def test_a_child_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_a_broken_folder_is_one_clear_line(
     assert problem in text
     assert "\n" not in text
     make_folder(tmp_path / "a-good-one")
-    found = read_tasks(tmp_path, skip_bad=True)
+    found = read_tasks(tmp_path, skip_invalid=True)
     assert (len(found.tasks), len(found.bad)) == (1, 1)
 
 

@@ -525,7 +525,7 @@ def test_bad_rows_are_left_out_only_when_asked_and_counted(tmp_path: Path) -> No
 
     good, unlucky = {"prompt": "a?", "answer": "1"}, {"prompt": "c?", "answer": 13}
     path = _write(tmp_path / "a.jsonl", good, b"{oops", {"prompt": "b?"}, unlucky)
-    found = read_tasks(path, skip_bad=True, check=refuse)
+    found = read_tasks(path, skip_invalid=True, check=refuse)
     assert [task.prompt for task in found.tasks] == ["a?"]
     assert [error.given.split(": ")[0] for error in found.bad] == [
         f"{path}, line {number}" for number in (2, 3, 4)
@@ -535,9 +535,9 @@ def test_bad_rows_are_left_out_only_when_asked_and_counted(tmp_path: Path) -> No
     with pytest.raises(TaskError, match="line 2: unlucky"):
         read_tasks(_write(tmp_path / "b.jsonl", good, unlucky), check=refuse)
     with pytest.raises(TaskError, match="of no known format"):
-        load_tasks(_write(tmp_path / "c.jsonl", {"q": 1}, good), skip_bad=True)
+        load_tasks(_write(tmp_path / "c.jsonl", {"q": 1}, good), skip_invalid=True)
     with pytest.raises(TaskError, match="holds no tasks that can be used"):
-        read_tasks(_write(tmp_path / "d.jsonl", unlucky), skip_bad=True, check=refuse)
+        read_tasks(_write(tmp_path / "d.jsonl", unlucky), skip_invalid=True, check=refuse)
 
 
 def test_a_format_of_ones_own_is_an_entry_point(

@@ -174,11 +174,11 @@ def test_slime_replays_what_the_run_kept(location: str) -> None:
     from prorl.trainer.doors.slime import sample_of
 
     args = SimpleNamespace(use_rollout_routing_replay=True, num_layers=3, moe_router_topk=2)
-    (record, *_) = next(iter(Feed(location, "demo", consumer="replays", routing=True)))
+    (record, *_) = next(iter(Feed(location, "demo", consumer="replays", routed_experts=True)))
     with pytest.raises(UserError, match="without the experts of all its tokens"):
         sample_of(record, args)
     known = len(record.ids) - 1
-    kept = record._replace(routing=np.arange(known * 6, dtype=np.uint8).reshape(known, 6))
+    kept = record._replace(routed_experts=np.arange(known * 6, dtype=np.uint8).reshape(known, 6))
     given = torch.as_tensor(sample_of(kept, args).rollout_routed_experts)
     validate_rollout_routed_experts_for_replay([given], args)
     assert given[4].flatten().tolist() == list(range(24, 30))

@@ -42,7 +42,7 @@ def _damage(kind: str) -> str:
 def test_every_figure_and_table_has_an_answer(root: Path, kind: str) -> None:
     opened = Opened(str(root / kind))
     assert opened.about()["totals"]["rollouts"] == opened.rows.num_rows
-    opened.made_by(), opened.facets(Question())
+    opened.provenance(), opened.facets(Question())
     errors = [error for name in ANALYSES if (error := opened.figure(name).get("error"))]
     errors += opened.damaged.values()
     for row in opened.page(Question(), 0, 3)["rows"]:

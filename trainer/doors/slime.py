@@ -7,10 +7,10 @@
     --use-tis                            # the sampler's logprobs are then heeded
 
 A call of theirs takes `rollout_batch_size` groups. With `--use-rollout-routing-replay` experts come
-along, of a run that keeps them (`run.routing`). The cursor is saved and loaded where slime saves
-its data source, beside its checkpoint. `rewards` hands our advantages over: slime's own would be
-normalised over the whole batch as soon as one group has a member less. The sequences of one rollout
-share its `rollout_id`, so that it counts once. Groups of another temperature than
+along, of a run that keeps them (`run.routed_experts`). The cursor is saved and loaded where slime
+saves its data source, beside its checkpoint. `rewards` hands our advantages over: slime's own would
+be normalised over the whole batch as soon as one group has a member less. The sequences of one
+rollout share its `rollout_id`, so that it counts once. Groups of another temperature than
 `--rollout-temperature` are refused. slime asks for data in one process and deals it to its ranks.
 """
 
@@ -35,14 +35,14 @@ def sample_of(record: Record, args: Any) -> Any:
 
     experts = None
     if _replays(args):
-        if record.routing is None or len(record.routing) < len(record.ids) - 1:
+        if record.routed_experts is None or len(record.routed_experts) < len(record.ids) - 1:
             raise UserError(
                 f"rollout {record.rollout} without the experts of all its tokens, and"
                 " --use-rollout-routing-replay",
-                "a run with `routing: true`, over servers that say them",
+                "a run with `routed_experts: true`, over servers that say them",
             )
         shape = (-1, args.num_layers, args.moe_router_topk)
-        experts = record.routing.astype("int32").reshape(shape)
+        experts = record.routed_experts.astype("int32").reshape(shape)
     return Sample(
         group_index=record.group,
         index=record.rollout,
@@ -69,7 +69,9 @@ class Groups:
     def __init__(self, args: Any) -> None:
         consumer = getattr(args, "prorl_consumer", "primary")
         self._args = args
-        self._feed = Feed(args.prorl_url, args.prorl_run, consumer=consumer, routing=_replays(args))
+        self._feed = Feed(
+            args.prorl_url, args.prorl_run, consumer=consumer, routed_experts=_replays(args)
+        )
         self._groups = iter(self._feed)
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:

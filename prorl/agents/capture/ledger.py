@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from prorl.agents.sampler import Sampler
     from prorl.types import Int32
 
-TRAINED = (Lineage.MAIN, Lineage.COMPACT)
+TRAINED = (Lineage.MAIN, Lineage.COMPACTED)
 """Lineages that train: the task's conversation, and what it became after compactions."""
 
 MAX_SHOWN_BYTES = 16 << 20
@@ -79,7 +79,7 @@ class Call:
     reply: Reply | None = None
     completion: Int32 = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     delivered: bool = False
-    retold: bool = False
+    has_mismatch: bool = False
     """Rendering its prompt again would change what was sampled before."""
     continued: bool = False
 
@@ -122,7 +122,7 @@ class Ledger:
                 return call
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "a model call"):
-                sequence, parent, retold = await self._placed(asked, digests, siblings)
+                sequence, parent, has_mismatch = await self._placed(asked, digests, siblings)
         except TaskError as error:
             raise RefusedError(str(error)) from error
         except RolloutError as error:
@@ -137,7 +137,7 @@ class Ledger:
             start=len(sequence),
             waits=waits,
             parent=parent,
-            retold=retold,
+            has_mismatch=has_mismatch,
         )
         self._calls.append(call)
         siblings.append(call)
@@ -171,10 +171,10 @@ class Ledger:
         if self._record.sequence.segment + 1 >= MAX_SEGMENTS:
             raise BudgetError(FailureCode.MAX_TURNS, f"{MAX_SEGMENTS} sequences")
         if siblings:
-            self.counts["forks"] += 1
+            self.counts["forked_calls"] += 1
             first = siblings[0]
             sequence = self._record.fork(first.sequence.segment, first.start, turn)
-            return sequence, None, first.retold
+            return sequence, None, first.has_mismatch
         parent = self._parent(asked, digests)
         if parent is not None and parent.reply is not None:
             new = self._told(asked.messages[parent.num_messages + 1 :], parent.reply)
@@ -182,8 +182,12 @@ class Ledger:
             bridge = await self._bridge(parent.completion, new)
             if bridge is not None:
                 self._check_room(parent.end + len(bridge))
-                retold = await self._is_retold(parent, asked)
-                return self._continued(parent, bridge, asked, turn, retold), parent, retold
+                has_mismatch = await self._has_mismatch(parent, asked)
+                return (
+                    self._continued(parent, bridge, asked, turn, has_mismatch),
+                    parent,
+                    has_mismatch,
+                )
         self._check_bytes(asked.messages)
         return self._begun(await self._prompt(asked), asked, digests, turn), None, False
 
@@ -203,18 +207,18 @@ class Ledger:
         return None
 
     def _continued(
-        self, parent: Call, bridge: Int32, asked: Asked, turn: int, retold: bool
+        self, parent: Call, bridge: Int32, asked: Asked, turn: int, has_mismatch: bool
     ) -> SequenceRecord:
         sequence = parent.sequence
         if len(sequence) != parent.end:
-            self.counts["forks"] += 1
+            self.counts["forked_calls"] += 1
             sequence = self._record.fork(sequence.segment, parent.end, turn)
         sequence.context(bridge, turn)
         assert parent.reply is not None
         place = parent.num_messages
-        self.counts["bridged"] += 1
-        self.counts["echo_edited"] += is_edited(parent.reply.message, asked.messages[place])
-        self.counts["retold"] += retold
+        self.counts["continued_calls"] += 1
+        self.counts["edited_replies"] += is_edited(parent.reply.message, asked.messages[place])
+        self.counts["retokenization_mismatches"] += has_mismatch
         parent.continued = parent.delivered = True
         self._wrote(asked.messages[place + 1 :], turn)
         return sequence
@@ -228,7 +232,7 @@ class Ledger:
             self._record.messages.clear()  # the agent's own first prompt stands for the env's
         sequence = self._record.begin(lineage, parent)
         sequence.context(ids, turn)
-        self.counts["rendered"] += 1
+        self.counts["rendered_calls"] += 1
         self._wrote(asked.messages, turn)
         return sequence
 
@@ -240,15 +244,15 @@ class Ledger:
         main = [call for call in self._calls if call.sequence.lineage in TRAINED]
         if not main or (asked.tools and not main[0].has_tools):
             for call in main:
-                call.sequence.lineage = Lineage.ASIDE
+                call.sequence.lineage = Lineage.AUXILIARY
             self._main = digests[1]
             return Lineage.MAIN, -1
         for length in range(len(asked.messages) - 1, 0, -1):
             if calls := self._by_prompt.get(digests[length]):
-                return Lineage.COMPACT, calls[-1].sequence.segment
+                return Lineage.COMPACTED, calls[-1].sequence.segment
         if digests[1] == self._main:
-            return Lineage.COMPACT, main[-1].sequence.segment
-        return Lineage.SUB if asked.tools else Lineage.ASIDE, -1
+            return Lineage.COMPACTED, main[-1].sequence.segment
+        return Lineage.SUBAGENT if asked.tools else Lineage.AUXILIARY, -1
 
     def _check_bytes(self, messages: Sequence[Message]) -> None:
         """Raise BudgetError for what is not worth rendering: no ids can hold so much."""
@@ -301,14 +305,14 @@ class Ledger:
                 continue
         return None
 
-    async def _is_retold(self, parent: Call, asked: Asked) -> bool:
+    async def _has_mismatch(self, parent: Call, asked: Asked) -> bool:
         """Whether rendering a request whole would change the ids that its past was sampled as.
 
         It is what a server's own chat endpoint would do, and the only reason why it is done here.
         What was told anew once stays so. A long conversation is looked at when its calls have
         doubled: to render each of them would cost more than all else here.
         """
-        if parent.retold:
+        if parent.has_mismatch:
             return True
         turn = len(self._calls)
         if text_bytes(asked.messages) > LIGHT_BYTES and turn & (turn - 1):
@@ -380,7 +384,7 @@ class Ledger:
         if not self.ended.done():
             self.ended.cancel()
         for call in self._unheard():
-            self.counts["discarded"] += 1
+            self.counts["unused_replies"] += 1
             call.sequence.untrain(call.number)
         for sequence in {id(call.sequence): call.sequence for call in self._calls}.values():
             if sequence.lineage not in TRAINED:

@@ -46,7 +46,7 @@ def check(
     *,
     env: str = "auto",
     limit: int | None = None,
-    skip_bad: Flag = False,
+    skip_invalid: Flag = False,
     sandbox: str = "auto",
     json: JsonList = False,
 ) -> int:
@@ -63,12 +63,12 @@ def check(
         Env of every task; auto = as the file's format says.
     limit
         Only the first tasks.
-    skip_bad
+    skip_invalid
         Leave out rows that cannot be read, and count them.
     sandbox
         Kind of sandbox; auto = pyns where it works, else apptainer.
     """
-    found = read_tasks(path, env, limit, skip_bad=skip_bad)
+    found = read_tasks(path, env, limit, skip_invalid=skip_invalid)
     for line in (found.about, *found.deviations):
         note(line)
     findings = asyncio.run(_check_all(found.tasks, sandbox))

@@ -78,7 +78,7 @@ def cluster(
     settings = job_settings("cluster", config, {}, set_ or []).service
     checked = parse(ServiceConfig, settings, "service")
     client = connect(root)
-    leavers = Leavers(checked.drain_s, checked.term_s, partial(drain_and_wait, client))
+    leavers = Leavers(checked.drain_s, checked.sigterm_drain_s, partial(drain_and_wait, client))
     with placer(root, settings, "127.0.0.1" if system == "local" else _own_address(root)) as made:
         if system == "local":
             make = partial(clusters.local, made, leavers)

@@ -19,7 +19,7 @@ from prorl.types import Json
 
 PROOFS = {
     "exact": "the template writes what prorl appends",
-    "drops thoughts": "the template takes earlier thoughts out; on_rewrite: append or segment",
+    "drops thoughts": "the template removes earlier thoughts; see on_history_rewrite",
     "rewrites": "the template changes its past; what was sampled stays as it was",
     "differs": "what follows cannot be appended: a new segment",
     "refuses": "the template refuses such a turn",

@@ -53,7 +53,7 @@ def evaluate(
 ) -> int:
     """How good a policy is: pass@k with Wilson's 95 % interval over tasks; nothing is trained.
 
-    With --stored RUN no model is asked: its stored artefacts are graded again, by other tests
+    With --stored RUN no model is asked: its stored artifacts are graded again, by other tests
     (--tasks, by task id), another env (--env) or mended graders. Nothing stored changes; the new
     rewards are called --name and are the table `scores` in SQL.
 
@@ -117,7 +117,7 @@ def _rows(found: Sequence[Passed], ks: Sequence[int]) -> Iterator[Sequence[objec
 
 
 def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool) -> int:
-    """Run EVAL on the stored artefacts of a run; 1 when nothing was scored."""
+    """Run EVAL on the stored artifacts of a run; 1 when nothing was scored."""
     import orjson
     import pyarrow.compute as pc
 
@@ -152,10 +152,10 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
                 env=env,
                 eval_s=eval_s,
                 concurrency=2 * (os.cpu_count() or 1),
-                made_by=orjson.dumps(made_by).decode(),
+                provenance=orjson.dumps(provenance).decode(),
             )
 
-    made_by: dict[str, Json] = {
+    provenance: dict[str, Json] = {
         "env": env,
         "tasks": job.tasks,
         "commits": run.commits[-1].commit_seq if run.commits else 0,
@@ -165,7 +165,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
     if num_skipped := num_judged_in_place(run):
         note(
             f"{num_skipped:,} rollouts are left out: they changed more than crossed to the tests"
-            " (`run.limits.artefact_mb`), and were judged in their own sandboxes"
+            " (`run.limits.artifact_mb`), and were judged in their own sandboxes"
         )
     rows = asyncio.run(graded())
     add_scores(run.directory, name, rows)

@@ -96,7 +96,7 @@ def build(
 async def _build_tasks(folder: str, jobs: int, root: Path) -> int:
     """Build each image once; a failure is a line with the end of what the build printed."""
     timeouts: dict[Path, float] = {}
-    for task in load_tasks(folder, skip_bad=True):
+    for task in load_tasks(folder, skip_invalid=True):
         for image in (task.data.get("image"), task.data.get("verifier", {}).get("image")):
             if isinstance(image, str) and image.startswith(DOCKERFILE):
                 timeouts[Path(image.removeprefix(DOCKERFILE))] = task.data["build_timeout_s"]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from prorl.analysis.analyses import ANALYSES
-from prorl.analysis.made_by import made_by
 from prorl.analysis.opened import open_runs
+from prorl.analysis.provenance import provenance
 from prorl.cli.options import JsonObject, RunsRoot, StoredName
 from prorl.cli.output import open_to_write, say, say_json, table
 from prorl.cli.runs import run_directory
@@ -90,7 +90,7 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     places = [run_directory(name, root) for name in names]
     first, second = (summarise(place) for place in places)
     figures = {name: [first[name], second[name]] for name in FIGURES}
-    makers = [_made_by(StoredRun(place)) for place in places]
+    makers = [_provenance(StoredRun(place)) for place in places]
     made = {what: [one.get(what, "") for one in makers] for what in {**makers[0], **makers[1]}}
     before, after = (
         {row["task_id"]: row["reward"] for row in open_runs(place).table(TASKS).to_pylist()}
@@ -102,7 +102,7 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
         say_json(
             {
                 "figures": figures,
-                "made_by": made,
+                "provenance": made,
                 "shared_tasks": num_shared,
                 "moved": moved[:limit],
             }
@@ -120,8 +120,8 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     return 0
 
 
-def _made_by(stored: StoredRun) -> dict[str, str]:
-    return made_by(stored, lambda sql: stored.sql(sql).to_pylist())
+def _provenance(stored: StoredRun) -> dict[str, str]:
+    return provenance(stored, lambda sql: stored.sql(sql).to_pylist())
 
 
 def moved_tasks(a: Mapping[str, float], b: Mapping[str, float]) -> list[dict[str, Json]]:

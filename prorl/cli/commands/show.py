@@ -220,8 +220,15 @@ def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
     )
     if cut_by := CUT_BY.get(rollout["stop_reason"]):
         yield f"CUT OFF: its policy was not done; raise {cut_by}"
-    if rollout.get("bridged") or rollout.get("rendered"):
-        names = ("bridged", "rendered", "forks", "echo_edited", "discarded", "retold")
+    if rollout.get("continued_calls") or rollout.get("rendered_calls"):
+        names = (
+            "continued_calls",
+            "rendered_calls",
+            "forked_calls",
+            "edited_replies",
+            "unused_replies",
+            "retokenization_mismatches",
+        )
         yield "door " + " · ".join(f"{name} {rollout[name]}" for name in names)
     if rollout["failure_code"]:
         yield (

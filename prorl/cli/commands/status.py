@@ -150,14 +150,18 @@ def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
         busy = f"{stage['busy']:.0f} of {stage['slots']:.0f} slots busy"
         yield f"bottleneck: {slowest.upper()} ({busy}, {stage['queued']:.0f} queued)"
     for one in found["runs"]:
-        if run in ("", one["run_id"]) and one["stuck"]:
-            how = "stuck" if one["state"] == "open" else one["state"]
-            yield f"{one['run_id']} is {how}: {clean(one['stuck'])}"
+        if run in ("", one["run_id"]) and one["stalled"]:
+            how = "stalled" if one["state"] == "open" else one["state"]
+            yield f"{one['run_id']} is {how}: {clean(one['stalled'])}"
         if run in ("", one["run_id"]) and one["state"] == "open" and (words := decided(one)):
             yield f"{one['run_id']}: {words}"
-        if run in ("", one["run_id"]) and one["state"] != "open" and (owed := one["owed"]):
+        if (
+            run in ("", one["run_id"])
+            and one["state"] != "open"
+            and (count := one["uncommitted_groups"])
+        ):
             how = "its trainer has not committed: they stay until it does"
-            yield f"{one['run_id']} is {one['state']}, with {owed:,} kept groups that {how}"
+            yield f"{one['run_id']} is {one['state']}, with {count:,} kept groups that {how}"
         if run in ("", one["run_id"]) and (failures := one["failures"]):
             words = ", ".join(f"{number:,} {clean(what)}" for what, number in failures.items())
             yield (
@@ -167,8 +171,8 @@ def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
         if run in ("", one["run_id"]) and (steps := one["steps"]):
             yield f"{one['run_id']}: {step_words(steps)}"
     for one in found.get("workers", ()):
-        if one["held_back"]:
-            yield f"{one['node']} gets no leases: {one['held_back']}"
+        if one["lease_block_reason"]:
+            yield f"{one['node']} gets no leases: {one['lease_block_reason']}"
     for one in found["backends"]:
         if number := one["refused_replies"]:
             yield f"{one['name']} contradicted itself in {number} replies, refused and asked again"
@@ -185,7 +189,7 @@ def servers_out(found: Mapping[str, Json]) -> Iterator[str]:
 
 def step_words(steps: Mapping[str, Json]) -> str:
     """Where the time of a trainer's steps went, and what to scale."""
-    waited, idle = steps["trainer_waited"], steps["servers_idle"]
+    waited, idle = steps["trainer_wait_share"], steps["idle_slot_share"]
     advice = "The trainer is fed well"
     if waited > WAITS_MUCH:
         scaled = idle is not None and idle > WAITS_MUCH

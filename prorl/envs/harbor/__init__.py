@@ -6,7 +6,7 @@
     EVAL   a fresh sandbox: the pack, then tests/ as /tests, then test.sh; the reward files are read
 
 Where the verifier is separate, EVAL's sandbox has the verifier's image, and only the declared
-artifacts cross. Changes that are more than cross (`RolloutLimits.artefact_mb`) are judged where
+artifacts cross. Changes that are more than cross (`RolloutLimits.artifact_mb`) are judged where
 they lie: the tests run in the agent's own sandbox, as they do in Harbor.
 
 A verifier that leaves no valid reward is the policy's doing (reward 0) where the same tests on the
@@ -58,12 +58,12 @@ ADDRESS_BYTES = 1 << 40
 PROCESSES = 512
 STEP_S = 40.0
 """For a program of ours; packing and fetching together have that long, which is less than the 45 s
-that RUN waits for an artefact.
+that RUN waits for an artifact.
 """
 WALL_S = 86400.0 + 7200.0
 """A run's longest RUN, and the verifier's time in the same sandbox."""
 PACK_BYTES = 256 << 20
-"""Room for the largest artefact beside what it holds."""
+"""Room for the largest artifact beside what it holds."""
 MAX_ARTIFACTS_BYTES = 512 << 20
 """What crosses to a separate verifier from the agent's living sandbox: it passes through memory."""
 MAX_FOLDER_BYTES = 64 << 20
@@ -160,12 +160,12 @@ class HarborEnv(BaseEnv):
         self._untouched[_key(task)] = problem
 
     async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+        self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         """The verifier's rewards. Raises GraderError, SandboxError, RolloutError."""
         assert sandbox is not None
         try:
-            parts, log = await _judge(task, artefact, sandbox, deadline)
+            parts, log = await _judge(task, artifact, sandbox, deadline)
         except NoRewardError as error:
             return self._without_reward(task, error)
         return Score(parts=parts, log=log[-LOG_CHARS:])
@@ -180,8 +180,8 @@ class HarborEnv(BaseEnv):
             if not task.data["verifier"]["image"]:
                 parts, log = await _judge(task, b"", sandbox, deadline)
                 log = f"judged in the agent's own sandbox\n{log}"
-            elif (artefact := await self.pack(task, sandbox, MAX_ARTIFACTS_BYTES)) is not None:
-                parts, log = await _judge(task, artefact, fresh, deadline)
+            elif (artifact := await self.pack(task, sandbox, MAX_ARTIFACTS_BYTES)) is not None:
+                parts, log = await _judge(task, artifact, fresh, deadline)
             else:
                 limit = f"{MAX_ARTIFACTS_BYTES >> 20} MiB in {STEP_S:g} s"
                 raise NoRewardError(f"its artifacts cannot be packed into {limit}")
@@ -283,29 +283,29 @@ class StepError(GraderError):
 
 
 async def _judge(
-    task: Task, artefact: bytes, sandbox: Sandbox, deadline: Deadline
+    task: Task, artifact: bytes, sandbox: Sandbox, deadline: Deadline
 ) -> tuple[tuple[RewardPart, ...], str]:
     """`_run_verifier` where the agent's work lies: that our programs fail there is its doing, for
     they do not on the untouched image.
     """
     try:
-        return await _run_verifier(task, artefact, sandbox, deadline)
+        return await _run_verifier(task, artifact, sandbox, deadline)
     except StepError as error:
         raise NoRewardError(error.message) from None
 
 
 async def _run_verifier(
-    task: Task, artefact: bytes, sandbox: Sandbox, deadline: Deadline
+    task: Task, artifact: bytes, sandbox: Sandbox, deadline: Deadline
 ) -> tuple[tuple[RewardPart, ...], str]:
-    """Rewards and log of the tests in a sandbox, after an artefact was unpacked there.
+    """Rewards and log of the tests in a sandbox, after an artifact was unpacked there.
 
     Raises NoRewardError where the tests leave no valid reward, GraderError, SandboxError.
     """
     verifier = task.data["verifier"]
     notes = ""
-    if artefact:
+    if artifact:
         limit_s = max(STEP_S, deadline.remaining_s)  # no agent's work is too much to be unpacked
-        notes = (await _unpack(sandbox, artefact, "/", limit_s, is_agents=True)).output
+        notes = (await _unpack(sandbox, artifact, "/", limit_s, is_agents=True)).output
     await _step(sandbox, ["bash", "-c", inside.CLEAR])
     if not verifier["has_tests"]:
         packed = await asyncio.to_thread(_packed, Path(text_field(task, "folder")) / "tests")

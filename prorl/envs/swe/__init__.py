@@ -96,7 +96,7 @@ class SweEnv(BaseEnv):
             call = call._replace(arguments={**call.arguments, "command": exports + command})
         return await super().call(task, sandbox, call, timeout_s)
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+    async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The diff to the first commit. Raises SandboxError where the agent made it impossible."""
         assert sandbox is not None
         return await workspace.changes(task, sandbox)
@@ -115,13 +115,13 @@ class SweEnv(BaseEnv):
             check_reference(task, await run_task(task, sandbox, deadline, is_ours=True))
 
     async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+        self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         assert sandbox is not None
-        said, diff = workspace.remark(artefact)
+        said, diff = workspace.remark(artifact)
         if not diff.strip():
             return score_of(task, NOTHING, f"{said}no change")
-        return await Judge(task, sandbox, deadline, artefact).score()
+        return await Judge(task, sandbox, deadline, artifact).score()
 
     def reference(self, task: Task) -> Solution:
         self.check(task)

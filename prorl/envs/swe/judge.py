@@ -105,15 +105,15 @@ _unjudged: OrderedDict[str, Unjudged] = OrderedDict()
 class Judge:
     """One change, in a prepared sandbox of its own."""
 
-    def __init__(self, task: Task, sandbox: Sandbox, deadline: Deadline, artefact: bytes) -> None:
+    def __init__(self, task: Task, sandbox: Sandbox, deadline: Deadline, artifact: bytes) -> None:
         self._task, self._sandbox = task, sandbox
-        self._deadline, self._artefact = deadline, artefact
+        self._deadline, self._artifact = deadline, artifact
         self._snapshot = Path()
         self._is_fresh = True
         self._draw = secrets.token_hex(8)
         self._facts = Facts()
         self._key = _digest(task)
-        self._change_key = self._key + _digest(artefact)
+        self._change_key = self._key + _digest(artifact)
         self._kept = _unjudged.get(self._change_key)
         self._real: Tested | None = None
         self._real_s = 0.0
@@ -138,7 +138,7 @@ class Judge:
                         self._suspects = dict(suspects)
                         order = [one for one in order if one not in (REAL, *suspects)]
             problem, left = await self._change()
-            said = remark(self._artefact)[0]
+            said = remark(self._artifact)[0]
             if problem:
                 problem = f"{said}the change does not apply: {problem}"
                 return score_of(self._task, NOTHING, problem)
@@ -264,7 +264,7 @@ class Judge:
         return orjson.loads(done.output)
 
     async def _change(self) -> tuple[str, str]:
-        return await guarded_apply(self._sandbox, self._artefact, fields.rules(self._task))
+        return await guarded_apply(self._sandbox, self._artifact, fields.rules(self._task))
 
     async def _run_real(self) -> Tested:
         try:

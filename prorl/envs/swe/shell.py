@@ -7,7 +7,7 @@ alive. An agent may break either: then there is nothing to score. Files of our o
 never in /tmp, which not every kind of sandbox has for itself.
 
 No setting of git decides about a verdict: `ISOLATED` hides those of the system and the user, and
-the artefact is made by a repository of its own (`.git/prorl.git`), which borrows the objects of the
+the artifact is made by a repository of its own (`.git/prorl.git`), which borrows the objects of the
 agent's and reads none of its settings, attributes and excludes.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from prorl.limits import MAX_ARTEFACT_BYTES
+from prorl.limits import MAX_ARTIFACT_BYTES
 
 ARCHIVE = ".prorl-archive"
 DIFF = ".git/prorl.diff"
@@ -25,7 +25,7 @@ ASKED = ".git/prorl.asked"
 REPORT = ".git/prorl.report"
 TRACKED = ".prorl-tracked"
 NO_BASE, TOO_LARGE = 3, 4
-"""Exit codes of ARTEFACT."""
+"""Exit codes of ARTIFACT."""
 
 UNPACK_TAR = f"""
 tar -xf {ARCHIVE} --no-same-owner
@@ -159,7 +159,7 @@ kind_of() {
 }
 """
 
-ARTEFACT = f"""
+ARTIFACT = f"""
 {ISOLATED}
 {_NESTED}
 export GIT_LITERAL_PATHSPECS=1 GIT_DIR=.git/prorl.git GIT_WORK_TREE=.
@@ -186,7 +186,7 @@ write() {{
   num_bytes=$(stat -c %s {DIFF})
 }}
 write ''
-[ $num_bytes -gt {MAX_ARTEFACT_BYTES} ] || exit 0
+[ $num_bytes -gt {MAX_ARTIFACT_BYTES} ] || exit 0
 # too much for a change: what is generated is left out, then new files, then data, the largest first
 {_KIND}
 mapfile -t sections < <(awk '{_SECTIONS}' {DIFF})
@@ -205,15 +205,15 @@ done < <(git diff --cached --raw --no-abbrev --no-renames -z "$base")
 names=('' generated new data) shown= num_out=0
 num_bytes=$((num_bytes + 4096))
 : > .git/prorl.out
-while [ $num_bytes -gt {MAX_ARTEFACT_BYTES} ] && read -r kind bytes number && [ -n "$number" ]; do
+while [ $num_bytes -gt {MAX_ARTIFACT_BYTES} ] && read -r kind bytes number && [ -n "$number" ]; do
   printf '%s\\t%s\\0' "${{metas[number]}}" "${{paths[number]}}" >> .git/prorl.out
   num_bytes=$((num_bytes - bytes)) num_out=$((num_out + 1))
   [ $num_out -gt 10 ] || shown="$shown, $(printf %.200q "${{paths[number]}}") ($bytes bytes, ${{names[kind]}})"
 done < <(printf '%s\\n' "${{rows[@]}}" | sort -k1,1n -k2,2nr)
 git update-index -z --index-info < .git/prorl.out
 [ $num_out -le 10 ] || shown="$shown and $((num_out - 10)) more"
-write "left out of the artefact, which has at most {MAX_ARTEFACT_BYTES} bytes: ${{shown#, }}"$'\\n'
-[ $num_bytes -gt {MAX_ARTEFACT_BYTES} ] && exit {TOO_LARGE}
+write "left out of the artifact, which has at most {MAX_ARTIFACT_BYTES} bytes: ${{shown#, }}"$'\\n'
+[ $num_bytes -gt {MAX_ARTIFACT_BYTES} ] && exit {TOO_LARGE}
 exit 0
 """
 """The diff to the base commit into DIFF; standard input: paths that count even where .gitignore

@@ -17,7 +17,7 @@ from prorl.envs.swe import fields, guard, shell
 from prorl.envs.swe.guard import Rules
 from prorl.envs.tools import field_error
 from prorl.errors import NotFoundError, SandboxError, TaskError
-from prorl.limits import MAX_ARTEFACT_BYTES
+from prorl.limits import MAX_ARTIFACT_BYTES
 from prorl.protocols import Sandbox
 from prorl.types import FailureCode, Task, ToolResult
 
@@ -89,15 +89,15 @@ async def changes(task: Task, sandbox: Sandbox) -> bytes:
     """
     changed = guard.patch_paths(fields.patch(task).decode("utf-8", "replace"))
     names = b"".join(path.encode() + b"\0" for path in changed)
-    done = await sandbox.exec(["bash", "-c", shell.ARTEFACT], DIFF_S, names)
+    done = await sandbox.exec(["bash", "-c", shell.ARTIFACT], DIFF_S, names)
     problem = "cannot be read: its repository is broken"
     if done.timed_out:
         problem = f"cannot be read in {DIFF_S:g} s"
     elif done.exit_code == shell.TOO_LARGE:
-        problem = f"are more than {MAX_ARTEFACT_BYTES} bytes"
+        problem = f"are more than {MAX_ARTIFACT_BYTES} bytes"
     elif done.exit_code == 0:
         try:
-            return await sandbox.get(shell.DIFF, MAX_ARTEFACT_BYTES)
+            return await sandbox.get(shell.DIFF, MAX_ARTIFACT_BYTES)
         except (NotFoundError, OSError):
             pass
     raise SandboxError(
@@ -106,9 +106,9 @@ async def changes(task: Task, sandbox: Sandbox) -> bytes:
     )
 
 
-def remark(artefact: bytes) -> tuple[str, bytes]:
+def remark(artifact: bytes) -> tuple[str, bytes]:
     """What stands in front of the diff, for people, and the diff; both may be empty."""
-    head, diff, rest = artefact.partition(b"diff --git ")
+    head, diff, rest = artifact.partition(b"diff --git ")
     return head.decode("utf-8", "replace"), diff + rest
 
 

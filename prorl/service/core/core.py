@@ -250,11 +250,11 @@ class Core:
         limits are to be changed before it is sampled.
         """
         is_too_long = record.life.code is FailureCode.PROMPT_TOO_LONG
-        if is_too_long and not (record.run.config.skip_bad or record.run.life.cancelled):
+        if is_too_long and not (record.run.config.skip_invalid or record.run.life.cancelled):
             self.rollouts.end_run(
                 record.run,
                 f"task {record.group.task_id!r}: {record.message}, or leave out such tasks with"
-                " skip_bad (`prorl run --skip-bad`)",
+                " skip_invalid (`prorl run --skip-invalid`)",
             )
 
     def _reply(

@@ -169,9 +169,9 @@ class LeaseGrants(Part):
                 self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), why)
                 self._journal.urgent = True
         may_start = run.queues.pool and may_open(run.demand)
-        held_back = not (run.queues.ready or may_start)
+        lease_block_reason = not (run.queues.ready or may_start)
         behind_others = num_in_hand > run.in_hand
-        if held_back or behind_others:
+        if lease_block_reason or behind_others:
             run.grants.granted_at = now
         if now - run.grants.granted_at <= budget_s:
             return

@@ -226,7 +226,7 @@ class Groups(Part):
             num_valid=group.decision.num_valid,
             min_version=group.decision.min_version,
             mean_reward=group.decision.mean_reward,
-            at=int(self._wall() * 1e6),
+            event_at=int(self._wall() * 1e6),
         )
         run.decisions.next_event += 1
         self._journal.tell_store(run, Kind.ROWS, group.group_id, Rows(events=(row,)))

@@ -114,7 +114,7 @@ class Leases(Part):
 
     def _has(self, peer: Mapping[str, Json], image: str) -> bool:
         worker = self._state.workers.get(str(peer.get("worker", "")))
-        if worker is not None and worker.status.held_back:
+        if worker is not None and worker.status.lease_block_reason:
             return False
         return not image or has_image(self._state, worker, image)
 
@@ -232,8 +232,8 @@ class Leases(Part):
             config.seed,
             max(0.0, wall - group.accepted_at),
             group.extra,
-            config.on_unknown if config.journal == "node" else "",
-            config.routing,
+            config.on_lost_tool_call if config.journal == "node" else "",
+            config.routed_experts,
         )
 
 

@@ -238,8 +238,8 @@ class Rollouts(Part):
 
         One whose members differ already waits for a straggler; it is counted on.
         """
-        now, enough = self._clock(), run.config.enough
-        began, before = now - LATE * run.pace.group_s, now - run.config.grace_s
+        now, enough = self._clock(), run.config.early_stop_valid
+        began, before = now - LATE * run.pace.group_s, now - run.config.straggler_grace_s
         started = [g for g in run.groups.values() if g.members.opened and g.is_open]
         late = (group.members.opened_at < began and not group.members.differs for group in started)
         run.progress.late_groups = sum(late) if run.pace.group_s else 0
@@ -252,7 +252,7 @@ class Rollouts(Part):
                 continue
             ended = sorted(max(r.entered, r.since) for r in group.rollouts if member(r).valid)
             if len(ended) >= enough and ended[enough - 1] <= before:
-                self._cut(group, FailureCode.LATE)
+                self._cut(group, FailureCode.STRAGGLER)
 
     def start_group(self, group: GroupRecord) -> None:
         """The group leaves the pool. One that ended before it was started counts as started, too:

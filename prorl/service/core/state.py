@@ -54,7 +54,7 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     "commits": ("next_commit", "num_rows", "stored_bytes", "num_rewards", "reward_sum"),
     "outbox": ("end", "stored"),
     "delivery": ("next_delivery", "acked", "trained", "kept", "waiting"),
-    "weights": ("version", "given_version"),
+    "weights": ("version", "allocated_version"),
     "dataset": ("num_tasks", "fed", "skipped"),
     "pace": ("rate", "group_s", "taken_s"),
 }
@@ -93,7 +93,7 @@ class WorkerStatus:
     stats: Stats | None = None
     """Its newest report; None until there is one."""
     endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    held_back: str = ""
+    lease_block_reason: str = ""
     """Why an INIT worker gets no leases; empty where it gets some."""
 
 
@@ -444,7 +444,7 @@ class RunWeightsState:
     """Which weights the run has had. `Versions` alone writes it."""
 
     version: int = 0
-    given_version: int = 0
+    allocated_version: int = 0
     """Highest id given to weights, published or not: never given again."""
     published: bool = False
     """Whether servers were given weights of this run."""
@@ -470,7 +470,7 @@ class RunWatch:
 
     moved: tuple[tuple[object, ...], float] = ((), 0.0)
     """Signs of progress, and since when they are so."""
-    stuck: str = ""
+    stalled: str = ""
     """What an open run waits for, when it does not move."""
 
 
@@ -510,9 +510,9 @@ class RunRecord:
         return "cancelled" if life.cancelled and life.state == "finished" else life.state
 
     @property
-    def stuck(self) -> str:
+    def stalled(self) -> str:
         """What it waits for when it does not move, or why it was refused or has failed."""
-        return self.watch.stuck if self.life.state == "open" else self.life.problem
+        return self.watch.stalled if self.life.state == "open" else self.life.problem
 
     @property
     def queued(self) -> int:
@@ -569,10 +569,10 @@ class RunRecord:
         """Whether a store has anything to do for it: it is open, or its trainer is behind."""
         unstored = bool(self.commits.parts) or self.outbox.stored < self.outbox.end
         is_open = self.life.state == "open"
-        return self.life.state != "failed" and (is_open or unstored or self.owed > 0)
+        return self.life.state != "failed" and (is_open or unstored or self.uncommitted_groups > 0)
 
     @property
-    def owed(self) -> int:
+    def uncommitted_groups(self) -> int:
         """Kept groups of a stream that its trainer has not committed."""
         streams, delivery = self.config.delivery == "stream", self.delivery
         return delivery.waiting + delivery.next_delivery - delivery.acked if streams else 0

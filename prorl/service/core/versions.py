@@ -18,24 +18,24 @@ class Versions(Part):
         again change nothing. Raises ConflictError for an id that was used for something else, or
         that is not the next.
         """
-        version = version or run.weights.given_version + 1
-        if version <= run.weights.given_version:
+        version = version or run.weights.allocated_version + 1
+        if version <= run.weights.allocated_version:
             found = self._log.read(
                 "SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version)
             )
             if not found or found[0][0] != path:
                 raise ConflictError(
                     f"version {version} of run {run.run_id!r} is used",
-                    f"{run.weights.given_version + 1}",
+                    f"{run.weights.allocated_version + 1}",
                     "an id is never used again",
                 )
             return version
-        if version != run.weights.given_version + 1:
+        if version != run.weights.allocated_version + 1:
             raise ConflictError(
                 f"version {version} of run {run.run_id!r}",
-                f"{run.weights.given_version + 1}, one above the last",
+                f"{run.weights.allocated_version + 1}, one above the last",
             )
-        run.weights.given_version = version
+        run.weights.allocated_version = version
         self._journal.mark_run(run)
         self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
         return version

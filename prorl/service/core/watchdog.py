@@ -51,12 +51,12 @@ def reason(
     able: bool,
     image: str,
     guests: Mapping[str, int],
-    held_back: str,
+    lease_block_reason: str,
     disk: str,
 ) -> str:
     """What it waits for. `workers` by role; `image`: one that its next rollout asks for and no node
-    has; `guests`: how many of its rollouts wait for which guest; `held_back`: why no INIT worker
-    gets leases.
+    has; `guests`: how many of its rollouts wait for which guest; `lease_block_reason`: why no
+    INIT worker gets leases.
     """
     if disk:
         return disk
@@ -81,8 +81,8 @@ def reason(
         return f"{states[RolloutState.LEASED]:,} rollouts wait in INIT: no sandbox is ready"
     if demand.streaming and demand.unacked >= demand.max_unacked:
         return f"the trainer is behind: {demand.unacked:,} kept groups wait for its commit"
-    if queued and held_back:
-        return f"{queued:,} rollouts are queued and no node gets leases: {held_back}"
+    if queued and lease_block_reason:
+        return f"{queued:,} rollouts are queued and no node gets leases: {lease_block_reason}"
     if queued and image:
         return (
             f"{queued:,} rollouts are queued and no node has the image {image!r}:"
@@ -139,9 +139,9 @@ class ProgressWatchdog:
         now, changed = self._clock(), []
         workers = Counter(worker.role for worker in self._state.workers.values())
         inits = self._state.of_role("init")
-        held_back = (
-            inits[0].status.held_back
-            if all(init.status.held_back for init in inits) and inits
+        lease_block_reason = (
+            inits[0].status.lease_block_reason
+            if all(init.status.lease_block_reason for init in inits) and inits
             else ""
         )
         for run in self._state.open.values():
@@ -157,9 +157,13 @@ class ProgressWatchdog:
             lacked = image if image and nobody_has(self._state, image) else ""
             able = self._state.able(run)
             guests = waiting_for_guests(self._state, run.run_id) if quiet else {}
-            why = reason(run, workers, able, lacked, guests, held_back, disk) if quiet else ""
+            why = (
+                reason(run, workers, able, lacked, guests, lease_block_reason, disk)
+                if quiet
+                else ""
+            )
             troubles = (alike(run), nothing_kept(run), why)
-            before, run.watch.stuck = run.watch.stuck, "; ".join(filter(None, troubles))
-            if run.watch.stuck != before:
+            before, run.watch.stalled = run.watch.stalled, "; ".join(filter(None, troubles))
+            if run.watch.stalled != before:
                 changed.append(run)
         return changed

@@ -276,7 +276,9 @@ class Workers(Part):
         """Note which INIT workers get no leases, and why."""
         self._give_up_stalled(self._clock())
         for init in self._state.of_role("init"):
-            init.status.held_back = self._rollouts.lines.trouble(init.node) if init.remote else ""
+            init.status.lease_block_reason = (
+                self._rollouts.lines.trouble(init.node) if init.remote else ""
+            )
 
     def cut_off(self) -> Iterable[tuple[str, str]]:
         """Nodes with a line in trouble of which no INIT is here to show it, and what it is."""

@@ -55,10 +55,10 @@ class _Service(Collector):
 
 
 _RUN_GAUGES: tuple[tuple[str, str, Callable[[RunRecord], float]], ...] = (
-    ("run_pool_groups", "Groups that wait to be started.", lambda run: len(run.queues.pool)),
+    ("run_waiting_groups", "Groups that wait to be started.", lambda run: len(run.queues.pool)),
     ("run_open_groups", "Groups that are started and not decided.", lambda run: run.open_groups),
     (
-        "run_unread_groups",
+        "run_undelivered_groups",
         "Kept groups that no trainer has taken yet.",
         lambda run: run.delivery.waiting,
     ),
@@ -75,9 +75,9 @@ _RUN_GAUGES: tuple[tuple[str, str, Callable[[RunRecord], float]], ...] = (
     ("run_policy_version", "Newest published policy version.", lambda run: run.weights.version),
     ("run_unstored_rollouts", "Rollouts whose row no part holds yet.", lambda run: run.unstored),
     (
-        "run_stuck",
+        "run_stalled",
         "1 while nothing moves; status says why.",
-        lambda run: float(bool(run.stuck)),
+        lambda run: float(bool(run.stalled)),
     ),
     ("run_reward_sum", "Sum of rewards of valid rollouts.", lambda run: run.commits.reward_sum),
     ("run_rewards", "Valid rollouts that have a reward.", lambda run: run.commits.num_rewards),
@@ -87,13 +87,13 @@ _STEP_COUNTERS = {
     "steps": ("steps", "Steps that its trainer has committed."),
     "step_s": ("step_seconds", "Seconds that these took."),
     "waited_s": (
-        "trainer_waited_seconds",
+        "trainer_wait_seconds",
         "Of these: until the step's last group was handed out. Above 10 %: more rollouts; below"
         " 5 %: fewer would do.",
     ),
     "slots_s": ("slot_seconds", "Seconds of RUN's slots, all together, in its steps."),
     "busy_s": ("slot_busy_seconds", "Of these: with a rollout, of whatever run."),
-    "worked_s": ("worked_seconds", "Seconds of its rollouts in RUN and EVAL, in its steps."),
+    "worked_s": ("rollout_seconds", "Seconds of its rollouts in RUN and EVAL, in its steps."),
     "wasted_s": ("wasted_seconds", "Of these: ended early, failed, stale, or left over."),
 }
 
@@ -136,7 +136,7 @@ def _of_workers(state: State) -> Iterator[Metric]:
     connected = Counter((worker.role, worker.node) for worker in workers)
     yield _gauge("workers", "Connected workers by stage and node.", ("stage", "node"), connected)
     held = {_labels(worker): len(worker.held) for worker in workers}
-    yield _gauge("held_rollouts", "Attempts that a worker has in hand.", labels, held)
+    yield _gauge("in_flight_rollouts", "Attempts that a worker has in hand.", labels, held)
     stats = {
         _labels(worker): worker.status.stats
         for worker in workers
@@ -190,7 +190,7 @@ def _of_rollouts(observed: Observed) -> Iterator[Metric]:
 _REUSE = {
     "prompt": "Tokens of prompts.",
     "cached": "Those that a prefix cache had.",
-    "repeated": "Tokens of prompts that their rollout had said before.",
+    "reusable": "Tokens of prompts that their rollout had said before.",
     "reused": "Those of them that a prefix cache had.",
 }
 

@@ -45,9 +45,9 @@ def _steps(spent: Spent) -> shapes.Steps | None:
         return None
     return {
         "steps": spent.steps,
-        "trainer_waited": spent.waited_s / max(1e-9, spent.step_s),
-        "servers_idle": 1 - spent.busy_s / spent.slots_s if spent.slots_s else None,
-        "wasted": min(1.0, spent.wasted_s / spent.worked_s) if spent.worked_s else 0.0,
+        "trainer_wait_share": spent.waited_s / max(1e-9, spent.step_s),
+        "idle_slot_share": 1 - spent.busy_s / spent.slots_s if spent.slots_s else None,
+        "wasted_share": min(1.0, spent.wasted_s / spent.worked_s) if spent.worked_s else 0.0,
     }
 
 
@@ -65,11 +65,11 @@ class RunSummary(View):
     """Groups that were not kept, by the filter's reason."""
     failures: Mapping[str, int] = at("attempt_counts")
     """Attempts that ended without a row since the service began, by "code on node"."""
-    stuck: str = at("stuck")
+    stalled: str = at("stalled")
     """What a run that does not move waits for, or why it was refused or has failed."""
     reward_mean: float | None
     num_rewards: int = at("commits.num_rewards")
-    owed: int
+    uncommitted_groups: int
     """Kept groups of a stream that its trainer has not committed."""
     cached_share: float | None = at("effort.calls.cached_share")
     reused_share: float | None = at("effort.calls.reused_share")
@@ -97,7 +97,7 @@ class RunView(RunSummary):
     delivered: int = at("delivery.next_delivery")
     cursors: Mapping[str, int] = at("delivery.cursors")
     version: int = at("weights.version")
-    given_version: int = at("weights.given_version")
+    allocated_version: int = at("weights.allocated_version")
     """The highest id that was given to weights, published or not: the next one is one above."""
     trained: int = at("delivery.trained")
     """Delivered groups that the newest weights were trained on, as publications say."""
@@ -186,7 +186,7 @@ class WorkerView(View):
     slots: int
     held: Annotated[int, BeforeValidator(len)]
     leaving: bool = at("status.leaving")
-    held_back: str = at("status.held_back")
+    lease_block_reason: str = at("status.lease_block_reason")
     """Why it gets no leases now."""
     stats: Annotated[Mapping[str, float], BeforeValidator(_gauges_of)] = at("status.stats")
 
@@ -198,7 +198,7 @@ class Holding(View):
     rollout_id: int
     task_id: str = at("group.task_id")
     attempt: int = at("life.attempt")
-    held_s: float = at("since")
+    leased_s: float = at("since")
     """Since it was leased."""
     holders: list[str] = at("holder_names")
     backend: str
@@ -253,7 +253,7 @@ class Status(TypedDict):
     waiting_for_backend: int
     runs: list[RunSummary]
     leases_waiting: int
-    longest_held: list[Holding]
+    oldest_attempts: list[Holding]
     """The first ten."""
     commits: int
     log_transactions: int
@@ -313,7 +313,9 @@ def status(
     other hosts are shown.
     """
     state = core.state
-    owing = [run for run in state.runs.values() if run.life.state != "open" and run.owed]
+    owing = [
+        run for run in state.runs.values() if run.life.state != "open" and run.uncommitted_groups
+    ]
     return {
         "pid": os.getpid(),
         "host": os.uname().nodename,
@@ -327,17 +329,17 @@ def status(
         "waiting_for_backend": core.failovers.num_waiting,
         "runs": [RunSummary.model_validate(run) for run in (*state.open.values(), *owing, *runs)],
         "leases_waiting": leases_waiting,
-        "longest_held": _longest_held(state, now),
+        "oldest_attempts": _oldest_attempts(state, now),
         "commits": state.num_commits,
         "log_transactions": core.log.transactions,
         "warnings": warnings,
     }
 
 
-def _longest_held(state: State, now: float) -> list[Holding]:
+def _oldest_attempts(state: State, now: float) -> list[Holding]:
     held = {record for worker in state.workers.values() for record in worker.held}
     longest = heapq.nsmallest(LONGEST, held, key=lambda record: record.since)
     views = [Holding.model_validate(record) for record in longest]
     for view in views:
-        view.held_s = now - view.held_s
+        view.leased_s = now - view.leased_s
     return views

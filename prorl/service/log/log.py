@@ -175,6 +175,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         given = f"{path} is not a control log of prorl"
         raise SchemaError(given, "a root made by `prorl`") from None
     if found != LOG_VERSION:
-        made_by = connection.execute("SELECT value FROM meta WHERE key = 'prorl'").fetchone()
-        hint = f"use prorl {made_by[0] if made_by else 'as it was'}, which made it, or another root"
+        writer = connection.execute("SELECT value FROM meta WHERE key = 'prorl'").fetchone()
+        hint = f"use prorl {writer[0] if writer else 'as it was'}, which made it, or another root"
         raise SchemaError(f"control log {path} has version {found}", f"version {LOG_VERSION}", hint)

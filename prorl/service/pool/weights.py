@@ -97,8 +97,8 @@ class VersionRow(NamedTuple):
     path: str = ""
     pause: str = ""
     adapter: bool = False
-    took: Sequence[str] = ()
-    failed: Sequence[str] = ()
+    loaded_servers: Sequence[str] = ()
+    failed_servers: Sequence[str] = ()
     load_s: float = 0.0
 
 
@@ -110,6 +110,6 @@ def keep_version(directory: RunDir, row: VersionRow, at: float) -> bool:
     # Here: Parquet is megabytes that few gateways need.
     from prorl.storage.keep.appended import AppendedTable
 
-    values = {**row._asdict(), "at": datetime.fromtimestamp(at, UTC)}
+    values = {**row._asdict(), "published_at": datetime.fromtimestamp(at, UTC)}
     table = pa.Table.from_pylist([values], schema=APPENDED["versions"])
     return AppendedTable(directory, "versions").append(table, str(row.version))

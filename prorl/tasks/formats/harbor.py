@@ -157,7 +157,7 @@ def _check_supported(folder: Path, config: TaskToml) -> None:
 
 
 def _unsupported(what: str, expected: str) -> TaskError:
-    return TaskError(f"{what}: not supported", expected, "leave the task out with --skip-bad")
+    return TaskError(f"{what}: not supported", expected, "leave the task out with --skip-invalid")
 
 
 def _check_services(path: Path) -> None:

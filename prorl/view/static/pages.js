@@ -95,7 +95,7 @@ async function fillRuns(rows, signal) {
 
 async function comparison(place, runs, signal) {
   const ask = (path) => Promise.all(runs.map((run) => get(runPath(run) + path, {}, signal)));
-  const [found, made] = [await ask(""), await ask("/made_by")];
+  const [found, made] = [await ask(""), await ask("/provenance")];
   const drawn = async (name) => (await ask(`/figures/${name}`)).flatMap((asked, i) =>
     asked.rows.map((row) => ({ ...row, z: runs[i] })));
   const figures = [["Reward", (t) => num(t.reward)], ["Rollouts", (t) => num(t.rollouts)],
@@ -146,8 +146,8 @@ export async function runPage({ run, signal }) {
       tile(num(t.failed), "infra or task failures", "failure_class in ('infra', 'task')"),
       tile(num(t.groups), `groups of ${num(t.tasks)} tasks`),
       tile(big(t.tokens), `tokens, ${big(t.sampled)} sampled`),
-      t.bridged + t.rendered ? tile(percent(t.bridged / t.calls), `calls on recorded ids; ${percent(
-        t.bridged ? t.retold / t.bridged : 0)} if rendered again`) : null,
+      t.continued_calls + t.rendered_calls ? tile(percent(t.continued_calls / t.calls), `calls on recorded ids; ${percent(
+        t.continued_calls ? t.retokenization_mismatches / t.continued_calls : 0)} if rendered again`) : null,
       tile(t.seconds > 0 ? big(t.sampled / t.seconds) : "–", "sampled tokens/s"),
       tile(versions, "policy versions, oldest to newest")),
     h("p", {}), grid);
@@ -488,15 +488,15 @@ function liveNow(run, now, past) {
   const stages = Object.entries(s.stages).map(([name, g]) => [
     name === s.bottleneck ? h("b", {}, name) : name, num(g.workers), num(g.slots), num(g.busy),
     percent(g.busy_share), num(g.queued), waits(name, g, s)]);
-  return [tiles, recent, mine?.stuck ? h("p", { class: "trouble" }, mine.stuck) : null,
+  return [tiles, recent, mine?.stalled ? h("p", { class: "trouble" }, mine.stalled) : null,
     h("div", { class: "grid" },
       table("Stages", ["stage", "workers", "slots", "busy", "busy share", "queued", "waits for"],
         stages),
       table("Model servers", ["server", "state", "in flight", "prompt cached"], s.backends.map(
         (b) => [b.name, b.reason || b.state, num(b.in_flight), percent(b.cached_share)])),
       table("Longest in hand", ["rollout", "for", "attempt", "held by", "model server"],
-        s.longest_held.map((r) => [`${r.run_id}/${r.rollout_id} ${short(r.task_id, 40)}`,
-          seconds(r.held_s), num(r.attempt), r.holders.join(", "), r.backend])),
+        s.oldest_attempts.map((r) => [`${r.run_id}/${r.rollout_id} ${short(r.task_id, 40)}`,
+          seconds(r.leased_s), num(r.attempt), r.holders.join(", "), r.backend])),
       table("Workers", ["worker", "role", "node", "slots", "held"], s.workers.map((w) =>
         [w.worker, w.role, w.node, num(w.slots), num(w.held)])))].filter(Boolean);
 }

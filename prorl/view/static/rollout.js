@@ -81,8 +81,8 @@ function side(found, path, run) {
     ...(row.reward_parts || []).map((p) => [`  ${p.name}`, `${num(p.value)} × ${num(p.weight)}`]),
     ["Stopped", row.stop_reason || "–"], ["Turns", num(row.num_turns)],
     ["Tool calls", num(row.num_tool_calls)],
-    ...(row.bridged || row.rendered ? [["At the door", ["bridged", "rendered", "forks", "echo_edited",
-      "discarded", "retold"].map((name) => `${name} ${num(row[name])}`).join(", ")]] : []),
+    ...(row.continued_calls || row.rendered_calls ? [["At the door", ["continued_calls", "rendered_calls", "forked_calls", "edited_replies",
+      "unused_replies", "retokenization_mismatches"].map((name) => `${name} ${num(row[name])}`).join(", ")]] : []),
     ["Tokens", `${num(row.num_sampled)} of ${num(row.num_tokens)} sampled`],
     ["Versions", row.min_version === row.max_version ? num(row.min_version)
       : `${row.min_version} to ${row.max_version}`],
@@ -123,7 +123,7 @@ function notes(found, path, run) {
   const list = h("div", {});
   const show = (rows) => list.replaceChildren(...rows.map((note) => h("p", {},
     h("span", { class: "chip warn" }, note.label), " ", note.value === null ? "" : num(note.value),
-    " ", note.comment, " ", h("span", { class: "quiet" }, `${note.author}, ${when(note.at)}`))));
+    " ", note.comment, " ", h("span", { class: "quiet" }, `${note.author}, ${when(note.created_at)}`))));
   show(found.annotations);
   const label = h("input", { placeholder: "label", "aria-label": "Label", size: "10" });
   const comment = h("input", { placeholder: "comment", "aria-label": "Comment" });
@@ -156,9 +156,9 @@ function messages(found) {
   if (!found.messages.length && !found.attempts.length) {
     made.push(h("p", { class: "empty" }, "No message is stored."));
   }
-  if (found.artefact) {
-    made.push(h("article", { class: "message" }, h("header", {}, h("b", {}, "artefact"),
-      "what was graded"), text(found.artefact, "")));
+  if (found.artifact) {
+    made.push(h("article", { class: "message" }, h("header", {}, h("b", {}, "artifact"),
+      "what was graded"), text(found.artifact, "")));
   }
   const task = found.task[0];
   if (task) {

@@ -63,10 +63,10 @@ async def hang(where: Path) -> None:
     ]
     await asyncio.sleep(0.1)
     assert others
-    await loop.create_task(at_work.during(f"r/{number}/1", stuck()))
+    await loop.create_task(at_work.during(f"r/{number}/1", stalled()))
 
 
-async def stuck() -> None:
+async def stalled() -> None:
     await asyncio.sleep(0.2)
     time.sleep(3600)
 

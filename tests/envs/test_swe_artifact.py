@@ -12,7 +12,7 @@ import pytest
 
 from prorl.envs.swe import SweEnv, workspace
 from prorl.errors import SandboxError
-from prorl.limits import MAX_ARTEFACT_BYTES
+from prorl.limits import MAX_ARTIFACT_BYTES
 from prorl.testing import LocalSandbox, make_task
 from prorl.types import Json, Task
 
@@ -36,10 +36,10 @@ async def _prepared(folder: Path, task: Task, *scripts: str) -> LocalSandbox:
     return sandbox
 
 
-async def _replayed(folder: Path, task: Task, artefact: bytes) -> Path:
+async def _replayed(folder: Path, task: Task, artifact: bytes) -> Path:
     """A fresh workspace with the change."""
     fresh = await _prepared(folder, task)
-    applied = await workspace.apply(fresh, artefact)
+    applied = await workspace.apply(fresh, artifact)
     assert applied.exit_code == 0, applied.output
     return folder
 
@@ -71,7 +71,7 @@ SET_BY_HAND = [
 
 @pytest.mark.parametrize("value", ["0", "true", "nonsense", "/dev/null"])
 @pytest.mark.parametrize("where", [".git/config", ".gitconfig"])
-async def test_no_setting_of_git_changes_the_artefact(
+async def test_no_setting_of_git_changes_the_artifact(
     tmp_path: Path, value: str, where: str
 ) -> None:
     """All that `git help --config` lists, in the repository's settings and in the user's."""
@@ -80,7 +80,7 @@ async def test_no_setting_of_git_changes_the_artefact(
     work = (
         "sed -i 's|return n$|return n / 2|' half.py; printf 'a\\r\\n' > caf\u00e9.txt; echo > b.new"
     )
-    plain = await ENV.artefact(task, "", await _prepared(tmp_path / "plain", task, work))
+    plain = await ENV.artifact(task, "", await _prepared(tmp_path / "plain", task, work))
     assert plain.count(b"diff --git") == 3
     sandbox = await _prepared(tmp_path / "set", task, work)
     lines = [(name, value) for name in VARIABLES] + SET_BY_HAND
@@ -92,7 +92,7 @@ async def test_no_setting_of_git_changes_the_artefact(
             file.write(f"\t{name} = {text}\n")
     (sandbox.folder / ".git/info/attributes").write_text("* -text diff=mine filter=mine -diff\n")
     (sandbox.folder / ".git/info/exclude").write_text("*\n")
-    assert await ENV.artefact(task, "", sandbox) == plain
+    assert await ENV.artifact(task, "", sandbox) == plain
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ async def test_a_fix_counts_whatever_git_is_told(tmp_path: Path, told: str) -> N
     task = _task({"half.py": PADDED})
     work = "sed -i 's|return n$|return n / 2|' half.py; echo 1 > new.py"
     sandbox = await _prepared(tmp_path / "run", task, told, work)
-    fresh = await _replayed(tmp_path / "eval", task, await ENV.artefact(task, "", sandbox))
+    fresh = await _replayed(tmp_path / "eval", task, await ENV.artifact(task, "", sandbox))
     assert (fresh / "half.py").read_text() == PADDED.replace(WRONG, RIGHT)
     assert (fresh / "new.py").read_text() == "1\n"
 
@@ -128,10 +128,10 @@ async def test_a_tracked_file_that_gitignore_names_can_be_changed(tmp_path: Path
         task = _task(IGNORED, patch=patch, **more)
         work = "echo x = 1 > build/calc.py; echo y > build/new.py; echo z > build/other.py"
         sandbox = await _prepared(tmp_path / f"run{number}", task, work)
-        artefact = await ENV.artefact(task, "", sandbox)
-        assert b"build/other.py" not in artefact
-        assert b"made" not in artefact
-        fresh = await _replayed(tmp_path / f"eval{number}", task, artefact)
+        artifact = await ENV.artifact(task, "", sandbox)
+        assert b"build/other.py" not in artifact
+        assert b"made" not in artifact
+        fresh = await _replayed(tmp_path / f"eval{number}", task, artifact)
         assert (fresh / "build/calc.py").read_text() == "x = 1\n"
         assert (fresh / "build/new.py").read_text() == "y\n"
 
@@ -145,9 +145,9 @@ async def test_what_an_images_index_tracks_can_be_changed_and_what_was_built_is_
     sandbox = await _prepared(
         tmp_path / "run", task, "echo x > build/calc.py; echo other > build/made.o"
     )
-    artefact = await ENV.artefact(task, "", sandbox)
-    assert b"build/calc.py" in artefact
-    assert b"made.o" not in artefact
+    artifact = await ENV.artifact(task, "", sandbox)
+    assert b"build/calc.py" in artifact
+    assert b"made.o" not in artifact
 
 
 def _repository(folder: Path) -> Path:
@@ -178,9 +178,9 @@ async def test_repositories_that_are_test_data_stay_and_what_they_hold_can_be_ch
     assert _git(sandbox.folder / "tests/fixture", "log", "--format=%s") == "first"
     assert not (sandbox.folder / "ext/.git").exists()
     for _ in range(2):  # an attempt that is carried on asks again
-        artefact = await ENV.artefact(task, "", sandbox)
+        artifact = await ENV.artifact(task, "", sandbox)
         assert (sandbox.folder / "tests/fixture/.git").is_dir()
-    fresh = await _replayed(tmp_path / "eval", task, artefact)
+    fresh = await _replayed(tmp_path / "eval", task, artifact)
     assert (fresh / "ext/build/calc.py").read_text() == "y\n"
     assert (fresh / "tests/fixture/build/calc.py").read_text() == "x\n"
     assert _git(fresh / "tests/fixture", "log", "--format=%s") == "first"
@@ -224,7 +224,7 @@ async def test_tags_tell_the_version_that_the_producer_of_the_image_saw(
     assert log == ["base", *["history is left out"] * distance, ""]
 
 
-# ---- more than an artefact may have
+# ---- more than an artifact may have
 
 
 def _lock(size: int, seed: str) -> str:
@@ -258,13 +258,13 @@ async def test_a_fix_counts_beside_files_that_are_too_large(
     (sandbox.folder / path).write_text(after)
     (sandbox.folder / "half.py").write_text(PADDED.replace(WRONG, RIGHT))
     (sandbox.folder / "small.json").write_text("2\n")
-    artefact = await ENV.artefact(task, "", sandbox)
-    assert len(artefact) <= MAX_ARTEFACT_BYTES
-    told, diff = workspace.remark(artefact)
-    assert told.startswith("left out of the artefact")
+    artifact = await ENV.artifact(task, "", sandbox)
+    assert len(artifact) <= MAX_ARTIFACT_BYTES
+    told, diff = workspace.remark(artifact)
+    assert told.startswith("left out of the artifact")
     assert f"{path} (" in told
     assert f" {kind})" in told
-    fresh = await _replayed(tmp_path / "eval", task, artefact)
+    fresh = await _replayed(tmp_path / "eval", task, artifact)
     assert (fresh / "half.py").read_text() == PADDED.replace(WRONG, RIGHT)
     assert (fresh / "small.json").read_text() == "2\n"
     assert (fresh / path).exists() is (kind != "new")
@@ -276,5 +276,5 @@ async def test_what_the_reference_changes_is_never_left_out(tmp_path: Path) -> N
     task = _task({"poetry.lock": _lock(1 << 20, "before"), "a.lock": "x"}, patch=patch)
     sandbox = await _prepared(tmp_path / "run", task)
     (sandbox.folder / "poetry.lock").write_text(_lock(1 << 20, "after"))
-    with pytest.raises(SandboxError, match=f"are more than {MAX_ARTEFACT_BYTES} bytes"):
-        await ENV.artefact(task, "", sandbox)
+    with pytest.raises(SandboxError, match=f"are more than {MAX_ARTIFACT_BYTES} bytes"):
+        await ENV.artifact(task, "", sandbox)

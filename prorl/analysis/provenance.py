@@ -21,7 +21,7 @@ from (select distinct env, task from tasks)
 _ENVS = "select distinct env from tasks order by env"
 
 
-def made_by(stored: StoredRun, ask: Callable[[str], list[dict[str, Json]]]) -> dict[str, str]:
+def provenance(stored: StoredRun, ask: Callable[[str], list[dict[str, Json]]]) -> dict[str, str]:
     """By what it is; a thing that the run does not know is not there. `ask`: SQL of its tables.
     Tasks are those that the run was given, whatever file they came from; files are those of `prorl
     run`, which are the task file and users' envs.
