@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 CLONE_NEWNS: Final = 0x20000
@@ -20,6 +20,7 @@ CLONE_NEWIPC: Final = 0x8000000
 CLONE_NEWUSER: Final = 0x10000000
 CLONE_NEWPID: Final = 0x20000000
 CLONE_NEWNET: Final = 0x40000000
+SIGCHLD: Final = 17
 
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
@@ -52,9 +53,13 @@ MOUNT_ATTR_NODEV: Final = 4
 MOUNT_ATTR_IDMAP: Final = 0x100000
 OOM_FIRST: Final = "1000"
 """Highest score: its processes go first when the machine's memory runs out."""
-SYS_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), 155)
+MACHINE: Final = os.uname().machine
+SYS_CLONE: Final = {"x86_64": 56, "aarch64": 220}.get(MACHINE, 56)
+SYS_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}.get(MACHINE, 155)
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_holding_gil = ctypes.PyDLL(None, use_errno=True)
+"""The same library, called as `os.fork` calls it: the child must own the interpreter."""
 
 
 def _check(result: int, what: str) -> int:
@@ -69,6 +74,47 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), f"unshare {flags:#x}")
 
 
+def fork_into(namespaces: int) -> int:
+    """fork(2) whose child begins in new namespaces (CLONE_NEW*), of CLONE_NEWPID as their pid 1.
+
+    Only for a process with one thread: what the C library does around a fork for the sake of other
+    threads is left out.
+    """
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = _holding_gil.syscall(SYS_CLONE, namespaces | SIGCHLD, 0, 0, 0, 0)
+    number = ctypes.get_errno()
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(number, f"clone {namespaces:#x}: {os.strerror(number)}")
+    return int(pid)
+
+
+def map_ids(inside: int, uid: int, gid: int, process: int | str = "self") -> None:
+    """Give a process's new user namespace one uid and one gid, and no other."""
+    maps = {"setgroups": "deny", "uid_map": f"{inside} {uid} 1", "gid_map": f"{inside} {gid} 1"}
+    for name, text in maps.items():
+        _write(f"/proc/{process}/{name}", text)
+
+
+def go_first(process: int | str = "self") -> None:
+    """Have the kernel end this process before others when the machine's memory runs out.
+
+    What a privileged process writes here, an ordinary one cannot lower.
+    """
+    _write(f"/proc/{process}/oom_score_adj", OOM_FIRST)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
 def mount(
     source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
 ) -> None:
@@ -76,6 +122,17 @@ def mount(
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
     result = _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
     _check(result, f"mount {kind or 'bind'} {source} on {target}")
+
+
+def mount_overlay(folders: Sequence[str], target: str, above: str = "") -> None:
+    """Mount folders over each other, topmost first and short: all of their names fit on one page.
+
+    `above`: a folder with `upper` and `work`, where changes go; without it there are none.
+    """
+    options = f"lowerdir={':'.join(folders)},userxattr"
+    options += f",upperdir={above}/upper,workdir={above}/work" if above else ""
+    flags = (0 if above else MS_RDONLY) | MS_NOSUID | MS_NODEV
+    mount("overlay", target, "overlay", flags, options)
 
 
 def umount_detach(target: str) -> None:
@@ -124,9 +181,7 @@ def drop_to(uid: int) -> None:
 
     Its processes go first when the machine's memory runs out.
     """
-    with open("/proc/self/oom_score_adj", "w") as file:
-        # before: what a privileged process wrote, an ordinary one cannot lower
-        file.write(OOM_FIRST)
+    go_first()
     if uid >= 0:
         os.setgroups([])
         os.setresgid(uid, uid, uid)

@@ -137,12 +137,13 @@ def to_init(pid: int) -> list[int]:
     """
     for child in children(pid):
         found = to_init(child)
-        if len(found) > 1 or _is_init(child):
+        if len(found) > 1 or is_init(child):
             return [pid, *found]
     return [pid]
 
 
-def _is_init(pid: int) -> bool:
+def is_init(pid: int) -> bool:
+    """Whether a process is pid 1 of a pid namespace below ours."""
     for line in _read(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"NSpid:"):
             return len(line.split()) > 2 and line.split()[-1] == b"1"

@@ -74,17 +74,25 @@ def fate_of(cause: Cause, detail: str = "") -> Fate:
 
 
 def fate_of_exit(
-    status: int, *, server_exposed: bool, launcher_exposed: bool, out_of_memory: bool
+    status: int,
+    *,
+    has_launcher: bool,
+    server_exposed: bool,
+    launcher_exposed: bool,
+    out_of_memory: bool,
 ) -> Fate:
     """The verdict on a sandbox that ended by itself, from its launcher's wait status.
 
-    `..._exposed`: what runs inside can signal it. `out_of_memory`: the control group reached its
-    limit, and something in it was killed for that; the launcher is in no such group.
+    Without a launcher the status is that of the tool server, pid 1. `..._exposed`: what runs inside
+    can signal it. `out_of_memory`: the control group reached its limit, and something in it was
+    killed for that; the launcher is in no such group. So where there is none, a kill from outside
+    after the agent has run out of memory cannot be told from the kernel's, and is the agent's.
     """
-    if os.WIFSIGNALED(status):
+    if os.WIFSIGNALED(status) and has_launcher:
         cause = Cause.KILLED_ITSELF if launcher_exposed else Cause.LAUNCHER_KILLED
         return fate_of(cause, f"signal {os.WTERMSIG(status)}")
-    code = os.WEXITSTATUS(status)
+    ended = os.waitstatus_to_exitcode(status)
+    code = ended if ended >= 0 else KILLED - ended
     if out_of_memory:
         return fate_of(Cause.OUT_OF_MEMORY)
     if code <= KILLED:

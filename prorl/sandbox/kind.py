@@ -1,42 +1,52 @@
 """What a kind of sandbox is to sandboxd: one record, which `kinds/*.py` fill in.
 
 A kind's module is imported by sandboxd, which asks the record what the kind can do, and by the
-zygote, which forks from it: so it imports nothing heavy, and does nothing at import.
+zygote, which forks from it: so it imports nothing heavy, no dataclasses either, and does nothing at
+import.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from prorl.sandbox.launch.spec import Launcher
+    from prorl.sandbox.launch.spec import Launcher, Start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """How sandboxes of one kind start, what they can run, and what holds them."""
 
-    launch: Launcher
-    """Turns a forked child of the zygote into a sandbox."""
-    missing: Callable[[], str] = lambda: ""
-    """What the machine lacks for this kind, seen without running it; empty = nothing."""
     fix: str
     """What to do when the kind does not work."""
-    install: Callable[[str], None] = lambda folder: None
-    """Once in a sandboxd, before its first sandbox: files that all of them share, in the folder
-    that holds the tool server's zipapp.
-    """
-    prepare: Callable[[], object] = lambda: None
-    """Once in the zygote: whatever is equal in all launchers that it forks."""
     folder: bool
     """Needs a folder on the host."""
     zipapp: bool
     """Runs the tool server as a program instead of forking it."""
     images: bool
     """Can run an image (a folder) instead of the host's /usr."""
+    server_can_be_killed: bool
+    """Whether what runs inside can kill the tool server: then its death is the policy's doing."""
+    enforces: tuple[str, ...]
+    cannot: tuple[str, ...]
+    bare: str
+    """For benchmarks: the kind's own launcher with the same walls around `true`; `{folder}` is one
+    that `install` has filled.
+    """
+    launch: Launcher | None = None
+    """Turns a forked child of the zygote into the launcher of a sandbox, which guards it. None
+    where `start` is given.
+    """
+    start: Start | None = None
+    """Makes the sandbox's pid 1 as a child of the zygote; there is no launcher then."""
+    missing: Callable[[], str] = lambda: ""
+    """What the machine lacks for this kind, seen without running it; empty = nothing."""
+    install: Callable[[str], None] = lambda folder: None
+    """Once in a sandboxd, before its first sandbox: files that all of them share, in the folder
+    that holds the tool server's zipapp.
+    """
+    prepare: Callable[[], object] = lambda: None
+    """Once in the zygote: whatever is equal in all sandboxes that it starts."""
     overlays: bool = False
     """Can let an image be written over, and be root of it."""
     sized: bool = True
@@ -46,14 +56,6 @@ class Kind:
     """Whether the kernel bounds its ptys (`MAX_PTYS`); else the watchdog does."""
     shares_host: bool = False
     """Whether its processes write to the host's /tmp and make System V objects on the host."""
-    server_can_be_killed: bool
-    """Whether what runs inside can kill the tool server: then its death is the policy's doing."""
-    enforces: tuple[str, ...]
-    cannot: tuple[str, ...]
-    bare: str
-    """For benchmarks: the kind's own launcher with the same walls around `true`; `{folder}` is one
-    that `install` has filled.
-    """
 
 
 MAX_PTYS = 16
@@ -90,4 +92,5 @@ def short_of_terminals(count: int) -> str:
 
 
 def _terminals(which: str) -> int:
-    return int(Path(f"/proc/sys/kernel/pty/{which}").read_text())
+    with open(f"/proc/sys/kernel/pty/{which}") as file:
+        return int(file.read())

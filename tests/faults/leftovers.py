@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prorl.linux.procfs import children, descendants, pids, start_ticks
+from prorl.linux.procfs import children, descendants, is_init, pids, start_ticks
 from prorl.sandbox.node.cgroups import CONTROLLERS, V1, delegated_base
 
 GONE_S = 20.0
@@ -110,9 +110,11 @@ class Watched:
 
 
 def tool_server(launcher: int) -> int:
-    """The process that serves a sandbox's socket: the launcher's first child, or what foreign
-    launchers below it have started.
+    """The process that serves a sandbox's socket: what the zygote started where that is pid 1, the
+    launcher's first child, or what foreign launchers below it have started.
     """
+    if is_init(launcher):
+        return launcher
     pid = children(launcher)[0]
     programs = [
         member

@@ -175,6 +175,28 @@ async def test_sandboxd(request: pytest.FixtureRequest, kind: str, folder: Path)
             figures.note(left + watched.left(daemon=True), seconds + more)
 
 
+async def test_zygote(request: pytest.FixtureRequest, kind: str, folder: Path) -> None:  # noqa: F811
+    """Every other time in the middle of a start; sandboxd goes on with another zygote."""
+    daemon = await start_daemon(kind, folder)
+    async with storm(request, kind, "zygote") as figures:
+        for number in range(kills_of(kind)):
+            mark = figures.mark()
+            async with two_at_work(daemon.host, mark) as refs:
+                watched = watch(daemon, refs[0], mark)
+                await is_busy(watched, 4)
+                zygote = (await daemon.host.status())["zygote_pid"]
+                starting = asyncio.create_task(one_more(daemon.host, number % 2 == 1))
+                await asyncio.sleep(figures.random.uniform(0, 0.1))
+                watched.remember(zygote)
+                os.kill(zygote, signal.SIGKILL)
+                await starting
+                await daemon.host.stop_owner("run/3/1")
+                left, seconds = await watched.until_none()
+            assert (await daemon.host.status())["live"] == 0
+            figures.note(left, seconds)
+    await end(daemon)
+
+
 @pytest.mark.parametrize("victim", ["launcher", "tool server"])
 async def test_one_sandbox(
     request: pytest.FixtureRequest,

@@ -21,12 +21,11 @@ from prorl.linux import calls
 from prorl.linux.forked import Forked
 from prorl.sandbox.images.tree import FILES, MOUNT_POINTS, SHELLS, entries
 from prorl.sandbox.images.unpack import OPAQUE, OPAQUE_ATTRIBUTE, WHITEOUT, is_mark
+from prorl.sandbox.launch.spec import ENVIRONMENT_FILE
 from prorl.sandbox.trees import remove_tree
 
 WORKDIR_FILE = ".prorl-workdir"
 """Of an image, one a line: its working directory, its user, and HOME where its variables say it."""
-ENVIRONMENT_FILE = ".singularity.d/env/90-environment.sh"
-"""Of an image: its variables, where Apptainer keeps them."""
 
 
 def lookup(layers: Sequence[str], path: str) -> os.stat_result | None:
@@ -137,17 +136,6 @@ def can_stack(work: Path) -> bool:
             calls.unshare(calls.CLONE_NEWNS | (0 if root else calls.CLONE_NEWUSER))
             calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
             os.chdir(work)
-            mount_stack(["high", "low"], str(work / "seen"))
+            calls.mount_overlay(["high", "low"], str(work / "seen"))
             os._exit(1 if os.path.lexists(work / "seen" / "gone") else 0)
     return os.waitpid(pid, 0)[1] == 0
-
-
-def mount_stack(folders: Sequence[str], target: str, above: str = "") -> None:
-    """Mount folders, topmost first and short: all of their names fit on one page.
-
-    `above`: a folder with `upper` and `work`, where changes go; without it there are none.
-    """
-    options = f"lowerdir={':'.join(folders)},userxattr"
-    options += f",upperdir={above}/upper,workdir={above}/work" if above else ""
-    flags = (0 if above else calls.MS_RDONLY) | calls.MS_NOSUID | calls.MS_NODEV
-    calls.mount("overlay", target, "overlay", flags, options)

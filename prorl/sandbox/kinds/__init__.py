@@ -7,15 +7,14 @@ is an entry point of an installed package, never chosen by `auto`:
     [project.entry-points."prorl.sandbox_kinds"]
     microvm = "mypkg.microvm:KIND"
 
-A module is imported only where its kind is used or probed, and `prorl.plugins` where it is needed:
-every sandbox is a fork of what the zygote has imported, which imports this package.
+A module is imported only where its kind is used or probed, and `prorl.plugins` and `prorl.errors`
+where they are needed: every sandbox is a fork of what the zygote has imported, which imports this
+package.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
-
-from prorl.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,6 +75,7 @@ def check(name: str) -> str:
     """The name, if it is that of a kind or `auto`; imports none. Raises ConfigError."""
     if name not in (AUTO, *known()):
         from prorl import plugins
+        from prorl.errors import ConfigError
 
         raise plugins.unknown(ENTRY_POINTS, name, (AUTO, *known()), ConfigError)
     return name
@@ -84,6 +84,7 @@ def check(name: str) -> str:
 def load(name: str) -> Kind:
     """A kind by name. Raises ConfigError, also when a user's module cannot be imported."""
     from prorl import plugins
+    from prorl.errors import ConfigError
 
     kind: Kind = plugins.load(ENTRY_POINTS, name, ConfigError, _PLACES)
     return kind

@@ -11,7 +11,6 @@ from typing import NoReturn
 
 from prorl.linux import calls
 from prorl.linux.guard import watch
-from prorl.sandbox.images.stack import mount_stack
 from prorl.sandbox.launch.spec import Launch, interpreter_roots
 
 MAX_OPEN_FILES = 1024
@@ -43,16 +42,16 @@ def open_cgroups(launch: Launch) -> list[int]:
     return found
 
 
-def join_cgroups(groups: Sequence[int]) -> None:
-    """Count and limit together everything that this process starts from now on.
+def join_cgroups(groups: Sequence[int], pid: int = 0) -> None:
+    """Count and limit together everything that a process starts from now on; 0: this one.
 
     It must have one thread.
 
-    For what the launcher starts, not for the launcher: one that the kernel kills for the agent's
+    For what a launcher starts, not for the launcher: one that the kernel kills for the agent's
     memory would look like one that was killed from outside.
     """
     for group in groups:
-        os.write(group, b"0")
+        os.write(group, str(pid).encode())
         os.close(group)
 
 
@@ -136,7 +135,7 @@ def show_stack(launch: Launch, clones: Sequence[int], folder: str, above: str = 
             calls.mount(path, f"{folder}/{number}", None, calls.MS_BIND)
     os.mkdir(f"{folder}/image")
     os.chdir(folder)  # short names: all of them must fit on one page
-    mount_stack([str(number) for number in range(len(paths))], "image", above)
+    calls.mount_overlay([str(number) for number in range(len(paths))], "image", above)
     os.chdir("/")
 
 

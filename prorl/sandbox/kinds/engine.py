@@ -21,7 +21,6 @@ import pwd
 import select
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 from prorl.linux import calls
@@ -77,7 +76,7 @@ def contain(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> N
     shown += [(launch.layer, calls.clone_tree(launch.layer))] if root and launch.layer else []
     calls.unshare(calls.CLONE_NEWNS | calls.CLONE_NEWPID | (0 if root else calls.CLONE_NEWUSER))
     if not root:
-        map_ids(uid, uid, gid)
+        calls.map_ids(uid, uid, gid)
     calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
     if root:
         show_interpreter(shown)
@@ -141,15 +140,7 @@ def hand_over(launch: Launch, listener_fd: int, status_fd: int) -> Launch:
     os.dup2(null, 1)
     os.dup2(STATUS, 2)  # complaints become the error of the start
     os.chdir("/")
-    return replace(launch, user_tools_fd=USER_TOOLS) if len(given) > 2 else launch
-
-
-def map_ids(inside: int, uid: int, gid: int) -> None:
-    """In a new user namespace: one uid and one gid, and no other."""
-    maps = {"setgroups": "deny", "uid_map": f"{inside} {uid} 1", "gid_map": f"{inside} {gid} 1"}
-    for name, text in maps.items():
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    return launch._replace(user_tools_fd=USER_TOOLS) if len(given) > 2 else launch
 
 
 def _mounts(launch: Launch) -> list[Mount]:

@@ -20,13 +20,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import subprocess
 from functools import cache
 
 from prorl.linux import calls
-from prorl.sandbox.images.stack import ENVIRONMENT_FILE
 from prorl.sandbox.launch.spec import (
+    ENVIRONMENT_FILE,
     LAYER,
     SANDBOX_UID,
     WORKSPACE,
@@ -190,6 +188,8 @@ def _mapped_libraries() -> list[str]:
 
 def program() -> str:
     """Apptainer's or Singularity's executable, or an empty string."""
+    import shutil  # not above: each sandbox of `pyns` is a fork of what this module imports
+
     return shutil.which("apptainer") or shutil.which("singularity") or ""
 
 
@@ -216,6 +216,8 @@ def write_configs(folder: str) -> None:
     They would be tried three times in each start. An Apptainer that runs setuid, or a Singularity,
     keeps its own.
     """
+    import subprocess
+
     said = subprocess.run(
         [program(), "buildcfg"], capture_output=True, text=True, check=False
     ).stdout
@@ -251,6 +253,8 @@ def make_image_support(support: str) -> None:
 
 
 def _make_skeleton(skeleton: str) -> None:
+    import shutil
+
     for name in SKELETON:
         os.makedirs(f"{skeleton}/{name}")
     for root in interpreter_roots():

@@ -2,14 +2,14 @@
 
 The order of the steps is the whole secret.
 
-    launcher (ordinary uid)  unshare user, mount, pid, net, ipc, uts, cgroup -> fork
-    `- pid 1                 a root of its own on tmpfs, /usr read-only, own /dev /proc /tmp
-                             /workspace, pivot_root, second user namespace (uid 1000, no
-                             capability over the mounts), limits, tool server
+    zygote    clone(2) into user, mount, pid, net, ipc and uts namespaces; maps one uid
+    `- pid 1  that uid, a root of its own on tmpfs, /usr read-only, own /dev /proc /tmp /workspace,
+              pivot_root, second user namespace (uid 1000, no capability over the mounts), limits,
+              tool server
 
 pid 1 is the tool server, so nothing inside can kill it, and its end takes every process, mount and
-file of the sandbox along. It dies with the launcher, the launcher with the zygote, the zygote with
-sandboxd.
+file of the sandbox along. It dies with the zygote, the zygote with sandboxd. The zygote reaps it,
+so a kill never hits another process that has its pid.
 
 With an image the root is its stack under a small tmpfs, mounted by overlayfs, and pid 1 becomes the
 image's bash, which becomes the tool server with our own Python (`engine_support.py`).
@@ -26,13 +26,14 @@ import os
 import select
 import signal
 import socket
+from functools import partial
 from typing import NoReturn
 
 from prorl.linux import calls
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
-from prorl.sandbox.kinds.common import OPENER_DECIDES, guard, join_cgroups, limits_of, open_cgroups
-from prorl.sandbox.kinds.engine import STATUS, hand_over, map_ids, server
+from prorl.sandbox.kinds.common import OPENER_DECIDES, join_cgroups, limits_of, open_cgroups
+from prorl.sandbox.kinds.engine import STATUS, hand_over, server
 from prorl.sandbox.kinds.engine_support import SHELL, SYSTEM_PATH, make_image_support, python_script
 from prorl.sandbox.kinds.rootfs import (
     SAFE,
@@ -49,8 +50,9 @@ from prorl.sandbox.launch.spec import (
     BIN,
     SANDBOX_UID,
     WORKSPACE,
+    Become,
+    Child,
     Launch,
-    Serve,
     search_path,
     server_config,
 )
@@ -68,32 +70,32 @@ ROOT_CAPABILITIES = 0xDB
 """Of `fakeroot`: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID."""
 
 
-def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
-    """Become the launcher of one sandbox: the guard of its pid 1, which is the tool server."""
+def start(launch: Launch, become: Become) -> int:
+    """Make pid 1 of one sandbox, which is the tool server.
+
+    Only the zygote may open what the sandbox's uid may not, and say which uid it is.
+    """
+    as_root = launch.uid >= 0
+    uid, gid = (launch.uid, launch.uid) if as_root else (os.getuid(), os.getgid())
+    if uid == 0:
+        raise PermissionError("refusing to run a sandbox as uid 0")
     groups = open_cgroups(launch)
-    if not OPENER_DECIDES:
-        join_cgroups(groups)
-        groups = []
-    # root can open what the ordinary uid cannot reach
-    sources, image = ([], []) if launch.uid < 0 else (open_sources(launch), open_image(launch))
-    parent = os.getppid()
-    calls.drop_to(launch.uid)
-    # inside the new namespace both read as nobody until they are mapped
-    uid, gid = os.getuid(), os.getgid()
-    calls.unshare(NAMESPACES)
-    map_ids(0, uid, gid)
-    calls.die_with_parent(signal.SIGKILL, parent)
-    if launch.uid < 0:
-        sources, image = open_sources(launch), open_image(launch)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
-    alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
+    sources, image = (open_sources(launch), open_image(launch)) if as_root else ([], [])
+    go_read, go_write = os.pipe2(os.O_CLOEXEC)
+    pid = calls.fork_into(NAMESPACES)
     if pid == 0:
-        os.close(alive_write)
-        _pid_one(launch, groups, sources, image, listener_fd, status_fd, serve, alive_read)
-    for fd in (alive_read, listener_fd, status_fd, *groups, *(one.fd for one in sources), *image):
-        os.close(fd)
-    guard(pid)
+        become(partial(_pid_one, launch, groups, sources, image, (go_read, go_write)))
+    try:
+        if not OPENER_DECIDES:
+            join_cgroups(groups, pid)
+        calls.go_first(pid)
+        calls.map_ids(0, uid, gid, pid)
+        os.write(go_write, b"x")
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return pid
 
 
 def _pid_one(
@@ -101,35 +103,41 @@ def _pid_one(
     groups: list[int],
     sources: list[Source],
     image: list[int],
-    listener_fd: int,
-    status_fd: int,
-    serve: Serve,
-    alive_read: int,
+    go: tuple[int, int],
+    child: Child,
 ) -> NoReturn:
-    with Forked(status_fd):
-        calls.die_with_parent(signal.SIGKILL)
+    go_read, go_write = go
+    os.close(go_write)
+    calls.die_with_parent(signal.SIGKILL)
+    if not os.read(go_read, 1):  # the zygote has ended, or could not say who we are
+        os._exit(1)
+    os.close(go_read)
+    os.setresgid(0, 0, 0)  # as its user namespace has them: the sandbox's uid
+    os.setresuid(0, 0, 0)
+    calls.prctl(calls.PR_SET_DUMPABLE, 1)  # else its files in /proc are not its own
+    calls.die_with_parent(signal.SIGKILL)
+    if launch.uid < 0:
+        sources, image = open_sources(launch), open_image(launch)
+    if OPENER_DECIDES:
         join_cgroups(groups)
-        calls.unshare(
-            calls.CLONE_NEWCGROUP
-        )  # after it has joined, so that it sees itself as the top
-        socket.sethostname("sandbox")
-        calls.loopback_up()
-        build_root(launch, sources, image)
-        _lock(launch.spec.fakeroot)
-        restrict(limits_of(launch), seccomp.bytecode())
-        # The last change of credentials has cleared it; and a launcher that died before this line
-        # is noticed by the pipe.
-        calls.die_with_parent(signal.SIGKILL)
-        if select.select([alive_read], [], [], 0)[0]:
-            os._exit(1)
-        os.close(alive_read)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
-        if launch.image:
-            _run_in_image(launch, listener_fd, status_fd)
-        refuse_uid = SANDBOX_UID if launch.uid >= 0 else -1
-        path = search_path(launch, f"{BIN}:{BASE_PATH}")
-        config = server_config(launch, WORKSPACE, path, refuse_uid, alone=True)
-        serve(listener_fd, status_fd, config)
+    calls.unshare(calls.CLONE_NEWCGROUP)  # after it has joined: it sees itself as the top
+    socket.sethostname("sandbox")
+    calls.loopback_up()
+    build_root(launch, sources, image)
+    _lock(launch.spec.fakeroot)
+    restrict(limits_of(launch), seccomp.bytecode())
+    # The last change of credentials has cleared it; and a zygote that ended before this line is
+    # noticed by the pipe.
+    calls.die_with_parent(signal.SIGKILL)
+    if select.select([child.alive_fd], [], [], 0)[0]:
+        os._exit(1)
+    os.close(child.alive_fd)
+    if launch.image:
+        _run_in_image(launch, child.listener_fd, child.status_fd)
+    refuse_uid = SANDBOX_UID if launch.uid >= 0 else -1
+    path = search_path(launch, f"{BIN}:{BASE_PATH}")
+    config = server_config(launch, WORKSPACE, path, refuse_uid, alone=True)
+    child.serve(child.listener_fd, child.status_fd, config)
     os._exit(EXIT_CRASHED)
 
 
@@ -166,7 +174,7 @@ def _lock(fakeroot: bool) -> None:
     read_only = calls.MS_BIND | calls.MS_REMOUNT | calls.MS_RDONLY
     calls.mount(None, "/proc/sys", None, read_only | SAFE | calls.MS_NOEXEC)
     calls.unshare(calls.CLONE_NEWUSER)
-    map_ids(0 if fakeroot else SANDBOX_UID, 0, 0)
+    calls.map_ids(0 if fakeroot else SANDBOX_UID, 0, 0)
     calls.drop_capabilities(ROOT_CAPABILITIES if fakeroot else 0)
 
 
@@ -175,7 +183,7 @@ def _prepare() -> None:
 
 
 KIND = Kind(
-    launch=launch,
+    start=start,
     fix=(
         "allow unprivileged user namespaces: sysctl user.max_user_namespaces (and"
         " kernel.apparmor_restrict_unprivileged_userns=0)"

@@ -14,7 +14,7 @@ linux/filter.h, linux/seccomp.h.
 from __future__ import annotations
 
 import errno
-import platform
+import os
 import struct
 from functools import cache
 from typing import NamedTuple
@@ -164,7 +164,7 @@ def _of_call(number: int, code: list[Instruction]) -> list[Instruction]:
 @cache
 def bytecode() -> bytes:
     """The filter as `struct sock_filter[]`; empty on a machine that is not listed."""
-    machine = platform.machine()
+    machine = os.uname().machine
     code = program(machine) if machine in AUDIT_ARCH else []
     return b"".join(
         struct.pack("=HBBI", each.code, each.if_true, each.if_false, each.value) for each in code

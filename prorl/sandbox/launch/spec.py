@@ -2,7 +2,9 @@
 
 It is a flat record that crosses as JSON, with descriptors beside it.
 
-This module is imported by every launcher, so it imports nothing heavy.
+Every sandbox is a fork of a process that has imported this module, and pays for each page of it:
+so its records are no dataclasses, whose module imports half of a compiler, and it leaves out
+`prorl.types`.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, NoReturn, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
-from prorl.types import SandboxSpec
+if TYPE_CHECKING:
+    from prorl.types import SandboxSpec
 
 WORKSPACE = "/workspace"
 """The agent's folder inside namespace sandboxes."""
@@ -25,6 +28,8 @@ LAYER = "/opt/prorl/layer"
 """Inside: the Python packages that a task asks for, where a kind can mount them."""
 BASE_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 SANDBOX_UID = 1000
+ENVIRONMENT_FILE = ".singularity.d/env/90-environment.sh"
+"""In an image: its variables, where Apptainer keeps them."""
 MESSAGE_BYTES = 64 << 10
 """Of one datagram between sandboxd and its zygote; a `Launch` is a hundredth of that."""
 
@@ -42,10 +47,39 @@ class Launcher(Protocol):
         """Called in the forked child; ends with its process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Child(NamedTuple):
+    """What a new process has from the zygote that made it."""
+
+    listener_fd: int
+    """The tool server's listening socket."""
+    status_fd: int
+    """A pipe to sandboxd, for `ok` or `error: ...`."""
+    alive_fd: int
+    """A pipe that is at its end when the zygote has ended."""
+    serve: Serve
+
+
+Become = Callable[[Callable[[Child], NoReturn]], NoReturn]
+"""Closes what is the zygote's own in a new process, and runs the argument there."""
+
+
+class Start(Protocol):
+    """Makes the process that the zygote starts for one sandbox, and returns its pid.
+
+    The new process calls `become`. After an OSError there is none. Descriptors that it opens are
+    closed by the zygote.
+    """
+
+    def __call__(self, launch: Launch, become: Become) -> int:
+        """The zygote calls this, and does nothing else meanwhile."""
+
+
+class Launch(NamedTuple):
+    """One sandbox, as sandboxd asks for it."""
+
     sandbox_id: str
     spec: SandboxSpec
+    """In the zygote: an object with the same attributes."""
     uid: int
     """The ordinary uid that it gets for itself, or -1 where we are not root and have only our own.
     """
@@ -68,19 +102,16 @@ class Launch:
 
     def to_json(self) -> bytes:
         """The record as the datagram that the zygote gets; descriptors travel beside it."""
-        return json.dumps(asdict(self)).encode()
+        from dataclasses import asdict
+
+        return json.dumps({**self._asdict(), "spec": asdict(self.spec)}).encode()
 
     @staticmethod
     def from_json(data: bytes) -> Launch:
         fields = json.loads(data)
         listed = {name: tuple(fields[name]) for name in ("cgroups", "under")}
-        return Launch(**{**fields, **listed, "spec": spec_of(fields["spec"])})
-
-
-def spec_of(fields: dict[str, Any]) -> SandboxSpec:
-    """A spec from a JSON object. Raises TypeError for a field that is none."""
-    lists = {name: tuple(fields[name]) for name in ("tools", "requirements", "variables")}
-    return SandboxSpec(**{**fields, **lists})
+        spec = cast("SandboxSpec", SimpleNamespace(**fields["spec"]))
+        return Launch(**{**fields, **listed, "spec": spec})
 
 
 @cache

@@ -33,7 +33,6 @@ from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError, bo
 from prorl.linux import calls, heartbeat
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause
-from prorl.sandbox.launch.spec import spec_of
 from prorl.sandbox.node.janitor import SUPPORT
 from prorl.sandbox.node.paths import check_socket_path
 from prorl.sandbox.node.pool import SandboxPool
@@ -42,7 +41,7 @@ from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.trees import remove_tree
 from prorl.sandbox.wire import Frame, WireError, encode, receive
 from prorl.timing import run
-from prorl.types import FailureCode, SandboxRef
+from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
 
 class Daemon:
@@ -109,10 +108,12 @@ class Daemon:
         pool = self._pool
         match ask.get("op"):
             case "start":
-                ref = await pool.start(str(ask["owner"]), str(ask["purpose"]), spec_of(ask["spec"]))
+                ref = await pool.start(
+                    str(ask["owner"]), str(ask["purpose"]), _spec_of(ask["spec"])
+                )
                 return {"ref": list(ref)}
             case "reserve":
-                pool.reserve(str(ask["owner"]), str(ask["purpose"]), spec_of(ask["spec"]))
+                pool.reserve(str(ask["owner"]), str(ask["purpose"]), _spec_of(ask["spec"]))
             case "stop":
                 await pool.stop(str(ask["sandbox_id"]))
             case "stop_owner":
@@ -128,6 +129,12 @@ class Daemon:
             case other:
                 raise ValueError(f"unknown op {other!r}")
         return {}
+
+
+def _spec_of(fields: dict[str, Any]) -> SandboxSpec:
+    """A spec from a JSON object. Raises TypeError for a field that is none."""
+    lists = {name: tuple(fields[name]) for name in ("tools", "requirements", "variables")}
+    return SandboxSpec(**{**fields, **lists})
 
 
 async def serve(socket: str, root: Path, kind: str, node_id: str, settings: Settings) -> None:

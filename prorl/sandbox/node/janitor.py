@@ -163,8 +163,9 @@ def _rmdir(folder: Path) -> None:
 
 
 async def end_launcher(note: Note) -> None:
-    """TERM, then KILL to the launcher if it is still the same process."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    """TERM, then KILL to the launcher if it is still the same process; KILL alone to a pid 1."""
+    numbers = (signal.SIGTERM, signal.SIGKILL)
+    for number in numbers[1:] if procfs.is_init(note.pid) else numbers:
         if note.start_ticks is not None and start_ticks(note.pid) == note.start_ticks:
             try:
                 os.kill(note.pid, number)

@@ -68,6 +68,7 @@ class Maker:
         self, kind: str, root: Path, node_id: str, settings: Settings, on_end: OnEnd
     ) -> None:
         self._name, self._kind = kind, kinds.load(kind)
+        self._has_launcher = self._kind.launch is not None
         self._root, self._node_id = root, node_id
         self._settings = settings
         self._on_end = on_end
@@ -268,10 +269,14 @@ class Maker:
     # ---- ending
 
     async def end(self, live: Live, fate: Fate) -> None:
-        """TERM to the launcher, KILL if that does not do, then nothing is left. Idempotent."""
+        """TERM to the launcher, KILL if that does not do, then nothing is left. Idempotent.
+
+        Without a launcher, KILL to pid 1 at once: TERM is for a process that ends others.
+        """
         if live.ending is None:
             live.ending = fate
-            self._zygote.kill(live.ref.sandbox_id, signal.SIGTERM)
+            first = signal.SIGTERM if self._has_launcher else signal.SIGKILL
+            self._zygote.kill(live.ref.sandbox_id, first)
             try:
                 async with asyncio.timeout(STOP_S):
                     await asyncio.shield(live.exited)
@@ -316,7 +321,8 @@ class Maker:
         fate = live.ending or self._fate_of_exit(live, exit_, orphaned)
         live.fate.set_result(fate)
         await asyncio.sleep(0)  # whoever asked why it ended hears it before all is cleared up
-        if orphaned or os.WIFSIGNALED(exit_.status):  # the guard did not see to the rest
+        if orphaned or (os.WIFSIGNALED(exit_.status) and self._has_launcher):
+            # nobody has waited for the end of all that was inside
             await janitor.end_launcher(live.note)
             await janitor.end_uid(live.note)
         janitor.remove_remains(live.note, self._root / "trash")
@@ -339,6 +345,7 @@ class Maker:
             return fate_of(Cause.LAUNCHER_KILLED, "its zygote has ended")
         return fate_of_exit(
             exit_.status,
+            has_launcher=self._has_launcher,
             server_exposed=self._kind.server_can_be_killed,
             launcher_exposed=self._kind.server_can_be_killed and live.note.uid < 0,
             out_of_memory=Cgroups.out_of_memory(live.note.cgroups),

@@ -112,7 +112,7 @@ class LimitWatchdog:
         for pid, stat in table.items():
             children.setdefault(stat.parent, []).append(pid)
         for live in self._watched():
-            pids = _below(live.pid, children)[1:]  # the launcher is ours
+            pids = _below(live.pid, children)
             limit = live.spec.memory_bytes
             if (
                 sum(table[pid].rss_bytes for pid in pids if pid in table) > limit

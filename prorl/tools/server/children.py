@@ -55,13 +55,12 @@ def restrict(limits: dict[str, int], seccomp: bytes) -> None:
         hard = resource.getrlimit(which)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (value, value))
-    libc = _libc()
     # an image without libffi has no ctypes: there the namespaces stand alone
-    if seccomp and libc is not None:
-        _filter(libc, seccomp)
+    if seccomp and libc() is not None:
+        _filter(seccomp)
 
 
-def _filter(libc: Any, seccomp: bytes) -> None:
+def _filter(seccomp: bytes) -> None:
     """Set a seccomp filter (`struct sock_filter[]`). Raises OSError."""
     import ctypes
     import struct
@@ -69,19 +68,25 @@ def _filter(libc: Any, seccomp: bytes) -> None:
     code = ctypes.create_string_buffer(seccomp, len(seccomp))
     header = struct.pack("HxxxxxxQ", len(seccomp) // 8, ctypes.addressof(code))
     pointer = ctypes.create_string_buffer(header, len(header))
-    libc.prctl(38, 1, 0, 0, 0)
-    if libc.prctl(22, ctypes.c_ulong(2), pointer, 0, 0) != 0:
+    libc().prctl(38, 1, 0, 0, 0)
+    if libc().prctl(22, ctypes.c_ulong(2), pointer, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl PR_SET_SECCOMP")
 
 
-def _libc() -> Any:
-    """The C library, or None where Python has no ctypes. Imported late: it costs 3 ms."""
-    try:
-        import ctypes
+_LIBC: list[Any] = []
+"""The C library once it was needed."""
 
-        return ctypes.CDLL(None, use_errno=True)
-    except (ImportError, OSError):
-        return None
+
+def libc() -> Any:
+    """The C library, or None where Python has no ctypes. Imported late: it costs 3 ms."""
+    if not _LIBC:
+        try:
+            import ctypes
+
+            _LIBC.append(ctypes.CDLL(None, use_errno=True))
+        except (ImportError, OSError):
+            _LIBC.append(None)
+    return _LIBC[0]
 
 
 def set_dumpable(value: int) -> None:
@@ -89,9 +94,8 @@ def set_dumpable(value: int) -> None:
 
     Children switch it back on.
     """
-    libc = _libc()
-    if libc is not None:
-        libc.prctl(4, value, 0, 0, 0)
+    if libc() is not None:
+        libc().prctl(4, value, 0, 0, 0)
 
 
 class Forked:

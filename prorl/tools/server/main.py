@@ -30,7 +30,7 @@ import time
 from prorl.tools.catalogue import CATALOGUE
 from prorl.tools.server import BadTool
 from prorl.tools.server.bash import Bash, BashDied
-from prorl.tools.server.children import HOME, MakeRoom, restrict, set_dumpable
+from prorl.tools.server.children import HOME, MakeRoom, libc, restrict, set_dumpable
 from prorl.tools.server.events import ClientGone, Events
 from prorl.tools.server.frames import FRAME_LIMIT, BadFrame, Frame, FrameBuffer, send
 from prorl.tools.server.light import TYPE_CHECKING, accept, loads, signal, socket
@@ -346,6 +346,7 @@ def preload() -> None:
     for row in CATALOGUE.values():
         row.load()
     terminal.load()
+    libc()
 
 
 def with_image(env: dict[str, str], image: Mapping[str, str]) -> dict[str, str]:
