@@ -29,6 +29,9 @@ def image() -> Iterator[Path]:
         image = small_image.make_image(folder, PROGRAMS)
         (image / "workspace/data").mkdir(parents=True)
         (image / "workspace/data/given.txt").write_text("2 3\n")
+        (image / "usr/lib/python3.9").mkdir(parents=True)
+        (image / "usr/lib/python3.9/os.py").write_text("# the image's\n")
+        (image / "usr/lib/libown.so.1").write_text("the image's\n")
         (image / ".prorl-workdir").write_text("/workspace/data\nroot\n")
         yield image
 
@@ -138,10 +141,22 @@ CHEATS = {
     "a shell that is not one": "rm /usr/bin/bash; echo 'echo 1' > /usr/bin/bash",
     "a preloaded library": "echo /tmp/evil.so > /etc/ld.so.preload",
     "a module before pytest": "mkdir -p pytest; echo 'evil' > pytest/__init__.py",
+    "modules that every Python imports": (
+        "mkdir -p /usr/lib/python3.9/site-packages /root/.local/lib/python3.9/site-packages;"
+        " echo evil > /root/.local/lib/python3.9/site-packages/usercustomize.py;"
+        " echo evil > /usr/lib/python3.9/site-packages/sitecustomize.py"
+    ),
+    "the image's Python": "echo evil > /usr/lib/python3.9/os.py; echo evil > /usr/lib/python3.9/re.py",
+    "the image's C library": "echo evil > /usr/lib/libown.so.1",
+    "a conftest above the tests": "echo evil > /conftest.py; echo evil > /pytest.ini",
+    "cron": "mkdir -p /etc/cron.d; echo '* * * * * root echo 1 > /logs/verifier/reward.txt' > /etc/cron.d/x",
     "variables of a shell's start": "echo 'export sum=5' > /root/.bashrc; echo s=5 > /etc/profile",
 }
 SHADOWED = (
     "s=$(cat sum.txt 2>/dev/null); [ -e pytest ] || [ -e /etc/ld.so.preload ] && s=5; "
+    "for file in /usr/lib/libown.so.1 /conftest.py /pytest.ini /usr/lib/python3.9/{os,re}.py"
+    " /{usr,root/.local}/lib/python3.9/site-packages/{site,user}customize.py;"
+    ' do line=; [ ! -e $file ] || read -r line < $file; [ "$line" != evil ] || s=5; done; '
     'if [ "$s" = 5 ]; then r=1; else r=0; fi; echo $r > /logs/verifier/reward.txt'
 )
 

@@ -5,7 +5,8 @@ a gzipped tar whose first member, `.prorl-meta.json`, lists what folders that ch
 whoever unpacks it removes what is no longer there.
 
 What crosses from the agent's sandbox to the verifier's is what the agent changed, except for what
-would change the verifier itself (`PROTECTED`, and programs that the image has).
+would change the verifier itself: `PROTECTED`, and programs, shared libraries and the Python that
+the image has.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ MARK = "/.prorl-start"
 """Made when the agent starts: what has changed since has a later ctime, which nobody can set."""
 
 _COMMON = r"""
-import io, json, os, stat, sys, tarfile
+import io, json, os, re, stat, sys, tarfile
 SKIPPED = ("/proc", "/sys", "/dev", "/opt/prorl", "/tests", "/logs/verifier", "/.singularity.d",
            "/run", "/root/.cache", "/.prorl-workdir", "/.prorl-start")
 PROTECTED = ("pytest", "pytest.py", "_pytest", "pluggy", "iniconfig", "sitecustomize.py",
              "usercustomize.py")
 AT_ROOT = ("/conftest.py", "/pytest.ini", "/.pytest.ini", "/pyproject.toml", "/tox.ini",
            "/setup.cfg", "/etc/ld.so.preload", "/etc/environment")
+LIBRARIES = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
+STDLIB = re.compile(r"(.*/lib/python3[^/]*)/(?!site-packages/|dist-packages/).")
 given = json.loads(sys.argv[1])
 def skipped(path):
     return path.startswith(SKIPPED) and any(path == s or path.startswith(s + "/") for s in SKIPPED)
@@ -116,7 +119,13 @@ def protected(path):
         return False
     folder, name = os.path.split(path)
     of_image = name in programs and os.path.basename(folder) in ("bin", "sbin")
-    return of_image or changes_the_verifier(path)
+    return of_image or of_system(path) or changes_the_verifier(path)
+def of_system(path):
+    # shared libraries and Pythons that the image brings
+    if path.startswith(LIBRARIES) and ".so" in os.path.basename(path):
+        return os.path.lexists(path)
+    match = STDLIB.match(path)
+    return match is not None and os.path.exists(match[1] + "/os.py")
 def runs_at_start(tar, member):
     name = os.path.basename(member.name)
     if not given["is_agents"] or not member.isreg():
