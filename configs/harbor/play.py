@@ -19,14 +19,16 @@ from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
+from prorl.cli.commands.check import boxes_of, sandbox_settings
 from prorl.cli.settings import registry_root, sandbox_environment
 from prorl.envs.harbor import HarborEnv
 from prorl.errors import NoReferenceError, ProrlError
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.dockerfile import build_job, name_of
 from prorl.sandbox.images.registry import Registry
+from prorl.sandbox.spawn import spawned
 from prorl.tasks import read_tasks
-from prorl.testing import Replies, isolated, play, scripted, verify
+from prorl.testing import Boxes, Replies, play, scripted, verify
 from prorl.types import DOCKERFILE, RolloutLimits, Task
 
 Row = dict[str, Any]
@@ -47,12 +49,17 @@ def main() -> None:
 
 
 async def _play_all(given: argparse.Namespace) -> list[Row]:
+    async with spawned(given.kind, **sandbox_settings()) as (host, _):
+        return await _play_with(given, boxes_of(host))
+
+
+async def _play_with(given: argparse.Namespace, boxes: Boxes) -> list[Row]:
     known = dict(_rows(given.out))
     for task in choose(given.folders, given.count, given.seed):
         folder = str(task.data["folder"])
         if folder in known:
             continue
-        known[folder] = row = await play_task(task, given)
+        known[folder] = row = await play_task(task, given, boxes)
         print(summary(row), flush=True)
         if not given.build_only:
             with given.out.open("a") as file:
@@ -74,7 +81,7 @@ def choose(folders: list[str], count: int, seed: int) -> list[Task]:
     return chosen[:count]
 
 
-async def play_task(task: Task, given: argparse.Namespace) -> Row:
+async def play_task(task: Task, given: argparse.Namespace, boxes: Boxes) -> Row:
     row: Row = {"folder": task.data["folder"], "task": task.task_id}
     for image in {task.data["image"], task.data["verifier"]["image"]} - {""}:
         if not await _build(row, image, max(given.build_s, float(task.data["build_timeout_s"]))):
@@ -83,7 +90,7 @@ async def play_task(task: Task, given: argparse.Namespace) -> Row:
         return row
     limits = RolloutLimits(eval_s=float(task.data["verifier"]["timeout_s"]) + 60, run_s=1800)
     limits = RolloutLimits(**{**vars_of(limits), "tool_s": 900.0})
-    env, boxes = HarborEnv(), isolated(given.kind)
+    env = HarborEnv()
     began = time.monotonic()
     problem = await _try(verify(env, task, boxes=boxes, limit_s=limits.eval_s))
     row["untouched"] = problem or "reward"

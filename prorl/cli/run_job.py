@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ import orjson
 
 from prorl import plugins
 from prorl.backends.catalogue import is_server
+from prorl.cli.built import Built, build_images, folders_of, missing, recipes_of
 from prorl.cli.job import JobPlan
 from prorl.cli.output import note
 from prorl.cli.progress import follow
@@ -28,6 +30,7 @@ from prorl.cli.summary import present
 from prorl.config import JOB_FILE, ServiceConfig
 from prorl.deploy.running import client_of, first, service, signals
 from prorl.linux.files import make_folder
+from prorl.sandbox.images.registry import default_root
 from prorl.types import Json
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
 
 SAID_AFTER_S = 3.0
 """A run that takes longer to be made: people are told why."""
+
+BUILDS_AT_A_TIME = 2
+"""As `prorl image build` has it: a build takes a core and the network in turn."""
 
 MANY_COMMITS = 8
 """From so many on a finished run is compacted: before, there is nothing to gain."""
@@ -108,7 +114,7 @@ async def _follow(plan: JobPlan, running: Supervisor, quiet: bool) -> float:
     await creating
     for line in () if quiet else plan.about:
         note(line)
-    submitting = asyncio.ensure_future(asyncio.to_thread(_submit, client, plan))
+    submitting = asyncio.ensure_future(_submit_when_built(client, plan, quiet))
     following = asyncio.ensure_future(
         follow(client, running, plan.run.run_id, plan.num_rollouts, quiet=quiet)
     )
@@ -116,8 +122,9 @@ async def _follow(plan: JobPlan, running: Supervisor, quiet: bool) -> float:
         await submitting
         await following
     finally:
+        submitting.cancel()
         following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        await asyncio.gather(submitting, following, return_exceptions=True)
         client.close()
     return time.monotonic() - start
 
@@ -165,9 +172,56 @@ def hashes(files: Iterable[Path]) -> dict[str, str]:
     }
 
 
-def _submit(client: Client, plan: JobPlan) -> None:
+async def _submit_when_built(client: Client, plan: JobPlan, quiet: bool) -> None:
+    """Submit the tasks whose images are there, then the others as their images are built.
+
+    A task whose image cannot be built is submitted, too: it fails with the reason, which the
+    registry keeps for a while. A dataset of several epochs is submitted whole.
+    """
+    root, build = plan.service.sandbox.images or default_root(), plan.service.sandbox.build
+    recipes = recipes_of(plan.tasks)
+    lacking = await asyncio.to_thread(missing, recipes, root, build) if recipes else {}
+    waiting = {i: lacking.keys() & set(folders_of(task)) for i, task in enumerate(plan.tasks)}
+    ready: asyncio.Queue[int] = asyncio.Queue()
+    number = count(1)
+
+    def ended(built: Built) -> None:
+        if not quiet:
+            note(f"image {next(number)} of {len(lacking)}: {built.about}")
+        for i, folders in waiting.items():
+            if built.folder in folders:
+                folders.discard(built.folder)
+                if not folders:
+                    ready.put_nowait(i)
+
+    if not lacking or plan.run.epochs:
+        if lacking:
+            await build_images(lacking, root, build, BUILDS_AT_A_TIME, ended)
+        await asyncio.to_thread(_submit, client, plan)
+        return
+    if not quiet:
+        note(f"{len(lacking):,} of {len(recipes):,} images are to be built")
+    building = asyncio.ensure_future(build_images(lacking, root, build, BUILDS_AT_A_TIME, ended))
+    try:
+        for i in (i for i, folders in waiting.items() if not folders):
+            await asyncio.to_thread(_submit, client, plan, i)
+        for _ in range(sum(bool(folders) for folders in waiting.values()) + ready.qsize()):
+            await asyncio.to_thread(_submit, client, plan, await ready.get())
+        await building
+    finally:
+        building.cancel()
+        await asyncio.gather(building, return_exceptions=True)
+    await asyncio.to_thread(client.submit, plan.run.run_id, (), last=True)
+
+
+def _submit(client: Client, plan: JobPlan, index: int | None = None) -> None:
+    """Submit one task, or all of them and that no more will come."""
     run = plan.run.run_id
+    tasks = plan.tasks if index is None else (plan.tasks[index],)
     if plan.job.greedy:
         cold = replace(plan.run.sampling.params(), temperature=0.0)
-        client.submit(run, plan.tasks, 1, key="greedy", sampling=cold, extra={"mode": "greedy"})
-    client.submit(run, plan.tasks, plan.job.num_samples, key="tasks", last=True)
+        mode = {"mode": "greedy"}
+        client.submit(run, tasks, 1, key="greedy", first=index or 0, sampling=cold, extra=mode)
+    client.submit(
+        run, tasks, plan.job.num_samples, key="tasks", first=index or 0, last=index is None
+    )

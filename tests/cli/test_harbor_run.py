@@ -11,6 +11,7 @@ import pytest
 from prorl.cli.app import dispatch
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
+from prorl.sandbox.images import dockerfile
 from prorl.sandbox.kinds import load
 from prorl.storage.read.catalog import query
 from prorl.storage.read.verify import verify
@@ -18,6 +19,7 @@ from tests.harbor_folders import TOML, make_folder
 from tests.sandbox import small_image
 from tests.sandbox.conftest import short_folder
 
+needs_buildah = pytest.mark.skipif(not dockerfile.program(), reason="neither buildah nor podman")
 SOLVE = "#!/bin/bash\n# " + "longer than a turn " * 2000 + "\necho 5 > sum.txt\n"
 TEST = (
     '#!/bin/bash\nread -r sum < sum.txt; if [ "$sum" = 5 ]; then r=1; else r=0; fi\n'
@@ -65,3 +67,45 @@ def test_work_that_does_not_cross_is_judged_where_it_lies_and_is_not_graded_agai
         assert json.loads(said.out)["scored"] == 1
         (line,) = [line for line in said.err.splitlines() if "left out" in line]
         assert line.startswith("1 rollouts are left out: they changed more than crossed")
+
+
+@needs_buildah
+def test_tasks_run_when_their_images_are_built_and_one_that_does_not_build_is_the_tasks_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if missing := load("pyns").missing():
+        pytest.skip(missing)
+    for name, step in (("fails", "RUN echo no such compiler; exit 3\n"), ("works", "")):
+        folder = make_folder(
+            tmp_path / "tasks" / name,
+            **{
+                "environment/Dockerfile": f"FROM scratch\nCOPY base /\nWORKDIR /app\n{step}",
+                "solution/solve.sh": SOLVE,
+                "tests/test.sh": TEST,
+            },
+        )
+        base = small_image.make_image(
+            folder / "environment", (*small_image.PROGRAMS, "chmod", "mkdir", "rm")
+        )
+        base.rename(folder / "environment/base")
+    with short_folder(0o755) as images:
+        flags = {
+            "tasks": str(tmp_path / "tasks"),
+            "policy": "oracle",
+            "name": "r",
+            "service": {"workers": 0, "sandbox": {"kind": "pyns", "images": str(images)}},
+        }
+        root = tmp_path / "root"
+        asyncio.run(run_plan(JobPlan.make(None, flags, [], root=root)))
+        said = capsys.readouterr().err
+        assert "2 of 2 images are to be built" in said
+        assert said.count("works/environment: built in") == 1
+        rows = query(
+            root / "r",
+            "select task_id, reward, failure_code, failure_message, attempt from rollouts"
+            " order by task_id",
+        ).to_pylist()
+    (failed, played) = rows
+    assert (played["task_id"], played["reward"]) == ("works", 1.0)
+    assert (failed["reward"], failed["failure_code"], failed["attempt"]) == (None, "bad_task", 1)
+    assert "no such compiler" in failed["failure_message"]

@@ -146,10 +146,15 @@ CHEATS = {
         " echo evil > /root/.local/lib/python3.9/site-packages/usercustomize.py;"
         " echo evil > /usr/lib/python3.9/site-packages/sitecustomize.py"
     ),
-    "the image's Python": "echo evil > /usr/lib/python3.9/os.py; echo evil > /usr/lib/python3.9/re.py",
+    "the image's Python": (
+        "echo evil > /usr/lib/python3.9/os.py; echo evil > /usr/lib/python3.9/re.py"
+    ),
     "the image's C library": "echo evil > /usr/lib/libown.so.1",
     "a conftest above the tests": "echo evil > /conftest.py; echo evil > /pytest.ini",
-    "cron": "mkdir -p /etc/cron.d; echo '* * * * * root echo 1 > /logs/verifier/reward.txt' > /etc/cron.d/x",
+    "cron": (
+        "mkdir -p /etc/cron.d;"
+        " echo '* * * * * root echo 1 > /logs/verifier/reward.txt' > /etc/cron.d/x"
+    ),
     "variables of a shell's start": "echo 'export sum=5' > /root/.bashrc; echo s=5 > /etc/profile",
 }
 SHADOWED = (

@@ -10,9 +10,10 @@ from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
 
+from prorl.cli.built import build_images, missing, recipes_of
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import answer, clean, note
-from prorl.cli.settings import sandbox_environment
+from prorl.cli.settings import registry_root, sandbox_environment
 from prorl.envs.base import BaseEnv
 from prorl.envs.tools import call_problem
 from prorl.envs.users import GetEnv, env_by_name, open_env, reference_of
@@ -71,7 +72,7 @@ def check(
     found = read_tasks(path, env, limit, skip_invalid=skip_invalid)
     for line in (found.about, *found.deviations):
         note(line)
-    findings = asyncio.run(_check_all(found.tasks, sandbox))
+    findings = asyncio.run(_check_built(found.tasks, sandbox))
     answer([finding._asdict() for finding in findings], _lines(path, findings), json=json)
     return 1 if any(finding.problem for finding in findings) else 0
 
@@ -90,12 +91,25 @@ def _lines(path: str, findings: Sequence[TaskCheck]) -> Iterator[str]:
         yield f"{path}: {without} tasks without a reference solution: no-op 0, twice the same"
 
 
+async def _check_built(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
+    """Build the images that are missing, then check; one that cannot be built is its tasks' problem
+    there.
+    """
+    settings = sandbox_environment()
+    root = registry_root(None)
+    if lacking := missing(recipes_of(tasks), root, settings.build):
+        note(f"{len(lacking):,} images are to be built")
+        num_jobs = os.cpu_count() or 1
+        await build_images(lacking, root, settings.build, num_jobs, lambda built: note(built.about))
+    return await _check_all(tasks, kind)
+
+
 async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
     find = cache(env_by_name)
     async with AsyncExitStack() as stack:
         kind = await choose(kind)
-        host, _ = await stack.enter_async_context(spawned(kind, **_settings()))
-        boxes, room = _boxes(host), asyncio.Semaphore(os.cpu_count() or 1)
+        host, _ = await stack.enter_async_context(spawned(kind, **sandbox_settings()))
+        boxes, room = boxes_of(host), asyncio.Semaphore(os.cpu_count() or 1)
 
         async def one(task: Task) -> TaskCheck:
             async with room:
@@ -104,7 +118,7 @@ async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
         return list(await asyncio.gather(*map(one, tasks)))
 
 
-def _settings() -> dict[str, Any]:
+def sandbox_settings() -> dict[str, Any]:
     """Where images are and how they are built, as the environment says it of a service."""
     sandbox = sandbox_environment()
     return {
@@ -114,7 +128,7 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _boxes(host: SandboxHost) -> Boxes:
+def boxes_of(host: SandboxHost) -> Boxes:
     numbers = count(1)
 
     @asynccontextmanager

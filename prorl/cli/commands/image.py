@@ -15,17 +15,17 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from prorl.cli.built import Built, build_images, missing, recipes_of
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import note, say, say_json, table
 from prorl.cli.settings import registry_root, sandbox_environment
 from prorl.errors import ProrlError, StorageError, UserError
 from prorl.sandbox.images.child import make_image
-from prorl.sandbox.images.dockerfile import build_job, name_of
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry
 from prorl.sandbox.images.remote import plain
 from prorl.tasks.files import load_tasks
-from prorl.types import DOCKER, DOCKERFILE, image_name
+from prorl.types import DOCKER, image_name
 
 BUILD_S = 3600.0
 SIDE_BY_SIDE = 4
@@ -95,33 +95,20 @@ def build(
 
 async def _build_tasks(folder: str, jobs: int, root: Path) -> int:
     """Build each image once; a failure is a line with the end of what the build printed."""
-    timeouts: dict[Path, float] = {}
-    for task in load_tasks(folder, skip_invalid=True):
-        for image in (task.data.get("image"), task.data.get("verifier", {}).get("image")):
-            if isinstance(image, str) and image.startswith(DOCKERFILE):
-                timeouts[Path(image.removeprefix(DOCKERFILE))] = task.data["build_timeout_s"]
-    if not timeouts:
+    recipes = recipes_of(load_tasks(folder, skip_invalid=True))
+    if not recipes:
         raise UserError(f"{folder}: no task has a Dockerfile", "Harbor tasks with environment/")
-    settings = sandbox_environment().build.model_dump(exclude_defaults=True)
-    registry, room, number = Registry(root), asyncio.Semaphore(max(1, jobs)), count(1)
-    registry.open()
+    build = sandbox_environment().build
+    lacking, number = missing(recipes, root, build), count(1)
+    note(f"{len(recipes):,} images, {len(recipes) - len(lacking):,} of them are here")
 
-    async def build_image(place: Path, timeout_s: float) -> bool:
-        async with room:
-            began, name = time.monotonic(), await asyncio.to_thread(name_of, place, settings)
-            was_there, failure = name in registry.names(), ""
-            try:
-                await make_image(root, build_job(place, name, settings), timeout_s)
-            except (ProrlError, OSError) as error:
-                failure = " ".join(str(error).split())
-            built = f"built in {time.monotonic() - began:.0f} s"
-            outcome = failure or ("was built" if was_there else built)
-            note(f"{next(number)} of {len(timeouts)}: {place}: {outcome}")
-            return not failure
+    def ended(built: Built) -> None:
+        note(f"{next(number)} of {len(lacking)}: {built.about}")
 
-    done = await asyncio.gather(*(build_image(*item) for item in timeouts.items()))
-    say(f"{sum(done)} of {len(done)} images are here, {len(done) - sum(done)} failed")
-    return 0 if all(done) else 1
+    done = await build_images(lacking, root, build, jobs, ended)
+    num_failed = sum(bool(built.failure) for built in done)
+    say(f"{len(recipes) - num_failed} of {len(recipes)} images are here, {num_failed} failed")
+    return 1 if num_failed else 0
 
 
 def _echo(said: bytes) -> None:

@@ -86,6 +86,8 @@ class ImageCache:
             raise UserError(f"image {folder}: no Dockerfile on this node", "the task's folder")
         name = await asyncio.to_thread(name_of, folder, self._build)
         if name not in self._registry.names():
+            if reason := self._registry.failure_of(name):
+                raise UserError(f"image {folder}: {reason}", "a Dockerfile that builds")
             await self._made(name, build_job(folder, name, self._build))
         return self._hold(self._registry.digest_of_name(name))
 

@@ -32,6 +32,8 @@ END_S = 5.0
 """For the child to end all that it has started, before its process group is killed."""
 FULL = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
 """What a tool says when the machine is at fault and not the image."""
+LAST_LINES = 4
+"""A build's last line only says which step failed."""
 MARKS = ("FATAL ERROR", "FATAL", "ERROR", "E: ", "error:")
 PASSED_ON = (
     "PATH",
@@ -84,12 +86,21 @@ async def make_image(
             async with asyncio.timeout(timeout_s):
                 await child.wait()
         except TimeoutError:
-            raise StorageError(f"{job['source']}: not made within {timeout_s:g} s") from None
+            text = f"{job['source']}: not made within {timeout_s:g} s"
+            if job["do"] != "dockerfile":
+                raise StorageError(text) from None
+            Registry(root).note_failure(job["name"], text)
+            raise UserError(text, "a build that ends in that time") from None
         finally:
             await _end(child)
             tail = (await saying).decode("utf-8", "replace")
         reply.seek(0)
-        return _answer(reply.read(), tail, job["source"])
+        try:
+            return _answer(reply.read(), tail, job["source"])
+        except UserError as error:
+            if job["do"] == "dockerfile":
+                Registry(root).note_failure(job["name"], str(error))
+            raise
 
 
 def _environment() -> dict[str, str]:
@@ -144,7 +155,7 @@ def _answer(reply: bytes, tail: str, source: str) -> Image:
 def reason_in(text: str) -> str:
     """The line of a tool's output that says why it failed.
 
-    It is the last of the gravest kind that there is, else the last of all.
+    It is the last of the gravest kind that there is, else the last few of all.
 
     >>> reason_in("INFO: starting\\nFATAL:   no such file\\nERROR: cleaning up\\n")
     'FATAL: no such file'
@@ -153,7 +164,7 @@ def reason_in(text: str) -> str:
     for mark in MARKS:
         if telling := [line for line in lines if mark in line]:
             return telling[-1][:500]
-    return (lines or ["it said nothing"])[-1][:500]
+    return " | ".join(lines[-LAST_LINES:] or ["it said nothing"])[-500:]
 
 
 # ---- in the child

@@ -42,7 +42,12 @@ SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
 """Sylabs' SIF format: a launch line of 32 bytes, then the magic."""
 PULLING = "pulling"
 """The lock that pulls share."""
-FOLDERS = ("names", "images", "blobs", "locks", "work")
+FOLDERS = ("names", "images", "blobs", "locks", "work", "failures")
+FAILURE_S = 3600.0
+"""How long a build that failed counts: a rollout that needs it is told at once. `prorl run` and
+`prorl image build` try anew before that; with more, a mirror that is back would not be seen by
+services that run on.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,21 @@ class Registry:
             self._sweep()
         except OSError as error:
             raise StorageError(f"image registry {self.root}: {error.strerror}") from error
+
+    # ---- builds that failed
+
+    def note_failure(self, name: str, reason: str) -> None:
+        """Remember why a name's image cannot be built: who needs it next hears that at once."""
+        write_private(self.root / "failures" / name, reason)
+
+    def failure_of(self, name: str) -> str:
+        """Why the last build failed; empty after FAILURE_S, and where none did."""
+        path = self.root / "failures" / name
+        try:
+            is_recent = time.time() - path.stat().st_mtime < FAILURE_S
+            return path.read_text() if is_recent else ""
+        except OSError:
+            return ""
 
     # ---- looking
 
