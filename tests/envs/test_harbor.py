@@ -175,12 +175,14 @@ async def test_a_cheat_of_a_shared_verifier_pays_nothing_in_a_fresh_sandbox(
 
 
 async def test_only_artifacts_cross_to_a_separate_verifier(tmp_path: Path, image: Path) -> None:
-    toml = 'artifacts = ["/workspace/data/sum.txt", "/missing"]\n' + TOML.replace(
+    """Those that hooks collect included, and without what is excluded."""
+    artifacts = '["/workspace/data/sum.txt", "/missing", {source = "/out", exclude = ["*.tmp"]}]'
+    toml = f"artifacts = {artifacts}\n" + TOML.replace(
         "[verifier]\n", '[verifier]\nenvironment_mode = "separate"\n'
     )
-    task = _task(
-        tmp_path, image, f"[ ! -e other ] && {TXT} || echo 0.5 > /logs/verifier/none", toml
-    )
+    toml += '[[verifier.collect]]\ncommand = "mkdir /out; echo 1 > /out/state; echo > /out/a.tmp"\n'
+    crossed = "[ ! -e other ] && [ -e /out/state ] && [ ! -e /out/a.tmp ]"
+    task = _task(tmp_path, image, f"{crossed} && {TXT} || echo 0.5 > /logs/verifier/none", toml)
     played = await _play(task, f"{RIGHT}; touch other")
     assert played.reward == 1, played.score.log
     assert (await _play(task, "touch other")).reward == 0
@@ -200,6 +202,7 @@ BROKEN = "rm -rf /logs; echo > /logs"
         (NOISE, 1, False, 0.0),
         (f"{RIGHT}; {NOISE}; {BROKEN}", 1, False, 0.0),
         (f"{RIGHT}; {BROKEN}", 64, True, 0.0),
+        (f"{RIGHT}; {CHEATS['a preloaded library']}", 0, False, 1.0),
         (RIGHT, 0, False, 1.0),
         (CHEATS["the reward itself"], 0, False, 0.0),
     ],

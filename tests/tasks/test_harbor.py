@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from prorl.cli.app import dispatch
 from prorl.cli.job import with_task_limits
-from prorl.config import Limits, RunConfig
+from prorl.config import Limits, RunConfig, host_variables
 from prorl.errors import TaskError
 from prorl.tasks import read_tasks
 from prorl.types import Json
@@ -207,8 +208,8 @@ def test_what_has_no_effect_is_reported_once_for_all_tasks(
             "`verifier.environment_mode` = 'alone'",
         ),
         (
-            {"task.toml": _toml('collect = [{command = "x"}]', "verifier")},
-            "[[verifier.collect]]: not supported",
+            {"task.toml": _toml('collect = [{command = "x", service = "db"}]', "verifier")},
+            "[[verifier.collect]] in the service 'db': not supported",
         ),
         (
             {"task.toml": 'artifacts = [{source = "/a", service = "db"}]\n'},
@@ -233,18 +234,43 @@ def test_what_has_no_effect_is_reported_once_for_all_tasks(
     ],
 )
 def test_a_broken_folder_is_one_clear_line(
-    tmp_path: Path, parts: dict[str, str | bytes | None], problem: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    parts: dict[str, str | bytes | None],
+    problem: str,
 ) -> None:
     folder = make_folder(tmp_path / "broken", **parts)
     with pytest.raises(TaskError) as caught:
         read_tasks(tmp_path)
     text = str(caught.value)
+    assert dispatch(["check", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
     assert text.startswith(f"{folder}: ")
     assert problem in text
     assert "\n" not in text
     make_folder(tmp_path / "a-good-one")
     found = read_tasks(tmp_path, skip_invalid=True)
     assert (len(found.tasks), len(found.bad)) == (1, 1)
+
+
+def test_variables_of_the_host_are_handed_to_the_verifier_alone_where_the_operator_lists_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(host_variables.LIST, "API_KEY, OTHER")
+    monkeypatch.setenv("API_KEY", "s3cret")
+    text = TOML + '[verifier.env]\nKEY = "${API_KEY}"\nURL = "${HOME:-none}"\n'
+    folder = make_folder(tmp_path / "a", **{"task.toml": text})
+    (task,) = read_tasks(folder).tasks
+    variables = task.data["verifier"]["environment"]
+    assert variables == {"KEY": "${API_KEY}", "URL": "none"}, "no value is in a task"
+    assert host_variables.filled(variables) == {"KEY": "s3cret", "URL": "none"}
+    assert host_variables.masked("it is s3cret", variables) == "it is ***"
+    make_folder(folder, **{"task.toml": TOML + '[environment.env]\nKEY = "${API_KEY}"\n'})
+    with pytest.raises(TaskError, match=r"environment\.env\.KEY.*not handed to agents"):
+        read_tasks(folder)
+    monkeypatch.delenv(host_variables.LIST)
+    with pytest.raises(LookupError, match="API_KEY is not in PRORL_TASK_VARIABLES"):
+        host_variables.filled(variables)
 
 
 def test_a_link_out_of_the_task_and_a_name_twice_are_refused(tmp_path: Path) -> None:

@@ -21,9 +21,11 @@ import io
 import json
 import shlex
 import tarfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from prorl.config.host_variables import filled, masked
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.harbor import inside
 from prorl.envs.harbor.reward import NoRewardError, parts_of
@@ -41,7 +43,6 @@ from prorl.protocols import Sandbox
 from prorl.types import (
     IMAGE_WORKDIR,
     FailureCode,
-    Json,
     RewardPart,
     SandboxSpec,
     Score,
@@ -134,12 +135,20 @@ class HarborEnv(BaseEnv):
 
         None where they are more, or cannot be packed: a full disk, an unreadable file, no time.
         """
+        return await self._pack_within(task, sandbox, max_bytes, STEP_S)
+
+    async def _pack_within(
+        self, task: Task, sandbox: Sandbox, max_bytes: int, limit_s: float
+    ) -> bytes | None:
+        """Run what collects artifacts, as well as it goes, and pack."""
         is_separate = bool(task.data["verifier"]["image"])
-        sources = [each["source"] for each in task.data["artifacts"]] if is_separate else ["/"]
+        sources = task.data["artifacts"] if is_separate else [{"source": "/", "exclude": []}]
         argv = inside.pack_argv(sources, max_bytes, is_changes=not is_separate)
         try:
-            async with asyncio.timeout(STEP_S):
-                done = await sandbox.exec(argv, STEP_S)
+            async with asyncio.timeout(limit_s):
+                for hook in task.data.get("collect", ()):
+                    await sandbox.exec(["bash", "-c", hook["command"]], hook["timeout_s"])
+                done = await sandbox.exec(argv, limit_s)
                 if done.exit_code == 0 and not done.timed_out:
                     return await sandbox.get(inside.PACK, max_bytes)
         except (TimeoutError, NotFoundError, OSError):
@@ -180,11 +189,13 @@ class HarborEnv(BaseEnv):
             if not task.data["verifier"]["image"]:
                 parts, log = await _judge(task, b"", sandbox, deadline)
                 log = f"judged in the agent's own sandbox\n{log}"
-            elif (artifact := await self.pack(task, sandbox, MAX_ARTIFACTS_BYTES)) is not None:
-                parts, log = await _judge(task, artifact, fresh, deadline)
             else:
-                limit = f"{MAX_ARTIFACTS_BYTES >> 20} MiB in {STEP_S:g} s"
-                raise NoRewardError(f"its artifacts cannot be packed into {limit}")
+                limit_s = deadline.remaining_s / 2
+                artifact = await self._pack_within(task, sandbox, MAX_ARTIFACTS_BYTES, limit_s)
+                if artifact is None:
+                    limit = f"{MAX_ARTIFACTS_BYTES >> 20} MiB in {limit_s:.0f} s"
+                    raise NoRewardError(f"its artifacts cannot be packed into {limit}")
+                parts, log = await _judge(task, artifact, fresh, deadline)
         except NoRewardError as error:
             return self._without_reward(task, error)
         except SandboxError as error:
@@ -230,11 +241,11 @@ class HarborEnv(BaseEnv):
         done = await sandbox.exec(inside.unpack_argv("/solution", is_agents=False), STEP_S)
         if done.exit_code != 0 or done.timed_out:
             return done
-        exports = _exports(task.data.get("solution_environment") or {})
-        command = f"chmod +x /solution/solve.sh; ({exports}/solution/solve.sh)"
-        return await super().call(
-            task, sandbox, ToolCall(BASH.name, {"command": command}), timeout_s
-        )
+        variables = task.data.get("solution_environment") or {}
+        command = f"chmod +x /solution/solve.sh; ({_exports(variables)}/solution/solve.sh)"
+        call = ToolCall(BASH.name, {"command": command})
+        done = await super().call(task, sandbox, call, timeout_s)
+        return replace(done, output=masked(done.output, variables))
 
 
 def _solution(task: Task) -> Path:
@@ -253,8 +264,13 @@ def _key(task: Task) -> tuple[str, str]:
     return task.task_id, text_field(task, "folder")
 
 
-def _exports(variables: dict[str, Json]) -> str:
-    return "".join(f"export {name}={shlex.quote(text)}; " for name, text in variables.items())
+def _exports(variables: Mapping[str, str]) -> str:
+    """Raises GraderError where the host lacks one: not the task's fault, nor the policy's."""
+    try:
+        values = filled(variables)
+    except LookupError as error:
+        raise GraderError(FailureCode.GRADER_ERROR, str(error.args[0])) from None
+    return "".join(f"export {name}={shlex.quote(text)}; " for name, text in values.items())
 
 
 async def _wait_until_healthy(task: Task, sandbox: Sandbox) -> None:
@@ -315,11 +331,25 @@ async def _run_verifier(
     done = await sandbox.exec(["bash", "-c", script], limit_s)
     if done.timed_out and limit_s < verifier["timeout_s"]:
         raise cut_short("verifier")
-    files = json.loads((await _step(sandbox, inside.reward_argv())).output)
-    log = f"{notes}{files.pop('log', '')}"
+    files = _read_files((await _step(sandbox, inside.reward_argv())).output)
+    log = masked(f"{notes}{files.pop('log', '')}", verifier["environment"])
     if done.timed_out:
         raise NoRewardError(f"the verifier did not end in {limit_s:g} s")
     return parts_of(files), log
+
+
+def _read_files(output: str) -> dict[str, str]:
+    """What `inside.reward_argv` prints last; a broken loader prints lines before it. Raises
+    StepError.
+    """
+    try:
+        files = json.loads(output.strip().rpartition("\n")[2])
+    except ValueError:
+        files = None
+    if not isinstance(files, dict):
+        text = f"the reward files cannot be read: {output[:300]}"
+        raise StepError(FailureCode.GRADER_ERROR, text)
+    return files
 
 
 async def _unpack(

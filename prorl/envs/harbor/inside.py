@@ -21,7 +21,7 @@ MARK = "/.prorl-start"
 """Made when the agent starts: what has changed since has a later ctime, which nobody can set."""
 
 _COMMON = r"""
-import io, json, os, re, stat, sys, tarfile
+import fnmatch, io, json, os, re, stat, sys, tarfile
 SKIPPED = ("/proc", "/sys", "/dev", "/opt/prorl", "/tests", "/logs/verifier", "/.singularity.d",
            "/run", "/root/.cache", "/.prorl-workdir", "/.prorl-start")
 PROTECTED = ("pytest", "pytest.py", "_pytest", "pluggy", "iniconfig", "sitecustomize.py",
@@ -57,8 +57,11 @@ def listening():
             continue
         found.update(int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A")
     return sorted(found)
-def changed(top, since):
+def changed(top, since, exclude):
     for folder, folders, names in os.walk(top):
+        if exclude:
+            for each in (folders, names):
+                each[:] = [n for n in each if not excluded(top, os.path.join(folder, n), exclude)]
         folders[:] = [n for n in folders if not skipped(os.path.join(folder, n))]
         try:
             if os.lstat(folder).st_ctime_ns >= since:
@@ -70,13 +73,17 @@ def changed(top, since):
                     yield path, None
         except OSError:
             continue
+def excluded(top, path, patterns):
+    words = (os.path.basename(path), os.path.relpath(path, top))
+    return any(fnmatch.fnmatch(word, pattern) for word in words for pattern in patterns)
 pack = given["pack"]
 own = os.path.join(os.getcwd(), pack)
 since = os.lstat(given["mark"]).st_ctime_ns if given["mark"] else 0
 found = {}
-for source in given["sources"]:
+for each in given["sources"]:
+    source = each["source"]
     if os.path.isdir(source) and not os.path.islink(source):
-        found.update(changed(source, since))
+        found.update(changed(source, since, each["exclude"]))
     elif os.path.lexists(source):
         found[source] = None
 found.pop(own, None)
@@ -181,7 +188,7 @@ for name in ("reward.json", "reward.txt"):
     try:
         fd = os.open("/logs/verifier/" + name, os.O_RDONLY | os.O_NONBLOCK)
         with open(fd, "rb") as file:
-            found[name] = file.read(20000).decode("utf-8", "replace")
+            found[name] = file.read(5000).decode("utf-8", "replace")
     except OSError:
         pass
 try:
@@ -190,6 +197,7 @@ try:
         found["log"] = file.read().decode("utf-8", "replace")
 except OSError:
     pass
+print()
 print(json.dumps(found))
 """
 
@@ -205,8 +213,10 @@ CLEAR = (
 )
 
 
-def pack_argv(sources: list[str], max_bytes: int, *, is_changes: bool) -> list[str]:
-    """Packs files and folders; with `is_changes` only what has changed since `MARK`."""
+def pack_argv(sources: list[dict[str, Any]], max_bytes: int, *, is_changes: bool) -> list[str]:
+    """Packs files and folders, without what a source's `exclude` names; with `is_changes` only what
+    has changed since `MARK`.
+    """
     mark = MARK if is_changes else ""
     return _argv(_PACK, pack=PACK, sources=sources, max_bytes=max_bytes, mark=mark)
 

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
+from prorl.config import host_variables
 from prorl.config.validation import explain
 from prorl.errors import TaskError
 from prorl.tasks.formats import Format, Row
@@ -34,7 +35,6 @@ ARTIFACTS = "/logs/artifacts"
 
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _SECTIONS = ("task", "metadata", "verifier", "agent", "environment", "solution")
 
 
@@ -67,7 +67,7 @@ def read_folder(row: Row, index: int) -> Task:
                 "image": verifier_image,
                 "has_tests": has_tests,
                 "timeout_s": verifier.timeout_sec,
-                "environment": _variables("verifier.env", verifier.env),
+                "environment": _variables("verifier.env", verifier.env, is_hosts=True),
                 "workdir": (verifier.environment and verifier.environment.workdir) or "",
                 "sandbox": _resources(verifier.environment or environment),
                 "variables": _variables(
@@ -76,7 +76,11 @@ def read_folder(row: Row, index: int) -> Task:
                 ),
             },
             "artifacts": _artifacts(config),
-            "solution_environment": _variables("solution.env", config.solution.env),
+            "collect": [
+                {"command": hook.command, "timeout_s": hook.timeout_sec}
+                for hook in verifier.collect
+            ],
+            "solution_environment": _variables("solution.env", config.solution.env, is_hosts=True),
             "deviations": list(_deviations(folder, config)),
         },
     )
@@ -126,8 +130,9 @@ def _check_supported(folder: Path, config: TaskToml) -> None:
             f"{CONFIG}: verifier.environment_mode is shared beside [verifier.environment]",
             'environment_mode = "separate", or no environment of its own',
         )
-    if verifier.collect:
-        raise _unsupported("[[verifier.collect]]", "artifacts that the agent's work leaves")
+    for hook in verifier.collect:
+        if hook.service != "main":
+            raise _unsupported(f"[[verifier.collect]] in the service {hook.service!r}", "main")
     for place, each in (
         ("environment", environment),
         ("verifier.environment", verifier.environment),
@@ -244,21 +249,30 @@ def _resources(environment: Environment) -> dict[str, Json]:
     return {name: value for name, value in asked.items() if value}
 
 
-def _variables(place: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables with their defaults filled in. Raises TaskError for one that only the host has.
+def _variables(
+    place: str, variables: Mapping[str, str], *, is_hosts: bool = False
+) -> dict[str, str]:
+    """Variables with their defaults filled in. With `is_hosts`, those that the operator lists stay
+    as they are written, and are filled in where they are used. Raises TaskError for another that
+    only the host has.
 
     >>> _variables("verifier.env", {"A": "x", "B": "${LEVEL:-3}"})
     {'A': 'x', 'B': '3'}
     """
     values = {}
     for name, text in variables.items():
-        match = _TEMPLATE.fullmatch(text)
-        if match and match[2] is None:
+        match = host_variables.TEMPLATE.fullmatch(text)
+        values[name] = match[2] if match else text
+        if match and is_hosts and match[1] in host_variables.listed():
+            values[name] = text
+        elif match and match[2] is None:
             raise TaskError(
                 f"{CONFIG}: {place}.{name} = {text!r} needs the host's variable {match[1]}",
-                "a value, or ${NAME:-DEFAULT}: variables of the host are not handed to tasks",
+                "a value, or ${NAME:-DEFAULT}",
+                f"export {host_variables.LIST}={match[1]} hands it to the verifier"
+                if is_hosts
+                else "variables of the host are not handed to agents",
             )
-        values[name] = match[2] if match else text
     return values
 
 
@@ -292,8 +306,10 @@ def _deviations(folder: Path, config: TaskToml) -> Iterator[str]:
     """What the task says that has no effect here, or another one than in Harbor."""
     for key in unknown_keys(config):
         yield f"the key `{key}` of {CONFIG} is unknown and has no effect"
-    for place, phase in (("agent", config.agent), ("verifier", config.verifier)):
-        if phase.user not in (None, "root", 0, "0"):
+    users = [("agent", config.agent.user), ("verifier", config.verifier.user)]
+    users += [("verifier.collect", hook.user) for hook in config.verifier.collect]
+    for place, user in users:
+        if user not in (None, "root", 0, "0"):
             yield f"{place}.user: a sandbox has one user, which owns every file of the image"
     modes = {config.environment.network, config.agent.network_mode, config.verifier.network_mode}
     if modes & {"public", "allowlist"}:

@@ -98,12 +98,21 @@ class Environment(HarborModel):
         return "no-network" if self.allow_internet is False else "public"
 
 
+class Collect(HarborModel):
+    """A command in the agent's environment after its end, before artifacts are collected."""
+
+    command: str = Field(min_length=1)
+    service: str = "main"
+    timeout_sec: Seconds = 60.0
+    user: User | None = None
+
+
 class Verifier(Phase):
     timeout_sec: Seconds = 600.0
     env: Variables = {}
     environment_mode: Literal["shared", "separate"] | None = None
     environment: Environment | None = None
-    collect: list[Any] = []
+    collect: list[Collect] = []
 
     @property
     def is_separate(self) -> bool:
