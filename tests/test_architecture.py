@@ -5,6 +5,7 @@ environment is read.
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -107,11 +108,13 @@ def test_imports_for_types_point_down_too(imports: grimp.ImportGraph) -> None:
 
 
 def _upward(graph: grimp.ImportGraph, package: str, layers: list[str]) -> Iterator[tuple[str, str]]:
-    """Imports from a layer to one above it, or to another room of the same layer."""
+    """Imports from a layer to one above it, or to another room of the same layer,
+    unless its rooms are joined by `:`.
+    """
     floors = {
         f"{package}.{room.strip()}": floor
         for floor, rooms in enumerate(layers)
-        for room in rooms.split("|")
+        for room in re.split(r"[|:]", rooms)
     }
 
     def room_of(module: str) -> str:
@@ -122,7 +125,9 @@ def _upward(graph: grimp.ImportGraph, package: str, layers: list[str]) -> Iterat
             rooms = room_of(importer), room_of(imported)
             if rooms[0] == rooms[1] or not {*rooms} <= floors.keys():
                 continue
-            if floors[rooms[0]] >= floors[rooms[1]]:
+            floor = floors[rooms[0]]
+            may_share = ":" in layers[floor]
+            if floor > floors[rooms[1]] or (floor == floors[rooms[1]] and not may_share):
                 yield importer, imported
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from prorl.errors import UserError
 from prorl.schema import ANNOTATIONS
-from prorl.storage.keep.appended import AppendedTable
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 

@@ -17,7 +17,7 @@ from prorl import exact_json
 from prorl.schema.fields import SPANS
 from prorl.schema.sequences import dense
 from prorl.storage.read.catalog import StoredRun
-from prorl.storage.read.replay import ReplayOrder, stored_index
+from prorl.storage.serve.replay import ReplayOrder, stored_index
 from prorl.types import Json
 
 

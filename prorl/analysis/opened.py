@@ -24,8 +24,8 @@ from prorl.errors import NotFoundError, StorageError, UserError
 from prorl.helper import HelperError, Late, Program, pool
 from prorl.helper.child import Answer, serve
 from prorl.schema import TABLES
+from prorl.storage.files.runs import below, is_run, is_url, list_runs
 from prorl.storage.read.catalog import DERIVED, VIEWS, StoredRun, is_intact, sources_of
-from prorl.storage.read.runs import below, is_run, is_url, list_runs
 from prorl.storage.read.sql import LockedDuckDB
 from prorl.types import Json
 

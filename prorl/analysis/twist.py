@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.errors import UserError
-from prorl.storage.keep.appended import read_scores
+from prorl.storage.files.appended import read_scores
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.groups import GroupIndex
-from prorl.storage.read.replay import ReplayOrder, delivery_order, stored_index
 from prorl.storage.read.sql import LockedDuckDB
 from prorl.storage.serve.filter import EMPTY, MEMBERS, TIMEOUT_S, named_filter
+from prorl.storage.serve.replay import ReplayOrder, delivery_order, stored_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

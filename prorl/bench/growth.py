@@ -31,10 +31,10 @@ from prorl.control import HandedOut, KeptGroup
 from prorl.process import settle_heap
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.groups import GroupIndex
-from prorl.storage.read.replay import FactBook
 from prorl.storage.serve.delivery import LiveOrder
 from prorl.storage.serve.history import History
 from prorl.storage.serve.liverun import read_back
+from prorl.storage.serve.replay import FactBook
 
 SIZES = (1_000, 10_000, 100_000)
 FULL = (*SIZES, 1_000_000)

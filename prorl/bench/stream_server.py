@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 
 from prorl.flight import FlightNetwork, tune
-from prorl.storage.read.replay import open_replay
 from prorl.storage.serve.endpoint import Endpoint
+from prorl.storage.serve.replay import open_replay
 
 HOT_BYTES = 8 << 30
 

@@ -154,7 +154,7 @@ def _check_existing(plan: JobPlan) -> None:
     if plan.where == str(plan.directory) and not plan.directory.exists():
         return  # DuckDB and Parquet would be imported for this, while no process has started
     from prorl.storage.files.layout import RunDir
-    from prorl.storage.read.runs import is_run
+    from prorl.storage.files.runs import is_run
 
     if not is_run(plan.where):
         return

@@ -43,7 +43,7 @@ def run_directory(run: str, root: str | Path) -> str:
     `run` is that of a run directory, or a name in `root`. Raises NotFoundError with the nearest
     name.
     """
-    from prorl.storage.read.runs import below, is_run, is_url, list_runs
+    from prorl.storage.files.runs import below, is_run, is_url, list_runs
 
     candidates = [run] if is_url(run) else [below(root, run), run]
     for candidate in candidates:

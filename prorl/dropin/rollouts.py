@@ -30,8 +30,8 @@ from prorl.errors import ConflictError, NotFoundError, ProrlError, StorageError,
 from prorl.schema.sequences import read_sequences
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.part_reader import PartReader
+from prorl.storage.files.runs import below
 from prorl.storage.read.catalog import StoredRun
-from prorl.storage.read.runs import below
 from prorl.tasks.formats import Row, detect
 from prorl.types import Json, SamplingParams, Sequence, SpanKind, Task
 

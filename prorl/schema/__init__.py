@@ -538,7 +538,7 @@ APPENDED: Mapping[str, pa.Schema] = MappingProxyType(
         "metrics": METRICS,
     }
 )
-"""Tables that grow beside the commits, by whoever appends (`prorl/storage/keep/appended.py`)."""
+"""Tables that grow beside the commits, by whoever appends (`prorl/storage/files/appended.py`)."""
 
 TABLES: Mapping[str, pa.Schema] = MappingProxyType(
     {

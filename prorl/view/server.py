@@ -44,7 +44,7 @@ from prorl.errors import (
     UnavailableError,
     UserError,
 )
-from prorl.storage.read.runs import below, is_run, list_runs
+from prorl.storage.files.runs import below, is_run, list_runs
 from prorl.types import Json
 from prorl.view.opened import LIVE, Opened, Question
 from prorl.view.tokens import Pieces, tokens

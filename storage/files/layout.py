@@ -327,6 +327,10 @@ class RunDir:
                 named |= {file.path for c in self.read_commits([name]) for file in c.files}
         return named
 
+    def replaced_files(self) -> set[str]:
+        """Files that only replaced commits name: still there for readers of before."""
+        return self.ever_named() - {file.path for commit in self.commits() for file in commit.files}
+
     @contextmanager
     def locked(self, folder: str, *, wait: bool) -> Iterator[None]:
         """No other process of this host has the folder meanwhile, by `flock`. In an object store

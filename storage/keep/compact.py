@@ -37,13 +37,13 @@ import pyarrow.compute as pc
 
 from prorl.errors import ConflictError, SchemaError, StorageError
 from prorl.schema import APPENDED, TABLES
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.files.layout import COMMITS, Commit, CommitName, PartFile, RunDir
 from prorl.storage.files.objects import remove
 from prorl.storage.files.part_reader import raw_bytes, read_part
 from prorl.storage.files.parts import BY_GROUP, conform, encode, part_file
-from prorl.storage.keep.appended import AppendedTable
-from prorl.storage.read.runs import below, list_runs
+from prorl.storage.files.runs import below, list_runs
 
 PACK = "pack-"
 
@@ -354,11 +354,6 @@ def leftovers(root: str | Path) -> list[str]:
             if sum(each.last <= upto for each in names) > 1 or _strays(run):
                 found.append(name)
     return found
-
-
-def replaced(run: RunDir) -> set[str]:
-    """Files that only replaced commits name: still there for readers of before."""
-    return run.ever_named() - {file.path for commit in run.commits() for file in commit.files}
 
 
 def _remove_strays(run: RunDir, before: float) -> Iterator[str]:

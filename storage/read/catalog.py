@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from prorl.errors import NotFoundError, StorageError
 from prorl.schema import APPENDED, ARROW_ERRORS, SCORED, TABLES
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.layout import PARTIAL, Commit, CommitName, PartFile, RunDir
 from prorl.storage.files.part_reader import dataset, rows_of
-from prorl.storage.keep.appended import AppendedTable
 from prorl.types import Json
 
 _DELIVERIES = pa.schema(

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from prorl.errors import SchemaError, StorageError
 from prorl.schema import APPENDED, TABLES
 from prorl.schema.sequences import validate_sequences
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.durable import TEMP_MARK
 from prorl.storage.files.layout import (
     COMMITS,
@@ -40,8 +41,6 @@ from prorl.storage.files.parts import (
     columns_digest,
     rows_digest,
 )
-from prorl.storage.keep.appended import AppendedTable
-from prorl.storage.keep.compact import replaced
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.sql import LockedDuckDB
 
@@ -123,7 +122,7 @@ def _by_itself(run: RunDir, path: str) -> Iterator[Finding]:
 
 
 def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[Finding]:
-    named = {file.path for commit in commits for file in commit.files} | replaced(run)
+    named = {file.path for commit in commits for file in commit.files} | run.replaced_files()
     for folder in (*TABLES, COMMITS, PARTIAL):
         for name in sorted(run.names(folder)):
             stray = folder in TABLES and name != EMPTY and f"{folder}/{name}" not in named

@@ -24,7 +24,6 @@ from prorl.errors import ConfigError
 from prorl.filters import GroupDecision
 from prorl.linux.failpoints import failpoint
 from prorl.schema import ROLLOUTS
-from prorl.storage.read.replay import FactBook
 from prorl.storage.serve.filter import (
     SEEN,
     GroupFilter,
@@ -33,6 +32,7 @@ from prorl.storage.serve.filter import (
 )
 from prorl.storage.serve.filter_process import FilterLostError
 from prorl.storage.serve.history import READ, History
+from prorl.storage.serve.replay import FactBook
 from prorl.storage.write.writer import ControlPort
 from prorl.types import RolloutState
 

@@ -1,6 +1,6 @@
 """One run's delivery order, and who has read how far.
 
-`LiveOrder` asks the control log for it; `read/replay.py` has it from a directory.
+`LiveOrder` asks the control log for it; `serve/replay.py` has it from a directory.
 
 There is one order per run: `delivery_seq` is dense from 0 and given when a group is first handed
 out, oldest span version first, then in the order of decisions. Every consumer is a cursor over that

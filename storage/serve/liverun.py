@@ -39,11 +39,11 @@ from prorl.storage.files.part_reader import read_part
 from prorl.storage.keep.tidy import tidy
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.groups import CACHE_BYTES, GroupIndex
-from prorl.storage.read.replay import COLUMNS, FactBook, delivery_order
 from prorl.storage.serve.decide import Decider
 from prorl.storage.serve.delivery import LiveOrder
 from prorl.storage.serve.endpoint import Endpoint, on_own_thread
 from prorl.storage.serve.history import READ, History
+from prorl.storage.serve.replay import COLUMNS, FactBook, delivery_order
 from prorl.storage.write.writer import ControlPort, RunWriter, Written
 
 _LOOK_S = 1.0

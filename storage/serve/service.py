@@ -41,12 +41,12 @@ from prorl.flight import FlightNetwork
 from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.inlet import Inlet, Taken
 from prorl.protocols import Network
+from prorl.storage.files.runs import is_run
 from prorl.storage.keep.compact import leftovers
 from prorl.storage.keep.tidy import tidy
-from prorl.storage.read.replay import open_replay
-from prorl.storage.read.runs import is_run
 from prorl.storage.serve.endpoint import Endpoint, ServedRun, on_own_thread
 from prorl.storage.serve.liverun import LiveRun
+from prorl.storage.serve.replay import open_replay
 from prorl.types import AttemptKey
 
 log = logging.getLogger("prorl.storage")

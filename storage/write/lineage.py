@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 
 from prorl.errors import ConflictError, UserError
 from prorl.schema import ARROW_ERRORS, TRAINED
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.parts import aligned
-from prorl.storage.keep.appended import AppendedTable
 
 MAX_BYTES = 256 << 20
 """Of one step's rows; a step with the learner's logprobs of 60 million tokens."""

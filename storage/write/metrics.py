@@ -16,8 +16,8 @@ from msgspec import Meta
 
 from prorl.errors import UserError
 from prorl.schema import METRICS
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.appended import AppendedTable
 
 MAX_VALUES = 1000
 """In one call; a trainer that logs each layer by itself has some hundreds."""

@@ -12,8 +12,8 @@ import pytest
 from prorl.cli.app import dispatch
 from prorl.cli.job import JobPlan
 from prorl.cli.run_job import run_plan
+from prorl.storage.files.appended import read_scores
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.appended import read_scores
 from prorl.storage.read.catalog import query
 from prorl.storage.read.verify import verify
 

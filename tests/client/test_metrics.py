@@ -16,12 +16,12 @@ from prorl.client.records import Feed
 from prorl.errors import ForbiddenError, ProrlError
 from prorl.flight import FlightNetwork
 from prorl.net.bearer import Keys
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.appended import AppendedTable
 from prorl.storage.read.catalog import query
-from prorl.storage.read.replay import open_replay
 from prorl.storage.read.verify import verify
 from prorl.storage.serve.endpoint import Endpoint
+from prorl.storage.serve.replay import open_replay
 from prorl.storage.write.metrics import MAX_VALUES, append_logged, read_logged
 
 ROWS = "select consumer, step, version, name, value from metrics order by all"

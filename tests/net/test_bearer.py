@@ -17,8 +17,8 @@ from prorl.flight import FlightNetwork
 from prorl.flight.wire import call_options
 from prorl.net.bearer import EVERYTHING, Keys, signing_key
 from prorl.schema import TRAINED
-from prorl.storage.read.replay import open_replay
 from prorl.storage.serve.endpoint import Endpoint
+from prorl.storage.serve.replay import open_replay
 from tests.service.world import TOKEN, world
 from tests.storage.directory import new_run
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from prorl.schema import SEQUENCES
 from prorl.schema.rows import row_hashes
 from prorl.storage.read.catalog import StoredRun
-from prorl.storage.read.replay import open_replay
+from prorl.storage.serve.replay import open_replay
 
 Line = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from prorl.schema import TABLES
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.catalog import StoredRun
-from prorl.storage.read.replay import ReplayOrder, stored_index
+from prorl.storage.serve.replay import ReplayOrder, stored_index
 from tests.storage.directory import add_events, add_rows, add_terminals, event, new_run
 from tests.storage.rows import scored, terminal
 

@@ -19,9 +19,9 @@ from prorl.sandbox.spawn import spawned
 from prorl.schema import APPENDED, TRAINED
 from prorl.schema.rows import row_hashes
 from prorl.stages.rescore import rescore
+from prorl.storage.files.appended import MANY, AppendedTable, add_scores, read_scores
 from prorl.storage.files.durable import WriteDurably
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.appended import MANY, AppendedTable, add_scores, read_scores
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.verify import verify
 from prorl.storage.write.convert import tables, task_rows

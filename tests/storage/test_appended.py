@@ -13,10 +13,10 @@ import prorl
 from prorl.analysis.annotations import annotation_rows
 from prorl.errors import SchemaError, UserError
 from prorl.schema import ANNOTATIONS
+from prorl.storage.files.appended import MANY, AppendedTable, Piece, cover
 from prorl.storage.files.durable import write_durably
 from prorl.storage.files.layout import RunDir
 from prorl.storage.files.parts import encode_by_itself
-from prorl.storage.keep.appended import MANY, AppendedTable, Piece, cover
 from prorl.storage.keep.compact import collect
 from prorl.storage.read.catalog import query
 from prorl.storage.read.verify import verify
@@ -101,7 +101,7 @@ def test_merged_files_hold_the_same_rows_in_order(run: RunDir) -> None:
 
 
 def test_large_files_are_not_merged(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl.storage.keep.appended.FULL_BYTES", 1)
+    monkeypatch.setattr("prorl.storage.files.appended.FULL_BYTES", 1)
     table = AppendedTable(run, "annotations")
     for i in range(MANY):
         table.append(note(i), str(i))

@@ -29,10 +29,10 @@ from prorl.storage.files.durable import write_durably
 from prorl.storage.files.layout import Commit, RunDir
 from prorl.storage.files.part_reader import read_part
 from prorl.storage.files.parts import LARGE_GROUP_ROWS, LARGE_ROWS, encode, row_groups
+from prorl.storage.files.runs import list_runs
 from prorl.storage.read.catalog import StoredRun, query
 from prorl.storage.read.groups import GroupIndex
-from prorl.storage.read.replay import stored_index
-from prorl.storage.read.runs import list_runs
+from prorl.storage.serve.replay import stored_index
 from prorl.storage.write.convert import tables
 from prorl.types import AttemptKey, Failure, FailureCode, SandboxRef
 from tests import strategies as ours

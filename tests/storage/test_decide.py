@@ -12,10 +12,10 @@ import pytest
 from prorl.control import Decision, GroupComplete, Propose
 from prorl.filters import GroupDecision
 from prorl.schema import ROLLOUTS
-from prorl.storage.read.replay import FactBook
 from prorl.storage.serve import decide
 from prorl.storage.serve.filter_process import FilterLostError
 from prorl.storage.serve.history import History
+from prorl.storage.serve.replay import FactBook
 from tests.storage.test_filter import group
 
 

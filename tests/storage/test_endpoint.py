@@ -12,9 +12,9 @@ import pytest
 
 from prorl.errors import NotFoundError
 from prorl.storage.read.groups import GroupIndex
-from prorl.storage.read.replay import open_replay
 from prorl.storage.serve.delivery import Given, LiveOrder, Wanted
 from prorl.storage.serve.endpoint import MAX_BYTES, MAX_FOUND, Endpoint, ServedRun
+from prorl.storage.serve.replay import open_replay
 from tests.storage.directory import new_run
 
 

@@ -23,11 +23,11 @@ from prorl.analysis.annotations import annotate
 from prorl.errors import ProrlError
 from prorl.schema import APPENDED, SCORES, TABLES
 from prorl.schema.fields import SCHEMA_VERSION
+from prorl.storage.files.appended import AppendedTable, add_scores
 from prorl.storage.files.durable import write_durably
 from prorl.storage.files.layout import MANIFEST, PARTIAL, PartFile, RunDir, manifest_digest
 from prorl.storage.files.part_reader import read_part
 from prorl.storage.files.parts import encode_partial
-from prorl.storage.keep.appended import AppendedTable, add_scores
 from prorl.storage.keep.compact import compact
 from prorl.storage.read.catalog import StoredRun, is_intact
 from prorl.storage.read.verify import _by_itself, _commit, _commits, _manifest, verify

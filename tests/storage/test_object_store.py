@@ -27,8 +27,8 @@ from prorl.storage.files.layout import MANIFEST, RunDir
 from prorl.storage.files.objects import PAUSES_S, write_object
 from prorl.storage.keep.compact import collect, compact, remove_dead
 from prorl.storage.read.catalog import StoredRun, query
-from prorl.storage.read.replay import stored_index
 from prorl.storage.read.verify import verify
+from prorl.storage.serve.replay import stored_index
 from prorl.storage.write.convert import tables
 from prorl.storage.write.writer import RunWriter
 from prorl.types import AttemptKey

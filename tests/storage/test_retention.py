@@ -13,9 +13,9 @@ import pytest
 from prorl.cli.app import dispatch
 from prorl.errors import ConflictError
 from prorl.service import gateway
+from prorl.storage.files.runs import list_runs
 from prorl.storage.keep.compact import collect, compact, leftovers
 from prorl.storage.keep.retention import TRASH, drop_run, drop_trash, why_kept
-from prorl.storage.read.runs import list_runs
 from tests.service.world import group, world
 from tests.storage.compacting import content, expected_files, files, run_of_many_parts
 from tests.storage.directory import add_rows

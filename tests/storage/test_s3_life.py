@@ -24,7 +24,7 @@ from prorl.schema import SEQUENCES, TABLES
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.catalog import StoredRun
-from prorl.storage.read.replay import stored_index
+from prorl.storage.serve.replay import stored_index
 from tests.integration.checks import check_complete, rows
 from tests.storage.compacting import replayed
 from tests.storage.s3 import FaultyS3, Strike

@@ -34,9 +34,9 @@ from prorl.schema import MAX_BATCH_BYTES, STREAM
 from prorl.schema.rows import row_hashes
 from prorl.storage.files.layout import MANIFEST, RunDir
 from prorl.storage.read.catalog import query
-from prorl.storage.read.replay import open_replay
 from prorl.storage.read.verify import verify
 from prorl.storage.serve.endpoint import Endpoint
+from prorl.storage.serve.replay import open_replay
 from prorl.types import AttemptKey
 from tests.service.world import TOKEN, World, group, world
 from tests.storage.world import client, directory, pipeline, store

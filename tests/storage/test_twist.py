@@ -16,9 +16,9 @@ from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.filters import FILTERS
 from prorl.schema import SCORES, SEQUENCES
 from prorl.schema.rows import row_hashes
+from prorl.storage.files.appended import add_scores
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.appended import add_scores
-from prorl.storage.read.replay import open_replay
+from prorl.storage.serve.replay import open_replay
 from tests.storage.compacting import ORDER, run_of_many_parts
 
 

@@ -25,8 +25,8 @@ from prorl.bench.synthetic import group
 from prorl.client import PackedBatch, connect
 from prorl.errors import ProrlError
 from prorl.schema import TRAINED
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.appended import AppendedTable
 from prorl.storage.read.catalog import StoredRun, query
 from prorl.storage.read.verify import verify
 from prorl.storage.write.lineage import ANCESTRY, append_recorded, read_recorded

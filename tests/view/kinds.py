@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from prorl.bench.stored import make_run, rollout_tables, write_commit
 from prorl.schema import SCORES, TABLES
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.appended import AppendedTable
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 

@@ -11,7 +11,7 @@ import pytest
 
 from prorl.bench.stored import make_run
 from prorl.schema import TRAINED
-from prorl.storage.keep.appended import AppendedTable
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.read.catalog import StoredRun
 
 pytest.importorskip("playwright.sync_api", reason="no playwright: make test-ui")

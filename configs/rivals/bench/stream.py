@@ -33,7 +33,7 @@ from prorl.bench.synthetic import delivered
 from prorl.client import PackedBatch
 from prorl.flight import tune
 from prorl.storage.read.catalog import StoredRun
-from prorl.storage.read.replay import delivery_order, stored_index
+from prorl.storage.serve.replay import delivery_order, stored_index
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

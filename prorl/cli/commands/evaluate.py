@@ -127,7 +127,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
     from prorl.service.core.manifest import code_sha256
     from prorl.stages.rescore import num_judged_in_place
     from prorl.stages.rescore import rescore as grade
-    from prorl.storage.keep.appended import add_scores, check_name
+    from prorl.storage.files.appended import add_scores, check_name
     from prorl.storage.read.catalog import StoredRun
     from prorl.tasks import read_tasks
 

@@ -13,9 +13,9 @@ from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError
 from prorl.linux import at_work
 from prorl.service.log.log import forget_run
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.compact import GRACE_S, collect, compact, replaced
+from prorl.storage.files.runs import is_url, list_runs
+from prorl.storage.keep.compact import GRACE_S, collect, compact
 from prorl.storage.keep.retention import drop_run, drop_trash, last_commit_at
-from prorl.storage.read.runs import is_url, list_runs
 from prorl.types import Json
 
 DAY_S = 86400.0
@@ -110,7 +110,7 @@ def _collected(directory: str, grace_s: float) -> dict[str, Json]:
         "dropped": False,
         "merged": [merged.num_before, len(merged.commit.files)] if merged else None,
         "files": files,
-        "waiting": len(replaced(run)),
+        "waiting": len(run.replaced_files()),
     }
 
 

@@ -25,8 +25,8 @@ from prorl.deploy.running import signals
 from prorl.errors import UserError
 from prorl.flight import FlightNetwork
 from prorl.storage.files.layout import RunDir
-from prorl.storage.read.replay import ReplayOrder
 from prorl.storage.serve.endpoint import Endpoint
+from prorl.storage.serve.replay import ReplayOrder
 
 HOT_BYTES = 1 << 30
 MAX_PORT = (1 << 16) - 1

@@ -11,8 +11,8 @@ from prorl.cli.output import answer, clean, note, say, say_json, table
 from prorl.cli.runs import run_directory
 from prorl.cli.summary import present
 from prorl.errors import NotFoundError, ProrlError, UserError
+from prorl.storage.files.runs import below, list_runs
 from prorl.storage.read.catalog import StoredRun
-from prorl.storage.read.runs import below, list_runs
 
 if TYPE_CHECKING:
     from prorl.types import Json

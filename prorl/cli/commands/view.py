@@ -8,7 +8,7 @@ import contextlib
 from prorl.cli.options import RunsRoot
 from prorl.cli.output import say
 from prorl.cli.runs import run_directory
-from prorl.storage.read.runs import is_run, list_runs
+from prorl.storage.files.runs import is_run, list_runs
 from prorl.view.server import Library, listen, user_name
 
 

@@ -108,7 +108,7 @@ def keep_version(directory: RunDir, row: VersionRow, at: float) -> bool:
     trainer has its answer. Raises StorageError.
     """
     # Here: Parquet is megabytes that few gateways need.
-    from prorl.storage.keep.appended import AppendedTable
+    from prorl.storage.files.appended import AppendedTable
 
     values = {**row._asdict(), "published_at": datetime.fromtimestamp(at, UTC)}
     table = pa.Table.from_pylist([values], schema=APPENDED["versions"])
