@@ -1,1 +1,1 @@
-"""Notebook tools over run directories: reports, exports, imports, selections."""
+"""Notebook tools over run directories: reports, exports, selections, made-up runs."""

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prorl.bench.growth_log import Life, Meter, N
+from prorl.bench.growth import Life, Meter, N
 from prorl.bench.pipeline import has_finished
 from prorl.bench.report import Figure, Report
 from prorl.client.client import Client, connect

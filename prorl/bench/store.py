@@ -21,8 +21,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from prorl.analysis.synthetic_runs import make_run, rollout_tables
 from prorl.bench.report import Figure, Report, median, verdict
-from prorl.bench.stored import make_run, rollout_tables
 from prorl.storage.files.durable import write_durably
 from prorl.storage.files.layout import Commit, RunDir
 from prorl.storage.files.parts import encode, part_file

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prorl.bench.growth_log import Life, Meter, N
+from prorl.bench.growth import Life, Meter, N
 from prorl.bench.scale import NUM_TIMES, times_s, worked_share
 from prorl.config import RunConfig
 

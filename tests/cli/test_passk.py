@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from prorl.bench.stored import make_run, write_commit
+from prorl.analysis.synthetic_runs import make_run, write_commit
 from prorl.cli.passk import evaluation, wilson
 from prorl.schema import TABLES
 from prorl.storage.read.catalog import DERIVED, StoredRun

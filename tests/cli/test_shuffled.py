@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from prorl import plugins
-from prorl.bench.synthetic import Shape
+from prorl.analysis.synthetic import Shape
 from prorl.cli.demo.recipe import Recipe, trainer_config
 from prorl.cli.demo.shuffled import shuffled
 from prorl.client.advantages import mean_std

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from prorl.bench.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import Shape, delivered, group
 from prorl.client import PackedBatch
 from prorl.client.advantages import (
     AdvantageFn,

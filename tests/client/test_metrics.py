@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.bench.stored import make_run
+from prorl.analysis.synthetic_runs import make_run
 from prorl.client import Client
 from prorl.client.records import Feed
 from prorl.errors import ForbiddenError, ProrlError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client import PackedBatch, connect
 from prorl.client.mix import mix
 from prorl.errors import UserError

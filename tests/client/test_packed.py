@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.bench.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import Shape, delivered, group
 from prorl.client import PackedBatch
 from prorl.client.packed import regroup
 from prorl.errors import SchemaError

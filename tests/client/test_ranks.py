@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import Shape, group
+from prorl.analysis.synthetic import Shape, group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client import Client, PackedBatch, connect
 from prorl.client.ranks import Share, deal
 from prorl.errors import UserError

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client import PackedBatch
 from prorl.client.advantages import mean_std
 from prorl.client.records import Feed, records

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import group
+from prorl.analysis.synthetic import group
+from prorl.analysis.synthetic_runs import write_run
 from tests.client.served import served
 from tests.trainer.tiny import SHAPE
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client import Client, PackedBatch, connect
 from prorl.client.fetch import FlightSource
 from prorl.errors import ConflictError, NotFoundError, UserError

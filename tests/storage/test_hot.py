@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.bench.synthetic import delivered
+from prorl.analysis.synthetic import delivered
 from prorl.schema import STREAM
 from prorl.schema.rows import row_hashes
 from prorl.storage.serve.hot import BLOCK_BYTES, FILES, HotCopy, Location

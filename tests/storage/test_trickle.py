@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prorl.bench.stored import add_commit, make_run
+from prorl.analysis.synthetic_runs import add_commit, make_run
 from prorl.storage.files.layout import RunDir
 from prorl.storage.keep.compact import collect, compact
 from prorl.storage.read.catalog import StoredRun

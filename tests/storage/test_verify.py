@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from prorl.bench.stored import make_run
+from prorl.analysis.synthetic_runs import make_run
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.verify import verify
 from prorl.storage.write.convert import tables

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import Shape, group
+from prorl.analysis.synthetic import Shape, group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client.records import Feed, records
 from prorl.errors import UserError
 from prorl.trainer.doors import check_version

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import group
+from prorl.analysis.synthetic import group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client import PackedBatch, connect
 from prorl.errors import ProrlError
 from prorl.schema import TRAINED

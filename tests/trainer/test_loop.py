@@ -20,8 +20,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import group
+from prorl.analysis.synthetic import group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client import Client, connect
 from prorl.errors import ConflictError
 from prorl.trainer.checkpoint import newest, read_progress

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client import PackedBatch
 from prorl.client.advantages import mean_std
 from prorl.client.records import Feed, Record, records

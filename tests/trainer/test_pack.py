@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from prorl.bench.synthetic import Shape
+from prorl.analysis.synthetic import Shape
 from prorl.client import PackedBatch
 from prorl.errors import ConfigError, UserError
 from prorl.trainer.pack import load_model, pack, packed_attention, token_logprobs

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import Shape, group
+from prorl.analysis.synthetic import Shape, group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client import connect
 from tests.client.served import served
 from tests.integration.test_outside import three_ports

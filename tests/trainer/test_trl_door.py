@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import group
+from prorl.analysis.synthetic import group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client.records import Feed
 from prorl.errors import NotFoundError
 from prorl.trainer.config import TrainerConfig

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import group
+from prorl.analysis.synthetic import group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client.records import Feed
 from prorl.trainer.doors.trl import row_of
 from tests.client.served import served

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from prorl.bench.synthetic import Shape, delivered, group
+from prorl.analysis.synthetic import Shape, delivered, group
 from prorl.client import PackedBatch
 from prorl.client.advantages import mean_std
 

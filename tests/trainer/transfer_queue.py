@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prorl.bench.stored import write_run
-from prorl.bench.synthetic import Shape, group
+from prorl.analysis.synthetic import Shape, group
+from prorl.analysis.synthetic_runs import write_run
 from prorl.client import connect
 from prorl.client.records import Feed, Record
 from prorl.linux.procfs import cpu_s, descendants

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from prorl.bench.stored import make_run, rollout_tables, write_commit
+from prorl.analysis.synthetic_runs import make_run, rollout_tables, write_commit
 from prorl.schema import SCORES, TABLES
 from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.layout import RunDir

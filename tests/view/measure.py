@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import sync_playwright
 
-from prorl.bench.stored import add_commit, make_run
+from prorl.analysis.synthetic_runs import add_commit, make_run
 from tests.view.viewer import Viewer, run_that_says
 
 ROLLOUTS, TOKENS = 100_000, 64_000

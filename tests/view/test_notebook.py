@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 import prorl
-from prorl.bench.stored import make_run
+from prorl.analysis.synthetic_runs import make_run
 from prorl.errors import UserError
 from tests.view.viewer import run_that_says
 

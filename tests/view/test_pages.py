@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prorl.bench.stored import make_run
+from prorl.analysis.synthetic_runs import make_run
 from prorl.view.frozen import freeze
 from tests.view.viewer import Viewer, run_that_says, viewing
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from prorl.bench.stored import make_run
+from prorl.analysis.synthetic_runs import make_run
 from prorl.schema import TRAINED
 from prorl.storage.files.appended import AppendedTable
 from prorl.storage.read.catalog import StoredRun

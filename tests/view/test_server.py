@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pytest
 
-from prorl.bench.stored import add_commit, make_run
+from prorl.analysis.synthetic_runs import add_commit, make_run
 from prorl.errors import NotFoundError, UserError
 from prorl.view.opened import Opened, Question
 from prorl.view.server import STATIC, Library

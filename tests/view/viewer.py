@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from prorl.bench.stored import make_run, rollout_tables, write_commit
+from prorl.analysis.synthetic_runs import make_run, rollout_tables, write_commit
 from prorl.schema import TABLES
 from prorl.storage.files.layout import RunDir
 from prorl.types import Json

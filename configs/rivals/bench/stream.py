@@ -29,7 +29,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from prorl.bench.synthetic import delivered
+from prorl.analysis.synthetic import delivered
 from prorl.client import PackedBatch
 from prorl.flight import tune
 from prorl.storage.read.catalog import StoredRun

@@ -2,7 +2,8 @@
 
 They are valid by `validate_sequences`. A sequence alternates context and sampled spans, as a tool
 conversation does. What it says is noise: token ids are uniform, logprobs are exponential, rewards
-are 0 or 1 and differ inside a group of two or more. `stored.py` makes run directories of them.
+are 0 or 1 and differ inside a group of two or more. `synthetic_runs.py` makes run directories of
+them.
 """
 
 from __future__ import annotations

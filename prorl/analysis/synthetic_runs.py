@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from prorl.bench.synthetic import list_column
+from prorl.analysis.synthetic import list_column
 from prorl.schema import MAX_SEGMENTS, TABLES
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.states import Lineage, RolloutState
