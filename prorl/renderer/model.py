@@ -380,8 +380,9 @@ class TemplateRenderer:
             return after[len(before) :]
         if self.family.thoughts is None:
             return None
-        opener, closer = map(re.escape, self.family.thoughts)
-        start = re.sub(rf"\s*(?:{opener}\s*)?(?:{closer}\s*)?\Z", "", before)
+        start = before.rstrip()
+        for marker in reversed(self.family.thoughts):
+            start = start.removesuffix(marker.strip()).rstrip()
         if not after.startswith(start):
             return None
         is_open = before.rstrip().endswith(self.family.thoughts[0].rstrip())

@@ -36,21 +36,21 @@ _BARE = re.compile(
 _SPOKEN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), form)
     for pattern, form in (
-        (r"\$?(\d+)\$? choose \$?(\d+)", r"\\binom{\1}{\2}"),
+        (r"(?:\$|(?<!\d))(\d+)\$? choose \$?(\d+)", r"\\binom{\1}{\2}"),
         (r"square root of \$?(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),
         (r"cube root of \$?(\d+(?:\.\d+)?)", r"\\sqrt[3]{\1}"),
-        (r"factorial of \$?(\d+)|\$?(\d+)\$? factorial", r"\1\2!"),
-        (r"\$?(\d+(?:\.\d+)?)\$? squared", r"\1^2"),
-        (r"\$?(\d+(?:\.\d+)?)\$? cubed", r"\1^3"),
+        (r"factorial of \$?(\d+)|(?:\$|(?<!\d))(\d+)\$? factorial", r"\1\2!"),
+        (r"(?:\$|(?<!\d))(\d+(?:\.\d+)?)\$? squared", r"\1^2"),
+        (r"(?:\$|(?<!\d))(\d+(?:\.\d+)?)\$? cubed", r"\1^3"),
         (
-            r"\$?(\d+(?:\.\d+)?)\$? (?:raised )?to the (?:power (?:of )?)?\$?(\d+)",
+            r"(?:\$|(?<!\d))(\d+(?:\.\d+)?)\$? (?:raised )?to the (?:power (?:of )?)?\$?(\d+)",
             r"\1^{\2}",
         ),
-        (r"\$?(\d+(?:\.\d+)?)\$? divided by \$?(\d+(?:\.\d+)?)", r"\1/\2"),
+        (r"(?:\$|(?<!\d))(\d+(?:\.\d+)?)\$? divided by \$?(\d+(?:\.\d+)?)", r"\1/\2"),
         (r"quotient (?:of|when) \$?(\d+)\$? (?:and|is divided by) \$?(\d+)", r"\1/\2"),
-        (r"\$?(\d+(?:\.\d+)?)\$? times \$?(\d+(?:\.\d+)?)", r"\1*\2"),
+        (r"(?:\$|(?<!\d))(\d+(?:\.\d+)?)\$? times \$?(\d+(?:\.\d+)?)", r"\1*\2"),
         (r"half of \$?(\d+(?:\.\d+)?)", r"\1/2"),
-        (r"(\d+(?:\.\d+)?) ?\\?(?:%|percent) of \$?(\d+(?:\.\d+)?)", r"\1*\2/100"),
+        (r"(?<!\d)(\d+(?:\.\d+)?) ?\\?(?:%|percent) of \$?(\d+(?:\.\d+)?)", r"\1*\2/100"),
     )
 )
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_MODULUS = re.compile(
-    r"(?:\\equiv|≡).*\\?mod|\\[pb]?mod(?![a-z])|\(\s*mod(?:ulo)?\b|(?:\\equiv|≡)", re.IGNORECASE
-)
+_MODULUS = re.compile(r"\\[pb]?mod(?![a-z])|\(\s*mod(?:ulo)?\b|(?:\\equiv|≡)", re.IGNORECASE)
 _WHOLE = re.compile(
     r"(?:(?P<name>[^=≡]{1,30}?)(?:≡|=))?(?P<residues>[^≡=()]{1,60}?)"
     r"[,(]*mod(?:ulo)?(?P<modulus>[^≡=,()]{1,30})\)*"

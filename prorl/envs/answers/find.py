@@ -46,14 +46,14 @@ _HEADING = re.compile(
     r"[\s*_:]*(?:the )?(?:final )?(?:answer|solution|result)[\s*_:]*", re.IGNORECASE
 )
 _EACH = re.compile(
-    r"(?:^|\s)([A-Za-z](?:_?\d|[₀-₉])?\s*=\s*[^=]{1,80}"
+    r"(?:^|\s)([A-Za-z](?:_?\d|[₀-₉])?\s*=\s*+[^=]{1,80}"
     r"(?:\bor\b|\band\b|,)\s*[A-Za-z](?:_?\d|[₀-₉])?\s*=[^=]{1,80})$"
 )
 """Several letters with their values."""
 _END = re.compile(r"(?<=[^\d\s.])[.!?](?=\s+[A-Z\\$])|(?<=\d)[.!?](?=\s+[A-Z\\$])|;\s")
 _COPULA = re.compile(
     r"(?:\b(?:is|are|equals?|gives?|obtains?|gets?|be|becomes?|makes?|yields?)\b"
-    r"|(?<![<>!/])=(?!>)|≈|:\s)(?=[^=]*$)"
+    r"|(?<![<>!/])=(?!>)|≈|:\s)"
 )
 _LEADING = re.compile(r"\b(?:is|are|be|gets?|gives?|becomes?|equation)\b|:\s")
 _BRACKETS = re.compile(r"\([^()]*\)|\{[^{}]*\}")
@@ -65,7 +65,7 @@ _MATHS = re.compile(
 )
 _NUMBER = re.compile(
     r"\d{1,2}:\d\d ?[aApP]\.?[mM]\b"
-    r"|[-+−]?\$?(?:\d+ (?=\d+/\d))?(?:\d[\d,]*\d|\d)?(?:\.\d+)?(?:\s*/\s*\d+)?%?"
+    r"|[-+−]?\$?(?:\d+ (?=\d+/\d))?(?:\d[\d,]*\d|\d)?(?:\.\d+)?(?:\s{0,9}/\s*\d+)?%?"
 )
 _THOUGHT = re.compile(r"<(/?)(?:think(?:ing)?|thoughts?|reasoning)>", re.IGNORECASE)
 _TAG = re.compile(r"<answer>(.{1,1000}?)</answer>", re.DOTALL | re.IGNORECASE)
@@ -121,7 +121,12 @@ def _marked(text: str) -> tuple[int, str]:
     for mark in _MARK.finditer(text):
         content = mark[1].strip()
         if _HEADING.fullmatch(content):
-            below = text[mark.end() :][: 2 * MAX_ANSWER_CHARS].lstrip().partition("\n")[0].strip()
+            below = (
+                text[mark.end() : mark.end() + 2 * MAX_ANSWER_CHARS]
+                .lstrip()
+                .partition("\n")[0]
+                .strip()
+            )
             content = "" if below.startswith("#") else below
         if content.strip("*_$ "):
             found = (mark.start(), content)
@@ -258,7 +263,7 @@ def _last_sentence(text: str) -> str:
 
 def stated(sentence: str) -> tuple[str, ...]:
     """What stands behind the verb or equals sign, where that can be an answer; else nothing."""
-    copula = _COPULA.search(sentence)
+    copula = _COPULA.search(sentence, max(sentence.rfind("="), 0))  # none stands before a sign
     if copula is None or _DENIED.search(sentence[: copula.start()]):
         return ()
     rest = sentence[copula.end() :].strip(" *")

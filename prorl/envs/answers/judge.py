@@ -45,6 +45,8 @@ from prorl.envs.answers.words import (
 )
 from prorl.envs.units import parse_unit, words_of
 
+MAX_REFERENCE_CHARS = 4 * MAX_ANSWER_CHARS
+"""A longer reference is read by no rule: no answer can spell it."""
 _MAX_SIDES = 4
 _CALCULATES = re.compile(
     r"^(?!.*(?:[,;]|\bor\b|\band\b|\\quad)).*(?:[-+*/^×·÷]|\\frac|\\cdot|\\times)"
@@ -73,6 +75,8 @@ def judge(
 
     `is_step`: arithmetic that is still to be done may be right, as before `= 84`.
     """
+    if len(reference) > MAX_REFERENCE_CHARS:
+        return None, "too long a reference"
     reference, answer = (_ROW_GAP.sub(r"\\\\ ", text) for text in (reference, answer))
     if not answer.strip() or len(answer) > MAX_ANSWER_CHARS or "~~" in answer:  # struck out
         return False, "no usable answer"
@@ -106,9 +110,10 @@ def judge(
 _ROW_GAP = re.compile(r"\\\\ ?\[ ?-?[\d.]+ ?(?:pt|ex|em|mm|cm|in|px|\\[a-z]+) ?\]")
 """The space behind a row of a matrix: `\\\\[2pt]`."""
 _FOR_ALL = re.compile(
-    r"[ ,]*(?:\\quad|\\ )*[ ,]*(?:\\text(?:rm)? ?\{ *(?:,? *)?for (?:all|any|every|each) *"
-    r"(?P<words>[a-z ]*?) *\}|\\forall|∀|for (?:all|any|every|each) (?P<plain>[a-z ]*?))"
-    r" *\$? *[a-zA-Z](?: ?, ?[a-zA-Z])* *"
+    r"(?<![ ,])[ ,]*+(?:\\quad|\\ )*+[ ,]*+"
+    r"(?:\\text(?:rm)? ?\{ *+,? *+for (?:all|any|every|each)(?P<words>[a-z ]*+)\}"
+    r"|\\forall|∀|for (?:all|any|every|each) (?P<plain>[a-z ]*?))"
+    r" *+\$? *+[a-zA-Z](?: ?, ?[a-zA-Z])* *"
     r"(?:(?:\\in(?![a-z])|∈) *(?:\\mathbb ?\{? ?(?P<set>[RQZNC]) ?\}?|(?P<sign>[ℝℚℤℕℂ])) *)?\$?\.?$"
 )
 _DOMAINS = {
@@ -407,8 +412,9 @@ _COUNTED = re.compile(
     r"(-?\d[\d.,]*) ?(?:\\text ?\{ ?)?((?:times|dozen|hundreds|thousands|millions)\b[a-z ]*)\}?$"
 )
 _NOTHING = Node("sequence", name="nothing")
+_OR = re.compile(r"(?: ?[,;(]| ?\bor| ?\bwhich is| ?i\.e\.)$")
 _IN_WORDS = re.compile(r"([-\d.,]+) ?\(([A-Za-z][A-Za-z -]*)\)")
-_DECIMAL = re.compile(r"-?\d*\.?(\d*)(?=$| ?\\?%| [A-Za-z])")
+_DECIMAL = re.compile(r"-?\d*+\.?(\d*+)(?=$| ?\\?%| [A-Za-z])")
 
 
 def _meaning(text: str) -> str:
@@ -647,7 +653,9 @@ def _sides(text: str) -> tuple[str, ...]:
     found = _NEAR.search(text)
     if found is None:
         return (text,)
-    left = re.sub(r"(?: ?[,;(]| ?\bor| ?\bwhich is| ?i\.e\.)+$", "", text[: found.start()].strip())
+    left = text[: found.start()].strip()
+    while joint := _OR.search(left, max(0, len(left) - 10)):
+        left = left[: joint.start()]
     right = text[found.end() :].strip(" )")
     if not left.strip(" (") or not right:
         return (right,) if right else ()

@@ -154,10 +154,15 @@ _ASKS_NUMBER = re.compile(
 )
 
 
+MAX_QUESTION_CHARS = 16_000
+"""Of a longer question the end is read, which asks: patterns here may take its square in steps."""
+
+
 class Speech:
     """What a question and its reference speak of."""
 
     def __init__(self, question: str, reference: str, grading: str = "closed_form") -> None:
+        question = question[-MAX_QUESTION_CHARS:]
         self.question, self.reference, self.grading = question, reference, grading
         self._question = " ".join(question.split())
         self._reference = reference
@@ -285,7 +290,9 @@ class Speech:
     def choice(self, letter: str) -> str:
         """The text of a choice in the question's list; empty where it lists none."""
         found = re.search(
-            rf"(?:^|[\s(]){letter}[).:] ?(.*?)(?=[\s(]+[A-J][).:] |[\s(]+[A-J]\)|$)", self._question
+            rf"(?s)(?:^|[\s(]){letter}[).:] ?(.*?)"
+            rf"(?=[\s(]{{1,4}}[A-J][).:] |[\s(]{{1,4}}[A-J]\)|$)",
+            self._question,
         )
         return found[1].strip(" ,;.") if found else ""
 
@@ -445,7 +452,7 @@ def _unit_of(reference: str) -> str:
 
 def unit_text(text: str) -> str:
     """A unit without brackets, LaTeX and full stops; `%` for every way to write percent."""
-    text = re.sub(r"°\W*C\b", " celsius ", re.sub(r"°\W*F\b", " fahrenheit ", text))
+    text = re.sub(r"°[^\w°]*C\b", " celsius ", re.sub(r"°[^\w°]*F\b", " fahrenheit ", text))
     plain = re.sub(r"[{}()]", "", text.replace("°", " deg ")).strip(" .!,")
     plain = " ".join(re.sub(r"\\(?!mu|Omega)", "", plain).split())
     if re.fullmatch(r"(?:%|(?:percent|per cent|pct))", plain, re.IGNORECASE):

@@ -116,7 +116,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\notin(?![a-zA-Z])", "∉"),
         (r"\\in(?![a-zA-Z])", "∈"),
         (r"\\(?:emptyset|varnothing)(?![a-zA-Z])", "∅"),
-        (r"\\mathbb\s*\{?\s*([RZNQC])\s*\}?", r"\\\1 "),
+        (r"\\mathbb\s*+\{?\s*+([RZNQC])\s*\}?", r"\\\1 "),
         (r"\\R *\^ *(?:\{ *\+ *\}|\+)", r"(0,\\infty)"),
         (r"\\(?:l|r)?vert(?![a-zA-Z])|\\\||\\mid(?![a-zA-Z])", "|"),
         (r"\\lfloor(?![a-zA-Z])", "⌊"),
@@ -129,7 +129,11 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\rbrace(?![a-zA-Z])|\\\}", "⦄"),
         (r"\\lbrack(?![a-zA-Z])", "["),
         (r"\\rbrack(?![a-zA-Z])", "]"),
-        (r"\^?\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z])|\\degrees?(?![a-zA-Z]))", "°"),
+        (
+            r"(?:\^\s*+|(?<![\s^])\s*+)"
+            r"(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z])|\\degrees?(?![a-zA-Z]))",
+            "°",
+        ),
         (r"\\(?:cdots|ldots|dots)(?![a-zA-Z])", "..."),
         (r"\\(?:colon)(?![a-zA-Z])", ":"),
         (r"\\%", "%"),
@@ -142,7 +146,7 @@ _REPEATING = re.compile(
     r"(?<![\d.])(\d*)\.(\d*)"
     r"(?:\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d)(?!\d))|\((\d+)\))"
 )
-_ELLIPSIS = re.compile(r"(?<![\d.])(\d*)\.(\d*?)(\d{1,6}?)\3{2,}(?:\3)*\.\.\.+")
+_ELLIPSIS = re.compile(r"(?<![\d.])(\d*)\.(\d{0,60}?)(\d{1,6}?)\3{2,}+\.\.\.+")
 _SERIES = re.compile(r"(-?\d{1,6}), ?(-?\d{1,6}),((?: ?-?\d{1,6},){0,9}) ?\.\.\., ?(-?\d{1,6})")
 _GROUPED = (
     re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)"),
@@ -225,7 +229,7 @@ def join_thousands(text: str) -> str:
     ['1234', '12345', '1000000', '(1,234)']
     """
     text = _EUROPEAN.sub(lambda found: found[0].replace(".", "").replace(",", "."), text)
-    inside = bool(re.search(r"[(\[⦃{][^)\]⦄}]*,", text)) and not re.search(r",\s", text)
+    inside = bool(re.search(r"[(\[⦃{][^(\[⦃{)\]⦄}]*,", text)) and not re.search(r",\s", text)
     for index, pattern in enumerate(_GROUPED):
         if not (inside and index < 2):
             text = pattern.sub(lambda found: re.sub(r"[^\d]", "", found[0]), text)

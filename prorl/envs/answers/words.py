@@ -52,10 +52,10 @@ _SIGN = r"\\?[$€£¥₹¢]|\b(?:USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z])"
 _BEFORE = re.compile(rf"({_SIGN}) ?(?=[-+]?[\d.])")
 _BEHIND = re.compile(r"(?<=\d) ?([€£¥₹¢]|(?<!\\)\$(?=$))")
 _SCALED = (
-    r"\d[\d.,]*(?<![.,])(?: ?(?:\\text ?\{ ?)?(?:hundred|thousand|million|billion|trillion)\b"
+    r"\d(?:[\d.,]*\d)?+(?: ?(?:\\text ?\{ ?)?(?:hundred|thousand|million|billion|trillion)\b"
     r" ?\}?)?"
 )
-_PRICE = re.compile(rf"(?:{_SIGN}) ?([-+]?{_SCALED}|[-+]?\.\d+)|({_SCALED}) ?[€£¥₹¢$]")
+_PRICE = re.compile(rf"(?:{_SIGN}) ?([-+]?{_SCALED}|[-+]?\.\d+)|(?<!\d)({_SCALED}) ?[€£¥₹¢$]")
 _REPEATED = re.compile(r"([_*$~#,;:])\1{3,}")
 _SCALE_WORD = re.compile(
     r"\\(?:text|mathrm|mbox) ?\{ ?(hundred|thousand|million|billion|trillion|dozen)\b ?([^{}]*)\}"

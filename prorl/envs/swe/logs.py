@@ -126,10 +126,7 @@ def _unittest_names(test: str, place: str) -> tuple[str, ...]:
 
 # a tree of suites by indentation, a mark before each test
 
-_MARK = re.compile(
-    r"^(\s*)(✓|✔|√|✕|×|✖|○|\d+\)) (?:skipped )?(.+?)(?: \(?\d+(?:\.\d+)? ?m?s\)?)?\s*$"
-)
-_SUITE = re.compile(r"^(\s+|)(\S.*?)\s*$")
+_MARK = re.compile(r"^(\s*)(✓|✔|√|✕|×|✖|○|\d+\)) (?:skipped )?(.+?)(?: \(?\d+(?:\.\d+)? ?m?s\)?)?$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TICKS = {"✓", "✔", "√"}
 
@@ -145,26 +142,27 @@ def jest(log: str) -> tuple[set[str], set[str]]:
     passed: set[str] = set()
     failed: set[str] = set()
     suites: list[tuple[int, str]] = []
-    for line in _COLOURS.sub("", log).splitlines():
+    for line in map(str.rstrip, _COLOURS.sub("", log).splitlines()):
         if test := _MARK.match(line):  # it ends no suite: a test may print such a line
             names = [name for depth, name in suites if depth < len(test[1])] + [test[3]]
             known = {test[3], " > ".join(names), " ".join(names)}
             (passed if test[2] in _TICKS else failed).update(known)
             continue
-        suite = _SUITE.match(line)
-        indent = len(suite[1]) if suite else 0
+        suite = line.lstrip()
+        indent = len(line) - len(suite)
         while suites and suites[-1][0] >= indent:
             suites.pop()
-        if suite and indent:
-            suites.append((indent, suite[2]))
+        if indent:
+            suites.append((indent, suite))
     return passed, failed
 
 
 # surefire tells a line for each class, and one for each test that failed
 
-_CLASS = re.compile(
-    r"Tests run: (\d+), Failures: (\d+), Errors: (\d+), Skipped: (\d+).*? -+ in (\S+)"
+_COUNTS = re.compile(
+    r"Tests run: (\d{1,9}), Failures: (\d{1,9}), Errors: (\d{1,9}), Skipped: (\d{1,9})"
 )
+_CLASS = re.compile(r" -+ in (\S+)")
 _TEST = re.compile(r"^\[ERROR\]\s+([\w.$]+)\.(\w+)(?:\(.*?\))?[:\s]", re.MULTILINE)
 
 
@@ -176,9 +174,13 @@ def surefire(log: str) -> tuple[set[str], set[str]]:
     """
     passed: set[str] = set()
     failed = {f"{place}.{test}" for place, test in _TEST.findall(log)}
-    for run, failures, errors, skipped, name in _CLASS.findall(log):
-        good = int(failures) + int(errors) == 0 and int(run) > int(skipped)
-        (passed if good else failed).add(name)
+    for line in log.split("\n"):
+        at = 0
+        while (counts := _COUNTS.search(line, at)) and (name := _CLASS.search(line, counts.end())):
+            run, failures, errors, skipped = map(int, counts.groups())
+            good = failures + errors == 0 and run > skipped
+            (passed if good else failed).add(name[1])
+            at = name.end()
     return passed, failed
 
 

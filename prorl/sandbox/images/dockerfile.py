@@ -27,8 +27,8 @@ from prorl.sandbox.images.tree import digest_of
 
 DOCKERFILES = ("environment/Dockerfile", "Dockerfile")
 """Where a task's or a build's folder has it."""
-_FROM = re.compile(r"(?im)^(\s*FROM\s+(?:--\S+\s+)*)(\S+)(.*)$")
-_COPY_FROM = re.compile(r"(?im)^(\s*COPY\s+(?:--\S+\s+)*?--from=)(\S+)")
+_FROM = re.compile(r"(?im)^([^\S\n]*FROM[^\S\n]+(?:--\S+[^\S\n]+)*)(\S+)(.*)$")
+_COPY_FROM = re.compile(r"(?im)^([^\S\n]*COPY[^\S\n]+(?:--\S+[^\S\n]+)*?--from=)(\S+)")
 
 
 def program() -> str:

@@ -33,7 +33,6 @@ COMPOSE = "docker-compose.yaml"
 ARTIFACTS = "/logs/artifacts"
 """Harbor collects this folder of the agent's environment in every task."""
 
-_CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _SECTIONS = ("task", "metadata", "verifier", "agent", "environment", "solution")
 
@@ -199,12 +198,18 @@ def _instruction(folder: Path) -> str:
         raise TaskError("no instruction.md", "instruction.md with the agent's task") from None
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"instruction.md cannot be read: {error}", "a text in UTF-8") from None
-    while lines and _CANARY.fullmatch(lines[0].strip()):
+    while lines and _is_canary(lines[0].strip().lower()):
         lines.pop(0)
     text = "\n".join(lines).strip("\n")
     if not text.strip():
         raise TaskError("instruction.md is empty", "the agent's task")
     return text
+
+
+def _is_canary(line: str) -> bool:
+    """Whether a line of lower case is a comment that speaks of a canary."""
+    is_comment = line.startswith("#") or (line.startswith("<!--") and line.endswith("-->"))
+    return is_comment and "canary" in line
 
 
 def _image(folder: Path, environment: Environment) -> str:

@@ -17,7 +17,6 @@ R2E-Gym) hold another producer's row in `metadata.instance_dict`, and name its i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from hashlib import blake2b
 
@@ -77,24 +76,36 @@ def answer(value: Json) -> str:
 ANSWERS_FORMAT = Format("answers", ("|".join(QUESTIONS), "|".join(ANSWERS)), read_answers)
 
 
-_FINAL_ANSWER = re.compile(r"####\s*(\S[^\n]*?)\s*\Z")
 _SHORT_CHARS = 40
 
 
 def read_gsm8k(row: Row, index: int) -> Task:
     """Worked solutions with calculator marks: `... <<48/2=24>>24 ... #### 72`."""
     question, solution = text(row, "question"), text(row, "answer")
-    final = _FINAL_ANSWER.search(solution)
-    if final is None:
+    final = _final_answer(solution)
+    if not final:
         raise TaskError(
             f"answer ends with {solution[-40:]!r}",
             "a last line `#### <number>`",
             "add the final answer",
         )
-    data = {"answer": final[1].replace(",", ""), "solution": solution}
+    data = {"answer": final.replace(",", ""), "solution": solution}
     return Task(
         task_id=f"gsm8k/{index}", env="math", prompt=question, data=data, data_source="gsm8k"
     )
+
+
+def _final_answer(solution: str) -> str:
+    """The last line behind its `####`, or below a line that ends with one; empty where none is.
+
+    >>> [_final_answer(text) for text in ("so #### 72", "so\\n####\\n72\\n", "#### 72\\nso")]
+    ['72', '72', '']
+    """
+    above, _, line = solution.rstrip().rpartition("\n")
+    _, mark, answer = line.partition("####")
+    if not mark and above.rstrip().endswith("####"):
+        answer = line
+    return answer.strip()
 
 
 def is_worked(row: Row) -> bool:
