@@ -26,6 +26,20 @@ pytestmark = pytest.mark.timeout(3600)
 
 BY_HAND: dict[str, tuple[str, str]] = {
     "exit_code != 0 or reward is None": ("exit_code != 0 or reward is None", "reward is None"),
+    "key not in others": ("key not in others and ref.sandbox_id", "ref.sandbox_id"),
+    "self.digest_of_name(name), (name,)": (
+        "return self.image(self.digest_of_name(name), (name,))",
+        "return next(image for image in self.list() if name in image.names)",
+    ),
+    "isinstance(env, _Closed) or task.env in BUILT_IN": (
+        "(isinstance(env, _Closed) or task.env in BUILT_IN)",
+        "isinstance(env, _Closed)",
+    ),
+    "end = EventKind.RETURN if worker.remote": (
+        "end = EventKind.RETURN if worker.remote else EventKind.LOST",
+        "end = EventKind.LOST",
+    ),
+    "calls.CLONE_NEWPID": ("    | calls.CLONE_NEWPID\n", ""),
 }
 """By the words of the page: what is replaced, and by what."""
 
