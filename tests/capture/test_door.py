@@ -22,7 +22,7 @@ import orjson
 import pytest
 
 from prorl import helper
-from prorl.agents.capture import connections, door
+from prorl.agents.capture import connections, door, ledger
 from prorl.agents.capture.door import Door
 from prorl.agents.capture.share import Account, Share
 from prorl.agents.sampler import Sampler
@@ -40,6 +40,7 @@ from prorl.types import (
     GenerateRequest,
     Json,
     Message,
+    SamplingParams,
     ToolCall,
     ToolSpec,
 )
@@ -71,11 +72,13 @@ class Open(NamedTuple):
 
 
 @asynccontextmanager
-async def opened(backend: Backend, **limits: Json) -> AsyncIterator[Open]:
+async def opened(backend: Backend, buffer_bytes: int = 0, **limits: Json) -> AsyncIterator[Open]:
     context = attempt(backend, **limits)
     sampler = Sampler(context)
     door = Door(context, sampler)
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        if buffer_bytes:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with door.listening(listener), aiohttp.ClientSession() as http:
             yield Open(door, sampler, url, http)
@@ -121,6 +124,11 @@ def called(arguments: str) -> Json:
     return {"role": "assistant", "tool_calls": [call]}
 
 
+def used(arguments: Json) -> Json:
+    block = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
+    return {"role": "assistant", "content": [block]}
+
+
 ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 
@@ -156,6 +164,12 @@ ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "message
         ("responses", {"input": "x", "previous_response_id": "r"}, 400, "previous_response_id is"),
         ("responses", {"input": "x", "background": True}, 400, "background is given"),
         ("responses", {"input": [{"type": "item_reference"}]}, 400, "an item of type"),
+        (
+            "messages",
+            {"messages": [USER, used(deep(64)), USER]},
+            400,
+            "a call's arguments deeper than 64",
+        ),
         ("messages", {"messages": [USER], "mcp_servers": [1]}, 400, "mcp_servers is given"),
         ("messages", {"messages": [{"role": "user", "content": [BLOCK]}]}, 400, "a block of type"),
     ],
@@ -374,6 +388,50 @@ async def test_bodies_that_never_end_are_bounded_in_time_and_together(
             task.cancel()
 
 
+@pytest.mark.parametrize(("num_headers", "status"), [(60, b"200"), (70, b"400")])
+async def test_a_request_has_at_most_64_headers(num_headers: int, status: bytes) -> None:
+    async with opened(Replies()) as at:
+        host, port = at.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = b"".join(b"X-%d: x\r\n" % number for number in range(num_headers))
+        writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
+        assert status in await reader.readline()
+        writer.close()
+
+
+async def test_a_reply_that_is_not_taken_is_kept_and_its_connection_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "WRITE_S", 0.2)
+    text, sampling = "x" * 400_000, SamplingParams(max_tokens=500_000)
+    async with opened(Replies(text), buffer_bytes=4096, sampling=sampling) as at:
+        host, port = at.url.removeprefix("http://").split(":")
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(deaf, (host, int(port)))
+            body = orjson.dumps({"messages": [USER], "tools": [TOOL]})
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+            await loop.sock_sendall(deaf, head % len(body) + body)
+            await until(lambda: at.sampler.record.turns, "sampled")
+            await until(lambda: not at.door._connections.connections, "closed")
+        assert (await at.chat([USER]))["choices"][0]["message"]["content"] == text
+        assert at.door.counts["replayed"] == 1
+
+
+async def test_the_record_keeps_a_bounded_text_of_what_an_agent_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger, "MAX_SHOWN_BYTES", 1000)
+    async with opened(Replies("one", "two")) as at:
+        for text in ("short", "é" * 600):  # in bytes, not in letters
+            await at.chat([{"role": "user", "content": text}])
+        texts = [message.content for message in at.sampler.record.messages]
+    assert "short" in texts
+    assert "[1,200 bytes are left out]" in texts
+
+
 async def test_what_an_attempt_said_is_not_kept_for_each_of_its_calls() -> None:
     """A conversation that grows by 40 kB a call is held once, not once a call."""
     said = [Message(role="assistant", content="go on")] * 30
@@ -407,6 +465,15 @@ async def test_who_took_most_of_the_loop_is_let_through_last() -> None:
     turns.pause(0.01)
     await asyncio.gather(*map(ask, ("much", "some", "much", "some", "little")))
     assert order == ["little", "some", "some", "much", "much"]
+
+
+async def test_who_takes_much_gets_a_fifth_of_the_loop() -> None:
+    turns, account, loop = Share(), Account(), asyncio.get_running_loop()
+    account.take(9.0)
+    began = loop.time()
+    turns.pause(0.1)  # somebody took a tenth of a second
+    await turns.admit(account)
+    assert loop.time() - began >= 5 * 0.1
 
 
 CHARGED = """

@@ -26,26 +26,29 @@ from prorl.errors import UserError
 from prorl.types import FinishReason, Json, Message, ToolCall, ToolSpec
 
 ROLES = {"system": "system", "developer": "system", "user": "user"}
-"""Of OpenAI's messages that no model wrote, and what they are here."""
+"""Roles of OpenAI's messages that no model wrote, and the roles that they have here."""
 INVALID_CALL = "invalid_tool_call"
-"""Name of a call of which not even the name can be read: the agent must see a call, since a text
-would be its final answer.
+"""The name of a call whose own name cannot be read. The agent must see a call, since it would take
+a text for its final answer.
 """
 
 
 MAX_MESSAGES = 4096
-"""Of one request: agents send hundreds. To take so many over from a helper holds the loop for about
-10 ms.
+"""A request has at most so many messages; agents send hundreds. The loop needs about 10 ms to take
+so many over from a helper.
 """
 MAX_TOOLS = 1024
+"""A request offers at most so many tools; agents offer tens."""
 MAX_TOOL_BYTES = 512 << 10
-"""Of all tools of a request together: coding agents send 100 KB."""
+"""All tools of a request together have at most so many bytes; coding agents send 100 KB."""
 MAX_VALUES = 250_000
-"""Of the arguments of all calls of a request, counted by their commas and braces: 25 ms of the
-loop.
+"""The arguments of all calls of a request have at most so many values, counted by their commas and
+opening brackets. So many take 25 ms of the loop.
 """
 MAX_DEPTH = 64
-"""Of a schema and of a call's arguments: what renders them goes down as deep."""
+"""A schema and a call's arguments nest at most so deep, because the code that renders them is
+recursive.
+"""
 
 
 class RefusedError(UserError):
@@ -57,20 +60,20 @@ class Asked:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     max_tokens: int | None = None
-    """May only lower the run's."""
+    """The limit that the client sets; it may only lower the run's."""
     stream: bool = False
     wants_usage: bool = False
-    """Of a stream of Chat Completions."""
+    """Whether a stream of Chat Completions ends with the counts of tokens."""
     model: str = ""
     namespaces: Mapping[str, str] = field(default_factory=dict)
-    """Of tools that Responses groups, by their bare names."""
+    """The namespaces of tools that Responses groups, by the tools' bare names."""
     custom: frozenset[str] = frozenset()
     """Tools of Responses that take text instead of arguments."""
 
 
 class Reply(NamedTuple):
     number: int
-    """Of the call in its attempt."""
+    """The place of the call among those of its attempt."""
     message: Message
     """Its calls have ids that no other call of the attempt has."""
     finish: FinishReason
@@ -186,10 +189,10 @@ def read_limit(body: Mapping[str, Json], *names: str) -> int | None:
 
 
 def read_role(roles: Mapping[str, str], role: Json) -> str:
-    """Of a message that no model wrote. Raises RefusedError."""
+    """The role of a message that no model wrote. Raises RefusedError."""
     if not isinstance(role, str) or role not in roles:
-        known = ", ".join(dict.fromkeys((*roles, "assistant", "tool")))
-        raise RefusedError(f"a message of role {role!r:.40}", known)
+        expected = ", ".join(dict.fromkeys((*roles, "assistant", "tool")))
+        raise RefusedError(f"a message of role {role!r:.40}", expected)
     return roles[role]
 
 
@@ -277,12 +280,12 @@ def chain(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[bytes]
 
     So "is the beginning of" is one comparison.
     """
-    shown = exact_json.dumps([tool._asdict() for tool in tools], option=orjson.OPT_SORT_KEYS)
-    digests = [blake2b(shown, digest_size=16).digest()]
+    tools_json = exact_json.dumps([tool._asdict() for tool in tools], option=orjson.OPT_SORT_KEYS)
+    digests = [blake2b(tools_json, digest_size=16).digest()]
     for message in messages:
         calls = [[call.id, call.name, canonical_arguments(call)] for call in message.tool_calls]
-        said = orjson.dumps([message.role, message.content, message.call_id, calls])
-        digests.append(blake2b(digests[-1] + said, digest_size=16).digest())
+        text = orjson.dumps([message.role, message.content, message.call_id, calls])
+        digests.append(blake2b(digests[-1] + text, digest_size=16).digest())
     return digests
 
 

@@ -19,12 +19,15 @@ from aiohttp.web_protocol import RequestHandler
 from prorl.agents.capture.share import Account, share
 
 MOST = 32
-"""Agents keep one to ten. Each may hold HEADERS of 8 KiB and 128 KiB of a body that is not read."""
+"""An attempt has at most so many connections; agents keep one to ten. Each may hold HEADERS of 8
+KiB and 128 KiB of a body that is not read.
+"""
 HEADERS = 64
+"""A request has at most so many headers; clients send about twenty."""
 LINGER_S = 2.0
-"""For a client to notice that its request is refused before it is sent."""
+"""A client has this time to notice that its request is refused before it is sent."""
 REFUSED_S = 0.1
-"""Until a connection is tried again that could not be accepted, as without descriptors."""
+"""A connection that could not be accepted, as without descriptors, is tried again so much later."""
 
 _log = logging.getLogger("prorl.agents.capture.http")
 _log.setLevel(logging.CRITICAL)  # what a client breaks is its own affair, and may be said for ever

@@ -51,17 +51,21 @@ if TYPE_CHECKING:
     from prorl.agents.sampler import Sampler
 
 MAX_BYTES = 16 << 20
-"""Largest request, whatever the limits."""
+"""The bytes of the largest request that is read, whatever the run's limits are."""
 UNSHOWN_BYTES = 256 << 10
-"""Of a request besides what its prompt shows: schemas, ids, thoughts, options."""
+"""Bytes that a request may have besides what its prompt shows: schemas, ids, thoughts, options.
+Coding agents send 100 KB.
+"""
 ESCAPED = 2
-"""Bytes of JSON for a byte of text: a line end is two, a letter of three bytes is six."""
+"""JSON may need so many bytes for a byte of text: a line end takes two, a letter of three bytes
+six.
+"""
 READ_S = 60.0
-"""For a body to arrive: it comes from this host, or a guest's."""
+"""A body must have arrived within this time: it comes from this host, or a guest's."""
 WRITE_S = 60.0
-"""For a client to take what was written; one that does not has gone away."""
+"""A client that has not taken what was written within this time counts as gone."""
 KEEP_ALIVE_S = 10.0
-"""Grace before an answer begins without its reply, and time between two signs of life then."""
+"""An answer begins without its reply after this time, and then shows a sign of life as often."""
 _JSON = "application/json"
 
 
@@ -78,7 +82,7 @@ class Door:
         room = max_token_bytes(context.renderer) * context.limits.max_tokens
         self._most_bytes = min(MAX_BYTES, ESCAPED * room + UNSHOWN_BYTES)
         self._bytes = 0
-        """Of bodies that are being read and placed; at most two of the largest."""
+        """The bytes of bodies that are being read and placed: at most twice `_most_bytes`."""
         self.asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the first request."""
 
@@ -161,21 +165,21 @@ class Door:
 
         Raises RefusedError, BusyError.
         """
-        held = 0
+        num_bytes = 0
 
-        def hold(size: int) -> None:
-            nonlocal held
-            held += size
+        def count_bytes(size: int) -> None:
+            nonlocal num_bytes
+            num_bytes += size
             self._bytes += size
             if self._bytes > 2 * self._most_bytes:
                 text = f"requests of more than {2 * self._most_bytes:,} bytes at once"
                 raise BusyError(text, "fewer or shorter ones")
 
         try:
-            body = await body_of(request, self._most_bytes, hold)
+            body = await body_of(request, self._most_bytes, count_bytes)
             yield await read(end, body, self._account.taken_s())
         finally:
-            self._bytes -= held
+            self._bytes -= num_bytes
 
     async def _answer(
         self, request: web.BaseRequest, dialect: Dialect, asked: Asked, call: Call
@@ -239,14 +243,14 @@ async def read_body(request: web.BaseRequest) -> dict[str, Json]:
 
 
 async def body_of(
-    request: web.BaseRequest, most: int, hold: Callable[[int], None] = lambda size: None
+    request: web.BaseRequest, most: int, count_bytes: Callable[[int], None] = lambda size: None
 ) -> bytes:
-    """The bytes of a request, each piece told to `hold`. Raises RefusedError."""
+    """The bytes of a request; `count_bytes` hears the size of each piece. Raises RefusedError."""
     body = bytearray()
     try:
         async with asyncio.timeout(READ_S):
             async for chunk in request.content.iter_any():
-                hold(len(chunk))
+                count_bytes(len(chunk))
                 body += chunk
                 if len(body) > most:
                     size = f"{most / (1 << 20):.3g} MiB"

@@ -56,8 +56,8 @@ TRAINED = (Lineage.MAIN, Lineage.COMPACTED)
 """Lineages that train: the task's conversation, and what it became after compactions."""
 
 MAX_SHOWN_BYTES = 16 << 20
-"""Of what an agent said, for people to read: one that begins anew at each call says all of it
-again.
+"""The record keeps at most so many bytes of what an agent said, for people to read. An agent that
+begins anew at each call says all of it again.
 """
 
 
@@ -70,8 +70,8 @@ class Call:
     sequence: SequenceRecord
     start: int
     """Where its sampled ids begin in the sequence."""
-    waits: Callable[[], bool]
-    """Whether a client is there to hear of it."""
+    has_client: Callable[[], bool]
+    """Whether a client is there to receive the reply."""
     parent: Call | None
     """The call that it goes on from; None for a conversation's first, or a repeated one."""
     task: asyncio.Task[Reply] = field(init=False)
@@ -101,24 +101,26 @@ class Ledger:
         self.ended: asyncio.Future[RolloutError] = asyncio.get_running_loop().create_future()
         """Why the attempt can say nothing more, once it cannot."""
 
-    async def call(self, asked: Asked, digests: Sequence[bytes], waits: Callable[[], bool]) -> Call:
+    async def call(
+        self, asked: Asked, digests: Sequence[bytes], has_client: Callable[[], bool]
+    ) -> Call:
         """The model call of a request, `digests` its `chain`; its task gives the reply.
 
         Raises RefusedError, and RolloutError when the attempt has ended.
         """
         async with self._placing:
-            return await self._call(asked, digests, waits)
+            return await self._call(asked, digests, has_client)
 
     async def _call(
-        self, asked: Asked, digests: Sequence[bytes], waits: Callable[[], bool]
+        self, asked: Asked, digests: Sequence[bytes], has_client: Callable[[], bool]
     ) -> Call:
         if self.ended.done():
             raise self.ended.result()
         siblings = self._by_prompt[digests[-1]]
         for call in siblings:
-            if call.max_tokens == asked.max_tokens and not call.delivered and not call.waits():
+            if call.max_tokens == asked.max_tokens and not call.delivered and not call.has_client():
                 self.counts["replayed"] += 1
-                call.waits = waits
+                call.has_client = has_client
                 return call
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "a model call"):
@@ -135,7 +137,7 @@ class Ledger:
             has_tools=bool(asked.tools),
             sequence=sequence,
             start=len(sequence),
-            waits=waits,
+            has_client=has_client,
             parent=parent,
             has_mismatch=has_mismatch,
         )
@@ -368,9 +370,11 @@ class Ledger:
         for message in messages:
             own = self._own_ids.get(message.call_id)
             name = own.name if own else message.name
-            self._shown_bytes += (size := len(message.content))
+            beside = len(message.reasoning) + sum(len(call.text) for call in message.tool_calls)
+            self._shown_bytes += (size := text_bytes([message]) + beside)
             if self._shown_bytes > MAX_SHOWN_BYTES:
-                message = replace(message, content=f"[{size:,} letters are left out]")
+                text = f"[{size:,} bytes are left out]"
+                message = replace(message, content=text, reasoning="", tool_calls=())
             self._record.messages.append(replace(message, turn=turn, name=name))
 
     # ---- the end

@@ -81,8 +81,10 @@ def _messages(sent: dict[str, Json]) -> Iterator[Message]:
                     call_id=read_text(block.get("tool_use_id"), "tool_use_id"),
                 )
             case kind:
-                known = "text, thinking, tool_use" if role == "assistant" else "text, tool_result"
-                raise RefusedError(f"a block of type {kind!r:.40} of role {role}", known)
+                expected = (
+                    "text, thinking, tool_use" if role == "assistant" else "text, tool_result"
+                )
+                raise RefusedError(f"a block of type {kind!r:.40} of role {role}", expected)
     if texts or not results:
         yield Message(
             role=role, content="".join(texts), reasoning="".join(thoughts), tool_calls=tuple(calls)

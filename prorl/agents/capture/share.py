@@ -21,13 +21,17 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 FREE_S = 0.05
-"""Of the loop, within about MEMORY_S: sixteen calls of an honest agent, more than it makes then."""
+"""An attempt may take so much of the loop within about MEMORY_S at once. It is what sixteen calls
+of an honest agent take, which makes fewer in that time.
+"""
 MEMORY_S = 10.0
 """What was taken counts for half as much after each such time."""
 SHARE = 0.2
-"""Of the loop, for all that take more: enough for each of forty to go on."""
+"""All attempts that take more get this share of the loop together: enough for each of forty to go
+on.
+"""
 REQUEST_S = 0.0003
-"""What a connection, or a request, takes besides its handler's steps: to accept and parse it."""
+"""To accept and parse a connection or a request takes so much, besides its handler's steps."""
 
 ResultT = TypeVar("ResultT")
 
