@@ -3,9 +3,11 @@
     pytest -q -s -m slow tests/security/test_endpoint.py
 
 It prints how long the honest rollouts took alone, beside as many programs that compute and ask
-nothing (they take the same processors), and beside the hostile ones, and what RUN grew by.
-What is asserted holds on a loaded machine too: no worker dies, RUN's memory stays within the bound
-that docs/agents.md states, every honest rollout completes, and every hostile one ends by its own.
+nothing (they take the same processors), and beside the hostile ones, and what the
+process `service`, which has RUN in it, grew by.
+What is asserted holds on a loaded machine too: no process dies, the
+service's memory stays within the bound that docs/agents.md states, every honest rollout completes,
+and every hostile one ends by its own.
 """
 
 from __future__ import annotations
@@ -121,14 +123,13 @@ HOWS = (
 NUM_HOSTILE = 40
 MAX_TOKENS = 16384
 BOUND_BYTES = NUM_HOSTILE * ((32 << 20) + 5 * (2 * MAX_TOKENS + UNSHOWN_BYTES))
-"""Of RUN, as docs/agents.md states it: the tokenizer of bytes has tokens of one."""
+"""What the process may grow by (docs/agents.md); a token of this tokenizer is a byte."""
 
 
 def _rss(running: Supervisor) -> int:
-    """Of the process in which the endpoints are."""
-    pids = [child.pid for name, child in running.children.items() if name.startswith("run")]
-    text = "".join(Path(f"/proc/{pid}/status").read_text() for pid in pids)
-    return sum(int(line.split()[1]) << 10 for line in text.splitlines() if line[:6] == "VmRSS:")
+    """Resident bytes of the process `service`, in whose loop RUN and its endpoints are."""
+    text = Path(f"/proc/{running.children['service'].pid}/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in text.splitlines() if line[:6] == "VmRSS:")
 
 
 async def test_forty_hostile_programs_harm_only_themselves(
@@ -173,11 +174,11 @@ async def test_forty_hostile_programs_harm_only_themselves(
         print(
             f"honest rollouts: {alone_s:.1f} s alone, {spinning_s:.1f} s beside {NUM_HOSTILE}"
             f" programs that only compute, {beside.result():.1f} s beside hostile ones;"
-            f" RUN grew by {grown >> 20} MiB (bound {BOUND_BYTES >> 20} MiB);"
+            f" the service grew by {grown >> 20} MiB (bound {BOUND_BYTES >> 20} MiB);"
             f" {running.restarts} deaths"
         )
         assert running.restarts == 0
-        assert grown < BOUND_BYTES
+        assert 0 < grown < BOUND_BYTES
     for run in ("alone", "beside"):
         ended = rows(check_complete(root / run, 24), "select distinct status from rollouts")
         assert ended == [{"status": "completed"}]
