@@ -162,7 +162,7 @@ group by 1 order by 1""",
         picture="stack",
     ),
     "failures": Analysis(
-        title="Failures by class and code",
+        title="Failed and cancelled rollouts by class and code",
         part=_GROUPS,
         sql="""
 select failure_class || '/' || failure_code as x, count(*) as y,

@@ -13,12 +13,13 @@ from typing import Any
 import orjson
 
 from prorl.analysis.analyses import ANALYSES
+from prorl.analysis.curves import AXES
 from prorl.types import Json
 from prorl.view.opened import Question
 from prorl.view.server import STATIC, Library
 from prorl.view.tokens import tokens
 
-MODULES = ("dom", "charts", "table", "pages", "rollout", "main")
+MODULES = ("dom", "charts", "table", "curves", "pages", "rollout", "main")
 """In the order in which they import each other."""
 
 ROWS = 500
@@ -49,6 +50,7 @@ def freeze(where: str, rollouts: Iterable[int] = ()) -> str:
         f"{run}/rows": page | {"total": len(page["rows"])},
         f"{run}/facets": {"facets": opened.facets(Question())},
         **{f"{run}/figures/{figure}": opened.figure(figure) for figure in ANALYSES},
+        **{f"{run}/curves/{axis}": opened.curves(axis) for axis in AXES},
     }
     for rollout_id in dict.fromkeys(wanted):
         around = opened.neighbours(Question(), rollout_id)

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from prorl.analysis.analyses import ANALYSES
+from prorl.analysis.curves import AXES, curves
 from prorl.analysis.provenance import provenance
 from prorl.errors import NotFoundError, ProrlError, StorageError, UnavailableError, UserError
 from prorl.schema import ARROW_ERRORS, TABLES
@@ -283,6 +284,16 @@ class Opened:
             before = ids[at - 1].as_py() if inside and at > 0 else None
             after = ids[at + 1].as_py() if inside and at + 1 < len(ids) else None
             return {"at": at if inside else None, "of": len(ids), "before": before, "after": after}
+
+    def curves(self, axis: str) -> dict[str, Json]:
+        """Raises UserError for no axis of `AXES`."""
+        if axis not in AXES:
+            raise UserError(f"axis {axis[:100]!r}", f"one of {', '.join(AXES)}")
+        return {
+            "run": self.stored.run_id,
+            "axis": AXES[axis].title,
+            "curves": curves(axis, self.answer),
+        }
 
     def figure(self, name: str) -> dict[str, Json]:
         with self._lock:

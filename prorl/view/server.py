@@ -35,6 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prorl.analysis.analyses import ANALYSES
 from prorl.analysis.annotations import annotate
+from prorl.analysis.difference import difference
 from prorl.client import connect
 from prorl.errors import (
     ForbiddenError,
@@ -196,6 +197,19 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
             raise NotFoundError(f"no analysis {name[:100]!r}")
         return _of(request).figure(name)
 
+    def curves_of(request: Request) -> Json:
+        return _of(request).curves(request.path_params["axis"])
+
+    def difference_of(request: Request) -> Json:
+        a, b = (library.open(request.query_params.get(name, "")) for name in ("a", "b"))
+        found = difference(a.answer, b.answer)
+        tasks = [task._asdict() for task in found.tasks[:SQL_ROWS]]
+        counts = {
+            "shared": len(found.tasks),
+            "flipped": sum(task.flipped for task in found.tasks),
+        }
+        return found._asdict() | {"tasks": tasks} | counts
+
     def rows(request: Request) -> Json:
         asked = request.query_params
         limit = min(_whole(asked, "limit", 100), PAGE_ROWS)
@@ -260,9 +274,11 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
     api = "/api/runs/{run}"
     routes = {
         "/api/runs": runs,
+        "/api/difference": difference_of,
         api: run,
         f"{api}/provenance": provenance,
         f"{api}/figures/{{name}}": figure,
+        f"{api}/curves/{{axis}}": curves_of,
         f"{api}/rows": rows,
         f"{api}/facets": facets,
         f"{api}/rollouts/{{rollout:int}}": rollout,
@@ -319,7 +335,7 @@ def _now(opened: Opened, service: Callable[[], Json]) -> Json:
     try:
         now["service"] = service()
     except ProrlError as error:
-        now["silent"] = f"Only what is stored: {str(error)[:300]}"
+        now["silent"] = f"Only what is stored: {str(error).partition(';')[0][:300]}"
     return now
 
 

@@ -14,6 +14,7 @@ from prorl.schema import SCORES, TABLES
 from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.layout import RunDir
 from prorl.storage.read.catalog import StoredRun
+from prorl.storage.write.metrics import LoggedStep, append_logged
 from prorl.types import Json
 
 ROOT = Path(__file__).parents[1] / "storage" / "golden_root" / "r"
@@ -79,6 +80,17 @@ def _graded(where: Path) -> None:
     AppendedTable(run, "scores").append(pa.Table.from_pylist(rows, SCORES), "made")
 
 
+def _logged(where: Path) -> None:
+    """A trainer has logged ten steps, and one of them twice."""
+    run = make_run(where, 64, 2)
+    for number, step in enumerate((*range(1, 11), 10)):
+        values = {"loss": 1 / step, "kl": 0.01, "tiny": 1e-9, "layer/0": float(number)}
+        append_logged(
+            run,
+            LoggedStep(run=run.name, step=step, version=step, values=values, key=str(number)),
+        )
+
+
 def _copied(where: Path) -> None:
     """Its folder has another name than its manifest."""
     made = where.with_name("original")
@@ -100,6 +112,7 @@ KINDS: Mapping[str, Callable[[Path], object]] = {
     "damaged": _damaged("rollouts"),
     "damaged_turns": _damaged("turns"),
     "graded": _graded,
+    "logged": _logged,
     "copied": _copied,
     "served": _served,
 }

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from prorl.analysis.analyses import ANALYSES
+from prorl.analysis.curves import AXES
 from prorl.storage.read.catalog import DERIVED, VIEWS
 from prorl.view.frozen import freeze
 from prorl.view.opened import Opened, Question
@@ -43,6 +44,8 @@ def test_every_figure_and_table_has_an_answer(root: Path, kind: str) -> None:
     opened = Opened(str(root / kind))
     assert opened.about()["totals"]["rollouts"] == opened.rows.num_rows
     opened.provenance(), opened.facets(Question())
+    for axis in AXES:
+        opened.curves(axis)
     errors = [error for name in ANALYSES if (error := opened.figure(name).get("error"))]
     errors += opened.damaged.values()
     for row in opened.page(Question(), 0, 3)["rows"]:
@@ -75,6 +78,8 @@ def _places(opened: Opened, kind: str) -> Iterator[str]:
     yield f"#/{kind}/sql?q=from+rollouts+select+run_id%2C+count(*)+group+by+all"
     yield f"#/{kind}/rollouts?words=says+words"
     yield from (f"#/{kind}/tasks?view={view}" for view in TASK_VIEWS)
+    yield from (f"#/{kind}/curves?axis={axis}&smooth=0.5&with=many" for axis in AXES)
+    yield f"#/{kind}/curves"
     ids = [row["rollout_id"] for row in opened.page(Question(), 0, 9)["rows"]]
     for rollout_id in ids[::8]:
         yield from (f"#/{kind}/rollout/{rollout_id}?tab={tab}" for tab in TABS)
@@ -124,7 +129,7 @@ def test_no_page_of_a_report_of_any_kind_has_an_error(root: Path, tmp_path: Path
         file.write_text(freeze(str(root / kind)))
         with pages.browser(Viewer(file.as_uri() + "#/")) as tab:
             tab.page.locator("#bar nav a").first.wait_for()
-            for title in ("Overview", "Rollouts"):
+            for title in ("Overview", "Curves", "Rollouts"):
                 tab.page.get_by_role("link", name=title, exact=True).click()
                 tab.page.get_by_role("heading").first.wait_for()
                 _look(tab, _damage(kind))

@@ -84,7 +84,7 @@ def sampler_is_off(a: Asker) -> None:
 
 def failures_in_common(a: Asker) -> None:
     """What do failures have in common?"""
-    a.click(a.card("Failures by class and code").locator("button.bar").first)
+    a.click(a.card("by class and code").locator("button.bar").first)
     a.page.locator(".facet .lift").filter(has_text="×").first.wait_for()
 
 

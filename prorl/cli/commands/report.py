@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from prorl.analysis.analyses import ANALYSES
+from prorl.analysis.difference import difference
 from prorl.analysis.opened import open_runs
 from prorl.analysis.provenance import provenance
 from prorl.cli.options import JsonObject, RunsRoot, StoredName
@@ -14,7 +14,6 @@ from prorl.cli.runs import run_directory
 from prorl.cli.summary import summarise
 from prorl.errors import UserError
 from prorl.storage.read.catalog import StoredRun
-from prorl.types import Json
 from prorl.view.frozen import freeze
 
 FIGURES = (
@@ -22,7 +21,6 @@ FIGURES = (
     *("tokens", "sampled_tokens", "bytes"),
 )
 """Of two runs side by side."""
-TASKS = "select task_id, avg(reward) as reward from rollouts where valid group by 1"
 
 
 def report(
@@ -46,11 +44,14 @@ def report(
 
     Example: prorl report before after
 
+    Of two runs it says the mean difference over the tasks that both have scored, and of each task
+    that changed the difference with its 95 % interval, tasks that flipped first.
+
     Parameters
     ----------
     other
         A second run: prints both runs' figures side by side, and the tasks whose mean reward
-        changed most.
+        changed: flipped ones first, then the largest changes.
     limit
         With OTHER: the number of tasks to print.
     out
@@ -92,19 +93,20 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     figures = {name: [first[name], second[name]] for name in FIGURES}
     makers = [_provenance(StoredRun(place)) for place in places]
     made = {what: [one.get(what, "") for one in makers] for what in {**makers[0], **makers[1]}}
-    before, after = (
-        {row["task_id"]: row["reward"] for row in open_runs(place).table(TASKS).to_pylist()}
-        for place in places
+    first_run, second_run = (open_runs(place) for place in places)
+    found = difference(
+        lambda sql: first_run.table(sql).to_pylist(), lambda sql: second_run.table(sql).to_pylist()
     )
-    moved = moved_tasks(before, after)
-    num_shared = len(before.keys() & after.keys())
+    changed = [task for task in found.tasks if task.difference]
+    interval = [found.mean, found.low, found.high]
     if json:
         say_json(
             {
                 "figures": figures,
                 "provenance": made,
-                "shared_tasks": num_shared,
-                "moved": moved[:limit],
+                "shared_tasks": len(found.tasks),
+                "difference": dict(zip(("mean", "low", "high"), interval, strict=True)),
+                "changed_tasks": [task._asdict() for task in changed[:limit]],
             }
         )
         return 0
@@ -114,21 +116,21 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
         table(("made by", *names), [(what, *pair) for what, pair in other.items()])
     else:
         say(f"both made by the same: {', '.join(made)}")
-    say(f"{num_shared:,} tasks in both, {len(moved):,} with another mean reward")
-    if moved:
-        table(("task", *names), [tuple(row.values()) for row in moved[:limit]])
+    say(f"{len(found.tasks):,} tasks in both, {len(changed):,} with another mean reward")
+    if found.tasks:
+        mean, low, high = interval
+        say(f"mean difference {mean:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}")
+    if changed:
+        rows = [
+            (
+                *(task.task_id, task.a, task.b, f"{task.difference:+.3f}"),
+                *(f"{task.low:+.3f} to {task.high:+.3f}", "flipped" if task.flipped else ""),
+            )
+            for task in changed[:limit]
+        ]
+        table(("task", *names, "difference", "95 % interval", ""), rows)
     return 0
 
 
 def _provenance(stored: StoredRun) -> dict[str, str]:
     return provenance(stored, lambda sql: stored.sql(sql).to_pylist())
-
-
-def moved_tasks(a: Mapping[str, float], b: Mapping[str, float]) -> list[dict[str, Json]]:
-    """Tasks of both whose reward is another one, the largest move first.
-
-    >>> moved_tasks({"t": 0.5, "u": 1.0, "v": 0.0}, {"t": 0.25, "u": 0.0, "v": 0.0})[0]
-    {'task_id': 'u', 'a': 1.0, 'b': 0.0}
-    """
-    shared = sorted(a.keys() & b.keys(), key=lambda task: -abs(b[task] - a[task]))
-    return [{"task_id": task, "a": a[task], "b": b[task]} for task in shared if a[task] != b[task]]

@@ -1,6 +1,6 @@
 // Pictures of what an analysis gave: lines and stacks by uPlot, names and counts as bars of HTML.
 
-import { big, h, num, short } from "./dom.js";
+import { big, h, num, seconds, short } from "./dom.js";
 
 const HEIGHT = 190;
 const live = new Set();
@@ -50,9 +50,21 @@ function axes(text, xs) {
   ];
 }
 
+// An exponential moving average whose start is not drawn towards 0, as W&B smooths.
+export function smoothed(values, weight) {
+  let [sum, norm] = [0, 0];
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    norm = weight * norm + (1 - weight);
+    return sum / norm;
+  });
+}
+
 // rows with x, y and perhaps z, the name of a series; x is a number
-export function lines(rows, { chosen, dates } = {}) {
-  const names = [...new Set(rows.map((row) => row.z ?? ""))].slice(0, 6);
+export function lines(rows, { chosen, time, smooth = 0 } = {}) {
+  const all = [...new Set(rows.map((row) => row.z ?? ""))];
+  const names = all.slice(0, SERIES.length);
   const xs = [...new Set(rows.map((row) => row.x))].sort((a, b) => a - b);
   const place = new Map(xs.map((x, i) => [x, i]));
   const ys = names.map(() => new Array(xs.length).fill(null));
@@ -60,7 +72,7 @@ export function lines(rows, { chosen, dates } = {}) {
     const series = names.indexOf(row.z ?? "");
     if (series >= 0) ys[series][place.get(row.x)] = row.y;
   }
-  const text = (x) => (dates ? new Date(x * 1000).toISOString().slice(11, 16) : big(x));
+  const text = (x) => (time ? seconds(x) : big(x));
   const last = (y) => y.findLast((value) => value !== null);
   const element = h("div", { class: "plot", role: "img", "aria-label": names.map((name, i) =>
     `${name || "values"} over ${xs.length} points, from ${num(ys[i].find((y) => y !== null))} to `
@@ -68,20 +80,36 @@ export function lines(rows, { chosen, dates } = {}) {
   const points = () => ({ show: xs.length < 60, size: 5, fill: colour("card") });
   const now = h("span", { class: "now" });
   element.append(now);
-  return plot(element, () => ({
-    scales: { x: { time: false }, y: { range: (_, low, high) => padded(low, high) } },
+  const drawn = smooth ? ys.map((y) => smoothed(y, smooth)) : ys;
+  const known = ys.flat().filter((y) => y !== null);
+  const [least, most] = [Math.min(...known), Math.max(...known)];
+  const faint = smooth ? [(u) => ys.forEach((y, i) => {
+    u.ctx.save();
+    Object.assign(u.ctx, { strokeStyle: colour(SERIES[i]), globalAlpha: 0.3, lineWidth: 1 });
+    u.ctx.beginPath();
+    y.forEach((value, at) => value !== null
+      && u.ctx.lineTo(u.valToPos(xs[at], "x", true), u.valToPos(value, "y", true)));
+    u.ctx.stroke();
+    u.ctx.restore();
+  })] : [];
+  const chart = plot(element, () => ({
+    scales: { x: { time: false }, y: { range: () => (known.length ? padded(least, most)
+      : padded(null, null)) } },
     axes: axes(text, xs),
     cursor: { y: false, points: { size: 7 } },
     legend: { show: names.length > 1 },
     series: [{ label: "at", value: (_, x) => (x === null ? "" : text(x)) },
       ...names.map((name, i) => ({ label: short(name || "y", 24), stroke: colour(SERIES[i]),
-        width: 1.6, points: points(), spanGaps: true, value: (_, y) => (y === null ? "" : num(y)) }))],
-    hooks: { ready: [choosing(xs, chosen)], setCursor: names.length > 1 ? [] : [(u) => {
+        width: 1.6, points: smooth ? { show: false } : points(), spanGaps: true,
+        value: (_, y) => (y === null ? "" : num(y)) }))],
+    hooks: { draw: faint, ready: [choosing(xs, chosen)], setCursor: names.length > 1 ? [] : [(u) => {
       const at = u.cursor.idx;
       now.textContent = at === null || at === undefined || ys[0][at] === null ? ""
         : `${text(xs[at])}: ${num(ys[0][at])}${counted(rows[at])}`;
     }] },
-  }), [xs, ...ys]);
+  }), [xs, ...drawn]);
+  return all.length > names.length ? h("div", {}, chart, h("p", { class: "quiet" },
+    `and ${all.length - names.length} more lines`)) : chart;
 }
 
 // Of how many: the first number of a row that is neither x nor y.
@@ -105,7 +133,7 @@ function padded(low, high) {
   if (low >= 0 && low < high * 0.7) low = 0;
   // What differs by rounding alone leaves an axis no step that moves it.
   if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) {
-    return [Math.min(0, low), Math.max(0, high) || 1];
+    return low || high ? [Math.min(0, low), Math.max(0, high)] : [0, 1];
   }
   const more = (high - low) * 0.06;
   return [low === 0 ? 0 : low - more, high + more];
@@ -120,7 +148,7 @@ export function stack(rows, names, { chosen } = {}) {
   const order = names.map((_, i) => names.length - 1 - i);
   const near = Math.min(...xs.slice(1).map((x, i) => x - xs[i]), 1) / 2;
   const ends = [xs[0] - near, xs.at(-1) + near];
-  const element = h("div", { class: "plot", role: "img",
+  const element = h("div", { class: "plot stacked", role: "img",
     "aria-label": `${names.join(", ")} over ${rows.length} points` });
   const bars = uPlot.paths.bars({ size: [0.8, 60], gap: 1 });
   return plot(element, () => ({

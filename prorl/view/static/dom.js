@@ -20,6 +20,7 @@ export function num(value, digits = 3) {
   if (Number.isInteger(value)) return value.toLocaleString("en-US");
   const size = Math.abs(value);
   if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  if (size < 1e-3) return String(Number(value.toPrecision(digits)).toExponential());
   return String(Number(value.toPrecision(digits)));
 }
 
@@ -47,6 +48,13 @@ export function when(value) {
 export function short(text, most = 80) {
   text = String(text);
   return text.length > most ? text.slice(0, most - 1) + "…" : text;
+}
+
+export const runPath = (run) => `/runs/${encodeURIComponent(run)}`;
+
+export function card(title, content, more = null, wide = false) {
+  return h("section", { class: "card" + (wide ? " wide" : "") },
+    h("header", {}, h("h2", {}, title)), content, more);
 }
 
 export function quoted(value) {

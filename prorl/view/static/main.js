@@ -2,11 +2,12 @@
 
 import { FROZEN, copy, h, here, keep, kept, link, trouble } from "./dom.js";
 import { redraw } from "./charts.js";
+import { curvesPage } from "./curves.js";
 import { figurePage, livePage, rolloutsPage, runPage, runsPage, sqlPage, tasksPage } from "./pages.js";
 import { rolloutPage } from "./rollout.js";
 
 const PAGES = {
-  "": ["Overview", runPage], rollouts: ["Rollouts", rolloutsPage], tasks: ["Tasks", tasksPage],
+  "": ["Overview", runPage], curves: ["Curves", curvesPage], rollouts: ["Rollouts", rolloutsPage], tasks: ["Tasks", tasksPage],
   sql: ["SQL", sqlPage], live: ["Live", livePage],
 };
 const KEYS = [

@@ -1,12 +1,12 @@
 // Runs, one run, its rollouts, its tasks, SQL, and what happens now.
 
 import { bars, lines, spark, stack } from "./charts.js";
+import { curves } from "./curves.js";
 import {
-  FROZEN, big, damage, get, h, link, listen, num, percent, quoted, seconds, short, trouble, when,
+  FROZEN, big, card, damage, get, h, link, listen, num, percent, quoted, runPath, seconds, short,
+  trouble, when,
 } from "./dom.js";
 import { Table } from "./table.js";
-
-export const runPath = (run) => `/runs/${encodeURIComponent(run)}`;
 
 export function rewardChip(value, valid = true) {
   if (value === null || value === undefined) return h("span", { class: "chip" }, "none");
@@ -31,7 +31,7 @@ export async function runsPage({ signal }) {
     return { element: h("p", {}) };
   }
   const titles = ["Run", "Reward", "", "Rollouts", "Valid", "Failed", "Groups kept", "Tokens",
-    "Tokens/s", "Versions", "Staleness", "Last commit"];
+    "Tokens/s", "Versions", "Last commit"];
   const asked = new URLSearchParams(location.hash.split("?")[1] || "");
   const compared = (asked.get("compare") || "").split("~").filter((run) => runs.includes(run));
   const chosen = new Set(compared);
@@ -58,7 +58,7 @@ export async function runsPage({ signal }) {
   const place = h("div", {});
   const element = h("div", { class: "width" },
     h("div", { class: "top" }, h("h1", {}, `${num(runs.length)} runs`), compare), place,
-    h("div", { class: "card scroll" }, h("table", { class: "list" },
+    h("div", { class: "card scroll" }, h("table", { class: "list runs" },
       h("thead", {}, h("tr", {}, h("th", {}, ""), titles.map((t, i) =>
         h("th", { class: i > 2 ? "n" : "" }, t)))), body)));
   fillRuns(rows, signal);
@@ -78,7 +78,7 @@ async function fillRuns(rows, signal) {
       const said = [rewardChip(t.reward), found.spark.length > 2 ? spark(found.spark) : "",
         num(t.rollouts), percent(t.valid / t.rollouts), t.failed ? num(t.failed) : "–",
         decided ? `${num(kept)} of ${num(decided)}` : "–", big(t.tokens), speed,
-        t.last_version < 0 ? "–" : num(t.last_version + 1), num(t.staleness), when(t.last_at)];
+        t.last_version < 0 ? "–" : num(t.last_version + 1), when(t.last_at)];
       said.forEach((value, i) => {
         cells[i + 2].replaceChildren(value);
         if (i > 1) cells[i + 2].className = "n";
@@ -87,7 +87,7 @@ async function fillRuns(rows, signal) {
       if (signal.aborted) return;
       cells[2].replaceChildren(h("span", { class: "chip bad", title: error.message }, "unreadable"),
         " ", short(error.message, 90));
-      cells[2].colSpan = 11;
+      cells[2].colSpan = 10;
       [...cells].slice(3).forEach((cell) => cell.remove());
     }
   }
@@ -96,27 +96,62 @@ async function fillRuns(rows, signal) {
 async function comparison(place, runs, signal) {
   const ask = (path) => Promise.all(runs.map((run) => get(runPath(run) + path, {}, signal)));
   const [found, made] = [await ask(""), await ask("/provenance")];
-  const drawn = async (name) => (await ask(`/figures/${name}`)).flatMap((asked, i) =>
-    asked.rows.map((row) => ({ ...row, z: runs[i] })));
   const figures = [["Reward", (t) => num(t.reward)], ["Rollouts", (t) => num(t.rollouts)],
     ["Valid", (t) => percent(t.valid / t.rollouts)], ["Tokens", (t) => big(t.tokens)],
-    ["Tokens a rollout", (t) => num(t.tokens / t.rollouts)], ["Tasks", (t) => num(t.tasks)]];
+    ["Tokens a rollout", (t) => num(t.tokens / t.rollouts)]];
   const makers = [...new Set(made.flatMap(Object.keys))];
   const row = (name, values) => h("tr", { class: new Set(values).size > 1 ? "differs" : "" },
     h("td", {}, name), values.map((value) => h("td", {}, value)));
-  const [reward, drift] = [await drawn("reward"), await drawn("drift")];
+  const tasks = h("div", { class: "wide" });
+  const drawn = h("div", {});
   place.replaceChildren(h("div", { class: "grid" },
-    card("Reward by policy version (a rollout's oldest)", reward.length ? curve(reward) : NOTHING),
-    card("Mean logprob of sampled tokens, by the same", drift.length ? curve(drift) : NOTHING),
     card("Side by side", h("table", { class: "list beside" },
       h("thead", {}, h("tr", {}, h("th", {}, ""), runs.map((r) => h("th", {}, r)))),
       h("tbody", {}, figures.map(([name, show]) => row(name, found.map((run) => show(run.totals)))),
-        makers.map((what) => row(what, made.map((by) => by[what] || "–"))))), null, true)));
+        makers.map((what) => row(what, made.map((by) => by[what] || "–"))))), null, true),
+    tasks), drawn);
+  curves(drawn, runs, { signal, asked: {}, go: null });
+  if (runs.length !== 2) {
+    tasks.append(h("p", { class: "quiet" }, "Tick two runs to see the difference of each task."));
+    return;
+  }
+  const [a, b] = runs;
+  const fill = async () => {
+    try {
+      tasks.replaceChildren(differences(a, b, await get("/difference", { a, b }, signal)));
+    } catch (error) {
+      if (!signal.aborted) tasks.replaceChildren(trouble(error, fill));
+    }
+  };
+  await fill();
 }
 
-function card(title, content, more = null, wide = false) {
-  return h("section", { class: "card" + (wide ? " wide" : "") },
-    h("header", {}, h("h2", {}, title)), content, more);
+const signed = (value) => (value > 0 ? "+" : "") + num(value);
+const between = ({ low, high }) => (low === null ? "one rollout is too few"
+  : `${signed(low)} to ${signed(high)}`);
+
+// Flipped tasks first, then the largest differences.
+function differences(a, b, found) {
+  const title = `Tasks: ${b} minus ${a}`;
+  if (!found.shared) return card(title, h("p", { class: "quiet" }, "No task is in both runs."));
+  const to = (run, task, text) => h("a", { href: link(run, "rollouts",
+    { where: `task_id = ${quoted(task)}` }) }, text);
+  const chip = (row) => {
+    const kind = row.low > 0 ? "good" : row.high < 0 ? "bad" : "";
+    return h("span", { class: `chip ${kind}` }, signed(row.difference));
+  };
+  return card(title, [h("p", { class: "quiet" },
+    `${num(found.shared)} tasks in both, ${num(found.flipped)} flipped (from below half of the`
+    + " reward to above, or back). Mean difference ", h("b", {}, signed(found.mean)),
+    `, 95 % interval ${between(found)}. Coloured where the interval of a task excludes 0.`),
+  h("div", { class: "scroll tall" }, h("table", { class: "list" }, h("thead", {}, h("tr", {},
+    h("th", {}, "task"), h("th", {}, ""), [a, b, "difference", "95 % interval"].map((name) =>
+      h("th", { class: "n" }, short(name, 24))))), h("tbody", {}, found.tasks.map((row) => h("tr", {},
+    h("td", {}, short(row.task_id, 60)), h("td", {}, row.flipped ? h("span",
+      { class: "chip warn" }, "flipped") : ""),
+    h("td", { class: "n" }, to(a, row.task_id, num(row.a)), ` of ${num(row.n_a)}`),
+    h("td", { class: "n" }, to(b, row.task_id, num(row.b)), ` of ${num(row.n_b)}`),
+    h("td", { class: "n" }, chip(row)), h("td", { class: "n" }, between(row)))))))], null, true);
 }
 
 // ---- one run
@@ -155,17 +190,25 @@ export async function runPage({ run, signal }) {
   return { element };
 }
 
+// A card for what is worth a chart; single values stand together above the cards of their part.
 async function fillFigures(run, names, grid, signal) {
   const cards = names.map(({ title }) => card(title, h("p", { class: "quiet plot" }, "…")));
+  const singles = new Map(names.map(({ part }) => [part,
+    h("div", { class: "tiles wide", hidden: true })]));
   grid.append(...names.flatMap(({ part }, i) => part === names[i - 1]?.part ? [cards[i]]
-    : [h("h2", { class: "section wide" }, part), cards[i]]));
+    : [h("h2", { class: "section wide" }, part), singles.get(part), cards[i]]));
   const empty = [];
-  const fill = async ({ name, title }, i) => {
+  const fill = async ({ name, title, part }, i) => {
     const asked = await get(`${runPath(run)}/figures/${name}`, {}, signal)
       .catch((error) => ({ rows: [], title, error: error.message }));
     if (signal.aborted) return;
-    if (asked.rows.length || asked.error) {
-      const made = card(title, figure(run, asked, () => fill({ name, title }, i)),
+    if (asked.rows.length === 1 && asked.picture !== "stack" && !asked.error
+      && name !== "suspects") {
+      cards[i].remove();
+      singles.get(part).hidden = false;
+      singles.get(part).append(value(asked.rows[0], title, choice(run, asked)));
+    } else if (asked.rows.length || asked.error) {
+      const made = card(title, figure(run, asked, () => fill({ name, title, part }, i)),
         asked.sql && sqlOf(run, asked));
       cards[i].replaceWith(made);
       cards[i] = made;
@@ -179,13 +222,15 @@ async function fillFigures(run, names, grid, signal) {
     empty.join(" · ")));
 }
 
+const choice = (run, asked) => asked.where && ((x) => {
+  location.hash = link(run, "rollouts", { where: asked.where.replaceAll("{x}", quoted(x)) });
+});
+
 function figure(run, asked, again = null) {
   if (asked.error) return trouble(asked.error, again);
   const { rows } = asked;
   if (!rows.length) return h("p", { class: "quiet" }, NOTHING);
-  const chosen = asked.where && ((x) => {
-    location.hash = link(run, "rollouts", { where: asked.where.replaceAll("{x}", quoted(x)) });
-  });
+  const chosen = choice(run, asked);
   if (asked.picture === "line") return curve(rows, { chosen });
   if (asked.name === "rewards" && rows.length > 12) return stack(rows, ["y"], { chosen });
   if (asked.picture === "stack") {
@@ -193,7 +238,7 @@ function figure(run, asked, again = null) {
     return rows.length > 1 ? stack(rows, names, { chosen })
       : bars(names.map((name) => ({ x: name, y: rows[0][name] })).filter((row) => row.y));
   }
-  return rows.length > 1 ? bars(rows, { chosen }) : value(rows[0].y, rows[0].x, chosen);
+  return bars(rows, { chosen });
 }
 
 const NOTHING = "Nothing is stored for it.";
@@ -201,17 +246,15 @@ const NOTHING = "Nothing is stored for it.";
 // Lines, or what they would be about where all of it is at one x.
 function curve(rows, options = {}) {
   if (new Set(rows.map((row) => row.x)).size > 1) return lines(rows, options);
-  const { chosen } = options;
-  if (rows.length === 1 && !rows[0].z) return value(rows[0].y, rows[0].x, chosen);
-  return h("div", {}, bars(rows.map((row) => ({ x: row.z, y: row.y }))),
-    h("p", { class: "quiet" }, `at ${num(rows[0].x)} alone`));
+  return h("div", {}, bars(rows.map((row) => ({ x: row.z ?? row.x, y: row.y }))),
+    rows[0].z ? h("p", { class: "quiet" }, `at ${num(rows[0].x)} alone`) : null);
 }
 
-function value(y, x, chosen) {
+function value({ x, y }, title, chosen) {
   const name = x === "" || x === null ? "(none)" : num(x);
-  return h("p", { class: "one" }, h("b", {}, num(y)), " at ",
-    chosen ? h("button", { type: "button", class: "bar inline", onclick: () => chosen(x) }, name)
-      : name);
+  const text = [h("b", {}, num(y)), h("span", {}, `${title}: ${name}`)];
+  return chosen ? h("button", { type: "button", class: "tile", onclick: () => chosen(x) }, text)
+    : h("div", { class: "tile" }, text);
 }
 
 export function figurePage(asked) {
@@ -220,34 +263,40 @@ export function figurePage(asked) {
 }
 
 function sqlOf(run, asked) {
-  return h("details", { class: "more" }, h("summary", {}, `${num(asked.rows.length)} rows, SQL`),
+  return h("details", { class: "more" }, h("summary", {}, asked.rows.length === 1 ? "1 row, SQL"
+    : `${num(asked.rows.length)} rows, SQL`),
     h("div", { class: "scroll" }, grid(asked.rows.slice(0, 100))), h("pre", {}, asked.sql),
     h("a", { href: link(run, "sql", { q: asked.sql }) }, "Open in the SQL page"));
 }
 
+const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00$/;
+
 function grid(rows, run = "") {
   const names = Object.keys(rows[0] || {});
+  const number = (name) => name !== "rollout_id" && rows.some((row) => typeof row[name] === "number");
   return h("table", { class: "list" }, h("thead", {}, h("tr", {}, names.map((name) =>
-    h("th", {}, name)))), h("tbody", {}, rows.map((row) => h("tr", {}, names.map((name) => {
+    h("th", { class: number(name) ? "n" : "" }, name)))), h("tbody", {}, rows.map((row) => h("tr", {}, names.map((name) => {
     const value = row[name];
     if (name === "rollout_id" && run && value !== null) {
       return h("td", {}, h("a", { href: link(run, "rollout", {}, value) }, String(value)));
     }
-    const plain = value === null ? "–" : typeof value === "object" ? JSON.stringify(value) : value;
-    return h("td", { class: typeof value === "number" ? "n" : "" }, typeof plain === "number"
+    const plain = value === null ? "–" : typeof value === "object" ? JSON.stringify(value)
+      : TIMESTAMP.test(value) ? value.slice(0, 19).replace("T", " ") : value;
+    return h("td", { class: number(name) ? "n" : "" }, typeof plain === "number"
       ? num(plain, 4) : short(String(plain), 300));
   })))));
 }
 
 // ---- rollouts
 
-const WIDTHS = { rollout_id: 66, task_id: 92, failure_message: 160, rollout_key: 160, extra: 220,
-  committed_at: 140, reward: 68, status: 116, asked: 160, answered: 150, run_s: 74, num_turns: 60 };
+const WIDTHS = { rollout_id: 66, task_id: 120, failure_message: 130, rollout_key: 160, extra: 220,
+  committed_at: 140, reward: 68, status: 116, asked: 160, answered: 140, run_s: 92, num_turns: 60 };
 const USUAL = ["rollout_id", "reward", "status", "task_id", "asked", "answered", "failure_message",
   "num_turns", "num_sampled", "run_s", "stop_reason", "num_tool_calls", "min_version"];
 const SPOKEN = ["asked", "answered"];
-const TITLES = { failure_message: "error", status: "outcome",
-   rollout_id: "rollout", task_id: "task", num_turns: "turns", min_version: "oldest version",
+const TITLES = { run_s: "time in RUN", failure_code: "failure code", data_source: "source",
+  failure_class: "failure class", failure_message: "error", status: "outcome",
+  rollout_id: "rollout", task_id: "task", num_turns: "turns", min_version: "oldest version",
   max_version: "newest version",
   num_tool_calls: "calls", num_sampled: "sampled", num_tokens: "tokens", stop_reason: "stopped" };
 const NUMBERS = /^(int|float|double)/;
@@ -264,7 +313,8 @@ function column({ name, type }, sort) {
     : (row) => (row[name] === null ? "–" : typeof row[name] === "object"
       ? JSON.stringify(row[name]) : String(row[name]));
   return { name, title: TITLES[name] || name, about: name, show, sort,
-    kind: number && name !== "rollout_id" ? "n" : "", width: WIDTHS[name] || (number ? 88 : 130) };
+    kind: number && name !== "rollout_id" ? "n" : "",
+    grows: SPOKEN.includes(name) || name === "failure_message", width: WIDTHS[name] || (number ? 88 : 130) };
 }
 
 export async function rolloutsPage({ run, asked, signal, bind }) {

@@ -1,9 +1,9 @@
 // One rollout: what was said and done, its exact tokens, its siblings, the raw row.
 
 import {
-  damage, get, h, link, num, post, say, seconds, short, trouble, when,
+  damage, get, h, link, num, post, runPath, say, seconds, short, trouble, when,
 } from "./dom.js";
-import { rewardChip, runPath, statusChip } from "./pages.js";
+import { rewardChip, statusChip } from "./pages.js";
 
 const TABS = { messages: "Messages", tokens: "Tokens", siblings: "Siblings", raw: "Raw" };
 const LONG = 20000;

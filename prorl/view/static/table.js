@@ -7,20 +7,32 @@ const BLOCK = 200;
 const TALLEST = 12e6; // browsers stop at about 30 million pixels
 
 export class Table {
-  // columns: [{name, title, width, show(row) -> node or text, sort}]; page(offset, limit) -> {total, rows}
+  // columns: [{name, title, width, grows, show(row) -> node or text, sort}]; those that grow share
+  // the room that is left; page(offset, limit) -> {total, rows}
   constructor({ columns, page, open, sorted, label }) {
     Object.assign(this, { columns, page, open, sorted, total: 0, blocks: new Map(), at: -1 });
-    this.widths = columns.map((column) => column.width + "px").join(" ");
     this.head = h("div", { class: "row head", role: "row" }, columns.map((c) => this.heading(c)));
     this.inner = h("div", { class: "inner", role: "rowgroup" });
     this.space = h("div", { class: "space", role: "presentation" }, this.inner);
     this.element = h("div",
       { class: "table", role: "grid", tabindex: "0", "aria-label": label }, 
       h("div", { role: "rowgroup", class: "heads" }, this.head), this.space);
-    this.head.style.gridTemplateColumns = this.widths;
     this.element.addEventListener("scroll", () => this.draw(), { passive: true });
-    this.observer = new ResizeObserver(() => this.draw());
+    this.lay();
+    this.observer = new ResizeObserver(() => {
+      this.lay();
+      this.draw();
+    });
     this.observer.observe(this.element);
+  }
+
+  lay() {
+    const needed = this.columns.reduce((sum, column) => sum + column.width, 14);
+    const growing = this.columns.filter((column) => column.grows).length;
+    const more = growing ? Math.max(0, (this.element.clientWidth - needed) / growing) : 0;
+    this.widths = this.columns.map(({ width, grows }) =>
+      `${Math.floor(width + (grows ? more : 0))}px`).join(" ");
+    this.head.style.gridTemplateColumns = this.widths;
   }
 
   heading(column) {
