@@ -131,7 +131,7 @@ async def play(
             raise RolloutError(trajectory.failure.code, trajectory.failure.message)
         if trajectory.rescorable:
             await stack.aclose()
-        async with _box(env, task, Stage.EVAL, boxes) as fresh:
+        async with prepared_box(env, task, Stage.EVAL, boxes) as fresh:
             if trajectory.rescorable:
                 score = await env.score(task, trajectory.artifact, fresh, Deadline(limits.eval_s))
             else:
@@ -168,13 +168,13 @@ async def verify(env: Env, task: Task, *, boxes: Boxes | None = None, limit_s: f
     """
     env.check(task)
     if isinstance(env, Verifies):
-        async with _box(env, task, Stage.EVAL, boxes or _local) as sandbox:
+        async with prepared_box(env, task, Stage.EVAL, boxes or _local) as sandbox:
             assert sandbox is not None
             await env.verify(task, sandbox, Deadline(limit_s))
 
 
 @asynccontextmanager
-async def _box(
+async def prepared_box(
     env: Env, task: Task, stage: Stage, boxes: Boxes, agent: str = ""
 ) -> AsyncIterator[Sandbox | None]:
     """What a stage needs, prepared as the stage does it."""

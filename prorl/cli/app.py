@@ -21,6 +21,7 @@ COMMANDS = {
     "eval": "Measure pass@k of a policy, or regrade a stored run.",
     "new": "Start an env of your own from a working template.",
     "check": "Check tasks: the oracle scores 1, a no-op answer 0.",
+    "sandbox": "Open a terminal in a task's sandbox, as INIT makes it.",
     "serve": "Start a long-running service, over HTTP and Flight.",
     "cluster": "Start nodes for a service by Dask: here, Slurm, PBS ...",
     "node": "Work for a service on another host, or drain a node.",

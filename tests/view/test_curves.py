@@ -57,9 +57,15 @@ def curves(tmp_path: Path) -> Opened:
         {"step": step, "version": version, "name": "loss", "value": value, "time": after(minutes)}
         for step, version, value, minutes in ((1, 1, 0.5, 30), (2, None, 0.25, 90))
     ]
-    rows = [{"run_id": "r", "consumer": "primary"} | row for row in logged]
+    rows = [{"run_id": "r", "consumer": "primary", **row} for row in logged]
     AppendedTable(run, "metrics").append(pa.Table.from_pylist(rows, METRICS), "k")
-    published = {"run_id": "r", "version": 2, "label": "", "path": "", "pause": "wait"}
+    published: dict[str, Any] = {
+        "run_id": "r",
+        "version": 2,
+        "label": "",
+        "path": "",
+        "pause": "wait",
+    }
     published |= {"adapter": False, "took": [], "failed": [], "load_s": 0.0, "at": after(59)}
     AppendedTable(run, "versions").append(pa.Table.from_pylist([published], VERSIONS), "2")
     return Opened(str(tmp_path / "r"))

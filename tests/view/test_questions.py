@@ -50,7 +50,15 @@ class Asker:
         self.tab.ready("#/r/rollout/")
 
     def card(self, title: str) -> Any:
-        return self.page.locator("section.card").filter(has_text=title)
+        """A chart, or the number that stands for one where there is a single value."""
+        return self.page.locator("section.card, .tile").filter(has_text=title)
+
+    def choose(self, title: str) -> None:
+        """The first bar of a chart, or the number."""
+        place = self.card(title)
+        place.filter(has_not_text="…").first.wait_for()
+        bars = place.locator("button.bar")
+        self.click(bars.first if bars.count() else place.first)
 
     def sees(self, text: str) -> None:
         self.page.get_by_text(text).first.wait_for()
@@ -84,7 +92,7 @@ def sampler_is_off(a: Asker) -> None:
 
 def failures_in_common(a: Asker) -> None:
     """What do failures have in common?"""
-    a.click(a.card("by class and code").locator("button.bar").first)
+    a.choose("by class and code")
     a.page.locator(".facet .lift").filter(has_text="×").first.wait_for()
 
 
@@ -105,7 +113,7 @@ def siblings_part(a: Asker) -> None:
 
 def groups_dropped(a: Asker) -> None:
     """Why were groups dropped?"""
-    a.click(a.card("Why groups were dropped").locator("button.bar").first)
+    a.choose("Why groups were dropped")
     a.sees("of 2,000")
 
 
