@@ -127,11 +127,11 @@ def test_wandb_reads_the_same_numbers_offline(
     for content in records(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(content)
-        row = {
+        row: dict[str, Any] = {
             item.key or "/".join(item.nested_key): orjson.loads(item.value_json)
             for item in record.history.item
         }
-        at = row.get(VERSION, row.get(STEP))
+        at = int(row.get(VERSION, row.get(STEP, -1)))
         found |= {(name, at): value for name, value in row.items() if "/" in name}
     check(run, found)
 
