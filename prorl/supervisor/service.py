@@ -391,7 +391,7 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"http_port {port} on {host}: {error.strerror}",
+                f"port {port} of {host}: {error.strerror}",
                 "a free port",
-                "choose another, or 0 for any",
+                "choose another (--port, or the one in --listen), or 0 for any",
             ) from None

@@ -156,7 +156,11 @@ class LockedDuckDB:
             raise self._refuse(error) from None
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-            raise self._error(f"{self._what} holds {kinds}", "exactly one SELECT")
+            hint = "a PIVOT names its values: ... ON status IN ('completed', 'failed') ..."
+            pivots = any(one.type == duckdb.StatementType.MULTI for one in statements)
+            raise self._error(
+                f"{self._what} holds {kinds}", "exactly one SELECT", hint if pivots else ""
+            )
         return statements[0]
 
     def _refuse(self, error: duckdb.Error) -> UserError:

@@ -207,9 +207,7 @@ async def test_two_services_never_share_a_root(tmp_path: Path) -> None:
 async def test_a_taken_port_is_one_clear_error_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            ConfigError, match=f"http_port {port} on 127.0.0.1: Address already in use"
-        ):
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1: Address already in use"):
             await supervised(tmp_path, "a", http_port=port).__aenter__()
     assert not (tmp_path / "root").exists()
 

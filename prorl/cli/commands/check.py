@@ -30,6 +30,10 @@ LIMITS = RolloutLimits(
 )
 
 
+PROGRESS_S = 10.0
+"""Between two lines about how far a check has come."""
+
+
 class TaskCheck(NamedTuple):
     """What one task is worth to an oracle, twice, and to a policy that says nothing useful."""
 
@@ -111,11 +115,23 @@ async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
         host, _ = await stack.enter_async_context(spawned(kind, **sandbox_settings()))
         boxes, room = boxes_of(host), asyncio.Semaphore(os.cpu_count() or 1)
 
-        async def one(task: Task) -> TaskCheck:
-            async with room:
-                return await _check_one(find, task, boxes)
+        findings: dict[int, TaskCheck] = {}
 
-        return list(await asyncio.gather(*map(one, tasks)))
+        async def check_task(place: int, task: Task) -> None:
+            async with room:
+                findings[place] = await _check_one(find, task, boxes)
+
+        async def report_progress() -> None:
+            while True:
+                await asyncio.sleep(PROGRESS_S)
+                note(f"checked {len(findings)} of {len(tasks)} tasks")
+
+        progress = asyncio.create_task(report_progress())
+        try:
+            await asyncio.gather(*(check_task(*numbered) for numbered in enumerate(tasks)))
+        finally:
+            progress.cancel()
+        return [findings[place] for place in range(len(tasks))]
 
 
 def sandbox_settings() -> dict[str, Any]:

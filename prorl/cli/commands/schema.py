@@ -53,6 +53,16 @@ def config_schema() -> dict[str, Json]:
     return whole.model_json_schema()
 
 
+VIEWS = {
+    "deliveries": "group_id, delivery_seq, min_version: groups in the order of delivery",
+    "partial": "as edge/scored: what attempts that did not commit had sampled",
+    "passk": "run_id, group_id, task_id, data_source, n, c, k, pass_at_k: n valid members of a"
+    " group, c with a full reward",
+    "tool_calls": "run_id, rollout_id, attempt, turn, name, arguments, error: a row a call; error"
+    " where the call could not be parsed",
+}
+
+
 def columns(table: pa.Schema, name: str) -> list[dict[str, Json]]:
     """Columns of one schema in order."""
     return [
@@ -94,7 +104,13 @@ def page() -> str:
             shown |= {(row["name"], row["type"]) for row in rows}
         lines += [f"## {name}", "", "| column | type | null | meaning |", "|---|---|---|---|"]
         lines += [*map(_line, rows), ""]
-    return "\n".join(lines)
+    lines += ["## views", "", "SQL sees these besides, made of the tables when they are named.", ""]
+    lines += [
+        "| view | columns |",
+        "|---|---|",
+        *(f"| {name} | {of} |" for name, of in VIEWS.items()),
+    ]
+    return "\n".join([*lines, ""])
 
 
 def _line(row: dict[str, Json]) -> str:

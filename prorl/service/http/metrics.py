@@ -79,7 +79,7 @@ _RUN_GAUGES: tuple[tuple[str, str, Callable[[RunRecord], float]], ...] = (
         "1 while nothing moves; status says why.",
         lambda run: float(bool(run.stalled)),
     ),
-    ("run_reward_sum", "Sum of rewards of valid rollouts.", lambda run: run.commits.reward_sum),
+    ("run_summed_reward", "Sum of rewards of valid rollouts.", lambda run: run.commits.reward_sum),
     ("run_rewards", "Valid rollouts that have a reward.", lambda run: run.commits.num_rewards),
 )
 
