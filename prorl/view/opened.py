@@ -84,8 +84,12 @@ group by part order by part"""
 PLACE = "row_number_here"
 
 MOST_WORDS = 8
-HAS_WORD = """(contains(lower(task_id), {0}) or contains(lower(failure_message), {0})
-    or rollout_id in (select rollout_id from messages where contains(lower(content), {0})))"""
+HAS_WORD = """(contains(lower(task_id), {word}) or contains(lower(failure_message), {word})
+    or coalesce(word_{place}, false))"""
+WORDED = """(select * from rollouts left join (
+    select rollout_id as worded, {words} from messages group by rollout_id)
+    on worded = rollout_id) as rollouts"""
+"""One look at all messages, for however many words."""
 
 SHOWN_CHARS = 400
 """Of what was asked and answered, in a row of the list."""
@@ -106,16 +110,31 @@ class Question(NamedTuple):
     """Each of them is in the task's name, a message, or what a failure says, in any case."""
 
     @property
+    def quoted_words(self) -> list[str]:
+        words = self.words.lower().split()[:MOST_WORDS]
+        return ["'" + word.replace("'", "''") + "'" for word in words]
+
+    @property
+    def source(self) -> str:
+        """What `condition` is a condition on."""
+        found = [
+            f"bool_or(contains(lower(content), {word})) as word_{place}"
+            for place, word in enumerate(self.quoted_words)
+        ]
+        return WORDED.format(words=", ".join(found)) if found else "rollouts"
+
+    @property
     def condition(self) -> str:
         """In SQL; a comment in the filter cannot swallow what follows it."""
         parts = [f"(\n{self.where}\n)"] if self.where.strip() else []
-        for word in self.words.lower().split()[:MOST_WORDS]:
-            parts.append(HAS_WORD.format("'" + word.replace("'", "''") + "'"))
+        parts += [
+            HAS_WORD.format(word=word, place=place) for place, word in enumerate(self.quoted_words)
+        ]
         return " and ".join(parts)
 
     def select(self, what: str) -> str:
         condition = self.condition
-        return f"select {what} from rollouts" + (f" where {condition}" if condition else "")
+        return f"select {what} from {self.source}" + (f" where {condition}" if condition else "")
 
 
 class Opened:
@@ -272,7 +291,8 @@ class Opened:
         )
         ask = self.ask if question.where.strip() else self.answer
         return ask(
-            f"with asked as (select *, {chosen} as chosen from rollouts), counts as ({counts})"
+            f"with asked as (select *, {chosen} as chosen from {question.source}),"
+            f" counts as ({counts})"
             " select * exclude place from counts where n > 0 order by place, n desc, value"
         )
 

@@ -101,10 +101,17 @@ def _click(url: str, pid: int) -> None:
 
         first = "[role=row][aria-rowindex='2'] a, [role=row][aria-rowindex='2'] .chip"
         steps: dict[str, Callable[[], None]] = {
-            f"{ROLLOUTS:,} rollouts ready, server just started": show("#/big/rollouts", first),
+            f"overview of {ROLLOUTS:,} rollouts, server just started": show(
+                "#/big", "text=mean reward"
+            ),
+            f"curves of {ROLLOUTS:,} rollouts": show("#/big/curves", "text=Mean reward"),
+            f"{ROLLOUTS:,} rollouts ready": show("#/big/rollouts", first),
             "row 90,000": far,
             "filter reward > 0 and num_tokens > 70": show(
                 "#/big/rollouts?where=reward+%3E+0+and+num_tokens+%3E+70", "text=of 100,000"
+            ),
+            "filter by the words assistant 4242": show(
+                "#/big/rollouts?words=assistant+4242", "text=of 100,000"
             ),
             f"first tokens of {TOKENS:,}": show("#/long/rollout/0?tab=tokens", ".tokens s"),
             f"all {TOKENS:,} tokens": lambda: page.wait_for_selector("[data-whole]") and None,
