@@ -120,7 +120,7 @@ def groups_dropped(a: Asker) -> None:
 def slowest(a: Asker) -> None:
     """Which rollouts take longest, and in what?"""
     a.to("Rollouts")
-    a.click(a.page.get_by_role("button", name="run_s"))
+    a.click(a.page.get_by_role("button", name="time in RUN"))
     a.page.locator("[aria-sort=descending]").wait_for()
     a.first()
     a.sees("Where the time went")
