@@ -124,7 +124,7 @@ async def play(
     env.check(task)
     boxes, limits = boxes or _local, limits or RolloutLimits()
     async with AsyncExitStack() as stack:
-        sandbox = await stack.enter_async_context(_box(env, task, Stage.RUN, boxes, agent))
+        sandbox = await stack.enter_async_context(prepared_box(env, task, Stage.RUN, boxes, agent))
         driver = get_agent(env.agent if isinstance(env, BringsAgent) else agent)
         trajectory = await driver.run(_context(env, task, backend, sandbox, limits))
         if not trajectory.failure.failure_class.trains:

@@ -102,8 +102,8 @@ async def _open(task: Task, kind: str, *, reference: bool, tests: bool) -> int:
             )
             note("`exit` or Ctrl-D ends this shell; nothing of it stays")
             code = await open_terminal(box)
-            artefact = await env.artefact(task, answer, box) if tests else b""
-        return await _grade(env, task, artefact, boxes) if tests else code
+            artifact = await env.artifact(task, answer, box) if tests else b""
+        return await _grade(env, task, artifact, boxes) if tests else code
 
 
 async def _play_reference(env: Env, task: Task, box: Sandbox) -> str:
@@ -119,10 +119,10 @@ async def _play_reference(env: Env, task: Task, box: Sandbox) -> str:
     return reference.answer
 
 
-async def _grade(env: Env, task: Task, artefact: bytes, boxes: Boxes) -> int:
+async def _grade(env: Env, task: Task, artifact: bytes, boxes: Boxes) -> int:
     async with prepared_box(env, task, Stage.EVAL, boxes) as box:
         try:
-            score = await env.score(task, artefact, box, Deadline(LIMITS.eval_s))
+            score = await env.score(task, artifact, box, Deadline(LIMITS.eval_s))
         except TaskError as error:
             raise UserError(str(error)) from None
     say(f"reward {score.reward:g}")
