@@ -59,7 +59,7 @@ AXES: Mapping[str, Axis] = {
     "time": Axis(
         "time since the first rollout",
         _BUCKET.format("r.committed_at"),
-        _BUCKET.format('g."at"'),
+        _BUCKET.format("g.event_at"),
         "epoch(m.time - clock.began)",
     ),
 }
@@ -87,18 +87,18 @@ group by x, k order by x, k"""
 
 _GROUPS = """{rollouts}
 select {group}::double as x, avg(g.kept::int) as y, count(*) as n
-from groups g asof left join steps s on g."at" <= s.time cross join clock
+from groups g asof left join steps s on g.event_at <= s.time cross join clock
 where g.event = 'decided' group by 1 having x is not null order by 1"""
 
 _STALENESS = """{rollouts}
 select {group}::double as x, avg(v.version - g.min_version) as y, count(*) as n
-from groups g asof join versions v on g."at" >= v."at"
-    asof left join steps s on g."at" <= s.time cross join clock
+from groups g asof join versions v on g.event_at >= v.published_at
+    asof left join steps s on g.event_at <= s.time cross join clock
 where g.event = 'delivered' and g.min_version >= 0 group by 1 having x is not null order by 1"""
 
 _METRICS = """{rollouts}
 select m.name as name, {metric}::double as x, avg(m.value) as y
-from metrics m asof left join versions v on m.time >= v."at" cross join clock
+from metrics m asof left join versions v on m.time >= v.published_at cross join clock
 where m.name in (select name from metrics group by name order by name limit {names})
 group by all having x is not null order by 1, 2"""
 

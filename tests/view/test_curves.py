@@ -66,7 +66,13 @@ def curves(tmp_path: Path) -> Opened:
         "path": "",
         "pause": "wait",
     }
-    published |= {"adapter": False, "took": [], "failed": [], "load_s": 0.0, "at": after(59)}
+    published |= {
+        "published_at": after(59),
+        "adapter": False,
+        "loaded_servers": [],
+        "failed_servers": [],
+        "load_s": 0.0,
+    }
     AppendedTable(run, "versions").append(pa.Table.from_pylist([published], VERSIONS), "2")
     return Opened(str(tmp_path / "r"))
 
