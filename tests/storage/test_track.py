@@ -14,9 +14,9 @@ import numpy as np
 import orjson
 import pytest
 
+from prorl.analysis.synthetic_runs import add_commit, make_run
 from prorl.analysis.traces import Place, traces
 from prorl.analysis.track import STEP, VERSION, Scalar, follow, scalars
-from prorl.bench.stored import add_commit, make_run
 from prorl.cli.app import dispatch
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.write.metrics import LoggedStep, append_logged

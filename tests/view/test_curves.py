@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from prorl.analysis.difference import Difference, difference
-from prorl.bench.stored import make_run, rollout_tables, write_commit
+from prorl.analysis.synthetic_runs import make_run, rollout_tables, write_commit
 from prorl.schema import METRICS, TABLES, VERSIONS
+from prorl.storage.files.appended import AppendedTable
 from prorl.storage.files.layout import RunDir
-from prorl.storage.keep.appended import AppendedTable
 from prorl.view.opened import Opened
 from tests.view.viewer import viewing
 
