@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack
 from hashlib import blake2b
 from typing import NamedTuple
 
-from prorl.envs.users import GetEnv
+from prorl.envs.users import GetEnv, users_code, version_of
 from prorl.errors import (
     GraderError,
     RolloutError,
@@ -210,10 +210,12 @@ class EvalOperator(StageOperator):
         began = self._clock()
         key = read_key(row)
         score: Score | None = None
-        failure, trace = NO_FAILURE, ""
+        failure, trace, env_sha256 = NO_FAILURE, "", ""
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "EVAL"):
-                score = await self._score(row, key)
+                task = read_task(row)
+                env_sha256 = version_of(users_code(task))
+                score = await self._score(row, task, key)
         except RolloutError as error:
             failure = Failure(code=error.code, message=error.message)
             trace = error.log if isinstance(error, GraderError) else ""
@@ -224,13 +226,15 @@ class EvalOperator(StageOperator):
                 raise
             failure = Failure(code=FailureCode.CANCELLED)
         eval_s = self._clock() - began
-        return scored_columns(score=score, failure=failure, eval_s=eval_s, trace=trace)
+        return scored_columns(
+            score=score, failure=failure, eval_s=eval_s, trace=trace, env_sha256=env_sha256
+        )
 
     def unfinished(self, failure: Failure) -> Added:
         return scored_columns(score=None, failure=failure, eval_s=0.0)
 
-    async def _score(self, row: Row, key: AttemptKey) -> Score:
-        task, eval_s = read_task(row), read_limit(row, "eval_s")
+    async def _score(self, row: Row, task: Task, key: AttemptKey) -> Score:
+        eval_s = read_limit(row, "eval_s")
         env = await self._env(task, eval_s)
         owner = owner_of(key)
         try:

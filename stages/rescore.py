@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
+from prorl.env_settings import merge
 from prorl.envs.users import GetEnv
 from prorl.protocols import SandboxHost
 from prorl.schema import RAN, SCORES
@@ -62,6 +64,7 @@ async def rescore(
     *,
     tasks: Mapping[str, Task] | None = None,
     env: str = "",
+    settings: Mapping[str, Mapping[str, Json]] = MappingProxyType({}),
     eval_s: float = 120.0,
     concurrency: int = 4,
     provenance: str = "",
@@ -69,7 +72,8 @@ async def rescore(
     """Scores of every rollout that was played to its end, in SCORES' shape, those included that
     EVAL could not score at the time, and without those of `num_judged_in_place`.
 
-    `tasks` (by id) stand in for those that the run stored, `env` for theirs.
+    `tasks` (by id) stand in for those that the run stored, `env` for theirs, and `settings` of an
+    env for those that a stored task has of the same names.
     """
     operator = EvalOperator(host, get_env, is_cancelled=lambda key: False)
     room = asyncio.Semaphore(concurrency)
@@ -79,7 +83,7 @@ async def rescore(
         async with room:
             return _score(name, row, await operator(given))
 
-    asked = list(_asked(stored, tasks or {}, env, eval_s))
+    asked = list(_asked(stored, dict(_tasks(stored, tasks or {}, env, settings)), eval_s))
     found = await asyncio.gather(*map(one, (row for row in asked if "task" in row)))
     lost = [
         {
@@ -96,11 +100,10 @@ async def rescore(
     )
 
 
-def _asked(
-    stored: StoredRun, tasks: Mapping[str, Task], env: str, eval_s: float
-) -> Iterator[dict[str, Any]]:
-    """Rows for EVAL; one that cannot be graded has no `task` but the reason."""
-    texts = dict(_tasks(stored, tasks, env))
+def _asked(stored: StoredRun, texts: Mapping[int, str], eval_s: float) -> Iterator[dict[str, Any]]:
+    """Rows for EVAL, with the tasks' `texts` by group; one that cannot be graded has no `task` but
+    the reason.
+    """
     limits = asdict(RolloutLimits(eval_s=eval_s))
     for row in stored.sql(_ASKED).to_pylist():
         base = {"run_id": stored.run_id, **row, "limits": limits}
@@ -112,11 +115,19 @@ def _asked(
             yield {**base, "task": texts[row["group_id"]]}
 
 
-def _tasks(stored: StoredRun, tasks: Mapping[str, Task], env: str) -> Iterable[tuple[int, str]]:
+def _tasks(
+    stored: StoredRun,
+    tasks: Mapping[str, Task],
+    env: str,
+    settings: Mapping[str, Mapping[str, Json]],
+) -> Iterable[tuple[int, str]]:
     for row in stored.read("tasks", ["group_id", "task"]).to_pylist():
         task = task_from_json(row["task"])
-        task = tasks.get(task.task_id, task)
-        yield row["group_id"], task_to_json(replace(task, env=env or task.env))
+        if task.task_id in tasks:
+            task = tasks[task.task_id]
+        else:
+            task = merge(replace(task, env=env or task.env), settings, above=True)
+        yield row["group_id"], task_to_json(task)
 
 
 def _key(name: str, row: Mapping[str, Json]) -> dict[str, Json]:

@@ -17,13 +17,13 @@ from typing import Self
 
 import orjson
 
-from prorl import plugins
+from prorl import env_settings, plugins
 from prorl.agents import check_agent
 from prorl.agents.programs import carried, program_of
 from prorl.cli.runs import first_free, latest_run
 from prorl.cli.settings import Job, check_model, job_settings, run_settings, service_settings
 from prorl.config import JOB_FILE, Limits, RunConfig, ServiceConfig
-from prorl.envs.users import env_by_name, open_env
+from prorl.envs.users import check_settings_of, env_by_name, open_env
 from prorl.errors import ConfigError, ConflictError
 from prorl.filters import FILTERS, PASS_RATE, is_named
 from prorl.protocols import Env
@@ -131,7 +131,9 @@ def _run_of(job: Job) -> RunConfig:
         else plugins.absolute(agent, Path.cwd()),
     }
     skip = {"skip_invalid": True} if job.skip_invalid else {}
-    return run_settings({**job.run, **skip, **own}, job.name)
+    settings = env_settings.read(job.env)
+    env = {"env": settings} if settings else {}
+    return run_settings({**job.run, **skip, **own, **env}, job.name)
 
 
 def with_task_limits(run: RunConfig, tasks: Iterable[Task]) -> RunConfig:
@@ -229,19 +231,26 @@ def load(job: Job, offer: Offer | None = None) -> list[TaskSet]:
 
 
 def _load(job: Job, offer: Offer) -> list[TaskSet]:
-    find_env = cache(env_by_name)
+    find_env, settings = cache(env_by_name), env_settings.read(job.env)
 
     with asyncio.Runner() as runner:
+        for name, values in settings.items():
+            runner.run(check_settings_of(name, values))
 
         def check(task: Task) -> None:
             env = runner.run(open_env(find_env, task))
             env.check(task)
             offer.add(env, task)
 
-        return [
+        found = [
             read_tasks(spec, job.env, job.limit, skip_invalid=job.skip_invalid, check=check)
             for spec in sources(job.tasks)
         ]
+    envs = {task.env for one in found for task in one.tasks}
+    if unused := sorted(settings.keys() - envs):
+        given = f"settings of the env {unused[0]!r}, which no task of {job.tasks} has"
+        raise ConfigError(given, f"settings of {', '.join(sorted(envs))}")
+    return found
 
 
 def free_name(root: Path, job: Job) -> str:

@@ -16,6 +16,7 @@ import yaml
 from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field
 
+from prorl import env_settings, plugins
 from prorl.backends.catalogue import (
     CATALOGUE,
     checkpoint,
@@ -94,8 +95,13 @@ class Job(BaseModel):
     )
     limit: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
     greedy: Flag = Field(default=False, description="answer each task once more at temperature 0")
-    env: str = Field(
-        default="auto", description="env of every task; auto = as the file's format says"
+    env: Annotated[Json, Parameter(accepts_keys=False)] = Field(
+        default="auto",
+        description=(
+            "env of every task; auto = as the file's format says. Its settings may follow:"
+            " 'math?tools=none&system=@prompt.txt', where @FILE is the file's text; or a YAML file"
+            " of them: {name: math, tools: []} (`prorl schema` lists them)"
+        ),
     )
     skip_invalid: Flag = Field(
         default=False,
@@ -139,9 +145,12 @@ OF_NODE = (
 )
 """Keys of the service that a node has of its own; the others it gets from its service."""
 
+OF_JOB = frozenset({("run", "env"), *(("service", key) for key in (*OF_SUPERVISOR, "load_code"))})
+"""Sections and keys that a job fills in itself."""
+
 EFFECTIVE: Mapping[str, Callable[[str, str], bool]] = {
-    "run": lambda section, key: section != "service" or key not in (*OF_SUPERVISOR, "load_code"),
-    "eval": lambda section, key: section != "service" or key not in (*OF_SUPERVISOR, "load_code"),
+    "run": lambda section, key: (section, key) not in OF_JOB,
+    "eval": lambda section, key: (section, key) not in OF_JOB,
     "serve": lambda section, key: (
         section == "policy" or (section == "service" and key not in OF_SUPERVISOR)
     ),
@@ -167,6 +176,8 @@ def check_effect(command: str, values: Mapping[str, Json], where: str) -> None:
                 name = f"{section}.{key}".rstrip(".")
                 users = [other for other, effect in EFFECTIVE.items() if effect(section, key)]
                 hint = "it is filled in by the service itself"
+                if (section, key) == ("run", "env"):
+                    hint = "`env` of the job, or --env, says it"
                 if command == "serve" and section == "run":
                     hint = "a client says it: client.create_run(...), or `prorl run`"
                 elif users:
@@ -193,7 +204,37 @@ def job_settings(
         check_effect(command, assigned, f"--set {text}")
         merge(values, assigned)
     merge(values, {name: value for name, value in flags.items() if value is not None})
+    if "env" in values:
+        values["env"] = absolute_env(values["env"])
     return parse(Job, values, str(config) if config else "settings")
+
+
+def absolute_env(value: Json) -> Json:
+    """An env with its settings so that it means the same in every folder: files of settings and of
+    texts (`@FILE`) are read, files of code named in full. Raises ConfigError.
+    """
+    if isinstance(value, str) and value.endswith((".yaml", ".yml", ".json")):
+        value = load_file(Path(value))
+    settings, here = env_settings.read(value), Path.cwd()
+    settings = {
+        plugins.absolute(name, here): {key: _text_of(inner) for key, inner in values.items()}
+        for name, values in settings.items()
+    }
+    name = plugins.absolute(env_settings.env_of_all(value), here)
+    if name == env_settings.AUTO:
+        return settings or name
+    return {"name": name, **settings[name]} if name in settings else name
+
+
+def _text_of(value: Json) -> Json:
+    """The text of the file that `@FILE` names; any other value as it is. Raises ConfigError."""
+    if not isinstance(value, str) or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"{value}: {reason}", "a readable file of text behind the @") from None
 
 
 def service_settings(

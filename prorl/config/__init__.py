@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from prorl import env_settings
 from prorl.config.renderer import RendererSpec
 from prorl.config.validation import explain
 from prorl.errors import ConfigError
@@ -478,6 +479,12 @@ class RunConfig(StrictModel):
         " (mini-swe-agent, codex ...: docs/agents.md), 'command: WORDS', or your own",
     )
     renderer: RendererSpec = RendererSpec()
+    env: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="settings of its tasks' envs, below those of a row's `data.settings`: {name:"
+        " math, tools: []}, 'math?tools=none', or {math: {tools: []}} for several envs; `prorl"
+        " schema` has the settings of each env. `prorl run` fills it in from the job's `env`",
+    )
     tools: tuple[str, ...] = Field(
         default=(),
         description="names of the tools that its tasks offer, where they are known beforehand: a"
@@ -551,6 +558,14 @@ class RunConfig(StrictModel):
         description="keep which experts of a mixture each token went through, as model servers with"
         " --enable-return-routed-experts say",
     )
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _env_settings(cls, value: Any) -> dict[str, dict[str, Any]]:
+        try:
+            return env_settings.read(value)
+        except ConfigError as error:
+            raise ValueError(". ".join(filter(None, (error.expected, error.hint)))) from None
 
     @field_validator("run_id")
     @classmethod

@@ -15,6 +15,7 @@ each method of `prorl.protocols.Env` may be replaced. docs/extending.md has a wh
 
 | `task.data` | read by every env that derives from this one |
 |---|---|
+| settings | what `settings` declares: tools, system message ... (`prorl/envs/settings.py`) |
 | tools | names of further tools (`prorl/tools`) |
 | image | a name (`prorl image ls`), or the absolute path of a folder or .sif |
 | requirements | Python packages, installed once a node; the host's own are hidden then |
@@ -30,6 +31,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from prorl.env_settings import KEY
+from prorl.envs.settings import EnvSettings, PromptSettings, record_of
 from prorl.envs.tools import (
     BAD_CALL,
     Solution,
@@ -37,6 +40,7 @@ from prorl.envs.tools import (
     field_error,
     make_spec,
     run_call,
+    spec_by_name,
     task_tools,
     text_field,
 )
@@ -58,7 +62,7 @@ from prorl.types import (
 )
 
 if TYPE_CHECKING:
-    from prorl.protocols import Reference, Sandbox
+    from prorl.protocols import Env, Reference, Sandbox
 
 __all__ = ["BaseEnv", "Solution", "tool"]
 
@@ -70,8 +74,10 @@ class BaseEnv:
 
     name: str = ""
     """What tasks call it."""
+    settings: ClassVar[type[EnvSettings]] = PromptSettings
+    """The record of the settings that a run or a row may give (`prorl/envs/settings.py`)."""
     system: str = ""
-    """The system message; empty: none."""
+    """The system message where no setting has another; empty: none."""
     needs: tuple[str, ...] = ()
     """Fields of `task.data` that are texts and must be there."""
     offers: tuple[ToolSpec, ...] = ()
@@ -80,6 +86,8 @@ class BaseEnv:
     """
     rubric: Rubric = Rubric()
     """What the artifact is worth."""
+    works_in_sandbox: bool = False
+    """Whether what is scored lies in the RUN sandbox, so that a setting must leave a tool in it."""
     scores_in_sandbox: bool = False
     """Whether EVAL starts a sandbox for the rubric."""
     partial_credit: bool = False
@@ -99,7 +107,10 @@ class BaseEnv:
         cls.own_tools = {**cls.own_tools, **{name: spec for name, spec in marked.items() if spec}}
 
     def check(self, task: Task) -> None:
-        """`needs`, tools and resources are as they should be; nothing is run. Raises TaskError."""
+        """Settings, `needs`, tools and resources are as they should be; nothing is run. Raises
+        TaskError.
+        """
+        record_of(self).of(task)
         for field in self.needs:
             text_field(task, field)
         if not isinstance(task.data.get("image", ""), str):
@@ -116,12 +127,36 @@ class BaseEnv:
             )
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        return (*self.own_tools.values(), *self._inside(task))
+        names = self._prompting(task).tool_names
+        own = (spec for name, spec in self.own_tools.items() if names is None or name in names)
+        return (*own, *self._inside(task))
 
     def _inside(self, task: Task) -> tuple[ToolSpec, ...]:
+        """The tools that run in the sandbox: those of the setting `tools`, else `offers`; and those
+        that the row adds. Raises TaskError.
+        """
+        names = self._prompting(task).tool_names
+        offers = self.offers if names is None else self._offered(names)
         if "tools" not in task.data:
-            return self.offers
-        return (*self.offers, *(spec for spec in task_tools(task) if spec not in self.offers))
+            return offers
+        return (*offers, *(spec for spec in task_tools(task) if spec not in offers))
+
+    def _offered(self, names: Sequence[str]) -> tuple[ToolSpec, ...]:
+        """Those tools of a setting `tools` that run in the sandbox. Raises TaskError."""
+        theirs = {spec.name: spec for spec in self.offers}
+        inside = (name for name in names if name not in self.own_tools)
+        offered = tuple(theirs.get(name) or spec_by_name(name) for name in inside)
+        if self.works_in_sandbox and not offered:
+            raise TaskError(
+                f"`tools` = {', '.join(names) or 'none'} for the env {self.name!r}",
+                "at least one tool that runs in the sandbox, where the policy's work lies",
+            )
+        return offered
+
+    def _prompting(self, task: Task) -> PromptSettings:
+        """The settings of a task that concern its prompt. Raises TaskError."""
+        settings = record_of(self).of(task)
+        return settings if isinstance(settings, PromptSettings) else PromptSettings()
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
         """The sandbox that a task needs; None where it needs none.
@@ -134,8 +169,19 @@ class BaseEnv:
         return spec_of(task, inside)
 
     def messages(self, task: Task) -> tuple[Message, ...]:
-        user = Message(role="user", content=task.prompt)
-        return (Message(role="system", content=self.system), user) if self.system else (user,)
+        """`system_message` unless a setting has another, then `question`."""
+        system = self._prompting(task).system
+        system = self.system_message(task) if system is None else system
+        user = Message(role="user", content=self.question(task))
+        return (Message(role="system", content=system), user) if system else (user,)
+
+    def system_message(self, task: Task) -> str:
+        """The system message where no setting has another: `system`."""
+        return self.system
+
+    def question(self, task: Task) -> str:
+        """The user's message: the prompt as it is."""
+        return task.prompt
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Nothing: the workspace starts empty."""
@@ -144,9 +190,10 @@ class BaseEnv:
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
     ) -> ToolResult:
         """Run a tool: of its own here, any other in the sandbox."""
-        spec = self.own_tools.get(call.name)
-        if spec is None or call.error:
-            return await run_call(self.tools(task), sandbox, call, timeout_s)
+        spec, tools = self.own_tools.get(call.name), self.tools(task)
+        if spec not in tools or call.error:
+            return await run_call(tools, sandbox, call, timeout_s)
+        assert spec is not None
         if problem := call_problem((spec,), call):
             return ToolResult(output=problem, exit_code=BAD_CALL)
         with boundary(RolloutError, FailureCode.STAGE_ERROR, f"tool {call.name}"):
@@ -172,6 +219,16 @@ class BaseEnv:
             f"task {task.task_id!r}: the env {task.env!r} knows no reference solution",
             "a method `reference`",
         )
+
+
+def check_settings(env: Env, values: Mapping[str, Json], where: str) -> None:
+    """Raise TaskError, which begins with `where`, for settings that an env does not take."""
+    settings = record_of(env).read(values, where)
+    if isinstance(settings, PromptSettings) and isinstance(env, BaseEnv):
+        try:
+            BaseEnv.tools(env, Task(task_id=where, env=env.name, prompt="", data={KEY: values}))
+        except TaskError as error:
+            raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
 
 
 def requirements_of(task: Task) -> tuple[str, ...]:

@@ -9,8 +9,9 @@ be printed for it, or arguments and what a function must give.
 | function | name, a method of `class Solution` too; none: programs that read and print |
 | starter_code | shown after the prompt |
 | case_s, timeout_s | limits of a case (6) and of all of them (60; of HumanEval's tests 30) |
-| partial | true: the reward is the share of cases that pass; else all must |
 | canonical_solution | a whole program, or HumanEval's body: for the oracle |
+
+The setting `partial` pays the share of cases that pass (`CodeSettings`).
 
 A program with cases runs after `PRELUDE`: LiveCodeBench's starter code says `List[int]` and imports
 nothing.
@@ -27,12 +28,17 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from prorl import exact_json
 from prorl.envs import grading
 from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.settings import EnvSettings, PromptSettings
 from prorl.envs.tools import BASH, FILES, PYTHON, cut_short, field_error, text_field
 from prorl.errors import GraderError, NoReferenceError, NotFoundError, SandboxError
 from prorl.limits import Deadline
@@ -42,7 +48,6 @@ from prorl.types import (
     FailureCode,
     Json,
     Judgement,
-    Message,
     Task,
     ToolCall,
     ToolResult,
@@ -125,17 +130,22 @@ with os.fdopen(3, "w") as out:
 
 _FENCE = re.compile(r"^(```|~~~)[ \t]*+(\w*+)[^\n`]*+\n(.*?)(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"py(?:thon)?3?", re.IGNORECASE)
-_SYSTEM = (
-    "Write the Python function that the user asks for. You have a workspace with bash, python and"
-    " files; try your program out. Finish with the whole program in one ```python block, or leave"
-    f" it in {SOLUTION_FILE} and say so."
-)
-_SYSTEM_CASES = (
-    "Write the Python program that the user asks for: one that reads standard input and writes"
-    " standard output, or the function or class that is named. You have a workspace with bash,"
-    " python and files; try your program out. Finish with the whole program in one ```python block,"
-    f" or leave it in {SOLUTION_FILE} and say so."
-)
+_WANTED = {
+    False: "function that the user asks for",
+    True: (
+        "program that the user asks for: one that reads standard input and writes standard output,"
+        " or the function or class that is named"
+    ),
+}
+"""What the system message calls the program, by whether the task has cases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeSettings(PromptSettings):
+    partial: Annotated[
+        bool,
+        Meta(description="the reward is the share of cases that pass; else all must pass"),
+    ] = False
 
 
 @reward("tests")
@@ -160,7 +170,7 @@ async def tests(
 
 class CodeEnv(BaseEnv):
     name = "code"
-    system = _SYSTEM
+    settings: ClassVar[type[EnvSettings]] = CodeSettings
     offers: tuple[ToolSpec, ...] = (BASH, PYTHON, FILES)
     rubric = Rubric((tests, 1.0))
     scores_in_sandbox = True
@@ -172,14 +182,24 @@ class CodeEnv(BaseEnv):
         else:
             _check_tests(task)
 
-    def messages(self, task: Task) -> tuple[Message, ...]:
+    def system_message(self, task: Task) -> str:
+        names = [tool.name for tool in self.tools(task)]
+        ours = f"Write the Python {_WANTED['cases' in task.data]}."
+        if not names:
+            return f"{ours} Finish with the whole program in one ```python block."
+        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return (
+            f"{ours} You have a workspace with {listed}; try your program out. Finish with the"
+            f" whole program in one ```python block, or leave it in {SOLUTION_FILE} and say so."
+        )
+
+    def question(self, task: Task) -> str:
+        """HumanEval's prompt as source; else the prompt, and the starter code below it."""
         if "cases" not in task.data:
-            asked, system = f"```python\n{task.prompt.strip()}\n```", _SYSTEM
-        else:
-            asked, system = task.prompt.strip(), _SYSTEM_CASES
-            if starter := str(task.data.get("starter_code") or "").rstrip():
-                asked = f"{asked}\n\n```python\n{starter}\n```"
-        return (Message(role="system", content=system), Message(role="user", content=asked))
+            return f"```python\n{task.prompt.strip()}\n```"
+        starter = str(task.data.get("starter_code") or "").rstrip()
+        source = f"```python\n{starter}\n```" if starter else ""
+        return "\n\n".join(filter(None, (task.prompt.strip(), source)))
 
     async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The program: the last block of Python in the final message, or of no language; else the
@@ -206,6 +226,8 @@ class CodeEnv(BaseEnv):
             solution = f"{text_field(task, 'prompt')}{solution}"
             name = task.data["entry_point"]
             test = f"python3 -c 'import solution; print(callable(solution.{name}))'"
+        if not {BASH.name, FILES.name} <= {tool.name for tool in self.tools(task)}:
+            return Solution((), f"```python\n{solution}\n```")
         write = ToolCall(
             "files", {"command": "create", "path": SOLUTION_FILE, "file_text": solution}
         )
@@ -312,11 +334,13 @@ def _check_case(task: Task, number: int, case: Json, *, has_function: bool) -> N
 async def judge_cases(
     task: Task, artifact: bytes, sandbox: Sandbox, deadline: Deadline
 ) -> Judgement:
-    """1 if every case passes, with `data.partial` the share. Raises GraderError, SandboxError."""
+    """1 if every case passes; with the setting `partial` the share that does. Raises GraderError,
+    SandboxError.
+    """
     wanted_s = float(task.data.get("timeout_s", TOTAL_S))
     total_s = min(wanted_s, deadline.remaining_s)
     until, case_s = time.monotonic() + total_s, float(task.data.get("case_s", CASE_S))
-    cases, partial = task.data["cases"], bool(task.data.get("partial", False))
+    cases, partial = task.data["cases"], CodeSettings.of(task).partial
     await sandbox.put("solution.py", artifact)
     passed, log = 0, ""
     for number, case in enumerate(cases):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prorl.envs.answers import MARKED, MAX_ANSWER_CHARS, final_answer, judge, science
-from prorl.envs.answers.find import without_open_thought
+from prorl.envs.answers.find import in_format
 from prorl.helper.child import Answer, serve
 
 TOLERANCE = 1e-6
@@ -27,23 +27,34 @@ def prepare(kind: str) -> Answer:
         return lambda question: _equal(*question)
     graders: Mapping[str, Callable[..., object]] = {
         "math": _math,
-        "science": science.judge,
+        "science": _science,
         "case": same_output,
     }
     return lambda question: graders[question[0]](*question[1:])
 
 
 def _math(
-    reference: str, text: str, question: str, grading: str = "closed_form"
+    reference: str,
+    text: str,
+    question: str,
+    grading: str = "closed_form",
+    answer_format: str = "any",
 ) -> tuple[bool | None, str, str, str]:
     """(verdict, the rule that decided, the answer that was found, how)."""
-    text = without_open_thought(text)
+    text = in_format(text, answer_format)
     answer = final_answer(text)
     if answer.found not in MARKED:
         *_, last = ("", *filter(str.strip, text.splitlines()))
         if len(last) <= MAX_ANSWER_CHARS and _spoken(last) == _spoken(reference):
             return True, "text", last.strip(), "last line"
     return *judge(reference, answer.text, question, grading), *answer
+
+
+def _science(
+    data: Mapping[str, Any], question: str, text: str, answer_format: str = "any"
+) -> tuple[bool, str, str, str]:
+    """As `_math`."""
+    return science.judge(data, question, in_format(text, answer_format))
 
 
 def _spoken(text: str) -> str:

@@ -17,6 +17,7 @@ import orjson
 from prorl import exact_json
 from prorl.config import NAME
 from prorl.envs.base import BaseEnv
+from prorl.envs.settings import EnvSettings
 from prorl.errors import RolloutError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
@@ -25,6 +26,7 @@ from prorl.types import FailureCode, RewardPart, Score, Task
 
 class GuestEnv(BaseEnv):
     name = "guest"
+    settings = EnvSettings  # the guest prompts the policy
     agent = "guest"
 
     def check(self, task: Task) -> None:

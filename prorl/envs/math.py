@@ -1,11 +1,10 @@
-"""Math word problems with a Python tool.
+"""Math word problems, with a Python tool unless the settings leave it out.
 
-The policy ends with `#### answer`, which is compared with the reference answer.
+The policy's final answer is compared with the reference answer. Where it may stand, and how far it
+must be worked out, are settings (`MathSettings`; docs/tasks.md).
 
-Reads `data.answer` (string or number), `data.grading` (how far an answer must be worked out:
-`strict`, `closed_form`, which is the default, or `value`; docs/tasks.md) and, for the oracle,
-`data.solution` (GSM8K's text with `<<48/2=24>>` calculator marks). `data.tools` names further tools
-(`prorl/tools`). RUN needs a
+Reads `data.answer` (string or number) and, for the oracle, `data.solution` (GSM8K's text with
+`<<48/2=24>>` calculator marks). `data.tools` names further tools (`prorl/tools`). RUN needs a
 sandbox for the tools, EVAL none. The rules of `prorl.envs.answers` decide what they can read, by
 the answer, the reference and the prompt, which tells what the words behind a number are; a
 reference that they cannot read goes to math-verify. Both run in helpers (`grading.py`). The grader
@@ -17,25 +16,44 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Annotated
+
+from msgspec import Meta
 
 from prorl.envs import grading
-from prorl.envs.answers import GRADINGS
+from prorl.envs.answers import AnswerFormat, Grading, spell
 from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.settings import PromptSettings
 from prorl.envs.tools import PYTHON
 from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
-from prorl.types import FailureCode, Json, Judgement, Task, ToolCall
+from prorl.types import FailureCode, Judgement, Task, ToolCall
 
 MAX_REFERENCE_CHARS = 1000
 
 _CALCULATOR = re.compile(r"<<([\d\s.+\-*/()]+)=[^<>]*>>")
-_SYSTEM = (
-    "Solve the problem. Reason step by step; use the python tool for arithmetic. "
-    "End with the final answer alone on a last line, in the form `#### answer`."
-)
+_ENDS: Mapping[AnswerFormat, str] = {
+    "any": "End with the final answer alone on a last line, in the form `#### answer`.",
+    "boxed": r"End with the final answer in \boxed{}.",
+    "last_line": "End with the final answer alone on a last line.",
+}
+"""What the system message says of the answer, by its format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathSettings(PromptSettings):
+    grading: Annotated[
+        Grading, Meta(description="how far an answer must be worked out (docs/tasks.md)")
+    ] = "closed_form"
+    answer_format: Annotated[
+        AnswerFormat,
+        Meta(description="where the answer must stand; the env's own system message says so"),
+    ] = "any"
 
 
 @reward("correct")
@@ -43,10 +61,12 @@ async def correct(
     task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
 ) -> Judgement:
     gold, text = str(task.data["answer"]), artifact.decode("utf-8", "replace")
+    settings = MathSettings.of(task)
+    how, zero = (settings.grading, settings.answer_format), spell("0", settings.answer_format)
     judged, why = await grading.ask(
         grading.RULES,
-        ("math", gold, text, task.prompt, grading_of(task)),
-        ("math", gold, "#### 0", task.prompt, grading_of(task)),
+        ("math", gold, text, task.prompt, *how),
+        ("math", gold, zero, task.prompt, *how),
         deadline,
     )
     if judged is None:
@@ -63,7 +83,7 @@ async def correct(
 
 class MathEnv(BaseEnv):
     name = "math"
-    system = _SYSTEM
+    settings = MathSettings
     offers = (PYTHON,)
     rubric = Rubric((correct, 1.0))
 
@@ -79,31 +99,27 @@ class MathEnv(BaseEnv):
                 "the reference answer",
                 "give it as text or a number",
             )
-        if grading_of(task) not in GRADINGS:
-            raise TaskError(
-                f"task {task.task_id!r}: data.grading is {task.data['grading']!r}"[:300],
-                f"one of {', '.join(GRADINGS)}",
-            )
         grading.check_installed(task)
         super().check(task)
+
+    def system_message(self, task: Task) -> str:
+        helped = "; use the python tool for arithmetic" if PYTHON in self.tools(task) else ""
+        end = _ENDS[MathSettings.of(task).answer_format]
+        return f"Solve the problem. Reason step by step{helped}. {end}"
 
     def reference(self, task: Task) -> Solution:
         """The calculator's expressions in one Python call, then the answer.
 
-        Without marks, the answer's own number is computed.
+        Without marks, the answer's own number is computed; without the tool, nothing is.
         """
         self.check(task)
         answer, solution = str(task.data["answer"]), task.data.get("solution")
         marks = _CALCULATOR.findall(solution) if isinstance(solution, str) else []
         lines = [f"print({mark.strip()})" for mark in marks if _is_python(mark.strip())]
         code = "\n".join(lines or [f"print({answer!r})"])
-        return Solution(
-            (ToolCall("python", {"code": code}),), f"The result is {answer}.\n#### {answer}"
-        )
-
-
-def grading_of(task: Task) -> Json:
-    return task.data.get("grading", "closed_form")
+        calls = (ToolCall("python", {"code": code}),) if PYTHON in self.tools(task) else ()
+        said = spell(answer, MathSettings.of(task).answer_format)
+        return Solution(calls, f"The result is {answer}.\n{said}")
 
 
 async def _by_math_verify(gold: str, answer: str, deadline: Deadline) -> tuple[bool, str]:

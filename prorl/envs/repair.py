@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.base import Solution
 from prorl.envs.code import MAX_PROGRAM_BYTES, CodeEnv
+from prorl.envs.settings import PromptSettings
 from prorl.envs.tools import BASH, FILES, text_field
 from prorl.errors import NotFoundError
 from prorl.protocols import Sandbox
-from prorl.types import Message, Task, ToolCall, ToolResult
+from prorl.types import Task, ToolCall, ToolResult
 
 MAX_SHOWN = 120
 _WHERE = re.compile(r" (?:in|of) /.*")
@@ -24,7 +25,9 @@ _WHERE = re.compile(r" (?:in|of) /.*")
 
 class RepairEnv(CodeEnv):
     name = "repair"
+    settings = PromptSettings
     system = "Mend the module."
+    works_in_sandbox = True
     offers = (BASH, FILES)
 
     def check(self, task: Task) -> None:
@@ -32,8 +35,11 @@ class RepairEnv(CodeEnv):
             text_field(task, field)
         super().check(task)
 
-    def messages(self, task: Task) -> tuple[Message, ...]:
-        return BaseEnv.messages(self, task)
+    def system_message(self, task: Task) -> str:
+        return self.system
+
+    def question(self, task: Task) -> str:
+        return task.prompt
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         if sandbox is not None:

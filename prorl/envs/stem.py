@@ -10,25 +10,46 @@ The answer is a choice, a quantity with its unit or a short text.
 | tolerance | relative, of numbers (0.01; whole numbers without a unit are exact) |
 | solution | kept for people |
 
+Where the answer may stand is a setting (`StemSettings`).
 `answers/science.py` says what is right; what none of its rules settles is wrong.
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from prorl.envs import grading
+from prorl.envs.answers import AnswerFormat, spell
 from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.settings import PromptSettings
 from prorl.envs.tools import PYTHON
 from prorl.errors import TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
-from prorl.types import Json, Judgement, Message, Task, ToolCall
+from prorl.types import Json, Judgement, Task, ToolCall
 
 LETTERS = string.ascii_uppercase
 TOLERANCE = 0.01
+_ENDS: Mapping[AnswerFormat, str] = {
+    "any": "alone on a last line, in the form `#### answer`",
+    "boxed": r"in \boxed{}",
+    "last_line": "alone on a last line",
+}
+"""Where the system message wants the answer, by its format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemSettings(PromptSettings):
+    answer_format: Annotated[
+        AnswerFormat,
+        Meta(description="where the answer must stand; the env's own system message says so"),
+    ] = "any"
 
 
 @reward("correct")
@@ -40,10 +61,11 @@ async def correct(
     data = {"answer": wanted} | {
         name: task.data[name] for name in ("choices", "aliases", "tolerance") if name in task.data
     }
+    answer_format = StemSettings.of(task).answer_format
     found, why = await grading.ask(
         grading.RULES,
-        ("science", data, task.prompt, text),
-        ("science", data, task.prompt, "#### 0"),
+        ("science", data, task.prompt, text, answer_format),
+        ("science", data, task.prompt, spell("0", answer_format), answer_format),
         deadline,
     )
     if found is None:
@@ -55,11 +77,7 @@ async def correct(
 
 class StemEnv(BaseEnv):
     name = "stem"
-    system = (
-        "Answer the question. Reason step by step; use the python tool for arithmetic. End with the"
-        " final answer alone on a last line, in the form `#### answer`: the letter of a choice, a"
-        " number with its unit, or a few words."
-    )
+    settings = StemSettings
     offers = (PYTHON,)
     rubric = Rubric((correct, 1.0))
 
@@ -80,15 +98,24 @@ class StemEnv(BaseEnv):
             raise TaskError(f"task {task.task_id!r}: data.tolerance", "a share below 1")
         _answer(task)
 
-    def messages(self, task: Task) -> tuple[Message, ...]:
+    def system_message(self, task: Task) -> str:
+        helped = "; use the python tool for arithmetic" if PYTHON in self.tools(task) else ""
+        return (
+            f"Answer the question. Reason step by step{helped}. End with the final answer"
+            f" {_ENDS[StemSettings.of(task).answer_format]}: the letter of a choice, a number with"
+            " its unit, or a few words."
+        )
+
+    def question(self, task: Task) -> str:
+        """The prompt, and the choices below it."""
         choices = task.data.get("choices", [])
         lines = [f"{letter}) {text}" for letter, text in zip(LETTERS, choices, strict=False)]
-        asked = "\n\n".join(filter(None, (task.prompt, "\n".join(lines))))
-        return (Message(role="system", content=self.system), Message(role="user", content=asked))
+        return "\n\n".join(filter(None, (task.prompt, "\n".join(lines))))
 
     def reference(self, task: Task) -> Solution:
-        answer = _answer(task)
-        return Solution((ToolCall("python", {"code": f"print({answer!r})"}),), f"#### {answer}")
+        answer, tools = _answer(task), self.tools(task)
+        calls = (ToolCall("python", {"code": f"print({answer!r})"}),) if PYTHON in tools else ()
+        return Solution(calls, spell(answer, StemSettings.of(task).answer_format))
 
 
 def _answer(task: Task) -> str:

@@ -158,7 +158,12 @@ def task_tools(task: Task) -> tuple[ToolSpec, ...]:
             f"task {task.task_id!r}: data.tools is {names!r}",
             "a list of different names of tools",
         )
-    return tuple(served(name) if name in CATALOGUE else user_spec(name) for name in names)
+    return tuple(map(spec_by_name, names))
+
+
+def spec_by_name(name: str) -> ToolSpec:
+    """The spec of a tool of ours or of a registered one. Raises TaskError."""
+    return served(name) if name in CATALOGUE else user_spec(name)
 
 
 @cache

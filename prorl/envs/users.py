@@ -14,7 +14,8 @@ takes from `BaseEnv` as they are run here.
 | hook | may take |
 |---|---|
 | import | 60 s |
-| check, messages, tools, sandbox, preparation, together; reference; repeats | HOOK_S |
+| check, messages, tools, sandbox, preparation, together | HOOK_S |
+| settings of a run; reference; repeats | HOOK_S |
 | prepare | what is left of `limits.init_s` (in EVAL: `limits.eval_s`), but for LEAD_S |
 | call | `limits.tool_s`, and CALL_GRACE_S |
 | artifact | ARTIFACT_S |
@@ -46,8 +47,10 @@ from typing import Any
 import msgspec
 
 from prorl import plugins
+from prorl.env_settings import KEY
 from prorl.envs import BUILT_IN, ENTRY_POINTS, get_env
-from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.base import BaseEnv, Solution, check_settings
+from prorl.envs.settings import named_tools, record_of
 from prorl.envs.tools import SANDBOX_OPS
 from prorl.errors import (
     GraderError,
@@ -65,6 +68,7 @@ from prorl.timing import now
 from prorl.tools.catalogue import CATALOGUE
 from prorl.types import (
     FailureCode,
+    Json,
     Message,
     SandboxSpec,
     Score,
@@ -86,6 +90,9 @@ SCORE_GRACE_S = 7.0
 
 ASKED_WITHIN = frozenset({"prepare", "call", "artifact", "score", "verify"})
 """Hooks that a stage gives up a little later, which would then be the sandbox's fault."""
+
+FIRST = frozenset({"plan", "settings"})
+"""Questions before a task or a run is accepted: what goes wrong is the sender's to mend."""
 
 GetEnv = Callable[[str], Env]
 
@@ -113,7 +120,10 @@ def users_code(task: Task) -> tuple[str, ...]:
     """What of a task is code of users, as the helper is told of it; empty: all of it is ours."""
     tools = task.data.get("tools")
     names = [] if not isinstance(tools, list) else [str(name) for name in tools]
-    theirs = sorted(name for name in names if name not in CATALOGUE)
+    theirs = sorted({*names, *named_tools(task)} - CATALOGUE.keys())
+    if theirs and task.env in BUILT_IN:
+        own: Mapping[str, ToolSpec] = getattr(get_env(task.env), "own_tools", {})
+        theirs = [name for name in theirs if name not in own]
     if not theirs and task.env in BUILT_IN:
         return ()
     return (task.env, *theirs)
@@ -155,6 +165,21 @@ async def open_env(find: GetEnv, task: Task, within_s: float = HOOK_S) -> Env:
         return env
     asking = _Asking(code, task)
     return UsersEnv(asking, await _plan_of(asking), now() + within_s)
+
+
+async def check_settings_of(name: str, values: Mapping[str, Json]) -> None:
+    """Raise TaskError for settings that an env does not take, RolloutError where a user's env
+    cannot be asked.
+    """
+    where = f"settings of the env {name!r}"
+    task = Task(task_id=where, env=name, prompt="", data={KEY: dict(values)})
+    if name in BUILT_IN:
+        record_of(get_env(name)).read(values, where)
+    if code := users_code(task):
+        env_by_name(name)
+        await _Asking(code, task).ask("settings", HOOK_S, None, values, where, again=True)
+    else:
+        check_settings(get_env(name), values, where)
 
 
 MAX_PLANS = 512
@@ -209,7 +234,7 @@ class _Asking:
         again: bool = False,
     ) -> Any:
         """What a hook gives, checked. Raises TaskError and RolloutError."""
-        what = self.task.env if hook == "plan" else f"{self.task.env}.{hook}"
+        what = self.task.env if hook in FIRST else f"{self.task.env}.{hook}"
         try:
             said = await (await pool(self.program)).ask(
                 (hook, self.task, given, sandbox.ref if sandbox is not None else None),
@@ -238,7 +263,7 @@ class _Asking:
             raise _fault(hook, str(error)) from None
         except msgspec.ValidationError as error:
             text = f"{what} gave what it should not: {error}"
-            if hook == "plan":
+            if hook in FIRST:
                 raise TaskError(text) from None
             raise RolloutError(FailureCode.BAD_TASK, text) from None
 
@@ -268,7 +293,7 @@ def _sha256(file: str, *_seen: int) -> str:
 
 def _fault(hook: str, text: str, trace: str = "") -> RolloutError | TaskError:
     """What users' code did wrong. A grader may do better when it is asked again."""
-    if hook == "plan":
+    if hook in FIRST:
         return TaskError(text)
     if hook == "score":
         return GraderError(FailureCode.GRADER_ERROR, text, trace)

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from prorl.envs import get_env
-from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.base import BaseEnv, Solution, check_settings
+from prorl.envs.settings import record_of
 from prorl.envs.tools import SANDBOX_OPS, user_spec
 from prorl.errors import GraderError, ProrlError, RolloutError, TaskError, UserError
 from prorl.helper.child import Answer, Channel, place_of, serve, trace_of
@@ -28,7 +29,8 @@ def prepare(channel: Channel, name: str, *tools: str) -> Answer:
     try:
         env = get_env(name)
         for tool in tools:
-            user_spec(tool)
+            if tool not in getattr(env, "own_tools", ()):
+                user_spec(tool)
     except TaskError as error:
         place = place_of(error)
         raise TaskError(f"{error} ({place})" if place else str(error)) from None
@@ -85,6 +87,7 @@ def _hooks(env: Any) -> Mapping[str, Callable[..., Any]]:
     """What may be asked, each by the task and its sandbox; users write hooks plain or `async`."""
     return {
         "plan": lambda task, sandbox: _plan(env, task),
+        "settings": lambda task, sandbox, values, where: check_settings(env, values, where),
         "prepare": env.prepare,
         "call": env.call,
         "repeats": lambda task, sandbox, call: bool(env.repeats(call)),
@@ -98,6 +101,7 @@ def _hooks(env: Any) -> Mapping[str, Callable[..., Any]]:
 
 
 def _plan(env: Env, task: Task) -> Mapping[str, Json]:
+    record_of(env).of(task)
     env.check(task)
     hooks = {
         hook

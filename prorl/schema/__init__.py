@@ -5,7 +5,7 @@ A rollout is a row that grows. Each edge's schema is the previous one plus what 
     LEASED  identity, task, sampling, limits, backend, seed
     READY   + sandbox, prompt, tools, init_s
     RAN     + sequences, turns, messages, artifact, stop reason, failure, run_s, llm_s, tool_s
-    SCORED  + scored, reward, reward_parts, grader_log, eval failure, eval_s
+    SCORED  + scored, reward, reward_parts, grader_log, eval failure, eval_s, env_sha256
 
 *Edge protocol* over a `Channel`: the consumer dials `edge/<name>` on its upstream and sends
 EDGE_BACK batches: `credit` rows (rows and bytes, additive) and `ack` rows (run_id, rollout_id,
@@ -175,6 +175,12 @@ SCORED = versioned(
         required("eval_failure_code", pa.utf8(), "as failure_code, of EVAL"),
         required("eval_failure_message", pa.utf8(), "as failure_message, of EVAL"),
         required("eval_s", pa.float64(), "seconds that EVAL took"),
+        required(
+            "env_sha256",
+            pa.utf8(),
+            "SHA-256 of the file of a user's env that scored it; empty for envs of ours and of"
+            " installed packages; null in files from before it was",
+        ),
     ],
     "edge/scored",
 )
@@ -314,6 +320,7 @@ ROLLOUTS = versioned(
             "logprob_sum", pa.float64(), "of all sampled tokens; null in files from before it was"
         ),
         optional("rescorable", pa.bool_()),
+        optional("env_sha256", pa.utf8()),
     ],
     "rollouts",
 )

@@ -124,6 +124,7 @@ class ScoredColumns(Added):
     eval_failure_code: FailureCode
     eval_failure_message: str
     eval_s: float
+    env_sha256: str
 
     @property
     def failure(self) -> Failure:
@@ -257,7 +258,12 @@ def artifact_digest(artifact: bytes) -> str:
 
 
 def scored_columns(
-    *, score: Score | None, failure: Failure, eval_s: float, trace: str = ""
+    *,
+    score: Score | None,
+    failure: Failure,
+    eval_s: float,
+    trace: str = "",
+    env_sha256: str = "",
 ) -> ScoredColumns:
     """RAN -> SCORED; `score` is None for rows that pass unscored, `trace` a grader's traceback."""
     return ScoredColumns(
@@ -268,6 +274,7 @@ def scored_columns(
         eval_failure_code=failure.code,
         eval_failure_message=failure.message,
         eval_s=eval_s,
+        env_sha256=env_sha256,
     )
 
 

@@ -14,7 +14,8 @@ from prorl.agents.check import check as check_agent
 from prorl.agents.programs import program_of
 from prorl.backends.catalogue import is_server
 from prorl.config import MAX_CALL_TOKENS, RunConfig
-from prorl.envs.users import GetEnv, env_by_name, open_env, users_code
+from prorl.env_settings import merge
+from prorl.envs.users import GetEnv, check_settings_of, env_by_name, open_env, users_code
 from prorl.errors import (
     ConfigError,
     ForbiddenError,
@@ -31,6 +32,7 @@ from prorl.service.core.candidates import (
     Candidate,
     CheckPrompt,
     CheckTask,
+    GroupBody,
     GroupsBody,
     check_envs,
 )
@@ -68,6 +70,23 @@ def known_env(load_code: bool) -> CheckTask:
         return None
 
     return check
+
+
+async def check_env_settings(config: RunConfig, *, load_code: bool) -> None:
+    """Raise ConfigError for settings that an env of the run does not take, UnavailableError where
+    a user's env cannot be asked in time.
+    """
+    for name, values in config.env.items():
+        try:
+            if not load_code:
+                plugins.refuse_places(name, TaskError, "env")
+            async with asyncio.timeout(CHECK_S):
+                await check_settings_of(name, values)
+        except TaskError as error:
+            raise ConfigError(error.given, error.expected, error.hint) from None
+        except (RolloutError, TimeoutError) as error:
+            text = f"settings of the env {name!r} could not be checked: {error}; send it again"
+            raise UnavailableError(text) from None
 
 
 async def check_users(find: GetEnv, task: Task, fits: CheckPrompt) -> None:
@@ -167,6 +186,7 @@ async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
             plugins.refuse_places(config.agent, ConfigError, "agent")
         plugins.refuse_places(config.renderer.name, ConfigError, "renderer")
     await check_agent(config.agent)
+    await check_env_settings(config, load_code=gateway.config.load_code)
     created_at = gateway.wall()
     renderer = await check_renderer(config.renderer.settled(gateway.config.tokenizer, created_at))
     check_run_offer(config, renderer)
@@ -246,6 +266,13 @@ async def _check_prompt(gateway: Gateway, config: RunConfig) -> CheckPrompt:
     return fits
 
 
+def with_settings(group: GroupBody, config: RunConfig) -> GroupBody:
+    """The group whose task has the run's settings of its env. Raises TaskError."""
+    if not config.env:
+        return group
+    return group.model_copy(update={"task": merge(group.task, config.env)})
+
+
 async def accept(
     gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask
 ) -> list[tuple[GroupRecord, bool]]:
@@ -256,8 +283,9 @@ async def accept(
     candidates: list[Candidate] = []
     seen: dict[str, str] = {}
     for part in pieces([group.n for group in body.groups]):
-        await check_envs(body.groups[part], check, fits, part.start)
-        candidates += acceptance.check(run, body.groups[part], seen, part.start)
+        groups = [with_settings(group, run.config) for group in body.groups[part]]
+        await check_envs(groups, check, fits, part.start)
+        candidates += acceptance.check(run, groups, seen, part.start)
         await asyncio.sleep(0)
     if run.config.epochs:
         for part in pieces([candidate.n for candidate in candidates]):

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import orjson
 
-from prorl import exact_json
+from prorl import env_settings, exact_json
+from prorl.env_settings import AUTO
 from prorl.errors import TaskError
 from prorl.plugins import absolute
 from prorl.tasks.formats import Format, detect
 from prorl.tasks.generated import from_spec, is_generated
 from prorl.tasks.rows import read_rows
-from prorl.types import Task
+from prorl.types import Json, Task
 
 Check = Callable[[Task], None]
 """Raises TaskError for a task that its env cannot run."""
@@ -67,7 +68,7 @@ class TaskSet:
 
 
 def load_tasks(
-    path: str | Path, env: str = "auto", limit: int | None = None, *, skip_invalid: bool = False
+    path: str | Path, env: Json = "auto", limit: int | None = None, *, skip_invalid: bool = False
 ) -> list[Task]:
     """Tasks of a file, a folder or generated sets (`arith:train?n=100,shop:train`), in their order:
     what `prorl run --tasks` takes.
@@ -75,9 +76,10 @@ def load_tasks(
     `limit`: only the first so many of each.
 
     `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, swe for SWE-bench, the
-    row's for ours), any other name replaces it. `file.py:attr` is sought beside the task file, or
-    in the working folder where `env` says so. `skip_invalid` leaves out rows that cannot be read.
-    Raises TaskError with the place of the mistake.
+    row's for ours), any other name replaces it. Settings may follow: `math?tools=none`, or the
+    other forms of `prorl/env_settings.py`. `file.py:attr` is sought beside the task file, or in the
+    working folder where `env` says so. `skip_invalid` leaves out rows that cannot be read. Raises
+    TaskError with the place of the mistake, ConfigError for an `env` that cannot be read.
     """
     return [
         task
@@ -98,7 +100,7 @@ def sources(path: str | Path) -> list[str]:
 
 def read_tasks(
     path: str | Path,
-    env: str = "auto",
+    env: Json = "auto",
     limit: int | None = None,
     *,
     skip_invalid: bool = False,
@@ -107,10 +109,14 @@ def read_tasks(
     """As `load_tasks`, with what was found; rows that `check` refuses are bad rows, too."""
     if limit is not None and limit < 1:
         raise TaskError(f"limit {limit}", "a positive number of tasks")
+    here, settings = Path.cwd(), env_settings.read(env)
+    settings = {absolute(name, here): values for name, values in settings.items()}
+    name = env_settings.env_of_all(env)
     if is_generated(str(path)):
         found = TaskSet(source=str(path), format="a generated set")
         for task in from_spec(found.source)[:limit]:
-            found.tasks.append(_with_env(task, env, Path.cwd()))
+            task = env_settings.merge(_with_env(task, name, here), settings)
+            found.tasks.append(task)
             if check is not None:
                 check(found.tasks[-1])
         return found
@@ -125,7 +131,8 @@ def read_tasks(
                 raise row
             layout = layout or detect(row)
             folder = path if path.is_dir() else path.parent
-            task = _with_env(layout.read(row, index), env, folder)
+            task = _with_env(layout.read(row, index), name, folder)
+            task = env_settings.merge(task, settings)
             if task.task_id in places:
                 where = places[task.task_id].rpartition(", ")[2]
                 raise TaskError(
@@ -159,5 +166,5 @@ def read_tasks(
 
 def _with_env(task: Task, env: str, folder: Path) -> Task:
     """A task with the env that was asked for; one's own file is found from where it is named."""
-    name = absolute(task.env, folder) if env == "auto" else absolute(env, Path.cwd())
+    name = absolute(task.env, folder) if env == AUTO else absolute(env, Path.cwd())
     return task if name == task.env else replace(task, env=name)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 
 from prorl.cli.app import dispatch
+from prorl.envs import BUILT_IN, get_env
+from prorl.envs.settings import record_of
 from prorl.schema.fields import MEANINGS
 
 
@@ -19,3 +22,14 @@ def test_every_column_has_a_meaning_and_every_meaning_a_column(
     assert [f"{table}.{row['name']}" for table, row in rows if not row["meaning"]] == []
     names = {row["name"] for _, row in rows} | {f"{table}.{row['name']}" for table, row in rows}
     assert set(MEANINGS) <= names
+
+
+def test_the_page_has_every_setting_of_every_env(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["schema"]) == 0
+    page = capsys.readouterr().out
+    for name in BUILT_IN:
+        for field in fields(record_of(get_env(name))):
+            assert f"| {name} | {field.name} | " in page
+    assert '| math | grading | one of strict, closed_form, value | "closed_form" | ' in page
+    rows = page.partition("# Settings of envs")[2].splitlines()[6:]
+    assert all(line.count(" | ") == 4 for line in rows)

@@ -101,6 +101,9 @@ async def _score(sandbox: Sandbox, program: str, task: Task = READS, eval_s: flo
     return await ENV.score(task, program.encode(), sandbox, Deadline(eval_s))
 
 
+PARTIAL = {"partial": True}
+
+
 def _with(task: Task = READS, **data: Json) -> Task:
     return make_task(task.env, task.prompt, **{**task.data, **data})
 
@@ -218,16 +221,16 @@ async def test_part_of_the_cases_is_part_of_the_reward_only_where_the_task_says_
 ) -> None:
     half = "x = int(input())\nprint(2 * x if x < 3 else 0)"
     assert (await _score(sandbox, half)).reward == 0
-    assert (await _score(sandbox, half, _with(partial=True))).reward == 0.5
+    assert (await _score(sandbox, half, _with(settings=PARTIAL))).reward == 0.5
     hangs = "x = int(input())\nwhile x == 1: pass\nprint(2 * x)"
-    assert (await _score(sandbox, hangs, _with(partial=True, case_s=2.0))).reward == 0.75
+    assert (await _score(sandbox, hangs, _with(settings=PARTIAL, case_s=2.0))).reward == 0.75
 
 
 async def test_too_little_time_of_evals_is_not_the_programs_fault(sandbox: Sandbox) -> None:
     hang = "while True: pass"
     with pytest.raises(GraderError, match="too little"):
-        await _score(sandbox, hang, _with(partial=True), eval_s=0.3)
-    slow = await _score(sandbox, hang, _with(partial=True, timeout_s=0.3))
+        await _score(sandbox, hang, _with(settings=PARTIAL), eval_s=0.3)
+    slow = await _score(sandbox, hang, _with(settings=PARTIAL, timeout_s=0.3))
     assert "no time was left" in slow.log
 
 

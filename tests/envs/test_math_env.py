@@ -10,7 +10,7 @@ from prorl.envs.math import MathEnv
 from prorl.errors import TaskError
 from prorl.limits import Deadline
 from prorl.tasks import load_tasks
-from prorl.testing import LocalSandbox
+from prorl.testing import LocalSandbox, Replies, play
 from prorl.types import Json, Stage, Task, ToolCall
 
 DATA = Path(__file__).parents[2] / "../shared/data/gsm8k/train-2000.jsonl"
@@ -52,17 +52,44 @@ def test_a_task_without_a_usable_answer_is_refused(answer: Json) -> None:
         ENV.check(_task(answer))
 
 
-async def test_the_row_says_how_far_an_answer_is_worked_out() -> None:
+async def test_a_setting_says_how_far_an_answer_is_worked_out() -> None:
     for grading, rewards in {"strict": [0, 0], "closed_form": [1, 0], "value": [1, 1]}.items():
-        task = _task("10", grading=grading)
+        task = _task("10", settings={"grading": grading})
         ENV.check(task)
         found = [
             (await ENV.score(task, f"#### {text}".encode(), None, Deadline(60.0))).reward
             for text in (r"\binom52", "3 + 7")
         ]
         assert found == rewards, grading
-    with pytest.raises(TaskError, match=r"data\.grading is 'lenient'; expected one of strict, clo"):
-        ENV.check(_task("10", grading="lenient"))
+
+
+BOXED, LAST, EARLY = r"So it is \boxed{42}, I think.", "It is 6*7.\n42\n", "#### 42\nThat is it."
+
+
+@pytest.mark.parametrize(
+    ("answer_format", "rewards", "words"),
+    [
+        ("any", [1, 1, 1], "in the form `#### answer`"),
+        ("boxed", [1, 0, 0], r"in \boxed{}"),
+        ("last_line", [1, 1, 0], "alone on a last line."),
+    ],
+)
+async def test_a_setting_says_where_the_answer_must_stand(
+    answer_format: str, rewards: list[int], words: str
+) -> None:
+    task = _task("42", settings={"answer_format": answer_format, "tools": []})
+    ENV.check(task)
+    found = [
+        (await ENV.score(task, text.encode(), None, Deadline(60.0))).reward
+        for text in (BOXED, LAST, EARLY)
+    ]
+    assert found == rewards
+    system, _ = ENV.messages(task)
+    assert words in system.content
+    assert "python" not in system.content
+    assert ENV.sandbox(task, Stage.RUN) is None
+    played = await play(ENV, task, Replies(ENV.reference(task).answer))
+    assert played.reward == 1
 
 
 async def test_calls_that_do_not_fit_are_told_and_not_run(tmp_path: Path) -> None:

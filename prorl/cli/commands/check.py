@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from prorl.cli.built import build_images, missing, recipes_of
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import answer, clean, note
-from prorl.cli.settings import registry_root, sandbox_environment
+from prorl.cli.settings import absolute_env, registry_root, sandbox_environment
 from prorl.envs.base import BaseEnv
 from prorl.envs.tools import call_problem
 from prorl.envs.users import GetEnv, env_by_name, open_env, reference_of
@@ -65,7 +65,8 @@ def check(
     path
         File of tasks, or a generated set, as `prorl run --tasks` takes it.
     env
-        Env of every task; auto = as the file's format says.
+        Env of every task, with settings as `prorl run --env` has them; auto = as the file's
+        format says.
     limit
         Only the first tasks.
     skip_invalid
@@ -73,7 +74,7 @@ def check(
     sandbox
         Kind of sandbox; auto = pyns where it works, else apptainer.
     """
-    found = read_tasks(path, env, limit, skip_invalid=skip_invalid)
+    found = read_tasks(path, absolute_env(env), limit, skip_invalid=skip_invalid)
     for line in (found.about, *found.deviations):
         note(line)
     findings = asyncio.run(_check_built(found.tasks, sandbox))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prorl import env_settings
 from prorl.cli.job import JobPlan
 from prorl.cli.options import (
     ConfigFile,
@@ -27,7 +28,7 @@ from prorl.cli.output import answer, note, say, say_json, table
 from prorl.cli.passk import evaluation
 from prorl.cli.run_job import run_plan
 from prorl.cli.runs import DEFAULT_ROOT, run_directory
-from prorl.cli.settings import Job, JobOptions, chosen
+from prorl.cli.settings import Job, JobOptions, absolute_env, chosen
 from prorl.errors import UserError
 from prorl.types import Json
 
@@ -116,6 +117,13 @@ def _rows(found: Sequence[Passed], ks: Sequence[int]) -> Iterator[Sequence[objec
         yield (one.data_source, one.mode, one.tasks, one.n, one.masked, *shares)
 
 
+async def _check_settings(settings: Mapping[str, Mapping[str, Json]]) -> None:
+    from prorl.envs.users import check_settings_of
+
+    for name, values in settings.items():
+        await check_settings_of(name, values)
+
+
 def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool) -> int:
     """Run EVAL on the stored artifacts of a run; 1 when nothing was scored."""
     import orjson
@@ -131,13 +139,17 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
     from prorl.storage.read.catalog import StoredRun
     from prorl.tasks import read_tasks
 
-    run, name, env = StoredRun(directory), job.name, "" if job.env == "auto" else job.env
+    run, name = StoredRun(directory), job.name
+    chosen_env = absolute_env(job.env)
+    settings, env = env_settings.read(chosen_env), env_settings.env_of_all(chosen_env)
+    env = "" if env == env_settings.AUTO else env
     check_name(run.directory, name)
     if env:
         env_by_name(env)
+    asyncio.run(_check_settings(settings))
     others = {}
     if job.tasks:
-        read = read_tasks(job.tasks, job.env)
+        read = read_tasks(job.tasks, chosen_env)
         note(read.about)
         others = {task.task_id: task for task in read.tasks}
 
@@ -150,6 +162,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
                 env_by_name,
                 tasks=others,
                 env=env,
+                settings=settings,
                 eval_s=eval_s,
                 concurrency=2 * (os.cpu_count() or 1),
                 provenance=orjson.dumps(provenance).decode(),
@@ -157,6 +170,7 @@ def rescore(directory: str, job: Job, sandbox: str, eval_s: float, *, json: bool
 
     provenance: dict[str, Json] = {
         "env": env,
+        "env_settings": settings,
         "tasks": job.tasks,
         "commits": run.commits[-1].commit_seq if run.commits else 0,
         "code_sha256": code_sha256(),

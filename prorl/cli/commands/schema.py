@@ -5,6 +5,7 @@ With `--config` it is the JSON schema of config files.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import create_model
@@ -13,6 +14,8 @@ from prorl.cli.options import Flag, JsonObject
 from prorl.cli.output import say, say_json
 from prorl.cli.settings import Job
 from prorl.config import RunConfig, ServiceConfig
+from prorl.envs import BUILT_IN, get_env
+from prorl.envs.settings import record_of, rows_of
 from prorl.schema import APPENDED, CONTROL, EDGE_BACK, EDGES, STREAM, TABLES
 from prorl.schema.fields import MEANINGS, SCHEMA_VERSION
 
@@ -27,7 +30,7 @@ def schema(
     config: Flag = False,
     json: JsonObject = False,
 ) -> int:
-    """The columns of every edge and table, as Markdown.
+    """The columns of every edge and table, and the settings of our envs, as Markdown.
 
     Example: prorl schema --config > prorl.schema.json   # completion for config files in editors
 
@@ -110,7 +113,20 @@ def page() -> str:
         "|---|---|",
         *(f"| {name} | {of} |" for name, of in VIEWS.items()),
     ]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *settings_of_envs()])
+
+
+def settings_of_envs() -> Iterator[str]:
+    """Lines of a table of the settings that the built-in envs take."""
+    yield "# Settings of envs"
+    yield ""
+    yield "Given by `--env NAME?KEY=VALUE`, a run's `env`, or a row's `data.settings`."
+    yield ""
+    yield "| env | setting | type | default | meaning |"
+    yield "|---|---|---|---|---|"
+    for name in BUILT_IN:
+        for row in rows_of(record_of(get_env(name))):
+            yield f"| {name} | {row.name} | {row.type} | {row.default} | {row.meaning} |"
 
 
 def _line(row: dict[str, Json]) -> str:

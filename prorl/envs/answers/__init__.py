@@ -13,7 +13,24 @@ Pure functions of bounded work, no I/O. Nothing is guessed: an answer that has n
 a reference that has none is said to have none.
 """
 
-from prorl.envs.answers.find import MARKED, MAX_ANSWER_CHARS, Answer, final_answer
-from prorl.envs.answers.judge import GRADINGS, judge
+from prorl.envs.answers.find import (
+    MARKED,
+    MAX_ANSWER_CHARS,
+    Answer,
+    AnswerFormat,
+    final_answer,
+    spell,
+)
+from prorl.envs.answers.judge import GRADINGS, Grading, judge
 
-__all__ = ["GRADINGS", "MARKED", "MAX_ANSWER_CHARS", "Answer", "final_answer", "judge"]
+__all__ = [
+    "GRADINGS",
+    "MARKED",
+    "MAX_ANSWER_CHARS",
+    "Answer",
+    "AnswerFormat",
+    "Grading",
+    "final_answer",
+    "judge",
+    "spell",
+]

@@ -1,6 +1,6 @@
 r"""Closed forms: numbers spelled as one operation on numbers (`10/2`, `2^{10}`, `\binom52`).
 
-A reference that is a number takes them under `data.grading: closed_form`, as long as the question
+A reference that is a number takes them under the grading `closed_form`, as long as the question
 writes no expression of that value: there the form is what is to be worked out.
 
 >>> from prorl.envs.answers.parse import parse

@@ -8,7 +8,7 @@ replaces an earlier one, except that boxes joined by "and", "or" or a comma are 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from prorl.envs.answers.words import agreed, bare, doubtful
 from prorl.envs.units import parse_unit
@@ -107,6 +107,38 @@ def final_answer(text: str) -> Answer:
     if said := _said(text):
         return Answer(said, "answer is")
     return _unmarked(text)
+
+
+AnswerFormat = Literal["any", "boxed", "last_line"]
+FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
+"""Where an answer may stand: anywhere, as above; in the last box; on the last line."""
+
+
+def in_format(text: str, answer_format: str) -> str:
+    r"""What of a text may hold its answer, by one of FORMATS; empty where nothing does.
+
+    >>> in_format("So \\boxed{4}, I think.", "boxed"), in_format("Is it 4?", "boxed")
+    ('\\boxed{4}', '')
+    >>> in_format("4 is right.\n#### 4\n", "last_line")
+    '#### 4'
+    """
+    text = without_open_thought(text)
+    if answer_format == "boxed":
+        boxed = _boxes(text)[1]
+        return rf"\boxed{{{boxed}}}" if boxed else ""
+    if answer_format == "last_line":
+        return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    return text
+
+
+def spell(answer: str, answer_format: str) -> str:
+    r"""An answer as a policy writes it in a format.
+
+    >>> [spell("4", answer_format) for answer_format in FORMATS]
+    ['#### 4', '\\boxed{4}', '4']
+    """
+    spelled = {"boxed": rf"\boxed{{{answer}}}", "last_line": answer}
+    return spelled.get(answer_format, f"#### {answer}")
 
 
 def without_open_thought(text: str) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from typing import Literal, get_args
 
 from prorl.envs.answers.closed import is_closed_form, poses
 from prorl.envs.answers.compare import assigned, is_name, same
@@ -57,7 +58,8 @@ _CONSTANT = re.compile(r"\+ ?([ckK])$")
 Rule = Callable[[str, str, Speech], bool | None]
 
 
-GRADINGS = ("strict", "closed_form", "value")
+Grading = Literal["strict", "closed_form", "value"]
+GRADINGS: tuple[Grading, ...] = get_args(Grading)
 """How far an answer must be worked out where the reference is a number: `strict` as far as that,
 `closed_form` to one number or a closed form of it (`closed.py`), `value` not at all.
 """

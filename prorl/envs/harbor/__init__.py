@@ -85,6 +85,7 @@ class HarborEnv(BaseEnv):
     )
     needs = ("folder", "image")
     offers = (BASH,)
+    works_in_sandbox = True
     scores_in_sandbox = True
 
     def __init__(self) -> None:

@@ -29,6 +29,7 @@ Who can forge a verdict: `judge.py`, and `docs/software-engineering.md` for what
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import replace
 
 from prorl.envs.base import BaseEnv, Solution
@@ -54,23 +55,30 @@ GOLD_PATCH = ".git/reference.patch"
 PYTEST = ("pytest",)
 """What tests find beside Python where a task names neither image nor requirements."""
 
-_SYSTEM = (
-    "You work on a repository, which is your workspace. Change it so that it does what the user"
-    " asks for; hidden tests decide. Look around with bash, edit with files or bash, run what helps"
-    " you. Your changes in the workspace count as they are: when they are complete, say so in a"
-    " sentence."
-)
-
 
 class SweEnv(BaseEnv):
     name = "swe"
-    system = _SYSTEM
     offers = (BASH, FILES)
+    works_in_sandbox = True
     scores_in_sandbox = True
 
     def check(self, task: Task) -> None:
         super().check(task)
         check_fields(task)
+
+    def system_message(self, task: Task) -> str:
+        names = {tool.name for tool in self.tools(task)} & {BASH.name, FILES.name}
+        around = {
+            frozenset({"bash", "files"}): "Look around with bash, edit with files or bash, run",
+            frozenset({"bash"}): "Look around and edit with bash, run",
+            frozenset({"files"}): "Look around and edit with files, try",
+        }
+        return (
+            "You work on a repository, which is your workspace. Change it so that it does what the"
+            f" user asks for; hidden tests decide. {around.get(frozenset(names), 'Run')} what helps"
+            " you. Your changes in the workspace count as they are: when they are complete, say so"
+            " in a sentence."
+        )
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
         """With packages of its own in every case: what this host has installed decides nothing."""
@@ -127,11 +135,15 @@ class SweEnv(BaseEnv):
         self.check(task)
         if "patch" not in task.data:
             raise NoReferenceError(f"task {task.task_id!r}: no patch", "the reference's diff")
-        write = ToolCall(
-            "files",
-            {"command": "create", "path": GOLD_PATCH, "file_text": text_field(task, "patch")},
-        )
-        apply = ToolCall(
-            "bash", {"command": f"git apply --whitespace=nowarn {GOLD_PATCH} && git status --short"}
-        )
-        return Solution((write, apply), "The change is in the workspace.")
+        names = {tool.name for tool in self.tools(task)}
+        if BASH.name not in names:
+            raise NoReferenceError(f"task {task.task_id!r}: `tools` leaves bash out", "bash")
+        patch = text_field(task, "patch")
+        command = f"git apply --whitespace=nowarn {GOLD_PATCH} && git status --short"
+        if FILES.name in names:
+            arguments = {"command": "create", "path": GOLD_PATCH, "file_text": patch}
+            calls = [ToolCall("files", arguments), ToolCall("bash", {"command": command})]
+        else:
+            write = f"base64 -d >{GOLD_PATCH} <<'END'\n{b64encode(patch.encode()).decode()}\nEND\n"
+            calls = [ToolCall("bash", {"command": write + command})]
+        return Solution(tuple(calls), "The change is in the workspace.")

@@ -19,6 +19,7 @@ import prorl
 from prorl.backends.catalogue import checkpoint
 from prorl.config import RunConfig, ServiceConfig
 from prorl.config.layout import about
+from prorl.envs.users import version_of
 from prorl.errors import (
     ConflictError,
     ForeignDirectoryError,
@@ -222,8 +223,10 @@ def provenance(
     service: ServiceConfig, run: RunConfig, served: Mapping[str, Json] = MappingProxyType({})
 ) -> dict[str, Json]:
     """JSON values; `turns.backend` is a key of `backends`; no hash of what is not here. `served`:
-    what model servers say of their models; a `root` that is a folder here is hashed. Tokenizer and
-    template are hashed where they were proved: `renderer` of the manifest.
+    what model servers say of their models; a `root` that is a folder here is hashed. `users_code`:
+    SHA-256 of the files that the run's config names as `file.py:attr`; `rollouts.env_sha256` has
+    that of the env that scored a rollout, since tasks name it. Tokenizer and template are hashed
+    where they were proved: `renderer` of the manifest.
     """
     backends = run.backends or service.backends
     return {
@@ -237,6 +240,11 @@ def provenance(
         },
         "layout": about(service),
         "code_sha256": code_sha256(),
+        "users_code": {
+            name: version_of([name])
+            for name in (run.agent, run.renderer.name, *run.env)
+            if name.rpartition(":")[0].endswith(".py")
+        },
         "platform": platform.platform(),
         "python": platform.python_version(),
     }
