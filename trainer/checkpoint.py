@@ -42,6 +42,7 @@ from safetensors.torch import load_file, save_file
 
 from prorl.errors import ConfigError, StorageError
 from prorl.flight.ticket import Cursor
+from prorl.trainer.untie import HEAD_FILE, add_head, link_tied
 
 PREFIX = "step-"
 _TEMP = ".saving-"
@@ -96,15 +97,19 @@ def write_weights(
     source: Path,
     keep: int = 3,
     dtype: torch.dtype = torch.float32,
+    untied: bool = False,
 ) -> Path:
     """Write a step's weights, in `dtype`, with the tokenizer files of `source`, under a new name.
 
-    Raises StorageError.
+    `untied`: those of a model with tied embeddings as servers of an untied copy load them
+    (`untie.py`). Raises StorageError.
     """
     final = root / f"{PREFIX}{step:08d}-{secrets.token_hex(3)}"
     with _storage_errors(final):
         temp = _begin(final)
         _write_model(temp, model, source, dtype)
+        if untied and model.config.tie_word_embeddings:
+            add_head(temp)
         _appear(temp, final)
         for old in sorted(_complete(root), key=lambda path: path.stat().st_mtime_ns)[:-keep]:
             shutil.rmtree(old)
@@ -140,8 +145,8 @@ class Checkpoints:
         """Begin to write a checkpoint; `finish` must have returned since the one before.
 
         `weights`: the directory of `write_weights` that holds these weights, whose files are
-        linked; without it they are written here. `add_files` may add files. `when_durable` is
-        called in the writing thread. Raises StorageError.
+        linked, without the second copy of tied ones; without it they are written here. `add_files`
+        may add files. `when_durable` is called in the writing thread. Raises StorageError.
         """
         assert self._pending is None, "finish() the checkpoint before"
         final = self._root / f"{PREFIX}{progress.step:08d}"
@@ -150,8 +155,8 @@ class Checkpoints:
             if weights is None:
                 _write_model(temp, model, source, dtype)
             else:
-                for file in weights.iterdir():
-                    os.link(file, temp / file.name)
+                link = link_tied if (weights / HEAD_FILE).exists() else _link
+                link(weights, temp)
             add_files(temp)
         # The optimizer's next step changes these tensors in place, so they are copied here.
         tensors = _training_tensors(model, optimizer, with_weights=dtype != torch.float32)
@@ -281,6 +286,11 @@ def _write_model(directory: Path, model: Any, source: Path, dtype: torch.dtype) 
     for name in _TOKENIZER_FILES:
         if (source / name).exists() and not (directory / name).exists():
             shutil.copyfile(source / name, directory / name)
+
+
+def _link(weights: Path, directory: Path) -> None:
+    for file in weights.iterdir():
+        os.link(file, directory / file.name)
 
 
 def _begin(final: Path) -> Path:

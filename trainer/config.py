@@ -64,6 +64,11 @@ class TrainerConfig(LossConfig):
     publish: bool = Field(
         default=True, description="give each step's weights to the service; off for a replay"
     )
+    untie: bool = Field(
+        default=True,
+        description="publish a model with tied embeddings with an output layer of its own: a vLLM"
+        " that is given tied weights goes on with its old one. A copy of the embedding more a step",
+    )
     tasks: Path | None = Field(
         default=None,
         description="JSON lines of tasks, all that the run will have, submitted at the start: a run"

@@ -112,23 +112,12 @@ class Learner:
         return _figures(batch, tokens, sums, version)
 
     def expected(self, prompt_ids: Sequence[int]) -> dict[str, Json]:
-        """The likeliest next tokens and their logprobs after a prompt, by which a server's weights
-        are verified; without a prompt after some tokens of the vocabulary.
-        """
-        prompt = list(prompt_ids) or list(range(min(16, self.model.config.vocab_size)))
-        ids_L = torch.tensor(prompt, device=self.model.device)
+        """`expected_of` the model that it trains."""
         self.model.set_attn_implementation("eager")
         try:
-            with torch.no_grad():
-                logits_LV = self.model(ids_L[None], use_cache=False).logits[0]
+            return expected_of(self.model, prompt_ids)
         finally:
             self.model.set_attn_implementation(ATTENTION)
-        top = logits_LV[-1].float().log_softmax(-1).topk(min(256, logits_LV.shape[-1]))
-        return {
-            "prompt_ids": prompt,
-            "ids": top.indices.tolist(),
-            "logprobs": top.values.tolist(),
-        }
 
     def _minibatch(
         self,
@@ -283,3 +272,15 @@ def _figures(batch: PackedBatch, tokens: Tokens, sums: Sums, version: int) -> di
         "staleness_mean": float(ages.mean()) if len(ages) else 0.0,
         "staleness_max": float(ages.max(initial=0)),
     }
+
+
+def expected_of(model: Any, prompt_ids: Sequence[int] = ()) -> dict[str, Json]:
+    """The likeliest next tokens and their logprobs after a prompt, by which a server's weights are
+    verified; without a prompt after some tokens of the vocabulary.
+    """
+    prompt = list(prompt_ids) or list(range(min(16, model.config.vocab_size)))
+    ids_L = torch.tensor(prompt, device=model.device)
+    with torch.no_grad():
+        logits_LV = model(ids_L[None], use_cache=False).logits[0]
+    top = logits_LV[-1].float().log_softmax(-1).topk(min(256, logits_LV.shape[-1]))
+    return {"prompt_ids": prompt, "ids": top.indices.tolist(), "logprobs": top.values.tolist()}

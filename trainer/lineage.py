@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from prorl.errors import ConfigError
 from prorl.schema import TRAINED
+from prorl.trainer.untie import HEAD_FILE
 
 if TYPE_CHECKING:
     import torch
@@ -115,9 +116,10 @@ def _lists(values_C: np.ndarray[tuple[int], np.dtype[np.float32]], batch: Packed
 
 def weights_digest(directory: Path) -> str:
     """SHA-256 of the weights in a Hugging Face directory. Of the file when it is one, else of the
-    digests of the shards in order of their names. Raises ConfigError where there are none.
+    digests of the shards in order of their names; an untied copy has its model's. Raises
+    ConfigError where there are none.
     """
-    found = sorted(directory.glob("*.safetensors"))
+    found = sorted(file for file in directory.glob("*.safetensors") if file.name != HEAD_FILE)
     if not found:
         raise ConfigError(f"{directory} holds no weights", "a directory with *.safetensors")
     digests = []

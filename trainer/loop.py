@@ -224,6 +224,8 @@ def publish_start(
     """
     if not config.publish or client.run(config.run)["allocated_version"] == progress.version:
         return progress
+    if config.untie:
+        weights = _written(config, progress, learner)
     reply = client.publish(
         config.run,
         0,
@@ -234,20 +236,26 @@ def publish_start(
     return replace(progress, version=int(reply["version"]))
 
 
-def publish(
-    config: TrainerConfig, client: Client, progress: TrainingState, learner: Learner
-) -> tuple[Path | None, int]:
-    """Write a step's weights and have the model servers load them: their directory and their id."""
-    if not config.publish:
-        return None, progress.version + 1
-    weights = write_weights(
+def _written(config: TrainerConfig, progress: TrainingState, learner: Learner) -> Path:
+    """A directory of the learner's weights for samplers."""
+    return write_weights(
         config.output / "weights",
         progress.step,
         learner.model,
         source=config.model,
         keep=config.keep_checkpoints,
         dtype=getattr(torch, config.dtype),
+        untied=config.untie,
     )
+
+
+def publish(
+    config: TrainerConfig, client: Client, progress: TrainingState, learner: Learner
+) -> tuple[Path | None, int]:
+    """Write a step's weights and have the model servers load them: their directory and their id."""
+    if not config.publish:
+        return None, progress.version + 1
+    weights = _written(config, progress, learner)
     reply = client.publish(
         config.run,
         0,

@@ -56,6 +56,9 @@ class ModelServer(Backend, Protocol):
     async def tokenize(self, text: str) -> list[int] | None:
         """The ids of a text; None where it does not say."""
 
+    async def names_weights(self) -> bool:
+        """Whether it states a label of the weights that it serves."""
+
 
 async def check_logprobs(backend: Backend, vocab_size: int) -> None:
     """Refuse a server whose logprobs are not those of the distribution that a run asks for.
@@ -176,6 +179,8 @@ class Vocabulary(NamedTuple):
     """Of `text`; empty = not known."""
     max_tokens: int = 0
     """Of a sequence, where the run says it; 0 = as many as the server takes."""
+    takes_weights: bool = False
+    """Whether the run's trainer publishes weights, so that the server must name those it serves."""
 
 
 async def check_vocabulary(backend: ModelServer, wanted: Vocabulary) -> dict[str, Json]:
@@ -197,6 +202,13 @@ async def check_vocabulary(backend: ModelServer, wanted: Vocabulary) -> dict[str
             f"{backend.name} has a context of {backend.max_model_len}",
             f"the run's limits.max_tokens = {wanted.max_tokens}",
             f"set limits.max_tokens to {backend.max_model_len}, or start vLLM with --max-model-len",
+        )
+    if wanted.takes_weights and not await backend.names_weights():
+        raise ConfigError(
+            f"{backend.name} takes no weights of a trainer: it does not say which it serves"
+            " (`/weight_info`)",
+            "vLLM 0.27 or later with VLLM_SERVER_DEV_MODE=1, or SGLang",
+            "start it so, or sample with delivery `store`, to which nothing is published",
         )
     theirs = await backend.tokenize(wanted.text)
     if theirs is not None and wanted.ids and theirs != list(wanted.ids):

@@ -224,6 +224,12 @@ class VllmBackend:
         with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.name}/tokenize"):
             return [int(one) for one in orjson.loads(reply)["tokens"]]
 
+    async def names_weights(self) -> bool:
+        """Whether it states a label of its weights: an older vLLM, or one outside of its developer
+        mode, does not, and takes none. Raises BackendError.
+        """
+        return await self._label() is not None
+
     async def _label(self) -> str | None:
         try:
             reply = await self._connections.exchange("GET", self.label_path, limit_s=LABEL_S)

@@ -266,19 +266,27 @@ class Client:
             body["version"] = said["version"]
 
     def announce(
-        self, run: str, version: int, servers: Iterable[str] | Mapping[str, str]
+        self,
+        run: str,
+        version: int,
+        servers: Iterable[str] | Mapping[str, str],
+        *,
+        expected: Mapping[str, Json] | None = None,
     ) -> dict[str, Json]:
         """Say that these model servers have `version` from the trainer itself; nothing is loaded.
 
         A server is believed that stood paused (`pause_backends`) since before the weights came, or
         that states the label that `servers` gives for it; `failed` in the answer says who is not,
         and gets no rollouts until it is announced again, as does who is not named. Tokens have the
-        version that their server states around the call, else they do not train. Raises
-        ConflictError when no server is believed.
+        version that their server states around the call, else they do not train. `expected`: as in
+        `publish`; a paused server is compared when it resumes. Without it the answer's `verified`
+        is false. Raises ConflictError when no server is believed.
         """
         labels = dict(servers) if isinstance(servers, Mapping) else dict.fromkeys(servers, "")
         named = [{"backend": name, "label": label} for name, label in labels.items()]
         body: dict[str, Json] = {"version": version, "announce": named}
+        if expected is not None:
+            body["expected"] = dict(expected)
         return dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
 
     def pause_backends(self, names: Iterable[str], *, mode: str = "abort") -> dict[str, Json]:

@@ -23,7 +23,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import orjson
 
 from prorl.backends.catalogue import is_adapter, is_server
 from prorl.backends.labels import START_LABELS, label_of
@@ -144,12 +147,20 @@ class Publisher:
         await asyncio.wait({work}, timeout=wait_s)
         return work.result() if work.done() else Published(version, pending=True)
 
-    async def announce(self, run: RunRecord, version: int, servers: Mapping[str, str]) -> Published:
+    async def announce(
+        self,
+        run: RunRecord,
+        version: int,
+        servers: Mapping[str, str],
+        expected: Expected | None = None,
+    ) -> Published:
         """Publish weights that these servers have from their trainer (0 = the next id).
 
         `servers` says for each the label that it states with them, or nothing where it stands
-        paused since before they came. Raises UserError for what is none of the run's servers,
-        ConflictError for an id that is not the next or the newest, or when none is believed.
+        paused since before they came. With `expected` a server gets rollouts once it says the like
+        after that prompt; a paused one is compared when it resumes. Raises UserError for what is
+        none of the run's servers, ConflictError for an id that is not the next or the newest, or
+        when none is believed.
         """
         names = self._servers(run)
         if others := sorted(servers.keys() - set(names)):
@@ -165,7 +176,7 @@ class Publisher:
                 )
             version = self._core.versions.give(run, version, ANNOUNCED)
             await self._durable()
-            weights = ServedWeights(run.run_id, run.tag, version, "", ANNOUNCED)
+            weights = ServedWeights(run.run_id, run.tag, version, "", ANNOUNCED, expected)
             began = time.monotonic()
             reasons = await asyncio.gather(
                 *(self._claim(name, weights, label) for name, label in servers.items())
@@ -212,6 +223,8 @@ class Publisher:
                         if time.monotonic() - began > CLAIM_S:
                             await target.rename(expected)
                             return f"{name} took longer than {CLAIM_S:g} s to answer: say it again"
+                    if name not in self.held:
+                        await self._compare(name, weights)
             except RolloutError as error:
                 return str(error)
             return ""
@@ -232,6 +245,11 @@ class Publisher:
         weights = self._wanted.get(name)
         if label.startswith(MARK) or (weights is not None and not weights.is_named(label)):
             return f"{name} gets no rollout: no version was announced of it since its pause"
+        try:
+            if weights is not None:
+                await self._compare(name, weights)
+        except RolloutError as error:
+            return f"{name} gets no rollout: {error}"
         self._core.state.balancer.unfence(name)
         self._core.watched.on_change()
         return ""
@@ -368,7 +386,7 @@ class Publisher:
                 raise BackendError(
                     FailureCode.BACKEND_PROTOCOL,
                     f"{name} does not serve version {weights.version}, whatever it calls it:"
-                    f" {problem}",
+                    f" {problem}{await asyncio.to_thread(_tied_hint, weights.path)}",
                 )
             seeds = range(len(sampled), len(sampled) + FEWEST_SAMPLES)
             sampled += await asyncio.gather(
@@ -548,3 +566,17 @@ class Publisher:
                     self._newest = weights
         for name in self._wanted:
             self._core.state.balancer.fence(name)
+
+
+def _tied_hint(path: str) -> str:
+    """How to mend wrong logprobs where a directory's model ties its embeddings; else empty."""
+    try:
+        config = orjson.loads((Path(path) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return ""
+    if not path or not isinstance(config, dict) or not config.get("tie_word_embeddings"):
+        return ""
+    return (
+        ". Its embeddings are tied, and a vLLM does not load the output layer of such a directory:"
+        " publish the copy that `python -m prorl.trainer.untie MODEL OUT` makes"
+    )

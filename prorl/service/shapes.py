@@ -31,6 +31,10 @@ class VersionPublished(TypedDict):
     """Why, by backend."""
     pending: bool
     """Backends still load them."""
+    verified: bool
+    """Whether `expected` was given, by which servers are compared with the trainer; a trainer
+    without it finds out from its own ratios alone that a server has other weights.
+    """
 
 
 class BackendView(TypedDict):

@@ -49,14 +49,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = {**os.environ, **VLLM_ENVIRONMENT}
     process = subprocess.Popen(server.argv, env=environment, start_new_session=True)
     try:
-        _wait(process, f"http://127.0.0.1:{server.port}/health")
+        wait_until_ready(process, f"http://127.0.0.1:{server.port}/health")
         yield f"http://127.0.0.1:{server.port}"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], health: str) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], health: str) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:

@@ -41,7 +41,8 @@ async def test_a_held_server_is_announced_and_serves_again(tmp_path: Path) -> No
         async with w.worker("run", "run-1") as late:
             assert [row.read(Paused).paused for row in await late.hear(Kind.PAUSED)] == [True]
 
-        said = (201, {"run_id": "r", "version": 1, "failed": {}, "pending": False})
+        answer = {"run_id": "r", "version": 1, "failed": {}, "pending": False, "verified": False}
+        said = (201, answer)
         assert await announce(w, 1, **{first.url: ""}) == said
         assert first.number == "1"
         assert (await w.view())["version"] == 1
@@ -92,6 +93,34 @@ async def test_a_server_started_anew_between_pause_and_announcement_is_not_belie
         told = await hold(w, "resume", *found)
         assert list(told) == [found[0].url]
         assert w.core.state.balancer.fenced == {found[0].url}
+
+
+async def test_announced_weights_are_compared_before_they_get_rollouts(tmp_path: Path) -> None:
+    """A server that states a label at once, one that stood paused when it resumes."""
+    async with servers(2) as found, world(tmp_path, backends=urls(found)) as w:
+        labelled, paused = found
+        labelled.serves = paused.serves = True
+        await w.run()
+        await hold(w, "pause", paused)
+        labelled.version = "step-1"
+        named = [
+            {"backend": labelled.url, "label": "step-1"},
+            {"backend": paused.url, "label": ""},
+        ]
+        other = {"prompt_ids": [1, 2], "ids": [64, 65], "logprobs": [-0.5, -3.0]}
+        body = {"version": 1, "announce": named, "expected": other}
+        status, said = await w.http("POST", "/v1/runs/r/versions", body)
+        assert (status, said["verified"]) == (201, True)
+        assert "2 from those of the trainer" in said["failed"][labelled.url]
+        told = await hold(w, "resume", paused)
+        assert "2 from those of the trainer" in told[paused.url]
+        assert w.core.state.balancer.fenced == {labelled.url, paused.url}
+        own = {**other, "logprobs": [-0.5, -1.05]}
+        await hold(w, "pause", *found)
+        body = {"version": 2, "announce": [{"backend": url} for url in urls(found)]}
+        assert (await w.http("POST", "/v1/runs/r/versions", {**body, "expected": own}))[0] == 201
+        assert await hold(w, "resume", *found) == {}
+        assert not w.core.state.balancer.fenced
 
 
 async def test_what_is_resumed_without_an_announcement_stays_fenced(tmp_path: Path) -> None:

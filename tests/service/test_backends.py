@@ -114,6 +114,26 @@ async def test_a_run_that_wants_a_longer_context_than_its_servers_have_is_refuse
             assert (await w.http("POST", "/v1/runs", asked))[0] == 201
 
 
+async def test_a_server_that_takes_no_weights_is_refused_before_a_token_is_sampled(
+    tmp_path: Path,
+) -> None:
+    """As vLLM before 0.27, or outside of its developer mode: no `/weight_info`."""
+    async with served() as old, world(tmp_path, backends=(old,)) as w:
+        asked: Json = {"run_id": "r", "delivery": "stream"}
+        status, answer = await w.http("POST", "/v1/runs", asked)
+        assert status == 422, answer
+        words = ("takes no weights", "vLLM 0.27 or later", "VLLM_SERVER_DEV_MODE=1", "`store`")
+        assert all(word in answer["message"] for word in words)
+        assert "\n" not in answer["message"]
+        assert not (tmp_path / "root/r").exists()
+        assert (await w.http("POST", "/v1/runs", {"run_id": "r"}))[0] == 201
+    (tmp_path / "other").mkdir()
+    async with served() as old, world(tmp_path / "other") as w:
+        assert (await w.http("POST", "/v1/runs", asked))[0] == 201
+        status, answer = await w.http("POST", "/v1/backends", {"name": old})
+        assert (status, "takes no weights" in answer["message"]) == (422, True)
+
+
 async def test_a_server_that_comes_while_runs_are_open_is_asked_for_their_vocabularies(
     tmp_path: Path,
 ) -> None:

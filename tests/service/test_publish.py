@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import orjson
 import pytest
 from aiohttp import web
 
@@ -148,7 +149,7 @@ async def test_every_backend_takes_the_weights_and_at_most_half_are_paused(
         await w.run()
         assert await say(w, "/w/1") == (
             201,
-            {"run_id": "r", "version": 1, "failed": {}, "pending": False},
+            {"run_id": "r", "version": 1, "failed": {}, "pending": False, "verified": False},
         )
         assert [(server.path, server.number, server.paused) for server in found] == [
             ("/w/1", "1", False)
@@ -295,6 +296,21 @@ async def test_weights_that_are_not_the_ones_meant_are_not_published(tmp_path: P
         assert not w.core.state.balancer.fenced
 
 
+async def test_tied_embeddings_are_named_where_logprobs_are_wrong(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    for tied in (True, False):
+        config = orjson.dumps({"tie_word_embeddings": tied})
+        (tmp_path / "w/config.json").write_bytes(config)
+        (tmp_path / str(tied)).mkdir()
+        async with servers(1) as (server,), world(tmp_path / str(tied), backends=[server.url]) as w:
+            server.serves = True
+            await w.run()
+            own = {"prompt_ids": [1, 2], "ids": [64, 65], "logprobs": [-0.5, -3.0]}
+            body = {"version": 1, "path": str(tmp_path / "w"), "expected": own}
+            found, answer = await w.http("POST", "/v1/runs/r/versions", body)
+            assert (found, "python -m prorl.trainer.untie" in answer["message"]) == (503, tied)
+
+
 async def test_a_run_that_ended_gives_its_servers_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,7 +366,7 @@ async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them
         found[0].refuses = False
         assert await say(w, "/w/1", version=1) == (
             200,
-            {"run_id": "r", "version": 1, "failed": {}, "pending": False},
+            {"run_id": "r", "version": 1, "failed": {}, "pending": False, "verified": False},
         )
         assert found[0].number == "1"
         assert found[1].said.count("/update_weights") == 1, "who has them is left alone"

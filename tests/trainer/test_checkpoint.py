@@ -21,6 +21,7 @@ from prorl.trainer.checkpoint import (
 )
 from prorl.trainer.lineage import weights_digest
 from prorl.trainer.pack import load_model, pack, token_logprobs
+from prorl.trainer.untie import untie
 from tests.trainer.tiny import batch_of, save_model
 
 
@@ -116,6 +117,31 @@ def test_transformers_loads_weights_whose_tied_parameters_are_written_once(
     assert (path / "tokenizer.json").exists()
     for one, two in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one.to(dtype), two)
+
+
+def test_untied_weights_are_the_same_function_and_their_checkpoint_stays_tied(
+    tmp_path: Path,
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source = save_model(tmp_path / "model")
+    model, optimizer = trained_model(source)
+    weights = write_weights(tmp_path / "weights", 3, model, source=source, untied=True)
+    untied: Any = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
+    assert untied.lm_head.weight is not untied.model.embed_tokens.weight
+    progress = TrainingState(step=3)
+    path = saved(tmp_path / "out", progress, model, optimizer, source=source, weights=weights)
+    assert [file.name for file in path.glob("*.safetensors*")] == ["model.safetensors"]
+    tied: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    assert tied.config.tie_word_embeddings
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.equal(untied(ids).logits, tied(ids).logits)
+    assert weights_digest(path) == weights_digest(weights)
+    untie(path, tmp_path / "copy")
+    with pytest.raises(ConfigError, match="the files of a model with tied embeddings"):
+        untie(weights, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 def test_weights_of_one_step_written_twice_have_two_names(tmp_path: Path) -> None:

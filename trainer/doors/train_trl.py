@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ from prorl.client.records import Feed
 from prorl.errors import ProrlError, UserError
 from prorl.linux.calls import die_with_parent
 from prorl.trainer.doors.trl import STATE, grpo_trainer, is_replay, most_groups
+from prorl.trainer.learner import expected_of
+from prorl.trainer.untie import untie
 
 
 class Serve(TrainerCallback):
@@ -47,15 +50,49 @@ class Serve(TrainerCallback):
             torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
         control.should_training_stop |= bool(asked.item())
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if state.is_world_process_zero and not is_replay(self._feed):
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            model = parts.get("model")
+            expected = _expected(args, model)
+            if model is not None and model.config.tie_word_embeddings:
+                path = _untied(path)
             with connect(self._feed.url) as client:
-                client.publish(self._feed.run, state.global_step, path.absolute())
+                client.publish(
+                    self._feed.run, state.global_step, path.absolute(), expected=expected
+                )
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: object) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if state.global_step:  # it may have been killed before they had it
-            self.on_save(args, state, control)
+            self.on_save(args, state, control, **parts)
+
+
+def _untied(checkpoint: Path) -> Path:
+    """A copy of a checkpoint's weights as a vLLM loads them rightly; that of the one before stays,
+    since servers may still read it.
+    """
+    copies = checkpoint.parent / "untied"
+    copy = copies / checkpoint.name
+    if not copy.exists():
+        untie(checkpoint, copy)
+    for old in sorted(copies.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-2]:
+        shutil.rmtree(old)
+    return copy
+
+
+def _expected(args: Any, model: Any) -> dict[str, Any] | None:
+    """What servers must say with the model's weights; None where its parameters are spread over
+    processes, of which this one alone cannot ask it.
+    """
+    if model is None or args.fsdp or args.deepspeed:
+        print("weights  not verified: this process alone cannot ask the model", flush=True)
+        return None
+    is_training = model.training
+    model.eval()
+    try:
+        return expected_of(model)
+    finally:
+        model.train(is_training)
 
 
 POSITIONAL = {

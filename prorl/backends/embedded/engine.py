@@ -11,7 +11,7 @@ keep the version that sampled them. Bounded: running requests by rows, waiting o
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -181,7 +181,7 @@ class Engine:
         Raises ConfigError for a directory that is not this model; then nothing has changed.
         """
         shape = read_shape(directory)
-        if shape != self.shape:
+        if replace(shape, tied=self.shape.tied) != self.shape:  # an untied copy is the same model
             raise ConfigError(
                 f"{directory} holds {shape}",
                 f"the shape that is served, {self.shape}",

@@ -70,8 +70,8 @@ class VersionBody(StrictModel):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if self.announce and (self.path or self.expected):
-            raise ValueError("`announce` beside `path` or `expected`: either loads weights or not")
+        if self.announce and self.path:
+            raise ValueError("`announce` beside `path`: either loads weights or not")
         return self
 
 
@@ -207,6 +207,8 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
 
         With `announce` nothing is loaded: servers that the trainer gave them are believed when they
         stood paused meanwhile or state the label given; what the others sample keeps its version.
+        With `expected` servers are compared with the trainer's own logprobs before they get
+        rollouts, paused ones when they resume; without it the answer's `verified` is false.
         The same version and path again answer 200; 202 while backends still load them: say it
         again; a used id or one that is not the next 409, as is an announcement that no server
         bears out; 503 when no backend took them.
@@ -216,13 +218,17 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
             core.groups.note_trained(run, body.trained)
         if body.announce:
             labels = {one.backend: one.label for one in body.announce}
-            done = await gateway.publisher.announce(run, body.version, labels)
+            done = await gateway.publisher.announce(run, body.version, labels, body.expected)
         else:
             done = await gateway.publisher.publish(
                 run, body.version, body.path, pause=body.pause, expected=body.expected
             )
         told = shapes.VersionPublished(
-            run_id=run_id, version=done.version, failed=dict(done.failed), pending=done.pending
+            run_id=run_id,
+            version=done.version,
+            failed=dict(done.failed),
+            pending=done.pending,
+            verified=body.expected is not None,
         )
         return reply(told, 202 if done.pending else 201 if done.fresh else 200)
 

@@ -134,4 +134,7 @@ def vocabulary_of(config: RunConfig, renderer: Mapping[str, Json]) -> Vocabulary
     """What a server must share with a run; `renderer` is what was proved of its renderer."""
     limits = config.limits
     max_tokens = limits.max_tokens if "max_tokens" in limits.model_fields_set else 0
-    return Vocabulary(renderer["vocab_size"], SAMPLE, renderer["sample_ids"], max_tokens)
+    return Vocabulary(
+        *(renderer["vocab_size"], SAMPLE, renderer["sample_ids"], max_tokens),
+        takes_weights=config.delivery == "stream",
+    )

