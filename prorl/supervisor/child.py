@@ -30,6 +30,7 @@ import prorl
 from prorl.errors import UnavailableError
 from prorl.linux import at_work, failpoints, heartbeat
 from prorl.linux.procfs import is_stopped
+from prorl.linux.python_path import python_path
 from prorl.types import Json
 
 KEPT_LOGS = 4
@@ -147,6 +148,7 @@ class Child:
             cwd=self._log_dir,
             env={
                 **self._environment(),
+                **python_path(),  # it starts in another folder
                 heartbeat.VARIABLE: str(beat_fd),
                 at_work.VARIABLE: str(self._page),
                 at_work.DIED_AT: died_at,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import DEVNULL
 
 import pytest
 
+import prorl
 from prorl.cli.settings import service_settings
 from prorl.errors import ConfigError
 from prorl.sandbox import kinds
@@ -67,3 +72,28 @@ async def test_auto_takes_pyns_where_it_works_though_apptainer_does_too() -> Non
     if not (pyns := await probe_one("pyns")).works:
         pytest.skip(f"pyns does not work here: {pyns.reason}")
     assert await choose() == "pyns"
+
+
+def test_a_sandbox_starts_where_prorl_is_on_pythonpath_alone(tmp_path: Path) -> None:
+    """As `pip install --target` leaves it: no interpreter has it among its own packages."""
+    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    there = subprocess.run([base, "-c", "import prorl"], env=bare, cwd="/", stderr=DEVNULL)
+    if there.returncode == 0:
+        pytest.skip("prorl is installed in the base interpreter")
+    site = tmp_path / "site"
+    site.mkdir()
+    packages = Path(pytest.__file__).parents[1]
+    for entry in (*packages.iterdir(), Path(prorl.__file__).parent):
+        if entry.suffix not in (".pth", ".egg-link"):
+            (site / entry.name).symlink_to(entry)
+    done = subprocess.run(
+        [base, "-P", "-m", "prorl.cli", "check", "arith:train?n=1", "--sandbox", "local"],
+        env={**bare, "PYTHONPATH": "site"},  # relative, as a script may have it
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 tasks: oracle 1" in done.stdout

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from prorl.errors import ProrlError, StorageError, UserError
 from prorl.linux import calls, guard
+from prorl.linux.python_path import python_path
 from prorl.sandbox.images.registry import Image, Registry
 
 TAIL_BYTES = 16 << 10
@@ -105,7 +106,7 @@ async def make_image(
 
 def _environment() -> dict[str, str]:
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    return {**passed_on, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**passed_on, **python_path(), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 async def _show_and_keep_tail(

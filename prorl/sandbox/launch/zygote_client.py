@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from prorl.linux.python_path import python_path
 from prorl.sandbox.launch.spec import MESSAGE_BYTES, Launch
 
 TOOL_SERVER = "prorl.tools.server.main"
@@ -72,9 +73,7 @@ class ZygoteClient:
     def _environment(self) -> dict[str, str]:
         """A minimal one: what the zygote has, /proc/1/environ shows inside every sandbox."""
         env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-        if not self._place.startswith("prorl."):
-            env["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")  # where a user's kind may be
-        return env
+        return env | python_path()  # where prorl and a user's kind may be
 
     def launch(self, launch: Launch, listener: socket.socket, status_fd: int) -> None:
         """Fork a launcher with these two descriptors.
