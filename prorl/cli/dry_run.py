@@ -5,6 +5,7 @@ from elsewhere, without starting anything.
     filter       its SQL binds
     renderer     what is proved of the model's template
     servers      well, logprobs of what they sample, the run's vocabulary and context
+    slots        how many rollouts their KV caches hold
     images       those that tasks name: here, or pulled by the first task
     memory       of one sampler and one trainer, by arithmetic
 
@@ -44,6 +45,7 @@ async def dry_run(plan: JobPlan) -> int:
         ("filter", plan.run.filter.partition("\n")[0]),
         ("renderer", _renderer(spec.model, proved)),
         *[("server", line) for line in await _servers(plan, proved)],
+        *[("slots", line) for line in await _slots(plan)],
         *(("images", line) for line in _images(plan)),
         *(("memory", line) for line in _memory(Path(spec.model), plan)),
     ]
@@ -70,6 +72,21 @@ async def _servers(plan: JobPlan, proved: Mapping[str, Json]) -> list[str]:
             wanted = vocabulary_of(plan.run, proved)
             said = await servers.check_vocabulary(name, wanted, ours=True)
         lines.append(" ".join((name, *(f"{key}={value}" for key, value in said.items()))))
+    return lines
+
+
+async def _slots(plan: JobPlan) -> list[str]:
+    """What fills the servers of a vLLM."""
+    from prorl.cli.server_size import read_cache_tokens, size_lines
+
+    longest, run = plan.run.limits.max_tokens, plan.run
+    groups = run.max_open_groups * plan.job.num_samples
+    names = list(filter(is_server, plan.service.backends))
+    lines: list[str] = []
+    for name in names:
+        tokens = await read_cache_tokens(name, plan.service.backend_key)
+        slots = plan.service.run.slots // len(names)
+        lines += size_lines(name, tokens, longest, slots, groups // len(names))
     return lines
 
 

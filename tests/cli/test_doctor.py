@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from prorl.cli.app import dispatch
 from prorl.cli.probes import _images
 
 
@@ -34,3 +37,34 @@ def test_it_says_which_way_images_take(tmp_path: Path, monkeypatch: pytest.Monke
     assert "stacked by overlayfs" in found.found or "merged by hard links" in found.found
     assert "Dockerfiles by none" in found.found
     assert "buildah" in found.fix
+
+
+METRICS = 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="40000"} 1.0'
+
+
+@pytest.mark.parametrize(
+    ("page", "code", "words"),
+    [
+        (METRICS, 0, "640000 tokens of KV cache hold 156 rollouts of 4096 tokens at a time"),
+        (METRICS, 0, "32 slots leave it idle: --set service.run.slots=156"),
+        ("", 1, "states no size of its KV cache: give service.run.slots its --max-num-seqs"),
+    ],
+)
+def test_a_servers_cache_says_how_many_slots_fill_it(
+    page: str, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: the test's own output is looked at."""
+
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert dispatch(["doctor", "--server", url, "--max-tokens", "4096"]) == code
+        server.shutdown()
+    assert words in capsys.readouterr().out

@@ -13,6 +13,7 @@ from prorl.cli.options import JsonOut, ModelSettings
 from prorl.cli.output import answer, clean, say, say_json
 from prorl.cli.probes import probes
 from prorl.cli.settings import assignment, merge
+from prorl.config import ServiceConfig
 from prorl.config.renderer import RendererSpec
 from prorl.errors import UserError
 from prorl.types import Json
@@ -30,6 +31,8 @@ def doctor(
     *,
     model: Path | None = None,
     set_: ModelSettings = None,
+    server: str = "",
+    max_tokens: int = 16384,
     root: Path = Path("prorl-runs"),
     json: JsonOut = False,
 ) -> int:
@@ -44,9 +47,21 @@ def doctor(
     ----------
     model
         Directory with tokenizer.json and a chat template; nothing is run of it.
+    server
+        URL of a model server: how many rollouts its KV cache holds, and the settings for them.
+    max_tokens
+        With --server: tokens of the longest rollout, as `run.limits.max_tokens`.
     root
         Where runs would be stored: its disk is probed.
     """
+    if server:
+        from prorl.cli.server_size import read_cache_tokens, size_lines
+
+        config = ServiceConfig()
+        tokens = asyncio.run(read_cache_tokens(server))
+        for line in size_lines(server, tokens, max_tokens, config.run.slots, tokens):
+            say(line)
+        return 0 if tokens else 1
     if model is not None:
         from prorl.renderer.check import check
 
