@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from prorl.trainer.doors.trl import (
     row_of,
     scaled,
 )
-from prorl.trainer.learner import Learner
+from prorl.trainer.learner import Learner, expected_of
 from tests.client.served import served
 from tests.trainer.tiny import SHAPE, batch_of, save_model
 from tests.trainer.trl_script import words
@@ -204,3 +205,50 @@ def test_the_first_loss_of_trl_is_ours_over_the_same_rollouts(
     ours = Learner(config, model, resume=False).update(batch_of(2, shape), step=0, version=0)
     assert int((seen[0]["tool_mask"] * seen[0]["completion_mask"]).sum()) == ours["trained_tokens"]
     assert losses == [pytest.approx(ours["loss"], rel=1e-4)]
+
+
+def test_what_trl_saves_is_published_untied_and_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl")
+    from transformers import AutoModelForCausalLM
+
+    from prorl.trainer.doors import train_trl
+
+    class Recorder:
+        """What a client is told, in the order of the calls."""
+
+        def __init__(self) -> None:
+            self.published: list[tuple[Path, dict[str, Any]]] = []
+
+        def __enter__(self) -> Recorder:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing is open."""
+
+        def publish(self, run: str, version: int, path: Path, *, expected: dict[str, Any]) -> None:
+            self.published.append((path, expected))
+
+    client = Recorder()
+    monkeypatch.setattr(train_trl, "connect", lambda url: client)
+    model: Any = AutoModelForCausalLM.from_pretrained(save_model(tmp_path / "model"))
+    model.train()
+    feed: Any = SimpleNamespace(url="http://h:1", run="r")
+    serve = train_trl.Serve(feed)
+    args = SimpleNamespace(output_dir=str(tmp_path), fsdp=[], deepspeed=None)
+    for step in (1, 2, 3):
+        model.save_pretrained(tmp_path / f"checkpoint-{step}")
+        (tmp_path / f"checkpoint-{step}" / "optimizer.pt").touch()
+        state = SimpleNamespace(is_world_process_zero=True, global_step=step)
+        serve.on_save(args, state, None, model=model)
+        path, expected = client.published[-1]
+        untied: Any = AutoModelForCausalLM.from_pretrained(path)
+        assert not untied.config.tie_word_embeddings
+        assert not (path / "optimizer.pt").exists()
+        own = expected_of(untied.eval())
+        assert own["ids"] == expected["ids"]
+        assert own["logprobs"] == pytest.approx(expected["logprobs"])
+        assert model.training, "asking it changes nothing"
+    kept = sorted(path.name for path in (tmp_path / "untied").iterdir())
+    assert kept == ["checkpoint-2", "checkpoint-3"], "servers may still read the one before"
