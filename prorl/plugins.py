@@ -13,8 +13,7 @@ ones of `prorl run` do. Tools are registered: sandboxd packs them before a run i
 | group | value | contract |
 |---|---|---|
 | prorl.envs | class or function without arguments that gives an env | `prorl.protocols.Env` |
-| prorl.agents | the same for an agent | `prorl.agents.context.Agent` |
-| prorl.backends | opens the backends of a URL scheme | `prorl/backends/catalogue.py` |
+| prorl.agents | the same for an agent | `prorl.agents.attempt.UserAgent` |
 | prorl.sandbox_kinds | a `prorl.sandbox.kind.Kind` | `prorl/sandbox/kinds/__init__.py` |
 | prorl.renderers | makes a renderer of a `RendererSpec` | `prorl.protocols.Renderer` |
 | prorl.formats | a `prorl.tasks.formats.Format` | `prorl/tasks/formats/__init__.py` |
@@ -28,9 +27,12 @@ raised where a run or task is accepted, before anything is started.
 from __future__ import annotations
 
 import difflib
+import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -124,6 +126,29 @@ def absolute(name: str, folder: Path) -> str:
     return f"{(folder / file).absolute()}:{attribute}" if file.endswith(".py") else name
 
 
+def version_of(names: Iterable[str]) -> str:
+    """SHA-256 of the files that `file.py:attr` names, so that an edit has fresh helpers; what such
+    a file imports is not part of it, nor is an installed package. Empty for a file that is away,
+    which its helper says.
+    """
+    files = [name.rpartition(":")[0] for name in names if is_place(name)]
+    digests = []
+    for file in files:
+        if file.endswith(".py"):
+            try:
+                about = os.stat(file)
+                digests.append(_sha256(file, about.st_mtime_ns, about.st_size, about.st_ino))
+            except OSError:
+                return ""
+    return " ".join(digests)
+
+
+@lru_cache(maxsize=256)
+def _sha256(file: str, *_seen: int) -> str:
+    """Of a file as it was when it had this time, size and inode."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
 def refuse_places(name: str, error: type[UserError], what: str) -> None:
     """Raise `error` for a name that says where its code is."""
     if is_place(name):
@@ -147,10 +172,9 @@ def _from_place(group: str, name: str, error: type[UserError]) -> Any:
 
 def _import_file(path: Path) -> ModuleType:
     """A file as a module of its own, once a process; its folder comes last in the search path."""
-    from hashlib import blake2b
-
     path = path.absolute()
-    module_name = f"prorl_user_{path.stem}_{blake2b(str(path).encode(), digest_size=6).hexdigest()}"
+    digest = hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()
+    module_name = f"prorl_user_{path.stem}_{digest}"
     with _IMPORTING:
         if module_name in sys.modules:
             return sys.modules[module_name]

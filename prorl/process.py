@@ -220,5 +220,5 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 def _leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    at_work.clear(crashed=status == EXIT_CRASHED)
+    at_work.clear()
     os._exit(status)

@@ -201,7 +201,7 @@ not know is one `unk`; a tokenizer of somebody else's may hold anything.
 
 def max_token_bytes(renderer: Any) -> int:
     """The most bytes of text that one id of a renderer's tokenizer stands for."""
-    tokenizer = getattr(renderer, "tokenizer", None)
+    tokenizer = getattr(renderer, "tokenizer", renderer)
     return int(getattr(tokenizer, "max_token_bytes", UNBOUNDED_TOKEN_BYTES))
 
 

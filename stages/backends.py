@@ -22,7 +22,8 @@ from prorl.backends.probe import first_token
 from prorl.control import Served
 from prorl.errors import BackendError, RolloutError, boundary
 from prorl.limits import Clock
-from prorl.protocols import Backend, Renderer
+from prorl.protocols import Backend
+from prorl.renderer.apart import AnyRenderer
 from prorl.timing import now
 from prorl.types import FailureCode, Trouble
 
@@ -36,7 +37,7 @@ LOOK_S = 0.05
 LOOKOUT_S = 10.0
 """For one token."""
 
-Open = Callable[[str, Renderer, bool], Awaitable[Backend]]
+Open = Callable[[str, AnyRenderer, bool], Awaitable[Backend]]
 """(url, the run's renderer, may have the key) -> a backend that may serve. Raises BackendError."""
 
 
@@ -120,7 +121,7 @@ class Backends:
         """The same by run, the latest last."""
         self._waiting: dict[str, set[Waiting]] = {}
 
-    async def get(self, url: str, renderer: Renderer) -> Backend:
+    async def get(self, url: str, renderer: AnyRenderer) -> Backend:
         """A backend by URL; who begins together waits for one opening. Raises BackendError."""
         if not self._told.is_set():
             await self._heard_of_keys()
@@ -140,7 +141,7 @@ class Backends:
                 FailureCode.BACKEND_UNAVAILABLE, f"the gateway said nothing for {OPEN_S:g} s"
             ) from None
 
-    async def _opening(self, url: str, renderer: Renderer, keyed: bool) -> Backend:
+    async def _opening(self, url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
         try:
             async with asyncio.timeout(OPEN_S):
                 return await self._open(url, renderer, keyed)
@@ -237,14 +238,14 @@ class Backends:
         """Whether a call that began later has got a token."""
         return self._answered.get(url, 0.0) > began
 
-    def look_out(self, url: str, renderer: Renderer) -> None:
+    def look_out(self, url: str, renderer: AnyRenderer) -> None:
         """Ask for one token, unless somebody does: an answer overtakes whoever waits in vain."""
         if url not in self._lookouts:
             task = asyncio.ensure_future(self._look_out(url, renderer))
             self._lookouts[url] = task
             task.add_done_callback(lambda _: self._lookouts.pop(url, None))
 
-    async def _look_out(self, url: str, renderer: Renderer) -> None:
+    async def _look_out(self, url: str, renderer: AnyRenderer) -> None:
         began = self.clock()
         try:
             with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, url):

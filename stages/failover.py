@@ -27,7 +27,7 @@ from prorl.control import Assigned, Failover, Served
 from prorl.errors import BackendError
 from prorl.flight import trace
 from prorl.limits import Deadline
-from prorl.protocols import Renderer
+from prorl.renderer.apart import AnyRenderer
 from prorl.stages.backends import Backends
 from prorl.types import (
     AttemptKey,
@@ -84,7 +84,7 @@ class Routed:
         *,
         key: AttemptKey,
         deadline: Deadline,
-        renderer: Renderer,
+        renderer: AnyRenderer,
         wait_s: float = 3600.0,
         ask: Ask | None = None,
         known: Known = lambda: (PolicyVersion(0), None),

@@ -43,7 +43,7 @@ from prorl.protocols import Operator
 from prorl.schema.columns import RanColumns
 from prorl.schema.fields import TURN
 from prorl.schema.rows import Added, Row, grow
-from prorl.stages.operator import Emit, goes_on, owner_of, users_parts, was_cancelled
+from prorl.stages.operator import Emit, goes_on, owner_of, was_cancelled
 from prorl.timing import now
 from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Stage
 
@@ -249,8 +249,7 @@ class StageHost:
             self._emit(Started(), key, stage=self.name)
         self._count_busy()
         self._empty.clear()
-        users = self.name == Stage.RUN and bool(users_parts(taken.row))
-        work = at_work.during(owner_of(key), self._work(taken), users=users)
+        work = at_work.during(owner_of(key), self._work(taken))
         self._working[key] = self._tasks.create_task(work)
         if self._giving_back:
             self.cancel(key)
@@ -291,7 +290,7 @@ class StageHost:
         """What the row gets, or None when the attempt ends here, reported."""
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
-                self._check_harmless(key, row)
+                self._check_harmless(key)
                 result = await self._operator(row)
         except asyncio.CancelledError:
             if goes_on(key in self._cancelled):
@@ -299,9 +298,8 @@ class StageHost:
             elif was_cancelled():
                 raise
             else:  # what the row runs raised it itself: nobody would hear of the attempt again
-                whose = self.name == Stage.RUN and users_parts(row)
-                code = FailureCode.BAD_TASK if whose else FailureCode.STAGE_ERROR
-                failure = Failure(code=code, message=f"{self.name} stage: CancelledError")
+                words = f"{self.name} stage: CancelledError"
+                failure = Failure(code=FailureCode.STAGE_ERROR, message=words)
         except ProrlError as error:
             failure = _failure(error)
         else:
@@ -314,17 +312,16 @@ class StageHost:
         await self._release(row)
         return self._operator.unfinished(failure)
 
-    def _check_harmless(self, key: AttemptKey, row: Row) -> None:
-        """Raise RolloutError for what no worker survives: in EVAL an answer's fault, before it the
-        task's where users' code runs on RUN's loop; INIT hears of it first.
+    def _check_harmless(self, key: AttemptKey) -> None:
+        """Raise RolloutError for what no worker survives: all of its run is a file of bad tasks; a
+        single one is an answer's fault in EVAL, and ours before it. INIT hears of it first.
         """
-        users = users_parts(row) if self.name != Stage.EVAL else ""
         why, is_of_run = self._poison(key)
         if why:
-            code = FailureCode.BAD_TASK if users or is_of_run else FailureCode.STAGE_ERROR
+            code = FailureCode.BAD_TASK if is_of_run else FailureCode.STAGE_ERROR
             if self.name == Stage.EVAL and not is_of_run:
                 code = FailureCode.EVAL_FAILED
-            raise RolloutError(code, ": ".join(filter(None, (users, why))))
+            raise RolloutError(code, why)
 
     def _report(self, key: AttemptKey, failure: Failure, num_sampled: int = 0) -> None:
         self._num_failed += 1

@@ -8,17 +8,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from prorl import agents
-from prorl.backends.catalogue import CATALOGUE, scheme_of
 from prorl.config import ServiceConfig
-from prorl.config.renderer import RendererSpec
 from prorl.control import Assigned, Claim, ControlRow, Failover, Kind, Payload
 from prorl.envs.users import GetEnv, open_env, users_code
 from prorl.errors import RolloutError, SandboxError, TaskError, boundary
 from prorl.flight.inlet import Taken
 from prorl.limits import Clock
 from prorl.protocols import CachedWorkspace, Env, Sandbox, SandboxHost
-from prorl.renderer.load import is_ours
 from prorl.schema.columns import read_key, read_task
 from prorl.schema.rows import Added, Row
 from prorl.timing import now
@@ -53,18 +49,6 @@ def was_cancelled() -> bool:
     """Whether somebody asked for this task's end, which may raise CancelledError itself."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
-
-
-def users_parts(row: Row) -> str:
-    """Code of users that runs on RUN's loop for a row, in words; empty where all of it is ours."""
-    agent, backend = row.value("agent"), row.value("backend")
-    renderer = RendererSpec.from_json(row.value("renderer"))
-    parts = {
-        f"agent {agent!r}": not agents.is_ours(agent),
-        f"renderer {renderer.name!r}": not is_ours(renderer),
-        f"backend {backend!r}": scheme_of(backend) not in {*CATALOGUE, ""},
-    }
-    return ", ".join(words for words, is_users in parts.items() if is_users)
 
 
 def needs_sandbox(env: Env, task: Task) -> bool:

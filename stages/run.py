@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from prorl.agents import BUILT_IN as OURS
-from prorl.agents import get_agent, is_ours
+from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
 from prorl.agents.desk import Desk
 from prorl.backends import open_probed
-from prorl.config.renderer import RendererSpec
 from prorl.control import (
     BackendsTold,
     Claim,
@@ -33,15 +32,14 @@ from prorl.control import (
     VersionPublished,
 )
 from prorl.envs.users import GetEnv
-from prorl.errors import RolloutError, UserError
+from prorl.errors import RolloutError, TaskError, UserError
 from prorl.flight.inlet import Taken
 from prorl.flight.queues import wire_bytes
 from prorl.journal import Ended, Journals, Recovered
 from prorl.limits import Clock, Deadline
 from prorl.linux import at_work
-from prorl.protocols import Backend, BringsAgent, Env, Renderer, SandboxHost
-from prorl.renderer import load as renderers
-from prorl.renderer import make_renderer
+from prorl.protocols import Backend, BringsAgent, Env, SandboxHost
+from prorl.renderer.apart import AnyRenderer, open_renderer
 from prorl.schema.columns import Lease, ran_columns, read_ready, read_sandbox
 from prorl.schema.rows import Added, Row
 from prorl.stages.backends import Backends
@@ -97,7 +95,7 @@ class RunOperator(StageOperator):
         return cls(
             parts.host,
             parts.get_env,
-            lambda spec: make_renderer(RendererSpec.from_json(spec)),
+            open_renderer,
             model=config.model,
             api_key=config.backend_key,
             is_cancelled=parts.is_cancelled,
@@ -116,7 +114,7 @@ class RunOperator(StageOperator):
         self,
         host: SandboxHost,
         get_env: GetEnv,
-        make_renderer: Callable[[str], Renderer],
+        open_renderer: Callable[[str], Coroutine[Any, Any, AnyRenderer]],
         *,
         model: str = "",
         api_key: str = "",
@@ -131,10 +129,10 @@ class RunOperator(StageOperator):
         clock: Clock = now,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
-        self._make_renderer, self._model, self._api_key = make_renderer, model, api_key
+        self._open_renderer, self._model, self._api_key = open_renderer, model, api_key
         self._went_well = went_well
         self._node, self._worker = node, worker
-        self._renderers: dict[str, asyncio.Future[Renderer]] = {}
+        self._renderers: dict[str, asyncio.Future[AnyRenderer]] = {}
         """By the runs' specs."""
         self._emit, self._ask = emit, ask
         self._keeps_journals = journals is not None
@@ -284,10 +282,7 @@ class RunOperator(StageOperator):
 
     async def _drive(self, agent: str, context: AttemptContext) -> Trajectory:
         """The agent's trajectory; an agent that outlives its deadline is cut."""
-        # a user's may take a while to import
-        found = get_agent(agent) if agent in OURS else await asyncio.to_thread(get_agent, agent)
-        whose = FailureCode.STAGE_ERROR if is_ours(agent) else FailureCode.BAD_TASK
-        work = asyncio.ensure_future(found.run(context))
+        work = asyncio.ensure_future(get_agent(agent).run(context))
         try:
             while not work.done():
                 if context.deadline.expired:
@@ -301,29 +296,26 @@ class RunOperator(StageOperator):
             await asyncio.wait({work}, timeout=GRACE_S)
         if not work.done():
             work.cancel()
-            raise RolloutError(whose, f"agent {agent} went on {GRACE_S:g} s after its end")
-        trajectory = work.result()
-        if not isinstance(trajectory, Trajectory):
-            raise RolloutError(whose, f"agent {agent} gave {trajectory!r:.80}, no Trajectory")
-        return trajectory
+            text = f"agent {agent} went on {GRACE_S:g} s after its end"
+            raise RolloutError(FailureCode.STAGE_ERROR, text)
+        return work.result()
 
-    async def _renderer(self, spec: str) -> Renderer:
+    async def _renderer(self, spec: str) -> AnyRenderer:
         """The renderer of a run's model, made once for equal specs: a vocabulary takes a second."""
-        whose = FailureCode.STAGE_ERROR
-        if not renderers.is_ours(RendererSpec.from_json(spec)):
-            whose = FailureCode.BAD_TASK
         making = self._renderers.get(spec)
         if making is None or (making.done() and making.exception() is not None):
-            making = asyncio.ensure_future(asyncio.to_thread(self._make_renderer, spec))
+            making = asyncio.ensure_future(self._open_renderer(spec))
             self._renderers[spec] = making
         try:
             async with asyncio.timeout(RENDERER_S):
                 return await asyncio.shield(making)
         except TimeoutError:
             words = f"the renderer was not made within {RENDERER_S:g} s"
-            raise RolloutError(whose, words) from None
+            raise RolloutError(FailureCode.STAGE_ERROR, words) from None
         except UserError as error:
-            raise RolloutError(whose, f"renderer: {error}") from error
+            is_users = isinstance(error, TaskError)
+            code = FailureCode.BAD_TASK if is_users else FailureCode.STAGE_ERROR
+            raise RolloutError(code, f"renderer: {error}") from error
 
     async def _reserve(self, env: Env, lease: Lease) -> None:
         spec = env.sandbox(lease.task, Stage.EVAL)
@@ -370,7 +362,7 @@ class RunOperator(StageOperator):
         await self._stack.aclose()
         await self.backends.close()
 
-    async def _open(self, url: str, renderer: Renderer, keyed: bool) -> Backend:
+    async def _open(self, url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
         return await open_probed(
             url,
             renderer,
@@ -379,7 +371,7 @@ class RunOperator(StageOperator):
             api_key=self._api_key if keyed else "",
         )
 
-    def _routed(self, lease: Lease, renderer: Renderer, deadline: Deadline) -> Routed:
+    def _routed(self, lease: Lease, renderer: AnyRenderer, deadline: Deadline) -> Routed:
         run_id = lease.key.run_id
         return Routed(
             self.backends,

@@ -3,8 +3,9 @@
 `native` is the tool loop; a program runs in the sandbox and asks by HTTP (`programs.py` has the
 table); `get_agent` finds them by name.
 
-`context` is what an agent is given for one attempt, `sampler` how it asks the policy, `record` what
-it writes down.
+`context` is what an agent of ours is given for one attempt, `sampler` how it asks the policy,
+`record` what it writes down. An agent of a user runs in a helper: `attempt` is what it sees,
+`users` our side of it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,13 @@ def get_agent(name: str) -> Agent:
         from prorl.agents.program import ProgramAgent
 
         return ProgramAgent(name, program)
-    agent: Agent = plugins.make(ENTRY_POINTS, name, ConfigError, BUILT_IN)
-    return agent
+    if name in BUILT_IN:
+        agent: Agent = plugins.make(ENTRY_POINTS, name, ConfigError, BUILT_IN)
+        return agent
+    check_agent(name)
+    from prorl.agents.users import UsersAgent
+
+    return UsersAgent(name)
 
 
 def is_ours(name: str) -> bool:
@@ -48,6 +54,8 @@ def is_ours(name: str) -> bool:
 
 
 def check_agent(name: str) -> None:
-    """Raise ConfigError for a name that stands for no agent; ours are not imported for it."""
-    if not is_ours(name):
-        get_agent(name)
+    """Raise ConfigError for a name that stands for no agent. Nothing is imported for it."""
+    if not (is_ours(name) or plugins.is_place(name)):
+        users = plugins.registered(ENTRY_POINTS)
+        if name not in users:
+            raise plugins.unknown(ENTRY_POINTS, name, [*BUILT_IN, *users], ConfigError)

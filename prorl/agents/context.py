@@ -9,7 +9,8 @@ from typing import Protocol
 from prorl.agents.desk import Desk
 from prorl.journal import AttemptJournal
 from prorl.limits import Deadline
-from prorl.protocols import Backend, Env, Renderer, Sandbox
+from prorl.protocols import Backend, Env, Sandbox
+from prorl.renderer.apart import AnyRenderer
 from prorl.types import (
     FIRST_VERSION,
     AttemptKey,
@@ -39,7 +40,7 @@ class AttemptContext:
     env: Env
     messages: Sequence[Message]
     tools: Sequence[ToolSpec]
-    renderer: Renderer
+    renderer: AnyRenderer
     backend: Backend
     sandbox: Sandbox | None
     deadline: Deadline

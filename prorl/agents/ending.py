@@ -99,14 +99,21 @@ async def _ended(loop: Coroutine[Json, Json, End]) -> End:
     try:
         with boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"):
             return await loop
-    except RolloutError as error:
-        return end_with(error.code, error.message)
-    except PromptTooLongError as error:
-        return end_with(FailureCode.PROMPT_TOO_LONG, str(error))
-    except TaskError as error:
-        return end_with(FailureCode.BAD_TASK, str(error))
     except ProrlError as error:
-        return end_with(FailureCode.STAGE_ERROR, str(error))
+        return end_of(error)
+
+
+def end_of(error: ProrlError) -> End:
+    """How an attempt ends by an error."""
+    match error:
+        case RolloutError():
+            return end_with(error.code, error.message)
+        case PromptTooLongError():
+            return end_with(FailureCode.PROMPT_TOO_LONG, str(error))
+        case TaskError():
+            return end_with(FailureCode.BAD_TASK, str(error))
+        case _:
+            return end_with(FailureCode.STAGE_ERROR, str(error))
 
 
 async def _finish(

@@ -67,9 +67,9 @@ class _Attempt:
         context, record = self._context, self.record
         prompt_ids_L = record.sequence.ids_L
         completion = await self._sampler.sample(record.sequence, turn)
-        message = replace(
-            context.renderer.parse(completion.token_ids_C, prompt_ids_L, context.tools), turn=turn
-        )
+        ids = completion.token_ids_C
+        message = await self._rendering.parse(ids, prompt_ids_L, context.tools)
+        message = replace(message, turn=turn)
         record.messages.append(message)
         record.final = message.content
         if not message.tool_calls:

@@ -35,6 +35,9 @@ from prorl.types import (
 if TYPE_CHECKING:
     from prorl.types import Float32, Int16, Int32
 
+TRAINED = (Lineage.MAIN, Lineage.COMPACTED)
+"""Lineages that train: the task's conversation, and what it became after compactions."""
+
 _FIRST_CAPACITY = 4096
 
 
@@ -144,6 +147,10 @@ class AttemptRecord:
     """All that an attempt leaves, while it grows."""
 
     def __init__(self, messages: tuple[Message, ...]) -> None:
+        self.restart(messages)
+
+    def restart(self, messages: tuple[Message, ...]) -> None:
+        """The agent begins anew."""
         self._sequences = [SequenceRecord()]
         self.turns: list[Turn] = []
         self.messages: list[Message] = list(messages)
@@ -218,8 +225,11 @@ class AttemptRecord:
         )
 
     def tools(self, tool_s: float, num_calls: int) -> None:
+        """Count calls of the last turn, if there was one."""
         self.tool_s += tool_s
-        self.turns[-1] = replace(self.turns[-1], tool_s=tool_s, tool_calls=num_calls)
+        for last in self.turns[-1:]:
+            calls = last.tool_calls + num_calls
+            self.turns[-1] = replace(last, tool_s=last.tool_s + tool_s, tool_calls=calls)
 
 
 def join(parts: list[Completion]) -> Completion:

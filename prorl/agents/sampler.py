@@ -64,6 +64,11 @@ class Sampler:
         self._oldest = dict[int, PolicyVersion]()
         """Oldest weights that may still speak in the calls under way, by their turns."""
 
+    def restart(self) -> None:
+        """The agent begins anew: what was sampled is in the journal, and is given again."""
+        self.record.restart(tuple(self._context.messages))
+        self._min_version = self._context.min_version
+
     async def sample(
         self, sequence: SequenceRecord, turn: int, max_tokens: int | None = None
     ) -> Completion:

@@ -24,18 +24,29 @@ from prorl.types import FailureCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from prorl.protocols import Backend, Env, Renderer
+    from prorl.protocols import Backend, Env
+    from prorl.renderer.apart import AnyRenderer
 
 
 def open_backend(
-    url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = ""
+    url: str,
+    renderer: AnyRenderer,
+    env: Callable[[str], Env],
+    *,
+    model: str = "",
+    api_key: str = "",
 ) -> Backend:
     """`env` finds one by name, for scripts. Connects to nothing yet. Raises ConfigError."""
     return open_url(url, BackendContext(renderer, env, model, api_key))
 
 
 async def open_probed(
-    url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = ""
+    url: str,
+    renderer: AnyRenderer,
+    env: Callable[[str], Env],
+    *,
+    model: str = "",
+    api_key: str = "",
 ) -> Backend:
     """As `open_backend`; one that can be probed has shown what it is. Raises BackendError, too."""
     backend = open_backend(url, renderer, env, model=model, api_key=api_key)

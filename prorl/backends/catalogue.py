@@ -1,14 +1,12 @@
-"""Which backends there are: one row for each URL scheme, then users' own.
+"""Which backends there are: one row for each URL scheme.
 
 A backend is one file with an `Opener` and one row of `CATALOGUE`, which config, CLI, supervisor,
-gateway and RUN all read. Yours is an entry point, whose name is the scheme:
-
-    [project.entry-points."prorl.backends"]
-    grpc = "mypkg.grpc:open_grpc"                      # opens grpc://host:port
+gateway and RUN all read. Yours is a server that speaks vLLM's token subset over HTTP, for no code
+of users runs in a worker: `configs/servers/tokens.py` is a whole one.
 
 A backend that has a coroutine `probe()` (`prorl.protocols.ProbedBackend`) is asked once, before it
-serves its first rollout. What is not an HTTP server of ours, vLLM's or SGLang's (`is_server`) is
-not asked for its health and not given weights: its failures show in the rollouts that it serves.
+serves its first rollout. What is not an HTTP server (`is_server`) is not asked for its health and
+not given weights: its failures show in the rollouts that it serves.
 
 Imports nothing heavy, and no backend before one is opened.
 """
@@ -16,24 +14,24 @@ Imports nothing heavy, and no backend before one is opened.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from prorl import plugins
 from prorl.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from prorl.protocols import Backend, Env, Renderer
+    from prorl.protocols import Backend, Env
+    from prorl.renderer.apart import AnyRenderer
 
-ENTRY_POINTS = "prorl.backends"
 ADAPTER_FILE = "adapter_config.json"
 
 
 class BackendContext(NamedTuple):
     """What a backend may use of the process that opens it."""
 
-    renderer: Renderer
+    renderer: AnyRenderer
     env: Callable[[str], Env]
     """An env by name, for scripted backends."""
     model: str = ""
@@ -97,8 +95,6 @@ CATALOGUE: Mapping[str, Scheme] = {
     "sglang+https": Scheme(example="sglang+https://HOST:PORT", **_SGLANG),
 }
 
-_OPENERS = {name: scheme.opener for name, scheme in CATALOGUE.items() if scheme.opener}
-
 
 def scheme_of(url: str) -> str:
     """The part of a backend's URL that names its row: all before the first colon; empty if none.
@@ -111,9 +107,8 @@ def scheme_of(url: str) -> str:
 
 
 def is_known(url: str) -> bool:
-    """Whether some row, or some user's package, has the URL's scheme. Imports neither."""
-    scheme = scheme_of(url)
-    return scheme in CATALOGUE or scheme in plugins.registered(ENTRY_POINTS)
+    """Whether some row has the URL's scheme."""
+    return scheme_of(url) in CATALOGUE
 
 
 def is_server(url: str) -> bool:
@@ -167,13 +162,11 @@ def is_adapter(path: str) -> bool:
 
 def examples() -> str:
     """What a backend's URL may look like, for errors."""
-    users = (f"{name}:..." for name in plugins.registered(ENTRY_POINTS) if name not in CATALOGUE)
-    return ", ".join((*(scheme.example for scheme in CATALOGUE.values()), *users))
+    return ", ".join(scheme.example for scheme in CATALOGUE.values())
 
 
 def open_url(url: str, context: BackendContext) -> Backend:
-    """The backend of a URL. Raises ConfigError, also for what a user's opener raises."""
-    scheme = scheme_of(url)
+    """The backend of a URL. Raises ConfigError."""
     if child_module(url):
         raise ConfigError(
             f"backend {url!r}", "the address of its server", "name it in the service's backends"
@@ -182,8 +175,14 @@ def open_url(url: str, context: BackendContext) -> Backend:
         raise ConfigError(
             f"backend {url!r}",
             examples(),
-            f"start vLLM and name its address, or register {scheme!r} as an entry point of the"
-            f" group {ENTRY_POINTS!r}",
+            "start a server that speaks vLLM's token subset (docs/extending.md), and name its"
+            " address",
         )
-    backend: Backend = plugins.make(ENTRY_POINTS, scheme, ConfigError, _OPENERS, url, context)
-    return backend
+    opener: Opener = imported(CATALOGUE[scheme_of(url)].opener)
+    return opener(url, context)
+
+
+def imported(place: str) -> Any:
+    """What a row names as `module:attribute`."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)

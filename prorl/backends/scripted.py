@@ -21,6 +21,7 @@ import numpy as np
 from msgspec import Meta
 
 from prorl.errors import BackendError, ConfigError, TaskError
+from prorl.renderer.apart import completion_of
 from prorl.types import (
     Completion,
     FailureCode,
@@ -34,7 +35,8 @@ from prorl.types import (
 
 if TYPE_CHECKING:
     from prorl.backends.catalogue import BackendContext
-    from prorl.protocols import Backend, Env, Renderer
+    from prorl.protocols import Backend, Env
+    from prorl.renderer.apart import AnyRenderer
     from prorl.types import Float32, Int32
 
 
@@ -198,7 +200,7 @@ class Oracle:
 
     def __init__(
         self,
-        renderer: Renderer,
+        renderer: AnyRenderer,
         env: Callable[[str], Env],
         is_right: Callable[[GenerateRequest], bool],
     ) -> None:
@@ -213,13 +215,13 @@ class Oracle:
                 "a scripted oracle needs the task, which no wire carries: run it in-process",
             )
         if not self._is_right(request):
-            return self._useless(request)
+            return await self._useless(request)
         reference = await self._reference(task)
         if request.turn < len(reference.calls):
-            return self._say(
+            return await self._say(
                 Message(role="assistant", content="", tool_calls=(reference.calls[request.turn],))
             )
-        return self._say(Message(role="assistant", content=reference.answer))
+        return await self._say(Message(role="assistant", content=reference.answer))
 
     async def _reference(self, task: Task) -> Any:
         """How calls solve the task. Raises TaskError where its env knows no such solution."""
@@ -233,24 +235,28 @@ class Oracle:
             )
         return reference
 
-    def _say(self, message: Message) -> Spoken:
-        return Spoken(self._renderer.completion(message))
+    async def _say(self, message: Message) -> Spoken:
+        return Spoken(await completion_of(self._renderer, message))
 
 
 class Useless:
     """Gives the same useless answer to everything."""
 
-    def __init__(self, renderer: Renderer) -> None:
-        self._ids_C = renderer.completion(Message(role="assistant", content=WRONG_ANSWER))
+    def __init__(self, renderer: AnyRenderer) -> None:
+        self._renderer = renderer
+        self._ids_C: Int32 | None = None
 
-    def __call__(self, request: GenerateRequest) -> Spoken:
+    async def __call__(self, request: GenerateRequest) -> Spoken:
+        if self._ids_C is None:
+            answer = Message(role="assistant", content=WRONG_ANSWER)
+            self._ids_C = await completion_of(self._renderer, answer)
         return Spoken(self._ids_C)
 
 
 class Dice:
     """A distribution made from the last id: eight likely ids and a stop token."""
 
-    def __init__(self, renderer: Renderer, *, raw: bool) -> None:
+    def __init__(self, renderer: AnyRenderer, *, raw: bool) -> None:
         self._vocab_size, self._raw = renderer.vocab_size, raw
 
     def __call__(self, request: GenerateRequest) -> Spoken:

@@ -26,9 +26,8 @@ from typing import NamedTuple
 import aiohttp
 import orjson
 
-from prorl import plugins
-from prorl.backends.catalogue import CATALOGUE, ENTRY_POINTS, address, is_adapter, scheme_of
-from prorl.errors import BackendError, ConfigError, boundary
+from prorl.backends.catalogue import CATALOGUE, address, imported, is_adapter, scheme_of
+from prorl.errors import BackendError, boundary
 from prorl.types import FailureCode, Json, Trouble
 
 CALL_S = 900.0
@@ -118,7 +117,7 @@ def dialect_of(url: str) -> WeightDialect | None:
     scheme = scheme_of(url)
     if not (place := CATALOGUE[scheme].weights):
         return None
-    dialect: WeightDialect = plugins.load(ENTRY_POINTS, scheme, ConfigError, {scheme: place})
+    dialect: WeightDialect = imported(place)
     return dialect
 
 

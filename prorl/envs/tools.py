@@ -46,9 +46,6 @@ def served(name: str) -> ToolSpec:
 BASH, PYTHON, FILES = served("bash"), served("python"), served("files")
 IPYTHON, JUPYTER = served("ipython"), served("jupyter")
 
-SANDBOX_OPS = ("call", "exec", "put", "get", "snapshot", "restore")
-"""What hooks of users may do with a sandbox."""
-
 ARGUMENT_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
     "integer": int,

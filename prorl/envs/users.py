@@ -26,9 +26,9 @@ tried again: it raises, takes too long, ends its process, needs too much memory,
 protocol does not know. `score` is the exception: whatever keeps it from an answer is a GraderError,
 and EVAL asks it again with the same artifact. An answer that is no score is a failure of the task.
 
-A file that was edited is another program (`version_of`): what is opened from then on asks helpers
-that have imported the new code, and what was opened before keeps asking those that have the old,
-while they live.
+A file that was edited is another program (`plugins.version_of`): what is opened from then on asks
+helpers that have imported the new code, and what was opened before keeps asking those that have the
+old, while they live.
 """
 
 from __future__ import annotations
@@ -36,12 +36,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -51,18 +49,16 @@ from prorl.env_settings import KEY
 from prorl.envs import BUILT_IN, ENTRY_POINTS, get_env
 from prorl.envs.base import BaseEnv, Solution, check_settings
 from prorl.envs.settings import named_tools, record_of
-from prorl.envs.tools import SANDBOX_OPS
 from prorl.errors import (
     GraderError,
     ProrlError,
     RolloutError,
     TaskError,
-    UserError,
-    boundary,
 )
 from prorl.helper import Died, Late, Program, Raised, pool
 from prorl.limits import Deadline
 from prorl.protocols import Env, Reference, Sandbox
+from prorl.sandbox_calls import call_sandbox
 from prorl.task_json import task_to_json
 from prorl.timing import now
 from prorl.tools.catalogue import CATALOGUE
@@ -220,8 +216,9 @@ class _Asking:
     def __init__(self, code: tuple[str, ...], task: Task) -> None:
         self.task = task
         # as many as a stage has rows: one that waits keeps its process, others need theirs
+        version = plugins.version_of(code)
         self.program = Program(
-            "prorl.envs.users_program", code, wall_s=HOOK_S, most=16, version=version_of(code)
+            "prorl.envs.users_program", code, wall_s=HOOK_S, most=16, version=version
         )
 
     async def ask(
@@ -242,7 +239,7 @@ class _Asking:
                 wall_s=max(wall_s, 0.1),
                 again=again,
                 strict=hook in ASKED_WITHIN,
-                call_back=_Doing(sandbox),
+                call_back=None if sandbox is None else partial(call_sandbox, sandbox),
             )
             return msgspec.convert(said, kind)
         except TaskError:
@@ -268,29 +265,6 @@ class _Asking:
             raise RolloutError(FailureCode.BAD_TASK, text) from None
 
 
-def version_of(code: Sequence[str]) -> str:
-    """SHA-256 of the files that `file.py:attr` names, so that an edit has fresh helpers; what such
-    a file imports is not part of it, nor is an installed package. Empty for a file that is away,
-    which its helper says.
-    """
-    files = [name.rpartition(":")[0] for name in code if plugins.is_place(name)]
-    digests = []
-    for file in files:
-        if file.endswith(".py"):
-            try:
-                about = os.stat(file)
-                digests.append(_sha256(file, about.st_mtime_ns, about.st_size, about.st_ino))
-            except OSError:
-                return ""
-    return " ".join(digests)
-
-
-@lru_cache(maxsize=256)
-def _sha256(file: str, *_seen: int) -> str:
-    """Of a file as it was when it had this time, size and inode."""
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
 def _fault(hook: str, text: str, trace: str = "") -> RolloutError | TaskError:
     """What users' code did wrong. A grader may do better when it is asked again."""
     if hook in FIRST:
@@ -298,35 +272,6 @@ def _fault(hook: str, text: str, trace: str = "") -> RolloutError | TaskError:
     if hook == "score":
         return GraderError(FailureCode.GRADER_ERROR, text, trace)
     return RolloutError(FailureCode.BAD_TASK, text)
-
-
-class _Doing:
-    """Does with a sandbox what a hook asks for."""
-
-    def __init__(self, sandbox: Sandbox | None) -> None:
-        self._sandbox = sandbox
-
-    async def __call__(
-        self, op: str, arguments: Sequence[Any], named: Mapping[str, Any]
-    ) -> tuple[str, Any]:
-        assert self._sandbox is not None
-        assert op in SANDBOX_OPS
-        try:
-            with boundary(RolloutError, FailureCode.BAD_TASK, f"sandbox.{op}"):
-                try:
-                    return "gave", await getattr(self._sandbox, op)(*arguments, **named)
-                except OSError as error:
-                    return "raised", _alone(error)
-        except (RolloutError, UserError) as error:  # also what makes no sense as its arguments
-            return "raised", _alone(error)
-
-
-def _alone(error: Exception) -> Exception:
-    """Without its cause, by which the helper knows what its own code raised: pickle leaves it out,
-    but not where Dask has been imported.
-    """
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
 
 
 class UsersEnv(BaseEnv):

@@ -8,17 +8,17 @@ import math
 import os
 import signal
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from prorl.envs import get_env
 from prorl.envs.base import BaseEnv, Solution, check_settings
 from prorl.envs.settings import record_of
-from prorl.envs.tools import SANDBOX_OPS, user_spec
+from prorl.envs.tools import user_spec
 from prorl.errors import GraderError, ProrlError, RolloutError, TaskError, UserError
 from prorl.helper.child import Answer, Channel, place_of, serve, trace_of
 from prorl.limits import Deadline
 from prorl.protocols import CachedWorkspace, Env
+from prorl.sandbox_calls import SandboxProxy
 from prorl.types import FailureCode, Json, SandboxRef, Stage, Task
 
 HOOKS = ("prepare", "call", "repeats", "artifact", "verify")
@@ -39,7 +39,7 @@ def prepare(channel: Channel, name: str, *tools: str) -> Answer:
 
     def answer(question: tuple[str, Task, tuple[Any, ...], SandboxRef | None]) -> Any:
         hook, task, given, ref = question
-        sandbox: Any = None if ref is None else _Sandbox(ref, channel)
+        sandbox: Any = None if ref is None else SandboxProxy(ref, channel)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # who waits may give up
         try:
             return runner.run(_awaited(hooks[hook], task, sandbox, *given))
@@ -147,32 +147,6 @@ async def _reference(env: Env, task: Task) -> Solution:
         given = f"the reference of env {task.env!r} is a {type(solution).__name__}"
         raise TaskError(given, "Solution(calls, answer)")
     return Solution(tuple(solution.calls), str(solution.answer))
-
-
-class _Sandbox:
-    """A `prorl.protocols.Sandbox`: whoever asked us does it, on its own connection."""
-
-    def __init__(self, ref: SandboxRef, channel: Channel) -> None:
-        self.ref, self._channel, self._number = ref, channel, channel.number
-
-    def __getattr__(self, op: str) -> Callable[..., Any]:
-        if op not in SANDBOX_OPS:
-            raise AttributeError(op)
-        return partial(self._ask, op)
-
-    async def _ask(self, op: str, *arguments: Any, **named: Any) -> Any:
-        plain = [dict(one) if isinstance(one, Mapping) else one for one in arguments]
-        verdict, answer = await asyncio.to_thread(
-            self._channel.call_back, self._number, op, plain, named
-        )
-        if verdict == "raised":
-            raise answer
-        if verdict == "cancelled":
-            raise asyncio.CancelledError
-        return answer
-
-    async def close(self) -> None:
-        """Nothing: the connection is whose who asked us."""
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ count, nor time in which others had the helper's processor. Who gives up waiting
 the code interrupted; its process is killed at its end, or CANCEL_S later.
 
 Not promised: isolation. What runs here is trusted with files and network as we are; what a policy
-writes runs in sandboxes.
+writes runs in sandboxes. It cannot signal the processes that it descends from
+(`prorl/linux/spared.py`).
 """
 
 from prorl.helper.pool import Helpers, close, pool

@@ -29,6 +29,7 @@ import msgspec
 
 from prorl.errors import NotFoundError, ProrlError, RolloutError, StorageError, UserError
 from prorl.linux.calls import die_with_parent
+from prorl.linux.spared import spare_ancestors
 
 Answer = Callable[[Any], Any]
 CROSSES = (UserError, NotFoundError, StorageError, RolloutError)
@@ -42,13 +43,22 @@ MAX_WORDS = 2000
 
 
 class Channel:
-    """Frames over the socket: pickles come, msgpack goes, each with its question's number."""
+    """Frames over the socket: pickles come, msgpack goes, each with its question's number.
+
+    Threads may call back side by side: a reply bears its call's number, and whichever thread waits
+    first reads for all.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._lock = threading.Lock()  # protects the socket between answers and their calls back
+        self._state = threading.Condition()  # protects what is sent, and the fields below
         self.number = 0
         """Of the question that is being answered."""
+        self._num_calls = self._num_open = 0
+        self._replies: dict[int, tuple[str, Any]] = {}
+        """Replies that their callers have not taken yet: one an open call at most."""
+        self._is_read = False
+        """Whether some caller reads replies now."""
 
     def receive(self) -> Any:
         """The next question; ends the process when the parent is gone."""
@@ -72,8 +82,11 @@ class Channel:
         self._socket.sendall(LENGTH.pack(len(data)) + data)
 
     def finish(self, kind: str, value: Any) -> None:
-        """The question is answered; nothing of it may call back from here on."""
-        with self._lock:
+        """The question is answered; nothing of it may call back from here on. Waits for calls that
+        are open.
+        """
+        with self._state:
+            self._state.wait_for(lambda: not self._num_open)
             try:
                 self._send(kind, value)
             except OSError:  # the parent is gone, or this is a process that an answer forked
@@ -82,12 +95,35 @@ class Channel:
 
     def call_back(self, number: int, *op: Any) -> tuple[str, Any]:
         """What came of asking the parent, for the question of that number. Blocks."""
-        with self._lock:
+        with self._state:
             if number != self.number:
                 raise RuntimeError("the call that this belongs to is over")
-            self._send("op", op)
-            found: tuple[str, Any] = self.receive()
-            return found
+            self._num_calls += 1
+            call = self._num_calls
+            self._send("op", (call, *op))
+            self._num_open += 1
+            try:
+                return self._reply(call)
+            finally:
+                self._num_open -= 1
+                self._state.notify_all()
+
+    def _reply(self, call: int) -> tuple[str, Any]:
+        """The reply to a call, read here or by another that waits."""
+        while call not in self._replies:
+            if self._is_read:
+                self._state.wait()
+                continue
+            self._is_read = True
+            self._state.release()
+            try:
+                number, reply = self.receive()
+            finally:
+                self._state.acquire()
+                self._is_read = False
+            self._replies[number] = reply
+            self._state.notify_all()
+        return self._replies.pop(call)
 
     def close(self) -> None:
         self._socket.close()
@@ -101,6 +137,7 @@ def serve(prepare: Callable[..., Answer], *, with_channel: bool = False) -> NoRe
     given = _arguments()
     die_with_parent(signal.SIGKILL, given.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spare_ancestors()
     os.nice(given.nice)
     _be_the_first_to_go()
     os.dup2(2, 1)  # what users' code prints is no answer

@@ -22,11 +22,6 @@ REFUSED_S = 5.0
 STARTS = 2
 """Of one pool at a time: each takes a processor for its imports."""
 
-MOST_PATIENCE_S = 1.0
-"""A question waits for a helper that is at work as long as a start takes, but no longer than this
-before one more is started: tools of a rollout have time limits of seconds.
-"""
-
 log = logging.getLogger("prorl.helper")
 
 
@@ -69,7 +64,7 @@ class Helpers:
         self._starting: set[asyncio.Future[Helper]] = set()
         self._waiting: list[_Turn] = []
         """In order; bounded by those who ask."""
-        self._patience_s = MOST_PATIENCE_S
+        self._patience_s = program.patience_s
         self._served_since = 0.0
         """Since when there has been a helper all the time: none waits for one before."""
         self._quiet_until = 0.0
@@ -97,16 +92,18 @@ class Helpers:
         the first one ended, or raised after it had answered others; `strict`: as `Helper.ask`.
         """
         limits = _Limits(what, wall_s, self._clock() + wall_s if strict else None, call_back, rank)
+        is_used = False
         try:
-            return await self._ask(question, limits, fresh=False)
+            helper = await self._next(limits, fresh=False)
+            is_used = helper.has_answered
+            return await self._ask(helper, question, limits)
         except (Died, Raised) as error:
-            if not again or (isinstance(error, Raised) and not error.by_others):
+            if not again or (isinstance(error, Raised) and not is_used):
                 raise
             log.warning("%s; asked again", error)
-        return await self._ask(question, limits, fresh=True)
+        return await self._ask(await self._next(limits, fresh=True), question, limits)
 
-    async def _ask(self, question: Any, limits: _Limits, *, fresh: bool) -> Any:
-        helper = await self._next(limits, fresh=fresh)
+    async def _ask(self, helper: Helper, question: Any, limits: _Limits) -> Any:
         wall_s, is_strict = limits.wall_s, limits.until is not None
         if limits.until is not None:
             wall_s = max(limits.until - self._clock(), 0.1)
@@ -210,7 +207,7 @@ class Helpers:
             self._refusal = (self._clock() + REFUSED_S, error)
             raise
         self._refusal = None
-        self._patience_s = min(self._clock() - began, MOST_PATIENCE_S)
+        self._patience_s = min(self._clock() - began, self.program.patience_s)
         return helper
 
     def _started(self, starting: asyncio.Future[Helper]) -> None:

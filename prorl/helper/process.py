@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import pickle
 import re
@@ -34,6 +35,9 @@ FAULT_S = 0.3
 CANCEL_S = 1.0
 """For code whose asker gave up to clean up behind itself, before its process is killed."""
 
+MOST_CALLS = 32
+"""Calls back of one helper that are open at once; what it asks beyond them waits in its socket."""
+
 CallBack = Callable[..., Awaitable[Any]]
 """What a helper may ask its parent to do, while it answers."""
 
@@ -54,6 +58,13 @@ class Program:
     """More than it has after its start; 0 = no bound."""
     most: int = 4
     """Processes of one pool."""
+    patience_s: float = 1.0
+    """A question waits for a process that is at work as long as a start takes, but no longer than
+    this before one more is started: tools of a rollout have time limits of seconds. 0 where an
+    answer takes longer than any start.
+    """
+    by_step: bool = False
+    """The limits are those of the code between two calls back, not of the whole answer."""
     nice: int = 0
     version: str = ""
     """Of the code that it imports: another version is another program, with helpers of its own."""
@@ -84,8 +95,6 @@ class Raised(HelperError):
     question's.
     """
 
-    by_others = False
-    """Earlier questions may have changed the process, or taken its memory."""
     trace = ""
     """The code's traceback."""
 
@@ -109,8 +118,9 @@ class Helper:
         self._clock = asyncio.get_running_loop().time
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
-        self._op: asyncio.Future[Any] | None = None
-        """What it has asked us to do, while we do it."""
+        self._calls: set[asyncio.Future[None]] = set()
+        """What it has asked us to do, while we do it; MOST_CALLS bound it."""
+        self._num_calls = 0
         self._number = 0
         """Of the question that is being answered, which each frame of its answer bears; 0: its
         start.
@@ -121,6 +131,11 @@ class Helper:
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    @property
+    def has_answered(self) -> bool:
+        """An earlier question may have changed the process, or taken its memory."""
+        return self._number > 1
 
     @classmethod
     async def start(cls, program: Program) -> Self:
@@ -171,7 +186,7 @@ class Helper:
             self._writer.write(LENGTH.pack(len(data)))
             self._writer.write(data)
         wall_s = wall_s or self._program.wall_s
-        cpu_s = self._program.cpu_s or wall_s
+        cpu_s = min(self._program.cpu_s or wall_s, wall_s if self._program.by_step else math.inf)
         return await self._answer(what, wall_s, cpu_s, call_back, strict=strict)
 
     async def _answer(
@@ -190,9 +205,13 @@ class Helper:
         """
         began_cpu_s, began_starved_s, limit_s = self._cpu_s(), self._starved_s(), wall_s
         heard = asyncio.ensure_future(self._hear(call_back))
-        waited_s, asked, is_whole = 0.0, self._clock(), False
+        waited_s, asked, is_whole, num_calls = 0.0, self._clock(), False, self._num_calls
         try:
             while not heard.done():
+                if self._program.by_step and (self._calls or num_calls != self._num_calls):
+                    # it waits for us, or has begun another step
+                    waited_s, asked, num_calls = 0.0, self._clock(), self._num_calls
+                    began_cpu_s, began_starved_s, limit_s = self._cpu_s(), self._starved_s(), wall_s
                 tick_s = min(TICK_S, limit_s - waited_s)
                 began = self._clock()
                 await asyncio.wait({heard}, timeout=tick_s)
@@ -232,12 +251,18 @@ class Helper:
         if kind == "raised":
             raised = Raised(value["words"], value["place"])
             raised.trace = value.get("trace", "")
-            raised.by_others = self._number > 1
             raise raised
         return value
 
     async def _hear(self, call_back: CallBack | None) -> tuple[str, Any]:
         """The last frame of an answer; what it asks of us before is done."""
+        try:
+            return await self._last_frame(call_back)
+        finally:
+            for call in self._calls:  # nobody waits for it
+                call.cancel()
+
+    async def _last_frame(self, call_back: CallBack | None) -> tuple[str, Any]:
         while True:
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             if length > MAX_ANSWER_BYTES:
@@ -252,19 +277,32 @@ class Helper:
                 return "raised", {"words": "an answer to another question", "place": ""}
             if kind != "op" or call_back is None:
                 return kind, value
-            op = self._op = asyncio.ensure_future(call_back(*value))
-            try:
-                await asyncio.wait({op})
-            finally:
-                op.cancel()  # done, or nobody waits for it
-                self._op = None
-            reply = pickle.dumps(("cancelled", None) if op.cancelled() else op.result(), protocol=5)
-            self._writer.write(LENGTH.pack(len(reply)) + reply)
+            if len(self._calls) >= MOST_CALLS:
+                await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
+            call = asyncio.ensure_future(self._do(call_back, *value))
+            self._num_calls += 1
+            self._calls.add(call)
+            call.add_done_callback(self._done)
+
+    async def _do(self, call_back: CallBack, number: int, *op: Any) -> None:
+        """What it asks us to do, and the reply."""
+        try:
+            reply = await call_back(*op)
+        except asyncio.CancelledError:
+            reply = "cancelled", None
+        if self.is_open:
+            data = pickle.dumps((number, reply), protocol=5)
+            self._writer.write(LENGTH.pack(len(data)) + data)
+
+    def _done(self, call: asyncio.Future[None]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled() and isinstance(error := call.exception(), Exception):
+            self._reader.set_exception(error)  # a mistake of ours: the asker's, who reads next
 
     async def _interrupt(self, heard: asyncio.Future[tuple[str, Any]]) -> None:
         """Have the code stop, as Ctrl-C does, before its process is killed."""
-        if self._op is not None:
-            self._op.cancel()
+        for call in self._calls:
+            call.cancel()
         with contextlib.suppress(ProcessLookupError):
             self._child.send_signal(signal.SIGINT)
         await asyncio.wait({heard}, timeout=CANCEL_S)
@@ -279,7 +317,7 @@ class Helper:
             self._child.send_signal(signal.SIGUSR1)
         await asyncio.sleep(FAULT_S)
         error = Late(words, self._last_words())
-        error.waits_for_us = self._op is not None
+        error.waits_for_us = bool(self._calls)
         self.end()
         return error
 

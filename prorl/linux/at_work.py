@@ -11,9 +11,7 @@ The page names the piece of work in whose step the process died, so that it alon
 all that was in hand; at MOST_CHARGES the next life does not touch it (`poison`). Charges are kept
 by the work's name without its last part, its attempt. Tasks that a step makes are the same work.
 A run of whose work MOST_OF_RUN pieces ended the process, and none went well in between, is not
-touched either, whoever's code was at work: a file of bad tasks ends its own run. Where users' code
-may run in the steps, a process that crashes between steps is charged to the last of these
-(`suspect`), which may have left a callback, a thread or a closed file.
+touched either: a file of bad tasks ends its own run.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-import signal
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from hashlib import blake2b
@@ -29,23 +26,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from prorl.linux.calls import die_with_parent
-
 VARIABLE: Final = "PRORL_AT_WORK_FD"
 DIED_AT: Final = "PRORL_DIED_AT"
 """In the next life's environment: what the last one was at when it died."""
 PAGE_BYTES: Final = 4096
-_SUSPECT: Final = PAGE_BYTES // 2
-"""Where on the page the last step in which users' code may have run is named."""
 MOST_CHARGES: Final = 2
 MOST_OF_RUN: Final = 4
 
 ResultT = TypeVar("ResultT")
 
 _page: mmap.mmap | None = None
-_now: tuple[bytes, bool] | None = None
-"""What is marked now, and whether users' code may run in it."""
-_is_forked = False
+_now: bytes | None = None
+"""What is marked now."""
 
 
 def page() -> int:
@@ -57,12 +49,7 @@ def page() -> int:
 
 def read(page: int) -> str:
     """Empty between steps."""
-    return os.pread(page, _SUSPECT, 0).partition(b"\0")[0].decode("utf-8", "replace")
-
-
-def suspect(page: int) -> str:
-    """The last step that users' code may have run in; empty where none was."""
-    return os.pread(page, _SUSPECT, _SUSPECT).partition(b"\0")[0].decode("utf-8", "replace")
+    return os.pread(page, PAGE_BYTES, 0).partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def start() -> None:
@@ -74,24 +61,19 @@ def start() -> None:
             _page = mmap.mmap(int(text), PAGE_BYTES)
             os.close(int(text))
             asyncio.get_running_loop().set_task_factory(_inherit)  # type: ignore[arg-type]
-            os.register_at_fork(after_in_child=_forked)
 
 
-def clear(*, crashed: bool = False) -> None:
-    """This process ends for reasons of its own; or for an error that nobody waited for."""
+def clear() -> None:
+    """This process ends for reasons of its own."""
     if _page is not None:
         _page[:1] = b"\0"
-        if not crashed:
-            _page[_SUSPECT : _SUSPECT + 1] = b"\0"
 
 
-def during(
-    name: str, work: Coroutine[Any, Any, ResultT], *, users: bool = False
-) -> Coroutine[Any, Any, ResultT]:
-    """`users`: code of users may run in its steps."""
+def during(name: str, work: Coroutine[Any, Any, ResultT]) -> Coroutine[Any, Any, ResultT]:
+    """The work, whose steps are marked while they last."""
     if _page is None:
         return work
-    return _Marked(name.encode()[: _SUSPECT - 1] + b"\0", work, _page, users)
+    return _Marked(name.encode()[: PAGE_BYTES - 1] + b"\0", work, _page)
 
 
 def current() -> Callable[[Coroutine[Any, Any, ResultT]], Coroutine[Any, Any, ResultT]]:
@@ -101,8 +83,8 @@ def current() -> Callable[[Coroutine[Any, Any, ResultT]], Coroutine[Any, Any, Re
     """
     if _now is None or _page is None:
         return lambda work: work
-    (name, users), page = _now, _page
-    return lambda work: _Marked(name, work, page, users)
+    name, page = _now, _page
+    return lambda work: _Marked(name, work, page)
 
 
 def _inherit(
@@ -110,23 +92,15 @@ def _inherit(
 ) -> asyncio.Task[ResultT]:
     """A task that is the same work as the step that makes it."""
     if _now is not None and _page is not None and not isinstance(work, _Marked):
-        work = _Marked(_now[0], work, _page, _now[1])
+        work = _Marked(_now, work, _page)
     return asyncio.Task(work, loop=loop, **given)
-
-
-def _forked() -> None:
-    global _is_forked
-    _is_forked = True
-    die_with_parent(signal.SIGKILL)
 
 
 class _Marked(Coroutine[Any, Any, ResultT]):
     """A coroutine whose steps are marked while they last."""
 
-    def __init__(
-        self, name: bytes, work: Coroutine[Any, Any, ResultT], page: mmap.mmap, users: bool
-    ) -> None:
-        self._name, self._work, self._page, self._users = name, work, page, users
+    def __init__(self, name: bytes, work: Coroutine[Any, Any, ResultT], page: mmap.mmap) -> None:
+        self._name, self._work, self._page = name, work, page
 
     def send(self, value: Any) -> Any:
         return self._step(self._work.send, value)
@@ -136,18 +110,11 @@ class _Marked(Coroutine[Any, Any, ResultT]):
 
     def _step(self, step: Callable[[Any], Any], given: Any) -> Any:
         global _now
-        _now = self._name, self._users
+        _now = self._name
         self._page[: len(self._name)] = self._name
-        if self._users:
-            self._page[_SUSPECT : _SUSPECT + len(self._name)] = self._name
         try:
             return step(given)
-        except (SystemExit, KeyboardInterrupt) as error:  # the loop would end with it, and all work
-            left = RuntimeError(f"{type(error).__name__}: {error}")
-            raise left.with_traceback(error.__traceback__) from None
         finally:
-            if _is_forked:
-                os._exit(0)
             self._page[:1], _now = b"\0", None
 
     def close(self) -> None:

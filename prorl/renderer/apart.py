@@ -1,4 +1,4 @@
-"""Rendering that is too much for a loop: prompts and new messages are rendered in a helper.
+"""Rendering that may not run on a loop: it is done in a helper.
 
     rendering = Rendering(renderer, spec, deadline)       # one an attempt
     ids = await rendering.prompt(messages, tools)
@@ -9,6 +9,9 @@ two processes of low priority, which hold the renderer of the run. Of attempts t
 that has used least comes first, so that nobody waits for the tenth prompt of somebody else. An
 attempt's time goes on meanwhile.
 
+A user's renderer is code of a stranger: RUN has a `UsersRenderer` of it, which knows its vocabulary
+and its stop tokens, and all else is asked of the helpers that hold it.
+
 A text of more bytes than `max_tokens` tokens can hold is refused before it is rendered.
 """
 
@@ -17,22 +20,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 
-from prorl import exact_json
+from prorl import exact_json, plugins
 from prorl.config.renderer import RendererSpec
 from prorl.errors import BudgetError, PromptTooLongError, RolloutError, TaskError
-from prorl.helper import Died, HelperError, Late, Program, pool
+from prorl.helper import Died, HelperError, Helpers, Late, Program, pool
 from prorl.helper.child import Answer, serve
-from prorl.renderer.load import make_renderer
+from prorl.protocols import Renderer
+from prorl.renderer.load import is_ours, make_renderer
+from prorl.tokenizer import max_token_bytes
 from prorl.types import FailureCode, Json, Message, ToolSpec
 
 if TYPE_CHECKING:
     from prorl.limits import Deadline
-    from prorl.protocols import Renderer
     from prorl.types import Int32
+
+ReplyT = TypeVar("ReplyT")
 
 LIGHT_BYTES = 16 << 10
 """Rendered on the loop, about 5 ms of it. A message counts for MESSAGE_BYTES and its text."""
@@ -42,6 +49,98 @@ CPU_S = 30.0
 """For one rendering: a million tokens take ten seconds."""
 MOST = 2
 """Helpers of one run's renderer: each holds its vocabulary, 100 MB and more."""
+USERS_S = 20.0
+"""For one question to a user's renderer; one that takes longer is a bad task's."""
+
+
+class UsersRenderer:
+    """What RUN has of a user's renderer. Its code runs in helpers."""
+
+    def __init__(self, spec: str, facts: tuple[int, tuple[int, ...], int]) -> None:
+        self.vocab_size, self.stop_token_ids, self.max_token_bytes = facts
+        self._spec = spec
+
+    @classmethod
+    async def open(cls, spec: str) -> UsersRenderer:
+        """Raises TaskError with what its code did wrong, and RolloutError."""
+        facts = await _ask_users(spec, "facts", ())
+        return cls(spec, _checked(facts, tuple[int, tuple[int, ...], int], "facts"))
+
+    async def ids(self, method: str, *arguments: Any) -> Int32:
+        """What `prompt`, `bridge` or `completion` gives. Raises TaskError, and RolloutError."""
+        data = _checked(await _ask_users(self._spec, method, arguments), bytes, method)
+        ids = np.frombuffer(data, dtype=np.int32) if len(data) % 4 == 0 else np.array([-1])
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
+            raise TaskError(
+                f"the renderer's {method} gave an id that is not in its vocabulary",
+                f"ids from 0 to {self.vocab_size - 1}",
+            )
+        return ids
+
+    async def parse(
+        self, completion_ids: Int32, prompt_ids: Int32, tools: Sequence[ToolSpec]
+    ) -> Message:
+        arguments = completion_ids, prompt_ids, tools
+        return _checked(await _ask_users(self._spec, "parse", arguments), Message, "parse")
+
+    async def starts_segment(self, messages: Sequence[Message]) -> bool:
+        reply = await _ask_users(self._spec, "starts_segment", (messages,))
+        return _checked(reply, bool, "starts_segment")
+
+
+AnyRenderer = Renderer | UsersRenderer
+
+
+async def open_renderer(spec: str) -> AnyRenderer:
+    """The renderer of a run, made of its spec: a vocabulary takes a second. Raises UserError, and
+    RolloutError.
+    """
+    read = RendererSpec.from_json(spec)
+    if is_ours(read):
+        return await asyncio.to_thread(make_renderer, read)
+    return await UsersRenderer.open(spec)
+
+
+async def completion_of(renderer: AnyRenderer, message: Message) -> Int32:
+    """As `Renderer.completion`."""
+    if isinstance(renderer, UsersRenderer):
+        return await renderer.ids("completion", message)
+    return renderer.completion(message)
+
+
+async def _ask_users(spec: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    what = f"the renderer's {method}"
+    try:
+        _, reply = await (await _helpers(spec)).ask((method, arguments), what=what, wall_s=USERS_S)
+    except HelperError as error:
+        if isinstance(error, Died) and error.was_killed:
+            raise RolloutError(FailureCode.STAGE_ERROR, str(error)) from None
+        raise TaskError(str(error) if what in error.words else f"{what}: {error}") from None
+    return reply
+
+
+def _checked(reply: Any, kind: type[ReplyT], method: str) -> ReplyT:
+    try:
+        return msgspec.convert(reply, kind)
+    except msgspec.ValidationError as error:
+        raise TaskError(f"the renderer's {method} gave what it should not: {error}") from None
+
+
+async def _helpers(spec: str) -> Helpers:
+    name = RendererSpec.from_json(spec).name
+    version = plugins.version_of((name,))
+    arguments = (spec,)
+    return await pool(
+        Program(
+            "prorl.renderer.apart",
+            arguments,
+            wall_s=300.0,
+            cpu_s=CPU_S,
+            most=MOST,
+            nice=10,
+            version=version,
+        )
+    )
 
 
 class Rendering:
@@ -49,7 +148,7 @@ class Rendering:
     done in a helper; without a `spec` a thread stands in for the helper.
     """
 
-    def __init__(self, renderer: Renderer | None, spec: str, deadline: Deadline) -> None:
+    def __init__(self, renderer: AnyRenderer | None, spec: str, deadline: Deadline) -> None:
         self._renderer, self._spec, self._deadline = renderer, spec, deadline
         self._spent_s = 0.0
         """Of helpers' processors."""
@@ -62,21 +161,32 @@ class Rendering:
         """As `Renderer.bridge`. Raises TaskError, and RolloutError."""
         return await self._ids("bridge", completion_ids, messages)
 
+    async def parse(
+        self, completion_ids: Int32, prompt_ids: Int32, tools: Sequence[ToolSpec]
+    ) -> Message:
+        """As `Renderer.parse`."""
+        assert self._renderer is not None
+        if isinstance(self._renderer, UsersRenderer):
+            return await self._renderer.parse(completion_ids, prompt_ids, tools)
+        return self._renderer.parse(completion_ids, prompt_ids, tools)
+
+    async def starts_segment(self, messages: Sequence[Message]) -> bool:
+        """As `Renderer.starts_segment`."""
+        assert self._renderer is not None
+        if isinstance(self._renderer, UsersRenderer):
+            return await self._renderer.starts_segment(messages)
+        return self._renderer.starts_segment(messages)
+
     async def _ids(self, method: str, *arguments: Any) -> Int32:
+        if isinstance(self._renderer, UsersRenderer):
+            return await self._renderer.ids(method, *arguments)
         if self._renderer is not None and _weight(arguments) <= LIGHT_BYTES:
             ids: Int32 = getattr(self._renderer, method)(*arguments)
             return ids
         if not self._spec:
             return await asyncio.to_thread(getattr(self._renderer, method), *arguments)
-        program = Program(
-            "prorl.renderer.apart",
-            (self._spec,),
-            wall_s=300.0,
-            cpu_s=CPU_S,
-            most=MOST,
-            nice=10,
-        )
-        what, helpers = f"the rendering of {_size(arguments):,} bytes", await pool(program)
+        what = f"the rendering of {_size(arguments):,} bytes"
+        helpers = await _helpers(self._spec)
         wall_s = max(self._deadline.remaining_s, 0.1)
         try:
             async with asyncio.timeout(wall_s):
@@ -181,13 +291,27 @@ def _size(arguments: tuple[Any, ...]) -> int:
 def prepare(spec: str) -> Answer:
     renderer = make_renderer(RendererSpec.from_json(spec))
 
-    def answer(question: tuple[str, tuple[Any, ...]]) -> tuple[float, bytes]:
+    def answer(question: tuple[str, tuple[Any, ...]]) -> tuple[float, Any]:
         method, arguments = question
         began = time.process_time()
-        ids: Int32 = getattr(renderer, method)(*arguments)
-        return time.process_time() - began, np.ascontiguousarray(ids, dtype=np.int32).tobytes()
+        reply = facts() if method == "facts" else getattr(renderer, method)(*arguments)
+        if method in ("prompt", "bridge", "completion"):
+            reply = _bytes(reply, method)
+        return time.process_time() - began, reply
+
+    def facts() -> tuple[int, tuple[int, ...], int]:
+        stops = tuple(int(stop) for stop in renderer.stop_token_ids)
+        return int(renderer.vocab_size), stops, max_token_bytes(renderer)
 
     return answer
+
+
+def _bytes(ids: Any, method: str) -> bytes:
+    """Raises TaskError for what are no ids."""
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise TaskError(f"the renderer's {method} gave {ids!r:.80}", "an array of int32")
+    return np.ascontiguousarray(array, dtype=np.int32).tobytes()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from functools import cache
 
 from prorl import plugins
-from prorl.agents.check import check as check_agent
+from prorl.agents import is_ours
 from prorl.agents.programs import program_of
+from prorl.agents.users import check as check_agent
 from prorl.backends.catalogue import is_server
 from prorl.config import MAX_CALL_TOKENS, RunConfig
 from prorl.env_settings import merge
@@ -185,7 +186,8 @@ async def _prepare(gateway: Gateway, config: RunConfig) -> RunConfig:
         if program_of(config.agent) is None:
             plugins.refuse_places(config.agent, ConfigError, "agent")
         plugins.refuse_places(config.renderer.name, ConfigError, "renderer")
-    await check_agent(config.agent)
+    if not is_ours(config.agent):
+        await check_agent(config.agent)
     await check_env_settings(config, load_code=gateway.config.load_code)
     created_at = gateway.wall()
     renderer = await check_renderer(config.renderer.settled(gateway.config.tokenizer, created_at))

@@ -50,8 +50,6 @@ CRASHES = {
 }
 """By which a process ends itself: nobody else sends these."""
 
-_STATM_PAGE = os.sysconf("SC_PAGE_SIZE")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
@@ -205,24 +203,12 @@ class Child:
         """The piece of work that ended the last life; empty where it was something else.
 
         It was in a step that never ended, and nobody had stopped it; or the interpreter crashed, or
-        the step ended the process, which we never do ourselves (`at_work.clear`). Between steps it
-        is the last that users' code may have run in.
+        the step ended the process, which we never do ourselves (`at_work.clear`).
         """
         assert self._process is not None
         code = self._process.returncode or 0
         by_itself = code >= 0 or -code in CRASHES
-        return self._at() if by_itself else self._killed_at
-
-    def _at(self) -> str:
-        return at_work.read(self._page) or at_work.suspect(self._page)
-
-    @property
-    def memory_bytes(self) -> int:
-        """What it holds of the machine's memory."""
-        try:
-            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _STATM_PAGE
-        except (OSError, IndexError):
-            return 0
+        return at_work.read(self._page) if by_itself else self._killed_at
 
     def end(self, why: str) -> None:
         """SIGKILL, with the reason as the last line of its log, and what it was at."""

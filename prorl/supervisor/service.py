@@ -22,7 +22,6 @@ holds; without one (`journal: off`) its death costs an attempt (`docs/architectu
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import time
@@ -55,10 +54,6 @@ TICK_S = 0.5
 
 FULL_WAIT_S = 5.0
 
-MOST_BYTES = min(4 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
-"""A stage worker's memory: what it keeps is bounded far below, but not what users' code takes that
-runs on its loop, and the kernel would end another process for it.
-"""
 
 MISTAKE = 2
 """Exit code of a program that was told something wrong: trying again would not help."""
@@ -177,7 +172,7 @@ class Supervisor:
             if child.spec.has_stages:
                 self._background(self._watch_stages(child), f"watch the stages of {name}")
         self._background(self._renew_certificates(), "renew certificates")
-        watched = end_the_silent(lambda: self.children.values(), self._silence_s, MOST_BYTES)
+        watched = end_the_silent(lambda: self.children.values(), self._silence_s)
         self._background(watched, "listen")
 
     def publish(self) -> None:
@@ -359,19 +354,13 @@ class Supervisor:
         self._root.release(forget=not self._up)
 
 
-async def end_the_silent(
-    children: Callable[[], Iterable[Child]],
-    silence_s: float,
-    most_bytes: int,
-) -> None:
-    """End whoever falls silent, and workers that take the machine's memory, for ever."""
+async def end_the_silent(children: Callable[[], Iterable[Child]], silence_s: float) -> None:
+    """End whoever falls silent, for ever."""
     while True:
         await asyncio.sleep(TICK_S)
         for child in children():
             if child.silence(TICK_S) >= silence_s:
                 child.end(f"silent for {silence_s:g} s: ended by the supervisor")
-            elif child.spec.has_stages and (held := child.memory_bytes) > most_bytes:
-                child.end(f"it held {held >> 20:,} MiB of memory: ended by the supervisor")
 
 
 def http_url(config: ServiceConfig) -> str:

@@ -16,7 +16,8 @@ from prorl.backends.vllm import VllmBackend
 from prorl.control import Assigned, Failover
 from prorl.journal import AttemptJournal, Said
 from prorl.limits import Deadline
-from prorl.protocols import Backend, Renderer
+from prorl.protocols import Backend
+from prorl.renderer.apart import AnyRenderer
 from prorl.stages.backends import Backends
 from prorl.stages.failover import Routed
 from prorl.testing import RENDERER, Replies, sampled
@@ -33,23 +34,11 @@ from prorl.types import (
     SpanKind,
     StopReason,
 )
-from tests.agents.plain import Plain
-from tests.agents.test_native import check_exact, context
+from tests.agents.test_native import context
 from tests.agents.test_resume import Log
 from tests.backends.misbehaving import Misbehaving, Mode
 
 SAID = [Message(role="assistant", content=text) for text in ("one", "two", "three")]
-
-
-async def test_the_agent_of_the_documentation_leaves_a_whole_trajectory() -> None:
-    answers = [Message(role="assistant", content=f"#### {number}") for number in (7, 24)]
-    backend = Replies(*answers)
-    trajectory = await Plain().run(context(backend))
-    check_exact(trajectory, backend)
-    assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.DONE, 2)
-    assert trajectory.artifact == b"#### 24"
-    (sequence,) = trajectory.sequences
-    assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.TRAINED] * 2
 
 
 async def test_at_most_as_many_tokens_as_the_caller_wants() -> None:
@@ -129,7 +118,7 @@ async def test_a_thought_over_http_that_outlasts_the_deadline_is_kept_with_its_v
     async with Misbehaving(Mode.STALLED, say="I think, therefore I go on thinking.") as server:
         server.label = "tag:3:x"
 
-        async def opened(url: str, renderer: Renderer, keyed: bool) -> Backend:
+        async def opened(url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
             return VllmBackend(url, RENDERER.vocab_size, model="m")
 
         async def ask(asked: Failover) -> Assigned:

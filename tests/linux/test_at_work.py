@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from prorl.linux import at_work
-from prorl.linux.procfs import descendants
-from tests.waiting import wait_until
 
 CHILD = """
 import asyncio, os, signal, sys, time
@@ -36,39 +34,20 @@ async def guilty(how):
         os._exit(3)
     if how == "task":
         await asyncio.create_task(below())
-    if how in ("leave", "interrupt"):
-        try:
-            await asyncio.create_task(leaves(how))
-        except RuntimeError as error:
-            print(error, flush=True)
-    if how == "fork":
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        if os.fork() == 0:
-            return  # to a loop that is another process's
-    if how == "behind":
-        asyncio.get_running_loop().call_soon(os._exit, 3)
     if how == "callback":
         loop, mine = asyncio.get_running_loop(), at_work.current()
         loop.call_soon(lambda: loop.create_task(mine(below())))
-    if how == "close":
-        os.closerange(3, 100)
-    print("goes on", flush=True)
     await asyncio.sleep(600)
 
 async def below():
     await asyncio.sleep(0)
     os.abort()
 
-async def leaves(how):
-    if how == "interrupt":
-        raise KeyboardInterrupt
-    sys.exit("enough")
-
 async def main():
     at_work.start()
     names = asyncio.gather(
         *(at_work.during(f"good/{n}/1", innocent()) for n in range(5)),
-        at_work.during("bad/7/2", guilty(sys.argv[1]), users=True),
+        at_work.during("bad/7/2", guilty(sys.argv[1])),
     )
     await names
 
@@ -100,29 +79,6 @@ def test_a_process_that_dies_names_the_step_that_it_was_in(how: str) -> None:
             child.send_signal(signal.SIGKILL)
         child.wait()
         assert at_work.read(page) == "bad/7/2"
-
-
-@pytest.mark.parametrize("how", ["behind", "close"])
-def test_between_steps_the_last_of_users_code_is_the_suspect(how: str) -> None:
-    with _at_work(how) as (child, page):
-        assert child.wait() != 0
-        assert (at_work.read(page), at_work.suspect(page)) == ("", "bad/7/2")
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("leave", [b"SystemExit: enough\n", b"goes on\n"]),
-        ("interrupt", [b"KeyboardInterrupt: \n", b"goes on\n"]),
-        ("fork", [b"goes on\n"]),
-    ],
-)
-def test_a_step_that_leaves_or_forks_ends_alone(how: str, said: list[bytes]) -> None:
-    with _at_work(how) as (child, _):
-        assert child.stdout is not None
-        assert [child.stdout.readline() for _ in said] == said
-        wait_until(lambda: not descendants(child.pid))
-        assert child.poll() is None
 
 
 async def test_without_a_parent_that_reads_nothing_is_marked() -> None:

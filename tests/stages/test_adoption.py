@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from prorl.control import Claim
@@ -25,7 +26,7 @@ async def test_who_is_adopted_goes_on_and_a_sandbox_in_use_is_left_alone(tmp_pat
     adoption = RunOperator(
         as_host(host),
         get_env,
-        lambda spec: RENDERER,
+        lambda spec: asyncio.sleep(0, RENDERER),
         is_cancelled=lambda key: False,
         emit=lambda *_, **__: None,
         journals=Journals(tmp_path),

@@ -15,7 +15,8 @@ from prorl.backends.vllm import VllmBackend
 from prorl.control import Assigned, Failover
 from prorl.errors import BackendError
 from prorl.limits import Deadline
-from prorl.protocols import Backend, Renderer
+from prorl.protocols import Backend
+from prorl.renderer.apart import AnyRenderer
 from prorl.stages import failover
 from prorl.stages.backends import LAST_BUSY_S, Backends, Flow
 from prorl.stages.failover import MAX_FAULTS, Ask, Routed
@@ -50,7 +51,7 @@ class Scene:
         self.answer: Ask = self._next
         self.known = (PolicyVersion(3), WEIGHTS)
 
-    async def _open(self, url: str, renderer: Renderer, keyed: bool) -> Backend:
+    async def _open(self, url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
         return VllmBackend(url, RENDERER.vocab_size, model="m")
 
     async def ask(self, asked: Failover) -> Assigned:
@@ -325,7 +326,7 @@ async def test_one_server_that_does_not_open_delays_nobody() -> None:
         opening = asyncio.Event()
         open_well = s._open
 
-        async def open_(url: str, renderer: Renderer, keyed: bool) -> Backend:
+        async def open_(url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
             if url == "http://frozen":
                 opening.set()
                 await asyncio.Event().wait()
@@ -344,7 +345,7 @@ async def test_one_server_that_does_not_open_delays_nobody() -> None:
 async def test_the_key_goes_to_servers_that_the_operator_named() -> None:
     opened: list[tuple[str, bool]] = []
 
-    async def open_(url: str, renderer: Renderer, keyed: bool) -> Backend:
+    async def open_(url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
         opened.append((url, keyed))
         raise BackendError(FailureCode.BACKEND_UNAVAILABLE, "away")
 

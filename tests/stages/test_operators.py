@@ -102,7 +102,7 @@ def operators(
     run = RunOperator(
         as_host(host),
         lambda _: env,
-        lambda spec: renderer,
+        lambda spec: asyncio.sleep(0, renderer),
         is_cancelled=is_cancelled,
         emit=lambda *_, **__: None,
     )

@@ -13,7 +13,8 @@ from prorl.agents.native import NativeAgent
 from prorl.backends import open_backend
 from prorl.envs import get_env
 from prorl.limits import Deadline
-from prorl.protocols import Backend, Renderer
+from prorl.protocols import Backend
+from prorl.renderer.apart import AnyRenderer
 from prorl.stages.backends import Backends
 from prorl.stages.failover import Routed
 from prorl.testing import RENDERER, Replies, sampled
@@ -43,7 +44,7 @@ KEY = AttemptKey("run", 5, 2)
 def opened(backend: Backend) -> Backends:
     """RUN's servers when each name leads to one backend."""
 
-    async def open_(url: str, renderer: Renderer, keyed: bool) -> Backend:
+    async def open_(url: str, renderer: AnyRenderer, keyed: bool) -> Backend:
         return backend
 
     return Backends(open_)

@@ -35,6 +35,7 @@ from prorl.agents.capture.canonical import (
     Reply,
     canonical_arguments,
 )
+from prorl.agents.record import TRAINED
 from prorl.errors import BudgetError, RolloutError, TaskError, boundary
 from prorl.renderer.apart import (
     LIGHT_BYTES,
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
     from prorl.agents.record import SequenceRecord
     from prorl.agents.sampler import Sampler
     from prorl.types import Int32
-
-TRAINED = (Lineage.MAIN, Lineage.COMPACTED)
-"""Lineages that train: the task's conversation, and what it became after compactions."""
 
 MAX_SHOWN_BYTES = 16 << 20
 """The record keeps at most so many bytes of what an agent said, for people to read. An agent that
@@ -298,7 +296,7 @@ class Ledger:
 
     async def _bridge(self, completion: Int32, new: list[Message]) -> Int32 | None:
         """None where the template would tell the past anew, or takes no such messages."""
-        if self._renderer.starts_segment(new):
+        if await self._rendering.starts_segment(new):
             return None
         for messages in (new, _as_users(new)):
             try:
@@ -343,7 +341,7 @@ class Ledger:
             raise
         before = call.sequence.ids_L[: call.start]
         call.end, call.completion = len(call.sequence), completion.token_ids_C
-        said = self._renderer.parse(completion.token_ids_C, before, tools)
+        said = await self._rendering.parse(completion.token_ids_C, before, tools)
         calls = tuple(self._named(call, own) for own in said.tool_calls)
         call.reply = Reply(
             number=call.number,

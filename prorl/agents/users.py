@@ -1,0 +1,417 @@
+"""`UsersAgent`: an agent of a user drives the policy from a helper process.
+
+    RUN                                                   helper (`users_program.py`)
+    ---                                                   ---------------------------
+    facts of the attempt -------------------------------> agent.run(Attempt)
+    renders, samples, records, parses <------ sample ---- await attempt.sample(messages)
+    the env's tool, recorded <----------------- call ---- await attempt.call(call)
+    the sandbox <------------------------ exec, put ... - await attempt.sandbox.exec(...)
+    the answer's text <---------------------------------- return
+
+All that an attempt is made of stays here: sequences, turns, journal, deadline. So an agent can
+spoil no token, and whatever it does to its process costs its own rollout: it raises, leaves, blocks
+(`CPU_S`, `limits.run_s` between two requests), takes all memory, closes its descriptors. Then the
+attempt ends as `bad_task` with what had been sampled. An agent whose process was killed from
+outside, or had run another rollout before, is asked a second time, of a fresh process: what was
+sampled is in the journal and is given again.
+
+The attempt's time does not run while its agent waits for a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from prorl import plugins
+from prorl.agents.attempt import AttemptFacts, CallRequest, PolicyReply, SampleRequest
+from prorl.agents.calls import ToolCalls
+from prorl.agents.context import AttemptContext
+from prorl.agents.ending import End, concluded, end_of, end_with
+from prorl.agents.record import TRAINED, SequenceRecord
+from prorl.agents.sampler import Sampler, derive_seed
+from prorl.errors import (
+    BudgetError,
+    ConfigError,
+    PromptTooLongError,
+    ProrlError,
+    RolloutError,
+    boundary,
+)
+from prorl.helper import Died, HelperError, Program, Raised, pool
+from prorl.helper.process import Helper
+from prorl.renderer.apart import Rendering, check_fits, check_room, text_bytes
+from prorl.sandbox_calls import SANDBOX_OPS, call_sandbox
+from prorl.schema import MAX_SEGMENTS
+from prorl.tokenizer import max_token_bytes
+from prorl.types import (
+    Completion,
+    Failure,
+    FailureCode,
+    FinishReason,
+    Lineage,
+    Message,
+    StopReason,
+    ToolSpec,
+    Trajectory,
+)
+
+if TYPE_CHECKING:
+    from prorl.types import Int32
+
+CPU_S = 30.0
+"""Of the processor, for an agent's own code between two requests."""
+OVERTIME_S = 30.0
+"""For an agent's own code after the attempt's time is over; its next request says so."""
+MAX_SHOWN_BYTES = 4 << 20
+"""Of what an agent said to the policy, for people to read."""
+
+
+def program_of(name: str) -> Program:
+    """The helpers of an agent: one process for each rollout in hand, of which RUN's slots are the
+    bound.
+    """
+    return Program(
+        "prorl.agents.users_program",
+        (name,),
+        cpu_s=CPU_S,
+        most=4096,
+        nice=5,
+        patience_s=0.0,
+        by_step=True,
+        version=plugins.version_of((name,)),
+    )
+
+
+async def check(name: str) -> None:
+    """Raises ConfigError with why a user's agent cannot be made, found out in a process of its own:
+    importing it may block, end its process or take all memory.
+    """
+    try:
+        helper = await Helper.start(program_of(name))
+    except HelperError as error:
+        text = error.words if isinstance(error, Raised) else f"agent {name!r}: {error}"
+        raise ConfigError(text) from None
+    helper.end()
+
+
+class UsersAgent:
+    """Implements `prorl.agents.context.Agent`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def run(self, context: AttemptContext) -> Trajectory:
+        drive = _Drive(self._name, context)
+        return await concluded(context, drive.record, drive.run())
+
+
+@dataclass(slots=True, eq=False)
+class _Spoken:
+    """A conversation as it stood behind one of its replies."""
+
+    sequence: SequenceRecord
+    end: int
+    completion: Int32
+    tools: tuple[ToolSpec, ...]
+    messages: tuple[Message, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Talk:
+    """A conversation; `last` is None before its first reply."""
+
+    last: _Spoken | None
+    is_busy: bool = field(default=False)
+
+
+class _Drive:
+    """One attempt, driven from a helper. Bounded by `limits.max_turns` replies."""
+
+    def __init__(self, name: str, context: AttemptContext) -> None:
+        self._name, self._context = name, context
+        self._sampler = Sampler(context)
+        self._rendering = Rendering(context.renderer, context.renderer_spec, context.deadline)
+        self._calls = ToolCalls(context)
+        self._sandbox = asyncio.Lock()  # one tool call at a time is the sandbox's current one
+        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        """How the attempt ended, where its agent had no say in it."""
+        self._requests: set[asyncio.Task[Any]] = set()
+        self._has_begun = self._has_lost_call = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sampler.restart()
+        self.record = self._sampler.record
+        self._talks: dict[int, _Talk] = {}
+        self._replies: dict[int, _Spoken] = {}
+        self._turns: set[int] = set()
+        self._cut_text: str | None = None
+        """What the policy said last, where a limit of tokens cut it."""
+        self._shown_bytes, self._has_shown = 0, False
+
+    # ---- the life of the helper's question
+
+    async def run(self) -> End:
+        deadline = self._context.deadline
+        deadline.pause()
+        asking = asyncio.ensure_future(self._ask())
+        ends: set[asyncio.Future[Any]] = {asking, self._end}
+        try:
+            while not (asking.done() or self._end.done()):
+                overtime_s = OVERTIME_S if deadline.expired else 0.0
+                timeout_s = max(deadline.remaining_s, overtime_s, 0.05)
+                await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if overtime_s and deadline.expired and not (asking.done() or self._end.done()):
+                    text = f"agent {self._name!r} went on {OVERTIME_S:g} s after its time"
+                    self._end.set_result(end_with(FailureCode.BAD_TASK, text))
+        finally:
+            deadline.resume()
+            asking.cancel()
+            # then its process is gone, and what was sampled is written down
+            await asyncio.wait({asking, *self._requests})
+            if not asking.cancelled():
+                asking.exception()  # or it is the one that is raised below
+            for sequence in {id(s.sequence): s.sequence for s in self._replies.values()}.values():
+                if sequence.lineage not in TRAINED:
+                    sequence.untrain()
+        return self._end.result() if self._end.done() else asking.result()
+
+    async def _ask(self) -> End:
+        context, name = self._context, self._name
+        facts = AttemptFacts(
+            task=context.task,
+            messages=tuple(context.messages),
+            tools=tuple(context.tools),
+            limits=context.limits,
+            sampling=context.sampling,
+            sample_index=context.sample_index,
+            number=context.key.attempt,
+            seed=derive_seed(
+                context.run_seed,
+                context.task.task_id,
+                context.sample_index,
+                context.key.attempt,
+                -1,
+            ),
+            sandbox=None if context.sandbox is None else context.sandbox.ref,
+        )
+        what = f"agent {name!r}"
+        try:
+            helpers = await pool(program_of(name))
+            wall_s = max(context.limits.run_s, 1.0)
+            text: str = await helpers.ask(facts, what=what, wall_s=wall_s, call_back=self._serve)
+        except RolloutError as error:  # of its sandbox, which it let pass; the code came as a text
+            codes = FailureCode.__members__.values()
+            code = FailureCode(error.code) if error.code in codes else FailureCode.BAD_TASK
+            return end_with(code, f"{what}: {error.message}")
+        except ProrlError as error:
+            return end_with(FailureCode.BAD_TASK, str(error))
+        except HelperError as error:
+            if isinstance(error, Died) and error.was_killed:
+                return end_with(FailureCode.STAGE_ERROR, str(error))
+            if isinstance(error, Raised) and error.trace:
+                self.record.messages.append(Message(role="tool", name=name, content=error.trace))
+            text = str(error) if what in error.words else f"{what}: {error}"
+            return end_with(FailureCode.BAD_TASK, text)
+        if not isinstance(text, str):
+            return end_with(FailureCode.BAD_TASK, f"{what} gave a {type(text).__name__}, no text")
+        return self._answered(text)
+
+    def _answered(self, text: str) -> End:
+        self.record.final = text
+        if self._cut_text == text:
+            return end_with(FailureCode.MAX_TOKENS, "cut off in the answer")
+        return End(StopReason.DONE)
+
+    # ---- what it asks for
+
+    async def _serve(self, op: str, *arguments: Any) -> tuple[str, Any]:
+        """The reply to a request of the helper. One that ends the attempt ends it here."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests.add(task)
+        try:
+            if op == "begin":
+                self._restart()
+            if self._end.done():
+                return "cancelled", None
+            if op in SANDBOX_OPS and len(arguments) == 2 and isinstance(arguments[0], list):
+                return await self._use_sandbox(op, *arguments)
+            reply = await self._replied(op, arguments)
+        except ProrlError as error:
+            reply = end_of(error)
+        finally:
+            self._requests.discard(task)
+        if isinstance(reply, End):
+            if not self._end.done():
+                self._end.set_result(reply)
+            return "cancelled", None
+        return "gave", reply
+
+    async def _replied(self, op: str, arguments: Sequence[Any]) -> PolicyReply | str | End | None:
+        with boundary(RolloutError, FailureCode.BAD_TASK, f"agent {self._name!r} asks for {op}"):
+            request: SampleRequest | CallRequest | None = None
+            if op != "begin":
+                kinds: Mapping[str, Any] = {"sample": SampleRequest, "call": CallRequest}
+                request = msgspec.convert(arguments[0], kinds[op])
+        with boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"):
+            match request:
+                case SampleRequest():
+                    return await self._sample(request)
+                case CallRequest():
+                    return await self._call(request)
+        return None
+
+    def _restart(self) -> None:
+        """The agent begins; again, where its first process ended."""
+        self._context.deadline.resume()
+        if self._has_begun:
+            for request in self._requests - {asyncio.current_task()}:
+                request.cancel()
+            if self._has_lost_call:
+                text = f"the process of agent {self._name!r} ended during a tool call"
+                raise RolloutError(FailureCode.STAGE_ERROR, text)
+            self._begin()
+        self._has_begun = True
+
+    async def _use_sandbox(self, op: str, arguments: Any, named: Any) -> tuple[str, Any]:
+        context = self._context
+        if context.sandbox is None:
+            text = f"agent {self._name!r} asks for a sandbox, and its task has none"
+            raise RolloutError(FailureCode.BAD_TASK, text)
+        context.deadline.check(FailureCode.DEADLINE, "sandbox calls")
+        async with self._sandbox:
+            began = context.deadline.clock()
+            try:
+                return await call_sandbox(context.sandbox, op, arguments, named)
+            finally:
+                self.record.tool_s += context.deadline.clock() - began
+
+    async def _call(self, request: CallRequest) -> str:
+        clock, calls = self._context.deadline.clock, self._calls
+        async with self._sandbox:
+            began, recorded_s = clock(), calls.recorded_s
+            try:
+                return await calls.run(request.turn, request.number, request.call)
+            except asyncio.CancelledError:
+                self._has_lost_call = True
+                raise
+            finally:
+                self.record.tools(clock() - began + calls.recorded_s - recorded_s, 1)
+
+    async def _sample(self, request: SampleRequest) -> PolicyReply | End:
+        talk = self._talks.setdefault(request.conversation, _Talk(None))
+        if talk.is_busy or request.turn in self._turns:
+            text = f"agent {self._name!r} samples a conversation twice at once"
+            raise RolloutError(FailureCode.BAD_TASK, text)
+        if not 0 <= request.turn < self._context.limits.max_turns:
+            text = f"{len(self._turns)} turns without an answer"
+            raise BudgetError(FailureCode.MAX_TURNS, text)
+        self._turns.add(request.turn)
+        talk.is_busy = True
+        try:
+            placed = await self._placed(request, talk)
+            if isinstance(placed, End):
+                return placed
+            return await self._spoken(request, talk, placed)
+        finally:
+            talk.is_busy = False
+
+    async def _placed(self, request: SampleRequest, talk: _Talk) -> _Spoken | End:
+        """The conversation with the new messages, ready for the policy to speak."""
+        last = talk.last
+        if last is None and request.origin >= 0:
+            last = self._replies.get(request.origin)
+            if last is None:
+                text = f"agent {self._name!r} forks behind turn {request.origin}, which is none"
+                raise RolloutError(FailureCode.BAD_TASK, text)
+        new, limits = request.messages, self._context.limits
+        if last is None:
+            tools = self._context.tools if request.tools is None else request.tools
+            return await self._begun(request, new, tuple(tools), -1)
+        if await self._rendering.starts_segment(new):
+            parent = last.sequence.segment
+            compact = replace(request, lineage=Lineage.COMPACT)
+            if last.sequence.lineage not in TRAINED:
+                compact = request
+            return await self._begun(compact, [*last.messages, *new], last.tools, parent)
+        bridge = await self._rendering.bridge(last.completion, new)
+        room = limits.max_tokens - last.end
+        if len(bridge) >= room:
+            text = f"new messages of {len(bridge)} tokens do not fit: {room} are left"
+            return End(StopReason.CONTEXT, Failure(code=FailureCode.MAX_TOKENS, message=text))
+        sequence = last.sequence
+        if talk.last is None or len(sequence) != last.end:
+            sequence = self.record.fork(sequence.segment, last.end, request.turn)
+        sequence.context(bridge, request.turn)
+        self._show(new, request.turn)
+        return replace(last, sequence=sequence, messages=(*last.messages, *new))
+
+    async def _begun(
+        self,
+        request: SampleRequest,
+        messages: Sequence[Message],
+        tools: tuple[ToolSpec, ...],
+        parent: int,
+    ) -> _Spoken | End:
+        """A sequence of its own, rendered whole."""
+        if self.record.sequence.segment + 1 >= MAX_SEGMENTS:
+            raise BudgetError(FailureCode.MAX_TURNS, f"{MAX_SEGMENTS} sequences")
+        most, renderer = self._context.limits.max_tokens, self._context.renderer
+        try:
+            check_fits(text_bytes(messages), max_token_bytes(renderer), most)
+            ids = await self._rendering.prompt(messages, tools)
+            check_room(len(ids), most)
+        except PromptTooLongError as error:
+            if not self.record.turns:
+                raise
+            failure = Failure(code=FailureCode.MAX_TOKENS, message=str(error))
+            return End(StopReason.CONTEXT, failure)
+        if not self._has_shown:
+            self.record.messages.clear()  # the agent's own first prompt stands for the env's
+            self._has_shown = True
+        sequence = self.record.begin(request.lineage, parent)
+        sequence.context(ids, request.turn)
+        self._show(messages if parent < 0 else request.messages, request.turn)
+        return _Spoken(sequence, len(sequence), np.empty(0, np.int32), tools, tuple(messages))
+
+    async def _spoken(self, request: SampleRequest, talk: _Talk, placed: _Spoken) -> PolicyReply:
+        sequence, turn = placed.sequence, request.turn
+        prompt_ids = sequence.ids_L
+        completion: Completion = await self._sampler.sample(sequence, turn, request.max_tokens)
+        ids = completion.token_ids_C
+        message = await self._rendering.parse(ids, prompt_ids, placed.tools)
+        message = replace(message, turn=turn)
+        self.record.messages.append(message)
+        talk.last = self._replies[turn] = replace(
+            placed,
+            end=len(sequence),
+            completion=ids,
+            messages=(*placed.messages, message),
+        )
+        is_cut = completion.finish_reason is FinishReason.LENGTH and not message.tool_calls
+        if sequence.lineage in TRAINED:
+            self.record.final = message.content
+            self._cut_text = message.content if is_cut else None
+        return PolicyReply(
+            content=message.content,
+            reasoning=message.reasoning,
+            tool_calls=message.tool_calls,
+            is_cut=is_cut,
+            num_tokens=len(ids),
+        )
+
+    def _show(self, messages: Sequence[Message], turn: int) -> None:
+        """Write down for people what the agent said to the policy."""
+        for message in messages:
+            self._shown_bytes += (size := len(message.content))
+            if self._shown_bytes > MAX_SHOWN_BYTES:
+                message = replace(message, content=f"[{size:,} letters are left out]")
+            at = min(message.turn, turn) if message.role == "tool" else turn
+            self.record.messages.append(replace(message, turn=at))
