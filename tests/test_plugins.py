@@ -135,7 +135,6 @@ def test_a_place_is_a_name_and_what_lies_beside_a_file_is_found(tmp_path: Path) 
     assert env.name == "mine"
     assert type(get_env(f"{path}:Mine")) is type(env)
     assert type(get_env("prorl.envs.noop:NoopEnv")).__name__ == "NoopEnv"
-    assert type(get_agent("prorl.agents.native:NativeAgent")).__name__ == "NativeAgent"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""A user's agent or renderer that blocks, ends its process, leaves, raises, takes all memory, forks,
-closes every descriptor or kills what it descends from costs its own rollout, in its words, and
-never the service.
+"""A user's agent or renderer that blocks, ends its process, leaves, raises, takes all memory,
+forks, closes every descriptor or kills what it descends from costs its own rollout, in its own
+words, and never the service.
 
 All of them at once, each in a run of its own with honest rollouts beside.
 """
