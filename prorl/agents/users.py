@@ -238,7 +238,7 @@ class _Drive:
         self._requests.add(task)
         try:
             if op == "begin":
-                self._restart()
+                await self._restart()
             if self._end.done():
                 return "cancelled", None
             if op in SANDBOX_OPS and len(arguments) == 2 and isinstance(arguments[0], list):
@@ -268,12 +268,15 @@ class _Drive:
                     return await self._call(request)
         return None
 
-    def _restart(self) -> None:
+    async def _restart(self) -> None:
         """The agent begins; again, where its first process ended."""
         self._context.deadline.resume()
         if self._has_begun:
-            for request in self._requests - {asyncio.current_task()}:
+            lost = [request for request in self._requests if request is not asyncio.current_task()]
+            for request in lost:
                 request.cancel()
+            if lost:  # what they had sampled is written down before the record begins anew
+                await asyncio.wait(lost)
             if self._has_lost_call:
                 text = f"the process of agent {self._name!r} ended during a tool call"
                 raise RolloutError(FailureCode.STAGE_ERROR, text)

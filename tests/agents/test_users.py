@@ -94,6 +94,15 @@ class Once:
             os.kill(os.getpid(), signal.SIGKILL)
         return (await attempt.sample([user("again")])).content
 
+class Torn:
+    "Its process is killed while it samples, in its first life."
+    async def run(self, attempt):
+        mark = Path(attempt.task.prompt)
+        if not mark.exists():
+            mark.write_text("here")
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return (await attempt.sample(attempt.messages)).content
+
 class Twice:
     "Two samples of one conversation at once."
     async def run(self, attempt):
@@ -374,16 +383,19 @@ async def test_what_an_agent_does_to_its_process_ends_its_own_attempt(
         assert "Traceback" in guilty.messages[-1].content
 
 
+@pytest.mark.parametrize(("name", "replies"), [("Once", ["one", "two"]), ("Torn", [None, "two"])])
 async def test_an_agent_that_was_killed_from_outside_goes_on_from_its_journal(
-    agents: Path, tmp_path: Path
+    agents: Path, tmp_path: Path, name: str, replies: list[str | None]
 ) -> None:
-    backend = said("one", "two")
+    backend = Replies(*replies)
     given = context(backend)
     prompt = str(tmp_path / "mark")
     given.task = type(given.task)(task_id="t", env="math", prompt=prompt, data=given.task.data)
-    trajectory = await drive(agents, "Once", given)
+    trajectory = await drive(agents, name, given)
     assert (trajectory.failure.code, trajectory.artefact) == (FailureCode.NONE, b"two")
-    check_exact(trajectory, backend)
+    assert len(trajectory.turns) == len(backend.said)
+    if name == "Once":
+        check_exact(trajectory, backend)
 
 
 async def test_a_cancelled_attempt_leaves_no_process_and_keeps_what_was_sampled(
