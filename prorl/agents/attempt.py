@@ -14,7 +14,7 @@ policy, the env's tools and the sandbox are RUN's; each `await` here asks RUN ov
 the helper. RUN renders what is new, keeps exact ids and log-probabilities, counts tokens and time,
 and writes the journal. An agent never holds tokens, so it cannot spoil them.
 
-`run` returns the text that the env makes the artefact of; None stands for the policy's last reply.
+`run` returns the text that the env makes the artifact of; None stands for the policy's last reply.
 A budget that is used up (time, turns, tokens), a lost server or a lost sandbox ends the rollout
 where it stands: the agent's `await` raises CancelledError, and its process is killed a second
 later unless it is done. What the agent raises is `bad_task`, with its file and line.
@@ -198,9 +198,11 @@ class Attempt:
             reply = await self.sample([await self.call(call) for call in reply.tool_calls])
         return reply
 
-    def conversation(self, lineage: Lineage = Lineage.SUB, *, origin: int = -1) -> Conversation:
-        """A conversation of its own. What is sampled in one of lineage `main` or `compact` trains,
-        in one of `sub` or `aside` it does not.
+    def conversation(
+        self, lineage: Lineage = Lineage.SUBAGENT, *, origin: int = -1
+    ) -> Conversation:
+        """A conversation of its own. What is sampled in one of lineage `main` or `compacted`
+        trains, in one of `subagent` or `auxiliary` it does not.
         """
         self._num_conversations += 1
         return Conversation(self, self._num_conversations - 1, lineage, origin)

@@ -340,7 +340,7 @@ class _Drive:
             return await self._begun(request, new, tuple(tools), -1)
         if await self._rendering.starts_segment(new):
             parent = last.sequence.segment
-            compact = replace(request, lineage=Lineage.COMPACT)
+            compact = replace(request, lineage=Lineage.COMPACTED)
             if last.sequence.lineage not in TRAINED:
                 compact = request
             return await self._begun(compact, [*last.messages, *new], last.tools, parent)

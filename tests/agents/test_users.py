@@ -183,7 +183,7 @@ async def test_the_agent_of_the_documentation_leaves_a_whole_trajectory() -> Non
     trajectory = await get_agent("tests/agents/plain.py:Plain").run(context(backend))
     check_exact(trajectory, backend)
     assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.DONE, 2)
-    assert trajectory.artefact == b"#### 24"
+    assert trajectory.artifact == b"#### 24"
     assert [m.content for m in trajectory.messages if m.role == "user"][-1] == AGAIN.content
     (sequence,) = trajectory.sequences
     assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.TRAINED] * 2
@@ -226,9 +226,9 @@ async def test_conversations_side_by_side_and_forks_are_sequences_that_train_onc
 ) -> None:
     backend = said("aaaaaaaa", "bbbbbbbb", "main", "left", "right")
     trajectory = await drive(agents, "Many", context(backend))
-    assert (trajectory.stop_reason, trajectory.artefact) == (StopReason.DONE, b"right")
+    assert (trajectory.stop_reason, trajectory.artifact) == (StopReason.DONE, b"right")
     lineages = [sequence.lineage for sequence in trajectory.sequences]
-    assert lineages == [Lineage.SUB, Lineage.SUB, Lineage.MAIN, Lineage.MAIN]
+    assert lineages == [Lineage.SUBAGENT, Lineage.SUBAGENT, Lineage.MAIN, Lineage.MAIN]
     trained = [SpanKind.TRAINED in s.span_kind_S for s in trajectory.sequences]
     assert trained == [False, False, True, True]
     main, branch = trajectory.sequences[2:]
@@ -245,21 +245,21 @@ async def test_conversations_side_by_side_and_forks_are_sequences_that_train_onc
 
 
 @pytest.mark.parametrize(
-    ("name", "replies", "artefact"),
+    ("name", "replies", "artifact"),
     [("Blocking", [], b"0 2 True 1"), ("Silent", ["#### 24"], b"#### 24")],
 )
 async def test_what_an_agent_returns_is_its_answer(
-    agents: Path, name: str, replies: list[str], artefact: bytes
+    agents: Path, name: str, replies: list[str], artifact: bytes
 ) -> None:
     trajectory = await drive(agents, name, context(said(*replies)))
-    assert (trajectory.stop_reason, trajectory.artefact) == (StopReason.DONE, artefact)
+    assert (trajectory.stop_reason, trajectory.artifact) == (StopReason.DONE, artifact)
 
 
 async def test_an_agent_uses_the_sandbox_of_its_task(agents: Path, tmp_path: Path) -> None:
     sandbox = LocalSandbox(tmp_path)
     trajectory = await drive(agents, "Sandboxed", context(said(), sandbox=sandbox))
     assert trajectory.failure.code is FailureCode.NONE, trajectory.failure
-    assert trajectory.artefact.startswith(b"written ")
+    assert trajectory.artifact.startswith(b"written ")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ async def test_an_agent_uses_the_sandbox_of_its_task(agents: Path, tmp_path: Pat
         ),
         (
             "Twice",
-            ["one", "two"],
+            [None, "two"],
             RolloutLimits(),
             StopReason.FAILED,
             FailureCode.BAD_TASK,
@@ -327,7 +327,7 @@ async def test_an_agent_uses_the_sandbox_of_its_task(agents: Path, tmp_path: Pat
 async def test_how_an_attempt_of_a_users_agent_ends(
     agents: Path,
     name: str,
-    replies: Sequence[str | ToolCall | BackendError],
+    replies: Sequence[str | ToolCall | BackendError | None],
     limits: RolloutLimits,
     stop: StopReason,
     code: FailureCode,
@@ -371,10 +371,10 @@ async def test_what_an_agent_does_to_its_process_ends_its_own_attempt(
     guilty, innocent = await asyncio.gather(
         drive(agents, "Asks", given), drive(agents, "Loop", context(honest))
     )
-    assert (innocent.failure.code, innocent.artefact) == (FailureCode.NONE, b"#### 24")
+    assert (innocent.failure.code, innocent.artifact) == (FailureCode.NONE, b"#### 24")
     assert guilty.turns[0].completion_tokens == len(backend.said[0].token_ids_C)
     if not SINS[how]:
-        assert (guilty.failure.code, guilty.artefact) == (FailureCode.NONE, b"two")
+        assert (guilty.failure.code, guilty.artifact) == (FailureCode.NONE, b"two")
         return
     assert guilty.failure.code is FailureCode.BAD_TASK, guilty.failure
     assert re.search(SINS[how], guilty.failure.message), guilty.failure
@@ -392,7 +392,7 @@ async def test_an_agent_that_was_killed_from_outside_goes_on_from_its_journal(
     prompt = str(tmp_path / "mark")
     given.task = type(given.task)(task_id="t", env="math", prompt=prompt, data=given.task.data)
     trajectory = await drive(agents, name, given)
-    assert (trajectory.failure.code, trajectory.artefact) == (FailureCode.NONE, b"two")
+    assert (trajectory.failure.code, trajectory.artifact) == (FailureCode.NONE, b"two")
     assert len(trajectory.turns) == len(backend.said)
     if name == "Once":
         check_exact(trajectory, backend)

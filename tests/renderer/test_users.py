@@ -78,7 +78,7 @@ async def test_an_attempt_with_a_users_renderer_leaves_the_same_ids(spec: str) -
     check_same(theirs, ours)
     oracle = open_backend("scripted:noop", mine, get_env)
     trajectory = await NativeAgent().run(context(oracle, renderer=mine, renderer_spec=spec))
-    assert trajectory.artefact == b"I do not know."
+    assert trajectory.artifact == b"I do not know."
 
 
 SAYS = {
