@@ -21,7 +21,6 @@ import numpy as np
 from msgspec import Meta
 
 from prorl.errors import BackendError, ConfigError, TaskError
-from prorl.renderer.apart import completion_of
 from prorl.types import (
     Completion,
     FailureCode,
@@ -237,6 +236,12 @@ class Oracle:
 
     async def _say(self, message: Message) -> Spoken:
         return Spoken(await completion_of(self._renderer, message))
+
+
+async def completion_of(renderer: AnyRenderer, message: Message) -> Int32:
+    """Ids of a message; a user's renderer gives them from a helper."""
+    ids = renderer.completion(message)
+    return await ids if inspect.isawaitable(ids) else ids
 
 
 class Useless:

@@ -77,6 +77,10 @@ class UsersRenderer:
             )
         return ids
 
+    async def completion(self, message: Message) -> Int32:
+        """As `Renderer.completion`."""
+        return await self.ids("completion", message)
+
     async def parse(
         self, completion_ids: Int32, prompt_ids: Int32, tools: Sequence[ToolSpec]
     ) -> Message:
@@ -99,13 +103,6 @@ async def open_renderer(spec: str) -> AnyRenderer:
     if is_ours(read):
         return await asyncio.to_thread(make_renderer, read)
     return await UsersRenderer.open(spec)
-
-
-async def completion_of(renderer: AnyRenderer, message: Message) -> Int32:
-    """As `Renderer.completion`."""
-    if isinstance(renderer, UsersRenderer):
-        return await renderer.ids("completion", message)
-    return renderer.completion(message)
 
 
 async def _ask_users(spec: str, method: str, arguments: tuple[Any, ...]) -> Any:
