@@ -183,6 +183,16 @@ class Renderer(Protocol):
         """Whether new messages begin a new segment, since the template would rewrite its past."""
 
 
+class RemoteRenderer(Protocol):
+    """A renderer whose code runs in another process, as far as backends need it."""
+
+    stop_token_ids: tuple[int, ...]
+    vocab_size: int
+
+    async def completion(self, message: Message) -> Int32:
+        """As `Renderer.completion`."""
+
+
 class Backend(Protocol):
     """Token-in/token-out inference."""
 

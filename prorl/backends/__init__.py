@@ -24,13 +24,12 @@ from prorl.types import FailureCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from prorl.protocols import Backend, Env
-    from prorl.renderer.apart import AnyRenderer
+    from prorl.protocols import Backend, Env, RemoteRenderer, Renderer
 
 
 def open_backend(
     url: str,
-    renderer: AnyRenderer,
+    renderer: Renderer | RemoteRenderer,
     env: Callable[[str], Env],
     *,
     model: str = "",
@@ -42,7 +41,7 @@ def open_backend(
 
 async def open_probed(
     url: str,
-    renderer: AnyRenderer,
+    renderer: Renderer | RemoteRenderer,
     env: Callable[[str], Env],
     *,
     model: str = "",

@@ -22,8 +22,7 @@ from prorl.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from prorl.protocols import Backend, Env
-    from prorl.renderer.apart import AnyRenderer
+    from prorl.protocols import Backend, Env, RemoteRenderer, Renderer
 
 ADAPTER_FILE = "adapter_config.json"
 
@@ -31,7 +30,7 @@ ADAPTER_FILE = "adapter_config.json"
 class BackendContext(NamedTuple):
     """What a backend may use of the process that opens it."""
 
-    renderer: AnyRenderer
+    renderer: Renderer | RemoteRenderer
     env: Callable[[str], Env]
     """An env by name, for scripted backends."""
     model: str = ""

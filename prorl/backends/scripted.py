@@ -34,8 +34,7 @@ from prorl.types import (
 
 if TYPE_CHECKING:
     from prorl.backends.catalogue import BackendContext
-    from prorl.protocols import Backend, Env
-    from prorl.renderer.apart import AnyRenderer
+    from prorl.protocols import Backend, Env, RemoteRenderer, Renderer
     from prorl.types import Float32, Int32
 
 
@@ -199,7 +198,7 @@ class Oracle:
 
     def __init__(
         self,
-        renderer: AnyRenderer,
+        renderer: Renderer | RemoteRenderer,
         env: Callable[[str], Env],
         is_right: Callable[[GenerateRequest], bool],
     ) -> None:
@@ -238,7 +237,7 @@ class Oracle:
         return Spoken(await completion_of(self._renderer, message))
 
 
-async def completion_of(renderer: AnyRenderer, message: Message) -> Int32:
+async def completion_of(renderer: Renderer | RemoteRenderer, message: Message) -> Int32:
     """Ids of a message; a user's renderer gives them from a helper."""
     ids = renderer.completion(message)
     return await ids if inspect.isawaitable(ids) else ids
@@ -247,7 +246,7 @@ async def completion_of(renderer: AnyRenderer, message: Message) -> Int32:
 class Useless:
     """Gives the same useless answer to everything."""
 
-    def __init__(self, renderer: AnyRenderer) -> None:
+    def __init__(self, renderer: Renderer | RemoteRenderer) -> None:
         self._renderer = renderer
         self._ids_C: Int32 | None = None
 
@@ -261,7 +260,7 @@ class Useless:
 class Dice:
     """A distribution made from the last id: eight likely ids and a stop token."""
 
-    def __init__(self, renderer: AnyRenderer, *, raw: bool) -> None:
+    def __init__(self, renderer: Renderer | RemoteRenderer, *, raw: bool) -> None:
         self._vocab_size, self._raw = renderer.vocab_size, raw
 
     def __call__(self, request: GenerateRequest) -> Spoken:
