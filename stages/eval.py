@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack
 from hashlib import blake2b
 from typing import NamedTuple
 
-from prorl.envs.users import GetEnv, users_code, version_of
+from prorl.envs.users import GetEnv, users_code
 from prorl.errors import (
     GraderError,
     RolloutError,
@@ -34,6 +34,7 @@ from prorl.errors import (
     boundary,
 )
 from prorl.limits import Clock, Deadline
+from prorl.plugins import version_of
 from prorl.protocols import CachedWorkspace, Env, Sandbox, SandboxHost, ScoresInPlace, Verifies
 from prorl.schema.columns import (
     read_failure,

@@ -37,7 +37,7 @@ import asyncio
 import hashlib
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any

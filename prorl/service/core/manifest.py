@@ -19,7 +19,6 @@ import prorl
 from prorl.backends.catalogue import checkpoint
 from prorl.config import RunConfig, ServiceConfig
 from prorl.config.layout import about
-from prorl.envs.users import version_of
 from prorl.errors import (
     ConflictError,
     ForeignDirectoryError,
@@ -29,6 +28,7 @@ from prorl.errors import (
 )
 from prorl.linux.failpoints import failpoint
 from prorl.linux.files import make_folder
+from prorl.plugins import version_of
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.state import RunRecord
 from prorl.storage.files.durable import check_conditional, write_durably
