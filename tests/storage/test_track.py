@@ -20,6 +20,7 @@ from prorl.analysis.track import STEP, VERSION, Scalar, follow, scalars
 from prorl.cli.app import dispatch
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.write.metrics import LoggedStep, append_logged
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -116,13 +117,20 @@ def test_wandb_reads_the_same_numbers_offline(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb", reason="no wandb: pip install wandb")
-    from wandb.proto import wandb_internal_pb2  # type: ignore[import-not-found, unused-ignore]
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     command = ["track", str(run), "--to", "wandb", "--folder", str(tmp_path / "w"), "--once"]
     assert dispatch(command) == 0
     (path,) = (tmp_path / "w").glob("wandb/offline-run-*/run-r.wandb")
+    wait_until(lambda: expected(run).keys() <= history(path).keys(), "W&B's process wrote its file")
+    check(run, history(path))
+
+
+def history(path: Path) -> dict[tuple[str, int], float]:
+    """What a W&B file holds by now: its own process writes it."""
+    from wandb.proto import wandb_internal_pb2  # type: ignore[import-not-found, unused-ignore]
+
     found: dict[tuple[str, int], float] = {}
     for content in records(path.read_bytes()):
         record = wandb_internal_pb2.Record()
@@ -133,7 +141,7 @@ def test_wandb_reads_the_same_numbers_offline(
         }
         at = int(row.get(VERSION, row.get(STEP, -1)))
         found |= {(name, at): value for name, value in row.items() if "/" in name}
-    check(run, found)
+    return found
 
 
 def records(data: bytes) -> Iterator[bytes]:
