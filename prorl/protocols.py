@@ -289,6 +289,11 @@ class SandboxHost(Protocol):
     async def stop_owner(self, owner: str) -> None:
         """End everything that belongs to an attempt; idempotent."""
 
+    async def keep(self, sandboxes: Mapping[str, str]) -> None:
+        """Go on with these, by owner, of what earlier lives of this process have started, and end
+        the others; idempotent.
+        """
+
 
 class Env(Protocol):
     """A task domain. Stateless: one object serves all rollouts of a worker."""

@@ -14,7 +14,8 @@ connection goes before the answer, it fails.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -41,8 +42,12 @@ RECONNECT_S = 0.05
 
 
 class UnixSandboxHost:
-    def __init__(self, socket_path: str, node_id: str = "local") -> None:
+    def __init__(self, socket_path: str, node_id: str = "local", holder: str = "") -> None:
+        """`holder`: the process, by a name that its next life has as well; without one nobody ends
+        what it leaves behind before its limits do.
+        """
         self._path, self.node_id = socket_path, node_id
+        self._holder = {"holder": holder, "life": uuid.uuid4().hex}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -61,7 +66,13 @@ class UnixSandboxHost:
         Raises SandboxError.
         """
         answer = await self._ask(
-            {"op": "start", "owner": owner, "purpose": purpose, "spec": asdict(spec)},
+            {
+                "op": "start",
+                "owner": owner,
+                "purpose": purpose,
+                "spec": asdict(spec),
+                **self._holder,
+            },
             START_S,
             PATIENCE_S,
         )
@@ -69,9 +80,8 @@ class UnixSandboxHost:
 
     async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
         """Have one warm for a later `start` with the same arguments. Raises SandboxError."""
-        await self._ask(
-            {"op": "reserve", "owner": owner, "purpose": purpose, "spec": asdict(spec)}, REQUEST_S
-        )
+        ask = {"op": "reserve", "owner": owner, "purpose": purpose, "spec": asdict(spec)}
+        await self._ask({**ask, **self._holder}, REQUEST_S)
 
     async def prepare(
         self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
@@ -86,6 +96,14 @@ class UnixSandboxHost:
 
     async def stop_owner(self, owner: str) -> None:
         await self._ask({"op": "stop_owner", "owner": owner}, REQUEST_S)
+
+    async def keep(self, sandboxes: Mapping[str, str]) -> None:
+        """Go on with these of the sandboxes that earlier lives of this process have started, and
+        end the others. By owner: the sandbox that it has; what is reserved for it stays as well.
+        Raises SandboxError.
+        """
+        ask = {"op": "keep", "sandboxes": dict(sandboxes)}
+        await self._ask({**ask, **self._holder}, REQUEST_S, PATIENCE_S)
 
     async def status(self) -> dict[str, Any]:
         """Counts: kind, live, warm, reserved, ended, cpu_s, sandboxes."""

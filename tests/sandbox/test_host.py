@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -195,3 +196,28 @@ async def test_a_sandbox_of_another_node_is_refused(sandboxd: Sandboxd) -> None:
     assert caught.value.code is FailureCode.STAGE_ERROR
     with pytest.raises(SandboxError, match="is on node 'n2'"):
         await host.stop(ref)
+
+
+async def test_the_next_life_of_a_process_keeps_what_it_names_and_ends_the_rest(
+    sandboxd: Sandboxd,
+) -> None:
+    path = str(sandboxd.root.parent / "sd")
+    first, other = (UnixSandboxHost(path, holder=name) for name in ("worker-0", "worker-1"))
+    kept = await first.start("run/1/1", "run", SPEC)
+    await first.start("run/1/1", "eval", SPEC)  # its grading begins anew
+    await first.reserve("run/1/1", "eval", SPEC)
+    await first.start("run/2/1", "run", SPEC)
+    await first.reserve("run/2/1", "eval", SPEC)
+    theirs = await other.start("run/3/1", "run", SPEC)
+    await until_live(first, 6)
+    await first.close()
+    later = UnixSandboxHost(path, holder="worker-0")
+    mine = await later.start("run/4/1", "run", SPEC)
+    await later.keep({"run/1/1": kept.sandbox_id})
+    await until_live(later, 4)
+    reserved = await later.start("run/1/1", "eval", SPEC)
+    living = {entry["id"] for entry in (await later.status())["sandboxes"]}
+    assert living == {ref.sandbox_id for ref in (kept, theirs, mine, reserved)}
+    await later.keep({})  # as after the gateway has been away: all of these are its own by now
+    await until_live(later, 4)
+    await asyncio.gather(later.close(), other.close())

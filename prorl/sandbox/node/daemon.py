@@ -11,7 +11,8 @@ that leaves on disk the next daemon in the same root removes.
 Requests over its Unix socket (frames of `wire.py`; `id` pairs answers with questions, several may
 be open at once):
 
-    {"op": "start" | "reserve", "owner", "purpose", "spec"}
+    {"op": "start" | "reserve", "owner", "purpose", "spec", "holder", "life"}
+    {"op": "keep", "sandboxes", "holder", "life"}
     {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
     {"op": "fate", "sandbox_id", "seen"}   {"op": "status"}   {"op": "snapshots"}
 
@@ -34,6 +35,7 @@ from prorl.linux import calls, heartbeat
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause
 from prorl.sandbox.node.janitor import SUPPORT
+from prorl.sandbox.node.live import Holder
 from prorl.sandbox.node.paths import check_socket_path
 from prorl.sandbox.node.pool import SandboxPool
 from prorl.sandbox.node.probe import choose
@@ -108,12 +110,14 @@ class Daemon:
         pool = self._pool
         match ask.get("op"):
             case "start":
-                ref = await pool.start(
-                    str(ask["owner"]), str(ask["purpose"]), _spec_of(ask["spec"])
-                )
+                spec, holder = _spec_of(ask["spec"]), _holder(ask)
+                ref = await pool.start(str(ask["owner"]), str(ask["purpose"]), spec, holder)
                 return {"ref": list(ref)}
             case "reserve":
-                pool.reserve(str(ask["owner"]), str(ask["purpose"]), _spec_of(ask["spec"]))
+                spec, holder = _spec_of(ask["spec"]), _holder(ask)
+                pool.reserve(str(ask["owner"]), str(ask["purpose"]), spec, holder)
+            case "keep":
+                await pool.keep(_holder(ask), dict(ask["sandboxes"]))
             case "stop":
                 await pool.stop(str(ask["sandbox_id"]))
             case "stop_owner":
@@ -135,6 +139,10 @@ def _spec_of(fields: dict[str, Any]) -> SandboxSpec:
     """A spec from a JSON object. Raises TypeError for a field that is none."""
     lists = {name: tuple(fields[name]) for name in ("tools", "requirements", "variables")}
     return SandboxSpec(**{**fields, **lists})
+
+
+def _holder(ask: dict[str, Any]) -> Holder:
+    return Holder(str(ask.get("holder", "")), str(ask.get("life", "")))
 
 
 async def serve(socket: str, root: Path, kind: str, node_id: str, settings: Settings) -> None:

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 from prorl.sandbox.blame import Fate
 from prorl.sandbox.launch.zygote_client import Exit
 from prorl.sandbox.node.janitor import Note
 from prorl.types import SandboxRef, SandboxSpec
+
+
+class Holder(NamedTuple):
+    """The process that a sandbox was made for: its name, and which of its lives."""
+
+    name: str = ""
+    life: str = ""
+
+    def is_after(self, other: Holder) -> bool:
+        """Whether this is another life of the same process; only its latest one says anything."""
+        return bool(self.name) and self.name == other.name and self.life != other.life
+
+
+NOBODY = Holder()
 
 
 class Live:
@@ -17,6 +32,7 @@ class Live:
         self.ref, self.spec, self.note = ref, spec, note
         self.owner = ""
         self.purpose = ""
+        self.holder = NOBODY
         self.pid = 0
         self.ready = False
         self.ending: Fate | None = None

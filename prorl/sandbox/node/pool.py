@@ -4,8 +4,9 @@ Owned by sandboxd's loop; nothing here blocks it for long.
 
 A sandbox belongs to (owner = run/rollout/attempt, purpose) and is lent once. `reserve` and the warm
 pool start it ahead; a start takes a reserved one, else a warm one, else makes one. A start for a
-newer attempt of a rollout ends what older attempts left. Every sandbox ends by `stop`, with its
-owner, at its wall time, by itself, or with sandboxd.
+newer attempt of a rollout ends what older attempts left. What a process that died has left ends
+when its next life says what it goes on with (`keep`). Every sandbox ends by `stop`, with its owner,
+by `keep`, at its wall time, by itself, or with sandboxd.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from prorl.errors import ProrlError, SandboxError
 from prorl.sandbox.blame import Cause, Fate, fate_of
-from prorl.sandbox.node.live import Live
+from prorl.sandbox.node.live import NOBODY, Holder, Live
 from prorl.sandbox.node.maker import Maker
 from prorl.sandbox.node.settings import Settings
 from prorl.types import SandboxRef, SandboxSpec
@@ -58,13 +59,20 @@ class Reservation(NamedTuple):
     spec: SandboxSpec
 
 
+class _Making(NamedTuple):
+    """A reserved sandbox, made or on its way, and the process that will want it."""
+
+    task: asyncio.Task[Live]
+    holder: Holder
+
+
 class SandboxPool:
     """Who has which sandbox; `Maker` makes and ends them."""
 
     def __init__(self, kind: str, root: Path, node_id: str, settings: Settings) -> None:
         self._settings = settings
         self._maker = Maker(kind, root, node_id, settings, self._on_end)
-        self._reserved: dict[Reservation, asyncio.Task[Live]] = {}
+        self._reserved: dict[Reservation, _Making] = {}
         self._warm: OrderedDict[SandboxSpec, list[Live]] = OrderedDict()
         self._fates: OrderedDict[str, Fate] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -73,27 +81,30 @@ class SandboxPool:
     async def open(self) -> None:
         await self._maker.open()
 
-    async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
+    async def start(
+        self, owner: str, purpose: str, spec: SandboxSpec, holder: Holder = NOBODY
+    ) -> SandboxRef:
         """A sandbox for this owner: the one reserved, a warm one, a new one.
 
         Raises SandboxError.
         """
         self._end_older_attempts(owner)
         reserved = self._reserved.pop(Reservation(owner, purpose, spec), None)
-        live = await reserved if reserved is not None else self._take_warm(spec)
+        live = await reserved.task if reserved is not None else self._take_warm(spec)
         if live is None or live.ending is not None or live.exited.done():
             live = await self._maker.make(spec)
-        live.owner, live.purpose = owner, purpose
+        live.owner, live.purpose, live.holder = owner, purpose, holder
         live.wall = asyncio.get_running_loop().call_later(spec.wall_s, self._on_wall_time, live)
         self._refill_soon(spec)
         return live.ref
 
-    def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
+    def reserve(self, owner: str, purpose: str, spec: SandboxSpec, holder: Holder = NOBODY) -> None:
         """Begin to make one for a later `start` with the same arguments."""
         reservation = Reservation(owner, purpose, spec)
         if reservation not in self._reserved:
             self._end_older_attempts(owner)
-            self._reserved[reservation] = self._spawn(self._make_for(owner, purpose, spec))
+            task = self._spawn(self._make_for(owner, purpose, spec))
+            self._reserved[reservation] = _Making(task, holder)
 
     async def stop(self, sandbox_id: str) -> None:
         live = self._maker.lives.get(sandbox_id)
@@ -101,12 +112,38 @@ class SandboxPool:
             await self._maker.end(live, fate_of(Cause.STOPPED))
 
     async def stop_owner(self, owner: str) -> None:
-        for reservation, task in list(self._reserved.items()):
-            if reservation.owner == owner:
-                del self._reserved[reservation]
-                task.cancel()
+        for reservation in [one for one in self._reserved if one.owner == owner]:
+            self._unreserve(reservation)
         mine = [live.ref.sandbox_id for live in self._maker.lives.values() if live.owner == owner]
         await asyncio.gather(*(self.stop(sandbox_id) for sandbox_id in mine))
+
+    async def keep(self, holder: Holder, sandboxes: Mapping[str, str]) -> None:
+        """`sandboxes`, by owner, are this life's from here on, and so is what is reserved for these
+        owners. Whatever else earlier lives of the process have left ends.
+        """
+        abandoned: list[str] = []
+        for reservation, making in list(self._reserved.items()):
+            if holder.is_after(making.holder):
+                if reservation.owner in sandboxes:
+                    self._reserved[reservation] = making._replace(holder=holder)
+                else:
+                    abandoned += self._unreserve(reservation)
+        for live in self._maker.lives.values():
+            if holder.is_after(live.holder):
+                if sandboxes.get(live.owner) == live.ref.sandbox_id:
+                    live.holder = holder
+                else:
+                    abandoned.append(live.ref.sandbox_id)
+        await asyncio.gather(*map(self.stop, abandoned))
+
+    def _unreserve(self, reservation: Reservation) -> list[str]:
+        """Give a reservation up. Returns the sandbox to stop, where it is made already."""
+        task = self._reserved.pop(reservation).task
+        if not task.done():
+            task.cancel()
+            return []
+        is_made = not task.cancelled() and task.exception() is None
+        return [task.result().ref.sandbox_id] if is_made else []
 
     async def fate(self, ref: SandboxRef, seen: Cause = Cause.HUNG_UP) -> Fate:
         """Why a sandbox does not answer; `seen` is what its client saw, if it lives on.
