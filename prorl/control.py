@@ -11,9 +11,9 @@ told by what follows from it. After a lost connection a worker dials again and s
 `hello` with the attempts it still holds; requests without a reply are sent again (all are
 idempotent). The gateway treats a closed control channel as that worker's death at once.
 
-Who holds an attempt: the gateway keeps a set of workers per current attempt. INIT enters at lease;
-RUN's `started` replaces INIT; EVAL's `started` adds EVAL (RUN keeps its copy until the commit is
-acked); the store enters at `reserve`. A worker leaves when it dies or says `released`. When the set
+Who holds an attempt: the gateway keeps a set of workers per current attempt. A chain enters at
+lease and stays until the commit is acked; a stage in a process of its own enters with its
+`started`, the store at `reserve`. A worker leaves when it dies or says `released`. When the set
 becomes empty the attempt is lost and the rollout is leased again with attempt + 1; if the last
 worker was leaving (`drain`, `leaving`), nobody is charged.
 
@@ -122,8 +122,8 @@ class Hello(Payload, frozen=True, kw_only=True):
     """A worker's first word on a stream: who it is, and the attempts that it still holds."""
 
     kind = Kind.HELLO
-    role: str
-    """`init`, `run`, `eval` or `store`."""
+    roles: Mapping[str, Count]
+    """Its stages, in order, or `store`; for each the rows that it takes at a time."""
     worker: str
     incarnation: str = ""
     """Tells two lives of one name apart; the same on every stream of a life."""
@@ -132,10 +132,10 @@ class Hello(Payload, frozen=True, kw_only=True):
     """Its machine's own name, for people."""
     pid: Count = 0
     location: str = ""
-    """Where its own edge is served."""
-    slots: Count = 1
+    """Where its own edges are served."""
     schema_version: int
-    held: tuple[AttemptKey, ...] = ()
+    held: Mapping[str, tuple[AttemptKey, ...]] = {}
+    """The attempts that each of its roles has in hand."""
     remote: bool = False
     """On another host than the gateway: a stream that breaks may be the network."""
     resumes: bool = False
@@ -145,7 +145,7 @@ class Hello(Payload, frozen=True, kw_only=True):
     leaving: bool = False
     """It was asked to leave: what it gives back is charged to nobody."""
     images: tuple[str, ...] | None = None
-    """NAME=DIGEST of each image that an INIT of another host has; None: it may have any."""
+    """NAME=DIGEST of each image that a chain of another host has; None: it may have any."""
     home: str = ""
     """Of the node's life: a death is charged only where what started the worker lives on."""
     died_at: str = ""
@@ -223,7 +223,7 @@ class Served(NamedTuple):
 
 
 class Stats(Payload, frozen=True, kw_only=True):
-    """(stage): gauges of a worker, each half second."""
+    """(stage): gauges of one role of a worker, each half second."""
 
     kind = Kind.STATS
     slots: Count = 0
@@ -260,8 +260,6 @@ class Welcome(Payload, frozen=True, kw_only=True):
     """Attempts that it said it holds, and must stop."""
     adopted: tuple[Claim, ...] = ()
     """Attempts that it claimed and has now, in the life that begins; the others are not its."""
-    elsewhere: tuple[AttemptKey, ...] = ()
-    """Attempts that it claimed and another worker has: their sandboxes are that worker's."""
 
 
 class Endpoints(Payload, frozen=True, kw_only=True):

@@ -44,10 +44,6 @@ stream ends with its process, at once.
 """
 CLAIM_GRACE_S: Final = 2.0
 """For an attempt to be claimed after its lease stream or the gateway was lost."""
-RELEASE_GRACE_S: Final = 1.0
-"""For the next holder's `started` after the last one's `released`: both travel at once, on two
-streams.
-"""
 
 LATE_S: Final = 2.0
 """A loop that has not turned for longer was stopped."""
@@ -57,7 +53,7 @@ assert LATE_S < PROCESS_SILENCE_S, "a stop is noticed before it is a death"
 assert 2 * BEAT_S + LATE_S < PROCESS_SILENCE_S, "nobody is ended for a beat that is late"
 assert PROCESS_SILENCE_S < WORKER_SILENCE_S, "the supervisor is first: its word is certain"
 assert 4 * FAR_HEARTBEAT_S < WORKER_SILENCE_S
-assert RELEASE_GRACE_S < CLAIM_GRACE_S < LEAST_GRACE_S < REMOTE_GRACE_S
+assert CLAIM_GRACE_S < LEAST_GRACE_S < REMOTE_GRACE_S
 assert WORKER_SILENCE_S + LEAST_GRACE_S <= GONE_S, "whoever fell silent has had its time"
 
 

@@ -29,7 +29,7 @@ from prorl.stages.chain import Chain, on_signals
 async def worker(name: str, config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
     """The stages of a worker, listening; their work ends when they have left."""
     async with (
-        UnixSandboxHost(str(config.sandbox_socket), config.node_id) as host,
+        UnixSandboxHost(str(config.sandbox_socket), config.node_id, name) as host,
         Chain(config, name, network, host) as chain,
     ):
         on_signals(chain)

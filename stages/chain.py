@@ -1,12 +1,14 @@
-"""`Chain`: the stages of one process, in one loop.
+"""`Chain`: the stages of one process, in one loop: what the gateway calls a worker.
 
     leases --> INIT --ready--> RUN --ran--> EVAL --scored--> store
 
     async with Chain(config, "worker-0", network, host) as chain:
         await chain.wait()    # until all have left, as they were asked; raises what broke one
 
-Each stage is a `Worker` with its own edges and its own word to the gateway. All edges are served at
-the location of the process; between two stages of the chain rows pass in memory.
+Each stage has its own edges, all of them served at the location of the process; between two stages
+of the chain rows pass in memory. One control stream speaks for all: the gateway knows one worker,
+which has an attempt from its lease on until the attempt's row is committed. So nothing is lost
+between two stages, and the next life of the process claims at once what this one had.
 
 Late stages come first: INIT takes no new lease while what RUN has finished waits too long to be
 scored and stored (`LATE_S`). In one loop INIT and RUN would otherwise get as many turns as they ask
@@ -16,21 +18,35 @@ for, and what is nearly done would wait for what has just begun.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
+from itertools import chain as chained
 from typing import Final
 
 from prorl.config import ServiceConfig
 from prorl.config.layout import processes, upstreams, worker_of
+from prorl.control import ControlRow, Drain, Hello, Kind, Released, Welcome
+from prorl.errors import RolloutError, StorageError
+from prorl.flight import ControlClient, this_life
 from prorl.graph import GRAPH
+from prorl.linux import at_work
+from prorl.process import until_first
 from prorl.protocols import Network, SandboxHost
-from prorl.stages.worker import Worker
+from prorl.sandbox.images.registry import Registry, default_root
+from prorl.schema.columns import read_sandbox
+from prorl.stages.chained import ChainedStage, operator_of
+from prorl.stages.operator import owner_of
 
 LATE_S: Final = 2.0
 """So long a finished row may wait for its score and its commit before INIT begins nothing new.
 
 Shorter, a store that flushes each half second would hold INIT back; longer, a trainer waits.
 """
+
+log = logging.getLogger("prorl.stages")
 
 
 class Chain:
@@ -39,54 +55,115 @@ class Chain:
     def __init__(
         self, config: ServiceConfig, process: str, network: Network, host: SandboxHost
     ) -> None:
-        self.workers = {
-            stage: Worker(
+        stages = processes(config)[process]
+        identity = _identity(config, process, stages)
+        # The store is on another host: what is scored is the only edge that leaves a node.
+        is_outer = bool(config.gateway) and GRAPH.names[-1] in stages
+        self._outer = f"grpc+tls://{config.advertise}:0" if is_outer else ""
+        self.control = ControlClient(
+            network,
+            config.gateway_flight,
+            identity,
+            held=lambda: {name: stage.stage.held() for name, stage in self.stages.items()},
+            claims=lambda: chained.from_iterable(s.claims() for s in self.stages.values()),
+            stats=lambda: {name: stage.stats() for name, stage in self.stages.items()},
+            on=dict.fromkeys(Kind, self._hear),
+        )
+        self.stages = {
+            stage: ChainedStage(
                 config,
                 stage,
                 worker_of(process, stage),
                 network,
                 host,
+                self.control,
+                identity,
                 location=config.worker_flight(process),
                 upstreams=upstreams(config, process, stage),
                 may_begin=self._may_begin,
             )
-            for stage in processes(config)[process]
+            for stage in stages
         }
-        self._stack = AsyncExitStack()
+        self._host, self._stack = host, AsyncExitStack()
         self._lives: list[asyncio.Task[None]] = []
+        self._keeping: set[asyncio.Task[None]] = set()
+        """At most one for each session with the gateway, and each of them ends within seconds."""
 
     async def __aenter__(self) -> Chain:
         """Late stages are up first: who dials finds somebody."""
         async with AsyncExitStack() as stack:
-            for worker in reversed(self.workers.values()):
-                await worker.start()
-                stack.push_async_callback(worker.stop)
+            stack.push_async_callback(self._end_control)
+            for name, stage in reversed(self.stages.items()):
+                stack.push_async_callback(stage.stop)
+                is_last = name == GRAPH.names[-1]
+                location = await stage.start(self._outer if is_last else "")
+                if is_last:
+                    self.control.announce(location)
+            self.control.start()
             self._stack = stack.pop_all()
-        self._lives = [asyncio.ensure_future(self._live(w)) for w in self.workers.values()]
+        self._lives = [asyncio.ensure_future(self._live(s)) for s in self.stages.values()]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """The first stages stop first, all that begin work at once; then those that end it."""
+        self.control.leave()
         for life in self._lives:
             life.cancel()
         await asyncio.gather(*self._lives, return_exceptions=True)
-        early = [w for stage, w in self.workers.items() if stage not in GRAPH.separable]
-        await asyncio.gather(*(worker.stop() for worker in early))
+        early = [s for name, s in self.stages.items() if name not in GRAPH.separable]
+        await asyncio.gather(*(stage.stop() for stage in early))
         await self._stack.aclose()
+
+    async def _end_control(self) -> None:
+        """Nobody needs to wait whether we come back with what is still in hand."""
+        for name, stage in self.stages.items():
+            for key in stage.stage.held():
+                self.control.emit(Released(), key, stage=name)
+        await self.control.close()
+        await asyncio.gather(*self._keeping)
 
     async def wait(self) -> None:
         """Until every stage has left; raises what broke one."""
+        await until_first(self._all_left(), self.control.wait())
+        await self._end_control()
+
+    async def _all_left(self) -> None:
         await asyncio.gather(*map(asyncio.shield, self._lives))
 
     def leave(self, deadline_s: float | None) -> None:
-        """Take nothing new, end what is in hand, and be done; see `Worker.leave`."""
-        for worker in self.workers.values():
-            worker.leave(deadline_s)
+        """Take nothing new, end what is in hand, and be done; see `ChainedStage.leave`."""
+        self.control.leave()
+        for stage in self.stages.values():
+            stage.leave(deadline_s)
 
     @staticmethod
-    async def _live(worker: Worker) -> None:
-        await worker.wait()
-        await worker.stop()
+    async def _live(stage: ChainedStage) -> None:
+        await stage.wait()
+        await stage.stop()
+
+    def _hear(self, row: ControlRow) -> None:
+        for stage in self.stages.values():
+            stage.hear(row)
+        match row.kind:
+            case Kind.WELCOME:
+                self._resume(row.read(Welcome))
+            case Kind.DRAIN:
+                self.leave(row.read(Drain).deadline_s)
+
+    def _resume(self, welcome: Welcome) -> None:
+        """Go on with what the gateway says that we have; whatever else an earlier life of this
+        process has started ends.
+        """
+        resumed = [row for stage in self.stages.values() for row in stage.resume(welcome)]
+        kept = {owner_of(row.key): read_sandbox(row.row).sandbox_id for row in resumed}
+        self._keeping.add(keeping := asyncio.ensure_future(self._keep(kept)))
+        keeping.add_done_callback(self._keeping.discard)
+
+    async def _keep(self, sandboxes: Mapping[str, str]) -> None:
+        try:
+            await self._host.keep(sandboxes)
+        except RolloutError as error:
+            log.warning("cannot end the sandboxes of an earlier life: %s", error)
 
     def _may_begin(self) -> bool:
         """Whether nothing that RUN has finished waits for too long; judged by the late stages here.
@@ -94,8 +171,35 @@ class Chain:
         A few late rows are a slow grader's; more than RUN has slots are a loop, or a store, that
         does not keep up.
         """
-        run = self.workers["run"].stage
+        run = self.stages["run"].stage
         return run.num_finished <= run.slots or run.longest_finished_s < LATE_S
+
+
+def _identity(config: ServiceConfig, process: str, stages: Iterable[str]) -> Hello:
+    """What the process says of itself on all of its streams."""
+    begins = GRAPH.names[0] in stages
+    return this_life(
+        roles={stage: config.pool(stage).slots for stage in stages},
+        worker=config.worker_name(process),
+        node=config.node_id,
+        location=config.worker_flight(process),
+        remote=bool(config.gateway),
+        resumes=any(operator_of(stage).resumes for stage in stages),
+        home=str(config.socket_dir),
+        died_at=os.environ.get(at_work.DIED_AT, ""),
+        images=_images(config) if begins and config.gateway else None,
+    )
+
+
+def _images(config: ServiceConfig) -> tuple[str, ...]:
+    """NAME=DIGEST of each image of this node."""
+    registry = Registry(config.sandbox.images or default_root())
+    try:
+        registry.open()
+        images = registry.list()
+    except StorageError:
+        return ()
+    return tuple(f"{name}={image.digest}" for image in images for name in image.names)
 
 
 def on_signals(chain: Chain) -> None:

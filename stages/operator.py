@@ -91,7 +91,9 @@ class WorkerParts:
 
     config: ServiceConfig
     name: str
-    """Of the worker."""
+    """Of the stage in this process, such as `run-0`: of its journal, and its port for guests."""
+    process: str
+    """The worker's name at the gateway."""
     host: SandboxHost
     get_env: GetEnv
     is_cancelled: Callable[[AttemptKey], bool]
@@ -166,8 +168,8 @@ class StageOperator:
         """Attempts of the worker's last life, with which it can go on."""
         return ()
 
-    def adopted(self, claims: Iterable[Claim], elsewhere: Iterable[AttemptKey]) -> Iterable[Taken]:
-        """The gateway has decided which of them it has now, and which others have: its rows."""
+    def adopted(self, claims: Iterable[Claim]) -> Iterable[Taken]:
+        """The gateway has decided which of them it has now: their rows."""
         return ()
 
     def left(self, keys: Iterable[AttemptKey]) -> None:

@@ -107,7 +107,7 @@ class RunOperator(StageOperator):
             desk=Desk.of(config, parts.name, parts.waits),
             went_well=lambda key: at_work.went_well(config.root / "poison", owner_of(key)),
             node=config.node_id,
-            worker=parts.name,
+            worker=parts.process,
         )
 
     def __init__(
@@ -141,7 +141,6 @@ class RunOperator(StageOperator):
         self._desk, self._stack = desk or Desk(), AsyncExitStack()
         self._left_over: dict[AttemptKey, Recovered] = {}
         """What the last life left, until the gateway has said who goes on with it."""
-        self._stopping: set[asyncio.Task[None]] = set()
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
         self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
         """Of each run: its newest published version, and how its servers' labels read."""
@@ -247,9 +246,9 @@ class RunOperator(StageOperator):
     def claims(self) -> Iterable[Claim]:
         return [Claim(*one.key, one.epoch) for one in self._left_over.values()]
 
-    def adopted(self, claims: Iterable[Claim], elsewhere: Iterable[AttemptKey]) -> Iterable[Taken]:
-        """Rows to go on with; of the others the journals go, and the sandboxes unless in use."""
-        epochs, others = {claim.key: claim.epoch for claim in claims}, set(elsewhere)
+    def adopted(self, claims: Iterable[Claim]) -> Iterable[Taken]:
+        """Rows to go on with; of the others the journals go."""
+        epochs = {claim.key: claim.epoch for claim in claims}
         left_over, self._left_over = self._left_over, {}
         taken = []
         for key, one in left_over.items():
@@ -258,12 +257,6 @@ class RunOperator(StageOperator):
                 taken.append(Taken(key, one.row, wire_bytes(one.row.batch)))
                 continue
             self._journals.refuse(one)
-            ref = read_sandbox(one.row)
-            if key not in others and ref.sandbox_id:
-                # EVAL may have a sandbox of the same owner: only RUN's is ended
-                task = asyncio.ensure_future(self._stop(key, self._host.stop(ref)))
-                self._stopping.add(task)
-                task.add_done_callback(self._stopping.discard)
         if left_over:
             log.info("of %d attempts of the last life %d go on", len(left_over), len(taken))
         return taken

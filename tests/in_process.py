@@ -28,7 +28,7 @@ async def _worker(config: ServiceConfig, name: str) -> AsyncIterator[None]:
     """What `python -m prorl.stages` runs, with a Flight server of its own."""
     async with (
         FlightNetwork(config.token, keys=keys_of(config)) as network,
-        UnixSandboxHost(str(config.sandbox_socket), config.node_id) as host,
+        UnixSandboxHost(str(config.sandbox_socket), config.node_id, name) as host,
         Chain(config, name, network, host),
     ):
         yield

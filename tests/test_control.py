@@ -126,7 +126,7 @@ def test_a_malformed_payload_is_one_clear_error(
     "payload",
     [
         {"schema_version": SCHEMA_VERSION + 1, "another": {"shape": 1}},
-        {"worker": "x", "role": "run"},
+        {"worker": "x", "roles": {"run": 1}},
         {"schema_version": "two"},
     ],
 )
@@ -134,7 +134,7 @@ def test_a_hello_of_another_version_says_so_whatever_its_shape(payload: dict[str
     row = ControlRow(kind=Kind.HELLO, payload=msgspec.json.encode(payload).decode())
     with pytest.raises(SchemaError, match="run-0 has schema version"):
         row.read_hello("run-0")
-    good = Hello(worker="x", role="run", schema_version=SCHEMA_VERSION)
+    good = Hello(worker="x", roles={"run": 1}, schema_version=SCHEMA_VERSION)
     assert ControlRow.of(good).read_hello("run-0") == good
 
 

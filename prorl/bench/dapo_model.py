@@ -323,7 +323,7 @@ class _Service:
         clock = lambda: 1.0 + self.now  # noqa: E731  # 0 means never
         self.core = Core(self.log, ["scripted:oracle"], clock, clock, max_queued=1 << 40)
         for role in ("init", "run", "store"):
-            hello = Hello(worker=role, role=role, schema_version=SCHEMA_VERSION)
+            hello = Hello(worker=role, roles={role: 1}, schema_version=SCHEMA_VERSION)
             self.core.workers.hello(1, ControlRow.of(hello))
         settings = {
             "run_id": "bench",

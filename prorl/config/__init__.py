@@ -369,7 +369,7 @@ class ServiceConfig(StrictModel):
         return self.socket_dir / "sandboxd.sock"
 
     def worker_name(self, worker: str) -> str:
-        """What a worker is called in the whole service, e.g. `run-0` or `node-7/run-0`."""
+        """What a worker is called in the whole service, e.g. `worker-0` or `node-7/worker-0`."""
         return f"{self.node_id}/{worker}" if self.gateway else worker
 
     def pool(self, stage: str) -> StageConfig:

@@ -74,15 +74,15 @@ def upstreams(config: ServiceConfig, process: str, stage: str) -> tuple[str, ...
 def num_sandboxes(config: ServiceConfig) -> int:
     """How many sandboxes this host may have at a time, unless the configuration says it.
 
-    RUN needs two a slot, its own and EVAL's, which is made ready meanwhile; the other stages one.
-    As many again, since what a chain has left that died ends only when its rollouts begin anew:
-    were there no room beside it, nothing could begin.
+    RUN needs three a slot: its own, EVAL's, which is made ready meanwhile, and EVAL's of a finished
+    row that waits to be scored; the other stages one. What a chain has left that died needs no room
+    beside it: its next life ends that before it begins anything.
     """
     if config.sandbox.max_sandboxes is not None:
         return config.sandbox.max_sandboxes
     hosted = [stage for stages in processes(config).values() for stage in stages]
-    needed = sum(config.pool(stage).slots * (2 if stage == "run" else 1) for stage in hosted)
-    return max(1, min(MOST_SANDBOXES, 2 * needed + config.sandbox.warm))
+    needed = sum(config.pool(stage).slots * (3 if stage == "run" else 1) for stage in hosted)
+    return max(1, min(MOST_SANDBOXES, needed + config.sandbox.warm))
 
 
 def about(config: ServiceConfig) -> str:

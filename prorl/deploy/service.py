@@ -58,7 +58,7 @@ async def service(config: ServiceConfig, network: FlightNetwork) -> AsyncIterato
             from prorl.sandbox.host import UnixSandboxHost
             from prorl.stages.chain import Chain, on_signals
 
-            host = UnixSandboxHost(str(config.sandbox_socket), config.node_id)
+            host = UnixSandboxHost(str(config.sandbox_socket), config.node_id, SERVICE)
             chain = Chain(config, SERVICE, network, await stack.enter_async_context(host))
             await stack.enter_async_context(chain)
             on_signals(chain)

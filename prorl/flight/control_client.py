@@ -93,7 +93,7 @@ def this_life(**said: Any) -> Hello:
 
 
 class ControlClient:
-    """One worker's control stream, kept open.
+    """One worker's control stream, kept open. `held` and `stats`: by its roles.
 
     All methods and handlers run on one event loop; handlers must not block.
     """
@@ -104,8 +104,8 @@ class ControlClient:
         location: str,
         identity: Hello,
         *,
-        held: Callable[[], Iterable[AttemptKey]] = tuple,
-        stats: Callable[[], Stats] = Stats,
+        held: Callable[[], Mapping[str, Iterable[AttemptKey]]] = dict,
+        stats: Callable[[], Mapping[str, Stats]] = dict,
         claims: Callable[[], Iterable[Claim]] = tuple,
         on: Mapping[Kind, Handler],
     ) -> None:
@@ -244,9 +244,8 @@ class ControlClient:
     def _open(self, channel: Channel) -> None:
         self._channel = channel
         self._seq = 0
-        hello = structs.replace(
-            self._identity, held=tuple(self._held()), claims=tuple(self._claims())
-        )
+        held = {role: tuple(keys) for role, keys in self._held().items()}
+        hello = structs.replace(self._identity, held=held, claims=tuple(self._claims()))
         self._say(ControlRow.of(hello))
         unanswered = list(self._pending.values())
         self._pending = {}
@@ -258,7 +257,8 @@ class ControlClient:
         pause_s = HEARTBEAT_S
         while True:
             await asyncio.sleep(pause_s)
-            self.emit(self._stats(), stage=self._identity.role)
+            for role, stats in self._stats().items():
+                self.emit(stats, stage=role)
             pause_s = FAR_HEARTBEAT_S if self._identity.remote else HEARTBEAT_S
 
     def _hear(self, row: ControlRow) -> None:

@@ -116,16 +116,17 @@ def check_node(node: str, peer: Mapping[str, object]) -> None:
     """Raise ForbiddenError unless what a dialler says of itself is what its certificate says: a
     worker of this node, of a stage.
     """
-    worker, role = str(peer.get("worker", "")), peer.get("role", "")
+    worker, roles = str(peer.get("worker", "")), peer.get("roles", {})
+    is_stage = isinstance(roles, Mapping) and "store" not in roles
     if not node:
         raise ForbiddenError(
             f"a stream of {worker!r} with a certificate that names no node",
             "one of its own, which the service gives to a node that comes",
             "start it with `prorl node`",
         )
-    if not worker.startswith(f"{node}/") or peer.get("node", node) != node or role == "store":
+    if not worker.startswith(f"{node}/") or peer.get("node", node) != node or not is_stage:
         raise ForbiddenError(
-            f"a stream of {role} {worker!r} with the certificate of node {node!r}",
+            f"a stream of {worker!r} as {roles!r:.80} with the certificate of node {node!r}",
             f"a worker {node}/...",
         )
 

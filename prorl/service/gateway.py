@@ -246,7 +246,7 @@ class Gateway:
         self.core.durable(batch)
         stores = self.core.state.of_role("store")
         for worker, rows in batch.outbox.items():
-            if worker.role != "store":
+            if not worker.is_store:
                 self._send(worker, rows)
         self.leases.add(batch.granted)
         if batch.granted:
@@ -329,7 +329,8 @@ class Gateway:
             raise UserError(f"a control stream began with {row.kind.value!r}", "hello")
         if channel.node:
             said = row.read_hello("a node's hello")
-            check_node(channel.node, {"worker": said.worker, "node": said.node, "role": said.role})
+            about = {"worker": said.worker, "node": said.node, "roles": said.roles}
+            check_node(channel.node, about)
         self._sessions += 1
         try:
             worker = self.core.workers.hello(self._sessions, row)
@@ -340,11 +341,11 @@ class Gateway:
         for earlier in [w for w in self._channels if w.name == worker.name]:
             self._cut(earlier)
         self._channels[worker] = channel
-        if worker.role == "run":
+        if "run" in worker.roles:
             paused = [Paused(backend=name, paused=True) for name in self.publisher.held.names()]
             self._send(worker, [self._backends_told(), *map(ControlRow.of, paused)])
-        about = {"role": worker.role, "worker_pid": worker.pid}
-        log.info("worker %s came", worker.name, extra=about)
+        came = {"roles": [*worker.roles], "worker_pid": worker.pid}
+        log.info("worker %s came", worker.name, extra=came)
         return worker
 
     def _hear(self, worker: WorkerRecord, row: ControlRow) -> None:

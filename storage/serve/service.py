@@ -81,14 +81,14 @@ class Store:
         self._foreign: dict[str, str] = {}
         """Why runs are not served that the log knew, as long as we live."""
         identity = this_life(
-            role="store", worker=WORKER, node=config.node_id, location=location, slots=SLOTS
+            roles={"store": SLOTS}, worker=WORKER, node=config.node_id, location=location
         )
         self.control = ControlClient(
             network,
             config.gateway_flight,
             identity,
-            held=self._held,
-            stats=self._stats,
+            held=lambda: {"store": self._held()},
+            stats=lambda: {"store": self._stats()},
             on=self._handlers(),
         )
         self._inlet = Inlet(network, "scored", identity, slots=SLOTS, window_bytes=WINDOW_BYTES)

@@ -36,13 +36,13 @@ def test_a_chain_on_another_host_joins_drains_the_first_and_it_comes_back(tmp_pa
         w.submit(MANY)
         w.running(SLOTS)
         w.node(3)
-        wait_until(lambda: _holds(w, "n3/run-0"), "the second chain has come")
+        wait_until(lambda: _holds(w, "n3/worker-0"), "the second chain has come")
         first = w.nodes["n2"]
         _drain(w, "n2")
         assert first.wait(90) == 0
         assert w.count("state = 'completed'") < MANY
         w.node(2)
-        wait_until(lambda: _holds(w, "n2/run-0"), "the first one is back")
+        wait_until(lambda: _holds(w, "n2/worker-0"), "the first one is back")
         second = w.nodes["n3"]
         _drain(w, "n3")
         assert second.wait(90) == 0
@@ -57,9 +57,9 @@ def test_the_chain_of_the_service_leaves_and_gateway_and_store_go_on(tmp_path: P
         w.submit(MANY // 2)
         w.running(SLOTS)
         w.node(2)
-        wait_until(lambda: _holds(w, "n2/run-0"), "a chain of another host has come")
+        wait_until(lambda: _holds(w, "n2/worker-0"), "a chain of another host has come")
         _drain(w, "local")
-        wait_until(lambda: not _holds(w, "run-0"), "the service's own chain has left")
+        wait_until(lambda: not _holds(w, "service"), "the service's own chain has left")
         w.finish()
         assert w.charges()[1:] == (0, 0)
         assert w.charges()[0] <= SLOTS

@@ -57,7 +57,7 @@ class Gateway:
     def reply(self, channel: Channel, row: ControlRow) -> None:
         if row.kind is Kind.HELLO:
             hello = row.read_hello("hello")
-            welcome = Welcome(endpoints={"init": ("here",)}, refused=hello.held[:1])
+            welcome = Welcome(endpoints={"init": ("here",)}, refused=hello.held.get("run", ())[:1])
             channel.send(to_batch([ControlRow.of(welcome, re=row.seq)]))
         elif row.kind in (Kind.RESERVE, Kind.CURSOR):
             answer = self.answer(row)
@@ -87,14 +87,14 @@ async def joined(
     location = await net.network.listen(
         net.name("gateway"), {"control": (gateway.accept, CONTROL, CONTROL)}
     )
-    identity = this_life(role="run", worker="run-0", location="there", slots=4, remote=remote)
+    identity = this_life(roles={"run": 4}, worker="run-0", location="there", remote=remote)
     on = dict.fromkeys(
         (Kind.CANCEL, Kind.DRAIN, Kind.ENDPOINTS, Kind.WELCOME, Kind.VERSION), commands.append
     )
     client = ControlClient(
         *(net.network, location, identity),
-        held=held,
-        stats=lambda: Stats(busy=1),
+        held=lambda: {"run": held()},
+        stats=lambda: {"run": Stats(busy=1)},
         on=on,
     )
     client.start()
@@ -131,8 +131,8 @@ async def test_hello_says_who_and_what_is_held(net: Net) -> None:
         hello = gateway.heard[0]
         assert (hello.kind, hello.seq) == (Kind.HELLO, 1)
         said = hello.read_hello("hello")
-        assert said.held == (key(3), key(4, 2))
-        assert (said.role, said.worker, said.location, said.slots) == ("run", "run-0", "there", 4)
+        assert said.held == {"run": (key(3), key(4, 2))}
+        assert (said.roles, said.worker, said.location) == ({"run": 4}, "run-0", "there")
         assert [row.kind for row in commands] == [Kind.WELCOME, Kind.ENDPOINTS]
         assert commands[0].read(Welcome).refused == (key(3),)
         assert commands[1].read(Endpoints).locations == {"init": ("here",)}
@@ -180,7 +180,7 @@ async def test_after_a_loss_a_fresh_session_sends_unanswered_requests_again(net:
 
 async def test_requests_made_without_a_session_wait_for_one(net: Net) -> None:
     gateway = Gateway(echo)
-    identity = this_life(role="store", worker="store-0")
+    identity = this_life(roles={"store": 1}, worker="store-0")
     client = ControlClient(net.network, net.name("gateway"), identity, on={})
     client.start()
     asking = asyncio.ensure_future(client.request(reserve(1)))

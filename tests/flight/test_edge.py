@@ -29,7 +29,7 @@ async def serve(net: Net, outlet: Outlet, name: str = "up") -> str:
 
 
 def inlet_of(net: Net, edge: str, *locations: str, slots: int = 4, worker: str = "w") -> Inlet:
-    inlet = Inlet(net.network, edge, this_life(role="run", worker=worker), slots=slots)
+    inlet = Inlet(net.network, edge, this_life(roles={"run": 1}, worker=worker), slots=slots)
     inlet.set_upstreams(locations)
     return inlet
 
@@ -247,7 +247,7 @@ async def test_a_row_that_is_offered_again_is_acked_and_not_given_twice(
 async def test_a_row_is_kept_before_its_consumer_or_its_sender_hears_of_it(net: Net) -> None:
     seen: list[str] = []
     outlet = Outlet("ready", on_acked=lambda _: seen.append("acked"))
-    hello = this_life(role="run", worker="w")
+    hello = this_life(roles={"run": 1}, worker="w")
     inlet = Inlet(net.network, "ready", hello, slots=1, received=lambda row: seen.append("kept"))
     inlet.set_upstreams([await serve(net, outlet)])
     taking = asyncio.ensure_future(take(inlet, 1))
@@ -276,7 +276,7 @@ async def test_who_may_take_nothing_more_gives_no_credit_until_it_may(net: Net) 
     inlet = Inlet(
         net.network,
         "ran",
-        this_life(role="run", worker="w"),
+        this_life(roles={"run": 1}, worker="w"),
         slots=2,
         may_take=lambda: may[0],
     )

@@ -48,7 +48,8 @@ async def busy(client: prorl.Client, node: str) -> None:
     async with asyncio.timeout(LIMIT_S):
         while True:
             for worker in (await asyncio.to_thread(client.status))["workers"]:
-                if worker["worker"] == f"{node}/run-0" and worker["held"]:
+                is_run = worker["role"] == "run"
+                if is_run and worker["node"] == node and worker["held"]:
                     return
             await asyncio.sleep(0.05)
 
@@ -57,7 +58,7 @@ async def there(running: Supervisor, node: str) -> None:
     """Wait until RUN of a node has come: others would have done everything before it."""
     with prorl.connect(running.config.root) as client:
         async with asyncio.timeout(LIMIT_S):
-            while not any(w["worker"] == f"{node}/run-0" for w in await of_node(client, node)):
+            while not any(w["worker"] == f"{node}/worker-0" for w in await of_node(client, node)):
                 await asyncio.sleep(0.05)
 
 

@@ -178,7 +178,7 @@ def call(client: fl.FlightClient, what: str, token: str, run: str, worker: str) 
     try:
         match verb:
             case "exchange":
-                opening = Opening(name, with_version({"worker": worker, "role": "run"}))
+                opening = Opening(name, with_version({"worker": worker, "roles": {"run": 1}}))
                 descriptor = fl.FlightDescriptor.for_command(opening.encode())
                 writer, reader = client.do_exchange(descriptor, options)
                 writer.begin(EMPTY)
@@ -298,15 +298,16 @@ async def test_at_a_node_the_service_alone_by_its_certificate(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("hello", "said"),
     [
-        ({"role": "run", "worker": "n2/run-0"}, "worker n1/"),
-        ({"role": "run", "worker": "run-0"}, "worker n1/"),
-        ({"role": "store", "worker": "n1/store-0"}, "of store"),
-        ({"role": "run", "worker": "n1/run-0", "node": "n2"}, "worker n1/"),
-        ({"role": "store", "worker": "store-0"}, "worker n1/"),
+        ({"roles": {"run": 1}, "worker": "n2/worker-0"}, "worker n1/"),
+        ({"roles": {"run": 1}, "worker": "worker-0"}, "worker n1/"),
+        ({"roles": {"store": 1}, "worker": "n1/store-0"}, "as {'store': 1}"),
+        ({"roles": {"run": 1, "store": 1}, "worker": "n1/worker-0"}, "worker n1/"),
+        ({"roles": {"run": 1}, "worker": "n1/worker-0", "node": "n2"}, "worker n1/"),
+        ({"roles": {"store": 1}, "worker": "store-0"}, "worker n1/"),
     ],
 )
 async def test_a_node_speaks_for_itself_alone(
-    tmp_path: Path, hello: dict[str, str], said: str
+    tmp_path: Path, hello: dict[str, Any], said: str
 ) -> None:
     async with gateway(tmp_path) as (served, shown, known):
         node = next(cert for cert in shown if cert.name == "node:n1").credentials
@@ -315,7 +316,7 @@ async def test_a_node_speaks_for_itself_alone(
         async with FlightNetwork(token, node) as network:
             with pytest.raises(ForbiddenError, match=said):
                 await network.dial(at, "control", hello, CONTROL, CONTROL)
-            good = {"role": "run", "worker": "n1/run-0"}
+            good: dict[str, Any] = {"roles": {"run": 1}, "worker": "n1/worker-0"}
             channel = await network.dial(at, "control", good, CONTROL, CONTROL)
             said_later: dict[str, Any] = {"node": "n1"} | hello
             lie = Hello(schema_version=SCHEMA_VERSION, **said_later)
@@ -339,7 +340,7 @@ async def test_a_worker_that_is_refused_for_good_ends_and_says_why(
         at = served.gateway.config.listener.gateway
         node = next(cert for cert in shown if cert.name == "node:n1").credentials
         gone = next(token for token in known if token.name == "forged").text
-        identity = this_life(role="run", worker="n1/run-0", node="n1", remote=True)
+        identity = this_life(roles={"run": 1}, worker="n1/run-0", node="n1", remote=True)
         async with FlightNetwork(gone, node) as network:
             client = ControlClient(network, at, identity, on={})
             client.start()

@@ -32,7 +32,9 @@ class Hand:
         return self.core.run("r")
 
     def come(self, *roles: str) -> list[WorkerRecord]:
-        hellos = [Hello(worker=role, role=role, schema_version=SCHEMA_VERSION) for role in roles]
+        hellos = [
+            Hello(worker=role, roles={role: 1}, schema_version=SCHEMA_VERSION) for role in roles
+        ]
         return [self.core.workers.hello(1, ControlRow.of(hello)) for hello in hellos]
 
     def write(self) -> LogBatch:
@@ -43,7 +45,7 @@ class Hand:
         init = self.core.state.workers.get("init")
         if init is not None:
             for record, _ in batch.granted:
-                self.core.rollouts.hold(record, init)
+                self.core.rollouts.hold(record, init, "init")
         return batch
 
     def submit(self, *bodies: GroupBody, run: RunRecord | None = None) -> list[GroupRecord]:

@@ -248,7 +248,7 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
     async with served() as url, world(tmp_path) as w, w.worker("run") as run:
         run.stats = Stats(backends={url: Served(prompt=400, cached=150, reusable=200, reused=150)})
-        await until(lambda: w.core.state.workers["run-0"].status.stats == run.stats)
+        await until(lambda: w.core.state.workers["run-0"].status.stats.get("run") == run.stats)
         where = ("--url", w.served.http)
 
         async def cli(*argv: str) -> tuple[int, str]:
@@ -262,7 +262,7 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
         await w.run()
         reuse = Served(prompt=400, cached=150, reusable=200, reused=150)
         run.stats = Stats(backends=run.stats.backends, runs={"r": reuse})
-        await until(lambda: w.core.state.workers["run-0"].status.stats == run.stats)
+        await until(lambda: w.core.state.workers["run-0"].status.stats.get("run") == run.stats)
         (shown_run,) = (await w.http("GET", "/v1/status"))[1]["runs"]
         assert (shown_run["reused_share"], shown_run["cached_share"]) == (0.75, 0.375)
         text = exposition(w.core, 0, "0").decode()

@@ -170,7 +170,9 @@ class Machine(RuleBasedStateMachine):
         name = NAMES[pick % len(NAMES)]
         role = name.split("-")[0]
         held = tuple(r.key for r in self.live() if r.life.state in IN_HAND and (pick >> 3) % 2)
-        hello = Hello(worker=name, role=role, slots=4, schema_version=SCHEMA_VERSION, held=held)
+        hello = Hello(
+            worker=name, roles={role: 4}, schema_version=SCHEMA_VERSION, held={role: held}
+        )
         self.core.workers.hello(pick, ControlRow.of(hello))
 
     @precondition(lambda self: self.workers())
@@ -188,7 +190,7 @@ class Machine(RuleBasedStateMachine):
         record, attempt = self.waiting.pop(pick % len(self.waiting))
         init = self.core.state.of_role("init")
         if record.life.state is RolloutState.LEASED and record.life.attempt == attempt:
-            self.core.rollouts.hold(record, init[pick % len(init)])
+            self.core.rollouts.hold(record, init[pick % len(init)], "init")
 
     @precondition(lambda self: self.live() and self.workers())
     @rule(
@@ -208,7 +210,7 @@ class Machine(RuleBasedStateMachine):
                 said,
                 rollout_id=record.rollout_id,
                 attempt=attempt,
-                stage=worker.role,
+                stage=next(iter(worker.roles)),
                 code=code,
             ),
         )
@@ -300,7 +302,7 @@ class Machine(RuleBasedStateMachine):
         wanted = [KeptGroup(pick % self.run.accepted.next_group, 0) for pick in picks]
         answer = self.core.groups.handout(self.run, wanted)
         for group_id, seq in answer.delivered:
-            assert self.core.groups.find(self.run, group_id).delivery_seq == seq  # type: ignore[union-attr]
+            assert self.core.groups.find(self.run, group_id).decision.delivery_seq == seq  # type: ignore[union-attr]
 
     @rule(seq=st.integers(0, 4))
     def cursor(self, seq: int) -> None:

@@ -37,7 +37,7 @@ from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
 from prorl.service.core.rollouts import FIRST_REST_S
 from prorl.types import FailureCode
-from tests.service.world import TOKEN, Worker, World, group, handout, settings, world
+from tests.service.world import CHAIN, TOKEN, Worker, World, group, handout, settings, world
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
 
@@ -78,16 +78,17 @@ async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
 async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(
     tmp_path: Path, kind: str
 ) -> None:
-    async with world(tmp_path, kind) as w, w.worker("init") as init, w.worker("store") as store:
+    async with world(tmp_path, kind) as w, w.worker("store") as store:
         await w.run()
         await w.submit(group())
-        async with w.worker("run") as run:
-            (first,) = await init.take()
-            run.say(Started(), first)
+        async with w.worker(CHAIN) as chain:
+            (first,) = await chain.take()
+            chain.say(Started(), first)
             await w.until(lambda v: v["counts"]["running"] == 1)
-        (second,) = await init.take()
-        assert second == first._replace(attempt=2)
-        answer = await store.ask(Reserve(attempts=(first, second)))
+        async with w.worker("init", "init-1") as init:
+            (second,) = await init.take()
+            assert second == first._replace(attempt=2)
+            answer = await store.ask(Reserve(attempts=(first, second)))
         assert answer.granted == (second,)
         assert answer.refused == ((first, "fenced"),)
         late = CommittedRollout(rollout_id=0, attempt=1, reward=1.0)
@@ -270,7 +271,7 @@ async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path:
     """Else a trainer that asks at once finds an open run closed, and its stream at the end."""
     async with world(tmp_path) as w:
         await w.run()
-        identity = this_life(role="store", worker="store-0", location="at-store", slots=8)
+        identity = this_life(roles={"store": 8}, worker="store-0", location="at-store")
         asked = ControlRow.of(Handout(), run_id="r")
         channel = await w.network.dial(
             w.config.gateway_flight, "control", msgspec.to_builtins(identity), CONTROL, CONTROL
@@ -360,9 +361,9 @@ async def test_a_stream_that_does_not_begin_with_hello_or_is_of_another_version_
     async with world(tmp_path) as w:
         for first in (
             ControlRow(kind=Kind.STATS, seq=1),
-            ControlRow.of(Hello(worker="x", role="boss", schema_version=SCHEMA_VERSION)),
-            ControlRow.of(Hello(worker="x", role="run", schema_version=SCHEMA_VERSION + 1)),
-            ControlRow(kind=Kind.HELLO, payload='{"worker": "x", "role": "run"}'),
+            ControlRow.of(Hello(worker="x", roles={"boss": 1}, schema_version=SCHEMA_VERSION)),
+            ControlRow.of(Hello(worker="x", roles={"run": 1}, schema_version=SCHEMA_VERSION + 1)),
+            ControlRow(kind=Kind.HELLO, payload='{"worker": "x", "roles": {"run": 1}}'),
         ):
             channel = await w.network.dial(
                 w.config.gateway_flight, "control", {"worker": "x"}, CONTROL, CONTROL

@@ -16,7 +16,7 @@ from prorl.service.core.state import RolloutRecord, WorkerRecord
 from prorl.service.log.log import ControlLog
 from prorl.timing import CLAIM_GRACE_S, GONE_S, REMOTE_GRACE_S, WORKER_SILENCE_S
 from prorl.types import AttemptKey, RolloutState, Trouble
-from tests.service.world import group, run_config
+from tests.service.world import CHAIN, group, roles_of, run_config
 
 
 class Clock:
@@ -52,19 +52,21 @@ def hello(
     died_at: str = "",
     resumes: bool = False,
 ) -> WorkerRecord:
-    """`NODE/ROLE-i` says hello; without a slash it is a worker of the service's own host."""
+    """`NODE/ROLE-i` says hello; without a slash it is a worker of the service's own host. What a
+    chain holds is in INIT.
+    """
     node, _, worker = name.rpartition("/")
+    role = worker.split("-")[0]
     said = Hello(
         worker=name,
-        role=worker.split("-")[0],
+        roles=roles_of(role),
         node=node or "local",
         location=f"at {name}{home}",
         home=home,
         died_at=died_at,
         resumes=resumes,
-        slots=4,
         schema_version=SCHEMA_VERSION,
-        held=held,
+        held={"init" if role == CHAIN else role: held},
         incarnation=f"{name} {life}",
         remote=bool(node),
     )
@@ -76,7 +78,7 @@ def leased(core: Core, worker: WorkerRecord) -> RolloutRecord:
     core.acceptance.groups(run, core.acceptance.check(run, [group("t")], {}))
     core.pump(1)
     ((record, _),) = core.journal.take().granted
-    core.rollouts.hold(record, worker)
+    core.rollouts.hold(record, worker, "init")
     return record
 
 
@@ -86,25 +88,24 @@ def test_only_the_store_is_told_whom_to_dial(core: Core, nodes: int) -> None:
     store, told = hello(core, "store-0"), 0
     core.journal.take()
     for number in range(nodes):
-        for role in ("init", "run", "eval"):
-            assert hello(core, f"n{number}/{role}-0").status.endpoints == {}
-            outbox = core.journal.take().outbox
-            told += sum(row.kind.value == "endpoints" for rows in outbox.values() for row in rows)
+        assert hello(core, f"n{number}/chain-0").status.endpoints == {}
+        outbox = core.journal.take().outbox
+        told += sum(row.kind.value == "endpoints" for rows in outbox.values() for row in rows)
     assert store.status.endpoints == {
-        "eval": tuple(f"at n{number}/eval-0" for number in range(nodes))
+        "eval": tuple(f"at n{number}/chain-0" for number in range(nodes))
     }
     assert told == nodes
 
 
 @pytest.mark.parametrize("away_s", [5.0, REMOTE_GRACE_S - 1])
 def test_a_blip_costs_nothing(core: Core, clock: Clock, away_s: float) -> None:
-    init = hello(core, "n1/init-0")
+    init = hello(core, "n1/chain-0")
     record = leased(core, init)
     core.workers.gone(init)
     clock.now += away_s
     core.rollouts.settle_orphans()
     assert record.life.state is RolloutState.LEASED
-    again = hello(core, "n1/init-0", held=(record.key,))
+    again = hello(core, "n1/chain-0", held=(record.key,))
     clock.now += 2 * REMOTE_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
@@ -113,9 +114,9 @@ def test_a_blip_costs_nothing(core: Core, clock: Clock, away_s: float) -> None:
 
 def test_a_host_that_fell_silent_has_had_its_time(core: Core, clock: Clock) -> None:
     """Its streams do not end: silence is noticed first, the grace is the rest."""
-    worker = hello(core, "n1/init-0")
+    worker = hello(core, "n1/chain-0")
     record = leased(core, worker)
-    core.control(worker, ControlRow.of(Stats(), seq=2))
+    core.control(worker, ControlRow.of(Stats(), stage="init", seq=2))
     clock.now += WORKER_SILENCE_S + 0.1
     assert core.workers.silent() == [worker]
     core.workers.gone(worker)
@@ -128,8 +129,9 @@ def test_a_host_that_fell_silent_has_had_its_time(core: Core, clock: Clock) -> N
 
 
 def test_on_the_services_own_host_a_death_is_a_death_at_once(core: Core) -> None:
-    record = leased(core, hello(core, "init-0"))
-    core.workers.gone(core.state.workers["init-0"])
+    """Unless a journal is kept, which the next life reads."""
+    record = leased(core, hello(core, "chain-0"))
+    core.workers.gone(core.state.workers["chain-0"])
     assert record.life.state is RolloutState.QUEUED
 
 
@@ -155,7 +157,7 @@ def test_what_a_worker_comes_back_without_is_given_up(
     core: Core, clock: Clock, taken: bool, noticed: bool
 ) -> None:
     """It lives: what was lost was lost by the line, and is charged to nobody."""
-    record = back_without(core, "n1/init-0", noticed, taken)
+    record = back_without(core, "n1/chain-0", noticed, taken)
     clock.now += REMOTE_GRACE_S - 1
     core.rollouts.settle_orphans()
     assert record.life.state is RolloutState.LEASED
@@ -165,7 +167,7 @@ def test_what_a_worker_comes_back_without_is_given_up(
 
 
 def test_on_the_services_own_host_it_is_given_up_soon(core: Core, clock: Clock) -> None:
-    record = back_without(core, "init-0", noticed=False, taken=True)
+    record = back_without(core, "chain-0", noticed=False, taken=True)
     clock.now += CLAIM_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 1))
@@ -176,23 +178,24 @@ def test_on_the_services_own_host_it_is_given_up_soon(core: Core, clock: Clock) 
 def test_what_it_handed_on_while_it_was_away_is_claimed_by_its_neighbour(
     core: Core, clock: Clock, taken: bool, noticed: bool
 ) -> None:
-    """Each redials when its own connection tells it to: the earlier holder may be heard seconds
-    before the other.
+    """A stage apart redials when its own connection tells it to: the chain may be heard seconds
+    before.
     """
-    record = back_without(core, "n1/init-0", noticed, taken)
+    record = back_without(core, "n1/chain-0", noticed, taken)
     clock.now += REMOTE_GRACE_S - 1
     core.rollouts.settle_orphans()
-    hello(core, "n1/run-0", held=(record.key,))
+    hello(core, "n1/eval-0", held=(record.key,))
     clock.now += 2 * REMOTE_GRACE_S
     core.rollouts.settle_orphans()
-    assert (record.life.state, record.life.attempt) == (RolloutState.RUNNING, 1)
+    assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
+    assert [worker.name for worker in record.holders] == ["n1/eval-0"]
 
 
 def test_a_lease_into_a_stream_that_breaks_is_charged_to_no_worker_that_lives(
     core: Core, clock: Clock
 ) -> None:
     """Control and leases have connections of their own: one may break alone."""
-    record = leased(core, hello(core, "n1/init-0"))
+    record = leased(core, hello(core, "n1/chain-0"))
     core.rollouts.await_claim(record, REMOTE_GRACE_S, EventKind.LOST)  # as the lease edge does
     clock.now += REMOTE_GRACE_S
     core.rollouts.settle_orphans()
@@ -200,11 +203,11 @@ def test_a_lease_into_a_stream_that_breaks_is_charged_to_no_worker_that_lives(
 
 
 def test_of_two_lives_of_one_name_the_newest_counts(core: Core) -> None:
-    record = leased(core, hello(core, "n1/init-0", "first"))
-    hello(core, "n1/init-0", "second")
+    record = leased(core, hello(core, "n1/chain-0", "first"))
+    hello(core, "n1/chain-0", "second")
     assert record.life.state is RolloutState.QUEUED
     with pytest.raises(FencedError, match="another life"):
-        hello(core, "n1/init-0", "first")
+        hello(core, "n1/chain-0", "first")
 
 
 def charged(record: RolloutRecord) -> tuple[int, int]:
@@ -215,7 +218,7 @@ def charged(record: RolloutRecord) -> tuple[int, int]:
 def test_what_a_leaving_worker_gives_back_is_charged_to_nobody(
     core: Core, clock: Clock, how: str
 ) -> None:
-    worker = hello(core, "n1/init-0")
+    worker = hello(core, "n1/chain-0")
     record = leased(core, worker)
     if how == "asked":
         core.workers.drain("n1", None)
@@ -233,12 +236,12 @@ def test_what_a_leaving_worker_gives_back_is_charged_to_nobody(
 def test_so_is_what_it_still_had_when_it_was_ended(
     core: Core, clock: Clock, another_life: bool
 ) -> None:
-    worker = hello(core, "n1/init-0")
+    worker = hello(core, "n1/chain-0")
     record = leased(core, worker)
     core.workers.drain("n1", None)
     core.workers.gone(worker)
     if another_life:
-        hello(core, "n1/init-0", "second")
+        hello(core, "n1/chain-0", "second")
     else:
         clock.now += REMOTE_GRACE_S + 1
         core.rollouts.settle_orphans()
@@ -250,32 +253,47 @@ def test_so_is_what_it_still_had_when_it_was_ended(
 def test_a_next_life_says_whether_the_process_died_or_its_host(
     core: Core, noticed: bool, home: str, losses: int
 ) -> None:
-    worker = hello(core, "n1/run-0")
-    record = leased(core, worker)
+    worker = hello(core, "n1/chain-0")
+    record = running(core, worker)
     if noticed:
         core.workers.gone(worker)
-    hello(core, "n1/run-0", "second", home=home)
+    hello(core, "n1/chain-0", "second", home=home)
     assert charged(record) == (0, losses)
 
 
 @noticed_or_not
-@pytest.mark.parametrize(("died_at", "losses"), [("r/0/1", 1), ("another/0/1", 0), ("", 1)])
-def test_a_death_whose_cause_is_known_is_charged_to_that_attempt_alone(
-    core: Core, noticed: bool, died_at: str, losses: int
+@pytest.mark.parametrize(
+    ("died_at", "begun", "losses"),
+    [
+        ("r/0/1", True, 1),
+        ("r/0/1", False, 1),
+        ("another/0/1", True, 0),
+        ("", True, 1),
+        ("", False, 0),
+    ],
+)
+def test_a_death_is_charged_to_its_attempt_or_else_to_those_that_run(
+    core: Core, noticed: bool, died_at: str, begun: bool, losses: int
 ) -> None:
-    worker = hello(core, "run-0", resumes=noticed)
-    record = leased(core, worker)
+    """`begun`: RUN has begun it; what only INIT has had runs no code that could end a worker."""
+    worker = hello(core, "chain-0", resumes=noticed)
+    record = running(core, worker) if begun else leased(core, worker)
     assert record.key == ("r", 0, 1)
     if noticed:
         core.workers.gone(worker)
-    hello(core, "run-0", "second", died_at=died_at)
+    hello(core, "chain-0", "second", died_at=died_at)
     assert charged(record) == (0, losses)
+
+
+def running(core: Core, worker: WorkerRecord) -> RolloutRecord:
+    record = leased(core, worker)
+    core.rollouts.started(worker, record, record.life.attempt, "run")
+    return record
 
 
 def black_hole(core: Core, clock: Clock) -> RolloutRecord:
     """A node that comes, takes a lease and falls silent, once."""
-    worker = hello(core, "n1/init-0")
-    hello(core, "n1/run-0")
+    worker = hello(core, "n1/chain-0")
     record = leased(core, worker)
     core.workers.gone(worker)
     clock.now += REMOTE_GRACE_S + 1
@@ -290,15 +308,15 @@ def test_a_node_whose_line_breaks_again_and_again_is_let_go_with_its_reason(
         record = black_hole(core, clock)
         assert charged(record) == (0, 0)
         core.sweep()
-        assert not hello(core, "n1/init-0").status.lease_block_reason or place == lines.BREAKS - 1
-    worker = hello(core, "n1/init-0")
+        assert not hello(core, "n1/chain-0").status.lease_block_reason or place == lines.BREAKS - 1
+    worker = hello(core, "n1/chain-0")
     core.sweep()
     assert "its line broke 3 times and nothing came through" in worker.status.lease_block_reason
     clock.now += lines.FIRST_REST_S
     core.sweep()
     assert not worker.status.lease_block_reason, "it is tried again"
     black_hole(core, clock)
-    worker = hello(core, "n1/init-0")
+    worker = hello(core, "n1/chain-0")
     clock.now += lines.FIRST_REST_S
     core.sweep()
     assert worker.status.lease_block_reason, "and rests longer when that was in vain"
@@ -311,48 +329,45 @@ def test_what_a_node_has_finished_and_cannot_deliver_is_given_to_others(
     core: Core, clock: Clock
 ) -> None:
     """Heartbeats pass where its rows do not, so that no stream of control ever ends."""
-    node = {role: hello(core, f"n1/{role}-0") for role in ("init", "run", "eval")}
+    chain, grader = hello(core, "n1/chain-0"), hello(core, "n1/eval-0")
     hello(core, "store-0")
-    record = leased(core, node["init"])
-    for role in ("run", "eval"):
-        core.rollouts.started(node[role], record, record.life.attempt, role)
+    record = running(core, chain)
+    core.rollouts.started(grader, record, record.life.attempt, "eval")
 
     def stalled(for_s: float) -> None:
-        said = ControlRow.of(Stats(stalled_s=for_s), seq=2)
-        core.control(node["eval"], said)
+        core.control(grader, ControlRow.of(Stats(stalled_s=for_s), stage="eval", seq=2))
         core.sweep()
 
     stalled(10 * GONE_S)
     assert record.life.state is RolloutState.RUNNING, "both ends have just come"
     clock.now += GONE_S + 1
     stalled(GONE_S - 1)
-    assert (record.life.state, node["init"].status.lease_block_reason) == (RolloutState.RUNNING, "")
+    assert (record.life.state, chain.status.lease_block_reason) == (RolloutState.RUNNING, "")
     core.journal.take()
     stalled(GONE_S + 1)
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
     outbox = core.journal.take().outbox
-    assert all(outbox[node[role]][-1].kind is Kind.CANCEL for role in ("run", "eval"))
-    assert "its line broke" in node["init"].status.lease_block_reason
+    assert all(outbox[worker][-1].kind is Kind.CANCEL for worker in (chain, grader))
+    assert "its line broke" in chain.status.lease_block_reason
     assert list(core.workers.cut_off()) == []
-    core.workers.gone(node["init"])
+    core.workers.gone(chain)
     assert [node for node, _ in core.workers.cut_off()] == ["n1"], "its streams may all be cut"
     stalled(0.0)
     assert list(core.workers.cut_off()) == []
 
 
 def test_a_store_that_is_away_is_no_line_that_broke(core: Core, clock: Clock) -> None:
-    node = {role: hello(core, f"n1/{role}-0") for role in ("init", "run", "eval")}
-    record = leased(core, node["init"])
-    for role in ("run", "eval"):
-        core.rollouts.started(node[role], record, record.life.attempt, role)
+    chain = hello(core, "n1/chain-0")
+    record = running(core, chain)
+    core.rollouts.started(chain, record, record.life.attempt, "eval")
     clock.now += 10 * GONE_S
-    core.control(node["eval"], ControlRow.of(Stats(stalled_s=10 * GONE_S), seq=2))
+    core.control(chain, ControlRow.of(Stats(stalled_s=10 * GONE_S), stage="eval", seq=2))
     core.sweep()
-    assert (record.life.state, node["init"].status.lease_block_reason) == (RolloutState.RUNNING, "")
+    assert (record.life.state, chain.status.lease_block_reason) == (RolloutState.RUNNING, "")
 
 
 def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> None:
-    hello(core, "n1/init-0")
+    hello(core, "n1/chain-0")
     with pytest.raises(NotFoundError, match=r"no node 'n2' works here; those that do: n1"):
         core.workers.drain("n2", None)
 
@@ -375,7 +390,7 @@ def test_what_nobody_claims_after_a_restart(
     """
     core = restarted(log, clock, runs)
     if others:
-        hello(core, "n2/init-0")
+        hello(core, "n2/chain-0")
     record = core.run("r").rollouts[0]
     clock.now += after_s
     core.sweep()
@@ -391,8 +406,8 @@ def test_after_a_restart_leases_wait_for_their_holders_as_long_as_workers_come(
     for number in range(6):
         clock.now += CLAIM_GRACE_S - 0.1
         core.sweep()
-        hello(core, f"n{2 + number}/init-0")
-    hello(core, "n1/init-0", held=(record.key,))
+        hello(core, f"n{2 + number}/chain-0")
+    hello(core, "n1/chain-0", held=(record.key,))
     clock.now += 2 * REMOTE_GRACE_S
     core.sweep()
     assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
@@ -406,7 +421,7 @@ def restarted(log: ControlLog, clock: Clock, runs: bool = False) -> Core:
     before.acceptance.groups(run, before.acceptance.check(run, [group("t")], {}))
     before.pump(1)
     if runs:
-        worker = hello(before, "n1/run-0")
+        worker = hello(before, "n1/chain-0")
         before.rollouts.started(worker, run.rollouts[0], 1, "run")
     log.write_now(before.journal.take().writes)
     return Core(log, ["scripted:oracle"], clock, clock)
@@ -417,33 +432,33 @@ def test_of_names_that_never_come_back_little_is_remembered(
 ) -> None:
     """Nodes that a batch system places have a new name each time."""
     monkeypatch.setattr(workers, "REMEMBERED_LIVES", 8)
-    here = hello(core, "n0/init-0")
+    here = hello(core, "n0/chain-0")
     for number in range(1, 40):
-        core.workers.gone(hello(core, f"n{number}/init-0"))
+        core.workers.gone(hello(core, f"n{number}/chain-0"))
         clock.now += REMOTE_GRACE_S + 1
         core.sweep()
     assert len(core.workers._lives) <= 9
     assert not core.workers._away
-    hello(core, "n0/init-0", "second")
+    hello(core, "n0/chain-0", "second")
     with pytest.raises(FencedError, match="another life"):
-        hello(core, "n0/init-0", here.incarnation.split()[1])
+        hello(core, "n0/chain-0", here.incarnation.split()[1])
 
 
 def test_who_comes_back_after_its_grace_takes_nothing_from_others(core: Core, clock: Clock) -> None:
-    record = leased(core, hello(core, "n1/init-0"))
-    core.workers.gone(core.state.workers["n1/init-0"])
+    record = leased(core, hello(core, "n1/chain-0"))
+    core.workers.gone(core.state.workers["n1/chain-0"])
     clock.now += REMOTE_GRACE_S + 1
     core.sweep()
     clock.now += 60
     core.pump(1)
     assert record.life.state is RolloutState.LEASED, "again, on its way to somebody"
-    hello(core, "n1/init-0", "second")
+    hello(core, "n1/chain-0", "second")
     assert record.life.state is RolloutState.LEASED
 
 
 def test_an_attempt_that_no_backend_suits_holds_up_no_other(core: Core) -> None:
     """One has seen version 2, which nobody serves; the other takes any."""
-    run = hello(core, "run-0")
+    run = hello(core, "chain-0")
     picky, easy = leased(core, run), leased(core, run)
     core.state.serves["scripted:oracle"] = ("r", 1)
     for seq, (record, version) in enumerate([(picky, 2), (easy, 0)], 2):

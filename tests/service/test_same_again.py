@@ -27,7 +27,7 @@ def _lives(folder: Path, seed: int) -> tuple[list[int], list[tuple[float, int]]]
     core.pump(COUNT)
     run = core.run("r")
     for rollout_id in _order():
-        core.rollouts.hold(run.rollouts[rollout_id], worker)
+        core.rollouts.hold(run.rollouts[rollout_id], worker, "init")
     random.seed(seed)
     for rollout_id in range(0, COUNT, 4):
         core.rollouts.failed(run.rollouts[rollout_id], 1, "sandbox_start", "")

@@ -15,7 +15,6 @@ from prorl.control import (
     Handout,
     Kind,
     Payload,
-    Progress,
     Started,
     Welcome,
     from_batch,
@@ -24,7 +23,7 @@ from prorl.control import (
 from prorl.errors import FencedError
 from prorl.protocols import Channel
 from prorl.types import AttemptKey, RolloutState
-from tests.service.world import World, group, world
+from tests.service.world import CHAIN, World, group, world
 from tests.waiting import until
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
@@ -72,7 +71,7 @@ async def test_who_counts_as_dead_holds_nothing(tmp_path: Path) -> None:
         await heard(frozen)
         record = w.core.run("r").rollouts[0]
         assert record.life.state is RolloutState.LEASED
-        assert {worker.role for worker in record.holders} == {"init"}
+        assert {worker.name for worker in record.holders} == {"init-0"}
         await frozen.close()
 
 
@@ -100,10 +99,10 @@ async def test_a_lease_on_another_lifes_stream_is_not_the_present_ones(tmp_path:
         assert {worker.incarnation for worker in record.holders} == {later.incarnation}
 
 
-async def claim(w: World, key: AttemptKey, incarnation: str, worker: str = "run-0") -> Channel:
-    """A RUN worker that comes with the journal of an attempt."""
+async def claim(w: World, key: AttemptKey, incarnation: str) -> Channel:
+    """The next life of a chain, which comes with the journal of an attempt."""
     claims = (Claim(*key, 0),)
-    return await w.dial("run", worker, incarnation=incarnation, resumes=True, claims=claims)
+    return await w.dial(CHAIN, incarnation=incarnation, resumes=True, claims=claims)
 
 
 async def welcome(channel: Channel) -> Welcome:
@@ -115,43 +114,26 @@ async def welcome(channel: Channel) -> Welcome:
     raise AssertionError("the stream ended without a welcome")
 
 
-async def test_inits_word_that_comes_after_runs_makes_it_no_holder(tmp_path: Path) -> None:
-    """Else RUN's death would lose nothing, and the rollout would run for ever."""
-    async with world(tmp_path) as w, w.worker("init") as init:
-        (key,) = await w.leased(init)
-        record = w.core.run("r").rollouts[key.rollout_id]
-        first = await claim(w, key, "first")
-        await welcome(first)
-        init.say(Started(), key)
-        init.say(Progress(turn=1, tokens=1), key)
-        await until(lambda: w.core.run("r").progress.turns)
-        assert {worker.role for worker in record.holders} == {"run"}
-        await first.close()
-
-
-async def test_the_next_life_has_the_attempt_again_and_nobody_else(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init:
-        (key,) = await w.leased(init)
+async def test_the_next_life_has_the_attempt_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker(CHAIN) as chain:
+        (key,) = await w.leased(chain)
         record = w.core.run("r").rollouts[key.rollout_id]
         await until(lambda: record.taken)
         first = await claim(w, key, "first")
         assert (await welcome(first)).adopted == (Claim(*key, 1),)
-        other = await claim(w, key, "else", worker="run-1")
-        told = await welcome(other)
-        assert (told.adopted, told.elsewhere) == ((), (key,)), "a living worker has it"
         await first.close()
-        await until(lambda: "run-0" not in w.core.state.workers)
+        await until(lambda: "chain-0" not in w.core.state.workers)
         assert record.life.state is RolloutState.RUNNING, "its next life is waited for"
         second = await claim(w, key, "second")
         assert (await welcome(second)).adopted == (Claim(*key, 2),)
         assert (record.life.attempt, record.life.worker_losses) == (key.attempt, 0)
+        assert {worker.incarnation for worker in record.holders} == {"second"}
         await second.close()
-        await other.close()
 
 
 async def test_a_next_life_that_claims_nothing_is_waited_for_no_longer(tmp_path: Path) -> None:
-    async with world(tmp_path) as w, w.worker("init") as init:
-        (key,) = await w.leased(init)
+    async with world(tmp_path) as w, w.worker(CHAIN) as chain:
+        (key,) = await w.leased(chain)
         record = w.core.run("r").rollouts[key.rollout_id]
         await until(lambda: record.taken)
         first = await claim(w, key, "first")

@@ -38,6 +38,7 @@ from prorl.control import (
 from prorl.flight import FlightNetwork
 from prorl.flight.control_client import ControlClient, this_life
 from prorl.flight.inlet import Inlet
+from prorl.graph import GRAPH
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
 from prorl.schema.fields import SCHEMA_VERSION
@@ -72,6 +73,14 @@ def handout(groups: Iterable[Iterable[int]]) -> Handout:
     return Handout(groups=tuple(KeptGroup(*group) for group in groups))
 
 
+CHAIN = "chain"
+"""All stages in one process; else a name is that of the one role that a worker has."""
+
+
+def roles_of(role: str) -> dict[str, int]:
+    return dict.fromkeys(GRAPH.names if role == CHAIN else (role,), 8)
+
+
 class Worker:
     """A worker of any role; INIT also has the lease edge."""
 
@@ -87,16 +96,17 @@ class Worker:
         location: str | None = None,
     ) -> None:
         """`location`: default one of its own, at which nobody listens."""
-        self.name, self.role = name, role
+        self.name = name
+        self.stage = "run" if role == CHAIN else role
+        """That it speaks of."""
         self.held = list(held)
         self.heard: list[ControlRow] = []
         self._news = asyncio.Event()
         self.stats = Stats()
         identity = this_life(
-            role=role,
+            roles=roles_of(role),
             worker=name,
             location=f"at-{name}" if location is None else location,
-            slots=8,
             images=images,
             node=node,
         )
@@ -105,11 +115,13 @@ class Worker:
             network,
             config.gateway_flight,
             identity,
-            held=lambda: self.held,
-            stats=lambda: self.stats,
+            held=lambda: {self.stage: self.held},
+            stats=lambda: {self.stage: self.stats},
             on=dict.fromkeys(Kind, self._hear),
         )
-        self.inlet = Inlet(network, "lease", identity, slots=8) if role == "init" else None
+        self.inlet = (
+            Inlet(network, "lease", identity, slots=8) if "init" in roles_of(role) else None
+        )
         self._location = config.gateway_flight
 
     def _hear(self, row: ControlRow) -> None:
@@ -151,7 +163,7 @@ class Worker:
         return taken
 
     def say(self, payload: Payload, key: AttemptKey, code: str = "") -> None:
-        self.control.emit(payload, key, stage=self.role, code=code)
+        self.control.emit(payload, key, stage=self.stage, code=code)
 
     async def ask(self, asked: Request[ReplyT], run_id: str = "") -> ReplyT:
         async with asyncio.timeout(30):
@@ -225,7 +237,12 @@ class World:
 
     async def dial(self, role: str, worker: str = "", **more: Json) -> Channel:
         """A session of a worker that has said hello and says only what a test has it say."""
-        given = {"worker": worker or f"{role}-0", "role": role, "location": "there", **more}
+        given = {
+            "worker": worker or f"{role}-0",
+            "roles": roles_of(role),
+            "location": "there",
+            **more,
+        }
         hello = Hello(schema_version=SCHEMA_VERSION, **given)
         where = self.config.gateway_flight
         channel = await self.network.dial(where, "control", {}, CONTROL, CONTROL)

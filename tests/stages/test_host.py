@@ -92,7 +92,10 @@ class Bench:
         self.acked: list[AttemptKey] = []
         self.upstream = Outlet(GRAPH.takes(operator.stage), on_acked=self.acked.extend)
         self.inlet = Inlet(
-            net.network, GRAPH.takes(operator.stage), this_life(role="run", worker="w"), slots=slots
+            net.network,
+            GRAPH.takes(operator.stage),
+            this_life(roles={"run": 1}, worker="w"),
+            slots=slots,
         )
         self.stage = StageHost(
             operator, self.inlet, self.emit, slots=slots, finished_bytes=finished_bytes
@@ -100,7 +103,7 @@ class Bench:
         self.downstream = Inlet(
             net.network,
             GRAPH.row(operator.stage).gives,
-            this_life(role="run", worker="next"),
+            this_life(roles={"run": 1}, worker="next"),
             slots=100,
         )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from prorl.protocols import Network, Sandbox, SandboxHost
 from prorl.schema.rows import Row
 from prorl.service.core.candidates import GroupBody
 from prorl.stages import chain as chains
-from prorl.stages import worker as workers_of
+from prorl.stages import chained
 from prorl.stages.chain import Chain
 from prorl.testing import LocalSandbox
 from prorl.types import SandboxRef, SandboxSpec, Stage, Task
@@ -53,6 +53,9 @@ class Folders:
     async def stop_owner(self, owner: str) -> None:
         pass
 
+    async def keep(self, sandboxes: Mapping[str, str]) -> None:
+        pass
+
 
 @asynccontextmanager
 async def node(
@@ -82,7 +85,7 @@ async def submitted(w: World, turns: int = TURNS) -> None:
 async def ran(w: World, tmp_path: Path, name: str) -> Row:
     """What RUN of a node gives to EVAL, which takes it."""
     location = f"grpc+unix://{tmp_path / name}/worker-0.sock"
-    inlet = Inlet(w.network, "ran", this_life(role="eval", worker="eval-0"), slots=1)
+    inlet = Inlet(w.network, "ran", this_life(roles={"eval": 1}, worker="eval-0"), slots=1)
     inlet.set_upstreams([location])
     try:
         async with asyncio.timeout(60):
@@ -99,7 +102,7 @@ async def test_what_a_leaving_node_cannot_end_begins_anew_elsewhere_charged_to_n
     async with world(tmp_path, load_code=True) as w:
         await submitted(w)
         async with node(w, tmp_path, "n1") as chain:
-            await until(lambda: chain.workers[Stage.RUN].stage.stats().tokens)
+            await until(lambda: chain.stages[Stage.RUN].stage.stats().tokens)
             chain.leave(0.0)
             stopped = await ran(w, tmp_path, "n1")
             assert stopped.value("failure_code") == "cancelled", "as far as it came, for people"
@@ -115,7 +118,7 @@ async def test_what_ends_within_the_time_of_a_leaving_node_is_kept(tmp_path: Pat
     async with world(tmp_path, load_code=True) as w:
         await submitted(w)
         async with node(w, tmp_path, "n1") as chain:
-            await until(lambda: chain.workers[Stage.RUN].stage.stats().tokens)
+            await until(lambda: chain.stages[Stage.RUN].stage.stats().tokens)
             chain.leave(30.0)
             row = await ran(w, tmp_path, "n1")
         assert (row.value("attempt"), len(row.value("turns"))) == (1, TURNS + 1)
@@ -131,7 +134,7 @@ async def test_a_chain_takes_no_new_leases_while_what_it_has_finished_waits(
         tasks = [Task(task_id=f"t{i}", env="noop", prompt=f"{i}?") for i in range(20)]
         await w.submit(*(GroupBody(task=task, n=1, key=task.task_id) for task in tasks))
         async with node(w, tmp_path, "n1") as chain:
-            run = chain.workers[Stage.RUN].stage
+            run = chain.stages[Stage.RUN].stage
             await until(lambda: run.num_finished > run.slots)
             await asyncio.sleep(1.0)
             assert run.num_finished <= 2 * run.slots + 2, "without the rule all 20 would be here"
@@ -144,8 +147,8 @@ async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, away: bool
 ) -> None:
     """What RUN has finished waits for EVAL and the store, as long as there is a gateway."""
-    monkeypatch.setattr(workers_of, "ALONE_S", 0.1)
-    monkeypatch.setattr(workers_of, "LEAVE_S", 0.1)
+    monkeypatch.setattr(chained, "ALONE_S", 0.1)
+    monkeypatch.setattr(chained, "LEAVE_S", 0.1)
     caplog.set_level(logging.WARNING, "prorl.stages")
     async with AsyncExitStack() as stack:
         network = await stack.enter_async_context(FlightNetwork(token=TOKEN))
@@ -153,7 +156,7 @@ async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
         w = await service.enter_async_context(world(tmp_path, "flight", load_code=True))
         await submitted(w, turns=1)
         chain = await stack.enter_async_context(node(w, tmp_path, "n1", network))
-        run = chain.workers[Stage.RUN]
+        run = chain.stages[Stage.RUN]
         await until(lambda: run.stage.outlet.num_waiting)
         if away:
             await service.aclose()

@@ -55,8 +55,8 @@ class Pipeline:
             else "at-eval-0"
         )
         self._network = world.network
-        init = this_life(role="init", worker="init-0", slots=64)
-        scored = this_life(role="eval", worker="eval-0", location=self.location, slots=64)
+        init = this_life(roles={"init": 64}, worker="init-0")
+        scored = this_life(roles={"eval": 64}, worker="eval-0", location=self.location)
         self.outlet = Outlet("scored")
         self._init = ControlClient(world.network, world.config.gateway_flight, init, on={})
         self._eval = ControlClient(world.network, world.config.gateway_flight, scored, on={})

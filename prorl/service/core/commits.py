@@ -79,7 +79,7 @@ class Commits(Part):
             record, Event(kind=EventKind.RESERVE, attempt=key.attempt)
         ):
             return RefusalReason.FENCED
-        self._rollouts.hold(record, store)
+        self._rollouts.hold(record, store, "store")
         return None
 
     def _find(self, run_id: str, rollout_id: int) -> RolloutRecord | None:

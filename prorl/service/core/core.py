@@ -171,7 +171,7 @@ class Core:
     def fail_run(self, run: RunRecord, reason: str) -> None:
         """End a run of which nothing can be stored: whatever it has in hand is stopped."""
         for record in list(run.rollouts.values()):
-            for worker in [worker for worker in record.holders if worker.role == "store"]:
+            for worker in [worker for worker in record.holders if worker.is_store]:
                 self.rollouts.leave(record, worker, EventKind.RETURN)
         for group in list(run.groups.values()):
             self.cancel_group(group)
@@ -209,7 +209,7 @@ class Core:
                 self.workers.leaves(worker)
             case Kind.STATS:
                 stats = row.read(Stats)
-                self.watched.served(self.workers.report(worker, stats), stats)
+                self.watched.served(self.workers.report(worker, row.stage, stats), stats)
             case Kind.RESERVE:
                 reserved = self.commits.reserve(worker, row.read(Reserve).attempts)
                 self._reply(worker, row, reserved)
@@ -225,12 +225,7 @@ class Core:
         if record is None:
             current = False
         elif row.kind is Kind.STARTED:
-            of_this = record.life.attempt == row.attempt
-            is_run_on = worker.role == "init" and record.life.state is RolloutState.RUNNING
-            # INIT's word may come later than that of RUN, which has it since
-            current = (of_this and is_run_on) or self.rollouts.started(
-                worker, record, row.attempt, row.stage
-            )
+            current = self.rollouts.started(worker, record, row.attempt, row.stage)
         elif row.kind is Kind.FAILED:
             said = row.read(Failed)
             self.rollouts.failed(record, row.attempt, row.code, said.message, said.num_sampled)

@@ -55,8 +55,8 @@ def waiting_for_guests(state: State, run_id: str) -> Mapping[str, int]:
     """How many rollouts of a run wait for which guest, as its RUN workers said last."""
     waiting: Counter[str] = Counter()
     for worker in state.workers.values():
-        if worker.status.stats is not None:
-            waiting.update(worker.status.stats.waits_for.get(run_id, {}))
+        for stats in worker.status.stats.values():
+            waiting.update(stats.waits_for.get(run_id, {}))
     return waiting
 
 

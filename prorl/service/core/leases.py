@@ -19,6 +19,7 @@ import orjson
 import pyarrow as pa
 
 from prorl.flight.outlet import Outlet
+from prorl.graph import GRAPH
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, LEASED
 from prorl.service.core.images import guest_of, has_image, image_of, waiting_for_guests
@@ -183,7 +184,7 @@ class Leases(Part):
                 if record is not None and current:
                     self._rollouts.await_claim(record, CLAIM_GRACE_S, EventKind.RETURN)
             elif record is not None and current:
-                self._rollouts.hold(record, worker)
+                self._rollouts.hold(record, worker, GRAPH.names[0])
             else:
                 self._rollouts.stop(worker, AttemptKey(run_id, rollout_id, attempt))
 

@@ -1,9 +1,7 @@
 """The only code that changes a rollout's state: events in, the lifecycle's actions out.
 
-Also who holds what. INIT holds an attempt from its lease on; RUN's `started` replaces INIT; EVAL's
-adds EVAL; the store joins when it reserves. An attempt that nobody holds is lost. `released` is
-believed only after a moment (`RELEASE_GRACE_S`): the next holder's `started` travels on another
-stream and may come second.
+Also who holds what. A chain of stages holds an attempt from its lease on; a stage in a process of
+its own joins when it starts, the store when it reserves. An attempt that nobody holds is lost.
 
 What a worker that leaves in order gives up, or had in hand when it was ended while it left, is
 returned instead of lost: charged to nobody. So is what the end of a stream from another host took
@@ -40,8 +38,7 @@ from prorl.service.core.state import (
     RunRecord,
     WorkerRecord,
 )
-from prorl.timing import RELEASE_GRACE_S
-from prorl.types import FAILURE_CLASS, AttemptKey, FailureCode, RolloutState
+from prorl.types import FAILURE_CLASS, AttemptKey, FailureCode, RolloutState, Stage
 
 PIECE = 250
 """Rollouts that are ended in one go: a run that is cancelled, or has enough, may have ten thousand
@@ -163,7 +160,7 @@ class Rollouts(Part):
 
     def _leave_phase(self, record: RolloutRecord, phase: Phase) -> None:
         now = self._clock()
-        if phase is Phase.RUN and any(worker.role == "eval" for worker in record.holders):
+        if phase is Phase.RUN and record.stage == Stage.EVAL:
             phase = Phase.EVAL
         # What began before this gateway did is not known.
         if began := record.entered or record.since:
@@ -174,9 +171,8 @@ class Rollouts(Part):
         record.entered = now
 
     def stepped(self, run: RunRecord, groups: int) -> None:
-        stats = [
-            worker.status.stats for worker in self._state.of_role("run") if worker.status.stats
-        ]
+        runs = self._state.of_role("run")
+        stats = [worker.status.stats["run"] for worker in runs if "run" in worker.status.stats]
         busy_s, slots = sum(one.busy_s for one in stats), sum(one.slots for one in stats)
         run.effort.committed(groups, self._clock(), busy_s, slots)
 
@@ -308,14 +304,14 @@ class Rollouts(Part):
 
     # ---- holders
 
-    def hold(self, record: RolloutRecord, worker: WorkerRecord, stage: str = "") -> None:
-        """`stage`: that it is in at the worker. Default: its role."""
+    def hold(self, record: RolloutRecord, worker: WorkerRecord, stage: str) -> None:
+        """`stage`: that it is in at the worker."""
         record.holders.add(worker)
         worker.held.add(record)
-        if worker.role != "store":
-            record.stage = stage or worker.role
+        if not worker.is_store:
+            record.stage = stage
             record.worker, record.node = worker.name, worker.node
-        if record.life.state is not RolloutState.RESERVED or worker.role == "store":
+        if record.life.state is not RolloutState.RESERVED or worker.is_store:
             self._orphans.pop(record, None)
 
     def leave(
@@ -387,7 +383,7 @@ class Rollouts(Part):
     def _unreserve(self, record: RolloutRecord) -> None:
         """A reservation ends with the store that made it."""
         if record.life.state is RolloutState.RESERVED and not any(
-            worker.role == "store" for worker in record.holders
+            worker.is_store for worker in record.holders
         ):
             self.apply(record, Event(kind=EventKind.UNRESERVE, attempt=record.life.attempt))
 
@@ -408,14 +404,14 @@ class Rollouts(Part):
             orphan = self._orphans.pop(record)
             if record.life.attempt != orphan.attempt or record.life.state not in IN_HAND:
                 continue
-            living = [w for w in record.holders if w.role == "init" and not record.taken]
+            living = [] if record.taken else list(record.holders)
             for worker in living:
                 self.stop(worker, record.key)
                 record.holders.discard(worker)
                 worker.held.discard(record)
             if orphan.line is not None and not living:
                 self.lines.lost(orphan.line)
-            # Only the stream broke to an INIT that lives: the lease never reached it.
+            # Only the stream broke to a chain that lives: the lease never reached it.
             self.lost(record, EventKind.RETURN if living else orphan.end)
 
     # ---- where it goes
@@ -450,13 +446,9 @@ class Rollouts(Part):
     ) -> bool:
         if record.life.attempt != attempt or record.life.state not in IN_HAND:
             return False
-        if stage == "run":
-            for init in [w for w in record.holders if w.role == "init"]:
-                record.holders.discard(init)
-                init.held.discard(record)
-            if record.life.state is not RolloutState.RESERVED:
-                self.apply(record, Event(kind=EventKind.STARTED_RUN, attempt=attempt))
-        elif stage == "eval" and record.life.state is RolloutState.RUNNING:
+        if stage == Stage.RUN and record.life.state is not RolloutState.RESERVED:
+            self.apply(record, Event(kind=EventKind.STARTED_RUN, attempt=attempt))
+        elif stage == Stage.EVAL and record.life.state is RolloutState.RUNNING:
             self._leave_phase(record, Phase.RUN)
         record.taken = True
         self.hold(record, worker, stage)
@@ -481,7 +473,7 @@ class Rollouts(Part):
     def released(self, worker: WorkerRecord, record: RolloutRecord, attempt: int) -> None:
         """The worker has nothing of it any more."""
         if record.life.attempt == attempt and worker in record.holders:
-            self.leave(record, worker, grace_s=RELEASE_GRACE_S)
+            self.leave(record, worker)
 
 
 _CODES = {EventKind.LOST: FailureCode.WORKER_LOST, EventKind.RETURN: FailureCode.RETURNED}

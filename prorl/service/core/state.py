@@ -90,11 +90,11 @@ class WorkerStatus:
     """When a row of it last came, on the loop's clock."""
     leaving: bool = False
     """It was asked to leave: what it gives back is charged to nobody."""
-    stats: Stats | None = None
-    """Its newest report; None until there is one."""
+    stats: dict[str, Stats] = field(default_factory=dict)
+    """The newest report of each of its roles."""
     endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lease_block_reason: str = ""
-    """Why an INIT worker gets no leases; empty where it gets some."""
+    """Why it gets no leases; empty where it gets some."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,11 +104,11 @@ class WorkerRecord:
     name: str
     session: int
     incarnation: str
-    role: str
+    roles: Mapping[str, int]
+    """Its stages, or `store`; for each the rows that it takes at a time."""
     node: str
     pid: int
     location: str
-    slots: int
     host: str = ""
     came_at: float = 0.0
     remote: bool = False
@@ -121,6 +121,16 @@ class WorkerRecord:
     """Digests of its node's images by name; None: it may have any."""
     status: WorkerStatus = field(default_factory=WorkerStatus)
     held: Ordered[RolloutRecord] = field(default_factory=Ordered)
+
+    @property
+    def is_store(self) -> bool:
+        return "store" in self.roles
+
+    def num_held(self, role: str) -> int:
+        """Attempts that it has in hand and that are in this stage now."""
+        if self.is_store:
+            return len(self.held)
+        return sum(record.stage == role for record in self.held)
 
     @property
     def grace_s(self) -> float:
@@ -717,11 +727,11 @@ class State:
         return len(self.runs) - len(self.open)
 
     def of_role(self, role: str) -> list[WorkerRecord]:
-        return [worker for worker in self.workers.values() if worker.role == role]
+        return [worker for worker in self.workers.values() if role in worker.roles]
 
     @property
     def store(self) -> WorkerRecord | None:
-        return next((worker for worker in self.workers.values() if worker.role == "store"), None)
+        return next((worker for worker in self.workers.values() if worker.is_store), None)
 
     def endpoints(self) -> dict[str, tuple[str, ...]]:
         return {
@@ -731,7 +741,7 @@ class State:
 
     def endpoints_of(self, worker: WorkerRecord) -> dict[str, tuple[str, ...]]:
         """What a worker must dial besides its own host: the store, the last stage of every host."""
-        if worker.role != "store":
+        if not worker.is_store:
             return {}
         last = GRAPH.names[-1]
         return {last: tuple(other.location for other in self.of_role(last) if other.location)}

@@ -137,7 +137,7 @@ class ProgressWatchdog:
     def look(self, disk: str) -> list[RunRecord]:
         """Say of each open run what it waits for; those of which that has changed."""
         now, changed = self._clock(), []
-        workers = Counter(worker.role for worker in self._state.workers.values())
+        workers = Counter(role for worker in self._state.workers.values() for role in worker.roles)
         inits = self._state.of_role("init")
         lease_block_reason = (
             inits[0].status.lease_block_reason

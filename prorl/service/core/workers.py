@@ -5,14 +5,13 @@ asked to (`drain`): what it gives back then is charged to nobody.
 
 After a gateway's restart workers say `hello` with what they hold; so does a worker whose stream
 broke. What nobody claims within the grace is leased again. A `hello` under a name that is taken
-replaces that worker: what the newcomer holds stays, the rest is lost. A RUN worker that keeps a
-journal is waited for: its next life claims what the journal holds, and gets what is still current
-and in nobody else's hands.
+replaces that worker: what the newcomer holds stays, the rest is lost. A chain that keeps a journal
+is waited for: its next life claims what the journal holds, and gets what is still current.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -41,7 +40,7 @@ from prorl.timing import (
     REMOTE_GRACE_S,
     WORKER_SILENCE_S,
 )
-from prorl.types import AttemptKey, RolloutState
+from prorl.types import AttemptKey, RolloutState, Stage
 
 REMEMBERED_LIVES = 1024
 
@@ -76,10 +75,10 @@ class Workers(Part):
         FencedError for an earlier life of a name that has a later one.
         """
         hello = row.read_hello("a worker's hello")
-        if hello.role not in GRAPH.roles or not hello.worker:
+        if not hello.roles or not hello.roles.keys() <= set(GRAPH.roles) or not hello.worker:
             raise UserError(
-                f"hello of {hello.worker!r} with role {hello.role!r}",
-                f"a name and one of {', '.join(GRAPH.roles)}",
+                f"hello of {hello.worker!r} with roles {', '.join(hello.roles)!r}",
+                f"a name and some of {', '.join(GRAPH.roles)}",
             )
         worker = self._record(session, hello)
         self._check_life(worker)
@@ -87,7 +86,7 @@ class Workers(Part):
         earlier = self._state.workers.get(worker.name)
         self._state.workers[worker.name] = worker
         refused = self._claim(worker, hello.held)
-        adopted, elsewhere = self._adopt(worker, hello.claims)
+        adopted = self._adopt(worker, hello.claims)
         if earlier is not None:
             self._replace(earlier, worker)
         self._not_claimed(worker)
@@ -96,7 +95,6 @@ class Workers(Part):
             endpoints=worker.status.endpoints,
             refused=tuple(refused),
             adopted=tuple(adopted),
-            elsewhere=tuple(elsewhere),
         )
         self._journal.send(worker, ControlRow.of(welcome, re=row.seq))
         for run in self._state.open.values():
@@ -109,12 +107,11 @@ class Workers(Part):
             name=hello.worker,
             session=session,
             incarnation=hello.incarnation,
-            role=hello.role,
+            roles=hello.roles,
             node=hello.node,
             host=hello.host,
             pid=hello.pid,
             location=hello.location,
-            slots=hello.slots,
             came_at=self._clock(),
             remote=hello.remote,
             resumes=hello.resumes,
@@ -145,42 +142,36 @@ class Workers(Part):
                 end = EventKind.LOST if blamed else EventKind.RETURN
                 self._rollouts.cap_wait(record, grace_s, end)
 
-    def _claim(self, worker: WorkerRecord, held: Iterable[AttemptKey]) -> list[AttemptKey]:
+    def _claim(
+        self, worker: WorkerRecord, held: Mapping[str, Iterable[AttemptKey]]
+    ) -> list[AttemptKey]:
+        """`held`: by stage, in the order in which a rollout passes them. What another role of the
+        worker has as well is in the later one.
+        """
         refused: list[AttemptKey] = []
-        for key in held:
+        in_order = [(role, key) for role in GRAPH.roles for key in held.get(role, ())]
+        for role, key in in_order:
             record = self._rollouts.find(key.run_id, key.rollout_id)
             if record is None or record.key != key or record.life.state not in IN_HAND:
                 refused.append(key)
-            elif worker.role == "store":
+            elif worker.is_store:
                 self._commits.reserve(worker, [key])
             else:
-                self._rollouts.started(worker, record, key.attempt, worker.role)
+                self._rollouts.started(worker, record, key.attempt, role)
         return refused
 
-    def _adopt(
-        self, worker: WorkerRecord, claims: Iterable[Claim]
-    ) -> tuple[list[Claim], list[AttemptKey]]:
-        """Attempts of an earlier life that go on here, and those that somebody else runs. Nobody
-        else runs the first: they go on in a new life.
+    def _adopt(self, worker: WorkerRecord, claims: Iterable[Claim]) -> list[Claim]:
+        """Attempts of an earlier life of the worker that go on here, in a new life. Nobody else
+        can run them: an attempt is leased to one chain.
         """
-        adopted, elsewhere = list[Claim](), list[AttemptKey]()
+        adopted: list[Claim] = []
         for claim in claims:
             record = self._rollouts.find(claim.run_id, claim.rollout_id)
-            if record is None:
-                continue
-            if any(self._runs(other, worker) for other in record.holders):
-                if record.key == claim.key:
-                    elsewhere.append(claim.key)
-                continue
             event = Event(kind=EventKind.ADOPT, attempt=claim.attempt, epoch=claim.epoch)
-            if self._rollouts.apply(record, event):
-                self._rollouts.started(worker, record, claim.attempt, worker.role)
+            if record is not None and self._rollouts.apply(record, event):
+                self._rollouts.started(worker, record, claim.attempt, Stage.RUN)
                 adopted.append(claim._replace(epoch=record.life.epoch))
-        return adopted, elsewhere
-
-    @staticmethod
-    def _runs(holder: WorkerRecord, claimant: WorkerRecord) -> bool:
-        return holder.role == claimant.role and holder.name != claimant.name
+        return adopted
 
     def _check_life(self, worker: WorkerRecord) -> None:
         """A frozen process may wake up and dial again after a later life of its name has come."""
@@ -241,9 +232,15 @@ class Workers(Part):
         """Note that a row of the worker has come: it is alive."""
         worker.status.seen_at = self._clock()
 
-    def report(self, worker: WorkerRecord, stats: Stats) -> Stats | None:
-        """Keep the newest report of a worker. Returns the one before, if there was any."""
-        before, worker.status.stats = worker.status.stats, stats
+    def report(self, worker: WorkerRecord, role: str, stats: Stats) -> Stats | None:
+        """Keep the newest report of a worker's role. Returns the one before, if there was any.
+        Raises UserError for a role that it does not have.
+        """
+        if role not in worker.roles:
+            expected = f"one of {', '.join(worker.roles)}"
+            raise UserError(f"a report of {worker.name!r} about {role!r}", expected)
+        before = worker.status.stats.get(role)
+        worker.status.stats[role] = stats
         return before
 
     def leaves(self, worker: WorkerRecord) -> None:
@@ -254,9 +251,9 @@ class Workers(Part):
         """Ask every worker of a node to leave, again if need be; who they are. Raises NotFoundError
         for a node of which no worker is there.
         """
-        workers = [w for w in self._state.workers.values() if w.node == node and w.role != "store"]
+        workers = [w for w in self._state.workers.values() if w.node == node and not w.is_store]
         if not workers:
-            known = sorted({w.node for w in self._state.workers.values() if w.role != "store"})
+            known = sorted({w.node for w in self._state.workers.values() if not w.is_store})
             raise NotFoundError(f"no node {node!r} works here; those that do: {', '.join(known)}")
         for worker in workers:
             self.leaves(worker)
@@ -291,12 +288,14 @@ class Workers(Part):
         again; late ones are refused.
         """
         stores = [now - store.came_at for store in self._state.of_role("store")]
-        for worker in self._state.of_role(GRAPH.names[-1]):
-            if not worker.status.stats or not worker.remote or not stores:
+        last = GRAPH.names[-1]
+        for worker in self._state.of_role(last):
+            stats = worker.status.stats.get(last)
+            if stats is None or not worker.remote or not stores:
                 continue
-            if not worker.status.stats.stalled_s:
+            if not stats.stalled_s:
                 self._rollouts.lines.works(worker.node)
-            if min(worker.status.stats.stalled_s, now - worker.came_at, *stores) <= GONE_S:
+            if min(stats.stalled_s, now - worker.came_at, *stores) <= GONE_S:
                 continue
             self._rollouts.lines.stalls(worker.node)
             for record in list(worker.held):
@@ -322,8 +321,11 @@ def _blamed(record: RolloutRecord, earlier: WorkerRecord, worker: WorkerRecord) 
     """Whether the death of a worker's last life is charged to what that life held.
 
     Not where its host died too, which shows in that another supervisor started this life; and
-    where it is known at which attempt it died, to that one alone.
+    where it is known at which attempt it died, to that one alone. Where it is not known, what RUN
+    had not begun is not charged: nothing of it was sampled, and no code of users has seen it.
     """
     if earlier.home != worker.home or earlier.status.leaving:
         return False
-    return not worker.died_at or worker.died_at == "/".join(map(str, record.key))
+    if worker.died_at:
+        return worker.died_at == "/".join(map(str, record.key))
+    return record.life.state is not RolloutState.LEASED

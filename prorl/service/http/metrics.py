@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from prorl.control import Served
 from prorl.service.core.core import Core
 from prorl.service.core.observed import BUCKETS, Observed
-from prorl.service.core.state import RunRecord, State, WorkerRecord
+from prorl.service.core.state import RunRecord, State
 from prorl.types import FAILURE_CLASS, GroupState, RolloutState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -133,14 +133,18 @@ _WORKER_COUNTERS = {
 
 def _of_workers(state: State) -> Iterator[Metric]:
     workers, labels = state.workers.values(), ("stage", "node", "worker")
-    connected = Counter((worker.role, worker.node) for worker in workers)
+    connected = Counter((role, worker.node) for worker in workers for role in worker.roles)
     yield _gauge("workers", "Connected workers by stage and node.", ("stage", "node"), connected)
-    held = {_labels(worker): len(worker.held) for worker in workers}
+    held = {
+        (role, worker.node, worker.name): worker.num_held(role)
+        for worker in workers
+        for role in worker.roles
+    }
     yield _gauge("in_flight_rollouts", "Attempts that a worker has in hand.", labels, held)
     stats = {
-        _labels(worker): worker.status.stats
+        (role, worker.node, worker.name): stats
         for worker in workers
-        if worker.status.stats is not None
+        for role, stats in worker.status.stats.items()
     }
     for name, text in _WORKER_GAUGES.items():
         values = {key: getattr(said, name) for key, said in stats.items()}
@@ -148,10 +152,6 @@ def _of_workers(state: State) -> Iterator[Metric]:
     for name, (metric, text) in _WORKER_COUNTERS.items():
         values = {key: getattr(said, name) for key, said in stats.items()}
         yield _counter(f"stage_{metric}", text, labels, values)
-
-
-def _labels(worker: WorkerRecord) -> tuple[str, ...]:
-    return worker.role, worker.node, worker.name
 
 
 def _of_backends(core: Core) -> Iterator[Metric]:

@@ -171,12 +171,11 @@ class AcceptedGroup(View):
     created: bool = False
 
 
-def _gauges_of(stats: Stats | None) -> dict[str, float]:
-    return {name: getattr(stats, name) for name in _GAUGES} if stats else {}
+class WorkerView(TypedDict):
+    """One role of a worker: a chain has a line for each of its stages."""
 
-
-class WorkerView(View):
-    worker: str = at("name")
+    worker: str
+    """Its process; on other hosts behind the node's name."""
     role: str
     node: str
     host: str
@@ -184,11 +183,12 @@ class WorkerView(View):
     pid: int
     location: str
     slots: int
-    held: Annotated[int, BeforeValidator(len)]
-    leaving: bool = at("status.leaving")
-    lease_block_reason: str = at("status.lease_block_reason")
+    held: int
+    """Attempts that are in this stage of it."""
+    leaving: bool
+    lease_block_reason: str
     """Why it gets no leases now."""
-    stats: Annotated[Mapping[str, float], BeforeValidator(_gauges_of)] = at("status.stats")
+    stats: Mapping[str, float]
 
 
 class Holding(View):
@@ -264,25 +264,47 @@ def stages(state: State) -> dict[str, dict[str, float]]:
     return {name: _stage(state, name) for name in GRAPH.names}
 
 
+def workers(state: State) -> list[WorkerView]:
+    return [
+        {
+            "worker": worker.name,
+            "role": role,
+            "node": worker.node,
+            "host": worker.host,
+            "pid": worker.pid,
+            "location": worker.location,
+            "slots": slots,
+            "held": worker.num_held(role),
+            "leaving": worker.status.leaving,
+            "lease_block_reason": worker.status.lease_block_reason,
+            "stats": {name: getattr(worker.status.stats[role], name) for name in _GAUGES}
+            if role in worker.status.stats
+            else {},
+        }
+        for worker in state.workers.values()
+        for role, slots in worker.roles.items()
+    ]
+
+
 def edges(state: State) -> list[EdgeView]:
     return [
         {
-            "edge": GRAPH.takes(worker.role),
+            "edge": GRAPH.takes(role),
             "worker": worker.name,
             "endpoint": endpoint,
             "in_memory": in_memory,
         }
         for worker in state.workers.values()
-        if worker.status.stats
-        for endpoint, in_memory in worker.status.stats.sources.items()
+        for role, stats in worker.status.stats.items()
+        for endpoint, in_memory in stats.sources.items()
     ]
 
 
 def _stage(state: State, stage: str) -> dict[str, float]:
     workers = state.of_role(stage)
-    said = [worker.status.stats for worker in workers if worker.status.stats]
-    gauges = {name: sum(getattr(stats, name) for stats in said) for name in _GAUGES}
-    gauges["slots"] = sum(worker.slots for worker in workers)
+    latest = [worker.status.stats[stage] for worker in workers if stage in worker.status.stats]
+    gauges = {name: sum(getattr(stats, name) for stats in latest) for name in _GAUGES}
+    gauges["slots"] = sum(worker.roles[stage] for worker in workers)
     gauges["workers"] = len(workers)
     gauges["busy_share"] = gauges["busy"] / gauges["slots"] if gauges["slots"] else 0.0
     return gauges
@@ -319,7 +341,7 @@ def status(
     return {
         "pid": os.getpid(),
         "host": os.uname().nodename,
-        "workers": [WorkerView.model_validate(worker) for worker in state.workers.values()],
+        "workers": workers(state),
         "endpoints": state.endpoints(),
         "outside": {"store": listener.store, "gateway": listener.gateway} if listener else {},
         "edges": edges(state),
