@@ -119,7 +119,7 @@ class Life:
     def _start(self) -> Core:
         core = Core(self.log, ["scripted:oracle"], max_queued=1 << 40)
         for role in ("init", "store"):
-            hello = Hello(worker=role, role=role, schema_version=SCHEMA_VERSION)
+            hello = Hello(worker=role, roles={role: 1}, schema_version=SCHEMA_VERSION)
             core.workers.hello(1, ControlRow.of(hello))
         return core
 
@@ -168,7 +168,7 @@ class Life:
             given = list(islice(leased, credit))
             with self.meter("commit", len(given)):
                 for record in given:
-                    self.core.rollouts.hold(record, workers["init"])
+                    self.core.rollouts.hold(record, workers["init"], "init")
                 keys = [AttemptKey(run.run_id, r.rollout_id, r.life.attempt) for r in given]
                 self.core.commits.reserve(workers["store"], keys)
                 self._commit(f"p{run.commits.next_commit}", keys)
@@ -201,7 +201,7 @@ class Life:
         self.write(rollouts)
         for record in self.run.rollouts.values():
             if record.life.state == "leased":
-                self.core.rollouts.hold(record, self.core.state.workers["init"])
+                self.core.rollouts.hold(record, self.core.state.workers["init"], "init")
 
     def cancel(self, what: str, rollouts: int) -> None:
         """So many; the store decides what has ended meanwhile."""

@@ -23,6 +23,7 @@ from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, service, signals
 from prorl.linux.procfs import descendants, start_ticks
+from prorl.sandbox.host import UnixSandboxHost
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, Task
 from tests.agents.test_program import LOOP
@@ -134,6 +135,37 @@ async def test_struck_again_and_again_while_it_holds_work(
         {"status": "completed", "n": expected}
     ]
     assert rows(stored, "select count(*) as n from rollouts where reward = 1") == [{"n": expected}]
+
+
+@pytest.mark.parametrize("workers", [0, 1], ids=["together", "workers"])
+async def test_what_a_killed_chain_has_left_ends_with_its_next_life(
+    tmp_path: Path, workers: int, sandbox_kind: str
+) -> None:
+    """Though no rollout of it begins again, which would end what its earlier attempts have left."""
+    more: dict[str, Json] = {"workers": workers, "sandbox": {"kind": sandbox_kind, "warm": 0}}
+    config = _config(tmp_path / "root", sandbox_kind, more)
+    config = config.model_copy(update={"backends": ("scripted:oracle?delay_s=600",)})
+    async with signals() as stop, service(config, stop) as running:
+        assert isinstance(running, Supervisor)
+        client = client_of(running, PATIENCE_S)
+        host = UnixSandboxHost(str(running.config.sandbox_socket))
+        limits = {"max_attempts": 1, "max_worker_losses": 0}
+        await asyncio.to_thread(client.create_run, run_id="r", journal="off", limits=limits)
+        await asyncio.to_thread(client.submit, "r", _tasks(0, 12), 1, key="k")
+
+        async def full() -> bool:
+            return int((await view(client))["counts"].get("running", 0)) == 6
+
+        async def none_left() -> bool:
+            return not (await host.status())["sandboxes"]
+
+        await until(full, "RUN is full")
+        assert not await none_left()
+        running.children["worker-0" if workers else "service"].signal(signal.SIGKILL)
+        await asyncio.to_thread(client.cancel, "r")
+        await until(none_left, "no sandbox is left")
+        assert running.restarts == 1
+        await host.close()
 
 
 def _programs(sandboxd: int) -> list[tuple[int, int]]:

@@ -34,15 +34,22 @@ DIFFERENT = (
 )
 """What was said decides; a script says it again in any life."""
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 
 async def replenished(
-    root: Path, filter_sql: str, *, victims: tuple[str, ...], policy: str, open_groups: int
+    root: Path,
+    filter_sql: str,
+    *,
+    victims: tuple[str, ...],
+    policy: str,
+    open_groups: int,
+    workers: int = 0,
 ) -> list[int]:
     """The groups that were kept, in order; with victims, KILLS of these are killed meanwhile."""
     before = set(descendants(os.getpid()))
-    config = ServiceConfig.model_validate({"root": root, "backends": (policy,)})
+    given = {"root": root, "backends": (policy,), "workers": workers}
+    config = ServiceConfig.model_validate(given)
     chance, most = random.Random(0), KILLS if victims else 0
     async with Supervisor(config) as running:
         client = client_of(running)
@@ -103,8 +110,13 @@ async def test_whoever_is_killed_the_same_groups_are_kept_in_the_same_order(tmp_
             victims=victims,
             policy="scripted:flaky?delay_s=0.2",
             open_groups=1,
+            workers=workers,
         )
-        for name, victims in (("calm", ()), ("struck", ("service",)))
+        for name, victims, workers in (
+            ("calm", (), 0),
+            ("together", ("service",), 0),
+            ("workers", ("service", "worker-0"), 1),
+        )
     ]
-    assert kept[0] == kept[1]
+    assert kept[0] == kept[1] == kept[2]
     assert len(kept[0]) == TARGET < kept[0][-1], "some were dropped and replaced"

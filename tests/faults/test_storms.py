@@ -39,6 +39,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200)]
 _serial = itertools.count()
 KILLS = int(os.environ.get("PRORL_KILLS", "3"))
 SPEC = SandboxSpec()
+PATIENCE_S = 240.0
+"""Struck again the moment that it is back, `service` may be away at each try of 20 s."""
 WORK = (
     "mkdir -p made; setsid nohup sleep 300.{mark} >/dev/null 2>&1 & (setsid bash -c 'while :; do"
     " sleep 0.2{mark}; done' &) ; echo busy; i=0; while :; do i=$((i+1)); echo $i > made/$((i%50));"
@@ -254,23 +256,26 @@ def tasks(wave: int) -> list[Task]:
     ]
 
 
-@pytest.mark.parametrize("victim", ["worker-0", "eval-0"])
+@pytest.mark.parametrize("victim", ["worker-0", "eval-0", "service"])
 async def test_stages(
     request: pytest.FixtureRequest,
     kind: str,  # noqa: F811
     tmp_path: Path,
     victim: str,
 ) -> None:
-    """RUN or EVAL dies while it holds rollouts: after the wave no sandbox is left."""
+    """RUN or EVAL dies while it holds rollouts, apart or with all that is `service`: after the wave
+    no sandbox is left.
+    """
     root = tmp_path / "root"
-    config = settings(root, kind, "scripted:oracle?delay_s=0.1", **{**slots(4), **APART})
+    layout = {"workers": 0} if victim == "service" else APART
+    config = settings(root, kind, "scripted:oracle?delay_s=0.1", **{**slots(4), **layout})
     async with (
         storm(request, kind, victim) as figures,
         signals() as stop,
         service(config, stop) as running,
     ):
         assert isinstance(running, Supervisor)
-        client = client_of(running)
+        client = client_of(running, PATIENCE_S)
         await asyncio.to_thread(
             client.create_run, run_id="r", limits={"max_attempts": 99, "max_worker_losses": 99}
         )
@@ -298,7 +303,7 @@ async def holds_work(host: UnixSandboxHost, victim: str, chance: random.Random) 
     """Until the stage has an attempt in hand: RUN reserves EVAL's sandbox when it begins, and stops
     its own when it ends.
     """
-    wanted = {"run", "eval"} if victim == "worker-0" else {"eval"}
+    wanted = {"eval"} if victim == "eval-0" else {"run", "eval"}
 
     async def busy() -> bool:
         purposes: dict[str, set[str]] = {}
@@ -307,7 +312,7 @@ async def holds_work(host: UnixSandboxHost, victim: str, chance: random.Random) 
         return wanted in purposes.values()
 
     await until(busy, f"{victim} holds work")
-    await asyncio.sleep(chance.uniform(0, 0.3 if victim == "worker-0" else 0.02))
+    await asyncio.sleep(chance.uniform(0, 0.02 if victim == "eval-0" else 0.3))
 
 
 async def all_done(client: Client, running: Supervisor) -> bool:

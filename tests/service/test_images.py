@@ -123,7 +123,7 @@ async def test_only_so_many_leases_go_ahead_of_guests_that_do_not_come(tmp_path:
         assert {key.run_id for key in await init.take()} == {"other"}
         assert (await w.view())["counts"]["queued"] == 200 - GUESTS_AHEAD
         (run,) = w.core.state.of_role("run")
-        run.status.stats = Stats(waits_for={"r": {"lake": 3}, "other": {"lake": 4}})
+        run.status.stats["run"] = Stats(waits_for={"r": {"lake": 3}, "other": {"lake": 4}})
         assert waiting_for_guests(w.core.state, "r") == {"lake": 3}
         record, workers = w.core.run("r"), dict.fromkeys(("init", "run", "eval", "store"), 1)
         line = reason(record, workers, True, "", {"lake": 3}, "", "")
