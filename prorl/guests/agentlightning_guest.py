@@ -20,15 +20,15 @@ theirs = data.get("input", task["prompt"])
 llm = LLM(
     endpoint=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"], model="policy"
 )
-given = {
+arguments = {
     "resources": {data.get("resource", "main_llm"): llm},
     "rollout": Rollout(rollout_id=task["task_id"], input=theirs, start_time=time.time()),
 }
 if agent.is_async():
-    said = asyncio.run(agent.training_rollout_async(theirs, **given))
+    reward = asyncio.run(agent.training_rollout_async(theirs, **arguments))
 else:
-    said = agent.training_rollout(theirs, **given)
-if not isinstance(said, int | float):
-    raise SystemExit(f"the agent returned {said!r}, no reward")
+    reward = agent.training_rollout(theirs, **arguments)
+if not isinstance(reward, int | float):
+    raise SystemExit(f"the agent returned {reward!r}, no reward")
 with open("reward.json", "w") as file:
-    json.dump({"reward": float(said)}, file)
+    json.dump({"reward": float(reward)}, file)

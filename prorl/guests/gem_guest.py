@@ -17,9 +17,9 @@ seen, _ = env.reset(seed=data.get("seed", 0))
 messages = [{"role": "user", "content": f"{task['prompt']}\n\n{seen}".strip()}]
 total, over, steps = 0.0, False, 0
 while not over:
-    said = client.chat.completions.create(model="policy", messages=messages).choices[0].message
-    seen, reward, ended, cut, _ = env.step(said.content or "")
-    messages.append({"role": "assistant", "content": said.content})
+    reply = client.chat.completions.create(model="policy", messages=messages).choices[0].message
+    seen, reward, ended, cut, _ = env.step(reply.content or "")
+    messages.append({"role": "assistant", "content": reply.content})
     messages.append({"role": "user", "content": seen})
     total, over, steps = total + float(reward), ended or cut, steps + 1
 with open("reward.json", "w") as file:

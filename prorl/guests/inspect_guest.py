@@ -25,6 +25,6 @@ with open(os.environ["PRORL_TASK"]) as file:
 )
 if log.status != "success" or not log.samples or log.samples[0].error:
     raise SystemExit(f"the task failed: {log.error or log.samples}")
-scores = {name: value_to_float()(one.value) for name, one in log.samples[0].scores.items()}
+scores = {name: value_to_float()(score.value) for name, score in log.samples[0].scores.items()}
 with open("reward.json", "w") as file:
     json.dump({**scores, "reward": scores[data.get("scorer", next(iter(scores)))]}, file)

@@ -24,19 +24,23 @@ else:
     served = kind(config=config, server_client=ServerClient.model_construct())
     http = TestClient(served.setup_webserver())
 row, client, output = data["row"], OpenAI(max_retries=0), []
-asked = {"tools": [], **row["responses_create_params"]}
-given = asked.pop("input")
-given = [{"role": "user", "content": given}] if isinstance(given, str) else given
+params = {"tools": [], **row["responses_create_params"]}
+conversation = params.pop("input")
+conversation = (
+    [{"role": "user", "content": conversation}] if isinstance(conversation, str) else conversation
+)
 http.post("/seed_session", json=row).raise_for_status()
 while not output or output[-1]["type"] == "function_call_output":
-    said = client.responses.create(model="policy", input=given + output, tools=asked["tools"])
-    output += [item.model_dump(mode="json", exclude_none=True) for item in said.output]
-    for call in [item for item in said.output if item.type == "function_call"]:
+    reply = client.responses.create(
+        model="policy", input=conversation + output, tools=params["tools"]
+    )
+    output += [item.model_dump(mode="json", exclude_none=True) for item in reply.output]
+    for call in [item for item in reply.output if item.type == "function_call"]:
         answer = http.post(f"/{call.name}", json=json.loads(call.arguments)).text
-        told = {"type": "function_call_output", "call_id": call.call_id, "output": answer}
-        output.append(told)
-response = said.model_dump(mode="json") | {"output": output}
+        tool_output = {"type": "function_call_output", "call_id": call.call_id, "output": answer}
+        output.append(tool_output)
+response = reply.model_dump(mode="json") | {"output": output}
 judged = http.post("/verify", json=row | {"response": response}).raise_for_status().json()
 with open("reward.json", "w") as file:
-    numbers = {name: one for name, one in judged.items() if isinstance(one, int | float)}
+    numbers = {name: number for name, number in judged.items() if isinstance(number, int | float)}
     json.dump({**numbers, "reward": float(judged["reward"])}, file)

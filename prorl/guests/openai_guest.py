@@ -21,10 +21,10 @@ SUMS = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.
 
 def ran(data, tool, arguments):
     try:
-        asked = json.loads(arguments)
+        parameters = json.loads(arguments)
         if tool == "price":
-            return str(data["prices"].get(asked["item"], "error: not sold"))
-        tree = ast.parse(asked["code"], mode="eval")
+            return str(data["prices"].get(parameters["item"], "error: not sold"))
+        tree = ast.parse(parameters["code"], mode="eval")
         if any(not isinstance(node, SUMS) or isinstance(node, ast.Pow) for node in ast.walk(tree)):
             return "error: NameError"
         return str(eval(compile(tree, "", "eval"), {"__builtins__": {}}))[:40]
@@ -40,9 +40,9 @@ async def play(client, lease):
             answer = await mine.chat.completions.create(
                 model="policy", messages=messages, tools=data["functions"]
             )
-            said = answer.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            for call in said.tool_calls or ():
+            message = answer.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            for call in message.tool_calls or ():
                 seen = ran(data, call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": seen})
         reward = float(messages[-1].get("content") == data["answer"])
@@ -59,15 +59,15 @@ async def main():
         while True:
             while len(playing) >= slots:
                 await asyncio.wait(playing, return_when=asyncio.FIRST_COMPLETED)
-            asked = {"slots": slots - len(playing), "wait_s": 30}
+            request = {"slots": slots - len(playing), "wait_s": 30}
             try:
-                leases = await client.post(f"/guests/{name}/lease", cast_to=object, body=asked)
+                leases = await client.post(f"/guests/{name}/lease", cast_to=object, body=request)
             except APIConnectionError as error:
                 print(f"lease: {error}", flush=True)
                 leases = await asyncio.sleep(1, [])
             for lease in leases:
-                playing.add(one := group.create_task(play(client, lease)))
-                one.add_done_callback(playing.discard)
+                playing.add(task := group.create_task(play(client, lease)))
+                task.add_done_callback(playing.discard)
 
 
 asyncio.run(main())

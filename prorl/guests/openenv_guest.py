@@ -30,19 +30,19 @@ if url is None:
 total, steps, messages = 0.0, 0, []
 with GenericEnvClient(base_url=url).sync() as env:
     seen = env.reset(**data.get("reset", {}))
-    told = f"{task['prompt']}\n\n{json.dumps(seen.observation)}".strip()
+    user_text = f"{task['prompt']}\n\n{json.dumps(seen.observation)}".strip()
     while not seen.done and steps < data.get("max_steps", 50):
-        messages.append({"role": "user", "content": told})
-        said = client.chat.completions.create(model="policy", messages=messages).choices[0].message
-        messages.append({"role": "assistant", "content": said.content})
+        messages.append({"role": "user", "content": user_text})
+        reply = client.chat.completions.create(model="policy", messages=messages).choices[0].message
+        messages.append({"role": "assistant", "content": reply.content})
         steps += 1
         try:
-            last = (said.content or "").split("\n")[-1]
-            action = {data["field"]: said.content} if "field" in data else json.loads(last)
+            last = (reply.content or "").split("\n")[-1]
+            action = {data["field"]: reply.content} if "field" in data else json.loads(last)
         except ValueError:
-            told = "That is no action: end with one as a JSON object."
+            user_text = "That is no action: end with one as a JSON object."
             continue
         seen = env.step(action)
-        total, told = total + float(seen.reward or 0.0), json.dumps(seen.observation)
+        total, user_text = total + float(seen.reward or 0.0), json.dumps(seen.observation)
 with open("reward.json", "w") as file:
     json.dump({"reward": total, "steps": steps}, file)

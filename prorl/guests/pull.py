@@ -26,13 +26,13 @@ argv, token = sys.argv[sys.argv.index("--") + 1 :], os.environ.pop("PRORL_TOKEN"
 
 def post(path, bearer, body, timeout=90):
     head = {"authorization": f"Bearer {bearer}", "content-type": "application/json"}
-    asked = urllib.request.Request(url + path, json.dumps(body).encode(), head)
-    for left in (4, 3, 2, 1, 0):  # said twice is heard once
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), head)
+    for retries in (4, 3, 2, 1, 0):  # the service handles a repeated request once
         try:
-            with urllib.request.urlopen(asked, timeout=timeout) as answer:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
                 return json.load(answer)
         except OSError as error:
-            if isinstance(error, urllib.error.HTTPError) or not left:
+            if isinstance(error, urllib.error.HTTPError) or not retries:
                 raise
             time.sleep(1)
 
@@ -81,14 +81,20 @@ def play(lease):
         log = output.read().decode("utf-8", "replace")
         try:
             with open(f"{folder}/work/reward.json") as file:
-                said = json.load(file)
+                outcome = json.load(file)
         except (OSError, ValueError) as error:
-            said = {"failed": "infra", "message": str(error)}
-        if guest.returncode or "failed" in said:
-            said = said if "failed" in said else {"message": f"exit status {guest.returncode}"}
-            say("failed", code=said.get("failed", "infra"), message=f"{said['message']}: {log}")
+            outcome = {"failed": "infra", "message": str(error)}
+        if guest.returncode or "failed" in outcome:
+            outcome = (
+                outcome if "failed" in outcome else {"message": f"exit status {guest.returncode}"}
+            )
+            say(
+                "failed",
+                code=outcome.get("failed", "infra"),
+                message=f"{outcome['message']}: {log}",
+            )
         else:
-            say("done", **said | {"log": log})
+            say("done", **outcome | {"log": log})
 
 
 def work():

@@ -16,9 +16,13 @@ env = skyrl_gym.make(data["id"], env_config=data.get("config", {}), extras=data.
 messages, _ = env.init([{"role": "user", "content": task["prompt"]}])
 total, done, steps = 0.0, False, 0
 while not done:
-    said = client.chat.completions.create(model="policy", messages=messages).choices[0].message
-    stepped = env.step(said.content or "")
-    messages = [*messages, {"role": "assistant", "content": said.content}, *stepped["observations"]]
+    reply = client.chat.completions.create(model="policy", messages=messages).choices[0].message
+    stepped = env.step(reply.content or "")
+    messages = [
+        *messages,
+        {"role": "assistant", "content": reply.content},
+        *stepped["observations"],
+    ]
     total, done, steps = total + float(stepped["reward"]), stepped["done"], steps + 1
 env.close()
 with open("reward.json", "w") as file:

@@ -31,5 +31,5 @@ trace = asyncio.run(agent.run(theirs))
 if not trace.ok or None in trace.rewards.values():
     raise SystemExit(f"the taskset failed: {trace.errors}")
 with open("reward.json", "w") as file:
-    parts = {name: float(one.score) for name, one in trace.rewards.items()}
+    parts = {name: float(reward.score) for name, reward in trace.rewards.items()}
     json.dump({**parts, **trace.metrics, "reward": float(trace.reward)}, file)

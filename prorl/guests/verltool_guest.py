@@ -27,9 +27,9 @@ def observed(action, **extra):
 
 
 for _ in range(data.get("max_turns", 20)):
-    said = client.chat.completions.create(model="policy", messages=messages).choices[0].message
-    messages.append({"role": "assistant", "content": said.content})
-    seen, done, valid = observed(said.content or "", **data.get("extra", {}))
+    reply = client.chat.completions.create(model="policy", messages=messages).choices[0].message
+    messages.append({"role": "assistant", "content": reply.content})
+    seen, done, valid = observed(reply.content or "", **data.get("extra", {}))
     if done or not valid:  # what calls no tool is the answer
         break
     text = seen["obs"] if isinstance(seen, dict) else seen
