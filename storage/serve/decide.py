@@ -69,12 +69,12 @@ class Decider:
         self._rows: dict[int, list[pa.Table]] = {}
         """Stored members of groups that are not decided."""
         self._history = history
-        self._asked = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._draining = False
 
     def complete(self, group: GroupComplete) -> None:
         self._complete[group.group_id] = group
-        self._asked.set()
+        self._wakeup.set()
 
     def look(self, rollouts: pa.Table) -> None:
         """These rows were committed: what waited for them may be decided."""
@@ -87,15 +87,15 @@ class Decider:
         for group_id, (start, end) in zip(ids.tolist(), bounds, strict=True):
             self._rows.setdefault(group_id, []).append(rows.slice(start, end - start))
         if self._complete:
-            self._asked.set()
+            self._wakeup.set()
 
     def drain(self) -> None:
         self._draining = True
-        self._asked.set()
+        self._wakeup.set()
 
     async def run(self) -> None:
         while True:
-            await self._asked.wait()
+            await self._wakeup.wait()
             groups = self._next_groups()
             if not groups and self._draining:
                 return
@@ -103,7 +103,8 @@ class Decider:
                 continue
             decisions = await self._decided(groups)
             proposals = tuple(
-                self._proposal(group, found) for group, found in zip(groups, decisions, strict=True)
+                self._proposal(group, decision)
+                for group, decision in zip(groups, decisions, strict=True)
             )
             failpoint("decision.asked")
             await self._control.request(Propose(decisions=proposals), run_id=self._run_id)
@@ -125,17 +126,17 @@ class Decider:
     def _next_groups(self) -> list[GroupComplete]:
         """Take the groups of the next proposal; asked again where more can be decided."""
         if not self._draining:
-            self._asked.clear()
-        ready = (group for group in self._complete.values() if self._is_known(group))
+            self._wakeup.clear()
+        ready = (group for group in self._complete.values() if self._is_committed(group))
         groups = list(islice(ready, DECIDED_AT_ONCE))
         for group in groups:
             del self._complete[group.group_id]
         if len(groups) == DECIDED_AT_ONCE:
-            self._asked.set()
+            self._wakeup.set()
         return groups
 
-    def _is_known(self, group: GroupComplete) -> bool:
-        """Whether every member's commit is here: the log may tell of the group's end before."""
+    def _is_committed(self, group: GroupComplete) -> bool:
+        """Returns whether every member's commit is here: the log may announce the end earlier."""
         completed = sum(member.state is RolloutState.COMPLETED for member in group.members)
         return self._facts.num_rollouts(group.group_id) >= completed
 
@@ -149,23 +150,23 @@ class Decider:
         if self._filter is None:
             return [GroupDecision(g.group_id, kept=False, reason=self._refused) for g in groups]
         stored = self._stored(groups)
-        found = self._filter.decide(groups, stored, self._history)
+        decisions = self._filter.decide(groups, stored, self._history)
         self._history.add(stored)
-        return found
+        return decisions
 
     def _stored(self, groups: Sequence[GroupComplete]) -> pa.Table:
-        """The rows of these groups' members; from disk, what an earlier life committed."""
-        found: list[pa.Table] = [ROLLOUTS.empty_table().select(SEES)]
+        """Returns the rows of these groups' members, from disk if an earlier process wrote them."""
+        tables: list[pa.Table] = [ROLLOUTS.empty_table().select(SEES)]
         for group in groups:
             rows = list(self._rows.get(group.group_id, ()))
             have = {i for table in rows for i in table.column("rollout_id").to_pylist()}
-            found += rows
-            found += (
+            tables += rows
+            tables += (
                 self._find(member.rollout_id).select(SEES)
                 for member in group.members
                 if member.state is RolloutState.COMPLETED and member.rollout_id not in have
             )
-        return pa.concat_tables(found)
+        return pa.concat_tables(tables)
 
     def _proposal(self, group: GroupComplete, decision: GroupDecision) -> Decision:
         kept, reason = decision.kept, decision.reason

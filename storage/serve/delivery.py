@@ -28,11 +28,12 @@ from prorl.timing import now
 HANDED_AT_ONCE = 64
 """Groups of one request to the log, whose loop reads each back: a quarter of a millisecond."""
 
-_KNOWN_MORE = 4096
+_GROWTH = 4096
+"""Bytes by which `_ever_kept` grows at once, beyond the new group."""
 
 
-class Wanted(NamedTuple):
-    """What a ticket asks of the order."""
+class OrderRequest(NamedTuple):
+    """A consumer's request for the groups from `seq` on."""
 
     seq: int
     max_groups: int
@@ -41,8 +42,8 @@ class Wanted(NamedTuple):
     wait_s: float
 
 
-class Given(NamedTuple):
-    """The groups from `Wanted.seq` on."""
+class OrderReply(NamedTuple):
+    """The groups from `OrderRequest.seq` on."""
 
     groups: tuple[int, ...]
     end: bool
@@ -67,9 +68,9 @@ class Order(Protocol):
     def committed(self, consumer: str) -> int:
         """delivery_seq that this consumer's last commit named; 0 without one."""
 
-    async def take(self, wanted: Wanted) -> Given:
-        """Groups from `wanted.seq` on: at least one unless none comes in time. Raises ConflictError
-        for a seq ahead of the order.
+    async def take(self, request: OrderRequest) -> OrderReply:
+        """Returns groups from `request.seq` on: at least one unless none comes in time. Raises
+        ConflictError for a seq ahead of the order.
         """
 
     async def commit(self, consumer: str, seq: int) -> None:
@@ -81,19 +82,19 @@ class Order(Protocol):
 def bounded(
     groups: Iterable[int], size: Callable[[int], int], max_groups: int, max_bytes: int
 ) -> list[int]:
-    """A prefix within the bounds, but at least one group.
+    """Returns a prefix within the bounds, but at least one group.
 
     >>> bounded([1, 2, 3], lambda group: 10, 0, 25)
     [1, 2]
     """
-    taken: list[int] = []
+    prefix: list[int] = []
     total = 0
     for group in groups:
         total += size(group)
-        if taken and (total > max_bytes or (max_groups and len(taken) >= max_groups)):
+        if prefix and (total > max_bytes or (max_groups and len(prefix) >= max_groups)):
             break
-        taken.append(group)
-    return taken
+        prefix.append(group)
+    return prefix
 
 
 def check_seq(seq: int, delivered: int, run_id: str) -> None:
@@ -143,7 +144,7 @@ class LiveOrder:
         self._decisions = count()
         self._delivered = array("q")
         self._cursors: dict[str, int] = {}
-        self._known = bytearray()
+        self._ever_kept = bytearray()
         """1 for each group that was ever kept: 9 bytes of memory are all that an old one costs."""
         self._finished = False
         self._stalled = ""
@@ -171,14 +172,14 @@ class LiveOrder:
         return self._cursors.get(consumer, 0)
 
     def restore(self, delivered: NDArray[np.int64]) -> None:
-        """What an earlier life delivered, in order; before anything else is told."""
+        """Restores the order that an earlier process delivered; called before `apply_events`."""
         self._delivered.frombytes(delivered.tobytes())
-        known = np.zeros(int(delivered.max(initial=-1)) + 1, np.uint8)
-        known[delivered] = 1
-        self._known = bytearray(known.tobytes())
+        flags = np.zeros(int(delivered.max(initial=-1)) + 1, np.uint8)
+        flags[delivered] = 1
+        self._ever_kept = bytearray(flags.tobytes())
 
-    def told(self, events: Iterable[GroupEventRow]) -> None:
-        """What the log says became of groups, in order. Idempotent."""
+    def apply_events(self, events: Iterable[GroupEventRow]) -> None:
+        """Applies what the log says became of groups, in order. Idempotent."""
         for event in events:
             if event.event == "delivered":
                 self._place(event.group_id, event.delivery_seq)
@@ -193,11 +194,11 @@ class LiveOrder:
         self._cursors |= cursors
 
     def _is_new(self, group_id: int) -> bool:
-        """Whether nothing was known of a group; something is, from now on."""
-        if group_id >= len(self._known):
-            self._known.extend(bytes(group_id + _KNOWN_MORE - len(self._known)))
-        known, self._known[group_id] = self._known[group_id], 1
-        return not known
+        """Marks a group as kept once; returns whether it is the first time."""
+        if group_id >= len(self._ever_kept):
+            self._ever_kept.extend(bytes(group_id + _GROWTH - len(self._ever_kept)))
+        was_kept, self._ever_kept[group_id] = self._ever_kept[group_id], 1
+        return not was_kept
 
     def keep(self, group_id: int, min_version: int) -> None:
         """The log decided: it may be served from now on. Idempotent."""
@@ -228,50 +229,50 @@ class LiveOrder:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def take(self, wanted: Wanted) -> Given:
-        check_seq(wanted.seq, self.delivered, self.run_id)
+    async def take(self, request: OrderRequest) -> OrderReply:
+        check_seq(request.seq, self.delivered, self.run_id)
         self._used_at = self._clock()
-        await self._until_ready(wanted)
+        await self._until_ready(request)
         groups = bounded(
-            (self._delivered[seq] for seq in range(wanted.seq, self.delivered)),
+            (self._delivered[seq] for seq in range(request.seq, self.delivered)),
             self._size,
-            wanted.max_groups,
-            wanted.max_bytes,
+            request.max_groups,
+            request.max_bytes,
         )
-        end = self.finished and wanted.seq + len(groups) == self.delivered
-        return Given(tuple(groups), end=end, stalled="" if groups else self._stalled)
+        end = self.finished and request.seq + len(groups) == self.delivered
+        return OrderReply(tuple(groups), end=end, stalled="" if groups else self._stalled)
 
-    async def _until_ready(self, wanted: Wanted) -> None:
-        """Until something is at `wanted.seq`, or cannot come in time, or the run has stalled."""
-        deadline = asyncio.get_running_loop().time() + wanted.wait_s
-        known = self._stalled
-        while self.delivered == wanted.seq and not self.finished:
+    async def _until_ready(self, request: OrderRequest) -> None:
+        """Waits until a group is at `request.seq`, the deadline passes or the run stalls."""
+        deadline = asyncio.get_running_loop().time() + request.wait_s
+        earlier_stall = self._stalled
+        while self.delivered == request.seq and not self.finished:
             if self._kept:
-                await self._hand_out(wanted)
+                await self._hand_out(request)
                 continue
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._changed.wait()
             except TimeoutError:
                 return
-            if self._stalled not in ("", known):
+            if self._stalled not in ("", earlier_stall):
                 return
 
-    async def _hand_out(self, wanted: Wanted) -> None:
+    async def _hand_out(self, request: OrderRequest) -> None:
         # One request at a time: two would ask for the same groups. It outlives the client that
         # caused it, because the log may have numbered the groups by the time that client is gone.
         if self._asking is None:
-            self._asking = asyncio.create_task(self._ask(wanted))
-            self._asking.add_done_callback(self._asked)
+            self._asking = asyncio.create_task(self._ask(request))
+            self._asking.add_done_callback(self._clear_request)
         await asyncio.shield(self._asking)
 
-    def _asked(self, task: asyncio.Task[None]) -> None:
+    def _clear_request(self, task: asyncio.Task[None]) -> None:
         self._asking = None
         if not task.cancelled():
             task.exception()
 
-    async def _ask(self, wanted: Wanted) -> None:
-        chosen = self._pop_oldest(wanted)
+    async def _ask(self, request: OrderRequest) -> None:
+        chosen = self._pop_oldest(request)
         groups = [KeptGroup(entry.group_id, entry.min_version) for entry in chosen]
         try:
             for first in range(0, len(groups), HANDED_AT_ONCE):
@@ -290,8 +291,8 @@ class LiveOrder:
             # Stale, or unknown to the log: either way nobody will get it.
             self._kept.pop(group_id, None)
 
-    def _pop_oldest(self, wanted: Wanted) -> list[_Entry]:
-        """Kept groups to ask for, within the bounds but at least one; costs by their number."""
+    def _pop_oldest(self, request: OrderRequest) -> list[_Entry]:
+        """Takes kept groups to ask for, within the bounds but at least one; O(their number)."""
         chosen: list[_Entry] = []
         total = 0
         while self._oldest_first:
@@ -299,8 +300,8 @@ class LiveOrder:
             if entry.group_id not in self._kept:
                 continue
             total += self._size(entry.group_id)
-            full = wanted.max_groups and len(chosen) >= wanted.max_groups
-            if chosen and (full or total > wanted.max_bytes):
+            full = request.max_groups and len(chosen) >= request.max_groups
+            if chosen and (full or total > request.max_bytes):
                 heapq.heappush(self._oldest_first, entry)
                 break
             chosen.append(entry)

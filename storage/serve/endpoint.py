@@ -33,7 +33,7 @@ from prorl.flight.ticket import Cursor, ReadPlan, Ticket, boot_id, inode
 from prorl.schema import ROUTING, STREAM
 from prorl.schema.sequences import dense
 from prorl.storage.files.layout import RunDir
-from prorl.storage.serve.delivery import Given, Order, Wanted
+from prorl.storage.serve.delivery import Order, OrderReply, OrderRequest
 from prorl.storage.serve.hot import HotCopy, Location
 from prorl.storage.write.lineage import append_recorded, read_recorded, recorded_run
 from prorl.storage.write.metrics import append_logged, read_logged
@@ -54,8 +54,8 @@ MAX_BYTES = 256 << 20
 and who wants more asks again.
 """
 
-MAX_FOUND = 8
-"""Stored runs that are kept open for those who ask again."""
+MAX_STORED_RUNS = 8
+"""Stored runs that stay open for further requests."""
 
 
 class GroupReader(Protocol):
@@ -87,14 +87,14 @@ class Endpoint:
         self._boot_id = boot_id()
         self.find: Callable[[str], Coroutine[Any, Any, ServedRun | None]] = _nothing
         """Asked for a run that was not added."""
-        self._found: OrderedDict[str, ServedRun] = OrderedDict()
-        """Runs that `find` gave, the one asked for longest ago first; at most `MAX_FOUND`."""
+        self._stored_runs: OrderedDict[str, ServedRun] = OrderedDict()
+        """Runs that `find` gave, the least recently used first; at most `MAX_STORED_RUNS`."""
         self._finding: dict[str, asyncio.Task[ServedRun | None]] = {}
 
     def add(self, order: Order, index: GroupReader, directory: RunDir | None = None) -> None:
         """`directory`: what trainers may record in."""
         self._runs[order.run_id] = ServedRun(order=order, index=index, directory=directory)
-        self._found.pop(order.run_id, None)
+        self._stored_runs.pop(order.run_id, None)
 
     def remove(self, run_id: str) -> None:
         """Forget a run: whoever asks for it again gets what `find` gives. Idempotent."""
@@ -140,8 +140,8 @@ class Endpoint:
                 "a plan of the layout routed_experts", "do_get with the ticket: no file is mapped"
             )
         schema = _shape(_EMPTY, ticket).schema
-        run, seq, given = await self._take(ticket)
-        places = await self.on_thread(ticket.run, lambda: self._locate(run, seq, given))
+        run, seq, reply = await self._take(ticket)
+        places = await self.on_thread(ticket.run, lambda: self._locate(run, seq, reply))
         num_groups, path = len(places), places[0].path if places else ""
         first, behind = Cursor(ticket.run, seq), Cursor(ticket.run, seq + num_groups)
         same = replace(
@@ -150,8 +150,8 @@ class Endpoint:
         plan = ReadPlan(
             cursor=str(behind),
             num_groups=num_groups,
-            end=given.end and num_groups == len(given.groups),
-            stalled=given.stalled,
+            end=reply.end and num_groups == len(reply.groups),
+            stalled=reply.stalled,
             boot_id=self._boot_id,
             path=path,
             inode=inode(path),
@@ -170,18 +170,18 @@ class Endpoint:
         """`do_get`: whole groups in delivery order."""
         ticket = Ticket.parse(data)
         schema = ROUTING if ticket.layout == "routed_experts" else _shape(_EMPTY, ticket).schema
-        run, seq, given = await self._take(ticket)
+        run, seq, reply = await self._take(ticket)
         packed = await self.on_thread(
             ticket.run,
             lambda: (
-                _routing(run, given)
+                _routing(run, reply)
                 if ticket.layout == "routed_experts"
-                else [_shape(batch, ticket) for batch in _packed(self._read(run, seq, given))]
+                else [_shape(batch, ticket) for batch in _packed(self._read(run, seq, reply))]
             ),
         )
-        cursor = Cursor(ticket.run, seq + len(given.groups))
-        ends = {"prorl.cursor": str(cursor), "prorl.end": "true" if given.end else "false"}
-        ends |= {"prorl.stalled": given.stalled} if given.stalled else {}
+        cursor = Cursor(ticket.run, seq + len(reply.groups))
+        ends = {"prorl.cursor": str(cursor), "prorl.end": "true" if reply.end else "false"}
+        ends |= {"prorl.stalled": reply.stalled} if reply.stalled else {}
         return pa.Table.from_batches(packed, schema).replace_schema_metadata(
             {**(schema.metadata or {}), **ends}
         )
@@ -224,40 +224,40 @@ class Endpoint:
 
     @property
     def _served(self) -> dict[str, ServedRun]:
-        return {**self._found, **self._runs}
+        return {**self._stored_runs, **self._runs}
 
     async def _run(self, name: str) -> ServedRun:
-        run = self._runs.get(name) or self._found.get(name) or await self._find(name)
+        run = self._runs.get(name) or self._stored_runs.get(name) or await self._find(name)
         if run is None:
             raise NotFoundError(
                 f"no run {name!r} is served here; there are:"
                 f" {', '.join(sorted(self._served)) or 'none'}"
             )
-        if name in self._found:
-            self._found.move_to_end(name)
+        if name in self._stored_runs:
+            self._stored_runs.move_to_end(name)
         return run
 
     async def _find(self, name: str) -> ServedRun | None:
-        """What `find` gives. The search is shared, and goes on when one who asked is gone: a
+        """Returns what `find` gives. The search is shared and survives a cancelled caller: a
         client whose call ran out asks again and waits for the same.
         """
         task = self._finding.get(name)
         if task is None:
             task = self._finding[name] = asyncio.create_task(self.find(name), name=f"find {name}")
             task.add_done_callback(lambda done: self._keep(name, done))
-        found = await asyncio.shield(task)
-        return self._runs.get(name) or found
+        run = await asyncio.shield(task)
+        return self._runs.get(name) or run
 
     def _keep(self, name: str, done: asyncio.Task[ServedRun | None]) -> None:
         del self._finding[name]
         if done.cancelled() or done.exception() is not None:
             return
-        if (found := done.result()) is not None and name not in self._runs:
-            self._found[name] = found
-            while len(self._found) > MAX_FOUND:
-                self._end_thread(self._found.popitem(last=False)[0])
+        if (run := done.result()) is not None and name not in self._runs:
+            self._stored_runs[name] = run
+            while len(self._stored_runs) > MAX_STORED_RUNS:
+                self._end_thread(self._stored_runs.popitem(last=False)[0])
 
-    async def _take(self, ticket: Ticket) -> tuple[ServedRun, int, Given]:
+    async def _take(self, ticket: Ticket) -> tuple[ServedRun, int, OrderReply]:
         run = await self._run(ticket.run)
         seq = (
             Cursor.parse(ticket.cursor, ticket.run).seq
@@ -265,13 +265,13 @@ class Endpoint:
             else run.order.committed(ticket.consumer)
         )
         max_bytes = min(ticket.max_bytes, MAX_BYTES)
-        wanted = Wanted(seq, ticket.max_groups, max_bytes, ticket.wait_s)
-        return run, seq, await run.order.take(wanted)
+        request = OrderRequest(seq, ticket.max_groups, max_bytes, ticket.wait_s)
+        return run, seq, await run.order.take(request)
 
-    def _locate(self, run: ServedRun, seq: int, given: Given) -> list[Location]:
-        """Longest prefix of the groups that lies in one hot file; writes those that are not hot."""
+    def _locate(self, run: ServedRun, seq: int, reply: OrderReply) -> list[Location]:
+        """Returns the longest prefix of groups in one hot file; writes groups that are not hot."""
         places: list[Location] = []
-        for delivery_seq, group_id in enumerate(given.groups, seq):
+        for delivery_seq, group_id in enumerate(reply.groups, seq):
             key = (run.order.run_id, group_id)
             place = self._hot.find(key) or self._hot.write(
                 key, _delivered(run.index.read(group_id), delivery_seq)
@@ -281,9 +281,9 @@ class Endpoint:
             places.append(place)
         return places
 
-    def _read(self, run: ServedRun, seq: int, given: Given) -> Iterator[pa.RecordBatch]:
-        """STREAM batches, one a group; what is not hot comes from the parts."""
-        for delivery_seq, group_id in enumerate(given.groups, seq):
+    def _read(self, run: ServedRun, seq: int, reply: OrderReply) -> Iterator[pa.RecordBatch]:
+        """Yields STREAM batches, one a group; what is not hot comes from the parts."""
+        for delivery_seq, group_id in enumerate(reply.groups, seq):
             hot = self._hot.read((run.order.run_id, group_id))
             yield hot if hot is not None else _delivered(run.index.read(group_id), delivery_seq)
 
@@ -355,9 +355,9 @@ def _packed(groups: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield _joined(waiting)
 
 
-def _routing(run: ServedRun, given: Given) -> list[pa.RecordBatch]:
-    """A row a batch: each may be megabytes."""
-    tables = [run.index.routed_experts(group_id) for group_id in given.groups]
+def _routing(run: ServedRun, reply: OrderReply) -> list[pa.RecordBatch]:
+    """Returns one batch per row: each may be megabytes."""
+    tables = [run.index.routed_experts(group_id) for group_id in reply.groups]
     return [batch for table in tables for batch in table.to_batches(max_chunksize=1)]
 
 

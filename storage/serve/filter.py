@@ -64,7 +64,7 @@ SEEN = (
 )
 """Columns of the stored rows that a filter sees as they are."""
 
-_KNOWN = pa.schema(
+_LOG_COLUMNS = pa.schema(
     [
         ("group_id", pa.int64()),
         ("task_id", pa.utf8()),
@@ -78,7 +78,7 @@ _KNOWN = pa.schema(
 )
 """What the log says of a member."""
 
-MEMBERS = pa.schema([*_KNOWN, *(ROLLOUTS.field(name).with_nullable(True) for name in SEEN)])
+MEMBERS = pa.schema([*_LOG_COLUMNS, *(ROLLOUTS.field(name).with_nullable(True) for name in SEEN)])
 """The `rollouts` table that a filter reads."""
 
 Tables = Mapping[str, pa.Table]
@@ -135,12 +135,12 @@ class GroupFilter:
         stored: pa.Table | None = None,
         history: History = NO_HISTORY,
     ) -> list[GroupDecision]:
-        """One decision per group, in the order given; `stored`: rows of their members."""
+        """Returns one decision per group, in their order; `stored`: rows of their members."""
         self._stored = _NONE if stored is None else stored.select(["rollout_id", *SEEN])
         self._history = history
-        asked = [group for group in groups if len(valid_members(group)) >= self._min_valid]
-        found = self._ask_all(asked)
-        return [found.get(group.group_id) or self._absent(group) for group in groups]
+        eligible = [group for group in groups if len(valid_members(group)) >= self._min_valid]
+        decisions = self._ask_all(eligible)
+        return [decisions.get(group.group_id) or self._absent(group) for group in groups]
 
     def _absent(self, group: GroupComplete) -> GroupDecision:
         enough = len(valid_members(group)) >= self._min_valid
@@ -176,21 +176,23 @@ class GroupFilter:
             )
         ]
         for decision in decisions:
-            if not all(0 <= (one if one is not None else -1) <= MOST for one in decision[3:]):
-                given = f"filter gave rest {decision.rest}, siblings {decision.siblings}"
-                raise ConfigError(given, f"0 to {MOST} each")
-        wanted = {group.group_id for group in groups}
-        found = {decision.group_id: decision for decision in decisions}
+            if not all(
+                0 <= (number if number is not None else -1) <= MOST for number in decision[3:]
+            ):
+                problem = f"filter gave rest {decision.rest}, siblings {decision.siblings}"
+                raise ConfigError(problem, f"0 to {MOST} each")
+        group_ids = {group.group_id for group in groups}
+        by_group = {decision.group_id: decision for decision in decisions}
         if (
-            len(found) != len(decisions)
-            or not wanted.issuperset(found)
+            len(by_group) != len(decisions)
+            or not group_ids.issuperset(by_group)
             or any(d.kept is None for d in decisions)
         ):
             raise ConfigError(
                 "filter gave a group twice, an unknown group, or a NULL",
                 "one row per group: group_id, kept, reason",
             )
-        return found
+        return by_group
 
     def close(self) -> None:
         self._query.close()
@@ -234,16 +236,16 @@ def check_filter(name: str) -> None:
         GroupFilter(name).close()
 
 
-def _check_output(found: Mapping[str, str]) -> None:
+def _check_output(columns: Mapping[str, str]) -> None:
     for name, types in _OUTPUT.items():
-        if found.get(name) not in types:
+        if columns.get(name) not in types:
             raise ConfigError(
-                f"filter gives {', '.join(f'{name} {dtype}' for name, dtype in found.items())}",
+                f"filter gives {', '.join(f'{name} {dtype}' for name, dtype in columns.items())}",
                 "group_id BIGINT, kept BOOLEAN, reason VARCHAR",
             )
     for name in _CURATES:
-        if found.get(name, "INTEGER") not in _INTEGERS:
-            raise ConfigError(f"filter gives {name} {found[name]}", f"{name} INTEGER")
+        if columns.get(name, "INTEGER") not in _INTEGERS:
+            raise ConfigError(f"filter gives {name} {columns[name]}", f"{name} INTEGER")
 
 
 _NONE = MEMBERS.empty_table().select(["rollout_id", *SEEN])
@@ -264,7 +266,11 @@ def _table(groups: Sequence[GroupComplete], stored: pa.Table) -> pa.Table:
         for g in groups
         for m in valid_members(g)
     ]
-    known = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), _KNOWN, strict=True)]
-    place = pc.index_in(known[_KNOWN.get_field_index("rollout_id")], stored.column("rollout_id"))
+    log_columns = [
+        pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), _LOG_COLUMNS, strict=True)
+    ]
+    place = pc.index_in(
+        log_columns[_LOG_COLUMNS.get_field_index("rollout_id")], stored.column("rollout_id")
+    )
     seen = stored.select(SEEN).take(place)
-    return pa.Table.from_arrays([*known, *seen.columns], schema=MEMBERS)
+    return pa.Table.from_arrays([*log_columns, *seen.columns], schema=MEMBERS)

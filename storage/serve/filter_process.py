@@ -50,21 +50,21 @@ class FilterProcess:
 
     def columns(self, empty: Mapping[str, pa.Table]) -> Mapping[str, str]:
         """Names and types that the SQL gives over tables like these. Raises as `answer`."""
-        found: Mapping[str, str] = self._ask(empty, 0, "")
-        return found
+        types: Mapping[str, str] = self._ask(empty, 0, "")
+        return types
 
     def answer(
         self, tables: Mapping[str, pa.Table], limit: int, projection: str
     ) -> list[tuple[Any, ...]]:
-        """The first `limit` rows. Raises ConfigError, FilterLostError."""
-        said: bytes = self._ask(tables, limit, projection)
+        """Returns the first `limit` rows. Raises ConfigError, FilterLostError."""
+        content: bytes = self._ask(tables, limit, projection)
         try:
-            with pa.ipc.open_stream(said) as reader:
-                found = reader.read_all()
-            found.validate(full=True)
+            with pa.ipc.open_stream(content) as reader:
+                table = reader.read_all()
+            table.validate(full=True)
         except pa.ArrowException as error:
             raise ConfigError(f"filter: its answer is damaged: {error}", "one SELECT") from None
-        return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+        return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
     def _ask(self, tables: Mapping[str, pa.Table], limit: int, projection: str) -> Any:
         streams = {name: _stream(rows) for name, rows in tables.items()}
@@ -74,13 +74,13 @@ class FilterProcess:
         except Late as error:
             if error.at_start:
                 raise FilterLostError(f"filter: {error}") from None
-            given = f"filter was stopped after {self._timeout_s:g} s"
-            raise ConfigError(given, "a query that ends sooner") from None
+            problem = f"filter was stopped after {self._timeout_s:g} s"
+            raise ConfigError(problem, "a query that ends sooner") from None
         except Died as error:  # twice in a row
             if error.was_killed:
                 raise FilterLostError(f"filter: {error}") from None
-            given = f"filter ended its process (it may use {MEMORY_BYTES >> 20} MiB)"
-            raise ConfigError(given, "a query that needs less") from None
+            problem = f"filter ended its process (it may use {MEMORY_BYTES >> 20} MiB)"
+            raise ConfigError(problem, "a query that needs less") from None
         except Raised as error:
             if error.at_start:
                 raise FilterLostError(f"filter: {error}") from None

@@ -123,7 +123,7 @@ class LiveRun:
             lambda: read_back(self.index, self._facts, self.order, self._history),
             f"open {self.run_id}",
         )
-        self.order.told(self._early)
+        self.order.apply_events(self._early)
         self._early.clear()
         self._endpoint.add(self.order, self.index, self.index.run)
         self.ready.set()
@@ -138,7 +138,7 @@ class LiveRun:
                 self.finish()
 
     def hear(self, row: ControlRow) -> None:
-        """A row of the outbox, or why the run does not move."""
+        """Handles a row of the outbox, or the reason why the run has stalled."""
         if row.kind is Kind.STALLED:
             self.order.tell(row.read(Stalled).reason)
             return
@@ -150,7 +150,7 @@ class LiveRun:
                 rows = row.read(Rows)
                 self.writer.add_rows(rows)
                 if self.ready.is_set():
-                    self.order.told(rows.events)
+                    self.order.apply_events(rows.events)
                 else:
                     self._early += rows.events
             case Kind.TERMINAL:
@@ -187,13 +187,13 @@ class LiveRun:
     async def _tidy(self, *, everything: bool = False) -> None:
         where, grace_s = self.index.run.where, self._settings.keep_replaced_s
         if await tidy(where, grace_s, everything=everything):
-            found = await on_own_thread(self.index.look, f"look {self.run_id}")
-            await self._endpoint.on_thread(self.run_id, lambda: self.index.take_over(found))
+            update = await on_own_thread(self.index.look, f"look {self.run_id}")
+            await self._endpoint.on_thread(self.run_id, lambda: self.index.take_over(update))
 
     async def _handout(self, groups: list[KeptGroup]) -> HandedOut:
-        asked = Handout(groups=tuple(groups))
+        request = Handout(groups=tuple(groups))
         failpoint("handout.asked")
-        answer = await self._control.request(asked, run_id=self.run_id)
+        answer = await self._control.request(request, run_id=self.run_id)
         failpoint("handout.answered")
         return answer
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.read.groups import GroupIndex
-from prorl.storage.serve.delivery import Given, Wanted, bounded, check_seq
+from prorl.storage.serve.delivery import OrderReply, OrderRequest, bounded, check_seq
 from prorl.types import RolloutState
 
 
@@ -50,11 +50,11 @@ class ReplayOrder:
     def committed(self, consumer: str) -> int:
         return self._cursors.get(consumer, 0)
 
-    async def take(self, wanted: Wanted) -> Given:
-        check_seq(wanted.seq, self.delivered, self.run_id)
-        ahead = (self._groups[seq] for seq in range(wanted.seq, self.delivered))
-        groups = bounded(ahead, self._facts.num_bytes, wanted.max_groups, wanted.max_bytes)
-        return Given(tuple(groups), end=wanted.seq + len(groups) == self.delivered)
+    async def take(self, request: OrderRequest) -> OrderReply:
+        check_seq(request.seq, self.delivered, self.run_id)
+        ahead = (self._groups[seq] for seq in range(request.seq, self.delivered))
+        groups = bounded(ahead, self._facts.num_bytes, request.max_groups, request.max_bytes)
+        return OrderReply(tuple(groups), end=request.seq + len(groups) == self.delivered)
 
     async def commit(self, consumer: str, seq: int) -> None:
         check_seq(seq, self.delivered, self.run_id)
@@ -68,8 +68,8 @@ def delivery_order(stored: StoredRun) -> list[int]:
     delivered = _ids(_events(events, "delivered").sort_by("delivery_seq"))
     decided = _events(events, "decided")
     kept = _ids(decided.filter(decided.column("kept")))
-    gone = {*delivered, *_ids(_events(events, "stale"))}
-    return [*delivered, *(group for group in kept if group not in gone)]
+    excluded = {*delivered, *_ids(_events(events, "stale"))}
+    return [*delivered, *(group for group in kept if group not in excluded)]
 
 
 def _events(events: pa.Table, kind: str) -> pa.Table:
@@ -77,8 +77,8 @@ def _events(events: pa.Table, kind: str) -> pa.Table:
 
 
 def _ids(events: pa.Table) -> list[int]:
-    found: list[int] = events.column("group_id").to_pylist()
-    return found
+    ids: list[int] = events.column("group_id").to_pylist()
+    return ids
 
 
 def estimate_bytes(rollouts: pa.Table) -> pa.ChunkedArray:

@@ -87,7 +87,7 @@ class Store:
             network,
             config.gateway_flight,
             identity,
-            held=lambda: {"store": self._held()},
+            held=lambda: {"store": self._attempt_keys()},
             stats=lambda: {"store": self._stats()},
             on=self._handlers(),
         )
@@ -121,7 +121,7 @@ class Store:
         else:
             run.hear(row)
 
-    def _held(self) -> Iterable[AttemptKey]:
+    def _attempt_keys(self) -> Iterable[AttemptKey]:
         return [key for run in self._runs.values() for key in run.writer.held]
 
     def _stats(self) -> Stats:
@@ -175,8 +175,8 @@ class Store:
             self.control.start()
             obeying = group.create_task(self.control.wait(), name="control")
             clearing = group.create_task(self._clear(), name="clear")
-            while taken := await self._inlet.take():
-                for row in taken:
+            while received := await self._inlet.take():
+                for row in received:
                     if row.key.run_id in self._runs:
                         self._add(row)
                     else:
@@ -193,28 +193,28 @@ class Store:
                 where, grace_s = self.config.run_directory(name), self.config.store.keep_replaced_s
                 await tidy(where, grace_s, everything=False)
 
-    def _add(self, taken: Taken) -> None:
-        self._runs[taken.key.run_id].writer.add(
-            taken.key, taken.row, lambda: self._inlet.ack([taken.key]), taken.num_bytes
+    def _add(self, received: Taken) -> None:
+        self._runs[received.key.run_id].writer.add(
+            received.key, received.row, lambda: self._inlet.ack([received.key]), received.num_bytes
         )
 
-    async def _stray(self, taken: Taken) -> None:
+    async def _stray(self, received: Taken) -> None:
         """Wait for a run that the log has not told of, or hear that the row's fate is decided."""
-        while taken.key.run_id not in self._runs:
+        while received.key.run_id not in self._runs:
             came = self._run_came
             try:
                 async with asyncio.timeout(STRAY_S):
                     await came.wait()
             except TimeoutError:
                 answer = await self.control.request(
-                    Reserve(attempts=(taken.key,)), run_id=taken.key.run_id
+                    Reserve(attempts=(received.key,)), run_id=received.key.run_id
                 )
                 if answer.refused:
                     reason = answer.refused[0].reason
-                    log.info("a row of no open run", extra={"key": taken.key, "reason": reason})
-                    self._inlet.ack([taken.key])
+                    log.info("a row of no open run", extra={"key": received.key, "reason": reason})
+                    self._inlet.ack([received.key])
                     return
-        self._add(taken)
+        self._add(received)
 
     async def find(self, run_id: str) -> ServedRun | None:
         """A run that is not live, from its directory; the log has told of all that are."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prorl.control import Delivered, HandedOut, KeptGroup
 from prorl.errors import ConflictError, UnavailableError
-from prorl.storage.serve.delivery import HANDED_AT_ONCE, Given, LiveOrder, Wanted
+from prorl.storage.serve.delivery import HANDED_AT_ONCE, LiveOrder, OrderReply, OrderRequest
 from tests.storage.directory import event
 
 
@@ -49,21 +49,23 @@ def order(log: Log) -> LiveOrder:
     return LiveOrder("r", size=lambda group: 10, handout=log.handout, save_cursor=log.cursor)
 
 
-def wanted(seq: int, *, max_groups: int = 0, max_bytes: int = 1000, wait_s: float = 0.0) -> Wanted:
-    return Wanted(seq, max_groups, max_bytes, wait_s)
+def request(
+    seq: int, *, max_groups: int = 0, max_bytes: int = 1000, wait_s: float = 0.0
+) -> OrderRequest:
+    return OrderRequest(seq, max_groups, max_bytes, wait_s)
 
 
 async def test_groups_wait_for_a_trainer_and_trainers_for_groups() -> None:
     log = Log()
     made = order(log)
-    assert await made.take(wanted(0)) == Given((), end=False)
-    waiting = asyncio.create_task(made.take(wanted(0, wait_s=5)))
+    assert await made.take(request(0)) == OrderReply((), end=False)
+    waiting = asyncio.create_task(made.take(request(0, wait_s=5)))
     await asyncio.sleep(0)
     made.keep(7, 0)
-    assert await waiting == Given((7,), end=False)
+    assert await waiting == OrderReply((7,), end=False)
     made.finish()
-    assert await made.take(wanted(0)) == Given((7,), end=True)
-    assert await made.take(wanted(1, wait_s=5)) == Given((), end=True)
+    assert await made.take(request(0)) == OrderReply((7,), end=True)
+    assert await made.take(request(1, wait_s=5)) == OrderReply((), end=True)
 
 
 async def test_a_long_hand_out_is_asked_for_in_pieces_and_served_whole() -> None:
@@ -71,7 +73,7 @@ async def test_a_long_hand_out_is_asked_for_in_pieces_and_served_whole() -> None
     made = order(log)
     for group in range(2 * HANDED_AT_ONCE + 1):
         made.keep(group, 0)
-    given = await made.take(wanted(0, max_bytes=10**9))
+    given = await made.take(request(0, max_bytes=10**9))
     assert given.groups == tuple(range(2 * HANDED_AT_ONCE + 1))
     assert log.requests == 3
 
@@ -80,7 +82,7 @@ async def test_oldest_version_first_then_decision_order() -> None:
     made = order(Log())
     for group, version in ((1, 5), (2, 3), (3, 5), (4, 3)):
         made.keep(group, version)
-    assert (await made.take(wanted(0))).groups == (2, 4, 1, 3)
+    assert (await made.take(request(0))).groups == (2, 4, 1, 3)
 
 
 async def test_a_take_costs_by_what_it_takes_not_by_what_is_kept() -> None:
@@ -94,7 +96,7 @@ async def test_a_take_costs_by_what_it_takes_not_by_what_is_kept() -> None:
     for group in range(1000):
         made.keep(group, 0)
     for seq in range(100):
-        await made.take(wanted(seq, max_groups=1))
+        await made.take(request(seq, max_groups=1))
     assert len(measured) < 100 * 5
     assert log.seqs == {group: group for group in range(100)}
 
@@ -103,19 +105,19 @@ async def test_bounds_cut_but_never_to_nothing() -> None:
     made = order(Log())
     for group in range(5):
         made.keep(group, 0)
-    assert (await made.take(wanted(0, max_groups=2))).groups == (0, 1)
-    assert (await made.take(wanted(2, max_bytes=25))).groups == (2, 3)
-    assert (await made.take(wanted(4, max_bytes=1))).groups == (4,)
-    assert (await made.take(wanted(0))).groups == (0, 1, 2, 3, 4)
+    assert (await made.take(request(0, max_groups=2))).groups == (0, 1)
+    assert (await made.take(request(2, max_bytes=25))).groups == (2, 3)
+    assert (await made.take(request(4, max_bytes=1))).groups == (4,)
+    assert (await made.take(request(0))).groups == (0, 1, 2, 3, 4)
 
 
 async def test_stale_groups_are_passed_over() -> None:
     made = order(Log(stale=lambda group: group != 3))
     for group in range(5):
         made.keep(group, 0)
-    assert (await made.take(wanted(0, max_groups=1, wait_s=5))).groups == (3,)
+    assert (await made.take(request(0, max_groups=1, wait_s=5))).groups == (3,)
     made.finish()
-    assert await made.take(wanted(1)) == Given((), end=True)
+    assert await made.take(request(1)) == OrderReply((), end=True)
 
 
 async def test_a_trainer_that_goes_while_the_log_is_asked_changes_nothing() -> None:
@@ -123,12 +125,12 @@ async def test_a_trainer_that_goes_while_the_log_is_asked_changes_nothing() -> N
     made = order(log)
     log.gate.clear()
     made.keep(1, 0)
-    leaving = asyncio.create_task(made.take(wanted(0, wait_s=5)))
+    leaving = asyncio.create_task(made.take(request(0, wait_s=5)))
     await asyncio.sleep(0.01)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    staying = asyncio.create_task(made.take(wanted(0, wait_s=5)))
+    staying = asyncio.create_task(made.take(request(0, wait_s=5)))
     await asyncio.sleep(0.01)
     log.gate.set()
     assert (await staying).groups == (1,)
@@ -141,9 +143,9 @@ async def test_a_log_that_cannot_be_asked_is_an_error_and_the_group_stays() -> N
     made.keep(1, 0)
     made._handout = _broken
     with pytest.raises(UnavailableError):
-        await made.take(wanted(0))
+        await made.take(request(0))
     made._handout = log.handout
-    assert (await made.take(wanted(0))).groups == (1,)
+    assert (await made.take(request(0))).groups == (1,)
 
 
 async def _broken(groups: list[KeptGroup]) -> HandedOut:
@@ -154,9 +156,9 @@ async def test_a_cursor_ahead_of_the_order_is_refused() -> None:
     log = Log()
     made = order(log)
     made.keep(1, 0)
-    await made.take(wanted(0))
+    await made.take(request(0))
     with pytest.raises(ConflictError, match="ahead of run r, which has delivered 1 groups"):
-        await made.take(wanted(2))
+        await made.take(request(2))
     with pytest.raises(ConflictError):
         await made.commit("primary", 2)
     await made.commit("primary", 1)
@@ -200,7 +202,9 @@ def test_every_kept_group_comes_once_in_one_order(steps: list[tuple[str, int]]) 
                         made.keep(group, version)
             else:
                 for groups in seen.values():
-                    given = await made.take(wanted(len(groups), max_groups=number, max_bytes=10**9))
+                    given = await made.take(
+                        request(len(groups), max_groups=number, max_bytes=10**9)
+                    )
                     groups.extend(given.groups)
         assert seen["primary"] == seen["other"] == sorted(log.seqs, key=log.seqs.__getitem__)
         assert sorted(seen["primary"]) == [group for group, _ in kept]
@@ -214,7 +218,7 @@ def test_what_the_log_tells_of_hand_outs_has_its_place_once() -> None:
     made.restore(np.array([4, 2], np.int64))
     told = [event(seq, group, "delivered", delivery_seq=seq) for seq, group in ((1, 2), (2, 7))]
     for _ in range(2):
-        made.told(told)
+        made.apply_events(told)
         made.restore_cursors({"primary": 1})
     made.keep(7, 0)
     assert (made.delivered, made.num_kept, made.committed("primary")) == (3, 0, 1)
@@ -222,12 +226,12 @@ def test_what_the_log_tells_of_hand_outs_has_its_place_once() -> None:
 
 async def test_who_waits_hears_at_once_why_the_run_does_not_move() -> None:
     made = order(Log())
-    waiting = asyncio.create_task(made.take(wanted(0, wait_s=600)))
+    waiting = asyncio.create_task(made.take(request(0, wait_s=600)))
     await asyncio.sleep(0)
     made.tell("the filter is slow")
-    assert await waiting == Given((), end=False, stalled="the filter is slow")
+    assert await waiting == OrderReply((), end=False, stalled="the filter is slow")
     made.tell("")
-    assert (await made.take(wanted(0))).stalled == ""
+    assert (await made.take(request(0))).stalled == ""
     made.tell("again")
     made.keep(7, 0)
-    assert (await made.take(wanted(0))).stalled == "", "groups say that it moves"
+    assert (await made.take(request(0))).stalled == "", "groups say that it moves"

@@ -12,8 +12,8 @@ import pytest
 
 from prorl.errors import NotFoundError
 from prorl.storage.read.groups import GroupIndex
-from prorl.storage.serve.delivery import Given, LiveOrder, Wanted
-from prorl.storage.serve.endpoint import MAX_BYTES, MAX_FOUND, Endpoint, ServedRun
+from prorl.storage.serve.delivery import LiveOrder, OrderReply, OrderRequest
+from prorl.storage.serve.endpoint import MAX_BYTES, MAX_STORED_RUNS, Endpoint, ServedRun
 from prorl.storage.serve.replay import open_replay
 from tests.storage.directory import new_run
 
@@ -59,7 +59,7 @@ async def test_runs_that_were_found_are_bounded(tmp_path: Path) -> None:
     endpoint, search = Endpoint(tmp_path / "hot", 1 << 20), Search(tmp_path)
     endpoint.find = search
     search.may_end.set()
-    names = [f"r{i}" for i in range(MAX_FOUND + 1)]
+    names = [f"r{i}" for i in range(MAX_STORED_RUNS + 1)]
     for name in names:
         await ask(endpoint, name)
     await ask(endpoint, names[-1])
@@ -85,9 +85,9 @@ class Asked(LiveOrder):
 
     max_bytes = 0
 
-    async def take(self, wanted: Wanted) -> Given:
-        self.max_bytes = wanted.max_bytes
-        return Given((), end=True)
+    async def take(self, request: OrderRequest) -> OrderReply:
+        self.max_bytes = request.max_bytes
+        return OrderReply((), end=True)
 
 
 def order(run_id: str) -> Asked:
