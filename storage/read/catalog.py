@@ -134,18 +134,18 @@ class StoredRun:
             return self.dataset(table).to_table(columns=columns)
 
     def rollout(self, rollout_id: int) -> dict[str, pa.Table]:
-        """The rows of one rollout in `rollouts`, `sequences`, `turns` and `messages`. Raises
-        NotFoundError, StorageError.
+        """Returns the rows of one rollout in `rollouts`, `sequences`, `turns` and `messages`.
+        Raises NotFoundError, StorageError.
         """
         try:
-            found = {table: self.rows_of(table, rollout_id) for table in OF_ROLLOUTS}
+            tables = {table: self.rows_of(table, rollout_id) for table in OF_ROLLOUTS}
         except StorageError as error:
             if not self._moved():
                 raise self.blame(error, OF_ROLLOUTS) from None
-            found = {table: self.rows_of(table, rollout_id) for table in OF_ROLLOUTS}
-        if not found["rollouts"].num_rows:
+            tables = {table: self.rows_of(table, rollout_id) for table in OF_ROLLOUTS}
+        if not tables["rollouts"].num_rows:
             raise NotFoundError(f"run {self.run_id} has no rollout {rollout_id}")
-        return found
+        return tables
 
     def rows_of(self, table: str, rollout_id: int) -> pa.Table:
         return rows_of(self.directory, self.files(table), TABLES[table], rollout_id)
@@ -223,14 +223,14 @@ class StoredRun:
             return self._answers(statements, named)
 
     def blame(self, error: Exception, tables: Iterable[str] = tuple(TABLES)) -> StorageError:
-        """What names the parts of these tables that are gone or not what their commits say."""
+        """Returns an error that names the missing or damaged parts of these tables."""
         files = [file for table in tables for file in self.files(table)]
-        found = [file.path for file in files if not is_intact(self.directory, file)]
-        if not found:
+        damaged = [file.path for file in files if not is_intact(self.directory, file)]
+        if not damaged:
             return StorageError(f"{self.directory.where}: {error}")
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
         return StorageError(
-            f"{self.directory.where} is damaged: {', '.join(found[:3])}{more} does not hold what"
+            f"{self.directory.where} is damaged: {', '.join(damaged[:3])}{more} does not hold what"
             f" its commit says; `prorl verify` tells more"
         )
 
@@ -255,13 +255,13 @@ class StoredRun:
 
     def deliveries(self) -> pa.Table:
         events = self.read("groups", ["group_id", "event", "delivery_seq", "min_version"])
-        given = events.filter(pc.equal(events.column("event"), "delivered"))
-        return given.select(_DELIVERIES.names).sort_by("delivery_seq")
+        delivered = events.filter(pc.equal(events.column("event"), "delivered"))
+        return delivered.select(_DELIVERIES.names).sort_by("delivery_seq")
 
     def decided(self) -> pa.ChunkedArray:
         events = self.read("groups", ["group_id", "event"])
-        found = events.filter(pc.equal(events.column("event"), "decided"))
-        return found.column("group_id")
+        decisions = events.filter(pc.equal(events.column("event"), "decided"))
+        return decisions.column("group_id")
 
     def delivered(self) -> NDArray[np.int64]:
         """Group ids in delivery order. Raises StorageError for an order with a hole."""

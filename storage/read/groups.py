@@ -47,8 +47,8 @@ class GroupKeys(NamedTuple):
     groups: tuple[tuple[int, ...], ...]
 
 
-class Found(NamedTuple):
-    """What `GroupIndex.look` saw: the commits, and which of their groups are new."""
+class IndexUpdate(NamedTuple):
+    """What `GroupIndex.look` read: the commits, and the keys of files that are new."""
 
     commits: Sequence[Commit]
     new: tuple[GroupKeys, ...]
@@ -111,45 +111,45 @@ class GroupIndex:
     def _add(self, keys: GroupKeys) -> None:
         number = len(self._files)
         self._files.append(keys)
-        found: dict[int, list[int]] = {}
+        by_group: dict[int, list[int]] = {}
         for row_group, ids in enumerate(keys.groups):
             for group_id in ids:
-                found.setdefault(group_id, []).append(row_group)
-        for group_id, numbers in found.items():
+                by_group.setdefault(group_id, []).append(row_group)
+        for group_id, numbers in by_group.items():
             self._where.setdefault(group_id, []).append(GroupRows(number, tuple(numbers)))
 
-    def look(self, commits: Sequence[Commit] | None = None) -> Found:
-        """The directory as it is, or as `commits` say, with the keys of new files. Blocking; may
+    def look(self, commits: Sequence[Commit] | None = None) -> IndexUpdate:
+        """Reads the directory, or what `commits` name, with the keys of new files. Blocks; may
         run on any thread. Raises StorageError.
         """
         commits = self.run.commits() if commits is None else commits
-        known = {keys.file.path for keys in self._files}
+        indexed = {keys.file.path for keys in self._files}
         new = tuple(
             read_keys(self.run, file, commit.commit_seq)
             for commit in commits
             for file in commit.files
-            if file.table == "sequences" and file.rows and file.path not in known
+            if file.table == "sequences" and file.rows and file.path not in indexed
         )
-        return Found(commits, new)
+        return IndexUpdate(commits, new)
 
-    def take_over(self, found: Found) -> None:
-        """Index what was found, a range in place of what it covers; younger files stay."""
-        commits, new = found
+    def take_over(self, update: IndexUpdate) -> None:
+        """Index the new files, a range in place of what it covers; younger files stay."""
+        commits, new = update
         upto = max((commit.commit_seq for commit in commits if commit.first_seq), default=0)
-        known = {keys.file.path: keys for keys in (*self._files, *new)}
+        by_path = {keys.file.path: keys for keys in (*self._files, *new)}
         named = {
             file.path: commit.commit_seq
             for commit in commits
             for file in commit.files
-            if file.path in known
+            if file.path in by_path
         }
-        files = [known[path]._replace(commit_seq=seq) for path, seq in named.items()]
+        files = [by_path[path]._replace(commit_seq=seq) for path, seq in named.items()]
         pending = [
             keys for keys in self._files if keys.commit_seq > upto and keys.file.path not in named
         ]
         last = max((commit.commit_seq for commit in commits), default=0)
         self._routing = {
-            path: known for path, known in self._routing.items() if known[1] > last
+            path: entry for path, entry in self._routing.items() if entry[1] > last
         } | {
             file.path: (file, commit.commit_seq)
             for commit in commits

@@ -32,8 +32,8 @@ _SOURCE = "reading the stream registered as "
 """How DuckDB begins when it was not the SQL that failed, but what was registered."""
 
 
-def _said(error: duckdb.Error) -> str:
-    """With DuckDB's suggestions, without its picture of the statement."""
+def _error_text(error: duckdb.Error) -> str:
+    """Returns DuckDB's message with its suggestions, without its picture of the statement."""
     lines = itertools.takewhile(
         lambda line: not line.startswith("LINE "), str(error).strip().splitlines()
     )
@@ -62,7 +62,7 @@ class LockedDuckDB:
         what: str = "SQL",
     ) -> None:
         self._error, self._what = error, what
-        self._asked: tuple[str, int, str] | None = None
+        self._statement_key: tuple[str, int, str] | None = None
         self._statement: duckdb.Statement
         self._connection = duckdb.connect(
             ":memory:", config={"threads": str(threads), "memory_limit": memory}
@@ -81,7 +81,7 @@ class LockedDuckDB:
     def bind(self, sql: str) -> Mapping[str, str]:
         """Columns and types that a SELECT would give. Raises `error` when it does not bind."""
         try:
-            relation = self._connection.sql(self._one_select(sql))
+            relation = self._connection.sql(self._parse_select(sql))
             return dict(zip(relation.columns, map(str, relation.types), strict=True))
         except duckdb.Error as error:
             raise self._refuse(error) from None
@@ -118,11 +118,11 @@ class LockedDuckDB:
             with self._stopped_after(timeout_s):
                 yield
         except duckdb.InterruptException:
-            given = f"{self._what} was stopped after {timeout_s:g} s"
-            raise late or self._error(given, "a query that ends sooner") from None
+            problem = f"{self._what} was stopped after {timeout_s:g} s"
+            raise late or self._error(problem, "a query that ends sooner") from None
         except duckdb.Error as error:
             if _SOURCE in str(error):
-                raise StorageError(_said(error).partition(_SOURCE)[2]) from None
+                raise StorageError(_error_text(error).partition(_SOURCE)[2]) from None
             raise self._refuse(error) from None
 
     @contextmanager
@@ -140,16 +140,16 @@ class LockedDuckDB:
             timer.join()
 
     def _cut(self, sql: str, rows: int, columns: str) -> duckdb.Statement:
-        """One statement: a relation over a relation is bound once more for each."""
-        if (asked := (sql, rows, columns)) != self._asked:
-            statement = self._one_select(sql)
+        """Returns one parsed statement: a relation over a relation is bound once more for each."""
+        if (key := (sql, rows, columns)) != self._statement_key:
+            statement = self._parse_select(sql)
             if rows:
                 cut = f"select {columns} from (\n{_text(statement)}\n) limit {rows}"
-                statement = self._one_select(cut)
-            self._asked, self._statement = asked, statement
+                statement = self._parse_select(cut)
+            self._statement_key, self._statement = key, statement
         return self._statement
 
-    def _one_select(self, sql: str) -> duckdb.Statement:
+    def _parse_select(self, sql: str) -> duckdb.Statement:
         try:
             statements = self._connection.extract_statements(sql)
         except duckdb.Error as error:
@@ -157,14 +157,14 @@ class LockedDuckDB:
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
             hint = "a PIVOT names its values: ... ON status IN ('completed', 'failed') ..."
-            pivots = any(one.type == duckdb.StatementType.MULTI for one in statements)
+            pivots = any(each.type == duckdb.StatementType.MULTI for each in statements)
             raise self._error(
                 f"{self._what} holds {kinds}", "exactly one SELECT", hint if pivots else ""
             )
         return statements[0]
 
     def _refuse(self, error: duckdb.Error) -> UserError:
-        return self._error(f"{self._what}: {_said(error)}", "one SELECT that binds")
+        return self._error(f"{self._what}: {_error_text(error)}", "one SELECT that binds")
 
     def close(self) -> None:
         self._connection.close()

@@ -50,7 +50,7 @@ def verify(where: str | Path) -> list[Finding]:
     stored = StoredRun(where)
     run = stored.directory
     findings = [*_manifest(stored), *_commits(stored.commits), *_strays(run, stored.commits)]
-    findings += [found for commit in stored.commits for found in _commit(stored, commit)]
+    findings += [finding for commit in stored.commits for finding in _commit(stored, commit)]
     for commit in stored.commits:
         for file in commit.files:
             findings += _file(run, file)
@@ -59,8 +59,8 @@ def verify(where: str | Path) -> list[Finding]:
     for table in TABLES:
         findings += _by_itself(run, f"{table}/{EMPTY}")
     for table in APPENDED:
-        found = AppendedTable(stored.directory, table).problems()
-        findings += [Finding(where=where, what=what) for where, what in found]
+        problems = AppendedTable(stored.directory, table).problems()
+        findings += [Finding(where=where, what=what) for where, what in problems]
     return findings or list(broken_rules(stored))
 
 
@@ -77,8 +77,8 @@ def _commits(commits: Iterable[Commit]) -> Iterator[Finding]:
 
 
 def _manifest(stored: StoredRun) -> Iterator[Finding]:
-    said = stored.manifest.get("digest")
-    if said is not None and said != manifest_digest(stored.manifest):
+    digest = stored.manifest.get("digest")
+    if digest is not None and digest != manifest_digest(stored.manifest):
         yield Finding(where=MANIFEST, what="does not hold what its own digest says")
 
 
@@ -159,15 +159,15 @@ def _short(error: Exception, run: RunDir) -> str:
 
 
 def _rows(run: RunDir, file: PartFile) -> Iterator[Finding]:
-    found = 0
+    num_rows = 0
     with PartReader(run, file) as part:
         for i in range(part.num_row_groups):
             rows = part.read([i])
-            found += rows.num_rows
+            num_rows += rows.num_rows
             if file.table == "sequences":
                 yield from _invalid(file, rows)
-    if found != file.rows:
-        yield Finding(where=file.path, what=f"holds {found} rows, its commit says {file.rows}")
+    if num_rows != file.rows:
+        yield Finding(where=file.path, what=f"holds {num_rows} rows, its commit says {file.rows}")
 
 
 def _invalid(file: PartFile, rows: pa.Table) -> Iterator[Finding]:
