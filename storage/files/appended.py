@@ -53,9 +53,9 @@ class Piece(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> Piece | None:
-        """None for what is no file of ours."""
-        found = _NAME.fullmatch(name)
-        return cls(int(found[1]), int(found[2] or found[1])) if found else None
+        """Parses a file's name; returns None when it is not ours."""
+        match = _NAME.fullmatch(name)
+        return cls(int(match[1]), int(match[2] or match[1])) if match else None
 
 
 def cover(pieces: Sequence[Piece]) -> list[Piece]:
@@ -120,18 +120,20 @@ class AppendedTable:
             raise StorageError(f"{self.path(piece)}: {error}") from None
 
     def _about(self, piece: Piece, schema: pa.Schema) -> _Footer:
-        found = schema.metadata or {}
-        check_version(found.get(b"prorl.schema_version", b"").decode() or None, self.path(piece))
-        return _Footer(orjson.loads(found.get(_KEYS, b"[]")), found.get(ROWS_DIGEST, b"").decode())
+        metadata = schema.metadata or {}
+        check_version(metadata.get(b"prorl.schema_version", b"").decode() or None, self.path(piece))
+        return _Footer(
+            orjson.loads(metadata.get(_KEYS, b"[]")), metadata.get(ROWS_DIGEST, b"").decode()
+        )
 
     def read(self, columns: list[str] | None = None) -> pa.Table:
-        """All rows in order. Raises StorageError."""
+        """Returns all rows in order. Raises StorageError."""
         schema = self.schema if columns is None else pa.schema(map(self.schema.field, columns))
         schema = schema.remove_metadata()
-        found = [
+        tables = [
             aligned(self._read(piece, columns), schema, self.path(piece)) for piece in self.pieces()
         ]
-        return pa.concat_tables([schema.empty_table(), *found])
+        return pa.concat_tables([schema.empty_table(), *tables])
 
     def _read(self, piece: Piece, columns: list[str] | None = None) -> pa.Table:
         """The rows in the columns in which they were written."""
@@ -146,8 +148,8 @@ class AppendedTable:
         return encode_by_itself(rows.cast(pa.schema([*self.schema, *unknown])), about)
 
     def merge(self, write: WriteDurably = write_durably) -> list[str]:
-        """Merge when there are many small files, and remove what a range stands for; what went.
-        What it writes is read back before anything goes. Raises StorageError.
+        """Merges when there are many small files, and removes what a range stands for; returns
+        the removed files. What it writes is read back before anything goes. Raises StorageError.
         """
         if not self.run.has(self.table):
             return []
@@ -155,15 +157,15 @@ class AppendedTable:
         start = self._first_to_merge(pieces)
         if len(pieces) - start >= MANY:
             merged = pieces[start:]
-            found = [self._read(piece) for piece in merged]
+            tables = [self._read(piece) for piece in merged]
             keys = [
                 key
-                for piece, rows in zip(merged, found, strict=True)
+                for piece, rows in zip(merged, tables, strict=True)
                 for key in self._about(piece, rows.schema).keys
             ]
             schema = self.schema.remove_metadata()
             rows = pa.concat_tables(
-                [aligned(rows, schema, self.table, keep_unknown=True) for rows in found],
+                [aligned(rows, schema, self.table, keep_unknown=True) for rows in tables],
                 promote_options="default",
             )
             whole = Piece(merged[0].first, merged[-1].last)
@@ -174,11 +176,11 @@ class AppendedTable:
         # A reader that finds a file gone looks again.
         with self.run.locked(self.table, wait=True):
             names = list(self.run.names(self.table)) if self.run.local else []
-            gone = [name for name in names if name.startswith(TEMP_MARK)]
-            gone += [str(piece) for piece in sorted({*self._all()} - {*self.pieces()})]
-            for name in gone:
+            obsolete = [name for name in names if name.startswith(TEMP_MARK)]
+            obsolete += [str(piece) for piece in sorted({*self._all()} - {*self.pieces()})]
+            for name in obsolete:
                 remove(self.run.fs, self.run.path(self.table, name))
-        return [f"{self.table}/{name}" for name in gone]
+        return [f"{self.table}/{name}" for name in obsolete]
 
     def _first_to_merge(self, pieces: Sequence[Piece]) -> int:
         start, new = len(pieces), 0
@@ -193,7 +195,7 @@ class AppendedTable:
         return start
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """(file, what is wrong with it) of what is damaged or missing."""
+        """Yields (file, what is wrong with it) for each damaged or missing file."""
         after = 0
         for piece in self.pieces():
             where = f"{self.table}/{piece}"
@@ -212,8 +214,11 @@ class AppendedTable:
                 yield where, f"holds what is no value: {error}"
         for name in sorted(self.run.names(self.table)):
             if Piece.parse(name) is None:
-                left = name.startswith(TEMP_MARK)
-                yield f"{self.table}/{name}", "was left by a crash" if left else "is not ours"
+                is_temporary = name.startswith(TEMP_MARK)
+                yield (
+                    f"{self.table}/{name}",
+                    "was left by a crash" if is_temporary else "is not ours",
+                )
 
 
 # Rewards that were given later: a scoring is one append under its name, whole or not at all. They
@@ -227,25 +232,25 @@ def check_name(run: RunDir, name: str) -> None:
     if not _SCORE_NAME.fullmatch(name):
         raise UserError(f"score name {name!r}", "letters, digits, `_`, `.`, `-`, at most 64")
     if name in AppendedTable(run, "scores").all_keys():
-        raise _taken(run, name)
+        raise _name_conflict(run, name)
 
 
 def add_scores(run: RunDir, name: str, rows: pa.Table, write: WriteDurably = write_durably) -> None:
     """Store a scoring, rows of SCORES. Raises as `check_name`, StorageError."""
     check_name(run, name)
     if not AppendedTable(run, "scores").append(rows, name, write):
-        raise _taken(run, name)
+        raise _name_conflict(run, name)
 
 
 def read_scores(run: RunDir, name: str) -> pa.Table:
-    """One scoring. Raises NotFoundError, StorageError for a damaged file."""
+    """Returns one scoring. Raises NotFoundError, StorageError for a damaged file."""
     table = AppendedTable(run, "scores")
     names = table.all_keys()
     if name not in names:
-        known = ", ".join(sorted(names)) or "none"
-        raise NotFoundError(f"{run.where} has no scoring {name!r}; there are: {known}")
+        existing = ", ".join(sorted(names)) or "none"
+        raise NotFoundError(f"{run.where} has no scoring {name!r}; there are: {existing}")
     return table.read().filter(pc.field("score") == name)
 
 
-def _taken(run: RunDir, name: str) -> ConflictError:
+def _name_conflict(run: RunDir, name: str) -> ConflictError:
     return ConflictError(f"{run.where} has a scoring {name!r}", "a name that is not given yet")

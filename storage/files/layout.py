@@ -63,11 +63,11 @@ def manifest_digest(values: Mapping[str, Json]) -> str:
 
 def check_manifest(values: Json, where: str) -> None:
     """Raise SchemaError, which names the prorl to read it with, for a run of another version."""
-    known = values if isinstance(values, dict) else {}
-    version = known.get("schema_version")
+    manifest = values if isinstance(values, dict) else {}
+    version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
         raise SchemaError(
-            f"{where} was written by prorl {known.get('code_version', 'of unknown version')}"
+            f"{where} was written by prorl {manifest.get('code_version', 'of unknown version')}"
             f" (schema {version})",
             f"schema {SCHEMA_VERSION}",
             "read it with that version",
@@ -140,9 +140,9 @@ class CommitName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> CommitName | None:
-        """None when `name` is no commit's."""
-        found = _COMMIT_NAME.fullmatch(name)
-        return cls(int(found[1] or 0), int(found[2]), int(found[3] or 0)) if found else None
+        """Parses a commit's file name; returns None for any other name."""
+        match = _COMMIT_NAME.fullmatch(name)
+        return cls(int(match[1] or 0), int(match[2]), int(match[3] or 0)) if match else None
 
 
 _COMMIT_NAME = re.compile(r"(?:(\d{10})-)?(\d{10})(?:-(\d{4}))?\.json")
@@ -233,8 +233,8 @@ class RunDir:
 
     def commit_names(self) -> list[CommitName]:
         """Commits and ranges that are published, in order of the last commit in each."""
-        found = (CommitName.parse(name) for name in self.names(COMMITS))
-        order = sorted((name.last, name.first, name.again) for name in found if name)
+        names = (CommitName.parse(name) for name in self.names(COMMITS))
+        order = sorted((name.last, name.first, name.again) for name in names if name)
         return [CommitName(first, last, again) for last, first, again in order]
 
     def commits(self) -> list[Commit]:
@@ -255,8 +255,8 @@ class RunDir:
         if self.local or not paths:
             contents = [self.fs.cat_file(path) for path in paths]
         else:
-            found = ask(self.fs, lambda: self.fs.cat(paths))
-            contents = [found[path] for path in paths]
+            by_path = ask(self.fs, lambda: self.fs.cat(paths))
+            contents = [by_path[path] for path in paths]
         return [Commit.loads(content, path) for content, path in zip(contents, paths, strict=True)]
 
     def compacted(self) -> CommitName:
@@ -294,13 +294,13 @@ class RunDir:
 
         Raises SchemaError for a commit that it cannot read.
         """
-        found = [
+        files = [
             (folder, name) for folder in (COMMITS, PARTIAL, *TABLES) for name in self.names(folder)
         ]
-        stale = [f"{folder}/{name}" for folder, name in found if name.startswith(TEMP_MARK)]
+        stale = [f"{folder}/{name}" for folder, name in files if name.startswith(TEMP_MARK)]
         orphans = [
             f"{folder}/{name}"
-            for folder, name in found
+            for folder, name in files
             if folder in TABLES and name.startswith("part-")
             if name.removesuffix(".parquet") not in parts
         ]
@@ -347,12 +347,12 @@ class RunDir:
             os.close(handle)
 
     def names(self, folder: str) -> Iterator[str]:
-        """Nothing when there is no such folder."""
+        """Yields the names in a folder; none when there is no such folder."""
         if self.local:
             with suppress(FileNotFoundError):
                 yield from os.listdir(self.path(folder))
             return
         self.fs.invalidate_cache()
         if self.has(folder):
-            found = ask(self.fs, lambda: self.fs.ls(self.path(folder), detail=False))
-            yield from (str(path).rsplit("/", 1)[-1] for path in found)
+            paths = ask(self.fs, lambda: self.fs.ls(self.path(folder), detail=False))
+            yield from (str(path).rsplit("/", 1)[-1] for path in paths)

@@ -121,8 +121,8 @@ def write_object(
         )
     except FileExistsError:
         fs.invalidate_cache()
-        found = _patiently(lambda: fs.cat_file(path), f"cannot read {path}", sleep=sleep)
-        check_same(bytes(found), memoryview(content), path)
+        stored = _patiently(lambda: fs.cat_file(path), f"cannot read {path}", sleep=sleep)
+        check_same(bytes(stored), memoryview(content), path)
     except FileNotFoundError as error:
         raise _error(f"cannot store {path}", error) from error
 
@@ -152,9 +152,9 @@ def remove(fs: AbstractFileSystem, path: str) -> bool:
     return True
 
 
-def check_same(found: bytes, ours: memoryview, path: str) -> None:
+def check_same(stored: bytes, ours: memoryview, path: str) -> None:
     """Raises NameTakenError where other content stands under a name than ours."""
-    if found != ours:
+    if stored != ours:
         raise NameTakenError(
             f"{path} exists with other content: does another service write to this directory?"
         )

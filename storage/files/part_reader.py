@@ -118,11 +118,11 @@ def read_file(run: RunDir, path: str, columns: list[str] | None = None) -> pa.Ta
 
 
 def _written_types(file: pq.ParquetFile) -> dict[str, pa.DataType]:
-    said = (file.metadata.metadata or {}).get(b"ARROW:schema")
-    if said is None:
+    encoded = (file.metadata.metadata or {}).get(b"ARROW:schema")
+    if encoded is None:
         return {}
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(said)))
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded)))
     except ValueError as error:  # Arrow's own is one, too
         raise pa.ArrowInvalid(f"the written types cannot be read: {error}") from None
     return {field.name: field.type for field in schema}

@@ -151,12 +151,12 @@ def _footer(
 
 
 def rows_digest(rows: pa.Table) -> str:
-    """SHA-256 of the rows by value, in their order; `ROWS_DIGEST` of files that no commit names."""
-    found = hashlib.sha256()
+    """Returns the SHA-256 of the rows by value, in order: `ROWS_DIGEST` of uncommitted files."""
+    digest = hashlib.sha256()
     for batch in rows.combine_chunks().replace_schema_metadata().to_batches():
         for each in row_hashes(batch):
-            found.update(each.encode())
-    return found.hexdigest()
+            digest.update(each.encode())
+    return digest.hexdigest()
 
 
 def columns_digest(schema: pa.Schema) -> str:
@@ -168,8 +168,8 @@ def columns_digest(schema: pa.Schema) -> str:
 def part_file(table: str, part: str, rows: pa.Table, content: pa.Buffer) -> PartFile:
     ids: dict[str, int] = {}
     if rows.num_rows and "rollout_id" in rows.column_names:
-        found = pc.min_max(rows.column("rollout_id")).as_py()
-        ids = {"first": found["min"], "last": found["max"]}
+        bounds = pc.min_max(rows.column("rollout_id")).as_py()
+        ids = {"first": bounds["min"], "last": bounds["max"]}
     return PartFile(
         table=table,
         path=f"{table}/{part}.parquet",

@@ -43,8 +43,10 @@ def list_runs(root: str | Path) -> list[str]:
         folder = RunDir(root)
         folder.fs.invalidate_cache()
         pattern = folder.path("*", MANIFEST)
-        found = ask(folder.fs, lambda: folder.fs.glob(pattern, detail=True)).values()
-    newest_last = sorted(found, key=lambda info: str(info.get("LastModified", info.get("mtime"))))
+        manifests = ask(folder.fs, lambda: folder.fs.glob(pattern, detail=True)).values()
+    newest_last = sorted(
+        manifests, key=lambda info: str(info.get("LastModified", info.get("mtime")))
+    )
     return [str(info["name"]).split("/")[-2] for info in newest_last]
 
 
