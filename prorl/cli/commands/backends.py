@@ -52,12 +52,12 @@ def backends(
         )
     with connect(url or root, retry_s=LOOK_S) as client:
         _act(client, action, urls)
-        found = client.backends()
+        servers = client.backends()
     if json:
-        say_json(found)
+        say_json(servers)
     else:
         columns = ("backend", "state", "rollouts", "cached", "reused", "why")
-        table(columns, map(_row, found))
+        table(columns, map(_row, servers))
     return 0
 
 
@@ -65,18 +65,18 @@ def _act(client: Client, action: Action, urls: Sequence[str]) -> None:
     if action == "set":
         client.replace_backends(urls)
         return
-    for one in urls:
+    for url in urls:
         if action == "add":
-            client.add_backend(one)
+            client.add_backend(url)
         else:
-            client.remove_backend(one, drain=action == "drain")
+            client.remove_backend(url, drain=action == "drain")
 
 
-def _row(one: Mapping[str, Json]) -> tuple[object, ...]:
+def _row(server: Mapping[str, Json]) -> tuple[object, ...]:
     return (
-        one["name"],
-        one["state"] if one["in_pool"] else f"{one['state']}, of a run",
-        one["in_flight"],
-        *("-" if one[key] is None else f"{one[key]:.0%}" for key in SHARES),
-        clean(one["reason"]),
+        server["name"],
+        server["state"] if server["in_pool"] else f"{server['state']}, of a run",
+        server["in_flight"],
+        *("-" if server[key] is None else f"{server[key]:.0%}" for key in SHARES),
+        clean(server["reason"]),
     )

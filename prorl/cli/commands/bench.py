@@ -37,8 +37,8 @@ def bench(
         return 0
     names = benches()
     if name not in names:
-        known = f"one of {', '.join(names)}"
-        raise UserError(f"unknown benchmark {name!r}", known, nearest(name, names))
+        expected = f"one of {', '.join(names)}"
+        raise UserError(f"unknown benchmark {name!r}", expected, nearest(name, names))
     if device and name != "stream":
         raise UserError(f"--device {device} for bench {name}", "bench stream, which alone takes it")
     options = {"device": device} if device else {}
@@ -51,12 +51,12 @@ def bench(
 
 
 def show(report: Report) -> None:
-    """The figures without empty columns, the notes, the machine."""
+    """Print the figures without empty columns, the notes, the machine."""
     from prorl.bench.report import cells
 
     rows = [cells(row) for row in report.rows]
-    shown = [name for name in rows[0] if any(row[name] for row in rows)]
-    table(shown, ([row[name] for name in shown] for row in rows), title=f"bench {report.bench}")
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    table(columns, ([row[name] for name in columns] for row in rows), title=f"bench {report.bench}")
     for row in report.rows:
         if row.note:
             say(f"{row.what}: {row.note}")

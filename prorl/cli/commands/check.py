@@ -74,10 +74,10 @@ def check(
     sandbox
         Kind of sandbox; auto = pyns where it works, else apptainer.
     """
-    found = read_tasks(path, absolute_env(env), limit, skip_invalid=skip_invalid)
-    for line in (found.about, *found.deviations):
+    task_set = read_tasks(path, absolute_env(env), limit, skip_invalid=skip_invalid)
+    for line in (task_set.about, *task_set.deviations):
         note(line)
-    findings = asyncio.run(_check_built(found.tasks, sandbox))
+    findings = asyncio.run(_check_built(task_set.tasks, sandbox))
     answer([finding._asdict() for finding in findings], _lines(path, findings), json=json)
     return 1 if any(finding.problem for finding in findings) else 0
 
@@ -120,7 +120,7 @@ async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
 
         async def check_task(place: int, task: Task) -> None:
             async with room:
-                findings[place] = await _check_one(find, task, boxes)
+                findings[place] = await _check_task(find, task, boxes)
 
         async def report_progress() -> None:
             while True:
@@ -160,7 +160,7 @@ def boxes_of(host: SandboxHost) -> Boxes:
     return box
 
 
-async def _check_one(find: GetEnv, task: Task, boxes: Boxes) -> TaskCheck:
+async def _check_task(find: GetEnv, task: Task, boxes: Boxes) -> TaskCheck:
     """Never raises for what is wrong with the task, or with the code of a user's env."""
     try:
         env = await open_env(find, task, LIMITS.init_s)
@@ -193,8 +193,8 @@ def _refused_calls(tools: Sequence[ToolSpec], messages: Iterable[Message]) -> li
     """Calls of the reference solution that no tool takes, each with why: it says nothing then."""
     calls = [call for message in messages for call in message.tool_calls]
     problems = ((call.name, call_problem(tools, call)) for call in calls)
-    found = (f"the reference solution calls {name!r}: {why}" for name, why in problems if why)
-    return list(dict.fromkeys(found))
+    refusals = (f"the reference solution calls {name!r}: {why}" for name, why in problems if why)
+    return list(dict.fromkeys(refusals))
 
 
 def _reference_problem(env: Env, first: Score, again: Score, policy: str) -> str:
@@ -213,8 +213,8 @@ def _reference_problem(env: Env, first: Score, again: Score, policy: str) -> str
 
 
 def _reward_range(env: Env) -> tuple[float, float]:
-    found: tuple[float, float] = getattr(env, "reward_range", BaseEnv.reward_range)
-    return found
+    reward_range: tuple[float, float] = getattr(env, "reward_range", BaseEnv.reward_range)
+    return reward_range
 
 
 def _useless_problem(env: Env, useless: Score) -> str:

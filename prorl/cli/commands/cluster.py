@@ -132,14 +132,14 @@ async def _keep(
             note(f"scheduler {cluster.scheduler_address}; nodes leave in order at Ctrl-C")
             again = partial(scale, cluster) if not adapts else lambda: None
             replacing = asyncio.ensure_future(replace_lost(cluster, again, note))
-            asked = asyncio.ensure_future(stop.asked.wait())
+            stop_request = asyncio.ensure_future(stop.asked.wait())
             try:
-                await asyncio.wait((asked, replacing), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((stop_request, replacing), return_when=asyncio.FIRST_COMPLETED)
                 leavers.ending = True
                 if replacing.done():
                     replacing.result()
             finally:
                 replacing.cancel()
-                asked.cancel()
+                stop_request.cancel()
         await leavers.gone()
     return 0

@@ -98,23 +98,23 @@ def evaluate(
 
 def show_evaluation(directory: Path, *, json: bool) -> int:
     """Print pass@k; 1 when nothing counts."""
-    found = evaluation(directory)
+    sets = evaluation(directory)
     if json:
-        rows = [one.to_json() for one in found]
+        rows = [passed.to_json() for passed in sets]
         place = {"run": directory.name, "directory": str(directory)}
         say_json({**place, "rows": rows})
     else:
-        ks = sorted({k for one in found for k in one.at})
+        ks = sorted({k for passed in sets for k in passed.at})
         shares = (f"pass@{k} [95 % Wilson]" for k in ks)
-        table(("set", "mode", "tasks", "n", "masked", *shares), _rows(found, ks))
+        table(("set", "mode", "tasks", "n", "masked", *shares), _rows(sets, ks))
         say(f"read back by SQL from {directory}")
-    return 0 if any(one.tasks for one in found) else 1
+    return 0 if any(passed.tasks for passed in sets) else 1
 
 
-def _rows(found: Sequence[Passed], ks: Sequence[int]) -> Iterator[Sequence[object]]:
-    for one in found:
-        shares = [str(one.at[k]) if k in one.at else "" for k in ks]
-        yield (one.data_source, one.mode, one.tasks, one.n, one.masked, *shares)
+def _rows(sets: Sequence[Passed], ks: Sequence[int]) -> Iterator[Sequence[object]]:
+    for passed in sets:
+        shares = [str(passed.at[k]) if k in passed.at else "" for k in ks]
+        yield (passed.data_source, passed.mode, passed.tasks, passed.n, passed.masked, *shares)
 
 
 async def _check_settings(settings: Mapping[str, Mapping[str, Json]]) -> None:

@@ -72,9 +72,9 @@ def export(
     total = stored.read("sequences", ["sequence_id"]).num_rows
     if format_ in LINES:
         total = stored.sql("select count(distinct rollout_id) as n from sequences")["n"][0].as_py()
-    found = {"run": stored.run_id, "rows": count, "of": total, "out": str(out)}
+    summary = {"run": stored.run_id, "rows": count, "of": total, "out": str(out)}
     kept = "" if count == total else f" of {total:,}, those of kept groups (--all: every one)"
-    answer(found, [f"{stored.run_id}: {count:,} rows{kept} in {out}"], json=json)
+    answer(summary, [f"{stored.run_id}: {count:,} rows{kept} in {out}"], json=json)
     return 0
 
 

@@ -57,19 +57,19 @@ def gc(
     grace = GRACE_S if grace_s is None else grace_s
     if not runs and not is_url(root) and not Path(root).is_dir():
         raise NotFoundError(f"no folder {root}: expected the root of runs (--root)")
-    found: list[dict[str, Json]] = []
+    rows: list[dict[str, Json]] = []
     for directory in [run_directory(name, root) for name in runs or list_runs(root)]:
         if older_than_days is not None and _is_younger(directory, older_than_days):
             continue
         try:
-            found.append(_dropped(directory) if drop else _collected(directory, grace))
+            rows.append(_dropped(directory) if drop else _collected(directory, grace))
         except (ConflictError, SchemaError, StorageError) as error:
             if runs:
                 raise
             note(str(error))
     if not is_url(root):
         drop_trash(Path(root))
-    answer(found, (_line(row, grace) for row in found), json=json)
+    answer(rows, (_line(row, grace) for row in rows), json=json)
     return 0
 
 

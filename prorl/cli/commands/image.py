@@ -111,8 +111,8 @@ async def _build_tasks(folder: str, jobs: int, root: Path) -> int:
     return 1 if num_failed else 0
 
 
-def _echo(said: bytes) -> None:
-    note(said.decode("utf-8", "replace").rstrip("\n"))
+def _echo(output: bytes) -> None:
+    note(output.decode("utf-8", "replace").rstrip("\n"))
 
 
 @image.command
@@ -145,12 +145,12 @@ def pull(
     if source:
         if not name and not source.startswith(DOCKER):
             raise UserError(f"--from {source} without a name", "prorl image pull NAME --from ...")
-        wanted, there = {name or image_name(source): source}, 0
+        references, there = {name or image_name(source): source}, 0
     else:
-        wanted = _named_in(rows)
-        known = set(registry.names())
-        there = len(wanted.keys() & known)
-        wanted = {name: ref for name, ref in wanted.items() if name not in known}
+        references = _named_in(rows)
+        local_names = set(registry.names())
+        there = len(references.keys() & local_names)
+        references = {name: ref for name, ref in references.items() if name not in local_names}
     failed: dict[str, str] = {}
     layers: dict[str, int] = {}
 
@@ -161,21 +161,21 @@ def pull(
             failed[item[0]] = str(error)
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
-        list(threads.map(look, wanted.items()))
+        list(threads.map(look, references.items()))
     total = sum(layers.values())
     note(
-        f"{len(wanted) + there} images, {there} of them here; {len(layers)} layers of"
+        f"{len(references) + there} images, {there} of them here; {len(layers)} layers of"
         f" {total / 1e6:.1f} MB to come"
     )
-    known_well = {name: ref for name, ref in wanted.items() if name not in failed}
-    _pull_all(pulls, known_well, total, failed)
+    available = {name: ref for name, ref in references.items() if name not in failed}
+    _pull_all(pulls, available, total, failed)
     for lacking, why in sorted(failed.items()):
         note(f"missing: {lacking}: {why}")
-    say(f"{len(wanted) - len(failed)} pulled, {there} were here, {len(failed)} missing")
+    say(f"{len(references) - len(failed)} pulled, {there} were here, {len(failed)} missing")
     return 1 if failed else 0
 
 
-def _pull_all(pulls: Pull, wanted: dict[str, str], total: int, failed: dict[str, str]) -> None:
+def _pull_all(pulls: Pull, references: dict[str, str], total: int, failed: dict[str, str]) -> None:
     """Pull images side by side under a bar of bytes; what fails is told in `failed`."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -185,21 +185,21 @@ def _pull_all(pulls: Pull, wanted: dict[str, str], total: int, failed: dict[str,
     bar = Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True))
     line = bar.add_task("pulling", total=total)
 
-    def told(num_bytes: int) -> None:
+    def count_bytes(num_bytes: int) -> None:
         if stopped.is_set():
             raise StorageError("stopped; the next pull goes on from here")
         bar.advance(line, num_bytes)
 
-    def one(item: tuple[str, str]) -> None:
+    def pull_image(item: tuple[str, str]) -> None:
         try:
             if not stopped.is_set():
-                pulls.pull(*item, told)
+                pulls.pull(*item, count_bytes)
         except (ProrlError, OSError) as error:
             failed[item[0]] = str(error)
 
     with bar, ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
         try:
-            list(threads.map(one, wanted.items()))
+            list(threads.map(pull_image, references.items()))
         except BaseException:
             stopped.set()
             raise
@@ -207,16 +207,18 @@ def _pull_all(pulls: Pull, wanted: dict[str, str], total: int, failed: dict[str,
 
 def _named_in(rows: str) -> dict[str, str]:
     """References by name of the images that tasks are to be pulled for."""
-    found: dict[str, str] = {}
+    references: dict[str, str] = {}
     for task in load_tasks(rows):
         reference = task.data.get("image")
         if isinstance(reference, str) and reference.startswith(DOCKER):
             name = image_name(reference)
-            if plain(found.setdefault(name, reference)) != plain(reference):
-                raise UserError(f"{reference} and {found[name]}: both are {name!r}", "one of both")
-    if not found:
+            if plain(references.setdefault(name, reference)) != plain(reference):
+                raise UserError(
+                    f"{reference} and {references[name]}: both are {name!r}", "one of both"
+                )
+    if not references:
         raise UserError(f"{rows}: no task names an image", "data.image as docker://REFERENCE")
-    return found
+    return references
 
 
 @image.command
@@ -224,14 +226,14 @@ def ls(*, images: Where = None, json: JsonList = False) -> int:
     """The images of this node; one without a name was unpacked from a .sif that a task gave."""
     registry = Registry(registry_root(images))
     there = registry.list()
-    found, sizes = [each for each in there if not each.is_layer], _sizes(there)
+    whole_images, sizes = [each for each in there if not each.is_layer], _sizes(there)
     if json:
-        say_json([asdict(each) for each in found])
-    elif not found:
+        say_json([asdict(each) for each in whole_images])
+    elif not whole_images:
         say(f"no images in {registry.root}; `prorl image pull` and `build` make them")
     else:
         columns = ("name", "digest", "MB", "files", "made", "from")
-        table(columns, (_row(each, sizes[each.digest]) for each in found))
+        table(columns, (_row(each, sizes[each.digest]) for each in whole_images))
     return 0
 
 
@@ -240,10 +242,10 @@ def _sizes(there: list[Image]) -> dict[str, int]:
     return {each.digest: each.bytes + sum(own[d] for d in each.layers) for each in there}
 
 
-def _row(one: Image, num_bytes: int) -> tuple[object, ...]:
-    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.made_at))
+def _row(image: Image, num_bytes: int) -> tuple[object, ...]:
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(image.made_at))
     size = f"{num_bytes / 1e6:.0f}"
-    return (",".join(one.names), one.digest[:12], size, one.files, made, one.source)
+    return (",".join(image.names), image.digest[:12], size, image.files, made, image.source)
 
 
 @image.command
@@ -252,14 +254,12 @@ def du(*, images: Where = None) -> int:
     there = Registry(registry_root(images)).list()
     users = Counter(digest for each in there for digest in each.layers)
     own, sizes = {each.digest: each.bytes for each in there}, _sizes(there)
-    found = []
+    rows = []
     for each in (each for each in there if not each.is_layer):
         alone = each.bytes + sum(own[digest] for digest in each.layers if users[digest] == 1)
-        found.append(
-            (",".join(each.names), f"{sizes[each.digest] / 1e6:.1f}", f"{alone / 1e6:.1f}")
-        )
-    table(("name", "MB", "MB alone"), found)
-    say(f"{sum(own.values()) / 1e6:.1f} MB on disk in {len(found)} images")
+        rows.append((",".join(each.names), f"{sizes[each.digest] / 1e6:.1f}", f"{alone / 1e6:.1f}"))
+    table(("name", "MB", "MB alone"), rows)
+    say(f"{sum(own.values()) / 1e6:.1f} MB on disk in {len(rows)} images")
     return 0
 
 

@@ -81,11 +81,11 @@ def node(
             )
         with connect(url or root or DEFAULT_ROOT, retry_s=LOOK_S) as client:
             if no_wait:
-                held = client.drain(drain, deadline_s=seconds(deadline))["held"]
-                say(f"leaving  {drain}: {held} rollouts in hand")
+                num_rollouts = client.drain(drain, deadline_s=seconds(deadline))["held"]
+                say(f"leaving  {drain}: {num_rollouts} rollouts in hand")
             else:
-                held = drain_and_wait(client, drain, seconds(deadline))
-                say(f"left     {drain}, which had {held} rollouts in hand")
+                num_rollouts = drain_and_wait(client, drain, seconds(deadline))
+                say(f"left     {drain}, which had {num_rollouts} rollouts in hand")
         return 0
     for option, value in {"deadline": deadline, "no-wait": no_wait, "url": url}.items():
         if value:
@@ -100,25 +100,25 @@ def node(
 
 
 @contextmanager
-def scratch(given: Path | None, name: str) -> Iterator[Path]:
-    """The folder that was given, or one of the node's own, which goes when the block ends well.
+def scratch(path: Path | None, name: str) -> Iterator[Path]:
+    """Yields `path`, or a folder of the node's own that is removed when the block ends well.
 
     What a node leaves behind when it breaks (its logs say why) stays until one of the same name has
     ended well.
     """
-    folder = given or Path(tempfile.gettempdir()) / f"prorl-node-{name}"
+    folder = path or Path(tempfile.gettempdir()) / f"prorl-node-{name}"
     yield folder
-    if given is None:
+    if path is None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _work(join: Join, config: ServiceConfig, left_s: float | None) -> int:
+async def _work(join: Join, config: ServiceConfig, remaining_s: float | None) -> int:
     async with asked(config) as asks:
         running = await asyncio.to_thread(make_node, join, config)
         async with running:
             say(f"node     {config.node_id} works for {join.url}")
             say("stop     Ctrl-C: what it holds is given to others")
-            await stay(running, asks, left_s, keep_certificate(join, running.config))
+            await stay(running, asks, remaining_s, keep_certificate(join, running.config))
         say("left")
         await outlast_slurm(asks)
     return 0

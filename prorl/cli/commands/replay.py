@@ -89,8 +89,8 @@ async def _serve(
         endpoint.add(order, index, RunDir(directory) if record else None)
         async with signals() as stop, FlightNetwork(token=token) as network:
             location = await network.listen(f"grpc://127.0.0.1:{port}", {}, endpoint.reads())
-            found = {"run": order.run_id, "location": location, "token": token}
-            answer(found | {"groups": order.delivered}, _lines(order, location, token), json=json)
+            facts = {"run": order.run_id, "location": location, "token": token}
+            answer(facts | {"groups": order.delivered}, _lines(order, location, token), json=json)
             await stop.asked.wait()
     finally:
         endpoint.close()

@@ -73,11 +73,11 @@ def report(
     if only or json:
         chosen = {only: ANALYSES[only]} if only else ANALYSES
         runs = open_runs(place)
-        found = {name: runs.table(asked.sql).to_pylist() for name, asked in chosen.items()}
+        tables = {name: runs.table(analysis.sql).to_pylist() for name, analysis in chosen.items()}
         if json:
-            say_json(found)
+            say_json(tables)
             return 0
-        rows = found[only]
+        rows = tables[only]
         table(list(rows[0]) if rows else ("x", "y"), (list(row.values()) for row in rows))
         return 0
     path = out or Path(f"{place.rstrip('/').rpartition('/')[2]}.html")
@@ -92,19 +92,19 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
     first, second = (summarise(place) for place in places)
     figures = {name: [first[name], second[name]] for name in FIGURES}
     makers = [_provenance(StoredRun(place)) for place in places]
-    made = {what: [one.get(what, "") for one in makers] for what in {**makers[0], **makers[1]}}
+    made = {what: [facts.get(what, "") for facts in makers] for what in {**makers[0], **makers[1]}}
     first_run, second_run = (open_runs(place) for place in places)
-    found = difference(
+    comparison = difference(
         lambda sql: first_run.table(sql).to_pylist(), lambda sql: second_run.table(sql).to_pylist()
     )
-    changed = [task for task in found.tasks if task.difference]
-    interval = [found.mean, found.low, found.high]
+    changed = [task for task in comparison.tasks if task.difference]
+    interval = [comparison.mean, comparison.low, comparison.high]
     if json:
         say_json(
             {
                 "figures": figures,
                 "provenance": made,
-                "shared_tasks": len(found.tasks),
+                "shared_tasks": len(comparison.tasks),
                 "difference": dict(zip(("mean", "low", "high"), interval, strict=True)),
                 "changed_tasks": [task._asdict() for task in changed[:limit]],
             }
@@ -116,8 +116,8 @@ def _compare(names: tuple[str, str], root: str, limit: int, *, json: bool) -> in
         table(("made by", *names), [(what, *pair) for what, pair in other.items()])
     else:
         say(f"both made by the same: {', '.join(made)}")
-    say(f"{len(found.tasks):,} tasks in both, {len(changed):,} with another mean reward")
-    if found.tasks:
+    say(f"{len(comparison.tasks):,} tasks in both, {len(changed):,} with another mean reward")
+    if comparison.tasks:
         mean, low, high = interval
         say(f"mean difference {mean:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}")
     if changed:

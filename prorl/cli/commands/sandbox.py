@@ -70,11 +70,11 @@ def open_(
 
 
 def _chosen(tasks: Sequence[Task], task_id: str, path: str) -> Task:
-    found = [task for task in tasks if not task_id or task.task_id == task_id]
-    if not found:
+    matches = [task for task in tasks if not task_id or task.task_id == task_id]
+    if not matches:
         some = ", ".join(task.task_id for task in tasks[:3])
         raise UserError(f"no task {task_id!r} in {path}", f"one of its {len(tasks)}: {some} ...")
-    return found[0]
+    return matches[0]
 
 
 async def _open(task: Task, kind: str, *, reference: bool, tests: bool) -> int:

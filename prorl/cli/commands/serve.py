@@ -148,15 +148,15 @@ async def _watch(running: Supervisor) -> None:
     """Tell the supervisor of progress, so that a child which dies now and then is no crash loop;
     tell people what rollouts wait for.
     """
-    http, said, out = http_of(running), "", set[str]()
+    http, trouble, out = http_of(running), "", set[str]()
     while True:
-        if running.trouble != said:
-            said = running.trouble
-            say(f"waiting  {said}" if said else "the disk takes writes again")
+        if running.trouble != trouble:
+            trouble = running.trouble
+            say(f"waiting  {trouble}" if trouble else "the disk takes writes again")
         with contextlib.suppress(UnavailableError):
-            found = await asyncio.to_thread(http.request, "GET", "v1", "status")
-            running.note_commits(int(found["commits"]))
-            out, before = set(servers_out(found)), out
+            status = await asyncio.to_thread(http.request, "GET", "v1", "status")
+            running.note_commits(int(status["commits"]))
+            out, before = set(servers_out(status)), out
             for line in sorted(out - before):
                 say(f"waiting  {line}; it is probed on")
         await asyncio.sleep(WATCH_S)

@@ -75,7 +75,7 @@ def show(
         The first rollout with a failure code.
     """
     wishes = {"worst": worst, "best": best, "failed": failed}
-    chosen = [name for name, wanted in wishes.items() if wanted]
+    chosen = [name for name, is_chosen in wishes.items() if is_chosen]
     if len(chosen) + (rollout is not None) > 1:
         raise UserError("several rollouts asked for", "one of --rollout, --worst, --best, --failed")
     if not run:
@@ -86,8 +86,8 @@ def show(
     if not chosen and rollout is None:
         return present(directory, json=json)
     stored = StoredRun(directory)
-    found = transcript(stored, _choose(stored, chosen[0]) if chosen else int(rollout or 0))
-    answer(found, lines(found), json=json)
+    record = transcript(stored, _choose(stored, chosen[0]) if chosen else int(rollout or 0))
+    answer(record, lines(record), json=json)
     return 0
 
 
@@ -132,27 +132,27 @@ def _choose(stored: StoredRun, choice: str) -> int:
 
 
 def transcript(stored: StoredRun, rollout_id: int) -> dict[str, Json]:
-    """Everything stored of one rollout but its tokens. Raises NotFoundError."""
-    found = stored.rollout(rollout_id)
+    """Returns everything stored of one rollout but its tokens. Raises NotFoundError."""
+    tables = stored.rollout(rollout_id)
     return {
-        "rollout": found["rollouts"].to_pylist()[0],
-        "messages": found["messages"].sort_by("index").to_pylist(),
-        "turns": found["turns"].sort_by("turn").to_pylist(),
+        "rollout": tables["rollouts"].to_pylist()[0],
+        "messages": tables["messages"].sort_by("index").to_pylist(),
+        "turns": tables["turns"].sort_by("turn").to_pylist(),
         "attempts": stored.attempts(rollout_id),
     }
 
 
-def lines(found: dict[str, Json]) -> Iterator[str]:
-    """A transcript for people: what was said and done in order, then how it was judged."""
-    rollout = found["rollout"]
+def lines(record: dict[str, Json]) -> Iterator[str]:
+    """Yields a transcript for people: messages and calls in order, then the grading."""
+    rollout = record["rollout"]
     ids = f"sample {rollout['sample_index']} · attempt {rollout['attempt']}"
     yield f"rollout {rollout['rollout_id']} · task {clean(rollout['task_id'])} · {ids}"
-    for attempt in found["attempts"]:
+    for attempt in record["attempts"]:
         yield ""
         yield from _attempt(attempt)
-        if not found["messages"]:  # nothing of it committed: what was played is all there is
+        if not record["messages"]:  # nothing of it committed: what was played is all there is
             yield from _played(attempt)
-    yield from _played(found)
+    yield from _played(record)
     yield ""
     yield from _verdict(rollout)
 
@@ -169,9 +169,9 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
     yield f"  {reason}: {clean(attempt['failure_message'])}"
 
 
-def _played(found: dict[str, Json]) -> Iterator[str]:
-    turns = {turn["turn"]: turn for turn in found["turns"]}
-    for message in found["messages"]:
+def _played(record: dict[str, Json]) -> Iterator[str]:
+    turns = {turn["turn"]: turn for turn in record["turns"]}
+    for message in record["messages"]:
         # the figures of a turn stand above the first thing that the policy said in it
         own = message["role"] == "assistant"
         yield ""
@@ -197,8 +197,10 @@ def _heading(message: dict[str, Any], turn: dict[str, Any] | None) -> str:
 def _calls(text: str) -> Iterator[str]:
     for call in exact_json.loads(text) if text else []:
         arguments = call.get("arguments") or {}
-        shown = ", ".join(f"{name}={_argument(value)}" for name, value in arguments.items())
-        yield f"{call['name']}({shown})" + (f"  ! {call['error']}" if call.get("error") else "")
+        argument_list = ", ".join(f"{name}={_argument(value)}" for name, value in arguments.items())
+        yield f"{call['name']}({argument_list})" + (
+            f"  ! {call['error']}" if call.get("error") else ""
+        )
 
 
 def _argument(value: Json) -> str:

@@ -41,26 +41,26 @@ def status(
     from prorl.client.client import connect  # with Arrow, which `prorl serve` does without
 
     with connect(url or root, retry_s=LOOK_S) as client:
-        found, since = client.status(), time.monotonic()
+        answer, since = client.status(), time.monotonic()
         if watch is None:
             if json:
-                say_json(found)
+                say_json(answer)
             else:
-                _show(found)
+                _show(answer)
             return 0
         while True:
             time.sleep(watch)
-            before, began = found, since
-            found, since = client.status(), time.monotonic()
+            before, began = answer, since
+            answer, since = client.status(), time.monotonic()
             if json:
-                say_json(found)
+                say_json(answer)
                 continue
             if not is_terminal():
-                _show_rates(before, found, since - began)
+                _show_rates(before, answer, since - began)
                 continue
             with redrawn():
                 say(time.strftime("%H:%M:%S"))
-                _show_rates(before, found, since - began)
+                _show_rates(before, answer, since - began)
 
 
 def _show_rates(before: Mapping[str, Json], now: Mapping[str, Json], seconds: float) -> None:
@@ -73,15 +73,15 @@ def _show_rates(before: Mapping[str, Json], now: Mapping[str, Json], seconds: fl
 
 
 def speeds(before: Mapping[str, Json], now: Mapping[str, Json], seconds: float) -> Iterator[str]:
-    """Of each open run: rollouts a second between two answers, and how long the rest takes."""
-    earlier = {one["run_id"]: ended(one) for one in before.get("runs", ()) if "counts" in one}
-    for one in now.get("runs", ()):
-        if one.get("state") != "open" or one["run_id"] not in earlier:
+    """Yields each open run's rollouts a second between two answers, and the time remaining."""
+    earlier = {run["run_id"]: ended(run) for run in before.get("runs", ()) if "counts" in run}
+    for run in now.get("runs", ()):
+        if run.get("state") != "open" or run["run_id"] not in earlier:
             continue
-        done, total = ended(one), sum(one["counts"].values())
-        rate = max(0, done - earlier[one["run_id"]]) / seconds
-        left = f", about {span((total - done) / rate)} left" if rate and done < total else ""
-        yield f"{one['run_id']}: {rate:.1f} rollouts/s{left}"
+        done, total = ended(run), sum(run["counts"].values())
+        rate = max(0, done - earlier[run["run_id"]]) / seconds
+        remaining = f", about {span((total - done) / rate)} left" if rate and done < total else ""
+        yield f"{run['run_id']}: {rate:.1f} rollouts/s{remaining}"
 
 
 def stage_rows(
@@ -106,85 +106,87 @@ def stage_rows(
     return rows
 
 
-def _show(found: Mapping[str, Json]) -> None:
-    if "workers" not in found:  # a role that may see its own run only
-        known = ((one["run"], one["delivered"], one["end"]) for one in found.get("runs", []))
-        table(("run", "delivered", "end"), known)
+def _show(answer: Mapping[str, Json]) -> None:
+    if "workers" not in answer:  # a role that may see its own run only
+        run_rows = ((run["run"], run["delivered"], run["end"]) for run in answer.get("runs", []))
+        table(("run", "delivered", "end"), run_rows)
         return
-    gateway = ("gateway", "gateway", found["pid"], *("-" for _ in ("held", *GAUGES)))
+    gateway = ("gateway", "gateway", answer["pid"], *("-" for _ in ("held", *GAUGES)))
     columns = ["worker", "role", "pid", "held", *GAUGES]
-    rows: list[tuple[object, ...]] = [gateway, *map(_worker_row, found["workers"])]
-    hosts = [one["host"] for one in (found, *found["workers"])]
+    rows: list[tuple[object, ...]] = [gateway, *map(_worker_row, answer["workers"])]
+    hosts = [process["host"] for process in (answer, *answer["workers"])]
     if len(set(hosts)) > 1:
         columns.append("host")
         rows = [(*row, host) for row, host in zip(rows, hosts, strict=True)]
     table(columns, rows)
-    if found["edges"]:
-        table(("edge", "to", "endpoint", "by"), map(_edge_row, found["edges"]))
-    if found["runs"]:
-        table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, found["runs"]))
-    for line in remarks(found):
+    if answer["edges"]:
+        table(("edge", "to", "endpoint", "by"), map(_edge_row, answer["edges"]))
+    if answer["runs"]:
+        table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, answer["runs"]))
+    for line in remarks(answer):
         say(line)
 
 
-def _worker_row(one: Mapping[str, Json]) -> tuple[object, ...]:
-    gauges = (one["stats"].get(name, "-") for name in GAUGES)
-    return (one["worker"], one["role"], one["pid"], one["held"], *gauges)
+def _worker_row(worker: Mapping[str, Json]) -> tuple[object, ...]:
+    gauges = (worker["stats"].get(name, "-") for name in GAUGES)
+    return (worker["worker"], worker["role"], worker["pid"], worker["held"], *gauges)
 
 
-def _edge_row(one: Mapping[str, Json]) -> tuple[object, ...]:
-    how = "memory" if one["in_memory"] else "socket"
-    return (one["edge"], one["worker"], one["endpoint"], how)
+def _edge_row(edge: Mapping[str, Json]) -> tuple[object, ...]:
+    how = "memory" if edge["in_memory"] else "socket"
+    return (edge["edge"], edge["worker"], edge["endpoint"], how)
 
 
-def _run_row(one: Mapping[str, Json]) -> tuple[object, ...]:
-    states = " ".join(f"{state} {n}" for state, n in one["counts"].items() if n)
-    reused = "-" if one["reused_share"] is None else f"{one['reused_share']:.0%}"
-    return (one["run_id"], one["state"], states, one["reward_mean"], reused)
+def _run_row(run: Mapping[str, Json]) -> tuple[object, ...]:
+    states = " ".join(f"{state} {n}" for state, n in run["counts"].items() if n)
+    reused = "-" if run["reused_share"] is None else f"{run['reused_share']:.0%}"
+    return (run["run_id"], run["state"], states, run["reward_mean"], reused)
 
 
-def remarks(found: Mapping[str, Json], run: str = "") -> Iterator[str]:
-    """What a person should look at: the slowest stage, runs (or one) and servers in trouble."""
-    if (slowest := found["bottleneck"]) and not run:
-        stage = found["stages"][slowest]
+def remarks(answer: Mapping[str, Json], run: str = "") -> Iterator[str]:
+    """Yields what needs a look: the slowest stage, runs (or one) and servers in trouble."""
+    if (slowest := answer["bottleneck"]) and not run:
+        stage = answer["stages"][slowest]
         busy = f"{stage['busy']:.0f} of {stage['slots']:.0f} slots busy"
         yield f"bottleneck: {slowest.upper()} ({busy}, {stage['queued']:.0f} queued)"
-    for one in found["runs"]:
-        if run in ("", one["run_id"]) and one["stalled"]:
-            how = "stalled" if one["state"] == "open" else one["state"]
-            yield f"{one['run_id']} is {how}: {clean(one['stalled'])}"
-        if run in ("", one["run_id"]) and one["state"] == "open" and (words := decided(one)):
-            yield f"{one['run_id']}: {words}"
+    for row in answer["runs"]:
+        if run in ("", row["run_id"]) and row["stalled"]:
+            how = "stalled" if row["state"] == "open" else row["state"]
+            yield f"{row['run_id']} is {how}: {clean(row['stalled'])}"
+        if run in ("", row["run_id"]) and row["state"] == "open" and (words := decided(row)):
+            yield f"{row['run_id']}: {words}"
         if (
-            run in ("", one["run_id"])
-            and one["state"] != "open"
-            and (count := one["uncommitted_groups"])
+            run in ("", row["run_id"])
+            and row["state"] != "open"
+            and (count := row["uncommitted_groups"])
         ):
             how = "its trainer has not committed: they stay until it does"
-            yield f"{one['run_id']} is {one['state']}, with {count:,} kept groups that {how}"
-        if run in ("", one["run_id"]) and (failures := one["failures"]):
+            yield f"{row['run_id']} is {row['state']}, with {count:,} kept groups that {how}"
+        if run in ("", row["run_id"]) and (failures := row["failures"]):
             words = ", ".join(f"{number:,} {clean(what)}" for what, number in failures.items())
             yield (
-                f"{one['run_id']}: attempts that ended without a row: {words};"
-                f" `prorl sql {one['run_id']} 'select * from attempts'` has each"
+                f"{row['run_id']}: attempts that ended without a row: {words};"
+                f" `prorl sql {row['run_id']} 'select * from attempts'` has each"
             )
-        if run in ("", one["run_id"]) and (steps := one["steps"]):
-            yield f"{one['run_id']}: {step_words(steps)}"
-    for one in found.get("workers", ()):
-        if one["lease_block_reason"]:
-            yield f"{one['node']} gets no leases: {one['lease_block_reason']}"
-    for one in found["backends"]:
-        if number := one["refused_replies"]:
-            yield f"{one['name']} contradicted itself in {number} replies, refused and asked again"
-    yield from servers_out(found)
-    yield from found["warnings"]
+        if run in ("", row["run_id"]) and (steps := row["steps"]):
+            yield f"{row['run_id']}: {step_words(steps)}"
+    for worker in answer.get("workers", ()):
+        if worker["lease_block_reason"]:
+            yield f"{worker['node']} gets no leases: {worker['lease_block_reason']}"
+    for server in answer["backends"]:
+        if number := server["refused_replies"]:
+            replies = f"{number} replies, refused and asked again"
+            yield f"{server['name']} contradicted itself in {replies}"
+    yield from servers_out(answer)
+    yield from answer["warnings"]
 
 
-def servers_out(found: Mapping[str, Json]) -> Iterator[str]:
-    """Model servers that get no work, each with the reason."""
-    for one in found["backends"]:
-        if one["state"] in ("ejected", "fenced"):
-            yield f"{one['name']} is {one['state']}: {clean(one['reason']) or 'not ready yet'}"
+def servers_out(answer: Mapping[str, Json]) -> Iterator[str]:
+    """Yields the model servers that get no work, each with the reason."""
+    for server in answer["backends"]:
+        if server["state"] in ("ejected", "fenced"):
+            reason = clean(server["reason"]) or "not ready yet"
+            yield f"{server['name']} is {server['state']}: {reason}"
 
 
 def step_words(steps: Mapping[str, Json]) -> str:

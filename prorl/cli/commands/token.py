@@ -56,10 +56,10 @@ def token(
     """
     if action == "new":
         if role == "guest" and len(run or ()) != 1:
-            given = (
+            problem = (
                 f"a guest's token for {len(run)} runs" if run else "a guest's token for all runs"
             )
-            raise UserError(given, "one run", "add `--run RUN`")
+            raise UserError(problem, "one run", "add `--run RUN`")
         grant, text = Keys(_owner(root), signing_key(root)).issue(role, runs=run or ())
         if join is not None:
             if role not in JOINING:

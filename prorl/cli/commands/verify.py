@@ -15,7 +15,9 @@ def verify(run: StoredName, /, *, root: RunsRoot = "prorl-runs", json: JsonList 
     """
     directory = run_directory(run, root)
     findings = list(check(directory))
-    found = [{"where": finding.where, "what": finding.what} for finding in findings]
+    rows = [{"where": finding.where, "what": finding.what} for finding in findings]
     count = f"{len(findings)} findings" if findings else "all hashes, rows and invariants are right"
-    answer(found, [*(clean(str(one)) for one in findings), f"{directory}: {count}"], json=json)
+    answer(
+        rows, [*(clean(str(finding)) for finding in findings), f"{directory}: {count}"], json=json
+    )
     return 1 if findings else 0
