@@ -75,11 +75,11 @@ async def build_images(
     num_jobs: int,
     ended: Callable[[Built], object],
 ) -> list[Built]:
-    """Build them, `num_jobs` at a time; `ended` hears of each. A failure is a result."""
+    """Build recipes, `num_jobs` at a time; `ended` is called for each, a failed one too."""
     settings, room = build.model_dump(exclude_defaults=True), asyncio.Semaphore(max(1, num_jobs))
     Registry(root).open()
 
-    async def build_one(folder: Path, limit_s: float) -> Built:
+    async def build_recipe(folder: Path, limit_s: float) -> Built:
         async with room:
             began, failure = time.monotonic(), ""
             try:
@@ -91,4 +91,4 @@ async def build_images(
             ended(built)
             return built
 
-    return await asyncio.gather(*(build_one(*recipe) for recipe in recipes.items()))
+    return await asyncio.gather(*(build_recipe(*recipe) for recipe in recipes.items()))

@@ -57,7 +57,9 @@ async def dry_run(plan: JobPlan) -> int:
 def _renderer(model: str, proved: Mapping[str, Json]) -> str:
     differs = [f"{kind}: {how}" for kind, how in proved.get("proof", {}).items() if how != "exact"]
     family = proved.get("family", proved["renderer"])
-    return f"{model}: {family}, {proved['vocab_size']} ids" + "".join(f"; {one}" for one in differs)
+    return f"{model}: {family}, {proved['vocab_size']} ids" + "".join(
+        f"; {difference}" for difference in differs
+    )
 
 
 async def _servers(plan: JobPlan, proved: Mapping[str, Json]) -> list[str]:
@@ -67,11 +69,11 @@ async def _servers(plan: JobPlan, proved: Mapping[str, Json]) -> list[str]:
     await ask_servers(plan.service)
     servers, lines = Servers(plan.service, lambda name: True), []
     for name in plan.service.backends:
-        said: dict[str, Json] = {}
+        facts: dict[str, Json] = {}
         if is_server(name):
-            wanted = vocabulary_of(plan.run, proved)
-            said = await servers.check_vocabulary(name, wanted, ours=True)
-        lines.append(" ".join((name, *(f"{key}={value}" for key, value in said.items()))))
+            vocabulary = vocabulary_of(plan.run, proved)
+            facts = await servers.check_vocabulary(name, vocabulary, ours=True)
+        lines.append(" ".join((name, *(f"{key}={value}" for key, value in facts.items()))))
     return lines
 
 
@@ -132,8 +134,10 @@ def _memory(model: Path, plan: JobPlan) -> Iterator[str]:
 
 
 def num_parameters(file: Path) -> int:
-    """Of a safetensors file, by its header."""
+    """Returns the number of parameters in a safetensors file, by its header."""
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         header = orjson.loads(opened.read(length))
-    return sum(math.prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+    return sum(
+        math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
+    )

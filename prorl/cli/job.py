@@ -108,15 +108,17 @@ class JobPlan:
         if not (run.renderer.model or run.renderer.name):
             check_model(job.service, service, "add --set run.renderer.model=DIR")
         offer = Offer()
-        found = load(job, offer)
+        task_sets = load(job, offer)
         run = run.model_copy(update=offer.settings())
-        tasks = tuple(task for one in found for task in one.tasks)
+        tasks = tuple(task for task_set in task_sets for task in task_set.tasks)
         return cls(
             job=job,
             service=service,
             run=with_task_limits(run, tasks),
             tasks=tasks,
-            about=tuple(line for one in found for line in (one.about, *one.deviations)),
+            about=tuple(
+                line for task_set in task_sets for line in (task_set.about, *task_set.deviations)
+            ),
             resume=resume,
         )
 
@@ -171,14 +173,14 @@ def _check_existing(plan: JobPlan) -> None:
 
 
 def _resumed(job: Job, root: Path) -> Job:
-    """The job as it was started, with what was given now on top."""
+    """Returns the job as it was started, overlaid with the new settings."""
     name = job.name or latest_run(root, JOB_FILE)
     path = root / name / JOB_FILE
     if not path.exists():
-        known = ", ".join(sorted(file.parent.name for file in root.glob(f"*/{JOB_FILE}"))) or "none"
+        names = ", ".join(sorted(file.parent.name for file in root.glob(f"*/{JOB_FILE}"))) or "none"
         raise ConfigError(
             f"no run {name!r} to resume in {root}",
-            f"one of: {known}",
+            f"one of: {names}",
             "name another with --name or --root",
         )
     before = _read(path)
@@ -242,15 +244,15 @@ def _load(job: Job, offer: Offer) -> list[TaskSet]:
             env.check(task)
             offer.add(env, task)
 
-        found = [
+        task_sets = [
             read_tasks(spec, job.env, job.limit, skip_invalid=job.skip_invalid, check=check)
             for spec in sources(job.tasks)
         ]
-    envs = {task.env for one in found for task in one.tasks}
+    envs = {task.env for task_set in task_sets for task in task_set.tasks}
     if unused := sorted(settings.keys() - envs):
-        given = f"settings of the env {unused[0]!r}, which no task of {job.tasks} has"
-        raise ConfigError(given, f"settings of {', '.join(sorted(envs))}")
-    return found
+        problem = f"settings of the env {unused[0]!r}, which no task of {job.tasks} has"
+        raise ConfigError(problem, f"settings of {', '.join(sorted(envs))}")
+    return task_sets
 
 
 def free_name(root: Path, job: Job) -> str:

@@ -193,7 +193,7 @@ def _draw(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str, 
     from rich.table import Table
     from rich.text import Text
 
-    def shown(value: object) -> Text:
+    def cell_text(value: object) -> Text:
         text = _cell(value).replace("\n", " ") if cut else _cell(value)
         return Text(text, justify="right" if isinstance(value, int | float) else "left")
 
@@ -203,7 +203,7 @@ def _draw(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str, 
     for column in columns:
         grid.add_column(column, overflow="ellipsis" if cut else "fold", no_wrap=cut)
     for row in rows:
-        grid.add_row(*map(shown, row))
+        grid.add_row(*map(cell_text, row))
     Console().print(grid)
 
 

@@ -53,7 +53,10 @@ class Passed(NamedTuple):
     """pass@k by k."""
 
     def to_json(self) -> dict[str, Json]:
-        return {**self._asdict(), "at": {str(k): one._asdict() for k, one in self.at.items()}}
+        return {
+            **self._asdict(),
+            "at": {str(k): estimate._asdict() for k, estimate in self.at.items()},
+        }
 
 
 def wilson(mean: float, count: int) -> Estimate:
@@ -75,13 +78,13 @@ def wilson(mean: float, count: int) -> Estimate:
 
 
 def evaluation(directory: Path) -> list[Passed]:
-    """Every (data source, mode) of a stored run, without tasks of which no rollout counts."""
+    """Returns each (data source, mode) of a run, without tasks of which no rollout counts."""
     from prorl.storage.read.catalog import StoredRun
 
-    found: dict[tuple[str, str], Passed] = {}
+    sets: dict[tuple[str, str], Passed] = {}
     for row in StoredRun(directory).sql(_SETS).to_pylist():
         k, share = row.pop("k"), row.pop("share")
-        one = found.setdefault((row["data_source"], row["mode"]), Passed(**row, at={}))
+        passed = sets.setdefault((row["data_source"], row["mode"]), Passed(**row, at={}))
         if k is not None:
-            one.at[k] = wilson(share, one.tasks)
-    return list(found.values())
+            passed.at[k] = wilson(share, passed.tasks)
+    return list(sets.values())

@@ -50,9 +50,9 @@ def probes(root: Path) -> Iterator[ProbeOutcome]:
     # Of a service that others reach: what ends within a month. It renews them while it runs.
     if (root / "join").is_dir():
         for file, days in ends_soon(root).items():
-            found = f"{file} ends in {days:.0f} days" if days >= 0 else f"{file} has ended"
+            finding = f"{file} ends in {days:.0f} days" if days >= 0 else f"{file} has ended"
             fix = "start the service, which renews it; copy a join file to its users again"
-            yield ProbeOutcome("warn", "certificate", found, fix)
+            yield ProbeOutcome("warn", "certificate", finding, fix)
     yield _sockets()
     yield _descriptors()
     yield _terminals()
@@ -78,8 +78,8 @@ def _optional(name: str, extra: str, use: str) -> ProbeOutcome:
 def _cores() -> ProbeOutcome:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    found, fix = f"{cores} cores, {memory:.0f} GiB", "2 cores and 3 GiB are comfortable"
-    return ProbeOutcome.warning("machine", found, fix, bad=cores < 2 or memory < 3)
+    finding, fix = f"{cores} cores, {memory:.0f} GiB", "2 cores and 3 GiB are comfortable"
+    return ProbeOutcome.warning("machine", finding, fix, bad=cores < 2 or memory < 3)
 
 
 def _disk(root: Path) -> Iterator[ProbeOutcome]:
@@ -97,11 +97,11 @@ def _disk(root: Path) -> Iterator[ProbeOutcome]:
     except OSError as error:
         yield ProbeOutcome("fail", "disk", f"{place}: {error.strerror}", "choose a writable --root")
         return
-    found, fix = f"{sync_ms:.2f} ms at {place}", "a local SSD makes accepts and commits faster"
-    yield ProbeOutcome.warning("fsync", found, fix, bad=sync_ms > 20)
+    finding, fix = f"{sync_ms:.2f} ms at {place}", "a local SSD makes accepts and commits faster"
+    yield ProbeOutcome.warning("fsync", finding, fix, bad=sync_ms > 20)
     free = shutil.disk_usage(place).free / 2**30
-    found, fix = f"{free:.0f} GiB free at {place}", "free some, or choose another --root"
-    yield ProbeOutcome.warning("disk", found, fix, bad=free < 5)
+    finding, fix = f"{free:.0f} GiB free at {place}", "free some, or choose another --root"
+    yield ProbeOutcome.warning("disk", finding, fix, bad=free < 5)
 
 
 def _sockets() -> ProbeOutcome:
@@ -112,8 +112,8 @@ def _sockets() -> ProbeOutcome:
     try:
         with socket.socket(socket.AF_UNIX) as probe, socket.create_server(("127.0.0.1", 0)):
             probe.bind(str(path / "probe.sock"))
-        found = f"Unix sockets under {path.parent}, ports on 127.0.0.1"
-        return ProbeOutcome("ok", "sockets", found)
+        finding = f"Unix sockets under {path.parent}, ports on 127.0.0.1"
+        return ProbeOutcome("ok", "sockets", finding)
     except OSError as error:
         fix = "set TMPDIR to a short path on a local disk"
         return ProbeOutcome("fail", "sockets", f"{path}: {error.strerror}", fix)
@@ -123,8 +123,8 @@ def _sockets() -> ProbeOutcome:
 
 def _descriptors() -> ProbeOutcome:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft} (hard limit {hard})"
-    return ProbeOutcome.warning("open files", found, "ulimit -n 4096", bad=soft < 1024)
+    finding = f"{soft} (hard limit {hard})"
+    return ProbeOutcome.warning("open files", finding, "ulimit -n 4096", bad=soft < 1024)
 
 
 def _terminals() -> ProbeOutcome:
@@ -142,10 +142,12 @@ def _sandboxes() -> Iterator[ProbeOutcome]:
     yield _control_groups()
     from prorl.sandbox.node.probe import probe
 
-    found = asyncio.run(probe())
-    best = next((item.kind for item in found if item.works and item.kind in kinds.automatic()), "")
+    sandboxes = asyncio.run(probe())
+    best = next(
+        (item.kind for item in sandboxes if item.works and item.kind in kinds.automatic()), ""
+    )
     lone = os.getuid() == 0 and num_uids(Path("/proc/self/uid_map").read_text()) == 1
-    for item in found:
+    for item in sandboxes:
         if item.works:
             row = kinds.CATALOGUE.get(item.kind)
             words = (
@@ -175,9 +177,11 @@ def _images() -> ProbeOutcome:
     way = (
         "stacked by overlayfs" if stacks else "merged by hard links: a start is as fast, disk more"
     )
-    found = f"pulled without a daemon to {place}, layers {way}; Dockerfiles by {builder or 'none'}"
+    finding = (
+        f"pulled without a daemon to {place}, layers {way}; Dockerfiles by {builder or 'none'}"
+    )
     fix = "apt-get install buildah, where Dockerfiles are built"
-    return ProbeOutcome.warning("images", found, fix, bad=not builder)
+    return ProbeOutcome.warning("images", finding, fix, bad=not builder)
 
 
 def num_uids(uid_map: str) -> int:
@@ -201,13 +205,13 @@ def _control_groups() -> ProbeOutcome:
 
     versions = usable()
     if "memory" in versions:
-        found = ", ".join(f"{name} (version {version})" for name, version in versions.items())
-        return ProbeOutcome("ok", "control groups", found)
-    found = "none for memory: a watchdog looks at it each second and ends what uses too much"
+        finding = ", ".join(f"{name} (version {version})" for name, version in versions.items())
+        return ProbeOutcome("ok", "control groups", finding)
+    finding = "none for memory: a watchdog looks at it each second and ends what uses too much"
     unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
     fix = (
         "systemd-run --user --scope -p Delegate=yes prorl ..."
         if unified
         else "version 1 is for root alone"
     )
-    return ProbeOutcome("warn", "control groups", found, fix)
+    return ProbeOutcome("warn", "control groups", finding, fix)

@@ -78,8 +78,8 @@ def speed(done: int, total: int, seconds: float) -> str:
     if not done or seconds <= 0:
         return ""
     rate, rest_s = done / seconds, (total - done) * seconds / done
-    left = f", about {span(rest_s)} left" if done < total else ""
-    return f"{rate:.1f} rollouts/s{left}"
+    remaining = f", about {span(rest_s)} left" if done < total else ""
+    return f"{rate:.1f} rollouts/s{remaining}"
 
 
 def span(seconds: float) -> str:
@@ -109,8 +109,8 @@ class Progress:
 
     def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._quiet, self._clock = quiet, clock
-        self._began_s = self._told_s = clock()
-        self._told_end = False
+        self._began_s = self._printed_s = clock()
+        self._printed_end = False
         self._looks: deque[tuple[float, int]] = deque(maxlen=10)
         """When, and how many tokens there were."""
         self._terminal = not quiet and sys.stderr.isatty()
@@ -143,13 +143,15 @@ class Progress:
             for stage, task in self._tasks.items():
                 load = stages.get(stage, {"busy": 0, "queued": 0})
                 queue = f" queue {load['queued']:.0f}" if load["queued"] else ""
-                said = f"in flight {load['busy']:.0f}{queue}"
-                self._bars.update(task, completed=passed(run, stage), total=total, more=said)
+                load_text = f"in flight {load['busy']:.0f}{queue}"
+                self._bars.update(task, completed=passed(run, stage), total=total, more=load_text)
             fast = speed(ended(run), total, now_s - self._began_s)
             below = (" · ".join(filter(None, (line, fast))), decided(run), waits_for(run))
             self._text.plain = "\n".join(filter(None, below))
             self._live.refresh()
-        elif not self._quiet and (over != self._told_end or now_s - self._told_s >= LINE_EVERY_S):
+        elif not self._quiet and (
+            over != self._printed_end or now_s - self._printed_s >= LINE_EVERY_S
+        ):
             flight = " ".join(f"{stage} {load['busy']:.0f}" for stage, load in stages.items())
             done = f"done {ended(run):,}/{total:,} · in flight {flight or 'none'}"
             fast = speed(ended(run), total, now_s - self._began_s)
@@ -160,7 +162,7 @@ class Progress:
                     )
                 )
             )
-            self._told_s, self._told_end = now_s, over
+            self._printed_s, self._printed_end = now_s, over
             self._looks = deque(list(self._looks)[-1:], maxlen=10)
 
     def close(self) -> None:
@@ -178,12 +180,12 @@ async def follow(
     more: Callable[[Run], Iterable[str]] = lambda run: (),
 ) -> None:
     """Watch a run until it is finished; a gateway that is being restarted is waited for."""
-    shown, told, stalled, began_s = Progress(quiet=quiet), False, "", time.monotonic()
+    progress, is_noted, stalled, began_s = Progress(quiet=quiet), False, "", time.monotonic()
     try:
         while True:
             answer = await asyncio.to_thread(client.run, run)
             running.note_commits(int(answer["commits"]))
-            shown.update(answer, total, more(answer))
+            progress.update(answer, total, more(answer))
             finished = answer["state"] != "open"
             if (why := answer.get("stalled", "")) != stalled and (why or not finished):
                 stalled = why
@@ -191,12 +193,12 @@ async def follow(
             unread = _unread(answer) if finished else 0
             if finished and not unread:
                 return
-            if unread and not told:
-                told = True
+            if unread and not is_noted:
+                is_noted = True
                 note(f"done; waiting until the consumer has read and committed {unread} groups")
             await asyncio.sleep(min(POLL_S, max(SHORT_POLL_S, (time.monotonic() - began_s) / 20)))
     finally:
-        shown.close()
+        progress.close()
 
 
 def _unread(run: Run) -> int:

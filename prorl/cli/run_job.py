@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from prorl.supervisor.service import Supervisor
 
 
-SAID_AFTER_S = 3.0
+NOTICE_AFTER_S = 3.0
 """A run that takes longer to be made: people are told why."""
 
 BUILDS_AT_A_TIME = 2
@@ -102,11 +102,11 @@ async def ask_servers(config: ServiceConfig) -> None:
 
 
 async def _follow(plan: JobPlan, running: Supervisor, quiet: bool) -> float:
-    """Submit and wait for the end; seconds that it took."""
+    """Submit and wait for the end; returns the seconds that it took."""
     start = time.monotonic()
     client = client_of(running)
     creating = asyncio.ensure_future(asyncio.to_thread(_create, client, plan))
-    done, _ = await asyncio.wait({creating}, timeout=SAID_AFTER_S)
+    done, _ = await asyncio.wait({creating}, timeout=NOTICE_AFTER_S)
     if not done and plan.run.renderer.model:
         note(
             f"proving the chat template of {plan.run.renderer.model}: once, for as long as it takes"

@@ -38,7 +38,7 @@ def latest_run(root: Path, marker: str) -> str:
 
 
 def run_directory(run: str, root: str | Path) -> str:
-    """Where a run is stored, as a path or a URL.
+    """Returns where a run is stored, as a path or a URL.
 
     `run` is that of a run directory, or a name in `root`. Raises NotFoundError with the nearest
     name.
@@ -49,8 +49,8 @@ def run_directory(run: str, root: str | Path) -> str:
     for candidate in candidates:
         if is_run(candidate):
             return candidate
-    known = list_runs(root)
-    hint = nearest(run, known) or f"runs there: {', '.join(known[-5:]) or 'none'}"
+    names = list_runs(root)
+    hint = nearest(run, names) or f"runs there: {', '.join(names[-5:]) or 'none'}"
     raise NotFoundError(
         f"no run {run!r} in {root}: expected a name in it or the path of a run directory; {hint}"
     )

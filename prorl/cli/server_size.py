@@ -27,8 +27,8 @@ def cache_tokens(metrics: str) -> int:
     2912
     """
     total = 0
-    for found in _CACHE.finditer(metrics):
-        labels = dict(_LABEL.findall(f",{found['labels']}"))
+    for match in _CACHE.finditer(metrics):
+        labels = dict(_LABEL.findall(f",{match['labels']}"))
         total += int(labels.get("num_gpu_blocks", 0)) * int(labels.get("block_size", 0))
     return total
 

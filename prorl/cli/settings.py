@@ -168,9 +168,9 @@ def check_effect(command: str, values: Mapping[str, Json], where: str) -> None:
     """Refuse a setting that the command would ignore. Raises ConfigError."""
     has_effect = EFFECTIVE[command]
     for section in values.keys() & Job.model_fields.keys():  # others are refused as unknown
-        keys, below, known = [""], values[section], _SECTIONS.get(section)
-        if known is not None and isinstance(below, Mapping):
-            keys = [key for key in below if key in known.model_fields]
+        keys, below, section_type = [""], values[section], _SECTIONS.get(section)
+        if section_type is not None and isinstance(below, Mapping):
+            keys = [key for key in below if key in section_type.model_fields]
         for key in keys:
             if not has_effect(section, key):
                 name = f"{section}.{key}".rstrip(".")
@@ -182,7 +182,7 @@ def check_effect(command: str, values: Mapping[str, Json], where: str) -> None:
                     hint = "a client says it: client.create_run(...), or `prorl run`"
                 elif users:
                     hint = (
-                        f"`{name}` is a setting of {', '.join(f'`prorl {one}`' for one in users)}"
+                        f"`{name}` is a setting of {', '.join(f'`prorl {user}`' for user in users)}"
                     )
                 raise ConfigError(
                     f"{where}: `{name}` has no effect on `prorl {command}`", "it left out", hint
@@ -273,7 +273,7 @@ def check_model(values: Mapping[str, Json], config: ServiceConfig, mend: str) ->
 
 
 def backend(policy: str) -> str:
-    """A policy as the service names its backend. Raises ConfigError with the nearest policy."""
+    """Returns a policy's backend URL. Raises ConfigError with the nearest policy."""
     if policy == "toy":
         return embedded(str(TOY))
     if (Path(policy) / "config.json").exists():
@@ -293,8 +293,8 @@ def backend(policy: str) -> str:
         return url
     hint = nearest(name.rpartition(":")[2], (*POLICIES, "toy"))
     if scheme_of(url) and not is_known(url):
-        given = f"policy {policy!r} of the unknown scheme {scheme_of(url)!r}"
-        raise ConfigError(given, f"one of {examples()}", hint)
+        problem = f"policy {policy!r} of the unknown scheme {scheme_of(url)!r}"
+        raise ConfigError(problem, f"one of {examples()}", hint)
     raise ConfigError(f"policy {policy!r}", f"one of {TAKES}", hint)
 
 
@@ -333,11 +333,11 @@ def run_settings(values: Mapping[str, Json], name: str) -> RunConfig:
 
 def service_environment() -> dict[str, Json]:
     """Keys of the service from the environment: `PRORL_INIT__SLOTS=8` is `init.slots`."""
-    known = set(ServiceConfig.model_fields)
+    fields = set(ServiceConfig.model_fields)
     values: dict[str, Json] = {}
     for name, text in environment().items():
         path = name.split("__")
-        if path[0] in known and path[0] not in ("token", "socket_dir"):
+        if path[0] in fields and path[0] not in ("token", "socket_dir"):
             merge(values, _nest(path, _scalar(text)))
     return values
 

@@ -143,11 +143,11 @@ def _decided(row: dict[str, Json]) -> str:
 
 def _tokens(summary: dict[str, Json], elapsed_s: float | None) -> str:
     sampled = f"{summary['tokens']:,} ({summary['sampled_tokens']:,} sampled)"
-    said = f"{sampled} in {summary['model_calls']:,} model calls"
+    counts = f"{sampled} in {summary['model_calls']:,} model calls"
     if not elapsed_s:
-        return said
+        return counts
     rollouts = f"{summary['rollouts'] / elapsed_s:.1f} rollouts/s"
-    return f"{said} · {summary['tokens'] / elapsed_s:,.0f} tokens/s · {rollouts}"
+    return f"{counts} · {summary['tokens'] / elapsed_s:,.0f} tokens/s · {rollouts}"
 
 
 def _stored(directory: Path, num_bytes: int, look: str, query: str) -> Iterator[str]:

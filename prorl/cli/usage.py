@@ -52,11 +52,11 @@ def _mistake(error: CycloptsError) -> str:
     return text[:1].lower() + text[1:]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint of an error for a name that nobody knows; empty when none is like it.
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Returns the hint of an error for an unknown name; empty when none is like it.
 
     >>> nearest("orcle", ["oracle", "noop"])
     'did you mean `oracle`?'
     """
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean `{close[0]}`?" if close else ""

@@ -132,13 +132,13 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
         note(f"interrupted: what was done is kept in {root / name}; `{again}` continues")
         return 130
     tidy(root / name)
-    found = report(root, name)
-    found |= {"recipe": recipe.model_dump(), "cpu_s": spent_s}
-    found["elapsed_s"] = time.monotonic() - started
+    figures = report(root, name)
+    figures |= {"recipe": recipe.model_dump(), "cpu_s": spent_s}
+    figures["elapsed_s"] = time.monotonic() - started
     if json:
-        say_json(found)
+        say_json(figures)
     else:
-        present(found)
+        present(figures)
     return 0
 
 

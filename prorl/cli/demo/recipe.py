@@ -155,11 +155,13 @@ def _in_turn(recipe: Recipe, split: str, seed: int, count: int) -> list[Task]:
 
 
 def _of_guest(task: Task) -> Task:
-    """The same for a guest: what it asks, offers and judges is the env's."""
+    """Returns the task for a guest, with the env's messages, tools and answer."""
     env = get_env(task.env)
     data: dict[str, Json] = {
         "guest": GUEST,
-        "messages": [{"role": one.role, "content": one.content} for one in env.messages(task)],
+        "messages": [
+            {"role": message.role, "content": message.content} for message in env.messages(task)
+        ],
         "functions": tool_values(env.tools(task)),
         "prices": task.data.get("prices", {}),
         "answer": task.data["answer"],

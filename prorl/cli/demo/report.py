@@ -62,11 +62,11 @@ def report(root: Path, name: str) -> dict[str, Json]:
     stored = StoredRun(root / name)
     sets: list[dict[str, Json]] = stored.sql(SETS).to_pylist()
     for when, run in (("before", name + BEFORE), ("after", name + AFTER)):
-        passed = {(one.data_source, one.mode): one for one in evaluation(root / run)}
+        passed = {(each.data_source, each.mode): each for each in evaluation(root / run)}
         for row in sets:
             for mode in ("sampled", "greedy"):
-                one = passed.get((row["set"], mode))
-                row[f"{mode}_{when}"] = one.at[1]._asdict() if one and one.at else None
+                outcome = passed.get((row["set"], mode))
+                row[f"{mode}_{when}"] = outcome.at[1]._asdict() if outcome and outcome.at else None
     files = sorted(map(str, (root / name / "training" / "metrics").glob("step-*.parquet")))
     steps: list[dict[str, Json]] = (
         ds.dataset(files).to_table().sort_by("step").to_pylist() if files else []
@@ -91,8 +91,8 @@ def report(root: Path, name: str) -> dict[str, Json]:
     }
 
 
-def present(found: dict[str, Json]) -> None:
-    def held(share: Json) -> str:
+def present(figures: dict[str, Json]) -> None:
+    def with_interval(share: Json) -> str:
         return f"{share['value']:.3f} [{share['low']:.2f}, {share['high']:.2f}]" if share else "-"
 
     def greedy(share: Json) -> str:
@@ -102,8 +102,8 @@ def present(found: dict[str, Json]) -> None:
         (
             row["set"],
             row["groups"],
-            held(row["sampled_before"]),
-            held(row["sampled_after"]),
+            with_interval(row["sampled_before"]),
+            with_interval(row["sampled_after"]),
             f"{greedy(row['greedy_before'])} -> {greedy(row['greedy_after'])}",
             row["kept"],
             row["dropped"],
@@ -111,19 +111,19 @@ def present(found: dict[str, Json]) -> None:
             row["tokens"],
             f"{row['exact_share']:.2%}",
         )
-        for row in found["sets"]
+        for row in figures["sets"]
     ]
     say()
-    title = f"{found['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it"
+    title = f"{figures['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it"
     table(COLUMNS, rows, title=title)
-    times, directory = found["times"], Path(found["directory"])
+    times, directory = figures["times"], Path(figures["directory"])
     name, root = directory.name, root_option(directory.parent)
     loads = "(transformers, vLLM and `prorl eval --policy DIR` load them)"
     checkpoints = checkpoints_dir(directory.parent, name)
-    if found["steps"]:  # what the shipped trainer measures of itself
+    if figures["steps"]:  # what the shipped trainer measures of itself
         step_s = sum(times[f"{phase}_s"] for phase in PHASES)
         spent = " · ".join(f"{phase} {times[f'{phase}_s']:.2f}" for phase in PHASES)
-        say(f"  steps     {len(found['steps'])} of {step_s:.1f} s: {spent}")
+        say(f"  steps     {len(figures['steps'])} of {step_s:.1f} s: {spent}")
         apart = "no token could be compared"
         if count := times["compared_tokens"]:
             most = f"at most {times['logprob_diff_max']:.1e} apart"
@@ -131,7 +131,10 @@ def present(found: dict[str, Json]) -> None:
         say(f"  logprobs  sampler against trainer: {apart}")
     elif newest := newest_checkpoint(directory.parent, name):
         say(f"  steps     TRL's figures of each: {newest / 'trainer_state.json'}")
-    say(f"  cost      {found['elapsed_s']:.0f} s, {found['cpu_s']:.0f} CPU s, sandboxes included")
+    say(
+        f"  cost      {figures['elapsed_s']:.0f} s, {figures['cpu_s']:.0f} CPU s,"
+        " sandboxes included"
+    )
     say(f"  weights   {checkpoints}  {loads}")
     say(f"  next      prorl view {shlex.quote(str(directory))}")
     say(f"            prorl show {name} --best{root}")

@@ -24,9 +24,9 @@ def shuffled(batch: PackedBatch) -> Float32:
     Who gets what depends on the group's id alone, so that a replay repeats it.
     """
     _, first, rollout = np.unique(batch.rollout_ids, return_index=True, return_inverse=True)
-    given, groups = mean_std(batch)[first], batch.group_ids[first]
-    dealt = given.copy()
+    advantages, groups = mean_std(batch)[first], batch.group_ids[first]
+    dealt = advantages.copy()
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
-        dealt[members] = given[np.random.default_rng(int(group)).permutation(members)]
+        dealt[members] = advantages[np.random.default_rng(int(group)).permutation(members)]
     return dealt[rollout]
