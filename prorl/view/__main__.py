@@ -23,10 +23,12 @@ def main() -> int:
     parser.add_argument("--service", required=True, help="root of the service that writes them")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
-    given = parser.parse_args()
-    die_with_parent(signal.SIGTERM, given.parent)
+    arguments = parser.parse_args()
+    die_with_parent(signal.SIGTERM, arguments.parent)
     try:
-        listening = listen(Library(given.runs, service=given.service), given.port, user_name())
+        listening = listen(
+            Library(arguments.runs, service=arguments.service), arguments.port, user_name()
+        )
     except UserError as error:
         print(f"no pages: {error}", flush=True)
         return 1

@@ -37,11 +37,13 @@ _POLICY = (
 
 
 def freeze(where: str, rollouts: Iterable[int] = ()) -> str:
-    """A run as one HTML file, with these rollouts whole. Raises as Opened, NotFoundError."""
+    """Returns a run as one HTML file, these rollouts whole. Raises as Opened, NotFoundError."""
     library = Library.at(where)
     (name,) = library.names()
     opened = library.open(name)
-    wanted = list(rollouts) or [row["rollout_id"] for sql in CHOSEN for row in opened.answer(sql)]
+    rollout_ids = list(rollouts) or [
+        row["rollout_id"] for sql in CHOSEN for row in opened.answer(sql)
+    ]
     page = opened.page(Question(), 0, ROWS)
     run = f"/runs/{opened.stored.run_id}"
     answers: dict[str, Json] = {
@@ -52,7 +54,7 @@ def freeze(where: str, rollouts: Iterable[int] = ()) -> str:
         **{f"{run}/figures/{figure}": opened.figure(figure) for figure in ANALYSES},
         **{f"{run}/curves/{axis}": opened.curves(axis) for axis in AXES},
     }
-    for rollout_id in dict.fromkeys(wanted):
+    for rollout_id in dict.fromkeys(rollout_ids):
         around = opened.neighbours(Question(), rollout_id)
         answers[f"{run}/rollouts/{rollout_id}"] = opened.rollout(rollout_id) | {"around": around}
         answers[f"{run}/rollouts/{rollout_id}/tokens"] = tokens(

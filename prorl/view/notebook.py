@@ -29,7 +29,7 @@ select run_id as run, count(*) as rollouts, avg(reward) filter (valid) as reward
 from rollouts group by 1 order by 1"""
 
 
-class ShownRuns(Runs):
+class NotebookRuns(Runs):
     @property
     def plot(self) -> Plots:
         """`run.plot.reward()` and the other analyses of `prorl report`; `pass_`, since Python keeps
@@ -45,7 +45,7 @@ class ShownRuns(Runs):
         rows = self.table(_SUMMARY).to_pylist()
         names = list(rows[0]) if rows else ["no rollout is stored"]
         head = "".join(f"<th>{escape(name)}</th>" for name in names)
-        lines = ("".join(f"<td>{_said(value)}</td>" for value in row.values()) for row in rows)
+        lines = ("".join(f"<td>{_cell_html(value)}</td>" for value in row.values()) for row in rows)
         return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
@@ -65,33 +65,35 @@ class Plots:
         return partial(self._figure, name)
 
     def _figure(self, name: str) -> Figure:
-        asked = ANALYSES[name]
+        analysis = ANALYSES[name]
         rows = [
             row | {"z": run.run_id} if len(self._runs.runs) > 1 else row
             for run in self._runs.runs
-            for row in Runs([run]).table(asked.sql).to_pylist()
+            for row in Runs([run]).table(analysis.sql).to_pylist()
         ]
-        return Figure({"name": name, "title": asked.title, "picture": asked.picture, "rows": rows})
+        return Figure(
+            {"name": name, "title": analysis.title, "picture": analysis.picture, "rows": rows}
+        )
 
 
 class Figure:
-    def __init__(self, asked: dict[str, Json]) -> None:
-        self._asked = asked
+    def __init__(self, content: dict[str, Json]) -> None:
+        self._content = content
 
     @property
     def rows(self) -> list[dict[str, Json]]:
-        return list(self._asked["rows"])
+        return list(self._content["rows"])
 
     def __repr__(self) -> str:
-        return f"{self._asked['title']}: {len(self.rows)} rows"
+        return f"{self._content['title']}: {len(self.rows)} rows"
 
     def _repr_html_(self) -> str:
-        page = escape(html({"figure": self._asked}))
+        page = escape(html({"figure": self._content}))
         style = "width:100%;max-width:720px;height:320px;border:0"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
 
 
-def _said(value: Any) -> str:
+def _cell_html(value: Any) -> str:
     return escape(
         f"{value:,.3f}"
         if isinstance(value, float)
@@ -101,8 +103,8 @@ def _said(value: Any) -> str:
     )
 
 
-def open_runs(*where: str | Path) -> ShownRuns:
+def open_runs(*where: str | Path) -> NotebookRuns:
     """Open run directories: paths, globs of paths, roots (all their runs), URLs. Raises
     NotFoundError when nothing is there.
     """
-    return ShownRuns(opened(*where).runs)
+    return NotebookRuns(opened(*where).runs)

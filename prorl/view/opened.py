@@ -91,12 +91,12 @@ WORDED = """(select * from rollouts left join (
     on worded = rollout_id) as rollouts"""
 """One look at all messages, for however many words."""
 
-SHOWN_CHARS = 400
+SNIPPET_CHARS = 400
 """Of what was asked and answered, in a row of the list."""
 SPOKEN = f"""
 select rollout_id,
-    left(arg_min(content, "index") filter (role = 'user'), {SHOWN_CHARS}) as asked,
-    left(arg_max(content, "index") filter (role = 'assistant' and content <> ''), {SHOWN_CHARS})
+    left(arg_min(content, "index") filter (role = 'user'), {SNIPPET_CHARS}) as asked,
+    left(arg_max(content, "index") filter (role = 'assistant' and content <> ''), {SNIPPET_CHARS})
     as answered
 from messages where rollout_id in ({{}}) group by rollout_id"""
 PROMPTS = "select group_id, task from tasks where group_id in ({})"
@@ -116,12 +116,12 @@ class Question(NamedTuple):
 
     @property
     def source(self) -> str:
-        """What `condition` is a condition on."""
-        found = [
+        """Returns the relation that `condition` applies to."""
+        columns = [
             f"bool_or(contains(lower(content), {word})) as word_{place}"
             for place, word in enumerate(self.quoted_words)
         ]
-        return WORDED.format(words=", ".join(found)) if found else "rollouts"
+        return WORDED.format(words=", ".join(columns)) if columns else "rollouts"
 
     @property
     def condition(self) -> str:
@@ -173,11 +173,11 @@ class Opened:
         with ThreadPoolExecutor(READERS) as threads:
             read = dict(zip((f.path for f in new), threads.map(self._narrow, new), strict=True))
         for path in (file.path for file in files):
-            found = self._parts[path] if path in self._parts else read[path]
-            if isinstance(found, ProrlError):
-                self.damaged[path] = str(found)
+            part = self._parts[path] if path in self._parts else read[path]
+            if isinstance(part, ProrlError):
+                self.damaged[path] = str(part)
             else:
-                parts[path] = found
+                parts[path] = part
         self._parts = parts
         self.rows = pa.concat_tables([NARROW.empty_table(), *parts.values()])
         place = pa.array(np.arange(self.rows.num_rows))
@@ -208,8 +208,8 @@ class Opened:
                 "spark": [row["reward"] for row in spark],
                 "columns": [{"name": f.name, "type": str(f.type)} for f in NARROW],
                 "figures": [
-                    {"name": name, "title": asked.title, "part": asked.part}
-                    for name, asked in ANALYSES.items()
+                    {"name": name, "title": analysis.title, "part": analysis.part}
+                    for name, analysis in ANALYSES.items()
                 ],
                 "damaged": dict(self.damaged),
             }
@@ -245,26 +245,26 @@ class Opened:
 
     def page(self, question: Question, offset: int, limit: int) -> dict[str, Json]:
         with self._lock:
-            found = self._places(question)
-            rows = self.rows.take(pa.array(found[offset : offset + limit])).to_pylist()
+            places = self._places(question)
+            rows = self.rows.take(pa.array(places[offset : offset + limit])).to_pylist()
             self._add_spoken(rows)
-            return {"total": len(found), "of": self.rows.num_rows, "rows": rows}
+            return {"total": len(places), "of": self.rows.num_rows, "rows": rows}
 
     def _add_spoken(self, rows: list[dict[str, Json]]) -> None:
-        """What was asked and answered; of one without messages the prompt of its task. A damaged
+        """Adds question and answer to rows; without messages, the prompt of the task. A damaged
         part leaves them empty: the rows themselves are whole.
         """
         ids = ",".join(str(row["rollout_id"]) for row in rows) or "-1"
         groups = ",".join({str(row["group_id"]) for row in rows}) or "-1"
         spoken, prompts = {}, {}
         with suppress(StorageError):
-            spoken = {one["rollout_id"]: one for one in self.answer(SPOKEN.format(ids))}
+            spoken = {row["rollout_id"]: row for row in self.answer(SPOKEN.format(ids))}
         with suppress(StorageError):
-            prompts = {one["group_id"]: one["task"] for one in self.answer(PROMPTS.format(groups))}
+            prompts = {row["group_id"]: row["task"] for row in self.answer(PROMPTS.format(groups))}
         for row in rows:
-            said = spoken.get(row["rollout_id"], {})
-            row["asked"] = said.get("asked") or _prompt(prompts.get(row["group_id"]) or "{}")
-            row["answered"] = said.get("answered") or ""
+            texts = spoken.get(row["rollout_id"], {})
+            row["asked"] = texts.get("asked") or _prompt(prompts.get(row["group_id"]) or "{}")
+            row["answered"] = texts.get("answered") or ""
 
     def _places(self, question: Question) -> NDArray[np.int64]:
         if question.order not in NARROW.names:
@@ -274,8 +274,8 @@ class Opened:
             return self._answers[question]
         order = f' order by "{question.order}" {"desc" if question.down else "asc"} nulls last'
         sql = question.select(PLACE) + f"{order}, rollout_id"
-        found = self._query(sql, by_user=bool(question.where.strip()))
-        places: NDArray[np.int64] = found.column(0).to_numpy().astype(np.int64)
+        table = self._query(sql, by_user=bool(question.where.strip()))
+        places: NDArray[np.int64] = table.column(0).to_numpy().astype(np.int64)
         self._answers[question] = places
         while len(self._answers) > ANSWERS:
             self._answers.popitem(last=False)
@@ -318,21 +318,21 @@ class Opened:
     def figure(self, name: str) -> dict[str, Json]:
         with self._lock:
             if name not in self._figures:
-                asked = ANALYSES[name]
-                about = {"name": name, "title": asked.title, "sql": asked.sql.strip()}
-                about |= {"picture": asked.picture, "where": asked.where}
+                analysis = ANALYSES[name]
+                about = {"name": name, "title": analysis.title, "sql": analysis.sql.strip()}
+                about |= {"picture": analysis.picture, "where": analysis.where}
                 try:
-                    self._figures[name] = about | {"rows": self.answer(asked.sql, rows=2000)}
+                    self._figures[name] = about | {"rows": self.answer(analysis.sql, rows=2000)}
                 except ProrlError as error:
                     return about | {"rows": [], "error": str(error)}
             return dict(self._figures[name])
 
     def rollout(self, rollout_id: int) -> dict[str, Json]:
-        """Everything of one rollout but its tokens; parts that cannot be read are named. Raises
-        NotFoundError.
+        """Returns everything of one rollout but its tokens; parts that cannot be read are named.
+        Raises NotFoundError.
         """
-        found, damaged = self.tables(rollout_id, ("rollouts", "messages", "turns"))
-        rows = found["rollouts"].to_pylist()
+        tables, damaged = self.tables(rollout_id, ("rollouts", "messages", "turns"))
+        rows = tables["rollouts"].to_pylist()
         if not rows and not damaged:
             raise NotFoundError(f"run {self.stored.run_id} has no rollout {rollout_id}")
         row = rows[0] if rows else {"rollout_id": rollout_id}
@@ -341,7 +341,7 @@ class Opened:
         siblings = Question(f"group_id = {group}").select(
             "rollout_id, sample_index, reward, status, stop_reason, num_turns, num_sampled, valid"
         )
-        asked: Mapping[str, str] = {
+        queries: Mapping[str, str] = {
             "siblings": f"{siblings} order by sample_index",
             "task": f"select * from tasks where group_id = {group} limit 1",
             "annotations": f"select * from annotations where rollout_id = {rollout_id}"
@@ -351,7 +351,7 @@ class Opened:
             "scores": f"select * from scores where rollout_id = {rollout_id}",
         }
         answer: dict[str, Any] = {}
-        for name, sql in asked.items():
+        for name, sql in queries.items():
             try:
                 answer[name] = self.answer(sql, rows=500)
             except ProrlError as error:
@@ -364,28 +364,28 @@ class Opened:
             "run": self.stored.run_id,
             "rollout": row,
             "artifact": bytes(artifact).decode("utf-8", "replace"),
-            "messages": found["messages"].sort_by("index").to_pylist(),
-            "turns": found["turns"].sort_by("turn").to_pylist(),
+            "messages": tables["messages"].sort_by("index").to_pylist(),
+            "turns": tables["turns"].sort_by("turn").to_pylist(),
             "damaged": damaged,
         }
 
     def tables(
         self, rollout_id: int, names: tuple[str, ...] = OF_ROLLOUTS
     ) -> tuple[dict[str, pa.Table], dict[str, str]]:
-        """One rollout's rows of these tables, and what is wrong with those that lack them."""
-        found, damaged = {}, {}
+        """Returns one rollout's rows of these tables, and what is wrong with the others."""
+        by_table, damaged = {}, {}
         for name in names:
             try:
-                found[name] = self.stored.rows_of(name, rollout_id)
+                by_table[name] = self.stored.rows_of(name, rollout_id)
             except ProrlError as error:
-                found[name] = TABLES[name].empty_table()
+                by_table[name] = TABLES[name].empty_table()
                 damaged[name] = str(self.stored.blame(error, [name]))
-        return found, damaged
+        return by_table, damaged
 
 
 def _prompt(task: str) -> str:
-    """Of a task as `tasks` has it: the text, or the last message of a conversation."""
+    """Returns the prompt of a task as `tasks` has it: a text, or its last message."""
     prompt = orjson.loads(task).get("prompt") or ""
     if isinstance(prompt, list):
         prompt = prompt[-1].get("content") if prompt else ""
-    return prompt[:SHOWN_CHARS] if isinstance(prompt, str) else str(prompt)[:SHOWN_CHARS]
+    return prompt[:SNIPPET_CHARS] if isinstance(prompt, str) else str(prompt)[:SNIPPET_CHARS]

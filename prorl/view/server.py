@@ -174,8 +174,8 @@ class Guard:
             return
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise ForbiddenError("a request from another site", "one from our own page")
-        said = headers.get("authorization", "").removeprefix("Bearer ")
-        if not secrets.compare_digest(said.encode(), self._token.encode()):
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        if not secrets.compare_digest(bearer.encode(), self._token.encode()):
             raise ForbiddenError(
                 "no token, or another one", "the address with #token=... that was printed"
             )
@@ -202,18 +202,18 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
 
     def difference_of(request: Request) -> Json:
         a, b = (library.open(request.query_params.get(name, "")) for name in ("a", "b"))
-        found = difference(a.answer, b.answer)
-        tasks = [task._asdict() for task in found.tasks[:SQL_ROWS]]
+        comparison = difference(a.answer, b.answer)
+        tasks = [task._asdict() for task in comparison.tasks[:SQL_ROWS]]
         counts = {
-            "shared": len(found.tasks),
-            "flipped": sum(task.flipped for task in found.tasks),
+            "shared": len(comparison.tasks),
+            "flipped": sum(task.flipped for task in comparison.tasks),
         }
-        return found._asdict() | {"tasks": tasks} | counts
+        return comparison._asdict() | {"tasks": tasks} | counts
 
     def rows(request: Request) -> Json:
-        asked = request.query_params
-        limit = min(_whole(asked, "limit", 100), PAGE_ROWS)
-        return _of(request).page(_question(asked), _whole(asked, "offset"), limit)
+        params = request.query_params
+        limit = min(_whole(params, "limit", 100), PAGE_ROWS)
+        return _of(request).page(_question(params), _whole(params, "offset"), limit)
 
     def facets(request: Request) -> Json:
         return {"facets": _of(request).facets(_question(request.query_params))}
@@ -230,43 +230,43 @@ def create_app(library: Library, token: str, hosts: frozenset[str], author: str)
     def sql(request: Request) -> Json:
         opened, query = _of(request), request.query_params
         ask = opened.answer if "page" in query else opened.ask
-        found = ask(query.get("q", ""), rows=SQL_ROWS + 1)
-        return {"rows": found[:SQL_ROWS], "more": len(found) > SQL_ROWS}
+        matches = ask(query.get("q", ""), rows=SQL_ROWS + 1)
+        return {"rows": matches[:SQL_ROWS], "more": len(matches) > SQL_ROWS}
 
     async def events(request: Request) -> Response:
-        """What the run is now and after each change of it or its service, once a second at most."""
+        """Streams the run's state now and after each change of it or its service, at 1 Hz."""
         opened = await run_in_threadpool(_of, request)
 
-        async def told() -> AsyncIterator[bytes]:
-            said = b""
+        async def changes() -> AsyncIterator[bytes]:
+            sent = b""
             while not await request.is_disconnected():
                 now = orjson.dumps(
                     await run_in_threadpool(_now, opened, library.service), default=str
                 )
-                if now != said:
+                if now != sent:
                     yield b"data: " + now[:-1] + b',"at":%.1f}\n\n' % time.time()
-                said = now
+                sent = now
                 await asyncio.sleep(EVENTS_S)
 
-        return StreamingResponse(told(), media_type="text/event-stream")
+        return StreamingResponse(changes(), media_type="text/event-stream")
 
     async def note(request: Request) -> Response:
         body = await request.body()
         if len(body) > BODY_BYTES:
             return _refusal(UserError(f"{len(body)} bytes", f"at most {BODY_BYTES}"))
         try:
-            given = dict(orjson.loads(body))
+            annotation = dict(orjson.loads(body))
         except (orjson.JSONDecodeError, TypeError, ValueError):
             return _refusal(UserError("a body that is no JSON object", "rollout_id and label"))
-        return await run_in_threadpool(_answer, lambda request: say(request, given), request)
+        return await run_in_threadpool(_answer, lambda request: say(request, annotation), request)
 
-    def say(request: Request, given: dict[str, Json]) -> Json:
+    def say(request: Request, annotation: dict[str, Json]) -> Json:
         opened = _of(request)
         try:
-            annotate(opened.stored, [given], author=author)
+            annotate(opened.stored, [annotation], author=author)
         except StorageError as error:
             raise UserError(str(error), "a run directory that can be written") from None
-        return {"annotations": opened.rollout(int(given["rollout_id"]))["annotations"]}
+        return {"annotations": opened.rollout(int(annotation["rollout_id"]))["annotations"]}
 
     def _of(request: Request) -> Opened:
         return library.open(request.path_params["run"])
@@ -357,13 +357,13 @@ def _refusal(error: ProrlError) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def _question(asked: QueryParams) -> Question:
-    order, words = asked.get("order") or "rollout_id", asked.get("words", "")
-    return Question(asked.get("where", ""), order, "down" in asked, words)
+def _question(params: QueryParams) -> Question:
+    order, words = params.get("order") or "rollout_id", params.get("words", "")
+    return Question(params.get("where", ""), order, "down" in params, words)
 
 
-def _whole(asked: QueryParams, name: str, default: int = 0) -> int:
-    text = asked.get(name) or str(default)
+def _whole(params: QueryParams, name: str, default: int = 0) -> int:
+    text = params.get(name) or str(default)
     if not text.isascii() or not text.isdigit() or len(text) > 12:
         raise UserError(f"{name} {text[:40]!r}", "a whole number from 0 on")
     return int(text)

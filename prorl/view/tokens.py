@@ -31,7 +31,7 @@ class Pieces:
     def __init__(self, spec: str) -> None:
         self.trouble = ""
         self._tokenizer: Tokenizer | None = None
-        self._known: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
         try:
             self._tokenizer = load_tokenizer(spec) if spec else None
             self.trouble = "" if spec else "the manifest names no tokenizer"
@@ -43,7 +43,7 @@ class Pieces:
             self._before = self._tokenizer.decode(self._anchor)
 
     def spell(self, ids_L: Int32) -> tuple[list[str], list[int]]:
-        """Texts, and which of them each id is.
+        """Returns texts, and which of them each id is.
 
         >>> Pieces("bytes").spell(np.array([104, 105, 104], np.int32))
         (['h', 'i'], [0, 1, 0])
@@ -51,7 +51,7 @@ class Pieces:
         ['é', '']
         """
         different, where = np.unique(ids_L, return_inverse=True)
-        texts = [self._one(token_id) for token_id in different.tolist()]
+        texts = [self._text_of(token_id) for token_id in different.tolist()]
         broken = np.array([text[-1:] == _BROKEN for text in texts], bool)[where]
         at: list[int] = where.tolist()
         done = 0
@@ -63,13 +63,13 @@ class Pieces:
                 texts += here
         return texts, at
 
-    def _one(self, token_id: int) -> str:
+    def _text_of(self, token_id: int) -> str:
         if self._tokenizer is None:
             return f"‹{token_id}›"
-        text = self._known.get(token_id)
+        text = self._texts.get(token_id)
         if text is None:
             both = np.append(self._anchor, np.int32(token_id)).astype(np.int32)
-            text = self._known[token_id] = self._tokenizer.decode(both)[len(self._before) :]
+            text = self._texts[token_id] = self._tokenizer.decode(both)[len(self._before) :]
         return text
 
     def _several(self, ids: Int32) -> list[str]:
@@ -82,15 +82,15 @@ class Pieces:
 
 
 def tokens(opened: Opened, pieces: Pieces, rollout_id: int) -> dict[str, Json]:
-    """Each sequence of a rollout: texts, logprobs, spans, and what the learner made of it."""
-    found, damaged = opened.tables(rollout_id, ("sequences",))
-    told = opened.answer(
+    """Returns each sequence of a rollout: texts, logprobs, spans, and the learner's values."""
+    tables, damaged = opened.tables(rollout_id, ("sequences",))
+    trained = opened.answer(
         "select sequence_id, step, advantage, loss, learner_logprobs from trained where"
         f" rollout_id = {rollout_id} order by step",
         rows=64,
     )
-    by_sequence = {row["sequence_id"]: row for row in told}
-    rows = found["sequences"].sort_by("segment")
+    by_sequence = {row["sequence_id"]: row for row in trained}
+    rows = tables["sequences"].sort_by("segment")
     return {
         "sequences": [
             _sequence(rows.slice(i, 1), pieces, by_sequence) for i in range(rows.num_rows)
@@ -103,8 +103,8 @@ def tokens(opened: Opened, pieces: Pieces, rollout_id: int) -> dict[str, Json]:
 def _sequence(row: pa.Table, pieces: Pieces, trained: dict[int, Any]) -> dict[str, Json]:
     ids_L = _values(row, "token_ids").astype(np.int32)
     texts, at = pieces.spell(ids_L)
-    told = trained.get(row.column("sequence_id")[0].as_py(), {})
-    learner = told.get("learner_logprobs")
+    learner_row = trained.get(row.column("sequence_id")[0].as_py(), {})
+    learner = learner_row.get("learner_logprobs")
     digits = 4 if learner is None else 6  # their difference is looked at
     return {
         **{
@@ -115,8 +115,8 @@ def _sequence(row: pa.Table, pieces: Pieces, trained: dict[int, Any]) -> dict[st
         "at": at,
         "logprobs": np.round(_values(row, "logprobs"), digits),
         "learner": None if learner is None else np.round(np.array(learner, np.float32), digits),
-        "advantage": told.get("advantage"),
-        "step": told.get("step"),
+        "advantage": learner_row.get("advantage"),
+        "step": learner_row.get("step"),
         **{name: _values(row, name) for name in _SPANS},
     }
 
