@@ -56,9 +56,9 @@ def main() -> int:
     parser.add_argument("--service", required=True, help="root of the service that writes them")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
-    given = parser.parse_args()
-    die_with_parent(signal.SIGTERM, given.parent)
-    return asyncio.run(_serve(given.name, given.service, given.runs, given.port))
+    arguments = parser.parse_args()
+    die_with_parent(signal.SIGTERM, arguments.parent)
+    return asyncio.run(_serve(arguments.name, arguments.service, arguments.runs, arguments.port))
 
 
 if __name__ == "__main__":

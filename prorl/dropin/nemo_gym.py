@@ -38,15 +38,15 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
         row = await body_of(
             request, {"responses_create_params": dict}, {"agent": str, "data": dict}
         )
-        asked = row["responses_create_params"]
+        params = row["responses_create_params"]
         agent = row.get("agent") or "native"
-        answer = await rollouts.one(
-            _task(row), agent=agent, sampling=sampling_of(asked, "max_output_tokens")
+        answer = await rollouts.complete(
+            _task(row), agent=agent, sampling=sampling_of(params, "max_output_tokens")
         )
         if answer.failed:
             raise UnavailableError(answer.failed)
-        said = {"response": response(asked, answer), "reward": answer.row["reward"]}
-        return answered({**row, **said})
+        body = {"response": response(params, answer), "reward": answer.row["reward"]}
+        return answered({**row, **body})
 
     async def aggregate(request: web.Request) -> web.Response:
         responses = (await body_of(request, {"verify_responses": list}))["verify_responses"]
@@ -86,14 +86,14 @@ def _task(row: dict[str, Json]) -> Task:
     )
 
 
-def response(asked: dict[str, Json], answer: Answer) -> dict[str, Json]:
+def response(request: dict[str, Json], answer: Answer) -> dict[str, Json]:
     row, items = answer.row, list[dict[str, Json]]()
     name = f"{row['run_id']}_{row['rollout_id']}"
     if (sequence := answer.main) is not None:
         ids, logprobs = sequence.token_ids_L, logprobs_of(sequence)
-        for i, (start, end, sampled, said) in enumerate(answer.pieces(sequence)):
+        for i, (start, end, sampled, messages) in enumerate(answer.pieces(sequence)):
             if sampled or i:
-                for message in said:
+                for message in messages:
                     items += _items(f"{name}_{len(items)}", message)
             if sampled:
                 items = items or _items(name, {"role": "assistant", "content": ""})
@@ -108,12 +108,12 @@ def response(asked: dict[str, Json], answer: Answer) -> dict[str, Json]:
         "id": f"resp_{name}",
         "object": "response",
         "created_at": time.time(),
-        "model": str(asked.get("model") or "policy"),
+        "model": str(request.get("model") or "policy"),
         "status": "completed",
         "output": items,
         "parallel_tool_calls": True,
         "tool_choice": "auto",
-        "tools": asked.get("tools") or [],
+        "tools": request.get("tools") or [],
         "usage": {
             "input_tokens": read,
             "input_tokens_details": {"cached_tokens": 0},

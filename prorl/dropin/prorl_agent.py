@@ -83,8 +83,8 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
         await asyncio.to_thread(rollouts.client.add_backend, url)
         if url not in servers:
             servers.append(url)
-        said = "Added" if running else "Buffered"
-        return answered({"status": f"{said} LLM server address: {address}"})
+        verb = "Added" if running else "Buffered"
+        return answered({"status": f"{verb} LLM server address: {address}"})
 
     async def clear(_: web.Request) -> web.Response:
         while servers:
@@ -93,8 +93,8 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
             except NotFoundError:
                 pass  # somebody else took it out
             servers.pop()
-        said = "all" if running else "buffered"
-        return answered({"status": f"Cleared {said} LLM server addresses"})
+        scope = "all" if running else "buffered"
+        return answered({"status": f"Cleared {scope} LLM server addresses"})
 
     async def process(request: web.Request) -> web.Response:
         must_run()
@@ -122,7 +122,7 @@ def routes(rollouts: Rollouts) -> list[web.RouteDef]:
             "max_tokens": params.get("max_model_len"),
         }
         return asyncio.ensure_future(
-            rollouts.one(
+            rollouts.complete(
                 task_of({key: instance[key] for key in instance if key != "trajectory_id"}),
                 limits={key: value for key, value in limits.items() if value},
                 sampling=sampling_of(params, "max_output_tokens"),
@@ -179,18 +179,20 @@ def result(instance: dict[str, Json], answer: Answer) -> dict[str, Json]:
 
 
 def messages(answer: Answer) -> list[dict[str, Json]]:
-    """The main sequence as messages whose `token_ids` are the sequence, in order.
+    """Returns the main sequence as messages whose `token_ids` are the sequence, in order.
 
     Where the template's tokens belong to several messages, the first of them has all.
     """
     if (sequence := answer.main) is None:
         return []
-    ids, logprobs, told = sequence.token_ids_L, logprobs_of(sequence), list[dict[str, Any]]()
-    for start, end, sampled, said in answer.pieces(sequence):
-        first = len(told)
-        for message in said or [{"role": "assistant" if sampled else "user", "content": ""}]:
+    ids, logprobs, entries = sequence.token_ids_L, logprobs_of(sequence), list[dict[str, Any]]()
+    for start, end, sampled, turn_messages in answer.pieces(sequence):
+        first = len(entries)
+        for message in turn_messages or [
+            {"role": "assistant" if sampled else "user", "content": ""}
+        ]:
             calls = calls_of(message) if message.get("tool_calls") else []
-            told.append(
+            entries.append(
                 {
                     "role": message["role"],
                     "content": message["content"],
@@ -199,7 +201,7 @@ def messages(answer: Answer) -> list[dict[str, Json]]:
                     "logprobs": None,
                 }
             )
-        told[first]["token_ids"] = ids[start:end]
+        entries[first]["token_ids"] = ids[start:end]
         if sampled:
-            told[first] |= {"input_ids": ids[:start], "logprobs": logprobs[start:end]}
-    return told
+            entries[first] |= {"input_ids": ids[:start], "logprobs": logprobs[start:end]}
+    return entries

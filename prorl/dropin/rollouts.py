@@ -1,7 +1,7 @@
 """`Rollouts`: single rollouts asked of the service, and answers made of what it stored.
 
     rollouts = Rollouts(client, root, "nemo-gym")
-    answer = await rollouts.one(task, agent="codex")      # when it is stored
+    answer = await rollouts.complete(task, agent="codex")      # when it is stored
 
 Rollouts that are driven alike (agent, limits) share a run, which is made when the first of them
 comes; of the runs that no request needs only the last few stay open. Answers are read from the run
@@ -62,9 +62,11 @@ class Answer(NamedTuple):
 
     @property
     def main(self) -> Sequence | None:
-        """What a protocol of one sequence a rollout is given: the last that trains."""
-        trained = [one for one in self.sequences if one.weight > 0]
-        return max(trained or self.sequences[:1], key=lambda one: one.segment, default=None)
+        """Returns the last sequence that trains, for protocols of one sequence a rollout."""
+        trained = [sequence for sequence in self.sequences if sequence.weight > 0]
+        return max(
+            trained or self.sequences[:1], key=lambda sequence: sequence.segment, default=None
+        )
 
     @property
     def failed(self) -> str:
@@ -72,7 +74,7 @@ class Answer(NamedTuple):
         row = self.row
         return "" if row["valid"] else str(row["failure_message"] or row["failure_code"]) or "void"
 
-    def said_in(self, sequence: Sequence) -> list[dict[str, Json]]:
+    def messages_in(self, sequence: Sequence) -> list[dict[str, Json]]:
         segments = {turn["turn"]: turn["segment"] for turn in self.turns}
         return [
             message
@@ -82,10 +84,10 @@ class Answer(NamedTuple):
         ]
 
     def pieces(self, sequence: Sequence) -> list[Piece]:
-        """The sequence up to its last sampled token, cut where sampling begins and ends."""
-        said = [
+        """Returns the sequence up to its last sampled token, cut where sampling begins and ends."""
+        groups = [
             list(part)
-            for _, part in groupby(self.said_in(sequence), lambda m: m["role"] == "assistant")
+            for _, part in groupby(self.messages_in(sequence), lambda m: m["role"] == "assistant")
         ]
         ends, kinds, turns = (
             values.tolist()
@@ -101,8 +103,8 @@ class Answer(NamedTuple):
             start = end
         while cut and not cut[-1][2]:
             cut.pop()
-        told = said if len(said) >= len(cut) else [[] for _ in cut]
-        return [Piece(*part, messages) for part, messages in zip(cut, told, strict=False)]
+        aligned = groups if len(groups) >= len(cut) else [[] for _ in cut]
+        return [Piece(*part, messages) for part, messages in zip(cut, aligned, strict=False)]
 
 
 class Rollouts:
@@ -117,7 +119,7 @@ class Rollouts:
         """By how its rollouts are driven; the least recently used first."""
         self._background = set[asyncio.Task[None]]()
 
-    async def one(
+    async def complete(
         self,
         task: Task,
         *,
@@ -246,14 +248,20 @@ class _Run:
 
     async def _look(self) -> None:
         while self._waiting:
-            for rollout, answer in await asyncio.to_thread(self._found, list(self._waiting)):
+            for rollout, answer in await asyncio.to_thread(
+                self._stored_answers, list(self._waiting)
+            ):
                 self._waiting.pop(rollout).set_result(answer)
             await asyncio.sleep(LOOK_S)
 
-    def _found(self, wanted: list[int]) -> list[tuple[int, Answer]]:
+    def _stored_answers(self, rollout_ids: list[int]) -> list[tuple[int, Answer]]:
         try:
             self._refresh()
-            return [(one, self._answer(one)) for one in wanted if self._is_stored(one)]
+            return [
+                (rollout_id, self._answer(rollout_id))
+                for rollout_id in rollout_ids
+                if self._is_stored(rollout_id)
+            ]
         except (NotFoundError, StorageError, FileNotFoundError):
             return []  # not written yet, or compacted this moment: looked at again
 
@@ -279,14 +287,14 @@ class _Run:
 
     def _answer(self, rollout: int) -> Answer:
         assert self._run is not None
-        found = self._run.rollout(rollout)
-        sequences = found["sequences"].combine_chunks().to_struct_array()
+        tables = self._run.rollout(rollout)
+        sequences = tables["sequences"].combine_chunks().to_struct_array()
         chunks = (read_sequences(chunk) for chunk in sequences.chunks)
         return Answer(
-            row=found["rollouts"].to_pylist()[0],
-            sequences=tuple(one for chunk in chunks for one in chunk),
-            turns=found["turns"].to_pylist(),
-            messages=found["messages"].to_pylist(),
+            row=tables["rollouts"].to_pylist()[0],
+            sequences=tuple(sequence for chunk in chunks for sequence in chunk),
+            turns=tables["turns"].to_pylist(),
+            messages=tables["messages"].to_pylist(),
         )
 
 
@@ -295,11 +303,11 @@ def task_of(row: Row) -> Task:
     return detect(row).read(row, 0)
 
 
-def sampling_of(asked: Mapping[str, Json], max_tokens: str) -> SamplingParams | None:
-    """How a request wants to sample, if it says so. `max_tokens`: its name for that."""
+def sampling_of(request: Mapping[str, Json], max_tokens: str) -> SamplingParams | None:
+    """Returns a request's sampling parameters, if it has any. `max_tokens`: its name for that."""
     named = {"temperature": "temperature", "top_p": "top_p", max_tokens: "max_tokens"}
-    given = {ours: asked[key] for key, ours in named.items() if asked.get(key) is not None}
-    return SamplingParams(**given) if given else None
+    settings = {ours: request[key] for key, ours in named.items() if request.get(key) is not None}
+    return SamplingParams(**settings) if settings else None
 
 
 def logprobs_of(sequence: Sequence) -> NDArray[np.float32]:

@@ -46,7 +46,7 @@ class Waiting:
         self.cancelled = asyncio.Event()
         self.answer: asyncio.Future[Answer] = asyncio.Future()
 
-    async def one(self, *_: object, **__: object) -> Answer:
+    async def complete(self, *_: object, **__: object) -> Answer:
         self.began.set()
         try:
             return await asyncio.shield(self.answer)
