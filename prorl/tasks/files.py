@@ -25,8 +25,8 @@ from prorl.types import Json, Task
 Check = Callable[[Task], None]
 """Raises TaskError for a task that its env cannot run."""
 
-_SHOWN_BAD = 5
-_SHOWN_TASKS = 3
+_LISTED_BAD_ROWS = 5
+_LISTED_TASKS = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,22 +49,24 @@ class TaskSet:
                 tasks.setdefault(str(deviation), []).append(task.task_id)
         return [
             f"{len(ids)} of {len(self.tasks)} tasks: {deviation}"
-            f" ({', '.join(ids[:_SHOWN_TASKS])}{', ...' if len(ids) > _SHOWN_TASKS else ''})"
+            f" ({', '.join(ids[:_LISTED_TASKS])}{', ...' if len(ids) > _LISTED_TASKS else ''})"
             for deviation, ids in tasks.items()
         ]
 
     @property
     def about(self) -> str:
-        """One line for people: what was read as what, for which env, and what was left out."""
+        """Says in one line what was read as what, for which env, and what was left out."""
         envs = ", ".join(sorted({task.env for task in self.tasks}))
-        said = f"{self.source}: {len(self.tasks)} tasks, read as {self.format}, for the env {envs}"
+        summary = (
+            f"{self.source}: {len(self.tasks)} tasks, read as {self.format}, for the env {envs}"
+        )
         if self.repeated:
-            said += f"; {len(self.repeated)} say what an earlier row says ({self.repeated[0]})"
+            summary += f"; {len(self.repeated)} say what an earlier row says ({self.repeated[0]})"
         if not self.bad:
-            return said
-        more = "; ..." if len(self.bad) > _SHOWN_BAD else ""
-        places = "; ".join(error.given[:200] for error in self.bad[:_SHOWN_BAD])
-        return f"{said}; {len(self.bad)} bad rows left out: {places}{more}"
+            return summary
+        more = "; ..." if len(self.bad) > _LISTED_BAD_ROWS else ""
+        places = "; ".join(error.given[:200] for error in self.bad[:_LISTED_BAD_ROWS])
+        return f"{summary}; {len(self.bad)} bad rows left out: {places}{more}"
 
 
 def load_tasks(
@@ -106,22 +108,22 @@ def read_tasks(
     skip_invalid: bool = False,
     check: Check | None = None,
 ) -> TaskSet:
-    """As `load_tasks`, with what was found; rows that `check` refuses are bad rows, too."""
+    """Reads as `load_tasks` does, into a TaskSet; rows that `check` refuses are bad rows, too."""
     if limit is not None and limit < 1:
         raise TaskError(f"limit {limit}", "a positive number of tasks")
     here, settings = Path.cwd(), env_settings.read(env)
     settings = {absolute(name, here): values for name, values in settings.items()}
     name = env_settings.env_of_all(env)
     if is_generated(str(path)):
-        found = TaskSet(source=str(path), format="a generated set")
-        for task in from_spec(found.source)[:limit]:
+        task_set = TaskSet(source=str(path), format="a generated set")
+        for task in from_spec(task_set.source)[:limit]:
             task = env_settings.merge(_with_env(task, name, here), settings)
-            found.tasks.append(task)
+            task_set.tasks.append(task)
             if check is not None:
-                check(found.tasks[-1])
-        return found
+                check(task_set.tasks[-1])
+        return task_set
     path = Path(path)
-    found = TaskSet(source=str(path), format="")
+    task_set = TaskSet(source=str(path), format="")
     layout: Format | None = None
     places: dict[str, str] = {}
     contents: set[bytes] = set()
@@ -146,22 +148,22 @@ def read_tasks(
             bad = TaskError(f"{place}: {error.given}", error.expected, error.hint)
             if not skip_invalid or layout is None:  # whose format is unknown is no file of tasks
                 raise bad from None
-            found.bad.append(bad)
+            task_set.bad.append(bad)
             continue
         places[task.task_id] = place
-        found.tasks.append(task)
+        task_set.tasks.append(task)
         content = exact_json.dumps([task.env, task.prompt, task.data], option=orjson.OPT_SORT_KEYS)
         digest = blake2b(content, digest_size=16).digest()
         if digest in contents:
-            found.repeated.append(place)
+            task_set.repeated.append(place)
         contents.add(digest)
-        if len(found.tasks) == limit:
+        if len(task_set.tasks) == limit:
             break
-    if layout is None or not found.tasks:
-        what = f" that can be used ({found.bad[0].given})" if found.bad else ""
+    if layout is None or not task_set.tasks:
+        what = f" that can be used ({task_set.bad[0].given})" if task_set.bad else ""
         raise TaskError(f"{path} holds no tasks{what}", "one JSON object a line")
-    found.format = layout.name
-    return found
+    task_set.format = layout.name
+    return task_set
 
 
 def _with_env(task: Task, env: str, folder: Path) -> Task:

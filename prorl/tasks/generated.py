@@ -76,16 +76,16 @@ def wordings(openings: Sequence[T], phrases: Sequence[T], split: Split) -> list[
 
 def check_split(split: str) -> Split:
     """Raises TaskError for anything but `train` and `heldout`."""
-    for known in SPLITS:
-        if split == known:
-            return known
+    for name in SPLITS:
+        if split == name:
+            return name
     raise TaskError(f"split {split!r}", f"one of {', '.join(SPLITS)}")
 
 
 def distinct(
     n: int, rng: random.Random, draw: Callable[[random.Random, int], Task | None]
 ) -> list[Task]:
-    """n tasks with n different prompts; `draw(rng, index)` gives a task or None (try again).
+    """Returns n tasks with n different prompts; `draw(rng, index)` gives one, or None to retry.
 
     Raises TaskError.
     """
@@ -100,8 +100,8 @@ def distinct(
             tasks[task.prompt] = task
             tries = 0
         if tries > _TRIES:
-            found = f"{n} tasks asked for, {len(tasks)} different ones found"
-            raise TaskError(found, "fewer tasks", "lower n")
+            problem = f"{n} tasks asked for, {len(tasks)} different ones found"
+            raise TaskError(problem, "fewer tasks", "lower n")
     return list(tasks.values())
 
 
@@ -381,7 +381,7 @@ def repair(split: Split, seed: int, n: int) -> list[Task]:
 
 
 def _draw_bug(split: Split, seed: int, rng: random.Random, index: int) -> Task | None:
-    """A task, or None for a bug of the other split or one that the numbers do not show."""
+    """Draws a task, or None if its bug is of the other split or the numbers do not show it."""
     functions = rng.sample(FUNCTIONS, _LINES)
     letters = [rng.choice(LETTERS) for _ in functions]
     place = rng.randrange(_LINES)
@@ -391,16 +391,19 @@ def _draw_bug(split: Split, seed: int, rng: random.Random, index: int) -> Task |
     bug = (form.name, wrong, names)
     if split_of(bug) != split or want == got:
         return None
-    lines = [one.line(one.right, its) for one, its in zip(functions, letters, strict=True)]
+    lines = [
+        function.line(function.right, its) for function, its in zip(functions, letters, strict=True)
+    ]
     mended, lines[place] = lines[place], form.line(wrong, names)
     tests = [
-        (one, (numbers if one is form and not number else _numbers(rng)))
-        for one in functions
+        (function, (numbers if function is form and not number else _numbers(rng)))
+        for function in functions
         for number in range(_HIDDEN)
     ]
     asserts = "".join(
-        f"    assert call({one.name!r}, {_called(one, given)}) == {_value(one.right, given)}\n"
-        for one, given in tests
+        f"    assert call({function.name!r}, {_called(function, operands)})"
+        f" == {_value(function.right, operands)}\n"
+        for function, operands in tests
     )
     file, (opening, phrase) = rng.choice(FILES), rng.choice(wordings(FIX, FAILURES, split))
     call = f"{form.name}({_called(form, numbers)})"

@@ -153,8 +153,8 @@ def _json(path: Path) -> Iterator[Placed]:
             for number, line in enumerate(iter(partial(file.readline, MAX_LINE + 1), b""), 1):
                 place = f"{path}, line {number}"
                 if len(line) > MAX_LINE:
-                    given = f"more than {MAX_LINE >> 20} MiB without an end of line"
-                    raise TaskError(f"{place}: {given}", "one JSON object a line")
+                    problem = f"more than {MAX_LINE >> 20} MiB without an end of line"
+                    raise TaskError(f"{place}: {problem}", "one JSON object a line")
                 line = line.removeprefix(_UTF8_MARK) if number == 1 else line
                 if line.strip():
                     yield Placed(place, _line(line))
@@ -189,8 +189,8 @@ def _line(line: bytes) -> Row | TaskError:
             _keep_answers(value, exact_json.loads_as_written(line))
         return _object(value)
     except orjson.JSONDecodeError as cause:
-        shown = line.strip()[:60].decode("utf-8", "replace")
-        return TaskError(f"{shown!r} is not valid JSON ({cause})", "one JSON object a line")
+        excerpt = line.strip()[:60].decode("utf-8", "replace")
+        return TaskError(f"{excerpt!r} is not valid JSON ({cause})", "one JSON object a line")
 
 
 def _object(value: Json) -> Row | TaskError:
@@ -243,28 +243,28 @@ def is_rows(path: Path) -> bool:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of a folder's one split. Raises TaskError."""
+    """Returns the files of a folder's one split. Raises TaskError."""
     if (splits := folder / "dataset_dict.json").exists():
         names = _splits(splits)
         if len(names) > 1:
-            given = f"{folder} holds the splits {', '.join(names)}"
-            raise TaskError(given, "one of them", f"name it: {folder / names[0]}")
+            problem = f"{folder} holds the splits {', '.join(names)}"
+            raise TaskError(problem, "one of them", f"name it: {folder / names[0]}")
         folder = folder / names[0]
     if (folder / "state.json").exists():
         return sorted(folder.glob("*.arrow"))
-    found = []
+    paths = []
     for path in sorted(filter(is_rows, folder.rglob("*"))):
         parts = path.relative_to(folder).parts
         if len(parts) <= 3 and not any(part.startswith((".", "_")) for part in parts):
-            found.append(path)
-    names = sorted({_SHARD.sub("", path.name.partition(".")[0]) for path in found})
+            paths.append(path)
+    names = sorted({_SHARD.sub("", path.name.partition(".")[0]) for path in paths})
     if len(names) != 1:
         raise TaskError(
             f"{folder} is a directory with {', '.join(names) or 'no task file'}",
             "files of one split",
-            f"name one: {found[0]}" if found else "",
+            f"name one: {paths[0]}" if paths else "",
         )
-    return found
+    return paths
 
 
 def _splits(path: Path) -> list[str]:

@@ -40,7 +40,7 @@ NAMES = (
 
 GROUP = "prorl.formats"
 
-SHOWN_KEYS = 20
+LISTED_KEYS = 20
 MEND_KEYS = (
     "rename the keys, or write rows with task_id, env, prompt and data; docs/tasks.md has the keys"
     " of each format"
@@ -66,33 +66,33 @@ class Format(NamedTuple):
 
 
 def formats() -> Iterator[Format]:
-    """All formats: the users' first, then ours."""
+    """Yields all formats: the users' first, then ours."""
     for name in plugins.registered(GROUP):
-        found = plugins.load(GROUP, name, TaskError)
-        if not isinstance(found, Format):
-            raise TaskError(f"format {name!r} is {found!r}"[:200], "a prorl.tasks.formats.Format")
-        yield found
+        plugin = plugins.load(GROUP, name, TaskError)
+        if not isinstance(plugin, Format):
+            raise TaskError(f"format {name!r} is {plugin!r}"[:200], "a prorl.tasks.formats.Format")
+        yield plugin
     for name in NAMES:
         module, _, attribute = name.partition(":")
         yield getattr(import_module(f"prorl.tasks.formats.{module}"), attribute)
 
 
 def detect(row: Row) -> Format:
-    """The format of a file from its first row. Raises TaskError."""
-    known = list(formats())
-    for candidate in known:
+    """Returns the format of a file from its first row. Raises TaskError."""
+    candidates = list(formats())
+    for candidate in candidates:
         has_keys = all(any(key in row for key in keys.split("|")) for keys in candidate.keys)
         if has_keys and candidate.fits(row):
             return candidate
-    keys = ", ".join(map(repr, list(row)[:SHOWN_KEYS])) or "(none)"
-    more = ", ..." if len(row) > SHOWN_KEYS else ""
-    given = f"keys {keys}{more} are of no known format"
-    names = ", ".join(dict.fromkeys(one.name for one in known))
-    raise TaskError(given, f"one of {names}", MEND_KEYS)
+    keys = ", ".join(map(repr, list(row)[:LISTED_KEYS])) or "(none)"
+    more = ", ..." if len(row) > LISTED_KEYS else ""
+    problem = f"keys {keys}{more} are of no known format"
+    names = ", ".join(dict.fromkeys(layout.name for layout in candidates))
+    raise TaskError(problem, f"one of {names}", MEND_KEYS)
 
 
 def text(row: Row, key: str) -> str:
-    """A text that a row must have, not an empty one. Raises TaskError."""
+    """Returns a text that a row must have, not an empty one. Raises TaskError."""
     if key not in row:
         raise TaskError(
             f"the key {key!r} is missing; found {', '.join(map(repr, row))}",
@@ -101,9 +101,9 @@ def text(row: Row, key: str) -> str:
         )
     value = row[key]
     if not isinstance(value, str) or not value.strip():
-        shown = "empty" if isinstance(value, str) else type(value).__name__
+        kind = "empty" if isinstance(value, str) else type(value).__name__
         raise TaskError(
-            f"{key!r} is {shown}", "a string that is not empty", "mend or remove the row"
+            f"{key!r} is {kind}", "a string that is not empty", "mend or remove the row"
         )
     return value
 
@@ -129,17 +129,25 @@ def name_of(row: Row, source: str, index: int, *keys: str) -> str:
 
 
 def conversation(value: Json) -> str:
-    """What the user asks, of a text or of a list of `{role, content}`.
+    """Returns what the user asks, of a text or of a list of `{role, content}`.
 
-    What others say is left out: an env has a system message of its own. Raises TaskError.
+    Other messages are left out: an env has a system message of its own. Raises TaskError.
     """
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, list):
-        asked = [one for one in value if isinstance(one, dict) and one.get("role") == "user"]
-        said = [str(one["content"]) for one in asked if isinstance(one.get("content"), str)]
-        if said and len(said) == len(asked) and all(map(str.strip, said)):
-            return "\n\n".join(said)
+        user_messages = [
+            message
+            for message in value
+            if isinstance(message, dict) and message.get("role") == "user"
+        ]
+        texts = [
+            str(message["content"])
+            for message in user_messages
+            if isinstance(message.get("content"), str)
+        ]
+        if texts and len(texts) == len(user_messages) and all(map(str.strip, texts)):
+            return "\n\n".join(texts)
     raise TaskError(
         f"the prompt is {str(value)[:100]!r}", "a text, or messages of which one is the user's"
     )

@@ -245,13 +245,13 @@ def _check_tests(folder: Path, in_image: bool) -> None:
 
 
 def _resources(environment: Environment) -> dict[str, Json]:
-    """What the task asks of a sandbox, as `data.sandbox` has it."""
-    asked = {
+    """Returns the limits that the task sets for a sandbox, as `data.sandbox` has it."""
+    limits = {
         "memory_bytes": environment.memory_mb and environment.memory_mb * MIB,
         "overlay_bytes": environment.storage_mb and environment.storage_mb * MIB,
         "cpus": environment.cpus and float(environment.cpus),
     }
-    return {name: value for name, value in asked.items() if value}
+    return {name: value for name, value in limits.items() if value}
 
 
 def _variables(

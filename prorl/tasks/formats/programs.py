@@ -39,10 +39,10 @@ def program_data(value: Json) -> dict[str, Json]:
         raise TaskError("inputs and outputs differ in number", "one output for each input")
     if not function:
         pairs = zip(map(_lines, inputs), map(_lines, outputs), strict=True)
-        return {"cases": [{"input": given, "output": wanted} for given, wanted in pairs]}
-    is_wrapped = all(isinstance(one, list) and len(one) == 1 for one in outputs)
-    wanted = [one[0] for one in outputs] if is_wrapped else outputs
-    cases = [{"input": g, "output": w} for g, w in zip(inputs, wanted, strict=True)]
+        return {"cases": [{"input": stdin, "output": stdout} for stdin, stdout in pairs]}
+    is_wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+    expected = [output[0] for output in outputs] if is_wrapped else outputs
+    cases = [{"input": g, "output": w} for g, w in zip(inputs, expected, strict=True)]
     return {"cases": cases, "function": function}
 
 
@@ -140,19 +140,19 @@ class _TextOnly(pickle.Unpickler):
 
 
 def _private(value: Json) -> list[Json]:
-    """The private cases, which come as JSON, or packed. Raises TaskError."""
+    """Returns the private cases, which come as JSON, or packed. Raises TaskError."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = _parsed(value)
     if isinstance(value, list):
         return value
     try:
-        found = _parsed(_unpacked(str(value)))
+        cases = _parsed(_unpacked(str(value)))
     except UNPACKING_ERRORS as cause:
-        given = f"private_test_cases cannot be read ({cause})"
-        raise TaskError(given, "what was published") from None
-    if not isinstance(found, list):
+        problem = f"private_test_cases cannot be read ({cause})"
+        raise TaskError(problem, "what was published") from None
+    if not isinstance(cases, list):
         raise TaskError("private_test_cases are no list", "what was published")
-    return found
+    return cases
 
 
 UNPACKING_ERRORS = (ValueError, EOFError, LookupError, zlib.error, pickle.UnpicklingError)
@@ -193,31 +193,31 @@ def _cases(row: Row) -> list[Json]:
     for name in ("public_tests", "private_tests", "generated_tests"):
         tests = row.get(name)
         if isinstance(tests, dict):
-            found = program_data({"inputs": tests.get("input"), "outputs": tests.get("output")})
-            cases += found["cases"] if found else []
+            parsed = program_data({"inputs": tests.get("input"), "outputs": tests.get("output")})
+            cases += parsed["cases"] if parsed else []
     for name in ("official_tests", "examples"):
         tests = row.get(name)
         if not cases and isinstance(tests, list):
-            cases = [{"input": one["input"], "output": one["output"]} for one in _pairs(tests)]
+            cases = [{"input": test["input"], "output": test["output"]} for test in _pairs(tests)]
     return cases
 
 
 def _pairs(tests: Iterable[Json]) -> Iterable[dict[str, str]]:
-    for one in tests:
-        if not isinstance(one, dict) or not all(
-            isinstance(one.get(key), str) for key in ("input", "output")
+    for test in tests:
+        if not isinstance(test, dict) or not all(
+            isinstance(test.get(key), str) for key in ("input", "output")
         ):
-            raise TaskError(f"a test is {str(one)[:100]}", "an object with input and output")
-        yield one
+            raise TaskError(f"a test is {str(test)[:100]}", "an object with input and output")
+        yield test
 
 
 def _python_of(solutions: Json) -> str:
-    """The first Python solution: code_contests gives languages (3 = Python 3) beside texts."""
+    """Returns the first Python solution; code_contests lists languages (3 = Python 3)."""
     if not isinstance(solutions, dict):
         return ""
     pairs = zip(solutions.get("language", []), solutions.get("solution", []), strict=False)
     return next(
-        (str(found) for language, found in pairs if language == 3 or _PYTHON.match(str(language))),
+        (str(code) for language, code in pairs if language == 3 or _PYTHON.match(str(language))),
         "",
     )
 

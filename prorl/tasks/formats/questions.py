@@ -120,7 +120,7 @@ _IDS = ("question_id", "id", "Record ID", "uuid")
 
 
 def _choices(row: Row, source: str, index: int, prompt: str, choices: Json, answer: Json) -> Task:
-    if not isinstance(choices, list) or not all(isinstance(one, str) for one in choices):
+    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
         raise TaskError(f"its choices are {str(choices)[:100]}", "a list of texts")
     return Task(
         task_id=name_of(row, source, index, *_IDS),
@@ -150,7 +150,7 @@ def read_labelled(row: Row, index: int) -> Task:
 
 
 def read_right_and_wrong(row: Row, index: int) -> Task:
-    """A task of GPQA's or SciQ's columns.
+    """Returns a task of GPQA's or SciQ's columns.
 
     GPQA has Question, Correct Answer, Incorrect Answer 1 ...; SciQ question, correct_answer,
     distractor1 ...
@@ -160,7 +160,7 @@ def read_right_and_wrong(row: Row, index: int) -> Task:
         keys = ("question", "correct_answer", "distractor")
     wrong = [text(row, key) for key in sorted(row) if key.startswith(keys[2])]
     right, prompt = text(row, keys[1]), text(row, keys[0])
-    choices = sorted((right, *wrong), key=lambda one: _order(prompt, one))
+    choices = sorted((right, *wrong), key=lambda choice: _order(prompt, choice))
     return _choices(row, "choices", index, prompt, choices, choices.index(right))
 
 
@@ -200,12 +200,12 @@ VERL = Format("verl", ("prompt", "reward_model"), read_verl)
 
 
 def read_nemo_gym(row: Row, index: int) -> Task:
-    asked = row["responses_create_params"]
-    metadata = asked.get("metadata") if isinstance(asked, dict) else None
+    params = row["responses_create_params"]
+    metadata = params.get("metadata") if isinstance(params, dict) else None
     if isinstance(metadata, dict) and "instance_dict" in metadata:
         issue = _issue(metadata)
         return detect(issue).read(issue, index)
-    prompt = conversation(asked.get("input") if isinstance(asked, dict) else asked)
+    prompt = conversation(params.get("input") if isinstance(params, dict) else params)
     env, data = _judged(row)
     return Task(
         task_id=name_of(row, "nemo_gym", index, "uuid", "task_id", "id"),
@@ -217,7 +217,7 @@ def read_nemo_gym(row: Row, index: int) -> Task:
 
 
 def _issue(metadata: dict[str, Json]) -> dict[str, Json]:
-    """The row of another producer's that a row holds, with the image that it is run in."""
+    """Returns the row of another producer's that a row holds, with the image that it is run in."""
     inner = mapping(metadata["instance_dict"], "metadata.instance_dict")
     issue = {key: value for key, value in {**metadata, **inner}.items() if key != "instance_dict"}
     formatter = issue.pop("container_formatter", None)
@@ -225,8 +225,8 @@ def _issue(metadata: dict[str, Json]) -> dict[str, Json]:
     if isinstance(image, str) and not any(issue.get(key) for key in IMAGES):
         name = str(issue.get("instance_id"))
         # as swebench names images; files are called as the instance is
-        shown = name if image.startswith("/") else name.lower().replace("__", "_1776_")
-        issue["docker_image"] = image.replace("{instance_id}", shown)
+        image_id = name if image.startswith("/") else name.lower().replace("__", "_1776_")
+        issue["docker_image"] = image.replace("{instance_id}", image_id)
     return issue
 
 

@@ -51,7 +51,7 @@ NO_TESTS = (".txt", ".json", ".md")
 PYTHON = ("python", "sympy")
 """Parsers of logs whose tests run in the conda environment."""
 _HEREDOC = re.compile(r"git apply .*<<\s*'?(\w+)'?$")
-_LEFT_OUT = ("#!", "set -", "git ", ": '>>>>>", "python -m pip install -e ", "pip install -e ")
+_SKIPPED = ("#!", "set -", "git ", ": '>>>>>", "python -m pip install -e ", "pip install -e ")
 SWE_GYM = frozenset(
     [
         "Project-MONAI/MONAI",
@@ -89,13 +89,13 @@ PRODUCERS_PARSERS = (
 
 
 def read_swebench(row: Row, index: int) -> Task:
-    """A task of instance_id, problem_statement, test_patch and FAIL_TO_PASS.
+    """Returns a task of instance_id, problem_statement, test_patch and FAIL_TO_PASS.
 
     All else is kept as it is.
     """
     if isinstance(script := row.get("eval_script"), str):
-        said = {key: value for key, value in row.items() if key not in ("eval_script", "image")}
-        row = {**said, "docker_image": row.get("image"), "test_command": _commands(script)}
+        fields = {key: value for key, value in row.items() if key not in ("eval_script", "image")}
+        row = {**fields, "docker_image": row.get("image"), "test_command": _commands(script)}
     data = {key: value for key, value in row.items() if key != "problem_statement"}
     config = data.pop("install_config", None) or {}
     _rename(data, row, config if isinstance(config, dict) else {})
@@ -146,14 +146,14 @@ def _image(row: Row) -> str:
 
 
 def in_image(row: Row, data: Mapping[str, Json], image: str) -> dict[str, Json]:
-    """What a row needs that is run in an image of SWE-bench's making."""
+    """Returns the data that a row needs to run in an image that SWE-bench made."""
     roots = ":".join((f"{WORKSPACE}/src", f"{WORKSPACE}/lib", WORKSPACE))
     path = f"{_CONDA}/envs/testbed/bin:{_CONDA}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     environment = data.get("environment")
-    given = environment if isinstance(environment, dict) else {}
+    variables = environment if isinstance(environment, dict) else {}
     command = data.get("test_command")
     files = [] if command else _PATHS.findall(text(row, "test_patch"))
-    if files and not any(one.endswith((".py", *NO_TESTS)) for one in files):
+    if files and not any(name.endswith((".py", *NO_TESTS)) for name in files):
         raise TaskError(
             f"how the tests of {files[0]} are run is not known",
             "test_command, or eval_script, image and log_parser as swebench 5 publishes them",
@@ -163,7 +163,7 @@ def in_image(row: Row, data: Mapping[str, Json], image: str) -> dict[str, Json]:
     return {
         "image": image_of(image),
         "setup": f"cp -a /testbed/. .\n{data.get('setup') or ''}".strip(),
-        "environment": {**python, **given},
+        "environment": {**python, **variables},
         "test_command": command or _with_files(COMMANDS.get(str(row.get("repo")), PYTEST), row),
     }
 
@@ -180,7 +180,7 @@ def _commands(script: str) -> str:
             end = "" if line == end else end
         elif match := _HEREDOC.match(line):
             end = match[1]
-        elif not line.startswith(_LEFT_OUT):
+        elif not line.startswith(_SKIPPED):
             kept.append(line.replace("/testbed", WORKSPACE))
     return "\n".join(kept)
 
@@ -224,21 +224,21 @@ def _joined(command: Json) -> str:
 
 
 def _requirements(install: Json) -> list[str]:
-    """What a row says to install, where each line is a requirement and no command; else nothing.
+    """Returns what a row installs, if each line is a requirement and no command; else nothing.
 
     >>> _requirements(["pytest==7.4", "six"]), _requirements("make"), _requirements(["six"])
     (['pytest==7.4', 'six'], [], ['six'])
     """
     lines = install if isinstance(install, list) else str(install or "").splitlines()
-    found = [str(line).strip() for line in lines if str(line).strip()]
-    is_listed = isinstance(install, list) and not _COMMANDS.intersection(found)
-    has_versions = any(set(line) & set("=<>~@") for line in found)
-    is_all = all(map(_REQUIREMENT.fullmatch, found))
-    return found if is_all and (is_listed or has_versions) else []
+    requirements = [str(line).strip() for line in lines if str(line).strip()]
+    is_listed = isinstance(install, list) and not _COMMANDS.intersection(requirements)
+    has_versions = any(set(line) & set("=<>~@") for line in requirements)
+    is_all = all(map(_REQUIREMENT.fullmatch, requirements))
+    return requirements if is_all and (is_listed or has_versions) else []
 
 
 def _with_files(command: str, row: Row) -> str:
-    """A command with the tests' files behind it, as the harnesses do it, unless it has them: those
+    """Appends the tests' files to a command as harnesses do, unless it has them: the files
     of the tests' patch, and those that the names of tests tell of.
     """
     names = [*names_of(row, "FAIL_TO_PASS"), *names_of(row, "PASS_TO_PASS")]
@@ -251,8 +251,8 @@ def _with_files(command: str, row: Row) -> str:
     files = list(dict.fromkeys(files))
     if "runtests.py" in command:
         files = [_label(path) for path in files if path.endswith(".py")]
-    wanted: Sequence[str] = [path for path in files if not path.endswith(NO_TESTS)]
-    return f"{command} {' '.join(map(shlex.quote, wanted))}".rstrip()
+    test_files: Sequence[str] = [path for path in files if not path.endswith(NO_TESTS)]
+    return f"{command} {' '.join(map(shlex.quote, test_files))}".rstrip()
 
 
 def _label(path: str) -> str:
@@ -304,9 +304,9 @@ def _reversed_body(line: str) -> str:
 
 
 def _reversed_head(line: str) -> str:
-    """A line before a file's hunks, with what was and what will be exchanged."""
-    for one, other in (("new file mode ", "deleted file mode "), ("old mode ", "new mode ")):
-        for was, is_now in ((one, other), (other, one)):
+    """Returns a line before a file's hunks, with what was and what will be exchanged."""
+    for first, second in (("new file mode ", "deleted file mode "), ("old mode ", "new mode ")):
+        for was, is_now in ((first, second), (second, first)):
             if line.startswith(was):
                 return is_now + line.removeprefix(was)
     if line.startswith("--- "):
@@ -317,13 +317,13 @@ def _reversed_head(line: str) -> str:
 
 
 def read_smith(row: Row, index: int) -> Task:
-    """instance_id, problem_statement, patch, FAIL_TO_PASS, PASS_TO_PASS, image_name."""
+    """Reads instance_id, problem_statement, patch, FAIL_TO_PASS, PASS_TO_PASS, image_name."""
     kept = ("repo", "base_commit", "FAIL_TO_PASS", "PASS_TO_PASS")
     data = {key: row[key] for key in kept if row.get(key)}
     fault = text(row, "patch")
     names = (*names_of(row, "FAIL_TO_PASS"), *names_of(row, "PASS_TO_PASS"))
     files = sorted({name.partition("::")[0] for name in names if "::" in name})
-    given = {
+    fields = {
         **data,
         "setup": f"git apply --whitespace=nowarn - <<'{_EOP}'\n{fault.rstrip()}\n{_EOP}",
         "test_command": f"{PYTEST} {' '.join(map(shlex.quote, files))}",
@@ -332,7 +332,7 @@ def read_smith(row: Row, index: int) -> Task:
         task_id=text(row, "instance_id"),
         env="swe",
         prompt=text(row, "problem_statement"),
-        data={**data, "patch": reverse(fault), **in_image(row, given, text(row, "image_name"))},
+        data={**data, "patch": reverse(fault), **in_image(row, fields, text(row, "image_name"))},
         data_source="swe-smith",
     )
 
@@ -358,13 +358,15 @@ _R2E_PATH = "/testbed/.venv/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 def read_r2e(row: Row, index: int) -> Task:
-    """A task of docker_image, expected_output_json and problem_statement.
+    """Returns a task of docker_image, expected_output_json and problem_statement.
 
     repo_name, commit_hash and parsed_commit_content are read where they are there.
     """
     expected = mapping(row["expected_output_json"], "expected_output_json")
     # A test's name without what the harness prints behind it.
-    names = [name.split(" - ")[0].strip() for name, said in expected.items() if said == "PASSED"]
+    names = [
+        name.split(" - ")[0].strip() for name, status in expected.items() if status == "PASSED"
+    ]
     if not names:
         raise TaskError("expected_output_json has no test that passes", "at least one")
     data: dict[str, Json] = {
@@ -383,26 +385,26 @@ def read_r2e(row: Row, index: int) -> Task:
 
 
 def _patch(commit: Json) -> str:
-    """The commit's changes but its tests, from `parsed_commit_content`; empty where it has none."""
+    """Returns the commit's changes but its tests, or "" without `parsed_commit_content`."""
     if not commit:
         return ""
     files = mapping(commit, "parsed_commit_content").get("file_diffs")
-    found = []
-    for one in files if isinstance(files, list) else []:
-        path = one.get("header", {}).get("file", {}).get("path", "")
+    diffs = []
+    for change in files if isinstance(files, list) else []:
+        path = change.get("header", {}).get("file", {}).get("path", "")
         is_test = any(part.startswith("test") for part in path.split("/")) or "_test." in path
         if path.endswith(".py") and not is_test:
-            found.append(_diff(path, one))
-    return "".join(found)
+            diffs.append(_diff(path, change))
+    return "".join(diffs)
 
 
-def _diff(path: str, one: dict[str, Json]) -> str:
-    is_new = not one.get("old_file_content") and not one.get("minus_file")
+def _diff(path: str, change: dict[str, Json]) -> str:
+    is_new = not change.get("old_file_content") and not change.get("minus_file")
     minus = "/dev/null" if is_new else f"a/{path}"
     mode = "new file mode 100644\n" if is_new else ""
     lines = [f"diff --git a/{path} b/{path}\n{mode}--- {minus}\n+++ b/{path}\n"]
     marks = {"context": " ", "added": "+", "deleted": "-"}
-    for hunk in one.get("hunks", []):
+    for hunk in change.get("hunks", []):
         about = hunk["descriptor"]
         old, new = about["old_range"], about["new_range"]
         lines.append(f"@@ -{_range(old)} +{_range(new)} @@\n")
@@ -414,9 +416,9 @@ def _diff(path: str, one: dict[str, Json]) -> str:
     return "".join(lines)
 
 
-def _range(one: dict[str, Json]) -> str:
-    length = one.get("length")
-    return f"{one['start']}" if length is None else f"{one['start']},{length}"
+def _range(span: dict[str, Json]) -> str:
+    length = span.get("length")
+    return f"{span['start']}" if length is None else f"{span['start']},{length}"
 
 
 R2E_GYM = Format("r2e-gym", ("docker_image", "expected_output_json", "problem_statement"), read_r2e)
