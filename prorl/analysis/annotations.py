@@ -14,7 +14,7 @@ from prorl.storage.files.appended import AppendedTable
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json
 
-_GIVEN = ("rollout_id", "label", "attempt", "turn", "value", "comment")
+_COLUMNS = ("rollout_id", "label", "attempt", "turn", "value", "comment")
 
 
 def annotation_rows(rows: Iterable[Mapping[str, Json]], *, author: str, run_id: str) -> pa.Table:
@@ -24,11 +24,11 @@ def annotation_rows(rows: Iterable[Mapping[str, Json]], *, author: str, run_id: 
     now = datetime.now(UTC)
     made = []
     for number, row in enumerate(rows, 1):
-        unknown = sorted(set(row) - set(_GIVEN))
+        unknown = sorted(set(row) - set(_COLUMNS))
         missing = [name for name in ("rollout_id", "label") if row.get(name) in (None, "")]
         if unknown or missing:
             wrong = f"has {', '.join(unknown)}" if unknown else f"lacks {', '.join(missing)}"
-            raise UserError(f"annotation {number} {wrong}", ", ".join(_GIVEN))
+            raise UserError(f"annotation {number} {wrong}", ", ".join(_COLUMNS))
         fixed = {
             "run_id": run_id,
             "annotation_id": uuid.uuid4().hex,
@@ -43,15 +43,15 @@ def annotation_rows(rows: Iterable[Mapping[str, Json]], *, author: str, run_id: 
 
 
 def annotate(stored: StoredRun, rows: Iterable[Mapping[str, Json]], *, author: str) -> int:
-    """Append annotations to a stored run, all or none; how many. Raises UserError for rows that are
-    none or name rollouts that the run does not have.
+    """Append annotations to a stored run, all or none; returns how many. Raises UserError
+    for rows that are none or name rollouts that the run does not have.
     """
     table = annotation_rows(rows, author=author, run_id=stored.run_id)
-    known = set(stored.read("rollouts", ["rollout_id"]).column("rollout_id").to_pylist())
+    rollout_ids = set(stored.read("rollouts", ["rollout_id"]).column("rollout_id").to_pylist())
     for rollout_id in table.column("rollout_id").to_pylist():
-        if rollout_id not in known:
+        if rollout_id not in rollout_ids:
             raise UserError(
-                f"rollout {rollout_id}", f"one of the {len(known):,} of {stored.run_id}"
+                f"rollout {rollout_id}", f"one of the {len(rollout_ids):,} of {stored.run_id}"
             )
     if table.num_rows:
         key = str(table.column("annotation_id")[0].as_py())

@@ -21,7 +21,7 @@ POINTS = 60
 MAX_NAMES = 60
 """Names of logged metrics that are drawn; a trainer that logs each layer has hundreds."""
 
-KNOWN = ("loss", "kl", "entropy", "grad_norm", "idle_share")
+TITLED = ("loss", "kl", "entropy", "grad_norm", "idle_share")
 """Metrics with a chart of their own title; all others are drawn under their name."""
 
 
@@ -118,7 +118,7 @@ _OF_METRICS = {
 
 
 def curves(axis: str, ask: Ask) -> list[dict[str, Json]]:
-    """The curves of a run over an axis of `AXES`; those without a point are left out."""
+    """Returns the curves of a run over an axis of `AXES`; those without a point are left out."""
     place = AXES[axis]
     rollouts = _ROLLOUTS.format(x=place.rollout, points=POINTS)
     span = "epoch(max(committed_at) - min(committed_at))"
@@ -149,11 +149,11 @@ def curves(axis: str, ask: Ask) -> list[dict[str, Json]]:
     logged: dict[str, list[Json]] = {}
     for row in ask(_METRICS.format(rollouts=rollouts, metric=place.metric, names=MAX_NAMES)):
         logged.setdefault(row.pop("name"), []).append(row)
-    for name in (*KNOWN, *sorted(logged.keys() - set(KNOWN))):
+    for name in (*TITLED, *sorted(logged.keys() - set(TITLED))):
         title = _OF_METRICS.get(name, name)
         rows = logged.get(name, [])
         drawn.append(
             {"name": f"metric:{name}", "title": title, "where": "", "rows": rows}
-            | {"logged": True, "known": name in KNOWN}
+            | {"logged": True, "known": name in TITLED}
         )
     return [curve for curve in drawn if curve["rows"]]

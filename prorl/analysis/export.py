@@ -126,17 +126,17 @@ def hf(stored: StoredRun, everything: bool = False) -> Rows:
     """Rows for `datasets.load_dataset`, with the conversation. Ids of the whole sequence; masks and
     logprobs as long as it.
     """
-    said = _messages(stored)
+    conversations = _messages(stored)
     for row in _token_rows(stored, everything):
         arrays = {name: v.tolist() for name, v in row.items() if isinstance(v, np.ndarray)}
-        yield {"messages": said.get(row["rollout_id"], []), **row, **arrays}
+        yield {"messages": conversations.get(row["rollout_id"], []), **row, **arrays}
 
 
 def chat(stored: StoredRun, everything: bool = False) -> Rows:
     """Conversations with their reward, one per rollout; no token."""
-    said = _messages(stored)
+    conversations = _messages(stored)
     for row in _rollouts(stored, everything):
-        yield {"messages": said.get(row["rollout_id"], []), **row}
+        yield {"messages": conversations.get(row["rollout_id"], []), **row}
 
 
 def _rollouts(stored: StoredRun, everything: bool = False) -> Rows:
@@ -148,12 +148,12 @@ def _rollouts(stored: StoredRun, everything: bool = False) -> Rows:
 
 
 def _messages(stored: StoredRun) -> Mapping[int, list[Json]]:
-    found: dict[int, list[Json]] = {}
+    conversations: dict[int, list[Json]] = {}
     rows = stored.read("messages").sort_by([("rollout_id", "ascending"), ("index", "ascending")])
     for row in rows.to_pylist():
         if row["role"] != "grader":
-            found.setdefault(row["rollout_id"], []).append(_message(row))
-    return found
+            conversations.setdefault(row["rollout_id"], []).append(_message(row))
+    return conversations
 
 
 def _message(row: Mapping[str, Json]) -> Json:
@@ -179,15 +179,15 @@ def _message(row: Mapping[str, Json]) -> Json:
 
 
 def atif(stored: StoredRun, everything: bool = False) -> Rows:
-    """Harbor's Agent Trajectory Interchange Format, a trajectory per rollout, with all its ids."""
-    said = _messages(stored)
+    """Yields Harbor's Agent Trajectory Interchange Format, one per rollout, with all its ids."""
+    conversations = _messages(stored)
     by_rollout: dict[int, list[tuple[int, dict[str, Json]]]] = {}
     abouts = {row["rollout_id"]: row for row in _rollouts(stored, everything)}
     for row in _token_rows(stored, everything):
         by_rollout.setdefault(row["rollout_id"], []).extend(_calls(row))
     for rollout_id, by_turn in by_rollout.items():
-        calls = [call for _, call in sorted(by_turn, key=lambda one: one[0])]
-        steps = _steps(said.get(rollout_id, []), iter(calls))
+        calls = [call for _, call in sorted(by_turn, key=lambda turn_call: turn_call[0])]
+        steps = _steps(conversations.get(rollout_id, []), iter(calls))
         yield {
             "schema_version": ATIF,
             "session_id": f"{stored.run_id}/{rollout_id}",
@@ -248,8 +248,8 @@ def _tool_call(call: Mapping[str, Any], number: int) -> Json:
 
 
 def _first(sampled: np.ndarray[Any, Any]) -> int:
-    found = np.flatnonzero(sampled)
-    return int(found[0]) if len(found) else len(sampled)
+    positions = np.flatnonzero(sampled)
+    return int(positions[0]) if len(positions) else len(sampled)
 
 
 FORMATS: Mapping[str, Callable[[StoredRun, bool], Rows]] = {

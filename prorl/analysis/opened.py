@@ -103,8 +103,8 @@ async def _ask(question: tuple[tuple[str, ...], str, str], timeout_s: float) -> 
         helpers = await pool(PROGRAM)
         await helpers.ask(question, what="SQL", wall_s=timeout_s, again=False)
     except Late:
-        given = f"SQL was stopped after {timeout_s:g} s"
-        raise UserError(given, "a query that ends sooner") from None
+        problem = f"SQL was stopped after {timeout_s:g} s"
+        raise UserError(problem, "a query that ends sooner") from None
     except HelperError as error:
         raise UserError(str(error), "a query that needs less") from None
 
@@ -125,21 +125,21 @@ def open_runs(*where: str | Path) -> Runs:
     """Open run directories: paths, globs of paths, roots (all their runs), URLs. Raises
     NotFoundError when nothing is there.
     """
-    found = [place for given in where for place in _places(str(given))]
-    if not found:
+    places = [place for pattern in where for place in _places(str(pattern))]
+    if not places:
         raise NotFoundError(f"no run at {', '.join(map(str, where)) or 'nothing'}")
-    return Runs(StoredRun(place) for place in dict.fromkeys(found))
+    return Runs(StoredRun(place) for place in dict.fromkeys(places))
 
 
-def _places(given: str) -> list[str]:
-    if is_run(given):
-        return [given]
-    if is_url(given):
-        root = given.removesuffix("*").rstrip("/")
+def _places(pattern: str) -> list[str]:
+    if is_run(pattern):
+        return [pattern]
+    if is_url(pattern):
+        root = pattern.removesuffix("*").rstrip("/")
         return [below(root, name) for name in list_runs(root)]
-    if any(mark in given for mark in "*?["):
-        return sorted(path for path in glob(given) if is_run(path))
-    return [below(given, name) for name in list_runs(given)]
+    if any(mark in pattern for mark in "*?["):
+        return sorted(path for path in glob(pattern) if is_run(path))
+    return [below(pattern, name) for name in list_runs(pattern)]
 
 
 def prepare() -> Answer:
@@ -148,9 +148,9 @@ def prepare() -> Answer:
 
 def _answer(question: tuple[tuple[str, ...], str, str]) -> None:
     places, statement, path = question
-    found = open_runs(*places).table(statement)
-    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, found.schema) as writer:
-        writer.write_table(found)
+    table = open_runs(*places).table(statement)
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
 
 
 if __name__ == "__main__":

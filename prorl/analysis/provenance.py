@@ -29,7 +29,7 @@ def provenance(stored: StoredRun, ask: Callable[[str], list[dict[str, Json]]]) -
     manifest = stored.manifest
     renderer = manifest.get("renderer") or {}
     (tasks,) = ask(_TASKS)
-    found = {
+    facts = {
         "policy": ", ".join(sorted(map(_policy, dict(manifest.get("backends") or {}).values()))),
         "tokenizer": str(renderer.get("tokenizer_sha256", ""))[:DIGITS],
         "chat template": str(renderer.get("template_sha256", ""))[:DIGITS],
@@ -38,7 +38,7 @@ def provenance(stored: StoredRun, ask: Callable[[str], list[dict[str, Json]]]) -
         **dict(_files(stored)),
         "prorl": f"{manifest.get('code_version') or ''} {_digest(manifest.get('code_sha256'))}",
     }
-    return {what: said for what, said in found.items() if said.strip()}
+    return {what: text for what, text in facts.items() if text.strip()}
 
 
 def _digest(value: Json) -> str:
@@ -47,8 +47,8 @@ def _digest(value: Json) -> str:
 
 def _policy(backend: Json) -> str:
     served = backend.get("served") or {}
-    said = (backend.get("policy"), served.get("model"), served.get("root"))
-    words = list(dict.fromkeys(str(word) for word in said if word))
+    names = (backend.get("policy"), served.get("model"), served.get("root"))
+    words = list(dict.fromkeys(str(word) for word in names if word))
     return " ".join([*words, _digest(backend.get("sha256"))]).strip()
 
 

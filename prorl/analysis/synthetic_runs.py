@@ -133,7 +133,7 @@ def write_commit(run: RunDir, run_id: str, seq: int, tables: dict[str, pa.Table]
 
 
 def _events(groups: range, delivered: int) -> tuple[pa.Table, int]:
-    """Decided, and delivered if informative: two events a group, one in three is dropped."""
+    """Returns two events a group (decided, delivered if informative); one in three is dropped."""
     rows: list[dict[str, Any]] = []
     for group in groups:
         kept = group % 3 != 0
@@ -150,8 +150,8 @@ def _events(groups: range, delivered: int) -> tuple[pa.Table, int]:
         decided = {"event_seq": 2 * group, "event": "decided", "reason": reason}
         rows.append({**base, **decided, "delivery_seq": -1})
         if kept:
-            given = {"event_seq": 2 * group + 1, "event": "delivered", "reason": ""}
-            rows.append({**base, **given, "delivery_seq": delivered})
+            delivery = {"event_seq": 2 * group + 1, "event": "delivered", "reason": ""}
+            rows.append({**base, **delivery, "delivery_seq": delivered})
             delivered += 1
     return pa.Table.from_pylist(rows, TABLES["groups"]), delivered
 
@@ -314,16 +314,16 @@ def _turns(ids: Any, length: Any, version: Any, rng: Any) -> pa.Table:
 
 
 def _messages(ids: Any) -> pa.Table:
-    count, said = len(ids), ["user", "assistant", "tool", "assistant"]
+    count, roles = len(ids), ["user", "assistant", "tool", "assistant"]
     return _table(
         "messages",
         {
-            "rollout_id": np.repeat(ids, len(said)),
-            "attempt": np.ones(count * len(said), np.int32),
-            "index": np.tile(np.arange(len(said)), count),
-            "role": said * count,
-            "content": [f"{role} says {i} of many words" for i in ids for role in said],
-            "tool_calls": ["[]"] * (count * len(said)),
+            "rollout_id": np.repeat(ids, len(roles)),
+            "attempt": np.ones(count * len(roles), np.int32),
+            "index": np.tile(np.arange(len(roles)), count),
+            "role": roles * count,
+            "content": [f"{role} says {i} of many words" for i in ids for role in roles],
+            "tool_calls": ["[]"] * (count * len(roles)),
             "turn": np.tile([0, 0, 0, 1], count),
         },
     )

@@ -59,12 +59,12 @@ class Tracker(Protocol):
 
 
 def scalars(stored: StoredRun) -> list[Scalar]:
-    """All scalars that a run has, each axis in ascending order."""
+    """Returns all scalars that a run has, each axis in ascending order."""
 
     def ask(sql: str) -> list[dict[str, Any]]:
         return list(stored.sql(sql).to_pylist())
 
-    found = []
+    points = []
     for axis, curve_axis in ((VERSION, "newest"), (STEP, "step")):
         for curve in curves(curve_axis, ask):
             if bool(curve.get("logged")) != (axis == STEP):
@@ -72,8 +72,8 @@ def scalars(stored: StoredRun) -> list[Scalar]:
             for row in curve["rows"]:
                 name = _name(curve["name"], row)
                 if row["y"] is not None:
-                    found.append(Scalar(name, axis, int(row["x"]), float(row["y"])))
-    return sorted(found, key=lambda scalar: (scalar.axis, scalar.at, scalar.name))
+                    points.append(Scalar(name, axis, int(row["x"]), float(row["y"])))
+    return sorted(points, key=lambda scalar: (scalar.axis, scalar.at, scalar.name))
 
 
 def _name(curve: str, row: dict[str, Any]) -> str:
@@ -88,15 +88,15 @@ def follow(
     ended: Callable[[], bool],
     wait: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Send what a run has, and what comes until `ended()`; how many scalars were sent."""
+    """Send a run's scalars, and new ones until `ended()`; returns how many were sent."""
     sent: set[tuple[str, str, int]] = set()
     while True:
         is_last = ended()  # asked before the look, so that nothing of the end is missed
-        found = scalars(StoredRun(where))
-        newest = max((scalar.at for scalar in found if scalar.axis == VERSION), default=-1)
+        points = scalars(StoredRun(where))
+        newest = max((scalar.at for scalar in points if scalar.axis == VERSION), default=-1)
         new = [
             scalar
-            for scalar in found
+            for scalar in points
             if scalar[:3] not in sent and (is_last or scalar.axis == STEP or scalar.at < newest)
         ]
         for group in _by_place(new):
@@ -108,9 +108,9 @@ def follow(
         wait(POLL_S)
 
 
-def _by_place(found: Iterable[Scalar]) -> Iterator[list[Scalar]]:
+def _by_place(points: Iterable[Scalar]) -> Iterator[list[Scalar]]:
     places: dict[tuple[str, int], list[Scalar]] = {}
-    for scalar in found:
+    for scalar in points:
         places.setdefault((scalar.axis, scalar.at), []).append(scalar)
     yield from places.values()
 
@@ -171,15 +171,15 @@ TRACKERS: dict[str, type[TensorBoard] | type[Wandb]] = {"tensorboard": TensorBoa
 
 
 def open_tracker(name: str, run: StoredRun, folder: Path) -> Tracker:
-    """A tracker of `TRACKERS`, or `module:Class`, called as they are. Raises UserError."""
+    """Makes a tracker of `TRACKERS`, or `module:Class`, called as they are. Raises UserError."""
     if name in TRACKERS:
         return TRACKERS[name](run, folder)
     module, _, attribute = name.partition(":")
     try:
         made: Tracker = getattr(import_module(module), attribute)(run, folder)
     except (ImportError, AttributeError, ValueError) as error:
-        known = ", ".join(TRACKERS)
-        raise UserError(f"tracker {name!r}: {error}", f"{known}, or module:Class") from None
+        names = ", ".join(TRACKERS)
+        raise UserError(f"tracker {name!r}: {error}", f"{names}, or module:Class") from None
     return made
 
 

@@ -51,10 +51,10 @@ class RescoredIndex:
 
     def read(self, group_id: int) -> pa.RecordBatch:
         rows = self._index.read(group_id)
-        given = [self._rewards.get(i) for i in rows.column("rollout_id").to_pylist()]
+        scores = [self._rewards.get(i) for i in rows.column("rollout_id").to_pylist()]
         place = rows.schema.get_field_index("reward")
         field = rows.schema.field(place)
-        rewards = pa.array(given, field.type)
+        rewards = pa.array(scores, field.type)
         scored = rows.set_column(place, field, rewards).filter(pc.is_valid(rewards))
         return scored.replace_schema_metadata(rows.schema.metadata)
 
@@ -93,12 +93,12 @@ def _rewards(stored: StoredRun, score: str) -> dict[int, float]:
 
 
 def _selected(stored: StoredRun, select: str) -> list[int]:
-    found = stored.sql(select)
-    if "group_id" not in found.column_names:
+    rows = stored.sql(select)
+    if "group_id" not in rows.column_names:
         raise UserError(
-            f"the selection gives {', '.join(found.column_names)}", "a column `group_id`"
+            f"the selection gives {', '.join(rows.column_names)}", "a column `group_id`"
         )
-    return list(dict.fromkeys(map(int, found.column("group_id").drop_null().to_pylist())))
+    return list(dict.fromkeys(map(int, rows.column("group_id").drop_null().to_pylist())))
 
 
 def _members(stored: StoredRun, rewards: dict[int, float] | None) -> pa.Table:
@@ -119,16 +119,16 @@ def _members(stored: StoredRun, rewards: dict[int, float] | None) -> pa.Table:
 
 
 def _kept(members: pa.Table, name: str) -> set[int]:
-    """The groups that a filter keeps; its SQL is not asked about those that are too small. It sees
-    no `history`: what came before a group is not said by an order that was made anew.
+    """Returns the groups that a filter keeps; its SQL does not see groups that are too small.
+    It sees no `history`: an order that was made anew does not say what came before a group.
     """
     chosen = named_filter(name)
     enough = pc.greater_equal(members.column("num_members"), chosen.min_valid)
     with LockedDuckDB(what="filter") as database:
         database.register("rollouts", members.filter(enough))
         database.register("history", EMPTY["history"])
-        found = database.query(chosen.sql, TIMEOUT_S)
-    if not {"group_id", "kept"} <= set(found.column_names):
-        raise UserError(f"the filter gives {', '.join(found.column_names)}", "group_id, kept")
-    kept = found.filter(found.column("kept"))
+        decisions = database.query(chosen.sql, TIMEOUT_S)
+    if not {"group_id", "kept"} <= set(decisions.column_names):
+        raise UserError(f"the filter gives {', '.join(decisions.column_names)}", "group_id, kept")
+    kept = decisions.filter(decisions.column("kept"))
     return set(map(int, kept.column("group_id").to_pylist()))
