@@ -40,10 +40,10 @@ def _math(
     grading: str = "closed_form",
     answer_format: str = "any",
 ) -> tuple[bool | None, str, str, str]:
-    """(verdict, the rule that decided, the answer that was found, how)."""
+    """Returns (verdict, the rule that decided, the answer that was found, how)."""
     text = in_format(text, answer_format)
     answer = final_answer(text)
-    if answer.found not in MARKED:
+    if answer.method not in MARKED:
         *_, last = ("", *filter(str.strip, text.splitlines()))
         if len(last) <= MAX_ANSWER_CHARS and _spoken(last) == _spoken(reference):
             return True, "text", last.strip(), "last line"
@@ -62,15 +62,15 @@ def _spoken(text: str) -> str:
 
 
 def _equal(reference: str, answer: str) -> bool:
-    """Whether math-verify takes them for equal. Raises ValueError for an unread reference."""
+    """Returns whether math-verify takes them for equal. Raises ValueError for a bad reference."""
     from math_verify import parse, verify
 
     # its own limits count by the clock and turn a time-out into "wrong"
-    wanted = parse(f"${reference}$", parsing_timeout=0, raise_on_error=True)
-    if not wanted:
+    expected = parse(f"${reference}$", parsing_timeout=0, raise_on_error=True)
+    if not expected:
         raise ValueError(f"the reference answer {reference!r} does not parse")
-    given = parse(f"${answer}$", parsing_timeout=0)
-    return bool(verify(wanted, given, timeout_seconds=0, raise_on_error=True))
+    actual = parse(f"${answer}$", parsing_timeout=0)
+    return bool(verify(expected, actual, timeout_seconds=0, raise_on_error=True))
 
 
 def same_output(output: str, expected: Any, is_value: bool) -> str:
@@ -88,42 +88,44 @@ def _differs(output: str, expected: Any) -> str:
     return f"gave {output[:200]!r}, expected {str(expected)[:200]!r}"
 
 
-def same_text(given: str, expected: str) -> bool:
-    lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (given, expected)]
+def same_text(output: str, expected: str) -> bool:
+    lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (output, expected)]
     if lines[0] == lines[1]:
         return True
-    words, wanted = given.split(), expected.split()
-    return len(words) == len(wanted) and all(map(_same_word, words, wanted))
+    words, expected_words = output.split(), expected.split()
+    return len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
 
 
-def _same_word(word: str, wanted: str) -> bool:
-    """Equal, or numbers in ASCII of which the wanted one has a decimal point or exponent."""
-    if word == wanted:
+def _same_word(word: str, expected: str) -> bool:
+    """Returns whether both are equal, or numbers in ASCII of which the expected one has a decimal
+    point or exponent.
+    """
+    if word == expected:
         return True
-    if not any(char in wanted for char in ".eE") or not word.isascii() or "_" in word:
+    if not any(char in expected for char in ".eE") or not word.isascii() or "_" in word:
         return False
     try:
-        return _same_number(float(word), float(wanted))
+        return _same_number(float(word), float(expected))
     except ValueError:
         return False
 
 
-def _same_number(value: float, wanted: float) -> bool:
-    """Within TOLERANCE, relative or, where the number is not smaller than that, absolute."""
-    near = TOLERANCE if not wanted or abs(wanted) >= TOLERANCE else 0.0
-    return math.isclose(value, wanted, rel_tol=TOLERANCE, abs_tol=near)
+def _same_number(value: float, expected: float) -> bool:
+    """Returns whether both agree within TOLERANCE: relative, for smaller numbers absolute."""
+    near = TOLERANCE if not expected or abs(expected) >= TOLERANCE else 0.0
+    return math.isclose(value, expected, rel_tol=TOLERANCE, abs_tol=near)
 
 
-def same_value(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, float) and isinstance(value, int | float):
-        return _same_number(value, wanted)
-    if isinstance(value, list) and isinstance(wanted, list):
-        return len(value) == len(wanted) and all(map(same_value, value, wanted))
-    if isinstance(value, dict) and isinstance(wanted, dict):
-        return value.keys() == wanted.keys() and all(
-            same_value(value[key], wanted[key]) for key in wanted
+def same_value(value: Any, expected: Any) -> bool:
+    if isinstance(expected, float) and isinstance(value, int | float):
+        return _same_number(value, expected)
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(same_value, value, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(
+            same_value(value[key], expected[key]) for key in expected
         )
-    return bool(value == wanted)
+    return bool(value == expected)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def _divides(answer: Node, question: str) -> bool:
 
 
 def _expressions(question: str) -> Iterator[Node]:
-    """The arithmetic of a question, whole and in its parts."""
+    """Returns the arithmetic of a question, whole and in its parts."""
     for piece in _pieces(question):
         try:
             tree = parse(piece, units=False)
@@ -98,16 +98,19 @@ def _expressions(question: str) -> Iterator[Node]:
             continue
         level = [tree]
         while level:
-            yield from (one for one in level if one.op in _ARITHMETIC and not symbols(one))
-            level = [arg for one in level for arg in one.args]
+            yield from (node for node in level if node.op in _ARITHMETIC and not symbols(node))
+            level = [arg for node in level for arg in node.args]
 
 
 def _pieces(question: str) -> list[str]:
-    found = [next(filter(None, one.groups()), "") for one in _FORMULA.finditer(question)]
-    found += [one for formula in found for one in _BARE.findall(formula)]
-    found += _BARE.findall(_FORMULA.sub(" ; ", question))
+    candidates = [next(filter(None, match.groups()), "") for match in _FORMULA.finditer(question)]
+    candidates += [term for formula in candidates for term in _BARE.findall(formula)]
+    candidates += _BARE.findall(_FORMULA.sub(" ; ", question))
     for pattern, form in _SPOKEN:
-        found += [spoken.expand(form) for spoken in pattern.finditer(question)]
-    pieces = (one.strip(" .,+*/(") if one.count("(") != one.count(")") else one for one in found)
-    kept = (one.strip(" .") for one in pieces if not one.strip(" .").isdigit())
-    return [one for one in dict.fromkeys(kept) if one and len(one) <= _MAX_CHARS][:MAX_PIECES]
+        candidates += [spoken.expand(form) for spoken in pattern.finditer(question)]
+    pieces = (
+        text.strip(" .,+*/(") if text.count("(") != text.count(")") else text for text in candidates
+    )
+    kept = (piece.strip(" .") for piece in pieces if not piece.strip(" .").isdigit())
+    unique = [piece for piece in dict.fromkeys(kept) if piece and len(piece) <= _MAX_CHARS]
+    return unique[:MAX_PIECES]

@@ -22,14 +22,14 @@ _MAX_ITEMS = 40
 
 
 def same(reference: Node, answer: Node) -> bool:
-    """Whether the answer is the reference. Raises UnreadableError where one has no value."""
-    reference, wanted = _measured(reference)
-    answer, given = _measured(answer)
-    if PERCENT in (wanted, given):
-        return _same_share(reference, wanted, answer, given)
-    if not fits(wanted, given):
+    """Returns whether the answer is the reference. Raises UnreadableError if one has none."""
+    reference, reference_unit = _measured(reference)
+    answer, answer_unit = _measured(answer)
+    if PERCENT in (reference_unit, answer_unit):
+        return _same_share(reference, reference_unit, answer, answer_unit)
+    if not fits(reference_unit, answer_unit):
         return False
-    factor = ratio(wanted, given)
+    factor = ratio(reference_unit, answer_unit)
     if factor is None:
         return False
     if factor != 1:
@@ -47,15 +47,15 @@ def _measured(node: Node) -> tuple[Node, str]:
     return node, ""
 
 
-def _same_share(reference: Node, wanted: str, answer: Node, given: str) -> bool:
+def _same_share(reference: Node, reference_unit: str, answer: Node, answer_unit: str) -> bool:
     """25 % is 25 %, 0.25 and, where percents were asked for, 25; 25 is not 25 %."""
-    if wanted == given:
+    if reference_unit == answer_unit:
         return _same_value(reference, answer)
-    if wanted == PERCENT and not given:
+    if reference_unit == PERCENT and not answer_unit:
         return _same_value(reference, answer) or _same_value(
             reference, Node("*", (answer, _HUNDRED))
         )
-    if wanted or (reference.op == "num" and abs(reference.value) > 1):
+    if reference_unit or (reference.op == "num" and abs(reference.value) > 1):
         return False  # nobody says 1800 % for 18
     return _same_value(reference, Node("/", (answer, _HUNDRED)))
 
@@ -150,17 +150,19 @@ def _same_ratio(reference: Node, answer: Node) -> bool:
 
 
 def _expanded(node: Node) -> Node:
-    """The answer with a list of both signs in the place of `±`."""
+    """Returns the answer with a list of both signs in the place of `±`."""
     is_whole = node.op == "list" or node.name == "⦃⦄"
     items = node.args if is_whole else (node,)
-    found: list[Node] = []
+    alternatives: list[Node] = []
     for item in items:
-        found += [item] if not _has_sign(item) else [_chosen(item, sign) for sign in "+-"]
-        if len(found) > _MAX_ITEMS:
+        alternatives += [item] if not _has_sign(item) else [_chosen(item, sign) for sign in "+-"]
+        if len(alternatives) > _MAX_ITEMS:
             raise UnreadableError("too many values")
     if is_whole:
-        return node._replace(args=tuple(found))
-    return found[0] if len(found) == 1 else Node("list", tuple(found), name="or")
+        return node._replace(args=tuple(alternatives))
+    return (
+        alternatives[0] if len(alternatives) == 1 else Node("list", tuple(alternatives), name="or")
+    )
 
 
 def _has_sign(node: Node) -> bool:
@@ -246,26 +248,26 @@ def _unordered(left: Sequence[Node], right: Sequence[Node]) -> bool:
     if len(left) != len(right) or len(left) > _MAX_ITEMS:
         return False
     braced = [
-        any(one.op == "sequence" and one.name == "⦃⦄" for one in side) for side in (left, right)
+        any(node.op == "sequence" and node.name == "⦃⦄" for node in side) for side in (left, right)
     ]
     if braced[0] != braced[1]:
         return False
     rest = list(right)
     for item in left:
-        found = next((index for index, one in enumerate(rest) if _is_same(item, one)), None)
-        if found is None:
+        place = next((index for index, other in enumerate(rest) if _is_same(item, other)), None)
+        if place is None:
             return False
-        del rest[found]
+        del rest[place]
     return True
 
 
 def _distinct(items: Sequence[Node]) -> list[Node]:
-    """A set's items, each once."""
-    found: list[Node] = []
+    """Returns a set's items, each once."""
+    distinct: list[Node] = []
     for item in items[:_MAX_ITEMS]:
-        if not any(_is_same(one, item) for one in found):
-            found.append(item)
-    return found if len(items) <= _MAX_ITEMS else list(items)
+        if not any(_is_same(kept, item) for kept in distinct):
+            distinct.append(item)
+    return distinct if len(items) <= _MAX_ITEMS else list(items)
 
 
 def _is_same(left: Node, right: Node) -> bool:

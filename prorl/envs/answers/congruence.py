@@ -25,7 +25,7 @@ class _Congruence(NamedTuple):
 
 
 def same_congruence(reference: str, answer: str) -> bool | None:
-    """Whether both say one congruence; None where the reference is none.
+    """Returns whether both say one congruence; None where the reference is none.
 
     Residues are compared as numbers modulo the modulus, other signs as they are written.
     """
@@ -34,26 +34,26 @@ def same_congruence(reference: str, answer: str) -> bool | None:
     expected = _read(reference)
     if expected is None:
         return _flat(reference) == _flat(answer)
-    given = _read(answer)
+    actual = _read(answer)
     return (
-        given is not None
-        and given._replace(name="") == expected._replace(name="")
-        and given.name in ("", expected.name)
+        actual is not None
+        and actual._replace(name="") == expected._replace(name="")
+        and actual.name in ("", expected.name)
     )
 
 
 def _read(text: str) -> _Congruence | None:
-    found = _WHOLE.fullmatch(_flat(text))
-    if found is None:
+    match = _WHOLE.fullmatch(_flat(text))
+    if match is None:
         return None
-    modulus = found["modulus"]
+    modulus = match["modulus"]
     if re.fullmatch(r"0*", modulus):
         return None
-    residues = re.split(r",|or|and", found["residues"])
+    residues = re.split(r",|or|and", match["residues"])
     if not all(residues):
         return None
     return _Congruence(
-        found["name"] or "", frozenset(_residue(one, modulus) for one in residues), modulus
+        match["name"] or "", frozenset(_residue(residue, modulus) for residue in residues), modulus
     )
 
 

@@ -103,13 +103,13 @@ def number(node: Node) -> Number:
 
 
 def real(node: Node) -> Fraction | float:
-    """The same, where it is real; infinities are. Raises UndefinedError."""
-    found = number(node)
-    if isinstance(found, complex):
-        if abs(found.imag) > _CLOSE * abs(found):
+    """Returns the same number where it is real; infinities are. Raises UndefinedError."""
+    scalar = number(node)
+    if isinstance(scalar, complex):
+        if abs(scalar.imag) > _CLOSE * abs(scalar):
             raise UndefinedError("no real number")
-        return found.real
-    return found
+        return scalar.real
+    return scalar
 
 
 def close(left: Number, right: Number) -> bool:
@@ -168,19 +168,22 @@ class _Evaluation:
         self._point, self._bits = point, 0
 
     def value(self, node: Node) -> Number:
-        """Raises UndefinedError, UnreadableError, OverflowError, ZeroDivisionError."""
-        found = self._of(node)
-        if isinstance(found, Fraction):
-            bits = found.numerator.bit_length() + found.denominator.bit_length()
+        """Returns the value of a tree.
+
+        Raises UndefinedError, UnreadableError, OverflowError, ZeroDivisionError.
+        """
+        scalar = self._of(node)
+        if isinstance(scalar, Fraction):
+            bits = scalar.numerator.bit_length() + scalar.denominator.bit_length()
             self._bits += bits
             if bits > MAX_BITS or self._bits > MAX_TOTAL_BITS:
                 raise UndefinedError("a number out of all proportion")
-            return found
-        if isinstance(found, complex) and not found.imag:
-            found = found.real
-        if cmath.isnan(found):
+            return scalar
+        if isinstance(scalar, complex) and not scalar.imag:
+            scalar = scalar.real
+        if cmath.isnan(scalar):
             raise UndefinedError("no number")
-        return found
+        return scalar
 
     def _of(self, node: Node) -> Number:
         if node.op == "num":
@@ -230,13 +233,13 @@ def as_complex(value: Number) -> complex:
 
 
 def elementary(name: str, value: Number) -> Number:
-    """The value of a function of ELEMENTARY. Raises UndefinedError at a pole."""
+    """Returns the value of a function of ELEMENTARY. Raises UndefinedError at a pole."""
     if name == "exp" and isinstance(value, Fraction) and not value:
         return Fraction(1)
-    found = ELEMENTARY[name](as_complex(value))
-    if name in ("tan", "sec", "csc", "cot") and abs(found) > 1e14:
+    image = ELEMENTARY[name](as_complex(value))
+    if name in ("tan", "sec", "csc", "cot") and abs(image) > 1e14:
         raise UndefinedError("a pole")
-    return found
+    return image
 
 
 def as_float(value: Number) -> float | complex:
@@ -266,8 +269,8 @@ def power_of(base: Number, power: Number) -> Number:
 
 
 def _float_power(base: float | complex, power: float | complex) -> complex:
-    found: complex = complex(base) ** complex(power)
-    return found
+    scalar: complex = complex(base) ** complex(power)
+    return scalar
 
 
 def _root(value: Number, index: Number) -> Number:
@@ -307,11 +310,11 @@ def _logarithm(value: Number, base: Number) -> Number:
         raise UndefinedError("the logarithm of 0")
     if isinstance(value, Fraction) and isinstance(base, Fraction) and base > 0 and value > 0:
         # of whole powers exactly, so that log_2 8 is 3
-        found = math.log(value) / math.log(base)
-        whole = round(found)
+        exponent = math.log(value) / math.log(base)
+        whole = round(exponent)
         if abs(whole) < 1000 and power_of(base, Fraction(whole)) == value:
             return Fraction(whole)
-        return found
+        return exponent
     return cmath.log(as_complex(value)) / cmath.log(as_complex(base))
 
 

@@ -24,7 +24,7 @@ _SCALES = ("hundred", "thousand", "million", "billion", "trillion", "dozen")
 _MARK = re.compile(r"####[ \t]*([^\n]*)")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 _JOINT = re.compile(r"[\s$,;]*(?:and|or|,|;)[\s$]*|[\s$]*,[\s$]*")
-_SAID = re.compile(
+_ANSWER_IS = re.compile(
     r"(?:(?:\banswers?|\bans|\bresult|\bsolutions?|\boption|\bchoice)\b[^\w\n=]{0,6}"
     r"(?:to (?:the|this) (?:question|problem) )?(?:(?:is|are|was|equals)\b|[=:：])"
     r"|(?:答案|答え)[*]{0,3}(?:[是为:：]|は)|故选)[ \t]*[:：]?[*\s]*"
@@ -83,15 +83,15 @@ class Answer(NamedTuple):
     """A final answer and how it was found."""
 
     text: str
-    found: str
+    method: str
     """`####`, `boxed`, `answer is`, `last sentence`, `last number` or `none`."""
 
 
 def final_answer(text: str) -> Answer:
-    r"""The final answer of a text.
+    r"""Returns the final answer of a text.
 
     >>> texts = "48/2 = 24\n#### 24", r"so \boxed{\frac{1}{2}}", "So the answer is 12."
-    >>> [final_answer(text).text for text in texts], final_answer("First 3, then 7").found
+    >>> [final_answer(text).text for text in texts], final_answer("First 3, then 7").method
     (['24', '\\frac{1}{2}', '12.'], 'last number')
     """
     text = without_open_thought(text).rstrip()
@@ -104,8 +104,8 @@ def final_answer(text: str) -> Answer:
         return Answer(inner or marked, "####")
     if boxed:
         return Answer(boxed, "boxed")
-    if said := _said(text):
-        return Answer(said, "answer is")
+    if statement := _answer_statement(text):
+        return Answer(statement, "answer is")
     return _unmarked(text)
 
 
@@ -148,8 +148,8 @@ def without_open_thought(text: str) -> str:
 
 
 def _marked(text: str) -> tuple[int, str]:
-    """(where, what) behind the last `####`; a heading's answer is on the line below."""
-    found: tuple[int, str] = (-1, "")
+    """Returns (where, what) behind the last `####`; a heading's answer is on the line below."""
+    last_mark: tuple[int, str] = (-1, "")
     for mark in _MARK.finditer(text):
         content = mark[1].strip()
         if _HEADING.fullmatch(content):
@@ -161,8 +161,8 @@ def _marked(text: str) -> tuple[int, str]:
             )
             content = "" if below.startswith("#") else below
         if content.strip("*_$ "):
-            found = (mark.start(), content)
-    return found
+            last_mark = (mark.start(), content)
+    return last_mark
 
 
 def _boxes(text: str) -> tuple[int, str]:
@@ -202,9 +202,9 @@ def _closing(text: str, start: int) -> int:
     return 0
 
 
-def _said(text: str) -> str:
-    """What follows the last "the answer is" of a text, to the end of its sentence."""
-    *_, last = (None, *_SAID.finditer(text))
+def _answer_statement(text: str) -> str:
+    """Returns what follows the last "the answer is" of a text, to the end of its sentence."""
+    *_, last = (None, *_ANSWER_IS.finditer(text))
     if last is None:
         return ""
     before = re.split(r"[.!?:;,\n]", text[max(0, last.start() - 200) : last.start()])[-1]
@@ -212,7 +212,7 @@ def _said(text: str) -> str:
         return f"{before.strip()} {last[0]}"[:MAX_ANSWER_CHARS]
     rest, *others = _END.split(last[1][: 2 * MAX_ANSWER_CHARS])
     for other in others:
-        if again := _SAID.search(other):
+        if again := _ANSWER_IS.search(other):
             rest = again[1]
         elif _ALSO.match(other):
             rest = f"{rest} {other}"
@@ -222,7 +222,7 @@ def _said(text: str) -> str:
 
 
 def _unmarked(text: str) -> Answer:
-    """The answer of a text that marks none: of its last sentence."""
+    """Returns the answer of a text that marks none: of its last sentence."""
     sentence = _last_sentence(text)
     if (word := agreed(sentence)) != sentence:
         return Answer(word, "last sentence")
@@ -241,7 +241,7 @@ def _unmarked(text: str) -> Answer:
         return Answer(sentence.strip(), "last sentence")
     if (point := _TUPLE.search(sentence)) and _NOTATION.fullmatch(point[0]):
         return Answer(point[0], "last sentence")
-    numbers = [found[0] for found in _NUMBER.finditer(sentence) if any(map(str.isdigit, found[0]))]
+    numbers = [match[0] for match in _NUMBER.finditer(sentence) if any(map(str.isdigit, match[0]))]
     if numbers and len(sentence.split()) > 1:
         return Answer(_with_unit(numbers[-1], sentence), "last number")
     words = bare(sentence)
@@ -250,18 +250,18 @@ def _unmarked(text: str) -> Answer:
 
 
 def _formulas(sentence: str) -> str:
-    """The last formula, with those before it that are its alternatives: `$x = 2$ or $x = 3$`."""
+    """Returns the last formula and the alternatives before it: `$x = 2$ or $x = 3$`."""
     parts: list[str] = []
     place = len(sentence)
-    for found in reversed(list(_MATHS.finditer(sentence))):
-        part = next(filter(None, found.groups()), "").strip()
-        between = sentence[found.end() : place]
+    for match in reversed(list(_MATHS.finditer(sentence))):
+        part = next(filter(None, match.groups()), "").strip()
+        between = sentence[match.end() : place]
         if parts and not (
             _JOINT.fullmatch(between)
             and (between.strip() != "," or part.partition("=")[0] == parts[0].partition("=")[0])
         ):
             break
-        parts, place = [part, *parts], found.start()
+        parts, place = [part, *parts], match.start()
     return ", ".join(parts)
 
 

@@ -73,7 +73,7 @@ def judge(
     *,
     is_step: bool = False,
 ) -> tuple[bool | None, str]:
-    """(right, wrong or None for an unreadable reference; the rule that decided).
+    """Returns (right, wrong or None for an unreadable reference; the rule that decided).
 
     `is_step`: arithmetic that is still to be done may be right, as before `= 84`.
     """
@@ -97,9 +97,9 @@ def judge(
     if 1 < len(sides) <= _MAX_SIDES:
         if speech.asks_percent and not speech.is_share and "%" in sides[-1]:
             return judge(f"{reference}\\%", answer, question, grading)
-        if all(judge(reference, one, question, grading, is_step=True)[0] for one in sides) and any(
-            judge(reference, one, question, grading)[0] for one in (sides[0], sides[-1])
-        ):
+        if all(
+            judge(reference, side, question, grading, is_step=True)[0] for side in sides
+        ) and any(judge(reference, side, question, grading)[0] for side in (sides[0], sides[-1])):
             return True, "each side"
     right = _same_mathematics(_meaning(reference), _meaning(answer), speech, is_step)
     # what reads more than these rules do takes less notice of capitals and primes
@@ -128,11 +128,11 @@ _DOMAIN_WORDS = {"real": "R", "rational": "Q", "integer": "Z", "natural": "N", "
 
 
 def _for_all(text: str, speech: Speech) -> str:
-    """A formula without the `for all real x` behind it, where the question names that domain."""
-    found = _FOR_ALL.search(text)
-    if found is None:
+    """Returns a formula without `for all real x` behind it, if the question names that domain."""
+    match = _FOR_ALL.search(text)
+    if match is None:
         return text
-    words = (found["words"] or found["plain"] or "").split()
+    words = (match["words"] or match["plain"] or "").split()
     if set(words) - {
         "real",
         "rational",
@@ -144,13 +144,13 @@ def _for_all(text: str, speech: Speech) -> str:
         "of",
     }:
         return text
-    sign = found["set"] or _SETS.get(found["sign"] or "")
+    sign = match["set"] or _SETS.get(match["sign"] or "")
     domains = {_DOMAIN_WORDS[word] for word in words if word in _DOMAIN_WORDS}
     domains |= {sign} if sign else set()
-    said = f"{speech.question} {speech.reference}"
-    if speech.is_known and not all(re.search(_DOMAINS[name], said) for name in domains):
+    context = f"{speech.question} {speech.reference}"
+    if speech.has_question and not all(re.search(_DOMAINS[name], context) for name in domains):
         return text
-    return text[: found.start()].strip()
+    return text[: match.start()].strip()
 
 
 def _shortened(sides: list[str]) -> list[str]:
@@ -165,15 +165,15 @@ def _shortened(sides: list[str]) -> list[str]:
 
 
 def _unmeasured(side: str) -> str:
-    """Arithmetic of two measured numbers or more, without what they are measured in."""
-    found = _MEASURED.findall(side)
+    """Returns arithmetic of two measured numbers or more, without what they are measured in."""
+    units = _MEASURED.findall(side)
     if (
         not _CALCULATES.search(side)
-        or len(found) < 2
-        or not all(len(unit) > 1 or unit in "mgsLh" for unit in found)
+        or len(units) < 2
+        or not all(len(unit) > 1 or unit in "mgsLh" for unit in units)
     ):
         return side
-    return _MEASURED.sub("", side) if all(map(parse_unit, found)) else side
+    return _MEASURED.sub("", side) if all(map(parse_unit, units)) else side
 
 
 # ---- choices
@@ -190,23 +190,23 @@ _CHOSEN = re.compile(
 
 
 def _choice(reference: str, answer: str, speech: Speech) -> bool | None:
-    """A reference of one capital letter or several, with or without the text of the choice."""
+    """Judges a reference of one capital letter or several, with or without the choice's text."""
     plain = plain_of(reference)
     letter = _CHOICE.fullmatch(plain)
     if letter is None:
         # elsewhere `AB` is a segment or a product
-        several = _letters(plain) if speech.choice("A") or not speech.is_known else None
+        several = _letters(plain) if speech.choice("A") or not speech.has_question else None
         if several and several == _letters(bare(plain_of(answer))):
             return True
         return _choice_with_text(reference, answer, speech)
-    found = _CHOSEN.fullmatch(bare(plain_of(answer)).replace("~", " "))
+    match = _CHOSEN.fullmatch(bare(plain_of(answer)).replace("~", " "))
     listed = speech.choice(letter[1])
-    if found is None:  # the choice's text alone
+    if match is None:  # the choice's text alone
         return bool(listed and judge(listed, answer, speech.question, speech.grading)[0])
-    said = found[1] if speech.is_known and not listed else found[1].upper()
-    if said != letter[1]:
+    option = match[1] if speech.has_question and not listed else match[1].upper()
+    if option != letter[1]:
         return False
-    return not found[2] or _is_text_of(letter[1], found[2], speech)
+    return not match[2] or _is_text_of(letter[1], match[2], speech)
 
 
 def _is_text_of(letter: str, text: str, speech: Speech) -> bool:
@@ -229,16 +229,17 @@ def _letters(text: str) -> frozenset[str]:
 
 
 def _choice_with_text(reference: str, answer: str, speech: Speech) -> bool | None:
-    """A reference such as `(B) 24`: its letter, its text or both."""
-    found = _LETTERED.fullmatch(plain_of(reference).replace("~", " "))
-    if found is None:
+    """Judges a reference such as `(B) 24` by its letter, its text or both."""
+    reference_match = _LETTERED.fullmatch(plain_of(reference).replace("~", " "))
+    if reference_match is None:
         return None
-    letter, text = found[1], found[2]
-    given = _CHOSEN.fullmatch(bare(plain_of(answer)).replace("~", " "))
-    if given is not None:
-        right = given[1].upper() == letter
+    letter, text = reference_match[1], reference_match[2]
+    answer_match = _CHOSEN.fullmatch(bare(plain_of(answer)).replace("~", " "))
+    if answer_match is not None:
+        right = answer_match[1].upper() == letter
         return right and (
-            not given[2] or bool(judge(text, given[2], speech.question, speech.grading)[0])
+            not answer_match[2]
+            or bool(judge(text, answer_match[2], speech.question, speech.grading)[0])
         )
     return judge(text, answer, speech.question, speech.grading)[0]
 
@@ -255,11 +256,11 @@ _PADDED = re.compile(r"0\d+")
 
 
 def _text(reference: str, answer: str, speech: Speech) -> bool | None:
-    """Equal sign by sign, or as words; where the reference is words, nothing else is right."""
+    """Judges sign by sign, or as words; where the reference is words, nothing else is right."""
     if exact_text(reference) == exact_text(answer):
         return True
     plain = plain_of(reference)
-    is_clock = _CLOCK.fullmatch(plain) and speech.is_known and not speech.asks_ratio
+    is_clock = _CLOCK.fullmatch(plain) and speech.has_question and not speech.asks_ratio
     is_code = speech.asks_code and _PADDED.fullmatch(plain)
     if is_clock or is_code or _AS_WRITTEN.fullmatch(plain) or speech.multiplies_matrices:
         return _squeezed(reference) == _squeezed(bare(answer))
@@ -267,18 +268,18 @@ def _text(reference: str, answer: str, speech: Speech) -> bool | None:
     wordy = bool(_WORDLIKE.fullmatch(plain)) and any(len(word) > 1 for word in words)
     if not wordy or numerals(plain) != plain:
         return None
-    wanted = plain_text(reference)
+    expected = plain_text(reference)
     same = same_case if speech.asks_order else same_words
-    if any(same(wanted, plain_text(text)) for text in _said(answer, speech)):
+    if any(same(expected, plain_text(text)) for text in _answer_forms(answer, speech)):
         return True
-    if wanted.casefold() in _MEANT:
+    if expected.casefold() in _MEANT:
         return None
     is_word = len(max(words, key=len)) > 3 or plain.lower() in ("no", "yes")
     is_word |= plain.isalpha() and plain.isupper()  # `XIX`, `SAS`
     return False if is_word or _tree(plain) is None else None
 
 
-def _said(answer: str, speech: Speech) -> tuple[str, ...]:
+def _answer_forms(answer: str, speech: Speech) -> tuple[str, ...]:
     stated = re.match(r"^([A-Za-z ]+) (?:is|are|was) (.+)$", answer)
     short = stated[2] if stated and speech.labels(stated[1]) else answer
     return answer, short, re.sub(r"^(?:on|in|at) (?=[A-Z])", "", short), agreed(answer)
@@ -303,28 +304,28 @@ _PREFIXED = re.compile(r"0([bBoOxX])([0-9A-Fa-f]+)")
 
 
 def _base(reference: str, answer: str, speech: Speech) -> bool | None:
-    """Numbers with their base: digits in the reference's base, or the same number in another."""
-    wanted, given = _in_base(reference), _in_base(bare(answer))
-    if wanted is None:
-        if given is None:
+    """Judges digits in the reference's base, or the same number in another base."""
+    expected, actual = _in_base(reference), _in_base(bare(answer))
+    if expected is None:
+        if actual is None:
             return None
         joined = join_thousands(reference)
-        return joined.isdigit() and _value(*given) == int(joined)
-    if given is None:
+        return joined.isdigit() and _value(*actual) == int(joined)
+    if actual is None:
         digits = re.sub(r"[\s,]", "", bare(answer))
-        return digits.upper().lstrip("0") == wanted[0].upper().lstrip("0")
-    return _value(*wanted) is not None and _value(*wanted) == _value(*given)
+        return digits.upper().lstrip("0") == expected[0].upper().lstrip("0")
+    return _value(*expected) is not None and _value(*expected) == _value(*actual)
 
 
 def _in_base(text: str) -> tuple[str, int] | None:
     text = plain_of(text.replace("\\_", "_").replace("\\text", ""))
-    if found := _PREFIXED.fullmatch(text):
-        return found[2], {"b": 2, "o": 8, "x": 16}[found[1].lower()]
-    found = _BASED.fullmatch(text) or _IN_BASE.fullmatch(text)
-    if found is None or not re.search(r"\d", found[1]):
+    if match := _PREFIXED.fullmatch(text):
+        return match[2], {"b": 2, "o": 8, "x": 16}[match[1].lower()]
+    match = _BASED.fullmatch(text) or _IN_BASE.fullmatch(text)
+    if match is None or not re.search(r"\d", match[1]):
         return None
-    base = int(found[2]) if found[2].isdigit() else _BASES.get(found[2].lower(), 0)
-    return (found[1], base) if 2 <= base <= 36 and _value(found[1], base) is not None else None
+    base = int(match[2]) if match[2].isdigit() else _BASES.get(match[2].lower(), 0)
+    return (match[1], base) if 2 <= base <= 36 and _value(match[1], base) is not None else None
 
 
 def _value(digits: str, base: int) -> int | None:
@@ -341,30 +342,30 @@ _CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?")
 
 
 def _time(reference: str, answer: str, speech: Speech) -> bool | None:
-    """A time of the day, where the reference has a.m. or p.m."""
-    wanted = _seconds(reference)
-    if wanted is None:
+    """Judges a time of the day, where the reference has a.m. or p.m."""
+    expected = _seconds(reference)
+    if expected is None:
         return None
     answer = re.sub(r"^(?:at|by) ", "", bare(answer))
-    for said, half in ((" in the morning", " am"), (" in the (?:afternoon|evening)", " pm")):
-        answer = re.sub(f"(?<=\\d){said}$", half, answer)
-    given = _seconds(bare(answer))
-    if given is None and (found := _CLOCK.fullmatch(bare(plain_of(answer)))):
-        hour = int(found[1])
-        given = (hour * 60 + int(found[2])) * 60 + int(found[3] or 0)
-        is_half = 1 <= hour < 12 and not found[1].startswith("0")
-        return given in (wanted, wanted - 12 * 3600 if is_half else wanted)
-    return given == wanted
+    for phrase, half in ((" in the morning", " am"), (" in the (?:afternoon|evening)", " pm")):
+        answer = re.sub(f"(?<=\\d){phrase}$", half, answer)
+    actual = _seconds(bare(answer))
+    if actual is None and (clock := _CLOCK.fullmatch(bare(plain_of(answer)))):
+        hour = int(clock[1])
+        actual = (hour * 60 + int(clock[2])) * 60 + int(clock[3] or 0)
+        is_half = 1 <= hour < 12 and not clock[1].startswith("0")
+        return actual in (expected, expected - 12 * 3600 if is_half else expected)
+    return actual == expected
 
 
 def _seconds(text: str) -> int | None:
-    """Seconds since midnight of `2:30 p.m.`."""
+    """Returns seconds since midnight of `2:30 p.m.`."""
     plain = plain_of(text.replace("\\text", " ").replace("\\ ", " "))
-    found = _TIME.fullmatch(" ".join(re.sub(r"[{}~]", " ", plain).split()))
-    if found is None or not 1 <= int(found[1]) <= 12:
+    match = _TIME.fullmatch(" ".join(re.sub(r"[{}~]", " ", plain).split()))
+    if match is None or not 1 <= int(match[1]) <= 12:
         return None
-    hour = int(found[1]) % 12 + 12 * (found[4].lower() == "p")
-    return (hour * 60 + int(found[2])) * 60 + int(found[3] or 0)
+    hour = int(match[1]) % 12 + 12 * (match[4].lower() == "p")
+    return (hour * 60 + int(match[2])) * 60 + int(match[3] or 0)
 
 
 def _congruence(reference: str, answer: str, speech: Speech) -> bool | None:
@@ -435,22 +436,25 @@ def _meaning(text: str) -> str:
 
 
 def _same_mathematics(reference: str, answer: str, speech: Speech, is_step: bool) -> bool | None:
-    """Whether both are equal mathematics; None where the reference has no value."""
+    """Returns whether both are equal mathematics; None where the reference has no value."""
     if _INVERSE.match(reference) or "inverse" in speech.question:
         reference, answer = _INVERSE.sub("", reference), _INVERSE.sub("", answer)
-    wanted = list(_trees(reference, is_reference=True))
-    if not wanted:
+    reference_trees = list(_trees(reference, is_reference=True))
+    if not reference_trees:
         return None
-    lists = any(node.op in ("list", "sequence") for node in wanted)
+    lists = any(node.op in ("list", "sequence") for node in reference_trees)
     for text in (answer, *_turned(reference, answer, speech)):
         for node in _candidates(text, lists, speech):
-            pairs = (_as_asked(one, _unshared(one, node, speech), speech) for one in wanted)
+            pairs = (
+                _in_question_form(tree, _unshared(tree, node, speech), speech)
+                for tree in reference_trees
+            )
             if any(
                 (is_step or text is not answer or _is_done(text, *pair, speech)) and _is_same(*pair)
                 for pair in pairs
             ):
                 return True
-    return False if any(_is_same(node, node) for node in wanted) else None
+    return False if any(_is_same(node, node) for node in reference_trees) else None
 
 
 _CONTAINERS = words_of(
@@ -497,9 +501,9 @@ def _is_worked_out(node: Node) -> bool:
 
 
 def _factors(node: Node) -> tuple[Node, ...]:
-    """The factors of a product other than 1, each as often as its power says."""
+    """Returns the factors of a product other than 1, each as often as its power says."""
     if node.op in ("*", "neg"):
-        return tuple(one for arg in node.args for one in _factors(arg))
+        return tuple(factor for arg in node.args for factor in _factors(arg))
     if node.op == "^" and node.args[1].value.denominator == 1 and 0 < node.args[1].value < 100:
         return _factors(node.args[0]) * int(node.args[1].value)
     return () if node.op == "num" and abs(node.value) == 1 else (node,)
@@ -533,13 +537,13 @@ def _unshared(reference: Node, answer: Node, speech: Speech) -> Node:
     return answer
 
 
-def _as_asked(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node]:
-    """Both as what the question asks for: a list that has an order, a point or an interval."""
+def _in_question_form(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node]:
+    """Returns both as the question asks for them: as an ordered list, a point or an interval."""
     if (
         reference.op == "list"
-        and all(one.op == "relation" for one in reference.args)
+        and all(node.op == "relation" for node in reference.args)
         and answer.name == "⦃⦄"
-        and [one.op for one in answer.args] == ["sequence"]
+        and [node.op for node in answer.args] == ["sequence"]
     ):
         answer = answer.args[0]
     is_tuple = answer.op == "sequence" and answer.name == "()"
@@ -550,7 +554,9 @@ def _as_asked(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node
     if reference.op == "sequence" and reference.name == "()" and speech.asks_point is not False:
         answer = _point(answer, speech)
     if reference.op == "sequence" and reference.name == "()" and len(reference.args) == 2:
-        is_bounded = answer.op == "list" and all(set(one.name) & set("<>≤≥") for one in answer.args)
+        is_bounded = answer.op == "list" and all(
+            set(node.name) & set("<>≤≥") for node in answer.args
+        )
         if speech.asks_point is False and answer.op in ("list", "matrix") and not is_bounded:
             return reference, _NOTHING
         is_set = (
@@ -565,18 +571,18 @@ def _as_asked(reference: Node, answer: Node, speech: Speech) -> tuple[Node, Node
 
 
 def _point(node: Node, speech: Speech) -> Node:
-    """A point that is said by its coordinates (`x = 4, y = 3`) or with its name (`V(3, 5)`)."""
+    """Returns the point of its coordinates (`x = 4, y = 3`), or of its name (`V(3, 5)`)."""
     if node.op == "*" and node.args[0].name.isupper() and node.args[-1].op == "sequence":
         return node.args[-1] if len(node.args) == 2 else node
     if (
         node.op == "sequence"
         and node.name == "⦃⦄"
-        and [one.op for one in node.args] == ["sequence"]
+        and [arg.op for arg in node.args] == ["sequence"]
     ):
         return node.args[0]
-    if node.op != "list" or node.name == "or" or {one.name for one in node.args} != {"="}:
+    if node.op != "list" or node.name == "or" or {arg.name for arg in node.args} != {"="}:
         return node
-    named = {_name(one.args[0]): one.args[1] for one in node.args if len(one.args) == 2}
+    named = {_name(arg.args[0]): arg.args[1] for arg in node.args if len(arg.args) == 2}
     if len(named) < len(node.args) or not all(len(name) == 1 for name in named):
         return node
     return Node("sequence", tuple(named[name] for name in sorted(named)), name="()")
@@ -592,22 +598,23 @@ def _in_order(node: Node) -> Node:
 
 
 def _may_hold(node: Node) -> bool:
-    """Whether nothing is known against a chain of `<` or `>`."""
+    """Returns whether nothing is known against a chain of `<` or `>`."""
     try:
-        values = [complex(number(one)).real for one in node.args]
+        values = [complex(number(arg)).real for arg in node.args]
     except (UnreadableError, UndefinedError, ArithmeticError):
         return True
     return values == sorted(values, reverse=node.name[0] == ">")
 
 
 def _turned(reference: str, answer: str, speech: Speech) -> tuple[str, ...]:
-    """An angle in degrees as one in radians that tell of pi, and the other way round."""
+    """Returns an angle in degrees as one in radians that tell of pi, and the other way round."""
     if not speech.asks_angle:
         return ()
-    wanted, given = bool(_DEGREES.search(reference)), bool(_DEGREES.search(answer))
-    if given and not wanted and _PI.search(reference):
+    reference_in_degrees = bool(_DEGREES.search(reference))
+    answer_in_degrees = bool(_DEGREES.search(answer))
+    if answer_in_degrees and not reference_in_degrees and _PI.search(reference):
         return (f"({_DEGREES.sub('', bare(answer))})*\\pi/180",)
-    if wanted and not given and _PI.search(answer):
+    if reference_in_degrees and not answer_in_degrees and _PI.search(answer):
         return (f"({bare(answer)})*180/\\pi",)
     return ()
 
@@ -627,42 +634,42 @@ def _candidates(text: str, is_list: bool, speech: Speech) -> Iterator[Node]:
 
 
 def _unrepeated(text: str) -> str:
-    """An answer without its own number in words behind it: `144 (one hundred forty-four)`."""
-    found = _IN_WORDS.fullmatch(text)
-    if found is None or numerals(found[2]) != join_thousands(found[1]):
+    """Returns an answer without its number in words behind it: `144 (one hundred forty-four)`."""
+    match = _IN_WORDS.fullmatch(text)
+    if match is None or numerals(match[2]) != join_thousands(match[1]):
         return text
-    return found[1]
+    return match[1]
 
 
 def _unlabelled(text: str, speech: Speech) -> str:
-    """An answer without its label (`Area = `, `f(5) = `); none where that is another function's."""
+    """Returns an answer without its label (`Area = `, `f(5) = `); none if another's."""
     label = _LABEL.match(text)
     if label is None or (len(label[1]) == 1 and label[2] in "=:"):
         return text  # a letter is read as an equation
     rest = text[label.end() :]
     if re.search(rf"(?<![A-Za-z\\]){re.escape(label[1][0])}(?![A-Za-z])|[<>≤≥]", rest):
         return text  # no definition but an equation, or several
-    if speech.is_asked(label[1]) if len(label[1]) == 1 else speech.labels(label[1]):
+    if speech.may_name_answer(label[1]) if len(label[1]) == 1 else speech.labels(label[1]):
         return rest
     return "" if re.fullmatch(r"[A-Za-z]\S{0,6} ?\([^()]+\)", label[1]) else text
 
 
 def _sides(text: str) -> tuple[str, ...]:
-    r"""An answer, or what `7/12 \approx 0.583` says twice; nothing where that is two answers.
+    r"""Returns an answer, or both sides of `7/12 \approx 0.583`; nothing if those are two answers.
 
     The rounded one must have the digits of the exact one. Of two decimals the first is meant.
     """
-    found = _NEAR.search(text)
-    if found is None:
+    match = _NEAR.search(text)
+    if match is None:
         return (text,)
-    left = text[: found.start()].strip()
+    left = text[: match.start()].strip()
     while joint := _OR.search(left, max(0, len(left) - 10)):
         left = left[: joint.start()]
-    right = text[found.end() :].strip(" )")
+    right = text[match.end() :].strip(" )")
     if not left.strip(" (") or not right:
         return (right,) if right else ()
     plain = [_DECIMAL.match(join_thousands(side)) for side in (left, right)]
-    first, last = (found[0].strip("-.") if found else "" for found in plain)
+    first, last = (match[0].strip("-.") if match else "" for match in plain)
     if _NEAR.search(right) or not (first or last):
         return ()
     exact, rounded, spelled = (left, right, plain[1]) if last else (right, left, plain[0])
@@ -696,7 +703,7 @@ def _amount(text: str) -> float | None:
 
 
 def _allowed(node: Node, speech: Speech, *, is_alone: bool = True) -> Node | None:
-    """A tree whose units the question or the reference knows, else None."""
+    """Returns a tree whose units the question or the reference knows, else None."""
     if node.op == "unit":
         unit = unit_text(node.name)
         if unit == PERCENT:
@@ -705,10 +712,10 @@ def _allowed(node: Node, speech: Speech, *, is_alone: bool = True) -> Node | Non
             return None
     if node.op == "ratio" and not speech.asks_ratio:
         return None
-    relations = [one for one in (node, *node.args) if one.op == "relation"]
-    names = {name for one in relations for name in map(_name, one.args) if name}
+    relations = [relation for relation in (node, *node.args) if relation.op == "relation"]
+    names = {name for relation in relations for name in map(_name, relation.args) if name}
     is_alone = is_alone and len(names) < 2
-    if not all(speech.is_asked(name, is_alone=is_alone) for name in names):
+    if not all(speech.may_name_answer(name, is_alone=is_alone) for name in names):
         return None
     args = tuple(_allowed(arg, speech, is_alone=is_alone) for arg in node.args)
     if any(arg is None for arg in args):
@@ -727,13 +734,13 @@ def _name(node: Node) -> str:
 
 
 def _trees(text: str, *, is_reference: bool = False, is_list: bool = False) -> Iterator[Node]:
-    """The trees of a text: letters behind a number as its unit, and as what multiplies it."""
+    """Yields the trees of a text: letters behind a number as its unit, and as its factor."""
     spelled = _spelled(text, is_list or is_reference)
-    found: list[Node] = []
+    trees: list[Node] = []
     for units in (True, False):
         node = _tree(spelled, units=units, attached_units=not is_reference)
-        if node is not None and node not in found:
-            found.append(node)
+        if node is not None and node not in trees:
+            trees.append(node)
             yield node
 
 

@@ -166,7 +166,7 @@ class Speech:
         self.question, self.reference, self.grading = question, reference, grading
         self._question = " ".join(question.split())
         self._reference = reference
-        self.is_known = len(_WORD.findall(self._question)) >= _MIN_WORDS
+        self.has_question = len(_WORD.findall(self._question)) >= _MIN_WORDS
 
     @cached_property
     def asks_percent(self) -> bool:
@@ -190,8 +190,8 @@ class Speech:
         return " ".join(filter(_ASKS.search, sentences)) or self._question
 
     @cached_property
-    def _asked_for(self) -> tuple[str, ...]:
-        """What stands behind each verb that asks: `area of a square` of `What is the area`."""
+    def _targets(self) -> tuple[str, ...]:
+        """Returns what the question asks for: `area of a square` of `What is the area`."""
         verbs = list(_VERB.finditer(self._asking))
         ends = [*(verb.start() for verb in verbs[1:]), len(self._asking)]
         return tuple(
@@ -201,47 +201,47 @@ class Speech:
 
     @cached_property
     def _kind(self) -> str:
-        """What is asked for, of the table; empty where it is none of that."""
+        """Returns what the question asks for, of the table; empty where it is none of that."""
         first = _VERB.search(self._asking)
-        found = _KIND.search(self._asking, first.start()) if first else None
-        return str(found.lastgroup) if found else ""
+        match = _KIND.search(self._asking, first.start()) if first else None
+        return str(match.lastgroup) if match else ""
 
     @cached_property
     def _units(self) -> tuple[Unit, ...]:
-        """Those that the question writes, and the reference."""
-        found = []
+        """Returns the units that the question and the reference write."""
+        units = []
         for word in dict.fromkeys(_WORD.findall(f"{self._question} {self._reference}")):
             spelled = _SPELLED.get(word.lower(), word)
             # other letters alone are names in a question rather than units
             is_unit = len(spelled) > 1 or spelled in tuple("mgsLh")
             if is_unit and (unit := parse_unit(spelled)) is not None:
-                found.append(unit)
-        return tuple(found)
+                units.append(unit)
+        return tuple(units)
 
     @cached_property
-    def _asked_units(self) -> tuple[Unit, ...]:
-        """`in hours`, `how many square meters`."""
+    def _target_units(self) -> tuple[Unit, ...]:
+        """Returns the units that are asked for: `in hours`, `how many square meters`."""
         spelled = _IN_UNIT.findall(self._asking)
         for words in map(str.split, _COUNTED.findall(self._asking)):
             spelled += [" ".join(words[:size]) for size in range(1, _MAX_UNIT_WORDS + 1)]
-        found = (parse_unit(text) for text in spelled if _SPELLED.get(text.lower(), text))
-        return tuple(unit for unit in found if unit is not None)
+        units = (parse_unit(text) for text in spelled if _SPELLED.get(text.lower(), text))
+        return tuple(unit for unit in units if unit is not None)
 
     def counts(self, thing: str) -> bool:
-        """Whether the question asks in these words how many of it."""
-        wanted = stems(thing)
+        """Returns whether the question asks in these words how many of it."""
+        thing_stems = stems(thing)
         for phrase in _COUNTED.findall(self._asking):
             plural = _PLURAL.match(phrase)
             words = stems(plural[0] if plural else phrase.split()[0])
             head = words[: words.index("of")] if "of" in words else words
-            if words[:1] == ("dozen",) != wanted[:1]:
+            if words[:1] == ("dozen",) != thing_stems[:1]:
                 continue  # `4 eggs` are no four dozen
-            if wanted and wanted in (words, words[:1], head[-len(wanted) :]):
+            if thing_stems and thing_stems in (words, words[:1], head[-len(thing_stems) :]):
                 return True
         return False
 
     def allows(self, unit: str) -> bool:
-        """Whether a number may stand before this: a unit or the thing that is asked for."""
+        """Returns whether a number may stand before this: a unit or the thing that is asked for."""
         closing = _CLOSING.search(unit)
         if closing and (not closing[1] or re.search(r"\b(?:left|remain)", self._asking)):
             unit = unit[: closing.start()]
@@ -255,66 +255,70 @@ class Speech:
         if (
             rate
             and not _RATE.fullmatch(rate[1])
-            and self._asked_for
-            and re.search(rf"\b(?:per|each|every|an?) {rate[2]}\b", self._asked_for[-1])
+            and self._targets
+            and re.search(rf"\b(?:per|each|every|an?) {rate[2]}\b", self._targets[-1])
             and self.allows(rate[1])
         ):
             return True
         own = _unit_of(self._reference)
-        known, wanted = parse_unit(unit.removesuffix(" old")), parse_unit(own)
-        if known is None:
+        answer_unit, reference_unit = parse_unit(unit.removesuffix(" old")), parse_unit(own)
+        if answer_unit is None:
             return stems(unit) == stems(own) != () or self._is_plain(unit)
-        if not self.is_known or (wanted is not None and same_kind(wanted, known)):
+        if not self.has_question or (
+            reference_unit is not None and same_kind(reference_unit, answer_unit)
+        ):
             return True
-        if self._asked_units:
-            return any(_is_same(known, asked) for asked in self._asked_units)
-        return self._measures(known)
+        if self._target_units:
+            return any(_is_same(answer_unit, target) for target in self._target_units)
+        return self._measures(answer_unit)
 
     def _is_plain(self, unit: str) -> bool:
-        """`square units` of an area, where the question writes no unit."""
+        """Returns whether it is `square units` of an area, where the question writes no unit."""
         kind = _PLAIN_UNITS.get(unit if unit.endswith("s") else f"{unit}s")
-        return kind is not None and (not self.is_known or (kind == self._kind and not self._units))
+        return kind is not None and (
+            not self.has_question or (kind == self._kind and not self._units)
+        )
 
     def _measures(self, unit: Unit) -> bool:
-        """Whether it is a unit of what is asked for, made of units that the question writes."""
+        """Returns whether the question's kind has this unit, made of units that it writes."""
         kinds = map(parse_unit, _MADE_OF.get(self._kind, ()))
         if self.asks_percent or not any(kind and same_kind(kind, unit) for kind in kinds):
             return False
-        for one in simple_units(unit):
-            written = [other for other in self._units if same_kind(one, other)]
+        for simple_unit in simple_units(unit):
+            written = [other for other in self._units if same_kind(simple_unit, other)]
             # of metres and centimetres in one question nobody says which is meant
-            if not written or not all(_is_same(one, other) for other in written):
+            if not written or not all(_is_same(simple_unit, other) for other in written):
                 return False
         return True
 
     def choice(self, letter: str) -> str:
-        """The text of a choice in the question's list; empty where it lists none."""
-        found = re.search(
+        """Returns the text of a choice in the question's list; empty where it lists none."""
+        match = re.search(
             rf"(?s)(?:^|[\s(]){letter}[).:] ?(.*?)"
             rf"(?=[\s(]{{1,4}}[A-J][).:] |[\s(]{{1,4}}[A-J]\)|$)",
             self._question,
         )
-        return found[1].strip(" ,;.") if found else ""
+        return match[1].strip(" ,;.") if match else ""
 
     def labels(self, text: str) -> bool:
-        """Whether words before a number are what the question asks for, in its words."""
+        """Returns whether words before a number are what the question asks for, in its words."""
         if self.asks_slope and (_SLOPE.fullmatch(text) or re.fullmatch(self._slope, text)):
             return True
         label, text = text, _LEADING.sub("", _plain(text))
         if {word.lower() for word in text.split()} <= _TITLES:
             return True
-        if not self.is_known:
+        if not self.has_question:
             return not re.search(r"[+*/^-]|^\d|(?<!\\)\b[a-z]{2}", label)
         is_name = re.search("[A-Za-z]", text) is not None
-        text, *phrases = (_SPACED.sub(r"\1", one) for one in (text, *map(_plain, self._asked_for)))
-        for asked in phrases:
-            rest = asked.casefold().removeprefix(text.casefold())
-            if is_name and len(rest) < len(asked) and not re.match(r"\w| ?[-+*/^(=]", rest):
+        text, *phrases = (_SPACED.sub(r"\1", raw) for raw in (text, *map(_plain, self._targets)))
+        for phrase in phrases:
+            rest = phrase.casefold().removeprefix(text.casefold())
+            if is_name and len(rest) < len(phrase) and not re.match(r"\w| ?[-+*/^(=]", rest):
                 return True
         return False
 
-    def is_asked(self, name: str, *, is_alone: bool = True) -> bool:
-        """Whether a name (`x`, `f(5)`, `AB`) may be that of the answer, or of one of several."""
+    def may_name_answer(self, name: str, *, is_alone: bool = True) -> bool:
+        """Returns whether a name (`x`, `f(5)`, `AB`) may be that of an answer."""
         letters = set(_LETTER.findall(self._question))
         term = re.fullmatch(r"([a-z])_\{?(\d+)\}?", name)
         if term and re.search(rf"\b{term[2]}(?:st|nd|rd|th) term\b", self._asking):
@@ -322,30 +326,30 @@ class Speech:
         if term and term[1] in letters:  # x_1 and x_2 are values of x
             name = term[1]
         if len(name) > 1:
-            said = rf"(?<![A-Za-z]){re.escape(name)}(?![A-Za-z])"
-            return not self.is_known or re.search(said, " ".join(self._asked_for)) is not None
-        if any(re.match(rf"\$?{name}\b\$?(?=[:.?]|$)", text) for text in self._asked_for):
+            pattern = rf"(?<![A-Za-z]){re.escape(name)}(?![A-Za-z])"
+            return not self.has_question or re.search(pattern, " ".join(self._targets)) is not None
+        if any(re.match(rf"\$?{name}\b\$?(?=[:.?]|$)", text) for text in self._targets):
             return True
         has_value = rf"(?<![\w+*/-])(?<![+*/-] ){name} ?(?:= ?-?{_A_VALUE}|\\to|→)"
         if re.search(has_value, self._question):
             return False
         if not is_alone and letters:
             return name in letters
-        if not self.is_known or name in _LETTER.findall(self._reference):
+        if not self.has_question or name in _LETTER.findall(self._reference):
             return True
         if not letters:  # coordinates are named x and y
             return name == "x" and not re.search(r"\(-?\d+ ?, ?-?\d+\)", self._question)
-        if any(map(_AGGREGATE.search, self._asked_for)) or _COUNTED.search(self._asking):
+        if any(map(_AGGREGATE.search, self._targets)) or _COUNTED.search(self._asking):
             return False
-        asked = []
-        for text in self._asked_for:
+        names = []
+        for text in self._targets:
             clause = re.split(r",| if\b| when\b| given\b", text)[0]
-            if found := _LETTER.search(clause):
-                beside = clause[: found.start()].rstrip()[-1:] + clause[found.end() :].lstrip()[:1]
+            if match := _LETTER.search(clause):
+                beside = clause[: match.start()].rstrip()[-1:] + clause[match.end() :].lstrip()[:1]
                 # of an expression of x: x is another number
                 is_part = not _RELATION.search(clause) and re.search(r"[-+*/^\d]", beside)
-                asked.append("" if is_part else found[0])
-        return name in asked if asked else letters == {name}
+                names.append("" if is_part else match[0])
+        return name in names if names else letters == {name}
 
     @property
     def asks_factors(self) -> bool:
@@ -381,13 +385,13 @@ class Speech:
 
     @property
     def asks_angle(self) -> bool:
-        """Whether degrees may be meant."""
-        return not self.is_known or bool(_ANGLE.search(f"{self._question} {self._reference}"))
+        """Returns whether degrees may be meant."""
+        return not self.has_question or bool(_ANGLE.search(f"{self._question} {self._reference}"))
 
     @property
     def asks_ratio(self) -> bool:
-        """Whether `3:4` may be a number."""
-        return not self.is_known or bool(
+        """Returns whether `3:4` may be a number."""
+        return not self.has_question or bool(
             re.search(r"\b(?:ratio|odds|scale|proportion)", self._question)
         )
 
@@ -398,8 +402,8 @@ class Speech:
 
     @property
     def asks_point(self) -> bool | None:
-        """Whether `(2, 5)` is a point or a vector, or else an interval; None where none is said."""
-        if not self.is_known:
+        """Returns whether `(2, 5)` is a point or a vector, not an interval; None if it is open."""
+        if not self.has_question:
             return None
         return not _INTERVAL.search(self._question) or bool(_POINT.search(self._question))
 
@@ -444,9 +448,9 @@ def stems(text: str) -> tuple[str, ...]:
 
 
 def _unit_of(reference: str) -> str:
-    """What stands behind the reference's number, roughly."""
-    found = re.match(r"[-+\d.,/ ]*\d", reference)
-    behind = reference[found.end() :].strip() if found else ""
+    """Returns what stands behind the reference's number, roughly."""
+    match = re.match(r"[-+\d.,/ ]*\d", reference)
+    behind = reference[match.end() :].strip() if match else ""
     return "" if re.match(r"\\(?!text|mathrm|[,;:! ])", behind) else behind
 
 
@@ -460,30 +464,30 @@ def unit_text(text: str) -> str:
     return plain
 
 
-def fits(wanted: str, given: str) -> bool:
-    """Whether an answer in one unit can be right for a reference in the other.
+def fits(reference_unit: str, answer_unit: str) -> bool:
+    """Returns whether an answer in one unit can be right for a reference in the other.
 
     An answer without a unit is in the wanted one; a reference without one takes what its question
     allows (`Speech.allows`).
     """
-    if not given or not wanted or wanted == given:
+    if not answer_unit or not reference_unit or reference_unit == answer_unit:
         return True
-    left, right = parse_unit(wanted), parse_unit(given)
+    left, right = parse_unit(reference_unit), parse_unit(answer_unit)
     if left is not None and right is not None:
         return same_kind(left, right)
-    return left is right and stems(wanted) == stems(given)
+    return left is right and stems(reference_unit) == stems(answer_unit)
 
 
-def ratio(wanted: str, given: str) -> Fraction | None:
-    """What a number in the given unit is multiplied by, to be one in the wanted unit.
+def ratio(reference_unit: str, answer_unit: str) -> Fraction | None:
+    """Returns what a number in the answer's unit is multiplied by, to be in the reference's.
 
     None where there is no such number: between scales of temperature.
     """
-    left, right = parse_unit(wanted), parse_unit(given)
+    left, right = parse_unit(reference_unit), parse_unit(answer_unit)
     if left is None or right is None or left == right:
         return Fraction(1)
-    found = factor(left, right)
-    if math.isnan(found):
+    scale = factor(left, right)
+    if math.isnan(scale):
         return None
-    exact = Fraction(found).limit_denominator(10**9)
-    return exact if math.isclose(exact, found, rel_tol=1e-12) else Fraction(found)
+    exact = Fraction(scale).limit_denominator(10**9)
+    return exact if math.isclose(exact, scale, rel_tol=1e-12) else Fraction(scale)

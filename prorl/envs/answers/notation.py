@@ -166,13 +166,13 @@ _TOKEN = re.compile(
 
 
 def spell(text: str) -> str:
-    """A text in the plain notation. Raises UnreadableError for control characters."""
+    """Returns a text in the plain notation. Raises UnreadableError for control characters."""
     if any(unicodedata.category(char) == "Cc" and char not in "\t\n\r" for char in text):
         raise UnreadableError("a control character")
     # a row's end in a matrix, a backslash written twice elsewhere
     text = text.replace("\\\\", ROW_END if "\\begin" in text else "\\")
-    text = _SUPERSCRIPT_RUN.sub(lambda found: f"^{{{found[0].translate(_FROM_SUPERSCRIPT)}}}", text)
-    text = _VULGAR.sub(lambda found: " " + unicodedata.normalize("NFKC", found[0]), text)
+    text = _SUPERSCRIPT_RUN.sub(lambda match: f"^{{{match[0].translate(_FROM_SUPERSCRIPT)}}}", text)
+    text = _VULGAR.sub(lambda match: " " + unicodedata.normalize("NFKC", match[0]), text)
     text = text.translate(_TABLE)
     text = text.replace("{,}", ",").replace("{.}", ".").replace("{:}", ":")
     for pattern, ours in _SPELLINGS[:2]:
@@ -187,9 +187,9 @@ def spell(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
-def _as_words(found: re.Match[str]) -> str:
-    """The words of a `\\text`; single letters of mathematics and numbers stand for themselves."""
-    inner = found[1].strip()
+def _as_words(match: re.Match[str]) -> str:
+    """Returns the words of a `\\text`; mathematics' letters and numbers stand for themselves."""
+    inner = match[1].strip()
     if re.fullmatch(r"[ie]|[-\d.,/ ]+", inner) or inner in FUNCTIONS:
         return f" {inner} " if inner in FUNCTIONS else inner
     if inner in ("or", "and", "", ",") or inner.startswith(("\\frac", "\\dfrac", "\\sqrt")):
@@ -197,19 +197,19 @@ def _as_words(found: re.Match[str]) -> str:
     return f" ⟦{inner.replace('⟦', ' ').replace('⟧', ' ')}⟧ "
 
 
-def _as_items(found: re.Match[str]) -> str:
-    """`1, 2, ..., 5` as the numbers that it stands for, where they are few."""
-    first, second, last = (int(found[index]) for index in (1, 2, 4))
+def _as_items(match: re.Match[str]) -> str:
+    """Returns the numbers that `1, 2, ..., 5` stands for, where they are few."""
+    first, second, last = (int(match[index]) for index in (1, 2, 4))
     step = second - first
     if not step or (last - first) % step or not 1 < (last - first) // step <= MAX_SERIES:
-        return found[0]
+        return match[0]
     items = [str(item) for item in range(first, last + (1 if step > 0 else -1), step)]
-    written = [item.strip() for item in found[3].split(",")[:-1]]
-    return ",".join(items) if items[2 : 2 + len(written)] == written else found[0]
+    written = [item.strip() for item in match[3].split(",")[:-1]]
+    return ",".join(items) if items[2 : 2 + len(written)] == written else match[0]
 
 
 def _repeating(text: str) -> str:
-    """Repeating decimals as fractions: `0.1\\overline{6}`, `0.(3)`, `0.333...`."""
+    """Returns repeating decimals as fractions: `0.1\\overline{6}`, `0.(3)`, `0.333...`."""
 
     def fraction(whole: str, head: str, tail: str) -> str:
         scale, cycle = 10 ** len(head), 10 ** len(tail) - 1
@@ -217,49 +217,49 @@ def _repeating(text: str) -> str:
         return f" ({numerator}/{scale * cycle}) "
 
     text = _REPEATING.sub(
-        lambda found: fraction(found[1], found[2], found[3] or found[4] or found[5]), text
+        lambda match: fraction(match[1], match[2], match[3] or match[4] or match[5]), text
     )
-    return _ELLIPSIS.sub(lambda found: fraction(found[1], found[2], found[3]), text)
+    return _ELLIPSIS.sub(lambda match: fraction(match[1], match[2], match[3]), text)
 
 
 def join_thousands(text: str) -> str:
-    """Numbers without the separators of their thousands, where they can be read no other way.
+    """Removes the separators of thousands from numbers that can be read no other way.
 
     >>> [join_thousands(text) for text in ("1,234", "12 345", "1'000'000", "(1,234)")]
     ['1234', '12345', '1000000', '(1,234)']
     """
-    text = _EUROPEAN.sub(lambda found: found[0].replace(".", "").replace(",", "."), text)
+    text = _EUROPEAN.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
     inside = bool(re.search(r"[(\[⦃{][^(\[⦃{)\]⦄}]*,", text)) and not re.search(r",\s", text)
     for index, pattern in enumerate(_GROUPED):
         if not (inside and index < 2):
-            text = pattern.sub(lambda found: re.sub(r"[^\d]", "", found[0]), text)
+            text = pattern.sub(lambda match: re.sub(r"[^\d]", "", match[0]), text)
     return text
 
 
 def decimal_commas(text: str) -> str:
-    """A number with a point for its decimal comma: `3,14` as `3.14`.
+    """Returns a number with a point for its decimal comma: `3,14` as `3.14`.
 
     >>> [decimal_commas(text) for text in ("3,14 m", "0,125", "5,000", "(1,2)", "1,2,3")]
     ['3.14 m', '0.125', '5,000', '(1,2)', '1,2,3']
     """
-    found = _DECIMAL_COMMA.match(text)
-    if found is None or join_thousands(text) != text:
+    match = _DECIMAL_COMMA.match(text)
+    if match is None or join_thousands(text) != text:
         return text
-    return f"{found[1]}.{found[2]}{text[found.end() :]}"
+    return f"{match[1]}.{match[2]}{text[match.end() :]}"
 
 
 def tokens(text: str) -> list[Token]:
-    """The signs of a spelled text. Raises UnreadableError."""
-    found: list[Token] = []
+    """Returns the signs of a spelled text. Raises UnreadableError."""
+    signs: list[Token] = []
     place, spaced = 0, False
     while place < len(text):
         if text[place].isspace():
             place, spaced = place + 1, True
             continue
         match = _TOKEN.match(text, place)
-        if match is None or match.lastgroup is None or len(found) >= MAX_TOKENS:
+        if match is None or match.lastgroup is None or len(signs) >= MAX_TOKENS:
             raise UnreadableError(f"{text[place : place + 10]!r}, or too much")
         kind, sign = match.lastgroup, match[0]
-        found.append(Token(kind, sign.strip("⟦⟧").strip() if kind == "word" else sign, spaced))
+        signs.append(Token(kind, sign.strip("⟦⟧").strip() if kind == "word" else sign, spaced))
         place, spaced = match.end(), False
-    return found
+    return signs

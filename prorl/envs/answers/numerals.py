@@ -34,7 +34,7 @@ _WORD = re.compile(r"[A-Za-z]+|[^A-Za-z\s]+")
 
 
 def numerals(text: str) -> str:
-    """A text whose first words are a number, with that number in digits.
+    """Returns a text whose first words are a number, with that number in digits.
 
     >>> numerals("negative twenty-one km"), numerals("three quarters"), numerals("1.5 million")
     ('-21 km', '(3/4)', '1500000')
@@ -45,8 +45,8 @@ def numerals(text: str) -> str:
     if signed := _NEGATIVE.match(text):
         return "-" + text[signed.end() :]
     words = [word for word in _WORD.finditer(text) if word[0] != "-"]
-    taken, number = _spoken([word[0].casefold() for word in words])
-    return _digits(number) + text[words[taken - 1].end() :] if taken else text
+    num_words, number = _spoken([word[0].casefold() for word in words])
+    return _digits(number) + text[words[num_words - 1].end() :] if num_words else text
 
 
 def _digits(number: Fraction) -> str:
@@ -54,11 +54,11 @@ def _digits(number: Fraction) -> str:
 
 
 def _spoken(words: list[str]) -> tuple[int, Fraction]:
-    """How many of the words are a number at their beginning, and that number."""
+    """Returns how many of the words are a number at their beginning, and that number."""
     if words[:1] not in (["negative"], ["minus"]):
         return _unsigned(words)
-    taken, number = _unsigned(words[1:])
-    return (taken + 1, -number) if taken else (0, number)
+    num_words, number = _unsigned(words[1:])
+    return (num_words + 1, -number) if num_words else (0, number)
 
 
 def _unsigned(words: list[str]) -> tuple[int, Fraction]:
@@ -103,15 +103,15 @@ def _beginning(words: list[str]) -> tuple[int, Fraction]:
 
 
 def _end(words: list[str], place: int, number: Fraction) -> tuple[int, Fraction]:
-    """Where a number ends that goes on at `place` by `and a half`, `point five` or `thirds`."""
+    """Returns the end of a number that has, at `place`, `and a half`, `point five`, `thirds`."""
     word, rest = words[place], words[place + 1 :]
     if word == "and" and rest:
-        taken, part = _spoken(rest)
-        if taken and part < max(1, _SCALES.get(words[place - 1], 1)):
-            return place + 1 + taken, number + part
+        num_words, part = _spoken(rest)
+        if num_words and part < max(1, _SCALES.get(words[place - 1], 1)):
+            return place + 1 + num_words, number + part
     elif word == "point":
-        digits = [str(_SMALL[one]) for one in rest if _SMALL.get(one, 10) < 10]
-        if digits and digits == [str(_SMALL.get(one)) for one in rest][: len(digits)]:
+        digits = [str(_SMALL[name]) for name in rest if _SMALL.get(name, 10) < 10]
+        if digits and digits == [str(_SMALL.get(name)) for name in rest][: len(digits)]:
             return place + 1 + len(digits), number + Fraction("0." + "".join(digits))
     elif word in _PARTS if number == 1 else word.endswith("s"):  # `twenty-fifth` is none of these
         size = _PARTS.get(word if word == "halves" else word.removesuffix("s"))

@@ -80,22 +80,22 @@ class _Parser:
         return self._signs[place] if place < len(self._signs) else Token("end", "", True)
 
     def _next(self) -> Token:
-        found = self._peek()
+        token = self._peek()
         self._place += 1
-        return found
+        return token
 
     def _take(self, *texts: str) -> bool:
-        found = self._peek()
-        if found.kind != "end" and found.text in texts:
+        token = self._peek()
+        if token.kind != "end" and token.text in texts:
             self._place += 1
             return True
         return False
 
     def _want(self, *texts: str) -> str:
-        found = self._next()
-        if found.text not in texts or found.kind == "end":
-            raise UnreadableError(f"{found.text!r} where {texts[0]!r} belongs")
-        return found.text
+        token = self._next()
+        if token.text not in texts or token.kind == "end":
+            raise UnreadableError(f"{token.text!r} where {texts[0]!r} belongs")
+        return token.text
 
     def _deeper(self) -> None:
         """Raises UnreadableError where brackets and signs are nested too deep."""
@@ -119,14 +119,14 @@ class _Parser:
         return items[0] if len(items) == 1 else Node("list", tuple(items), name=joints)
 
     def _items(self) -> tuple[list[Node], str]:
-        """Items between commas, `or`, `and`; the strongest joint among them."""
+        """Returns items between commas, `or`, `and`; the strongest joint among them."""
         items, joint = [self._item()], ","
         while True:
             if self._take(",", ";"):
                 word = next((word for word in ("and", "or") if self._take(word)), ",")
-            elif (found := self._peek().text) in ("or", "and"):
+            elif (conjunction := self._peek().text) in ("or", "and"):
                 self._place += 1
-                word = found
+                word = conjunction
             else:
                 return items, joint
             joint = word if word != "," else joint
@@ -145,16 +145,16 @@ class _Parser:
         return Node("relation", tuple(terms), name=signs) if signs else first
 
     def _measured(self) -> Node:
-        found = self._sets()
+        node = self._sets()
         if not self._in_set and (self._take(":") or self._is_to()):
-            parts = [found, self._sets()]
+            parts = [node, self._sets()]
             while self._take(":") or self._is_to():
                 parts.append(self._sets())
-            found = Node("ratio", tuple(parts))
+            node = Node("ratio", tuple(parts))
         tail = self._tail()
-        if found.op == "ratio" and (parse_unit(tail) or re.match("0[0-9]", self._signs[2].text)):
+        if node.op == "ratio" and (parse_unit(tail) or re.match("0[0-9]", self._signs[2].text)):
             raise UnreadableError("a time of the day")
-        return Node("unit", (found,), name=tail) if tail else found
+        return Node("unit", (node,), name=tail) if tail else node
 
     def _is_to(self) -> bool:
         return self._take("to")
@@ -180,14 +180,14 @@ class _Parser:
         return "".join(parts).strip()
 
     def _sets(self) -> Node:
-        left = self._sum()
+        node = self._sum()
         while (sign := self._peek().text) in ("∪", "∩", "∖"):
             self._place += 1
-            left = Node(sign, (left, self._sum()))
-        if self._peek().text == "U" and left.op in ("sequence", "∪"):
+            node = Node(sign, (node, self._sum()))
+        if self._peek().text == "U" and node.op in ("sequence", "∪"):
             self._place += 1
-            return Node("∪", (left, self._sets()))
-        return left
+            return Node("∪", (node, self._sets()))
+        return node
 
     # ---- expressions
 
@@ -196,26 +196,26 @@ class _Parser:
         sign = self._peek().text
         if sign in ("±", "∓"):
             self._place += 1
-            left = Node(sign, (Node("num"), self._product()))
+            node = Node(sign, (Node("num"), self._product()))
         else:
-            left = self._product()
+            node = self._product()
         while (sign := self._peek().text) in ("+", "-", "±", "∓"):
             self._place += 1
-            left = Node(sign, (left, self._product()))
+            node = Node(sign, (node, self._product()))
         self._depth -= 1
-        return left
+        return node
 
     def _product(self) -> Node:
-        left = self._signed()
+        node = self._signed()
         while True:
             if self._take("*") or self._is_times():
-                left = _times(left, self._signed())
+                node = _times(node, self._signed())
             elif self._take("/"):
-                left = Node("/", (left, self._signed()))
-            elif self._starts_factor(left):
-                left = _times(left, self._power())
+                node = Node("/", (node, self._signed()))
+            elif self._starts_factor():
+                node = _times(node, self._power())
             else:
-                return left
+                return node
 
     def _is_times(self) -> bool:
         """An `x` between numbers: `6.02 x 10^23`."""
@@ -238,7 +238,7 @@ class _Parser:
             return self._signed()
         return self._power()
 
-    def _starts_factor(self, left: Node) -> bool:
+    def _starts_factor(self) -> bool:
         token = self._peek()
         if token.kind == "num":
             return self._signs[self._place - 1].text == "!"
@@ -250,8 +250,8 @@ class _Parser:
             first, then = self._peek(1), self._peek(2)
             if first.kind == "word" or (first.kind == "name" and not self._is_symbols(first)):
                 return False
-            known = first.text in FUNCTIONS or first.text in CONSTANTS or len(first.text) == 1
-            return known or first.kind != "name" or then.kind not in ("name", "end")
+            is_operand = first.text in FUNCTIONS or first.text in CONSTANTS or len(first.text) == 1
+            return is_operand or first.kind != "name" or then.kind not in ("name", "end")
         return token.text in ("⌊", "⌈") or (token.text == "|" and not self._in_abs)
 
     def _is_symbols(self, token: Token) -> bool:
@@ -266,17 +266,17 @@ class _Parser:
         return len(text) <= 3 and (not token.spaced or not self._units)
 
     def _is_unit(self, token: Token) -> bool:
-        """Whether the letters here are the unit of the number before them."""
+        """Returns whether the letters here are the unit of the number before them."""
         before = self._signs[self._place - 1] if self._place else Token("end", "", True)
         if not self._units or before.kind != "num" or token.text in ("e", "i", "x", "y", "z"):
             return False
         if token.spaced:
-            rest = "".join(" " * one.spaced + one.text for one in self._signs[self._place :])
+            rest = "".join(" " * sign.spaced + sign.text for sign in self._signs[self._place :])
             rest = re.sub(r"[{}]", "", re.split(r",| or | and ", rest)[0])
             return parse_unit(rest.strip().rstrip(".")) is not None
         letters = token.text
-        known = parse_unit(letters) is not None
-        return known and (len(letters) > 1 or (self._attached and letters in "mgshL"))
+        is_unit = parse_unit(letters) is not None
+        return is_unit and (len(letters) > 1 or (self._attached and letters in "mgshL"))
 
     def _power(self) -> Node:
         base = self._postfix()
@@ -288,15 +288,15 @@ class _Parser:
         return Node("^", (base, power))
 
     def _postfix(self) -> Node:
-        found = self._primary()
+        node = self._primary()
         while True:
             if self._take("!"):
-                found = Node("factorial", (found,))
+                node = Node("factorial", (node,))
             elif self._peek().text == "°" and self._peek(1).kind == "sign" and self._depth > 1:
                 self._place += 1
-                found = Node("degrees", (found,))
+                node = Node("degrees", (node,))
             else:
-                return found
+                return node
 
     # ---- values
 
@@ -333,15 +333,15 @@ class _Parser:
             return self._mixed(token)
         self._deeper()
         if token.kind == "name":
-            found = self._letters(token)
+            node = self._letters(token)
         elif token.kind == "command":
-            found = self._command(token.text[1:])
+            node = self._command(token.text[1:])
         elif token.kind == "sign" and token.text in _OPENING:
-            found = self._opened(token.text)
+            node = self._opened(token.text)
         else:
             raise UnreadableError(f"{token.text!r} where a value belongs")
         self._depth -= 1
-        return found
+        return node
 
     def _opened(self, sign: str) -> Node:
         """The value that a sign of _OPENING begins."""
@@ -448,11 +448,11 @@ class _Parser:
             elif self._take("_"):
                 base = self._argument(digits=True)
         argument = self._applied_to(name)
-        minus_one = Node("neg", (Node("num", value=Fraction(1)),))
-        if power == minus_one and name in _INVERSES:
+        inverse_power = Node("neg", (Node("num", value=Fraction(1)),))
+        if power == inverse_power and name in _INVERSES:
             return Node(_INVERSES[name], argument)
-        found = _applied(name, argument, base)
-        return Node("^", (found, power)) if power is not None else found
+        node = _applied(name, argument, base)
+        return Node("^", (node, power)) if power is not None else node
 
     def _applied_to(self, name: str) -> tuple[Node, ...]:
         if self._take("("):
@@ -465,12 +465,12 @@ class _Parser:
             return (self._group(),)
         if name == "sqrt" and self._peek().kind != "num":
             raise UnreadableError("sqrt of nothing")
-        found = self._signed()
-        while self._starts_factor(found) and not (
+        node = self._signed()
+        while self._starts_factor() and not (
             self._peek().text.strip("\\") in FUNCTIONS or self._peek().text == "("
         ):
-            found = Node("*", (found, self._power()))
-        return (Node("degrees", (found,)),) if self._take("°") else (found,)
+            node = Node("*", (node, self._power()))
+        return (Node("degrees", (node,)),) if self._take("°") else (node,)
 
     # ---- brackets
 
@@ -502,15 +502,15 @@ class _Parser:
 
     def _absolute(self) -> Node:
         self._in_abs = True
-        found = self._sum()
+        node = self._sum()
         self._in_abs = False
         self._want("|")
-        return Node("abs", (found,))
+        return Node("abs", (node,))
 
     def _rounded(self, opening: str) -> Node:
-        found = self._sum()
+        node = self._sum()
         self._want(_CLOSING[opening])
-        return Node("floor" if opening == "⌊" else "ceil", (found,))
+        return Node("floor" if opening == "⌊" else "ceil", (node,))
 
     def _matrix(self) -> Node:
         self._want("{")

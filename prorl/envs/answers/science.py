@@ -81,34 +81,36 @@ _COUNT = re.compile(r"-?\d{1,3}(?:,\d{3})+|-?\d+")
 
 
 def judge(data: Mapping[str, Any], question: str, text: str) -> tuple[bool, str, str, str]:
-    """(right, the rule that decided, the answer that was found, how)."""
-    answer, found = final_text(text)
-    wanted = str(data["answer"])
+    """Returns (right, the rule that decided, the answer that was found, how)."""
+    answer, method = final_text(text)
+    expected = str(data["answer"])
     if len(_CALLED_RIGHT.findall(text)) == 1 and data.get("choices"):
         answer = _CALLED_RIGHT.sub("", answer)
-    right, path = _compare(data, question, wanted, answer)
-    is_sentence = found == "last line" and not OTHER.search(answer) and not set("=≈:") & set(answer)
+    right, path = _compare(data, question, expected, answer)
+    is_sentence = (
+        method == "last line" and not OTHER.search(answer) and not set("=≈:") & set(answer)
+    )
     if not right and is_sentence:
         for behind in stated(answer):
-            right, path = _compare(data, question, wanted, behind)
-    return right, path, answer[:200], found
+            right, path = _compare(data, question, expected, behind)
+    return right, path, answer[:200], method
 
 
 def final_text(text: str) -> tuple[str, str]:
-    """(the final answer, how it was found).
+    """Returns (the final answer, how it was found).
 
     As in mathematics, but an unmarked one is the last line as it stands, with its unit.
 
     >>> final_text("So v = 3.\\n#### 3 m/s"), final_text("The answer is (B).")
     (('3 m/s', '####'), ('(B).', 'answer is'))
     """
-    answer, found = final_answer(text)
-    if found not in MARKED:
+    answer, method = final_answer(text)
+    if method not in MARKED:
         lines = [line for line in text.splitlines() if line.strip()]
-        answer, found = (lines[-1], "last line") if lines else ("", "nothing")
+        answer, method = (lines[-1], "last line") if lines else ("", "nothing")
     if len(answer) > 2 * MAX_ANSWER_CHARS:
-        return answer, found
-    return _DRESS.sub(_undressed, " ".join(answer.split())).strip(" 。"), found
+        return answer, method
+    return _DRESS.sub(_undressed, " ".join(answer.split())).strip(" 。"), method
 
 
 def _undressed(dress: re.Match[str]) -> str:
@@ -116,14 +118,16 @@ def _undressed(dress: re.Match[str]) -> str:
     return " ".join(filter(None, (dress["before"], dress["inner"])))
 
 
-def _compare(data: Mapping[str, Any], question: str, wanted: str, answer: str) -> tuple[bool, str]:
+def _compare(
+    data: Mapping[str, Any], question: str, expected: str, answer: str
+) -> tuple[bool, str]:
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         return False, "no usable answer"
     choices: Sequence[str] = data.get("choices", [])
     if choices:
-        return choice_of(answer, choices) == wanted, "choice"
+        return choice_of(answer, choices) == expected, "choice"
     path = "text"
-    for reference in (wanted, *data.get("aliases", [])):
+    for reference in (expected, *data.get("aliases", [])):
         acidity = _ACIDITY.match(reference) is not None
         right = quantity(_ACIDITY.sub("", reference))
         if right is None:
@@ -142,44 +146,46 @@ def _compare(data: Mapping[str, Any], question: str, wanted: str, answer: str) -
         tolerance = float(data.get("tolerance", TOLERANCE))
         if "tolerance" not in data and not right.has_unit and not acidity:
             tolerance = 0.0 if _COUNT.fullmatch(reference.strip()) else tolerance
-        given = _given(answer, right, Speech(question, reference))
-        if given is None or (given.has_unit and not right.has_unit and not _is_share(given, right)):
+        actual = _answer_quantity(answer, right, Speech(question, reference))
+        if actual is None or (
+            actual.has_unit and not right.has_unit and not _is_share(actual, right)
+        ):
             continue
-        if equal(given, right, max(tolerance, 1e-9)):
+        if equal(actual, right, max(tolerance, 1e-9)):
             return True, path
     return False, path
 
 
-def _is_share(given: Quantity, wanted: Quantity) -> bool:
-    """Whether percents may say a number: 25 % are 0.25, 200 % are no 2."""
-    return str(given.unit) == "percent" and abs(wanted.value) <= 1
+def _is_share(actual: Quantity, expected: Quantity) -> bool:
+    """Returns whether percents may say a number: 25 % are 0.25, 200 % are no 2."""
+    return str(actual.unit) == "percent" and abs(expected.value) <= 1
 
 
-def _given(answer: str, wanted: Quantity, speech: Speech) -> Quantity | None:
-    """The quantity that an answer is.
+def _answer_quantity(answer: str, expected: Quantity, speech: Speech) -> Quantity | None:
+    """Returns the quantity that an answer is.
 
     Where the reference has no unit, one that the question speaks of is left out.
     """
     answer = numerals(decimal_commas(_ACIDITY.sub("", answer)))
     if (label := _LABEL.match(answer)) and (
-        wanted.has_unit or speech.is_asked(label[1])
+        expected.has_unit or speech.may_name_answer(label[1])
         if len(label[1]) == 1
         else speech.labels(label[1])
     ):
         answer = answer[label.end() :]
-    if str(wanted.unit) in ("degree_Celsius", "degree_Fahrenheit"):  # `C` is no coulomb there
+    if str(expected.unit) in ("degree_Celsius", "degree_Fahrenheit"):  # `C` is no coulomb there
         answer = re.sub(r"(?<=\d) ?([CF])$", r" deg\1", answer)
-    found = quantity(answer)
-    if wanted.has_unit or not speech.is_known or (found is not None and not found.has_unit):
-        return found
+    amount = quantity(answer)
+    if expected.has_unit or not speech.has_question or (amount is not None and not amount.has_unit):
+        return amount
     number = re.match(r"[^A-Za-z°%$]*\d", answer)
     if number is None or not speech.allows(answer[number.end() :].strip(" .")):
-        return found
+        return amount
     return quantity(number[0])
 
 
 def choice_of(answer: str, choices: Sequence[str]) -> str:
-    """The letter of the choice that an answer names; empty when it names none or several.
+    """Returns the letter of the choice that an answer names; empty when it names none or several.
 
     >>> texts = "B", "(b) blue", "Blue.", "Option B.", "A or B", "B) red", "A, B"
     >>> [choice_of(text, ["red", "blue"]) for text in texts]
@@ -191,10 +197,10 @@ def choice_of(answer: str, choices: Sequence[str]) -> str:
     if len(by_text) == 1:
         return by_text[0]
     answer = _REASON.sub("", " ".join(answer.split()))
-    found = _LETTER.fullmatch(answer)
-    if found is None or _OTHERS.search(answer):
+    match = _LETTER.fullmatch(answer)
+    if match is None or _OTHERS.search(answer):
         return ""
-    letter, rest = found[1].upper(), found[2] or ""
+    letter, rest = match[1].upper(), match[2] or ""
     index = LETTERS.index(letter)
     if index >= len(choices) or (words(rest) and not _is_choice(choices[index], rest)):
         return ""
@@ -204,10 +210,10 @@ def choice_of(answer: str, choices: Sequence[str]) -> str:
 def _is_choice(choice: str, answer: str) -> bool:
     if is_same_text(choice, answer):
         return True
-    wanted, given = quantity(choice), quantity(answer)
-    if wanted is None or given is None or wanted.has_unit is not given.has_unit:
+    expected, actual = quantity(choice), quantity(answer)
+    if expected is None or actual is None or expected.has_unit is not actual.has_unit:
         return False
-    return equal(given, wanted, 1e-9)
+    return equal(actual, expected, 1e-9)
 
 
 def is_same_text(reference: str, answer: str) -> bool:
@@ -239,8 +245,8 @@ def plain(text: str) -> str:
 
 
 def _typed(text: str) -> str:
-    """Formulas, reactions and shells of electrons in one spelling."""
-    flat = _RAISED.sub(lambda found: "^" + found[0].translate(_SUPERSCRIPTS), text)
+    """Returns formulas, reactions and shells of electrons in one spelling."""
+    flat = _RAISED.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
     flat = re.sub("[’‘]", "'", unicodedata.normalize("NFKC", flat))
     if len(_ORBITAL.findall(flat)) > 1:
         flat = _ORBITAL.sub(r"\1\2 ", flat)

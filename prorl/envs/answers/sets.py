@@ -70,20 +70,22 @@ def _of(node: Node) -> RealSet:
     if node.op == "list" and all(item.op == "relation" for item in node.args):
         return _conditions(node)
     if node.op == "builder":
-        found = _of(node.args[1])
-        return _both(found, _of(node.args[0])) if node.args[0].op == "relation" else found
+        condition = _of(node.args[1])
+        return _both(condition, _of(node.args[0])) if node.args[0].op == "relation" else condition
     raise UnreadableError(f"{node.op} where a set belongs")
 
 
 def _conditions(node: Node) -> RealSet:
-    """The numbers that fulfil a list of relations on one symbol: one of them, or all."""
+    """Returns the numbers that fulfil a list of relations on one symbol: one of them, or all."""
     sets = [_of(item) for item in node.args]
-    if len({one.name for one in sets}) > 1:
+    if len({condition.name for condition in sets}) > 1:
         raise UnreadableError("conditions on several symbols")
-    found = sets[0]
-    for one in sets[1:]:
-        found = union(found, one) if node.name == "or" else _both(found, one)
-    return found
+    solutions = sets[0]
+    for condition in sets[1:]:
+        solutions = (
+            union(solutions, condition) if node.name == "or" else _both(solutions, condition)
+        )
+    return solutions
 
 
 def _sequence(node: Node) -> RealSet:
@@ -93,21 +95,21 @@ def _sequence(node: Node) -> RealSet:
     if len(node.args) != 2:
         raise UnreadableError("an interval has two ends")
     lo, hi = real(node.args[0]), real(node.args[1])
-    found = Interval(lo, node.name[0] == "[", hi, node.name[1] == "]")
-    if not lo < hi and not (lo == hi and found.has_lo and found.has_hi):
+    interval = Interval(lo, node.name[0] == "[", hi, node.name[1] == "]")
+    if not lo < hi and not (lo == hi and interval.has_lo and interval.has_hi):
         raise UnreadableError("an interval from high to low")
-    if (found.has_lo and math.isinf(lo)) or (found.has_hi and math.isinf(hi)):
+    if (interval.has_lo and math.isinf(lo)) or (interval.has_hi and math.isinf(hi)):
         raise UnreadableError("an interval that holds infinity")
-    return RealSet((found,))
+    return RealSet((interval,))
 
 
 def _relation(node: Node) -> RealSet:
-    """`x < 3`, `2 ≤ x < 5`, `x ∈ [1, 2]`, `x ≠ 0`."""
+    """Returns the set of `x < 3`, `2 ≤ x < 5`, `x ∈ [1, 2]` or `x ≠ 0`."""
     if node.name in ("∈", "∉"):
-        found = _of(node.args[1])
-        found = found if node.name == "∈" else _complement(found)
-        return RealSet(found.parts, node.args[0].name)
-    found, name = ALL, ""
+        solutions = _of(node.args[1])
+        solutions = solutions if node.name == "∈" else _complement(solutions)
+        return RealSet(solutions.parts, node.args[0].name)
+    solutions, name = ALL, ""
     for left, sign, right in zip(node.args, node.name, node.args[1:], strict=False):
         if right.op == "sym" and symbols(right):
             left, right, sign = right, left, _FLIPPED.get(sign, "?")
@@ -116,8 +118,8 @@ def _relation(node: Node) -> RealSet:
         if name not in ("", left.name):
             raise UnreadableError("conditions on several symbols")
         name = left.name
-        found = _both(found, _half(sign, real(right)))
-    return RealSet(found.parts, name)
+        solutions = _both(solutions, _half(sign, real(right)))
+    return RealSet(solutions.parts, name)
 
 
 def _half(sign: str, value: Fraction | float) -> RealSet:
@@ -136,33 +138,33 @@ def union(left: RealSet, right: RealSet) -> RealSet:
 
 
 def _merged(parts: list[Interval]) -> RealSet:
-    found: list[Interval] = []
-    for part in sorted(parts, key=lambda one: (one.lo, not one.has_lo)):
-        last = found[-1] if found else None
+    merged: list[Interval] = []
+    for part in sorted(parts, key=lambda part: (part.lo, not part.has_lo)):
+        last = merged[-1] if merged else None
         if last and (part.lo < last.hi or (part.lo == last.hi and (part.has_lo or last.has_hi))):
             hi, has_hi = max((last.hi, last.has_hi), (part.hi, part.has_hi))
-            found[-1] = Interval(last.lo, last.has_lo, hi, has_hi)
+            merged[-1] = Interval(last.lo, last.has_lo, hi, has_hi)
         else:
-            found.append(part)
-    return RealSet(tuple(found))
+            merged.append(part)
+    return RealSet(tuple(merged))
 
 
 def _both(left: RealSet, right: RealSet) -> RealSet:
-    found = []
+    overlaps = []
     for a in left.parts:
         for b in right.parts:
             lo, no_lo = max((a.lo, not a.has_lo), (b.lo, not b.has_lo))
             hi, has_hi = min((a.hi, a.has_hi), (b.hi, b.has_hi))
             if lo < hi or (lo == hi and not no_lo and has_hi):
-                found.append(Interval(lo, not no_lo, hi, has_hi))
-    return RealSet(_merged(found).parts, left.name or right.name)
+                overlaps.append(Interval(lo, not no_lo, hi, has_hi))
+    return RealSet(_merged(overlaps).parts, left.name or right.name)
 
 
-def _complement(found: RealSet) -> RealSet:
+def _complement(real_set: RealSet) -> RealSet:
     holes = ALL
-    for part in found.parts:
+    for part in real_set.parts:
         below = Interval(-math.inf, False, part.lo, not part.has_lo)
         above = Interval(part.hi, not part.has_hi, math.inf, False)
-        sides = [one for one in (below, above) if one.lo < one.hi]
+        sides = [side for side in (below, above) if side.lo < side.hi]
         holes = _both(holes, RealSet(tuple(sides)))
     return holes

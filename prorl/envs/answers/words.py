@@ -72,7 +72,7 @@ _TWO_LETTERS = frozenset(
 
 
 def undress(text: str) -> str:
-    """A text without delimiters, markdown and the full stop behind it, its spaces single.
+    """Returns a text without delimiters, markdown and the full stop behind it, its spaces single.
 
     A currency's sign becomes its name behind the number.
 
@@ -81,13 +81,13 @@ def undress(text: str) -> str:
     """
     text = " ".join("".join(map(_signed, text)).split())
     text = _REPEATED.sub(r"\1\1\1", text)
-    text = _PRIMES.sub(lambda found: "'" * found[0].count("prime"), text.replace("⁻¹(", "^{-1}("))
-    text = re.sub(r"\b(?:GCD|LCM)(?= ?\()", lambda found: found[0].lower(), text)
+    text = _PRIMES.sub(lambda match: "'" * match[0].count("prime"), text.replace("⁻¹(", "^{-1}("))
+    text = re.sub(r"\b(?:GCD|LCM)(?= ?\()", lambda match: match[0].lower(), text)
     text = _CHOOSE.sub(r"\\binom{\1\3\5}{\2\4\6}", text)
     text = _BOLD.sub(r"\1", _DELIMITERS.sub(" ", text).strip()).strip()
     text = re.sub(r"^\\text(?:bf)? ?\{((?:[Aa]nswer: ?)?\d[^{}]*)\}$", r"\1", text)
     text = _TITLE.sub(r"\1 ", text)
-    text = _SCALE_WORD.sub(lambda found: f" {found[1]} {found[2]} ", text)
+    text = _SCALE_WORD.sub(lambda match: f" {match[1]} {match[2]} ", text)
     text = _untrailed(" ".join(text.split()).replace("{:}", ":"))
     dollars = len(re.findall(r"(?<!\\)\$", text))
     if dollars and dollars % 2 == 0:
@@ -126,9 +126,9 @@ def _priced(text: str) -> str:
 
 
 def agreed(text: str) -> str:
-    """The `Yes` of `Yes, it is.`; any other text as it stands."""
-    found = _AGREED.match(text)
-    return found[1] if found else text
+    """Returns the `Yes` of `Yes, it is.`; any other text as it stands."""
+    match = _AGREED.match(text)
+    return match[1] if match else text
 
 
 def plain_of(text: str) -> str:
@@ -195,8 +195,8 @@ def plain_text(text: str) -> str:
     return re.sub(r"(?<=[A-Za-z]{2})!{1,9}$", "", text).strip()
 
 
-def same_case(one: str, other: str) -> bool:
-    """Whether two texts differ in nothing but how people set their words' capitals.
+def same_case(first: str, second: str) -> bool:
+    """Returns whether two texts differ in nothing but how people set their words' capitals.
 
     A word may begin with a capital, and one of three letters or more be all capitals; what mixes
     them otherwise, or is as short as a symbol (`Mg`, `CO`, `AaBb`, `m`), means its case.
@@ -205,9 +205,9 @@ def same_case(one: str, other: str) -> bool:
     >>> [same_case(*pair) for pair in pairs]
     [True, True, False, False, True]
     """
-    if one.casefold() != other.casefold():
+    if first.casefold() != second.casefold():
         return False
-    pairs = zip(re.findall(r"[^\W_]+", one), re.findall(r"[^\W_]+", other), strict=False)
+    pairs = zip(re.findall(r"[^\W_]+", first), re.findall(r"[^\W_]+", second), strict=False)
     return all(left == right or (_is_word(left) and _is_word(right)) for left, right in pairs)
 
 
@@ -220,7 +220,7 @@ def _is_word(text: str) -> bool:
 
 
 def same_words(reference: str, answer: str) -> bool:
-    """Whether two plain texts say one thing: equal, of one meaning, or one list of words."""
+    """Returns whether two plain texts are equal, of one meaning, or one list of words."""
     if same_case(reference, answer):
         return True
     reference, answer = reference.casefold(), answer.casefold()
@@ -229,4 +229,6 @@ def same_words(reference: str, answer: str) -> bool:
     parts = [sorted(re.split(r",and |, and |,| and |;", text)) for text in (reference, answer)]
     if not len(parts[0]) == len(parts[1]) > 1:
         return False
-    return parts[0] == parts[1] and all(re.fullmatch(r"[^\W\d]{2}[^\d]*", one) for one in parts[0])
+    return parts[0] == parts[1] and all(
+        re.fullmatch(r"[^\W\d]{2}[^\d]*", word) for word in parts[0]
+    )
