@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prorl.envs.swe.guard import graded_file, left_out, make_rules, questions
+from prorl.envs.swe.guard import exclusions, graded_file, make_rules, questions
 
 TEST_PATCH = "--- a/pkg/tests/test_a.py\n+++ b/pkg/tests/test_a.py\n"
 PATCH = "--- a/pkg/a.py\n+++ b/pkg/a.py\n--- a/conftest.py\n+++ b/conftest.py\n"
@@ -50,7 +50,7 @@ BASE = {"pkg", "pkg/__init__.py", "src", "scripts", "src/logging", "src/logging/
     ],
 )
 def test_what_is_left_out_and_why(path: str, why: str) -> None:
-    found = left_out([path], RULES, BASE & set(questions([path])))
+    found = exclusions([path], RULES, BASE & set(questions([path])))
     assert found.get(path, "").startswith(why)
     assert bool(found) == bool(why)
 
@@ -59,14 +59,14 @@ def test_what_the_reference_does_on_the_tests_side_is_the_tests() -> None:
     assert RULES.brought == {"conftest.py"}
     alone = make_rules(TEST_PATCH, (), "--- a/conftest.py\n+++ b/conftest.py\n", "pytest")
     assert alone.brought == frozenset()
-    assert not left_out(["conftest.py"], alone, ())
+    assert not exclusions(["conftest.py"], alone, ())
 
 
 def test_a_task_about_assertions_lets_them_be_changed() -> None:
     patch = "--- a/pkg/testing/tool.py\n+++ b/pkg/testing/tool.py\n"
     rules = make_rules(TEST_PATCH, (), patch, "pytest")
     assert rules.is_about_tests
-    assert set(left_out(["pkg/testing/tool.py", "pkg/_testing.py"], rules, ())) == set()
+    assert set(exclusions(["pkg/testing/tool.py", "pkg/_testing.py"], rules, ())) == set()
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,9 @@ class SweEnv(BaseEnv):
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         assert sandbox is not None
-        said, diff = workspace.remark(artifact)
+        note, diff = workspace.remark(artifact)
         if not diff.strip():
-            return score_of(task, NOTHING, f"{said}no change")
+            return score_of(task, NOTHING, f"{note}no change")
         return await Judge(task, sandbox, deadline, artifact).score()
 
     def reference(self, task: Task) -> Solution:

@@ -149,12 +149,12 @@ class Twin(ast.NodeTransformer):
         values: Values,
         path: str,
         helpers: set[str],
-        wanted: set[str],
+        targets: set[str],
         moved: Mapping[str, list[tuple[str, int]]],
         beside: bool = True,
     ) -> None:
         self._values, self._path = values, path
-        self._helpers, self._wanted, self._moved = helpers, wanted, moved
+        self._helpers, self._targets, self._moved = helpers, targets, moved
         self._beside = beside
         self._names: list[tuple[str, ast.Call]] = []
         self._is_helper = False
@@ -176,16 +176,16 @@ class Twin(ast.NodeTransformer):
         return self._site()[1]
 
     def _seen(self, node: ast.stmt, before: int) -> ast.stmt | list[ast.stmt]:
-        """A statement between the calls that count how often its sites were reached and held."""
+        """Returns a statement between the calls that count how often its sites are reached and hold."""
         keys = self.sites.get(self._unit, [])[before:]
         self.watched += keys
         if not keys or not self._values.is_watched:
             return node
         counted: list[ast.expr] = [ast.Constant(key) for key in keys]
-        begin, held = (
+        begin, end = (
             ast.Expr(ast.Call(self._values.name(name), counted, [])) for name in ("begin", "held")
         )
-        return [begin, node, held]
+        return [begin, node, end]
 
     def _num_sites(self) -> int:
         return len(self.sites.get(self._unit, []))
@@ -193,7 +193,7 @@ class Twin(ast.NodeTransformer):
     def visit_FunctionDef(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef
     ) -> ast.FunctionDef | ast.AsyncFunctionDef:
-        if self._wanted and node.name.startswith("test") and node.name not in self._wanted:
+        if self._targets and node.name.startswith("test") and node.name not in self._targets:
             node.body = node.body if self._beside else [ast.Pass()]
             return node
         outer, self._names = self._names, []
@@ -223,17 +223,20 @@ class Twin(ast.NodeTransformer):
         before = self._num_sites()
         if fails(node.body[0]) and not node.orelse:
             if is_equality(node.test, ast.NotEq):
-                self._alter_one(node.test)
+                self._alter_equality(node.test)
             elif self._is_active():
                 node.test = _negated(node.test)
         return self._seen(node, before)
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> Any:
         before = self._num_sites()
-        node.items = [self.visit(one) for one in node.items]
+        node.items = [self.visit(item) for item in node.items]
         changed = self._seen(node, before)
         node.body = [
-            new for one in node.body for new in _listed(self.visit(one)) if new is not None
+            new
+            for statement in node.body
+            for new in _listed(self.visit(statement))
+            if new is not None
         ]
         return changed
 
@@ -258,8 +261,10 @@ class Twin(ast.NodeTransformer):
             for argument, index in self._moved[name]:
                 if len(node.args) > index:
                     node.args[index] = self._other(node.args[index])
-                for one in node.keywords:
-                    one.value = self._other(one.value) if one.arg == argument else one.value
+                for keyword in node.keywords:
+                    keyword.value = (
+                        self._other(keyword.value) if keyword.arg == argument else keyword.value
+                    )
         return node
 
     def _statement(self, call: ast.Call) -> None:
@@ -284,17 +289,17 @@ class Twin(ast.NodeTransformer):
             far = bool(TOLERANT.search(name))
             call.args[0], call.args[1] = self._sides(call.args[0], call.args[1], far)
         elif name.startswith("assert") and not call.args and call.keywords and self._is_active():
-            for one in call.keywords:
-                one.value = self._values.literal(one.value) or one.value
+            for keyword in call.keywords:
+                keyword.value = self._values.literal(keyword.value) or keyword.value
 
     def _assertion(self, test: ast.expr) -> ast.expr:
-        """What is false for every honest solution where a site of it is active."""
+        """Returns what is false for every honest solution where a site of it is active."""
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            test.values = [self._assertion(one) for one in test.values]
+            test.values = [self._assertion(operand) for operand in test.values]
             return test
         self.visit(test)
         if is_equality(test):
-            self._alter_one(test)
+            self._alter_equality(test)
             return test
         if isinstance(test, ast.Call) and last(test.func) in self._helpers:
             return test
@@ -305,20 +310,22 @@ class Twin(ast.NodeTransformer):
             return test
         return _negated(test) if self._is_active() else test
 
-    def _alter_one(self, test: Any) -> None:
+    def _alter_equality(self, test: Any) -> None:
         test.left, test.comparators[0] = self._sides(test.left, test.comparators[0])
 
     def _member(self, test: ast.Compare) -> bool:
-        """Alter `x in (1, 2)` and `"text" in x`; False where neither can be."""
+        """Alters `x in (1, 2)` and `"text" in x`; False where neither can be."""
         if not isinstance(test.ops[0], ast.In):
             return False
         right = test.comparators[0]
         if isinstance(right, (ast.List, ast.Tuple, ast.Set)):
-            others = [self._values.literal(one, far=True) for one in right.elts]
-            had = [ast.dump(one) for one in right.elts]
-            if others and all(one is not None and ast.dump(one) not in had for one in others):
+            others = [self._values.literal(element, far=True) for element in right.elts]
+            had = [ast.dump(element) for element in right.elts]
+            if others and all(
+                element is not None and ast.dump(element) not in had for element in others
+            ):
                 if self._is_active():
-                    right.elts = [one for one in others if one is not None]
+                    right.elts = [element for element in others if element is not None]
                 return True
         is_text = isinstance(test.left, ast.Constant) and isinstance(test.left.value, (str, bytes))
         other = self._values.literal(test.left) if is_text else None
@@ -329,11 +336,11 @@ class Twin(ast.NodeTransformer):
     def _sides(
         self, left: ast.expr, right: ast.expr, far: bool = False
     ) -> tuple[ast.expr, ast.expr]:
-        """Both sides of an equality: a site is the one that is expected, by literals; else each."""
-        told = [self._is_expected(one) for one in (left, right)]
-        if not told[1] or told[0]:
+        """Returns both sides, altered where a site is: the one that is expected, or else each."""
+        expected = [self._is_expected(side) for side in (left, right)]
+        if not expected[1] or expected[0]:
             left = self._other(left, far)
-        if not told[0] or told[1]:
+        if not expected[0] or expected[1]:
             right = self._other(right, far)
         return left, right
 
@@ -360,22 +367,24 @@ class Twin(ast.NodeTransformer):
         """A name that is compared and used for nothing else is altered where it gets its value, an
         argument of a helper where that is called: for code that reads its callers.
         """
-        calls = [call for one, call in self._names if one == name]
+        calls = [call for other, call in self._names if other == name]
         inner = list(ast.walk(function))
-        told = {id(one) for node in inner for place in _messages(node) for one in ast.walk(place)}
-        uses = [one for one in inner if _id(one) == name and id(one) not in told]
+        message_ids = {
+            id(part) for node in inner for place in _messages(node) for part in ast.walk(place)
+        }
+        uses = [node for node in inner if _id(node) == name and id(node) not in message_ids]
         bound = [
-            one
-            for one in inner
-            if isinstance(one, ast.Assign) and [_id(target) for target in one.targets] == [name]
+            node
+            for node in inner
+            if isinstance(node, ast.Assign) and [_id(target) for target in node.targets] == [name]
         ]
         loops = [
-            one
-            for one in inner
-            if isinstance(one, (ast.For, ast.AsyncFor))
-            and name in [_id(target) for target in ast.walk(one.target)]
+            node
+            for node in inner
+            if isinstance(node, (ast.For, ast.AsyncFor))
+            and name in [_id(target) for target in ast.walk(node.target)]
         ]
-        arguments = [one.arg for one in function.args.args]
+        arguments = [argument.arg for argument in function.args.args]
         num_bound = len(bound) + len(loops) + (name in arguments)
         if num_bound != 1 or len(uses) != len(calls) + len(bound) + len(loops):
             return
@@ -403,8 +412,8 @@ class Twin(ast.NodeTransformer):
             call.func, call.args = self._values.name("same"), call.args[:1]
 
 
-def _listed(one: Any) -> list[Any]:
-    return one if isinstance(one, list) else [one]
+def _listed(node: Any) -> list[Any]:
+    return node if isinstance(node, list) else [node]
 
 
 def _messages(node: ast.AST) -> list[ast.AST]:
@@ -424,8 +433,8 @@ def last(node: ast.expr) -> str:
 
 
 def is_equality(node: ast.expr | None, kind: type = ast.Eq) -> bool:
-    is_one = isinstance(node, ast.Compare) and len(node.ops) == 1
-    return is_one and isinstance(node.ops[0], kind)  # type: ignore[union-attr]
+    is_single = isinstance(node, ast.Compare) and len(node.ops) == 1
+    return is_single and isinstance(node.ops[0], kind)  # type: ignore[union-attr]
 
 
 def _negated(test: ast.expr) -> ast.expr:

@@ -69,19 +69,19 @@ def test_patch(task: Task) -> str:
 
 
 def patch(task: Task) -> bytes:
-    """The reference solution; empty where the task has none."""
-    found = task.data.get("patch")
-    return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else b""
+    """Returns the reference solution; empty where the task has none."""
+    diff = task.data.get("patch")
+    return diff.encode("utf-8", "surrogatepass") if isinstance(diff, str) else b""
 
 
 def files(task: Task) -> Mapping[str, str]:
-    found: Mapping[str, str] = task.data.get("files") or {}
-    return found
+    contents: Mapping[str, str] = task.data.get("files") or {}
+    return contents
 
 
 def environment(task: Task) -> Mapping[str, str]:
-    found: Mapping[str, str] = task.data.get("environment") or {}
-    return found
+    variables: Mapping[str, str] = task.data.get("environment") or {}
+    return variables
 
 
 def exports(task: Task) -> str:

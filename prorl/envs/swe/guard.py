@@ -120,13 +120,13 @@ _RENAME = re.compile(rb"^(?:rename|copy) (?:from|to) ", re.MULTILINE)
 
 
 def patch_paths(patch: str) -> tuple[str, ...]:
-    """Files that a unified diff touches, in its order.
+    """Returns files that a unified diff touches, in its order.
 
     >>> patch_paths("--- a/tests/test_a.py\\n+++ b/tests/test_a.py\\n--- /dev/null\\n+++ b/new.py\\n")
     ('tests/test_a.py', 'new.py')
     """
-    found = [*_PATHS.findall(patch), *(path for both in _GIT.findall(patch) for path in both)]
-    return tuple(dict.fromkeys(found))
+    paths = [*_PATHS.findall(patch), *(path for both in _GIT.findall(patch) for path in both)]
+    return tuple(dict.fromkeys(paths))
 
 
 def moves_files(change: bytes) -> bool:
@@ -172,7 +172,7 @@ def make_rules(test_patch: str, names: Iterable[str], patch: str, command: str) 
 
 
 def graded_file(name: str) -> str:
-    """The file that a test's name tells of; `/` in front where only its end is known.
+    """Returns the file that a test's name tells of, with `/` in front where only its end is known.
 
     >>> graded_file("tests/test_a.py::T::test_x[1]"), graded_file("test_x (tests.test_a.T)")
     ('tests/test_a.py', '/tests/test_a.py')
@@ -181,27 +181,27 @@ def graded_file(name: str) -> str:
     """
     if "::" in name:
         return name.partition("::")[0]
-    found = _UNITTEST.match(name)
-    if found is None:
+    match = _UNITTEST.match(name)
+    if match is None:
         return name if re.fullmatch(r"[\w./-]+\.\w{1,4}", name) and "/" in name else ""
-    parts = found[1].split(".")
+    parts = match[1].split(".")
     if len(parts) > 1 and parts[-1] == name.split()[0]:
         del parts[-1]
     return f"/{'/'.join(parts[:-1])}.py" if len(parts) > 1 else ""
 
 
-def left_out(paths: Collection[str], rules: Rules, there: Collection[str]) -> dict[str, str]:
-    """Paths of a change that do not count, with the reason.
+def exclusions(paths: Collection[str], rules: Rules, there: Collection[str]) -> dict[str, str]:
+    """Returns paths of a change that do not count, with the reason.
 
     `there` are the ones of `questions` that the untouched repository has.
     """
     commands = command_files(rules.command)
-    known = rules.reference - rules.brought
+    reference_paths = rules.reference - rules.brought
     reasons: dict[str, str] = {}
     for path in paths:
-        if (why := rules.decides(path)) and (why == "graded" or path not in known):
+        if (why := rules.decides(path)) and (why == "graded" or path not in reference_paths):
             reasons[path] = why
-        elif path in known:
+        elif path in reference_paths:
             continue
         elif is_side(path) and not rules.is_about_tests:
             reasons[path] = "of the tests' side"
@@ -253,24 +253,24 @@ def is_protected(path: str) -> bool:
 
 
 def command_files(command: str) -> frozenset[str]:
-    """Files of the repository that a command may start."""
+    """Returns files of the repository that a command may start."""
     try:
         words = shlex.split(command.replace("\n", " ; "), comments=True)
     except ValueError:
         words = command.split()
-    found = {word.removeprefix("./") for word in words if "/" in word or "." in word}
+    files = {word.removeprefix("./") for word in words if "/" in word or "." in word}
     for word in words:
-        found.update(_MAKES.get(word, ()))
-    return frozenset(found)
+        files.update(_MAKES.get(word, ()))
+    return frozenset(files)
 
 
 def questions(paths: Iterable[str]) -> list[str]:
-    """What must be known of the untouched repository to tell shadows: paths that may be there."""
-    asked: set[str] = set()
+    """Returns paths to look for in the untouched repository, which a change may shadow."""
+    candidates: set[str] = set()
     for path in paths:
         for place, parent in _suspects(path):
-            asked |= {place, parent, f"{parent}/__init__.py"} if parent else {place}
-    return sorted(asked)
+            candidates |= {place, parent, f"{parent}/__init__.py"} if parent else {place}
+    return sorted(candidates)
 
 
 def shadow(path: str, there: Collection[str]) -> str:

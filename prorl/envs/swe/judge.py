@@ -52,7 +52,7 @@ NAMES = ("FAIL_TO_PASS", "PASS_TO_PASS")
 NOTHING = Tested(frozenset(), "")
 NO_TIME = NOTHING._replace(timed_out=True)
 LOG_CHARS = 4000
-_SHOWN = 5
+_MAX_LISTED = 5
 TESTS_S = 60.0
 """Limit of all tests together when the task names none."""
 MIN_TWIN_S, REWRITE_S = 3.0, 30.0
@@ -69,8 +69,8 @@ SLOWER, SLOWER_S = 3.0, 5.0
 """A change that takes so many times the reference's time, and so many seconds more, and leaves none
 for a twin is judged in two askings: an honest one is rarely that slow, code that only waits always.
 """
-HELD = ".git/prorl.held"
-MAX_FACTS, MAX_UNJUDGED, MAX_HELD_BYTES = 512, 64, 8 << 20
+COUNTS = ".git/prorl.held"
+MAX_FACTS, MAX_UNJUDGED, MAX_COUNTS_BYTES = 512, 64, 8 << 20
 
 
 class Facts(NamedTuple):
@@ -136,20 +136,20 @@ class Judge:
                     if self._kept is not None:
                         self._real, self._draw, suspects = self._kept
                         self._suspects = dict(suspects)
-                        order = [one for one in order if one not in (REAL, *suspects)]
-            problem, left = await self._change()
-            said = remark(self._artifact)[0]
+                        order = [turn for turn in order if turn not in (REAL, *suspects)]
+            problem, exclusions = await self._change()
+            note = remark(self._artifact)[0]
             if problem:
-                problem = f"{said}the change does not apply: {problem}"
+                problem = f"{note}the change does not apply: {problem}"
                 return score_of(self._task, NOTHING, problem)
-            return await self._runs(order, said + left)
+            return await self._runs(order, note + exclusions)
 
-    async def _runs(self, order: Sequence[int], left: str) -> Score:
+    async def _runs(self, order: Sequence[int], note: str) -> Score:
         forged = await self._confirm()
         for turn in order:
             if turn == REAL:
                 self._real = await self._run_real()
-                score = self._score(left)
+                score = self._score(note)
                 if score.parts[0].value == 0:
                     return score
             elif not forged and not self._is_late:
@@ -159,11 +159,11 @@ class Judge:
             self._keep()
             raise cut_short("altered twin: the change is far slower than the reference")
         _unjudged.pop(self._change_key, None)
-        return self._score(left, forged)
+        return self._score(note, forged)
 
-    def _score(self, left: str, forged: Sequence[str] = ()) -> Score:
+    def _score(self, note: str, forged: Sequence[str] = ()) -> Score:
         assert self._real is not None
-        score = score_of(self._task, self._real, left + self._real.log, forged)
+        score = score_of(self._task, self._real, note + self._real.log, forged)
         if self._snapshot.exists() and self._facts.has_own_files:
             part = RewardPart(name="own_files", value=1.0, weight=0.0)
             score = replace(score, parts=(*score.parts, part))
@@ -198,23 +198,23 @@ class Judge:
         return _facts[self._key]
 
     async def _learnt(self) -> Facts | None:
-        """None where there is no time for it beside the tests themselves."""
+        """Returns None where there is no time for it beside the tests themselves."""
         with_it = await self._watched(self._with_reference)
         without = await self._watched(self._restore) if with_it else None
         if with_it is None or without is None:
             return None
-        told, tested, met, reference_s = with_it
+        report, tested, met, reference_s = with_it
         names = [name for key in NAMES for name in fields.test_names(self._task, key)]
         if not self._is_beside():
             names = list(fields.test_names(self._task, "FAIL_TO_PASS"))
         failing = without[2]
         closed = [
             key
-            for key in told["watched"]
+            for key in report["watched"]
             if not met.get(key, (0, 0))[1] or len(set(failing.get(key, (0, 1)))) == 1
         ]
         is_plain = not met or tested.count(names) < len(names)
-        return Facts(tuple(closed), told["draws"], is_plain, reference_s)
+        return Facts(tuple(closed), report["draws"], is_plain, reference_s)
 
     async def _watched(
         self, prepare: Callable[[], Json]
@@ -225,24 +225,26 @@ class Judge:
         if self._beyond_s() < MIN_TWIN_S:
             return None
         await prepare()
-        told = await self._rewrite(REAL, secrets.token_hex(8), HELD)
+        report = await self._rewrite(REAL, secrets.token_hex(8), COUNTS)
         before_s, limit_s = self._deadline.remaining_s, self._beyond_s()
-        if told is None or limit_s < MIN_TWIN_S:
+        if report is None or limit_s < MIN_TWIN_S:
             return None
         tested = await run_task(self._task, self._sandbox, self._deadline, limit_s, is_ours=True)
         tests_s = before_s - self._deadline.remaining_s
         if tested.timed_out:
             return None
         try:
-            lines = (await self._sandbox.get(HELD, MAX_HELD_BYTES)).splitlines()
+            lines = (await self._sandbox.get(COUNTS, MAX_COUNTS_BYTES)).splitlines()
         except (FileNotFoundError, SandboxError):
             lines = []
         met: dict[int, list[int]] = {}
         for line in lines:
             for key, numbers in json.loads(line).items():
                 before = met.get(int(key), [0, 0])
-                met[int(key)] = [one + other for one, other in zip(before, numbers, strict=True)]
-        return told, tested, met, tests_s
+                met[int(key)] = [
+                    earlier + other for earlier, other in zip(before, numbers, strict=True)
+                ]
+        return report, tested, met, tests_s
 
     def _beyond_s(self) -> float:
         """The time that the run that counts does not need."""
@@ -327,14 +329,14 @@ class Judge:
         try:
             async with asyncio.timeout(None if self._real is None else self._deadline.remaining_s):
                 await prepare()
-                told = await self._rewrite(turn, seed)
-                if told is None or not told["altered"]:
+                report = await self._rewrite(turn, seed)
+                if report is None or not report["altered"]:
                     return NOTHING
                 limit_s = self._beyond_s()
                 if limit_s < MIN_TWIN_S:
                     return NO_TIME
                 tested = await run_task(self._task, self._sandbox, self._deadline, limit_s)
-                return _of_tests(tested, told["tests"])
+                return _of_tests(tested, report["tests"])
         except TimeoutError:  # the verdict of the run that counts is not lost to a twin
             return NO_TIME
         except SandboxError as error:
@@ -421,8 +423,8 @@ async def run_task(
     is_ours: bool = False,
 ) -> Tested:
     """Run the tests, within `twin_s` as a twin; `is_ours` when no policy has had a hand in them."""
-    wanted_s = float(task.data.get("timeout_s", TESTS_S))
-    limit_s = min(wanted_s, deadline.remaining_s if twin_s is None else twin_s)
+    task_limit_s = float(task.data.get("timeout_s", TESTS_S))
+    limit_s = min(task_limit_s, deadline.remaining_s if twin_s is None else twin_s)
     # compiled files of one source must not be taken for another's, of equal size and second
     ours = {"PYTHONDONTWRITEBYTECODE": "1"} if is_ours else {}
     harness = Harness(
@@ -431,10 +433,10 @@ async def run_task(
         environment={**fields.environment(task), **ours},
         parser=fields.log_parser(task),
     )
-    found = await run_tests(sandbox, harness)
-    if found.timed_out and limit_s < wanted_s and twin_s is None:
+    tested = await run_tests(sandbox, harness)
+    if tested.timed_out and limit_s < task_limit_s and twin_s is None:
         raise cut_short("tests")
-    return found
+    return tested
 
 
 async def bring_tests(task: Task, sandbox: Sandbox) -> None:
@@ -470,8 +472,10 @@ def score_of(task: Task, tested: Tested, log: str, forged: Sequence[str] = ()) -
     if forged:
         share = len(forged) / len(fields.test_names(task, "FAIL_TO_PASS"))
         parts.append(RewardPart(name="forged", value=share, weight=0.0))
-        said = f"forged: these tests pass whatever they expect: {', '.join(forged[:_SHOWN])}\n"
-        log = said[:LOG_CHARS] + log[len(said) - LOG_CHARS :]
+        warning = (
+            f"forged: these tests pass whatever they expect: {', '.join(forged[:_MAX_LISTED])}\n"
+        )
+        log = warning[:LOG_CHARS] + log[len(warning) - LOG_CHARS :]
     return Score(
         parts=(RewardPart(name="resolved", value=float(resolved)), *parts), log=log[-LOG_CHARS:]
     )
@@ -499,7 +503,7 @@ def _check_all(task: Task, tested: Tested, key: str, when: str) -> None:
         unrun = sorted({path for name in missing if (path := _never_ran(name, tested))})
         guess = "is a dependency or a path missing"
         if unrun:
-            guess = f"no test of {', '.join(unrun[:_SHOWN])} ran: does test_command name it"
+            guess = f"no test of {', '.join(unrun[:_MAX_LISTED])} ran: does test_command name it"
         if tested.timed_out:
             guess = "is timeout_s too short"
         raise bad_task(
@@ -510,11 +514,11 @@ def _check_all(task: Task, tested: Tested, key: str, when: str) -> None:
 
 
 def _never_ran(name: str, tested: Tested) -> str:
-    """The file of a test, where none of its tests was told of; empty: it ran, or is not known."""
+    """Returns the file of a test if none of its tests is in the report; empty otherwise."""
     path = guard.graded_file(name).removeprefix("/")
     module = path.removesuffix(".py").replace("/", ".")
-    told = tested.passed | tested.failed
-    return "" if any(one.startswith(path) or module in one for one in told) else path
+    names = tested.passed | tested.failed
+    return "" if any(test.startswith(path) or module in test for test in names) else path
 
 
 def bad_task(task: Task, why: str) -> RolloutError:

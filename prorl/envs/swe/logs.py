@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 
-class Found(NamedTuple):
+class Verdicts(NamedTuple):
     passed: frozenset[str]
     failed: frozenset[str]
 
@@ -34,14 +34,14 @@ Parser = Callable[[str], tuple[set[str], set[str]]]
 
 
 def by_line(pattern: str, *good: str) -> Parser:
-    """A harness that tells each test in a line of its own: groups `name` and `status`."""
+    """Makes the parser of a log with one line a test: groups `name` and `status`."""
     line_of = re.compile(pattern, re.MULTILINE)
 
     def parse(log: str) -> tuple[set[str], set[str]]:
         passed: set[str] = set()
         failed: set[str] = set()
-        for found in line_of.finditer(log):
-            (passed if found["status"] in good else failed).add(found["name"])
+        for match in line_of.finditer(log):
+            (passed if match["status"] in good else failed).add(match["name"])
         return passed, failed
 
     return parse
@@ -75,7 +75,7 @@ _PY_GOOD = {"PASSED", "XFAIL", "ok", "expected failure"}
 
 
 def python(report: str) -> tuple[set[str], set[str]]:
-    """Names of tests that passed somewhere, and of those that failed somewhere.
+    """Returns names of tests that passed somewhere, and of those that failed somewhere.
 
     >>> sorted(python("PASSED t.py::a\\nFAILED t.py::b - x\\ntest_c (t.T.test_c) ... ok")[0])
     ['t.py::a', 'test_c (t.T)', 'test_c (t.T.test_c)']
@@ -84,8 +84,8 @@ def python(report: str) -> tuple[set[str], set[str]]:
     failed: set[str] = set()
     waiting: tuple[str, ...] = ()
     for line in report.splitlines():
-        if told := _told(line):
-            names, status = told
+        if summary := _names_and_status(line):
+            names, status = summary
         elif match := _UNITTEST.match(line):
             names = waiting = _unittest_names(match[1], match[2])
             status = _verdict(match[3])
@@ -97,8 +97,8 @@ def python(report: str) -> tuple[set[str], set[str]]:
     return passed, failed
 
 
-def _told(line: str) -> tuple[tuple[str, ...], str] | None:
-    """Tests and their verdict in a line that tells both, of pytest or of unittest's summary."""
+def _names_and_status(line: str) -> tuple[tuple[str, ...], str] | None:
+    """Returns the tests and their status that a line of pytest or of unittest's summary names."""
     if match := _PYTEST.match(line):
         name = match[2] if match[1] == "PASSED" else match[2].split(" - ")[0]
         return (name,), match[1]
@@ -132,7 +132,7 @@ _TICKS = {"✓", "✔", "√"}
 
 
 def jest(log: str) -> tuple[set[str], set[str]]:
-    """Names of tests that passed somewhere, and of those that failed somewhere.
+    """Returns names of tests that passed somewhere, and of those that failed somewhere.
 
     Each is known by its own name, and with its suites before it, joined by ` > ` or by a space.
 
@@ -145,8 +145,8 @@ def jest(log: str) -> tuple[set[str], set[str]]:
     for line in map(str.rstrip, _COLOURS.sub("", log).splitlines()):
         if test := _MARK.match(line):  # it ends no suite: a test may print such a line
             names = [name for depth, name in suites if depth < len(test[1])] + [test[3]]
-            known = {test[3], " > ".join(names), " ".join(names)}
-            (passed if test[2] in _TICKS else failed).update(known)
+            aliases = {test[3], " > ".join(names), " ".join(names)}
+            (passed if test[2] in _TICKS else failed).update(aliases)
             continue
         suite = line.lstrip()
         indent = len(line) - len(suite)
@@ -192,12 +192,12 @@ _CARGO_LISTED = re.compile(r"^    (\S.*)$")
 
 
 def cargo(log: str) -> tuple[set[str], set[str]]:
-    """Names of tests that passed and of those that failed, of doc-tests with their line.
+    """Returns names of tests that passed and of those that failed, of doc-tests with their line.
 
     The list of failures counts most: a test may print its own verdict.
 
-    >>> found = cargo("test a ... ok\\ntest b ... said\\nFAILED\\n\\nfailures:\\n    c\\n")
-    >>> found == ({"a"}, {"b", "c"})
+    >>> outcomes = cargo("test a ... ok\\ntest b ... said\\nFAILED\\n\\nfailures:\\n    c\\n")
+    >>> outcomes == ({"a"}, {"b", "c"})
     True
     """
     passed: set[str] = set()
@@ -210,12 +210,12 @@ def cargo(log: str) -> tuple[set[str], set[str]]:
             failed.add(listed[1])
         elif line.startswith(("test result:", "running ")):
             is_list, waiting = False, ""
-        elif found := _CARGO_LINE.match(line):
-            waiting = "" if found[2] else found[1]
-            if found[2]:
-                (passed if found[2] == "ok" else failed).add(found[1])
-        elif waiting and (said := _CARGO_VERDICT.match(line)):
-            (passed if said[1] == "ok" else failed).add(waiting)
+        elif match := _CARGO_LINE.match(line):
+            waiting = "" if match[2] else match[1]
+            if match[2]:
+                (passed if match[2] == "ok" else failed).add(match[1])
+        elif waiting and (verdict := _CARGO_VERDICT.match(line)):
+            (passed if verdict[1] == "ok" else failed).add(waiting)
             waiting = ""
     return passed, failed
 
@@ -262,6 +262,6 @@ def choose(command: str) -> str:
     return next((parser for words, parser in _PROGRAMS if words in f"{command} "), "python")
 
 
-def read_log(log: str, parser: str) -> Found:
+def read_log(log: str, parser: str) -> Verdicts:
     passed, failed = PARSERS[parser](log)
-    return Found(frozenset(passed), frozenset(failed))
+    return Verdicts(frozenset(passed), frozenset(failed))

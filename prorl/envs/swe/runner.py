@@ -35,7 +35,7 @@ from typing import Any
 
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 GRACE_S = 5.0
-MAX_SAID_BYTES = 64 << 20
+MAX_REPORTS_BYTES = 64 << 20
 """More is not listened to."""
 
 
@@ -46,7 +46,7 @@ def hide() -> None:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-class Heard:
+class WitnessReports:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._rest = b""
@@ -57,21 +57,21 @@ class Heard:
     def hear(self) -> bool:
         data = self._end.recv(1 << 16)
         self._num_bytes += len(data)
-        if self._num_bytes <= MAX_SAID_BYTES:
+        if self._num_bytes <= MAX_REPORTS_BYTES:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 self._take(line)
         return bool(data)
 
     def _take(self, line: bytes) -> None:
-        """A line; what no witness says is nothing."""
+        """Takes a line of the witness; a line that it does not understand is nothing."""
         try:
             outcomes = json.loads(line.decode("utf-8", "replace")).get("outcomes", {})
-            told = {str(name): bool(good) for name, good in outcomes.items()}
+            verdicts = {str(name): bool(good) for name, good in outcomes.items()}
         except (ValueError, AttributeError, RecursionError):
             return
         self.is_there = True
-        for name, good in told.items():
+        for name, good in verdicts.items():
             self.outcomes[name] = good and self.outcomes.get(name, True)
 
     def hear_rest(self) -> None:
@@ -109,18 +109,18 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     """Start the tests, listen until they end or time is up, end what is left."""
     ours, theirs = socket.socketpair()
     module = module_file(base64.b64decode(job["witness"]))
-    heard = Heard(ours)
+    reports = WitnessReports(ours)
     child = start(job, theirs.fileno(), module)
     theirs.close()
     os.close(module)
-    log, timed_out = listen(child, ours, heard, job)
+    log, timed_out = listen(child, ours, reports, job)
     end_all(child)
     forget()
     return {
         "timed_out": timed_out,
         "log": log.decode("utf-8", "replace"),
-        "is_witnessed": heard.is_there,
-        "outcomes": heard.outcomes,
+        "is_witnessed": reports.is_there,
+        "outcomes": reports.outcomes,
     }
 
 
@@ -139,9 +139,12 @@ def start(job: dict[str, Any], witness_fd: int, module: int) -> subprocess.Popen
 
 
 def listen(
-    child: subprocess.Popen[bytes], ours: socket.socket, heard: Heard, job: dict[str, Any]
+    child: subprocess.Popen[bytes],
+    ours: socket.socket,
+    reports: WitnessReports,
+    job: dict[str, Any],
 ) -> tuple[bytes, bool]:
-    """(end of what the tests printed, whether time was up)."""
+    """Returns (end of what the tests printed, whether time was up)."""
     assert child.stdout is not None
     until = time.monotonic() + job["limit_s"]
     log, keep = bytearray(), job["max_log_bytes"]
@@ -154,10 +157,10 @@ def listen(
         if now >= until or (ended_at and (output not in open_ends or now >= ended_at + 1.0)):
             break
         for fd in select.select(list(open_ends), [], [], min(0.2, until - now))[0]:
-            is_open = read_log(output, log, keep) if fd == output else heard.hear()
+            is_open = read_log(output, log, keep) if fd == output else reports.hear()
             if not is_open:
                 open_ends.discard(fd)
-    heard.hear_rest()
+    reports.hear_rest()
     return bytes(log[-keep:]), child.poll() is None
 
 
@@ -187,8 +190,8 @@ def end_all(child: subprocess.Popen[bytes]) -> None:
     """End every descendant, the ones that fled into sessions of their own included."""
     until = time.monotonic() + GRACE_S
     while time.monotonic() < until:
-        left = children()
-        for pid in left:
+        pids = children()
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -199,19 +202,19 @@ def end_all(child: subprocess.Popen[bytes]) -> None:
                 pass
         except ChildProcessError:
             pass
-        if not left:
+        if not pids:
             return
         time.sleep(0.01)
 
 
 def children() -> list[int]:
-    """Direct children; those of theirs become ours when they end."""
-    found = []
+    """Returns direct children; those of theirs become ours when they end."""
+    pids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         state, parent = state_of(int(name))
         if parent == os.getpid() and state != "Z":
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def state_of(pid: int) -> tuple[str, int]:
@@ -236,8 +239,8 @@ def main() -> int:
     job = json.loads(sys.stdin.read())
     # a POSIX queue would outlive the run, and no list of them can be read
     resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))
-    found = run(job)
-    content = zlib.compress(json.dumps(found).encode())
+    report = run(job)
+    content = zlib.compress(json.dumps(report).encode())
     try:
         write(job["report"], content)
     except OSError:  # the tests have taken its folder: the digest fits nothing then

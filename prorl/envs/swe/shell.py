@@ -21,7 +21,7 @@ from prorl.limits import MAX_ARTIFACT_BYTES
 ARCHIVE = ".prorl-archive"
 DIFF = ".git/prorl.diff"
 PATHS = ".git/prorl.paths"
-ASKED = ".git/prorl.asked"
+QUERY = ".git/prorl.asked"
 REPORT = ".git/prorl.report"
 TRACKED = ".prorl-tracked"
 NO_BASE, TOO_LARGE = 3, 4
@@ -227,9 +227,9 @@ PATHS_OF = f"{ISOLATED}git apply --numstat -z - > {PATHS}"
 THERE = f"""
 while IFS= read -r -d '' path; do
   if [ -e "$path" ] || [ -L "$path" ]; then printf '%s\\0' "$path"; fi
-done < {ASKED} > {PATHS}
+done < {QUERY} > {PATHS}
 """
-"""Which of the paths in ASKED exist, into PATHS."""
+"""Which of the paths in QUERY exist, into PATHS."""
 
 CLEAR = """
 chmod -R u+rwX . 2> /dev/null

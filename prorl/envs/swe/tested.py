@@ -82,8 +82,8 @@ class Harness(NamedTuple):
     """Reads the log where no witness tells."""
 
     @property
-    def is_told(self) -> bool:
-        """Whether a witness that was there is believed when it has seen no test."""
+    def trusts_silent_witness(self) -> bool:
+        """Returns whether a witness that was there is believed when it has seen no test."""
         return "pytest" in self.command or "-m unittest" in self.command
 
     def job(self, nonce: str) -> Json:
@@ -121,13 +121,13 @@ def _without_report(done: ToolResult) -> Tested:
     return Tested(frozenset(), "the tests ended the program that runs them")
 
 
-async def _reported(sandbox: Sandbox, said: str, harness: Harness) -> Tested:
-    """The report of the digest that the runner said; another, or none, and no test has passed."""
+async def _reported(sandbox: Sandbox, digest_line: str, harness: Harness) -> Tested:
+    """Reads the report if its digest is the runner's; without such a report no test has passed."""
     try:
         content = await sandbox.get(REPORT, MAX_REPORT_BYTES)
     except (FileNotFoundError, SandboxError):
         return Tested(frozenset(), "the tests removed their own report")
-    if hashlib.sha256(content).hexdigest() != orjson.loads(said)["digest"]:
+    if hashlib.sha256(content).hexdigest() != orjson.loads(digest_line)["digest"]:
         return Tested(frozenset(), "the tests changed their own report")
     try:  # the runner's own file, but names and places in it are the tests' to choose
         return _read(json.loads(zlib.decompress(content)), harness)
@@ -135,25 +135,25 @@ async def _reported(sandbox: Sandbox, said: str, harness: Harness) -> Tested:
         return Tested(frozenset(), "the tests spoiled their report")
 
 
-def _text(said: str) -> str:
-    """What the tests said, without halves of surrogate pairs, which no table holds."""
-    return said.encode("utf-8", "backslashreplace").decode()
+def _text(text: str) -> str:
+    """Returns a text of the tests without halves of surrogate pairs, which no table holds."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _short(names: Iterable[str]) -> set[str]:
-    """What published rows call tests of these names."""
-    found = {name.split(" ", 1)[0] for name in names}
-    return found | {".".join(name.split("::")[1:]) for name in names if "::" in name}
+    """Returns the names that published rows give to tests of these names."""
+    short_names = {name.split(" ", 1)[0] for name in names}
+    return short_names | {".".join(name.split("::")[1:]) for name in names if "::" in name}
 
 
 def _read(report: Json, harness: Harness) -> Tested:
     log = report["log"]
     if report["timed_out"]:
         return Tested(frozenset(), f"{log}\nthe tests did not end in time", timed_out=True)
-    told = {_text(name): good for name, good in report["outcomes"].items()}
-    passed = frozenset(name for name, good in told.items() if good)
-    failed = frozenset(told) - passed
-    if not told and not (report["is_witnessed"] and harness.is_told):
+    outcomes = {_text(name): good for name, good in report["outcomes"].items()}
+    passed = frozenset(name for name, good in outcomes.items() if good)
+    failed = frozenset(outcomes) - passed
+    if not outcomes and not (report["is_witnessed"] and harness.trusts_silent_witness):
         good, failed = read_log(log, harness.parser)
         passed = good - failed
     return Tested(passed, log, failed=failed)

@@ -39,27 +39,30 @@ MAX_FILES = 400
 
 
 def side_files(job: dict[str, Any]) -> list[str]:
-    """Python files of the tests' side, none of which a change can write."""
-    found = []
+    """Returns Python files of the tests' side, none of which a change can write."""
+    files = []
     for place, folders, names in os.walk("."):
-        folders[:] = [one for one in folders if one[0] != "." and one != "__pycache__"]
+        folders[:] = [folder for folder in folders if folder[0] != "." and folder != "__pycache__"]
         paths = [os.path.join(place, name)[2:] for name in names if name.endswith(".py")]
-        found += [path for path in paths if is_side(path, job)]
-    return sorted(found)
+        files += [path for path in paths if is_side(path, job)]
+    return sorted(files)
 
 
 def is_side(path: str, job: dict[str, Any]) -> bool:
-    """Whether a path is a graded file, in a folder of those, or named as tests' files are."""
+    """Returns whether a path is graded, in a folder of graded files, or named as tests' files are."""
     if path in job["without"] or path.endswith("conftest.py") or os.path.islink(path):
         return False
     if is_graded(path, job) or any(path.startswith(f"{folder}/") for folder in job["folders"]):
         return True
     names = path[:-3].split("/")
-    return any(fnmatch.fnmatchcase(one, like) for one in names for like in job["side"])
+    return any(fnmatch.fnmatchcase(part, like) for part in names for like in job["side"])
 
 
 def is_graded(path: str, job: dict[str, Any]) -> bool:
-    return any(f"/{path}".endswith(one if one[0] == "/" else f"/{one}") for one in job["graded"])
+    return any(
+        f"/{path}".endswith(ending if ending[0] == "/" else f"/{ending}")
+        for ending in job["graded"]
+    )
 
 
 def read(path: str) -> ast.Module | None:
@@ -72,23 +75,23 @@ def read(path: str) -> ast.Module | None:
 
 
 def spoken_of(tree: ast.Module) -> set[str]:
-    found: set[str] = set()
+    words: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = [one.name for one in node.names]
-            found.update(".".join([getattr(node, "module", None) or "", *names]).split("."))
+            names = [alias.name for alias in node.names]
+            words.update(".".join([getattr(node, "module", None) or "", *names]).split("."))
         elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
-    return found
+            words.add(node.attr)
+    return words
 
 
 def reachable(job: dict[str, Any]) -> dict[str, ast.Module]:
-    """The graded files and what of the tests' side they import, one through another."""
+    """Returns the graded files and what of the tests' side they import, one through another."""
     files = side_files(job)
     trees: dict[str, ast.Module] = {}
-    left = [path for path in files if is_graded(path, job)]
-    while left and len(trees) < MAX_FILES:
-        path = left.pop()
+    pending = [path for path in files if is_graded(path, job)]
+    while pending and len(trees) < MAX_FILES:
+        path = pending.pop()
         tree = None if path in trees else read(path)
         if tree is None:
             continue
@@ -97,7 +100,7 @@ def reachable(job: dict[str, Any]) -> dict[str, ast.Module]:
         for other in files:
             name = other[:-3].split("/")
             if other not in trees and (name[-2] if name[-1] == "__init__" else name[-1]) in words:
-                left.append(other)
+                pending.append(other)
     return trees
 
 
@@ -107,27 +110,32 @@ def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def helpers_of(trees: list[ast.Module]) -> set[str]:
-    """Functions of the tests' side that assert, or compare for an `assert`."""
+    """Returns functions of the tests' side that assert, or compare for an `assert`."""
     asserted = {
-        last(test.func) for tree in trees for node in ast.walk(tree) for test in _asked(node)
+        last(test.func)
+        for tree in trees
+        for node in ast.walk(tree)
+        for test in _asserted_calls(node)
     }
-    found = set()
+    helpers = set()
     for node in (node for tree in trees for node in functions(tree)):
         inner = list(ast.walk(node))
-        compares = any(isinstance(one, ast.Return) and is_equality(one.value) for one in inner)
-        asserts = any(isinstance(one, ast.Assert) or _asserts(one) for one in inner)
+        compares = any(
+            isinstance(child, ast.Return) and is_equality(child.value) for child in inner
+        )
+        asserts = any(isinstance(child, ast.Assert) or _asserts(child) for child in inner)
         if compares if node.name in asserted else asserts:
-            found.add(node.name)
-    return found
+            helpers.add(node.name)
+    return helpers
 
 
-def _asked(node: ast.AST) -> list[ast.Call]:
-    """The calls of which `assert a() and b()` or `assertTrue(a())` asks whether they are true."""
+def _asserted_calls(node: ast.AST) -> list[ast.Call]:
+    """Returns the calls that `assert a() and b()` or `assertTrue(a())` expects to be true."""
     tests = [node.test] if isinstance(node, ast.Assert) else []
     if isinstance(node, ast.Call) and last(node.func) in TRUE:
         tests = node.args[:1]
-    parts = [getattr(one, "values", [one]) for one in tests]
-    return [one for values in parts for one in values if isinstance(one, ast.Call)]
+    parts = [getattr(test, "values", [test]) for test in tests]
+    return [operand for values in parts for operand in values if isinstance(operand, ast.Call)]
 
 
 def _asserts(node: ast.AST) -> bool:
@@ -140,8 +148,8 @@ def _asserts(node: ast.AST) -> bool:
     )
 
 
-def wanted_of(names: list[str], trees: list[ast.Module]) -> set[str]:
-    """Test functions that the names speak of; empty where one of the names speaks of none."""
+def target_tests(names: list[str], trees: list[ast.Module]) -> set[str]:
+    """Returns test functions that the names speak of; empty if one of the names has none."""
     defined = [node.name for tree in trees for node in functions(tree)]
     tests = {name for name in defined if name.startswith("test")}
     spoken = [tests & set(re.findall(r"\w+", name)) for name in names]
@@ -149,14 +157,14 @@ def wanted_of(names: list[str], trees: list[ast.Module]) -> set[str]:
 
 
 def drawn(
-    sites: dict[str, list[int]], wanted: set[str], job: dict[str, Any]
+    sites: dict[str, list[int]], tests: set[str], job: dict[str, Any]
 ) -> tuple[set[int], list[str] | None, int]:
-    """(keys of the active sites, tests that they are in, number of different draws)."""
+    """Returns (keys of the active sites, tests that they are in, number of different draws)."""
     closed = set(job["closed"])
     undecided = {unit: [key for key in keys if key not in closed] for unit, keys in sites.items()}
     units = {unit: keys for unit, keys in undecided.items() if keys} or sites
-    own = {unit: keys for unit, keys in units.items() if unit in wanted}
-    rest = {unit: keys for unit, keys in units.items() if unit not in wanted}
+    own = {unit: keys for unit, keys in units.items() if unit in tests}
+    rest = {unit: keys for unit, keys in units.items() if unit not in tests}
     layers = [layer for layer in (own, rest) if layer]
     if not layers:
         return set(), [], 0
@@ -178,23 +186,23 @@ def rewrite(job: dict[str, Any]) -> dict[str, Any]:
     trees = reachable(job)
     helpers = helpers_of(list(trees.values()))
     graded = [tree for path, tree in trees.items() if is_graded(path, job)]
-    wanted = wanted_of(job["names"], graded)
-    tests = wanted or {
+    targets = target_tests(job["names"], graded)
+    tests = targets or {
         node.name for tree in graded for node in functions(tree) if node.name.startswith("test")
     }
 
     def visited(values: Values, moved: dict[str, list[tuple[str, int]]]) -> dict[str, Twin]:
-        """The trees, rewritten."""
+        """Returns the trees, rewritten."""
         twins = {}
         for path in trees:
-            named = wanted if is_graded(path, job) else set()
+            named = targets if is_graded(path, job) else set()
             twins[path] = Twin(values, path, helpers, named, moved, job["beside"])
             copies[path] = twins[path].visit(copy.deepcopy(trees[path]))
         return twins
 
     copies: dict[str, ast.Module] = {}
     scouts = visited(Values(job["seed"], ()), {}).values()
-    movable = [one for scout in scouts for one in scout.movable]
+    movable = [helper for scout in scouts for helper in scout.movable]
     defined = [node.name for tree in trees.values() for node in functions(tree)]
     moved: dict[str, list[tuple[str, int]]] = {}
     for name, argument in movable:
@@ -204,7 +212,7 @@ def rewrite(job: dict[str, Any]) -> dict[str, Any]:
     for scout in visited(Values(job["seed"], ()), moved).values():
         for unit, keys in scout.sites.items():
             sites.setdefault(unit, []).extend(keys)
-    active, told, num_draws = drawn(sites, tests, job)
+    active, drawn_tests, num_draws = drawn(sites, tests, job)
     values = Values(job["seed"], active, watch)
     twins = visited(values, moved)
     watched: list[int] = []
@@ -217,7 +225,7 @@ def rewrite(job: dict[str, Any]) -> dict[str, Any]:
         watched += twins[path].watched
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
-    return {"altered": len(active), "tests": told, "draws": num_draws, "watched": watched}
+    return {"altered": len(active), "tests": drawn_tests, "draws": num_draws, "watched": watched}
 
 
 def _with(tree: ast.Module, text: str) -> ast.Module:

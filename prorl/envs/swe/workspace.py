@@ -24,7 +24,7 @@ from prorl.types import FailureCode, Task, ToolResult
 MAX_ARCHIVE_BYTES = 256 << 20
 SETUP_S, DIFF_S, GIT_S = 600.0, 40.0, 60.0
 MAX_PATHS_BYTES = 8 << 20
-_SHOWN_PATHS = 5
+_MAX_LISTED_PATHS = 5
 _WILD = re.compile(r"([*?\[\\])")
 
 _FURTHER = {"setup": "", "environment": {}, "requirements": [], "wheels": ""}
@@ -126,11 +126,11 @@ async def _run(task: Task, sandbox: Sandbox, what: str, script: str, limit_s: fl
 async def apply(
     sandbox: Sandbox, patch: bytes, without: Collection[str] = (), only: str = ""
 ) -> ToolResult:
-    """`git apply`, without these paths, or one alone."""
+    """Runs `git apply`, without these paths, or with one alone."""
     argv = [
         *("bash", "-c", shell.APPLY, "apply"),
         "--whitespace=nowarn",
-        *(f"--exclude={_exactly(one)}" for one in without),
+        *(f"--exclude={_exactly(path)}" for path in without),
     ]
     argv += [f"--include={_exactly(only)}"] if only else []
     return await sandbox.exec([*argv, "-"], GIT_S, patch)
@@ -142,7 +142,7 @@ def _exactly(path: str) -> str:
 
 
 async def guarded_apply(sandbox: Sandbox, change: bytes, rules: Rules) -> tuple[str, str]:
-    """Apply what counts of a change: (why it does not apply, what was left out, for people)."""
+    """Applies what counts of a change: (why it does not apply, a note of what was left out)."""
     if guard.moves_files(change):
         return "it renames files, which a diff of ours never does", ""
     listed = await sandbox.exec(["bash", "-c", shell.PATHS_OF], GIT_S, change)
@@ -150,23 +150,26 @@ async def guarded_apply(sandbox: Sandbox, change: bytes, rules: Rules) -> tuple[
         return listed.output, ""
     rows = (await sandbox.get(shell.PATHS, MAX_PATHS_BYTES)).split(b"\0")
     paths = [row.split(b"\t", 2)[2].decode("utf-8", "replace") for row in rows if b"\t" in row]
-    left = guard.left_out(paths, rules, await _there(sandbox, guard.questions(paths)))
-    applied = await apply(sandbox, change, left)
-    return (applied.output, "") if applied.exit_code != 0 else ("", _told(left))
+    exclusions = guard.exclusions(paths, rules, await _there(sandbox, guard.questions(paths)))
+    applied = await apply(sandbox, change, exclusions)
+    return (applied.output, "") if applied.exit_code != 0 else ("", _exclusion_note(exclusions))
 
 
 async def _there(sandbox: Sandbox, paths: Sequence[str]) -> frozenset[str]:
     if not paths:
         return frozenset()
-    await sandbox.put(shell.ASKED, "".join(f"{path}\0" for path in paths).encode())
+    await sandbox.put(shell.QUERY, "".join(f"{path}\0" for path in paths).encode())
     await sandbox.exec(["bash", "-c", shell.THERE], GIT_S)
-    found = (await sandbox.get(shell.PATHS, MAX_PATHS_BYTES)).decode("utf-8", "replace")
-    return frozenset(found.split("\0"))
+    listing = (await sandbox.get(shell.PATHS, MAX_PATHS_BYTES)).decode("utf-8", "replace")
+    return frozenset(listing.split("\0"))
 
 
-def _told(left: dict[str, str]) -> str:
-    if not left:
+def _exclusion_note(exclusions: dict[str, str]) -> str:
+    if not exclusions:
         return ""
-    shown = ", ".join(f"{path} ({why})" for path, why in list(left.items())[:_SHOWN_PATHS])
-    more = f" and {len(left) - _SHOWN_PATHS} more" if len(left) > _SHOWN_PATHS else ""
-    return f"left out of the change: {shown}{more}\n"
+    listing = ", ".join(
+        f"{path} ({why})" for path, why in list(exclusions.items())[:_MAX_LISTED_PATHS]
+    )
+    num_more = len(exclusions) - _MAX_LISTED_PATHS
+    more = f" and {num_more} more" if num_more > 0 else ""
+    return f"left out of the change: {listing}{more}\n"
