@@ -24,9 +24,9 @@ _OUTPUT_CHARS = 40
 
 @reward("exact")
 def exact(task: Task, artifact: bytes) -> Judgement:
-    given, right = artifact.decode("utf-8", "replace"), task.data["answer"]
-    said = "right" if given == right else f"expected {right}, given {given[:_OUTPUT_CHARS]}"
-    return Judgement(float(given == right), said)
+    answer, right = artifact.decode("utf-8", "replace"), task.data["answer"]
+    log = "right" if answer == right else f"expected {right}, given {answer[:_OUTPUT_CHARS]}"
+    return Judgement(float(answer == right), log)
 
 
 class ArithEnv(BaseEnv):

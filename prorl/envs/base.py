@@ -232,32 +232,32 @@ def check_settings(env: Env, values: Mapping[str, Json], where: str) -> None:
 
 
 def requirements_of(task: Task) -> tuple[str, ...]:
-    """The Python packages that `data.requirements` names. Raises TaskError.
+    """Returns the Python packages that `data.requirements` names. Raises TaskError.
 
     It is a list of requirements, or the text of a requirements.txt without options.
     """
-    given: Json = task.data.get("requirements") or []
-    lines = given.splitlines() if isinstance(given, str) else given
+    requirements: Json = task.data.get("requirements") or []
+    lines = requirements.splitlines() if isinstance(requirements, str) else requirements
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise TaskError(
-            f"task {task.task_id!r}: data.requirements is {given!r}"[:300],
+            f"task {task.task_id!r}: data.requirements is {requirements!r}"[:300],
             "a list of requirements, or the text of a requirements.txt",
         )
-    found = [line for raw in lines if (line := _COMMENT.sub("", raw).strip())]
-    if options := [line for line in found if line.startswith("-") or "\\" in line]:
+    packages = [line for raw in lines if (line := _COMMENT.sub("", raw).strip())]
+    if options := [line for line in packages if line.startswith("-") or "\\" in line]:
         raise TaskError(
             f"task {task.task_id!r}: data.requirements has {options[0]!r}",
             "names of packages with their versions, no options",
             "say where wheels are in data.wheels",
         )
-    return tuple(found)
+    return tuple(packages)
 
 
 def wheels_of(task: Task) -> str:
-    """`data.wheels`: a folder of the node, an index's URL, or `host`. Raises TaskError."""
+    """Returns `data.wheels`: a folder of the node, an index's URL, or `host`. Raises TaskError."""
     wheels: Json = task.data.get("wheels") or ""
-    known = isinstance(wheels, str) and (wheels[:1] in ("", "/") or "://" in wheels)
-    if not known and wheels != HOST_WHEELS:
+    is_location = isinstance(wheels, str) and (wheels[:1] in ("", "/") or "://" in wheels)
+    if not is_location and wheels != HOST_WHEELS:
         raise TaskError(
             f"task {task.task_id!r}: data.wheels is {wheels!r}"[:300],
             f"the absolute path of a folder of wheels, an index's URL, or {HOST_WHEELS!r}",
@@ -271,8 +271,8 @@ _RESOURCES = {field.name for field in fields(SandboxSpec)} - _OWN
 
 
 def spec_of(task: Task, tools: Sequence[ToolSpec]) -> SandboxSpec:
-    """A sandbox with the task's image and resources. Raises TaskError."""
-    asked = _resources(task)
+    """Returns a sandbox with the task's image and resources. Raises TaskError."""
+    resources = _resources(task)
     spec = SandboxSpec(
         image=task.data.get("image", ""),
         tools=tuple(spec.name for spec in tools),
@@ -285,25 +285,25 @@ def spec_of(task: Task, tools: Sequence[ToolSpec]) -> SandboxSpec:
             "data.requirements beside data.image",
             "one of them: an image brings its own packages",
         )
-    return replace(spec, **asked)
+    return replace(spec, **resources)
 
 
 def _resources(task: Task) -> Mapping[str, Json]:
-    """Fields of SandboxSpec that `data.sandbox` sets. Raises TaskError."""
-    asked: Json = task.data.get("sandbox", {})
-    if not isinstance(asked, Mapping):
-        raise field_error(task, f"data.sandbox is {asked!r}", "an object")
-    if unknown := sorted(set(asked) - _RESOURCES):
+    """Returns fields of SandboxSpec that `data.sandbox` sets. Raises TaskError."""
+    resources: Json = task.data.get("sandbox", {})
+    if not isinstance(resources, Mapping):
+        raise field_error(task, f"data.sandbox is {resources!r}", "an object")
+    if unknown := sorted(set(resources) - _RESOURCES):
         expected = ", ".join(sorted(_RESOURCES))
         raise field_error(task, f"data.sandbox has {', '.join(unknown)}", expected)
     plain = SandboxSpec()
-    for name, value in asked.items():
+    for name, value in resources.items():
         kind = type(getattr(plain, name))
         fits = isinstance(value, (int, float) if kind is float else kind)
         if not fits or isinstance(value, bool) != (kind is bool) or value < 0:
             expected = f"{kind.__name__}, not negative"
             raise field_error(task, f"data.sandbox.{name} is {value!r}", expected)
-    return asked
+    return resources
 
 
 def tool(
@@ -326,14 +326,14 @@ def tool(
     return mark
 
 
-def _check_arguments(method: Callable[..., Json], told: set[str]) -> None:
-    found = list(inspect.signature(method).parameters.values())[2:]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
+def _check_arguments(method: Callable[..., Json], names: set[str]) -> None:
+    parameters = list(inspect.signature(method).parameters.values())[2:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    wanted = {parameter.name for parameter in found if parameter.default is parameter.empty}
-    if not wanted <= told <= {parameter.name for parameter in found}:
-        taken = ", ".join(parameter.name for parameter in found) or "nothing"
+    required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+    if not required <= names <= {parameter.name for parameter in parameters}:
+        signature = ", ".join(parameter.name for parameter in parameters) or "nothing"
         raise ConfigError(
-            f"tool {method.__name__!r} takes {taken} behind the task",
-            f"the arguments that @tool describes: {', '.join(sorted(told)) or 'none'}",
+            f"tool {method.__name__!r} takes {signature} behind the task",
+            f"the arguments that @tool describes: {', '.join(sorted(names)) or 'none'}",
         )

@@ -61,7 +61,7 @@ TESTS_S = 30.0
 MAX_LOG_CHARS = 4000
 CASE_S, TOTAL_S = 6.0, 60.0
 MAX_OUTPUT_BYTES = 16 << 20
-MAX_SHOWN = 200
+MAX_ERROR_CHARS = 200
 
 PRELUDE = """
 from string import *
@@ -130,7 +130,7 @@ with os.fdopen(3, "w") as out:
 
 _FENCE = re.compile(r"^(```|~~~)[ \t]*+(\w*+)[^\n`]*+\n(.*?)(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"py(?:thon)?3?", re.IGNORECASE)
-_WANTED = {
+_PROGRAM_KINDS = {
     False: "function that the user asks for",
     True: (
         "program that the user asks for: one that reads standard input and writes standard output,"
@@ -152,7 +152,7 @@ class CodeSettings(PromptSettings):
 async def tests(
     task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
 ) -> Judgement:
-    """1 when every test passes, else 0. Raises GraderError or SandboxError."""
+    """Returns 1 when every test passes, else 0. Raises GraderError or SandboxError."""
     if not artifact.strip():
         return Judgement(0.0, "no program: neither a fenced block nor " + SOLUTION_FILE)
     if sandbox is None:
@@ -160,12 +160,12 @@ async def tests(
     if "cases" in task.data:
         return await judge_cases(task, artifact, sandbox, deadline)
     nonce = secrets.token_hex(16)
-    wanted_s = float(task.data.get("timeout_s", TESTS_S))
-    limit_s = min(wanted_s, deadline.remaining_s)
+    task_limit_s = float(task.data.get("timeout_s", TESTS_S))
+    limit_s = min(task_limit_s, deadline.remaining_s)
     result = await sandbox.exec(
         ["python3", "-I", "-c", _judge_source()], limit_s, _job(task, artifact, nonce)
     )
-    return _verdict(result, nonce, is_cut=limit_s < wanted_s)
+    return _verdict(result, nonce, is_cut=limit_s < task_limit_s)
 
 
 class CodeEnv(BaseEnv):
@@ -184,7 +184,7 @@ class CodeEnv(BaseEnv):
 
     def system_message(self, task: Task) -> str:
         names = [tool.name for tool in self.tools(task)]
-        ours = f"Write the Python {_WANTED['cases' in task.data]}."
+        ours = f"Write the Python {_PROGRAM_KINDS['cases' in task.data]}."
         if not names:
             return f"{ours} Finish with the whole program in one ```python block."
         listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -205,9 +205,9 @@ class CodeEnv(BaseEnv):
         """The program: the last block of Python in the final message, or of no language; else the
         file, else nothing.
         """
-        found = _FENCE.findall(final)
-        blocks = [block for _, language, block in found if _PYTHON.fullmatch(language)]
-        blocks = blocks or [block for _, language, block in found if not language]
+        fences = _FENCE.findall(final)
+        blocks = [block for _, language, block in fences if _PYTHON.fullmatch(language)]
+        blocks = blocks or [block for _, language, block in fences if not language]
         if blocks or sandbox is None:
             return blocks[-1].encode("utf-8", "replace")[:MAX_PROGRAM_BYTES] if blocks else b""
         try:
@@ -251,10 +251,10 @@ def _check_tests(task: Task) -> None:
 
 
 def _head(task: Task) -> str:
-    """What precedes the function in the prompt: imports and helpers that the tests may use too."""
+    """Returns the prompt before the function: imports and helpers that the tests may use too."""
     prompt, entry_point = text_field(task, "prompt"), text_field(task, "entry_point")
-    found = re.search(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", prompt, re.MULTILINE)
-    return prompt[: found.start()] if found else ""
+    match = re.search(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", prompt, re.MULTILINE)
+    return prompt[: match.start()] if match else ""
 
 
 def _job(task: Task, artifact: bytes, nonce: str) -> bytes:
@@ -319,7 +319,7 @@ def check_cases(task: Task) -> None:
 
 
 def _check_case(task: Task, number: int, case: Json, *, has_function: bool) -> None:
-    """A case has an input and an output of the right types. Raises TaskError."""
+    """Checks that a case has an input and an output of the right types. Raises TaskError."""
     needs = {"input"} if has_function else {"input", "output"}  # a table leaves out None
     if not isinstance(case, dict) or not needs <= case.keys():
         raise field_error(
@@ -327,37 +327,38 @@ def _check_case(task: Task, number: int, case: Json, *, has_function: bool) -> N
         )
     if has_function and not isinstance(case["input"], list):
         raise field_error(task, f"data.cases[{number}]: {case!r}", "a list of arguments as input")
-    if not has_function and not all(isinstance(case[one], str) for one in ("input", "output")):
+    if not has_function and not all(isinstance(case[key], str) for key in ("input", "output")):
         raise field_error(task, f"data.cases[{number}]: {case!r}", "a text as input and as output")
 
 
 async def judge_cases(
     task: Task, artifact: bytes, sandbox: Sandbox, deadline: Deadline
 ) -> Judgement:
-    """1 if every case passes; with the setting `partial` the share that does. Raises GraderError,
-    SandboxError.
+    """Returns 1 if all cases pass; with the setting `partial` the share that passes.
+
+    Raises GraderError, SandboxError.
     """
-    wanted_s = float(task.data.get("timeout_s", TOTAL_S))
-    total_s = min(wanted_s, deadline.remaining_s)
+    task_limit_s = float(task.data.get("timeout_s", TOTAL_S))
+    total_s = min(task_limit_s, deadline.remaining_s)
     until, case_s = time.monotonic() + total_s, float(task.data.get("case_s", CASE_S))
     cases, partial = task.data["cases"], CodeSettings.of(task).partial
     await sandbox.put("solution.py", artifact)
     passed, log = 0, ""
     for number, case in enumerate(cases):
-        left_s = until - time.monotonic()
-        if left_s <= 0 and total_s < wanted_s:
+        remaining_s = until - time.monotonic()
+        if remaining_s <= 0 and total_s < task_limit_s:
             raise cut_short("cases")
         problem = "no time was left"
-        if left_s > 0:
-            is_cut = left_s < case_s and total_s < wanted_s
-            limit_s = min(case_s, left_s)
+        if remaining_s > 0:
+            is_cut = remaining_s < case_s and total_s < task_limit_s
+            limit_s = min(case_s, remaining_s)
             problem = await _problem(task, case, sandbox, limit_s, deadline, is_cut=is_cut)
         if not problem:
             passed += 1
             continue
         if passed + 3 > number:
             log += f"case {number}: {problem}\n"
-        if left_s <= 0 or not partial:
+        if remaining_s <= 0 or not partial:
             break
     share = passed / len(cases)
     log += f"{passed} of {len(cases)} cases passed"
@@ -367,7 +368,7 @@ async def judge_cases(
 async def _problem(
     task: Task, case: Json, sandbox: Sandbox, limit_s: float, deadline: Deadline, *, is_cut: bool
 ) -> str:
-    """Why a program fails a case; empty when it passes. Raises GraderError, SandboxError."""
+    """Returns why a case fails; empty when it passes. Raises GraderError, SandboxError."""
     function = task.data.get("function", "")
     if function:
         stdin = exact_json.dumps({"function": function, "arguments": case["input"]})
@@ -382,7 +383,7 @@ async def _problem(
                 raise cut_short("cases")
             return f"took more than {limit_s:g} s"
         if done.exit_code:
-            errors = (await _read(sandbox, ".errors"))[-MAX_SHOWN:].strip()
+            errors = (await _read(sandbox, ".errors"))[-MAX_ERROR_CHARS:].strip()
             return f"ended with exit status {done.exit_code}: {errors}"
         output = await _read(sandbox, ".output")
     except SandboxError as error:
@@ -391,13 +392,13 @@ async def _problem(
         return f"the program broke its sandbox: {error.message}"
     expected = case.get("output")
     spelled = exact_json.dumps({"value": expected}).decode() if function else expected
-    found, why = await grading.ask(
+    verdict, why = await grading.ask(
         grading.RULES,
         ("case", output, expected, bool(function)),
         ("case", spelled, expected, bool(function)),
         deadline,
     )
-    return why if found is None else str(found)
+    return why if verdict is None else str(verdict)
 
 
 async def _read(sandbox: Sandbox, name: str) -> str:

@@ -54,7 +54,7 @@ class GuestEnv(BaseEnv):
     async def score(
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        """What the guest said; 0 where the policy's budget ended first.
+        """Returns what the guest said; 0 where the policy's budget ended first.
 
         Raises RolloutError: BAD_TASK where the guest calls the task bad, EVAL_FAILED where it
         failed itself. It must play anew then: its reward is part of its play.
@@ -64,17 +64,17 @@ class GuestEnv(BaseEnv):
                 parts=(RewardPart(name="reward", value=0.0),), log="the policy's budget ended"
             )
         try:
-            said = exact_json.loads(artifact)
+            report = exact_json.loads(artifact)
         except orjson.JSONDecodeError as cause:
             raise RolloutError(FailureCode.EVAL_FAILED, f"reward.json: {cause}") from cause
-        if not isinstance(said, dict):
+        if not isinstance(report, dict):
             raise RolloutError(FailureCode.EVAL_FAILED, "reward.json is no object")
-        if failed := said.get("failed"):
+        if failed := report.get("failed"):
             code = FailureCode.BAD_TASK if failed == "task" else FailureCode.EVAL_FAILED
-            raise RolloutError(code, f"the guest: {said.get('message', failed)}"[:2000])
+            raise RolloutError(code, f"the guest: {report.get('message', failed)}"[:2000])
         parts = tuple(
             RewardPart(name=name, value=float(value), weight=float(name == "reward"))
-            for name, value in said.items()
+            for name, value in report.items()
             if isinstance(value, int | float) and math.isfinite(value)
         )
         if "reward" not in {part.name for part in parts}:

@@ -71,12 +71,12 @@ async def correct(
     )
     if judged is None:
         return Judgement(0.0, f"the answer cannot be judged: {why}")
-    right, path, answer, found = judged
+    right, path, answer, method = judged
     if right is None:
         right, path = await _by_math_verify(gold, answer, deadline)
     return Judgement(
         float(right),
-        f"answer {answer[:200]!r} ({found}), reference {gold!r}:"
+        f"answer {answer[:200]!r} ({method}), reference {gold!r}:"
         f" {'equal' if right else 'different'} by {path}",
     )
 
@@ -108,7 +108,7 @@ class MathEnv(BaseEnv):
         return f"Solve the problem. Reason step by step{helped}. {end}"
 
     def reference(self, task: Task) -> Solution:
-        """The calculator's expressions in one Python call, then the answer.
+        """Returns the calculator's expressions in one Python call, then the answer.
 
         Without marks, the answer's own number is computed; without the tool, nothing is.
         """
@@ -118,8 +118,8 @@ class MathEnv(BaseEnv):
         lines = [f"print({mark.strip()})" for mark in marks if _is_python(mark.strip())]
         code = "\n".join(lines or [f"print({answer!r})"])
         calls = (ToolCall("python", {"code": code}),) if PYTHON in self.tools(task) else ()
-        said = spell(answer, MathSettings.of(task).answer_format)
-        return Solution(calls, f"The result is {answer}.\n{said}")
+        answer_line = spell(answer, MathSettings.of(task).answer_format)
+        return Solution(calls, f"The result is {answer}.\n{answer_line}")
 
 
 async def _by_math_verify(gold: str, answer: str, deadline: Deadline) -> tuple[bool, str]:

@@ -19,7 +19,7 @@ from prorl.errors import NotFoundError
 from prorl.protocols import Sandbox
 from prorl.types import Task, ToolCall, ToolResult
 
-MAX_SHOWN = 120
+MAX_OUTPUT_CHARS = 120
 _WHERE = re.compile(r" (?:in|of) /.*")
 
 
@@ -50,7 +50,7 @@ class RepairEnv(CodeEnv):
     ) -> ToolResult:
         """Run a tool; its output's beginning, without where the workspace is."""
         result = await super().call(task, sandbox, call, timeout_s)
-        return replace(result, output=_WHERE.sub("", result.output).strip()[:MAX_SHOWN])
+        return replace(result, output=_WHERE.sub("", result.output).strip()[:MAX_OUTPUT_CHARS])
 
     async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The module as it was left; nothing where it is gone."""

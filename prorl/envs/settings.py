@@ -44,7 +44,7 @@ from prorl.types import Json, Task
 NO_TOOLS = "none"
 """As the setting `tools`: the policy is offered no tool."""
 
-SHOWN_CHARS = 120
+MAX_PREVIEW_CHARS = 120
 """Characters of a refused value that an error shows."""
 
 
@@ -155,16 +155,17 @@ def rows_of(record: type[EnvSettings]) -> Iterator[SettingRow]:
 def _wrong_value(
     record: type[EnvSettings], values: Mapping[str, Json], where: str, problem: str
 ) -> TaskError:
-    """The error of the first value that is refused alone, else of the record as a whole."""
+    """Returns the error of the first value that is refused alone, else of the record as a whole."""
     annotations = get_type_hints(record, include_extras=True)
     for name, value in values.items():
         annotation = annotations[name]
         try:
             msgspec.convert(value, annotation)
         except msgspec.ValidationError:
-            shown = repr(value)
-            shown = shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}..."
-            return TaskError(f"{where}: `{name}` = {shown}", in_words(annotation))
+            preview = repr(value)
+            if len(preview) > MAX_PREVIEW_CHARS:
+                preview = f"{preview[:MAX_PREVIEW_CHARS]}..."
+            return TaskError(f"{where}: `{name}` = {preview}", in_words(annotation))
     return TaskError(f"{where}: {problem}")
 
 

@@ -56,23 +56,23 @@ class StemSettings(PromptSettings):
 async def correct(
     task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
 ) -> Judgement:
-    """1 for the right choice, quantity or text, else 0. Raises GraderError."""
-    wanted, text = _answer(task), artifact.decode("utf-8", "replace")
-    data = {"answer": wanted} | {
+    """Returns 1 for the right choice, quantity or text, else 0. Raises GraderError."""
+    expected, text = _answer(task), artifact.decode("utf-8", "replace")
+    data = {"answer": expected} | {
         name: task.data[name] for name in ("choices", "aliases", "tolerance") if name in task.data
     }
     answer_format = StemSettings.of(task).answer_format
-    found, why = await grading.ask(
+    judged, why = await grading.ask(
         grading.RULES,
         ("science", data, task.prompt, text, answer_format),
         ("science", data, task.prompt, spell("0", answer_format), answer_format),
         deadline,
     )
-    if found is None:
+    if judged is None:
         return Judgement(0.0, f"the answer cannot be judged: {why}")
-    right, path, answer, how = found
-    said = f"answer {answer!r} ({how}), reference {wanted!r}"
-    return Judgement(float(right), f"{said}: {'equal' if right else 'different'} by {path}")
+    right, path, answer, how = judged
+    comparison = f"answer {answer!r} ({how}), reference {expected!r}"
+    return Judgement(float(right), f"{comparison}: {'equal' if right else 'different'} by {path}")
 
 
 class StemEnv(BaseEnv):
@@ -87,7 +87,7 @@ class StemEnv(BaseEnv):
         choices, aliases = task.data.get("choices", []), task.data.get("aliases", [])
         for name, value in (("choices", choices), ("aliases", aliases)):
             if not isinstance(value, list) or not all(
-                isinstance(one, str) and one.strip() for one in value
+                isinstance(text, str) and text.strip() for text in value
             ):
                 raise TaskError(
                     f"task {task.task_id!r}: data.{name} is {value!r}"[:300], "a list of texts"

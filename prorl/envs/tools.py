@@ -95,10 +95,10 @@ def _argument_problem(spec: ToolSpec, arguments: Mapping[str, Json]) -> str:
     for name, value in arguments.items():
         if name not in properties:
             return f"{spec.name} takes {', '.join(properties) or 'no arguments'}, not {name!r}"
-        wanted = properties[name].get("type", "")
-        is_stray_bool = isinstance(value, bool) and wanted in ("integer", "number")
-        if is_stray_bool or not isinstance(value, ARGUMENT_TYPES.get(wanted, object)):
-            return f"{spec.name}: {name} is {type(value).__name__}, not {wanted}"
+        expected_type = properties[name].get("type", "")
+        is_stray_bool = isinstance(value, bool) and expected_type in ("integer", "number")
+        if is_stray_bool or not isinstance(value, ARGUMENT_TYPES.get(expected_type, object)):
+            return f"{spec.name}: {name} is {type(value).__name__}, not {expected_type}"
         if "enum" in properties[name] and value not in properties[name]["enum"]:
             return (
                 f"{spec.name}: {name} is one of {', '.join(map(str, properties[name]['enum']))},"
@@ -120,17 +120,17 @@ def cut_short(what: str) -> GraderError:
 
 
 def text_field(task: Task, name: str) -> str:
-    """A string that the task's data must hold. Raises TaskError."""
+    """Returns a string that the task's data must hold. Raises TaskError."""
     value = task.data.get(name)
     if not isinstance(value, str) or not value.strip():
-        found = (
+        actual = (
             f"{type(value).__name__}"
             if name in task.data
             else f"only {', '.join(task.data) or 'nothing'}"
         )
         raise field_error(
             task,
-            f"data.{name}: found {found}",
+            f"data.{name}: found {actual}",
             "a string",
             f"an env {task.env!r} task needs it",
         )
@@ -228,8 +228,8 @@ def _property_problem(name: str, value: Json) -> str:
     kind = value.get("type", "object")
     if isinstance(kind, str) and kind in ARGUMENT_TYPES:
         return ""
-    known = ", ".join(sorted(ARGUMENT_TYPES))
-    return f"property {name!r} has type {kind!r}, which is none of {known}"
+    types = ", ".join(sorted(ARGUMENT_TYPES))
+    return f"property {name!r} has type {kind!r}, which is none of {types}"
 
 
 def _short(value: Json) -> str:

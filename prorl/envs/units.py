@@ -131,18 +131,18 @@ class Quantity(NamedTuple):
 
 
 def quantity(text: str) -> Quantity | None:
-    """The quantity that a text is; None when it is anything else, too."""
+    """Returns the quantity that a text is; None when it is anything else, too."""
     if len(text) > MAX_CHARS:
         return None
     plain = _POWER.sub(r"\g<1>1e\2", _plain(text))
-    found = _NUMBER.match(plain)
-    if found is None or not any(char.isdigit() for char in found[1]):
+    match = _NUMBER.match(plain)
+    if match is None or not any(char.isdigit() for char in match[1]):
         return None
-    unit = _product(re.sub("^1(?= ?/)", "", plain[found.end() :].strip(" .")))
-    divisor = float(found[4] or 1)
+    unit = _product(re.sub("^1(?= ?/)", "", plain[match.end() :].strip(" .")))
+    divisor = float(match[4] or 1)
     if unit is None or not divisor:
         return None
-    value = float(f"{found[1].replace(',', '')}e{found[2] or found[3] or 0}") / divisor
+    value = float(f"{match[1].replace(',', '')}e{match[2] or match[3] or 0}") / divisor
     return Quantity(value, unit) if math.isfinite(value) else None
 
 
@@ -157,13 +157,13 @@ def same_kind(left: Unit, right: Unit) -> bool:
     return bool(left.dimensionality == right.dimensionality)
 
 
-def factor(wanted: Unit, given: Unit) -> float:
-    """What a number in one unit is multiplied by, to be one in the other, of the same kind."""
-    if wanted == given:
+def factor(target: Unit, source: Unit) -> float:
+    """Returns what a number in `source` is multiplied by, to be in `target`, of the same kind."""
+    if target == source:
         return 1.0
-    if any(name in _SCALES for unit in (wanted, given) for name in unit._units):
+    if any(name in _SCALES for unit in (target, source) for name in unit._units):
         return math.nan
-    return float(_registry().Quantity(1, given).to(wanted).magnitude)
+    return float(_registry().Quantity(1, source).to(target).magnitude)
 
 
 def raised(unit: Unit, power: int) -> Unit:
@@ -185,8 +185,8 @@ def simple_units(unit: Unit) -> tuple[Unit, ...]:
     return tuple(_registry().Unit(name) for name in unit._units)
 
 
-def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
-    """Whether they are one quantity within a relative tolerance.
+def equal(actual: Quantity, expected: Quantity, tolerance: float) -> bool:
+    """Returns whether they are one quantity within a relative tolerance.
 
     A number without a unit is taken to be in the wanted one; a share also for percents.
 
@@ -198,30 +198,32 @@ def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
     """
     from pint import PintError
 
-    values, near = [given.value], 0.0
-    size = abs(wanted.value)
-    if given.has_unit and given.unit != wanted.unit:
-        if not same_kind(given.unit, wanted.unit):
+    values, near = [actual.value], 0.0
+    size = abs(expected.value)
+    if actual.has_unit and actual.unit != expected.unit:
+        if not same_kind(actual.unit, expected.unit):
             return False
         try:
-            there = _registry().Quantity(given.value, given.unit).to(wanted.unit)
+            there = _registry().Quantity(actual.value, actual.unit).to(expected.unit)
         except PintError:  # temperatures in degrees have no products
             return False
         # 32 °F are 0 °C by a sum, which is exact to the numbers that were added only
-        is_sum = any(name in _SCALES for unit in (given.unit, wanted.unit) for name in unit._units)
-        values, near = [float(there.magnitude)], 1e-9 * abs(given.value) if is_sum else 0.0
-        if {str(given.unit), str(wanted.unit)} == {"kelvin", "degree_Celsius"}:
+        is_sum = any(
+            name in _SCALES for unit in (actual.unit, expected.unit) for name in unit._units
+        )
+        values, near = [float(there.magnitude)], 1e-9 * abs(actual.value) if is_sum else 0.0
+        if {str(actual.unit), str(expected.unit)} == {"kelvin", "degree_Celsius"}:
             near += 0.15  # 273 for 273.15
         # near on the scale of fewer degrees: 22 °C are not nearly 298 K
-        size = min(size, abs(given.value)) if is_sum else size
-    elif not given.has_unit and str(wanted.unit) == "percent":
-        values.append(100 * given.value)
-    return any(abs(value - wanted.value) <= max(tolerance * size, near) for value in values)
+        size = min(size, abs(actual.value)) if is_sum else size
+    elif not actual.has_unit and str(expected.unit) == "percent":
+        values.append(100 * actual.value)
+    return any(abs(value - expected.value) <= max(tolerance * size, near) for value in values)
 
 
 def _plain(text: str) -> str:
     text = " ".join(text.split())
-    text = _RAISED.sub(lambda found: "^" + found[1].translate(_SUPERSCRIPTS), text)
+    text = _RAISED.sub(lambda match: "^" + match[1].translate(_SUPERSCRIPTS), text)
     for pattern, ours in _SPELLINGS:
         text = pattern.sub(ours, text)
     return " ".join(text.split())
@@ -231,17 +233,17 @@ def _product(text: str) -> Unit | None:
     registry = _registry()
     unit, sign, place = registry.dimensionless, 1, 0
     while place < len(text):
-        found = _FACTOR.match(text, place)
-        if found is None:
+        match = _FACTOR.match(text, place)
+        if match is None:
             return None
-        place = found.end()
-        if found[1]:
-            sign = {"/": -1, ")": 1}.get(found[1], sign)
+        place = match.end()
+        if match[1]:
+            sign = {"/": -1, ")": 1}.get(match[1], sign)
             continue
-        power, one = sign * int(found[3] or 1), _simple(found[2])
-        if one is None or abs(power) > MAX_POWER:
+        power, base = sign * int(match[3] or 1), _simple(match[2])
+        if base is None or abs(power) > MAX_POWER:
             return None
-        unit = unit * one**power
+        unit = unit * base**power
     if len(unit._units) > 1:  # a degree of a product is a difference
         unit = registry.Unit(
             "*".join(f"{_STEPS.get(name, name)}**{power}" for name, power in unit._units.items())

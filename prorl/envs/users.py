@@ -84,7 +84,7 @@ LEAD_S = 2.0
 SCORE_GRACE_S = 7.0
 """Past its deadline, for a rubric that keeps it to say so itself."""
 
-ASKED_WITHIN = frozenset({"prepare", "call", "artifact", "score", "verify"})
+STRICT_HOOKS = frozenset({"prepare", "call", "artifact", "score", "verify"})
 """Hooks that a stage gives up a little later, which would then be the sandbox's fault."""
 
 FIRST = frozenset({"plan", "settings"})
@@ -132,7 +132,7 @@ def env_by_name(name: str) -> Env:
     """
     if name in BUILT_IN:
         return get_env(name)
-    _check_known(name)
+    _check_exists(name)
     return _Closed(name)
 
 
@@ -203,7 +203,7 @@ async def _plan_of(asking: _Asking) -> Plan:
 
 
 @cache
-def _check_known(name: str) -> None:
+def _check_exists(name: str) -> None:
     if not plugins.is_place(name) and name not in BUILT_IN:
         users = plugins.registered(ENTRY_POINTS)
         if name not in users:
@@ -226,22 +226,22 @@ class _Asking:
         hook: str,
         wall_s: float,
         kind: Any,
-        *given: Any,
+        *arguments: Any,
         sandbox: Sandbox | None = None,
         again: bool = False,
     ) -> Any:
-        """What a hook gives, checked. Raises TaskError and RolloutError."""
+        """Returns what a hook gives, checked. Raises TaskError and RolloutError."""
         what = self.task.env if hook in FIRST else f"{self.task.env}.{hook}"
         try:
-            said = await (await pool(self.program)).ask(
-                (hook, self.task, given, sandbox.ref if sandbox is not None else None),
+            reply = await (await pool(self.program)).ask(
+                (hook, self.task, arguments, sandbox.ref if sandbox is not None else None),
                 what=what,
                 wall_s=max(wall_s, 0.1),
                 again=again,
-                strict=hook in ASKED_WITHIN,
+                strict=hook in STRICT_HOOKS,
                 call_back=None if sandbox is None else partial(call_sandbox, sandbox),
             )
-            return msgspec.convert(said, kind)
+            return msgspec.convert(reply, kind)
         except TaskError:
             raise
         except RolloutError as error:  # its code has crossed as a text
@@ -311,10 +311,10 @@ class UsersEnv(BaseEnv):
     ) -> ToolResult:
         if "call" in self.plan.hooks or (call.name in self.plan.own_tools and not call.error):
             wall_s = timeout_s + CALL_GRACE_S
-            found: ToolResult = await self._asking.ask(
+            outcome: ToolResult = await self._asking.ask(
                 "call", wall_s, ToolResult, call, timeout_s, sandbox=sandbox
             )
-            return found
+            return outcome
         return await super().call(task, sandbox, call, timeout_s)
 
     async def repeats(self, call: ToolCall) -> bool:  # type: ignore[override]
@@ -331,16 +331,16 @@ class UsersEnv(BaseEnv):
     async def artifact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         if "artifact" not in self.plan.hooks:
             return await super().artifact(task, final, sandbox)
-        found: bytes = await self._asking.ask(
+        content: bytes = await self._asking.ask(
             "artifact", ARTIFACT_S, bytes, final, sandbox=sandbox, again=True
         )
-        return found
+        return content
 
     async def score(
         self, task: Task, artifact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
         wall_s = deadline.remaining_s
-        found: Score = await self._asking.ask(
+        judged: Score = await self._asking.ask(
             "score",
             wall_s + SCORE_GRACE_S,
             Score,
@@ -349,7 +349,7 @@ class UsersEnv(BaseEnv):
             sandbox=sandbox,
             again=sandbox is None,
         )
-        return found
+        return judged
 
     async def _verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
         wall_s = deadline.remaining_s
@@ -361,7 +361,7 @@ class UsersEnv(BaseEnv):
 
 
 async def reference_of(env: Env, task: Task) -> Reference:
-    """The reference solution, from wherever the env is. Raises TaskError."""
-    found: Any = env.reference(task)
-    reference: Reference = await found if inspect.isawaitable(found) else found
+    """Returns the reference solution, from wherever the env is. Raises TaskError."""
+    pending: Any = env.reference(task)
+    reference: Reference = await pending if inspect.isawaitable(pending) else pending
     return reference

@@ -38,11 +38,11 @@ def prepare(channel: Channel, name: str, *tools: str) -> Answer:
     mine = tuple(filter(None, [_code_of(type(env))]))
 
     def answer(question: tuple[str, Task, tuple[Any, ...], SandboxRef | None]) -> Any:
-        hook, task, given, ref = question
+        hook, task, arguments, ref = question
         sandbox: Any = None if ref is None else SandboxProxy(ref, channel)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # who waits may give up
         try:
-            return runner.run(_awaited(hooks[hook], task, sandbox, *given))
+            return runner.run(_awaited(hooks[hook], task, sandbox, *arguments))
         except TaskError:
             raise
         except UserError as error:
@@ -84,7 +84,7 @@ def _code_of(thing: Any) -> str:
 
 
 def _hooks(env: Any) -> Mapping[str, Callable[..., Any]]:
-    """What may be asked, each by the task and its sandbox; users write hooks plain or `async`."""
+    """Returns the hooks, each by the task and its sandbox; users write hooks plain or `async`."""
     return {
         "plan": lambda task, sandbox: _plan(env, task),
         "settings": lambda task, sandbox, values, where: check_settings(env, values, where),
@@ -92,10 +92,12 @@ def _hooks(env: Any) -> Mapping[str, Callable[..., Any]]:
         "call": env.call,
         "repeats": lambda task, sandbox, call: bool(env.repeats(call)),
         "artifact": lambda task, sandbox, final: env.artifact(task, final, sandbox),
-        "score": lambda task, sandbox, artifact, left_s: env.score(
-            task, artifact, sandbox, Deadline(left_s)
+        "score": lambda task, sandbox, artifact, remaining_s: env.score(
+            task, artifact, sandbox, Deadline(remaining_s)
         ),
-        "verify": lambda task, sandbox, left_s: env.verify(task, sandbox, Deadline(left_s)),
+        "verify": lambda task, sandbox, remaining_s: env.verify(
+            task, sandbox, Deadline(remaining_s)
+        ),
         "reference": lambda task, sandbox: _reference(env, task),
     }
 
@@ -125,15 +127,15 @@ def _plan(env: Env, task: Task) -> Mapping[str, Json]:
 
 
 def _reward_range(env: Env) -> tuple[float, float]:
-    """The env's worst and best reward. Raises TaskError."""
-    found: Json = getattr(env, "reward_range", BaseEnv.reward_range)
+    """Returns the env's worst and best reward. Raises TaskError."""
+    bounds: Json = getattr(env, "reward_range", BaseEnv.reward_range)
     try:
-        worst, best = map(float, found)
+        worst, best = map(float, bounds)
     except (TypeError, ValueError):
         worst = best = math.nan
     if not worst < best:
         raise TaskError(
-            f"reward_range of env {env.name!r} is {found!r}"[:300],
+            f"reward_range of env {env.name!r} is {bounds!r}"[:300],
             "the worst and the best reward, as (0.0, 1.0)",
         )
     return worst, best
@@ -144,8 +146,8 @@ async def _reference(env: Env, task: Task) -> Solution:
     if inspect.isawaitable(solution):
         solution = await solution
     if not hasattr(solution, "calls"):
-        given = f"the reference of env {task.env!r} is a {type(solution).__name__}"
-        raise TaskError(given, "Solution(calls, answer)")
+        problem = f"the reference of env {task.env!r} is a {type(solution).__name__}"
+        raise TaskError(problem, "Solution(calls, answer)")
     return Solution(tuple(solution.calls), str(solution.answer))
 
 
