@@ -31,7 +31,7 @@ KIND = """
     import json, secrets, socket, subprocess
 
     from prorl.sandbox.kind import Kind
-    from prorl.sandbox.kinds.relay import relay, told
+    from prorl.sandbox.kinds.relay import machine_config, relay
 
     def launch(launch, listener_fd, status_fd, serve):
         words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
@@ -41,7 +41,7 @@ KIND = """
         secret = secrets.token_hex(32)
         with socket.socket(socket.AF_UNIX) as cloud:
             cloud.connect("@CLOUD@")
-            cloud.sendall(json.dumps(told(launch, pem, secret)).encode() + b"\\n")
+            cloud.sendall(json.dumps(machine_config(launch, pem, secret)).encode() + b"\\n")
             host, port = cloud.makefile().readline().split()
         relay(listener_fd, status_fd, (host, int(port)), pem, secret)
 
@@ -62,7 +62,7 @@ class Cloud(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: str, on: Hosts, server: str) -> None:
         super().__init__(path, _Asked)
         self.on, self.server = on, server
-        self.told: list[dict[str, object]] = []
+        self.machine_configs: list[dict[str, object]] = []
         self.ports: list[int] = []
         self.machines: list[subprocess.Popen[bytes]] = []
 
@@ -81,7 +81,7 @@ class _Asked(socketserver.StreamRequestHandler):
         machine.stdin.flush()
         cloud.machines.append(machine)
         port = machine.stdout.readline().decode().strip()
-        cloud.told.append(json.loads(line))
+        cloud.machine_configs.append(json.loads(line))
         cloud.ports.append(int(port))
         self.wfile.write(f"{cloud.on.address(2)} {port}\n".encode())
 
@@ -153,7 +153,7 @@ async def test_a_sandbox_on_another_host(tmp_path: Path, monkeypatch: pytest.Mon
 
 def strangers_get_nothing(on: Hosts, here: Cloud) -> None:
     """Neither by plain TCP, nor with another secret, nor with the right one: its lease is taken."""
-    secret = str(here.told[-1]["secret"]).encode()
+    secret = str(here.machine_configs[-1]["secret"]).encode()
     for first in (None, b"guess call\n", b"guess lease\n", b" call\n", secret + b" lease\n"):
         assert said_to(on, here.ports[-1], first) == b""
 

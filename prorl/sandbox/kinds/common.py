@@ -29,17 +29,17 @@ may.
 
 
 def open_cgroups(launch: Launch) -> list[int]:
-    """What `join_cgroups` writes to, opened while this process may.
+    """Returns what `join_cgroups` writes to, opened while this process may.
 
     Version 1 has a file for threads too, and a thread may move itself at once; moving a process
     waits 10 ms for an RCU grace period.
     """
-    found = []
+    fds = []
     for folder in launch.cgroups:
         threads = f"{folder}/tasks"
         path = threads if os.path.exists(threads) else f"{folder}/cgroup.procs"
-        found.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-    return found
+        fds.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    return fds
 
 
 def join_cgroups(groups: Sequence[int], pid: int = 0) -> None:

@@ -72,14 +72,14 @@ def contain(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> N
     parent = os.getppid()
     uid, gid = os.getuid(), os.getgid()
     clones = clone(launch) if root and launch.image else []
-    shown = [(launch.image, clones[0])] if clones and not stacked else []
-    shown += [(launch.layer, calls.clone_tree(launch.layer))] if root and launch.layer else []
+    trees = [(launch.image, clones[0])] if clones and not stacked else []
+    trees += [(launch.layer, calls.clone_tree(launch.layer))] if root and launch.layer else []
     calls.unshare(calls.CLONE_NEWNS | calls.CLONE_NEWPID | (0 if root else calls.CLONE_NEWUSER))
     if not root:
         calls.map_ids(uid, uid, gid)
     calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
     if root:
-        show_interpreter(shown)
+        show_interpreter(trees)
     for mount in mounts:
         if mount.options:
             flags = calls.MS_NOSUID | calls.MS_NODEV
@@ -104,10 +104,10 @@ def contain(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> N
     if select.select([alive_read], [], [], 0)[0]:
         os._exit(1)
     os.close(alive_read)
-    _pid_one(launch, listener_fd, status_fd, start)
+    _run_as_init(launch, listener_fd, status_fd, start)
 
 
-def _pid_one(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> NoReturn:
+def _run_as_init(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> NoReturn:
     """Run the engine with all descriptors open, reap all orphans, and end with it.
 
     The tool server sets its own limits: an engine's threads and address space do not fit in an
@@ -131,16 +131,16 @@ def _pid_one(launch: Launch, listener_fd: int, status_fd: int, start: Start) -> 
 
 def hand_over(launch: Launch, listener_fd: int, status_fd: int) -> Launch:
     """Put the tool server's descriptors where `server` says that they are, for an exec."""
-    given = [fd for fd in (listener_fd, status_fd, launch.user_tools_fd) if fd >= 0]
-    given = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, USER_TOOLS + 1) for fd in given]
-    for number, fd in enumerate(given, LISTENER):
+    fds = [fd for fd in (listener_fd, status_fd, launch.user_tools_fd) if fd >= 0]
+    fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, USER_TOOLS + 1) for fd in fds]
+    for number, fd in enumerate(fds, LISTENER):
         os.dup2(fd, number)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.dup2(STATUS, 2)  # complaints become the error of the start
     os.chdir("/")
-    return launch._replace(user_tools_fd=USER_TOOLS) if len(given) > 2 else launch
+    return launch._replace(user_tools_fd=USER_TOOLS) if len(fds) > 2 else launch
 
 
 def _mounts(launch: Launch) -> list[Mount]:
@@ -164,8 +164,8 @@ def _mounts(launch: Launch) -> list[Mount]:
         mounts.append(sized("overlay", launch.spec.overlay_bytes))
     # one uid only: a range of them would need newuidmap, which does nothing in a nested namespace
     if launch.spec.fakeroot:
-        known = (path for path in ("/etc/subuid", "/etc/subgid") if os.path.exists(path))
-        mounts += [Mount(path, os.devnull) for path in known]
+        id_files = (path for path in ("/etc/subuid", "/etc/subgid") if os.path.exists(path))
+        mounts += [Mount(path, os.devnull) for path in id_files]
     # an engine wants its user to have an account; a uid from our block has one in here only
     try:
         pwd.getpwuid(uid)
@@ -178,19 +178,19 @@ def _mounts(launch: Launch) -> list[Mount]:
 
 
 def binds(launch: Launch, image: str) -> list[str]:
-    """What is shown inside beside the image, or beside the skeleton where that is empty."""
+    """Returns what is shown inside beside the image, or beside the skeleton where that is empty."""
     support = os.path.dirname(launch.server)
-    found = [f"{launch.folder}/shm:/dev/shm"]
+    specs = [f"{launch.folder}/shm:/dev/shm"]
     if not keeps_folders(launch):
-        found.insert(0, f"{launch.folder}/workspace:{WORKSPACE}")
+        specs.insert(0, f"{launch.folder}/workspace:{WORKSPACE}")
     if image:
-        ours = (f"{host}:{shown}:ro" for host, shown in parts())
-        return [*found, f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro", *ours]
-    found += [f"{support}:{SUPPORT}:ro", "/usr:/usr:ro"]
-    found += [f"{launch.layer}:{LAYER}:ro"] if launch.layer else []
+        ours = (f"{host}:{target}:ro" for host, target in parts())
+        return [*specs, f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro", *ours]
+    specs += [f"{support}:{SUPPORT}:ro", "/usr:/usr:ro"]
+    specs += [f"{launch.layer}:{LAYER}:ro"] if launch.layer else []
     # its own /tmp takes no binds
     roots = (root for root in interpreter_roots() if not root.startswith("/tmp/"))
-    return [*found, *(f"{root}:{root}:ro" for root in roots)]
+    return [*specs, *(f"{root}:{root}:ro" for root in roots)]
 
 
 def server(launch: Launch, image: str) -> tuple[list[str], dict[str, Any]]:

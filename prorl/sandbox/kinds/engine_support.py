@@ -129,18 +129,18 @@ def _user_namespace(owner: tuple[int, int], uid: int) -> int:
 
 @cache
 def parts() -> tuple[tuple[str, str], ...]:
-    """(folder of the host, where it is shown inside), all read-only."""
-    found = [("/usr", f"{SUPPORT}/host")]
+    """Returns (folder of the host, where it is shown inside), all read-only."""
+    folders = [("/usr", f"{SUPPORT}/host")]
     for path in (*interpreter_roots(), *_library_folders()):
-        if not any(path == known or path.startswith(known + "/") for known, _ in found):
-            found.append((path, f"{SUPPORT}/part{len(found) - 1}"))
-    return tuple(found)
+        if not any(path == folder or path.startswith(folder + "/") for folder, _ in folders):
+            folders.append((path, f"{SUPPORT}/part{len(folders) - 1}"))
+    return tuple(folders)
 
 
 def inside(path: str) -> str:
-    for host, shown in parts():
+    for host, target in parts():
         if path == host or path.startswith(host + "/"):
-            return shown + path[len(host) :]
+            return target + path[len(host) :]
     return path
 
 
@@ -218,10 +218,10 @@ def write_configs(folder: str) -> None:
     """
     import subprocess
 
-    said = subprocess.run(
+    buildcfg = subprocess.run(
         [program(), "buildcfg"], capture_output=True, text=True, check=False
     ).stdout
-    built = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    built = dict(line.split("=", 1) for line in buildcfg.splitlines() if "=" in line)
     site = built.get("APPTAINER_CONF_FILE", "")
     if built.get("APPTAINER_SUID_INSTALL") != "0" or not os.access(site, os.R_OK):
         return
@@ -241,8 +241,8 @@ def make_image_support(support: str) -> None:
     if os.path.isdir(folder):
         return
     os.makedirs(f"{folder}/bin")
-    for _, shown in parts():
-        os.mkdir(folder + shown.removeprefix(SUPPORT))
+    for _, target in parts():
+        os.mkdir(folder + target.removeprefix(SUPPORT))
     for name in ("python", "python3"):
         with open(
             f"{folder}/bin/{name}", "w", opener=lambda path, flags: os.open(path, flags, 0o755)

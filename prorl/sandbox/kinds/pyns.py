@@ -84,7 +84,7 @@ def start(launch: Launch, become: Become) -> int:
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
     pid = calls.fork_into(NAMESPACES)
     if pid == 0:
-        become(partial(_pid_one, launch, groups, sources, image, (go_read, go_write)))
+        become(partial(_run_as_init, launch, groups, sources, image, (go_read, go_write)))
     try:
         if not OPENER_DECIDES:
             join_cgroups(groups, pid)
@@ -98,7 +98,7 @@ def start(launch: Launch, become: Become) -> int:
     return pid
 
 
-def _pid_one(
+def _run_as_init(
     launch: Launch,
     groups: list[int],
     sources: list[Source],
@@ -152,8 +152,8 @@ def _run_in_image(launch: Launch, listener_fd: int, status_fd: int) -> NoReturn:
 
 
 def _program(name: str) -> str:
-    found = (f"{folder}/{name}" for folder in SYSTEM_PATH.split(":"))
-    return next(filter(os.path.exists, found), f"/bin/{name}")
+    paths = (f"{folder}/{name}" for folder in SYSTEM_PATH.split(":"))
+    return next(filter(os.path.exists, paths), f"/bin/{name}")
 
 
 def _lock(fakeroot: bool) -> None:

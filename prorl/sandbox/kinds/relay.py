@@ -1,6 +1,6 @@
 """A sandbox on a machine elsewhere: the launcher of a kind whose start asks somebody for a machine.
 
-Not a kind: yours starts the machine with what `told` says, and then becomes `relay`
+Not a kind: yours starts the machine with what `machine_config` says, and then becomes `relay`
 (`prorl/tools/server/remote.py` is the other end; `tests/cluster/test_remote_kind.py` a whole kind).
 sandboxd, and all above it, sees the same socket as of any other kind.
 """
@@ -21,8 +21,8 @@ from prorl.sandbox.launch.spec import BASE_PATH, SANDBOX_UID, WORKSPACE, Launch,
 from prorl.tools.server.remote import CALL, LEASE, Line, keep_alive, pass_on
 
 
-def told(launch: Launch, pem: str, secret: str) -> dict[str, Any]:
-    """What the machine's program gets on standard input; `pem`: a certificate and its key.
+def machine_config(launch: Launch, pem: str, secret: str) -> dict[str, Any]:
+    """Returns what the machine's program gets on standard input; `pem`: a certificate and its key.
 
     They and the secret are made for this start.
     """
@@ -38,10 +38,10 @@ def relay(listener_fd: int, status_fd: int, place: tuple[str, int], pem: str, ke
     `place`: its host and port, `pem` and `key`: what it was told.
     """
     with Forked(status_fd):
-        said = asyncio.run(_relay(listener_fd, status_fd, place, pem, key.encode()))
-        if not said:
+        exit_line = asyncio.run(_relay(listener_fd, status_fd, place, pem, key.encode()))
+        if not exit_line:
             os.kill(os.getpid(), signal.SIGKILL)  # nobody there tells why it ended
-        code = int(said)
+        code = int(exit_line)
         os._exit(code if code >= 0 else 128 - code)
     os._exit(1)
 
@@ -63,9 +63,9 @@ async def _relay(
         except OSError:
             writer.close()
 
-    held = await connect(LEASE)
-    keep_alive(held)
-    lease = held[0]
+    lease_line = await connect(LEASE)
+    keep_alive(lease_line)
+    lease = lease_line[0]
     if await lease.readline() != b"ok\n":
         raise OSError(f"the machine at {place} gives no lease")
     listener = socket.socket(fileno=listener_fd)

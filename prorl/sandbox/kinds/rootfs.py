@@ -109,17 +109,17 @@ class Source(NamedTuple):
 
 def open_sources(launch: Launch) -> list[Source]:
     """Open the interpreter's folders, before privileges are dropped: the uid may not enter them."""
-    shown = [(path, path) for path in interpreter_roots()]
-    shown += [(launch.layer, LAYER)] if launch.layer else []
+    folders = [(path, path) for path in interpreter_roots()]
+    folders += [(launch.layer, LAYER)] if launch.layer else []
     if launch.image:
         support = f"{os.path.dirname(launch.server)}/{IMAGE_SUPPORT}"
-        shown = [(support, SUPPORT), *parts()]
+        folders = [(support, SUPPORT), *parts()]
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     return [
         Source(target, calls.clone_tree(path), True)
         if launch.uid >= 0
         else Source(target, os.open(path, flags), False)
-        for path, target in shown
+        for path, target in folders
     ]
 
 
@@ -167,10 +167,10 @@ def _enter_image(launch: Launch, image: list[int]) -> None:
     """Make the image, under a tmpfs for what is written, the root, and move our parts into it."""
     for path in third_party():
         calls.mount("tmpfs", ROOT + inside(path), "tmpfs", SAFE, HIDDEN)
-    shown = {target: path for target, path in MOVED.items() if path not in IMAGE_FOLDERS}
+    moves = {target: path for target, path in MOVED.items() if path not in IMAGE_FOLDERS}
     moved = [
         (target, calls.clone_tree(ROOT + path))
-        for target, path in (shown if keeps_folders(launch) else MOVED).items()
+        for target, path in (moves if keeps_folders(launch) else MOVED).items()
     ]
     above, stack = f"{ROOT}/above", f"{ROOT}/stack"
     size = f"size={launch.spec.overlay_bytes or MOUNT_POINT_BYTES},nr_inodes=256k,mode=755"
@@ -225,27 +225,27 @@ def _bind(source: str, target: str) -> list[SystemCall]:
 
 
 def _system() -> list[SystemCall]:
-    found = _bind("/usr", f"{ROOT}/usr")
+    steps = _bind("/usr", f"{ROOT}/usr")
     for path in third_party():
-        found.append(SystemCall(calls.mount, ("tmpfs", ROOT + path, "tmpfs", SAFE, HIDDEN)))
+        steps.append(SystemCall(calls.mount, ("tmpfs", ROOT + path, "tmpfs", SAFE, HIDDEN)))
     for name in LINKS:
         path = f"/{name}"
         if os.path.islink(path):
-            found.append(SystemCall(os.symlink, (os.readlink(path), f"{ROOT}/{name}")))
+            steps.append(SystemCall(os.symlink, (os.readlink(path), f"{ROOT}/{name}")))
         elif os.path.isdir(path):
-            found += [SystemCall(os.mkdir, (f"{ROOT}/{name}",)), *_bind(path, f"{ROOT}/{name}")]
-    return found
+            steps += [SystemCall(os.mkdir, (f"{ROOT}/{name}",)), *_bind(path, f"{ROOT}/{name}")]
+    return steps
 
 
 @cache
 def third_party() -> list[str]:
-    """Packages of the host's Pythons: a copy of what a task is about must not lie there to be read.
+    """Returns the host's folders of Python packages, but for those that the tool server runs with.
 
-    Not those that the tool server itself runs with.
+    A copy of what a task is about must not lie there to be read.
     """
     patterns = [f"/usr/{lib}/python3*/*-packages" for lib in ("lib", "local/lib")]
-    found = {os.path.realpath(path) for pattern in patterns for path in glob(pattern)}
-    return sorted(found.difference(map(os.path.realpath, package_folders())))
+    folders = {os.path.realpath(path) for pattern in patterns for path in glob(pattern)}
+    return sorted(folders.difference(map(os.path.realpath, package_folders())))
 
 
 def _show(source: Source) -> None:
@@ -261,22 +261,22 @@ def _show(source: Source) -> None:
 
 
 def _etc() -> list[SystemCall]:
-    found = []
+    steps = []
     for name in ETC_FOLDERS:
         if os.path.isdir(f"/etc/{name}"):
-            found += [
+            steps += [
                 SystemCall(os.mkdir, (f"{ROOT}/etc/{name}",)),
                 *_bind(f"/etc/{name}", f"{ROOT}/etc/{name}"),
             ]
     for name in ETC_FILES:
         if os.path.isfile(f"/etc/{name}"):
-            found += [
+            steps += [
                 SystemCall(_file, (f"{ROOT}/etc/{name}",)),
                 *_bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}"),
             ]
     for name, text in ETC.items():
-        found.append(SystemCall(_file, (f"{ROOT}/etc/{name}", text.encode())))
-    return found
+        steps.append(SystemCall(_file, (f"{ROOT}/etc/{name}", text.encode())))
+    return steps
 
 
 def _file(path: str, content: bytes = b"") -> None:
@@ -289,21 +289,21 @@ def _file(path: str, content: bytes = b"") -> None:
 def _devices() -> list[SystemCall]:
     dev = f"{ROOT}/dev"
     size = "size=64k,nr_inodes=64,mode=755"
-    found = [SystemCall(calls.mount, ("tmpfs", dev, "tmpfs", calls.MS_NOSUID, size))]
+    steps = [SystemCall(calls.mount, ("tmpfs", dev, "tmpfs", calls.MS_NOSUID, size))]
     for name in DEVICES:
-        found += [
+        steps += [
             SystemCall(_file, (f"{dev}/{name}",)),
             SystemCall(calls.mount, (f"/dev/{name}", f"{dev}/{name}", None, calls.MS_BIND)),
         ]
-    found += [
+    steps += [
         SystemCall(os.symlink, (target, f"{dev}/{name}")) for name, target in DEVICE_LINKS.items()
     ]
-    found += [SystemCall(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
+    steps += [SystemCall(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
     flags = calls.MS_NOSUID | calls.MS_NOEXEC
     size = f"size={SHM_BYTES},nr_inodes=4k,mode=1777"
     read_only = calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_NOSUID | calls.MS_BIND
     return [
-        *found,
+        *steps,
         SystemCall(calls.mount, ("devpts", f"{dev}/pts", "devpts", flags, DEVPTS)),
         SystemCall(calls.mount, ("tmpfs", f"{dev}/shm", "tmpfs", SAFE, size)),
         SystemCall(calls.mount, (None, dev, None, read_only)),
