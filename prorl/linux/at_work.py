@@ -88,12 +88,12 @@ def current() -> Callable[[Coroutine[Any, Any, ResultT]], Coroutine[Any, Any, Re
 
 
 def _inherit(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, ResultT], **given: Any
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, ResultT], **options: Any
 ) -> asyncio.Task[ResultT]:
-    """A task that is the same work as the step that makes it."""
+    """Returns a task that is the same work as the step that makes it."""
     if _now is not None and _page is not None and not isinstance(work, _Marked):
         work = _Marked(_now, work, _page)
-    return asyncio.Task(work, loop=loop, **given)
+    return asyncio.Task(work, loop=loop, **options)
 
 
 class _Marked(Coroutine[Any, Any, ResultT]):
@@ -108,12 +108,12 @@ class _Marked(Coroutine[Any, Any, ResultT]):
     def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None) -> Any:
         return self._step(self._work.throw, kind if value is None else value)
 
-    def _step(self, step: Callable[[Any], Any], given: Any) -> Any:
+    def _step(self, step: Callable[[Any], Any], argument: Any) -> Any:
         global _now
         _now = self._name
         self._page[: len(self._name)] = self._name
         try:
-            return step(given)
+            return step(argument)
         finally:
             self._page[:1], _now = b"\0", None
 

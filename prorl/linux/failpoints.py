@@ -52,18 +52,18 @@ FAULTS: Final = ("kill", "freeze", "error", "delay")
 
 class _Fault:
     def __init__(self, what: str, at: int) -> None:
-        self.what, self.left = what, at
+        self.what, self.countdown = what, at
 
 
 def parse(text: str) -> dict[str, _Fault]:
-    """The faults that a text asks for.
+    """Returns the faults that a text asks for.
 
     >>> sorted(parse("log.written:kill@20,file.renamed:delay"))
     ['file.renamed', 'log.written']
 
     Raises ValueError for a name, fault or count that does not exist.
     """
-    found = {}
+    faults = {}
     for part in filter(None, text.split(",")):
         name, _, rest = part.partition(":")
         what, _, at = rest.partition("@")
@@ -72,8 +72,8 @@ def parse(text: str) -> dict[str, _Fault]:
                 f"{VARIABLE}: {part!r}; expected NAME:FAULT or NAME:FAULT@N with NAME of"
                 f" {', '.join(FAILPOINTS)} and FAULT of {', '.join(FAULTS)}"
             )
-        found[name] = _Fault(what, int(at or 1))
-    return found
+        faults[name] = _Fault(what, int(at or 1))
+    return faults
 
 
 _armed: dict[str, _Fault] | None = None
@@ -87,8 +87,8 @@ def failpoint(name: str) -> None:
     fault = _armed.get(name)
     if fault is None:
         return
-    fault.left -= 1
-    if fault.left == 0:
+    fault.countdown -= 1
+    if fault.countdown == 0:
         match fault.what:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)

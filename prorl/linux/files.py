@@ -50,8 +50,8 @@ FULL_BYTES: Final = 1 << 20
 
 
 def disk_full(path: Path) -> str:
-    """What is wrong with the room where a path lies; empty when there is some."""
-    found = os.statvfs(path)
-    if found.f_bavail * found.f_frsize >= FULL_BYTES:
+    """Returns what is wrong with the room where a path lies; empty when there is some."""
+    filesystem = os.statvfs(path)
+    if filesystem.f_bavail * filesystem.f_frsize >= FULL_BYTES:
         return ""
     return f"the disk of {path} is full: waiting for room"

@@ -34,16 +34,16 @@ def watch(pid: int) -> int | None:
 
 def _reap(pid: int) -> int | None:
     """Reap whatever has ended; the status of `pid` if that is among it."""
-    found = None
+    exit_status = None
     while True:
         try:
             done, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return exit_status
         if done == 0:
-            return found
+            return exit_status
         if done == pid:
-            found = status
+            exit_status = status
 
 
 def kill_descendants() -> None:

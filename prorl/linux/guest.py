@@ -25,9 +25,9 @@ from typing import Any
 from prorl.linux import calls, guard
 
 MAX_REWARD_BYTES = 64 << 10
-SHOWN_BYTES = 8000
+MAX_OUTPUT_BYTES = 8000
 """Of what it printed, its end."""
-NOT_FOUND = 127
+EXIT_NO_PROGRAM = 127
 
 
 def play(folder: Path, argv: list[str], env: dict[str, str], task: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def play(folder: Path, argv: list[str], env: dict[str, str], task: str) -> dict[
             )
         except OSError as error:
             why = f"{argv[0]}: {error.strerror}"
-            return {"exit_code": NOT_FOUND, "output": why, "reward": None}
+            return {"exit_code": EXIT_NO_PROGRAM, "output": why, "reward": None}
     status = guard.watch(child.pid)
     child.returncode = 0  # reaped
     guard.end_all()
@@ -68,7 +68,7 @@ def _begin() -> None:
 
 def _end_of(path: Path) -> str:
     with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - SHOWN_BYTES))
+        file.seek(max(0, path.stat().st_size - MAX_OUTPUT_BYTES))
         return file.read().decode("utf-8", "replace")
 
 
@@ -84,11 +84,11 @@ def main() -> None:
     guard.become(int(sys.argv[1]))
     if not (text := sys.stdin.read()):
         return  # it was cancelled before it was told anything
-    told = json.loads(text)
+    job = json.loads(text)
     folder = Path(tempfile.mkdtemp(prefix="prorl-guest-"))
     try:
-        said = play(folder, told["argv"], told["env"], told["task"])
-        sys.stdout.write(json.dumps(said))
+        outcome = play(folder, job["argv"], job["env"], job["task"])
+        sys.stdout.write(json.dumps(outcome))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -12,12 +12,12 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """The least that the machine and each group around us still have."""
+    """Returns the least that the machine and each group around us still have."""
     fields = _fields(Path("/proc/meminfo"), ":")
-    return min([fields["MemAvailable"] * 1024, *_left_in_groups()])
+    return min([fields["MemAvailable"] * 1024, *_group_headroom()])
 
 
-def _left_in_groups() -> Iterator[int]:
+def _group_headroom() -> Iterator[int]:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":

@@ -38,17 +38,17 @@ class SysVObject(NamedTuple):
 
 
 def sysv_objects() -> list[SysVObject]:
-    """All System V objects of this process's IPC namespace (sysvipc(7))."""
-    found = []
+    """Returns all System V objects of this process's IPC namespace (sysvipc(7))."""
+    objects = []
     for kind, column in (("shm", "shmid"), ("msg", "msqid"), ("sem", "semid")):
         head, *lines = _read(f"/proc/sysvipc/{kind}").decode().splitlines() or [""]
         columns = head.split()
         for line in lines:
             value = dict(zip(columns, line.split(), strict=False))
-            found.append(
+            objects.append(
                 SysVObject(kind, int(value[column]), int(value["uid"]), int(value["cuid"]))
             )
-    return found
+    return objects
 
 
 def pids() -> list[int]:
@@ -72,26 +72,26 @@ def stat(pid: int) -> Stat | None:
 
 def start_ticks(pid: int) -> int | None:
     """When a live process started, in clock ticks since boot; None when it is gone or a zombie."""
-    found = stat(pid)
-    return None if found is None or found.state in "ZX" else found.start_ticks
+    process = stat(pid)
+    return None if process is None or process.state in "ZX" else process.start_ticks
 
 
 def cpu_s(pid: int) -> float:
-    """User and system CPU seconds of a process, its reaped children's included."""
-    found = stat(pid)
-    return found.cpu_ticks / TICKS_PER_S if found else 0.0
+    """Returns a process's CPU seconds, user and system, its reaped children's included."""
+    process = stat(pid)
+    return process.cpu_ticks / TICKS_PER_S if process else 0.0
 
 
 def pss_bytes(pid: int) -> int:
-    """Resident bytes, shared pages divided among those who share them.
+    """Returns resident bytes, with shared pages divided among those who share them.
 
     So a sum over processes is honest; all of its resident bytes where that is not ours to read.
     """
     for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) << 10
-    found = stat(pid)
-    return found.rss_bytes if found else 0
+    process = stat(pid)
+    return process.rss_bytes if process else 0
 
 
 def num_ptys(pid: int) -> int:
@@ -117,28 +117,28 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below `pid`, nearest first; itself not included."""
-    found = children(pid)
-    for below in found:
-        found += children(below)
-    return found
+    """Returns all processes below `pid`, nearest first; itself not included."""
+    pids = children(pid)
+    for below in pids:
+        pids += children(below)
+    return pids
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal, or by a tracer."""
-    found = stat(pid)
-    return found is not None and found.state in "Tt"
+    """Returns whether a process was stopped by a signal, or by a tracer."""
+    process = stat(pid)
+    return process is not None and process.state in "Tt"
 
 
 def to_init(pid: int) -> list[int]:
-    """A process, and those below it down to the first of the innermost pid namespace.
+    """Returns a process, and those below it down to the first of the innermost pid namespace.
 
     Nothing inside that namespace can signal them.
     """
     for child in children(pid):
-        found = to_init(child)
-        if len(found) > 1 or is_init(child):
-            return [pid, *found]
+        chain = to_init(child)
+        if len(chain) > 1 or is_init(child):
+            return [pid, *chain]
     return [pid]
 
 

@@ -40,16 +40,16 @@ MOST = 100
 
 
 def ancestors() -> list[int]:
-    """The processes that this one descends from, its parent first."""
-    found, pid = list[int](), os.getppid()
+    """Returns the processes that this one descends from, its parent first."""
+    pids, pid = list[int](), os.getppid()
     while pid > 0:
-        found.append(pid)
+        pids.append(pid)
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 pid = int(file.read().rpartition(b") ")[2].split()[1])
         except OSError:
             break
-    return found
+    return pids
 
 
 def spare_ancestors() -> None:
@@ -66,13 +66,13 @@ def spare_ancestors() -> None:
     code = _program(machine, [-1, *pids, *(-group for group in sorted(groups))][:MOST])
     buffer = ctypes.create_string_buffer(code)
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
-    held = ctypes.create_string_buffer(program)
+    program_buffer = ctypes.create_string_buffer(program)
     with contextlib.suppress(OSError):
         try:
-            prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.addressof(held))
+            prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.addressof(program_buffer))
         except PermissionError:  # only who gains no privileges may, without being root
             prctl(PR_SET_NO_NEW_PRIVS, 1)
-            prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.addressof(held))
+            prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.addressof(program_buffer))
 
 
 def _program(machine: str, pids: list[int]) -> bytes:
