@@ -94,7 +94,8 @@ class BaseEnv:
     """Whether a useless answer may score more than the worst (`prorl check` refuses that else)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """The worst and the best reward: what `prorl check` expects of a useless answer and of the
-    reference solution.
+    reference solution. A best of infinity stands for an open scale: a reference then only has to
+    score more than the worst.
     """
     repeatable: tuple[str, ...] = ()
     """Methods marked with `tool` that change nothing: they may run again when a worker died."""

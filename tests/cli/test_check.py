@@ -69,6 +69,11 @@ def test_a_reference_that_calls_a_tool_that_is_not_there_is_refused(
         ("partial_credit = True", "1 tasks: oracle 1, no-op"),
         ("", "a useless answer scores 0.5 (an env may say partial_credit = True)"),
         ("partial_credit, reward_range = True, (-1, 1)", "1 tasks: oracle 1, no-op"),
+        ("partial_credit, reward_range = True, (0, float('inf'))", "1 tasks: oracle 1, no-op"),
+        (
+            "partial_credit, reward_range = True, (1, float('inf'))",
+            "the reference solution scores 1; expected more than 1 (an env may say reward_range",
+        ),
         (
             "partial_credit, reward_range = True, (0, 5)",
             "the reference solution scores 1; expected 5 (an env may say reward_range = (worst,",

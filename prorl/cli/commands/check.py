@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -204,10 +205,12 @@ def _reference_problem(env: Env, first: Score, again: Score, policy: str) -> str
     name = "the reference solution" if policy == "oracle" else "a useless answer"
     if first.reward != again.reward:
         return f"{name} scores {first.reward:g}, then {again.reward:g}"
-    _, best = _reward_range(env)
-    if policy == "oracle" and first.reward != best:
+    worst, best = _reward_range(env)
+    is_right = first.reward > worst if best == math.inf else first.reward == best
+    if policy == "oracle" and not is_right:
         log = first.log[-500:] or "the env's rubric has no parts"
-        hint = f"; expected {best:g} (an env may say reward_range = (worst, best))"
+        expected = f"more than {worst:g}" if best == math.inf else f"{best:g}"
+        hint = f"; expected {expected} (an env may say reward_range = (worst, best))"
         return f"{name} scores {first.reward:g}{hint}: {log}"
     return ""
 

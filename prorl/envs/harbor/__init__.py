@@ -19,6 +19,7 @@ import asyncio
 import hashlib
 import io
 import json
+import math
 import shlex
 import tarfile
 from collections.abc import Mapping
@@ -87,6 +88,7 @@ class HarborEnv(BaseEnv):
     offers = (BASH,)
     works_in_sandbox = True
     scores_in_sandbox = True
+    reward_range = (0.0, math.inf)  # a verifier's reward may be continuous
 
     def __init__(self) -> None:
         self._untouched: dict[tuple[str, str], str] = {}
