@@ -190,6 +190,9 @@ export async function runPage({ run, signal }) {
   return { element };
 }
 
+// With a single value these say what the tiles on top of the page say.
+const RESTATED = new Set(["reward", "sources", "staleness"]);
+
 // A card for what is worth a chart; single values stand together above the cards of their part.
 async function fillFigures(run, names, grid, signal) {
   const cards = names.map(({ title }) => card(title, h("p", { class: "quiet plot" }, "…")));
@@ -205,6 +208,7 @@ async function fillFigures(run, names, grid, signal) {
     if (asked.rows.length === 1 && asked.picture !== "stack" && !asked.error
       && name !== "suspects") {
       cards[i].remove();
+      if (RESTATED.has(name)) return;
       singles.get(part).hidden = false;
       singles.get(part).append(value(asked.rows[0], title, choice(run, asked)));
     } else if (asked.rows.length || asked.error) {
