@@ -95,7 +95,7 @@ NEWER = {"new/manifest.json": json.dumps({"schema_version": 99})}
             f"{RUN} --set service.sandbox.kind=docker",
             "unknown sandbox kind 'docker'; expected one of apptainer, auto",
         ),
-        (NEWER, "replay new", "expected schema 3; read it with that version"),
+        (NEWER, "replay new", f"expected schema {SCHEMA_VERSION}; read it with that version"),
         (OF_RUN, "sql r 'select nonsense from rollouts'", "nonsense"),
     ],
 )
@@ -119,7 +119,7 @@ def test_bad_input_is_one_line(
         ),
         (
             "--set=service.http_port={}",
-            "http_port {} on 127.0.0.1: Address already in use; expected a free port",
+            "port {} of 127.0.0.1: Address already in use; expected a free port",
         ),
     ],
 )
