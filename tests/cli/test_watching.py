@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from asyncio.subprocess import PIPE
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,8 @@ async def test_status_of_a_service(
         said = "bottleneck: RUN (4 of 8 slots busy, 2 queued)"
         assert said in (shown := capsys.readouterr().out)
         assert "host" not in shown, "all are on one"
-        w.core.state.workers["run-0"].host = "node-7.cluster"
+        workers = w.core.state.workers
+        workers["run-0"] = replace(workers["run-0"], host="node-7.cluster")
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
         assert "node-7.cluster" in capsys.readouterr().out
 
@@ -71,7 +73,7 @@ async def test_a_finished_run_stays_until_its_trainer_has_committed_all(
         await w.submit(group(), last=True)
         await store.commit("r", "p1", await init.take())
         await store.decide("r", 0)
-        await store.commit("r", "p2", [], outbox_upto=w.core.run("r").outbox_end)
+        await store.commit("r", "p2", [], outbox_upto=w.core.run("r").outbox.end)
         await w.until(lambda view: view["state"] == "finished")
         said = "r is finished, with 1 kept groups that its trainer has not committed"
         for handed_out in (False, True):

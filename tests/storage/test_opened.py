@@ -106,7 +106,7 @@ def test_a_report_of_two_equal_runs_says_so(root: Path, capsys: pytest.CaptureFi
     assert dispatch(["report", "a", "b", "--json", "--root", str(root)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["figures"]["rollouts"] == [25, 25]
-    assert (found["shared_tasks"], found["moved"]) == (6, [])
+    assert (found["shared_tasks"], found["changed_tasks"]) == (6, [])
     assert all(one == other for one, other in found["provenance"].values())
 
 
