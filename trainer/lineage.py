@@ -75,7 +75,7 @@ class Lineage:
         digest = weights_digest(checkpoint)
         tables = []
         for step, rows in self._rows.items():
-            for name, value in (("checkpoint", digest), ("parent", self._parent)):
+            for name, value in (("checkpoint", digest), ("parent_checkpoint", self._parent)):
                 place, column = TRAINED.get_field_index(name), pa.repeat(value, rows.num_rows)
                 rows = rows.set_column(place, TRAINED.field(name), column)
             write_rows(self._config.output / "lineage" / f"step-{step:08d}.parquet", rows)
@@ -92,7 +92,7 @@ class Lineage:
             "consumer": [self._config.consumer] * count,
             "step": np.full(count, progress.step),
             "checkpoint": [""] * count,
-            "parent": [""] * count,
+            "parent_checkpoint": [""] * count,
             "version": np.full(count, progress.version, np.int32),
             "advantage": batch.advantages,
             "trained_tokens": account.trained_tokens_B,

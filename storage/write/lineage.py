@@ -16,17 +16,18 @@ from prorl.storage.files.parts import aligned
 MAX_BYTES = 256 << 20
 """Of one step's rows; a step with the learner's logprobs of 60 million tokens."""
 
-_SAME = ("consumer", "checkpoint", "parent")
+_SAME = ("consumer", "checkpoint", "parent_checkpoint")
 
 ANCESTRY = """
 with recursive chain as (
-    select distinct checkpoint, parent, step from trained where checkpoint = '{checkpoint}'
+    select distinct checkpoint, parent_checkpoint, step from trained
+    where checkpoint = '{checkpoint}'
     union
-    select t.checkpoint, t.parent, t.step
-    from (select distinct checkpoint, parent, step from trained) t
-    join chain on t.checkpoint = chain.parent
+    select t.checkpoint, t.parent_checkpoint, t.step
+    from (select distinct checkpoint, parent_checkpoint, step from trained) t
+    join chain on t.checkpoint = chain.parent_checkpoint
 )
-select trained.* from trained join chain using (checkpoint, parent, step)
+select trained.* from trained join chain using (checkpoint, parent_checkpoint, step)
 order by step, delivery_seq, sequence_id
 """
 """Every sequence that went into a checkpoint or into what it was trained from."""

@@ -57,7 +57,8 @@ async def test_a_program_and_a_guest_play_beside_each_other(make_plan: Make, wor
     stored = check_complete(plan.directory, 6)
     assert rows(
         stored,
-        "select task_id, status, attempt, reward, rendered from rollouts group by all order by 1",
+        "select task_id, status, attempt, reward, rendered_calls from rollouts group by all"
+        " order by 1",
     ) == [
         {
             "task_id": "guest/1",

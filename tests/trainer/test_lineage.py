@@ -191,7 +191,7 @@ def _check_checkpoints(found: pa.Table, tmp_path: Path) -> None:
         step = int(path.name.removeprefix("step-"))
         rows = found.filter(pa.compute.equal(found.column("checkpoint"), name))
         assert set(rows.column("step").to_pylist()) == {step - 1, step}
-        assert set(rows.column("parent").to_pylist()) == {parents[-1]}
+        assert set(rows.column("parent_checkpoint").to_pylist()) == {parents[-1]}
         parents.append(name)
     last = StoredRun(tmp_path / "copy").sql(ANCESTRY.format(checkpoint=parents[-1]))
     assert last.num_rows == found.num_rows
