@@ -63,8 +63,9 @@ def refuse(spec):
 def spec(tmp_path: Path) -> Iterator[str]:
     path = tmp_path / "mine.py"
     path.write_text(RENDERER)
+    loaded = set(sys.modules)
     yield RendererSpec(model="bytes", name=f"{path}:make").to_json()
-    assert not [name for name in sys.modules if "prorl_user_mine" in name]
+    assert not [name for name in set(sys.modules) - loaded if "prorl_user_mine" in name]
 
 
 async def test_an_attempt_with_a_users_renderer_leaves_the_same_ids(spec: str) -> None:
