@@ -41,5 +41,5 @@ async def test_what_does_not_fit_ends_the_rollout(tmp_path: Path, sandbox_kind: 
     assert {(one["stop_reason"], one["failure_code"]) for one in ended} == {
         ("context", "max_tokens")
     }
-    assert all("the output of look, " in one["why"] for one in ended)
-    assert all("does not fit: " in one["why"] for one in ended)
+    assert all("new messages of " in one["why"] for one in ended), ended
+    assert all("do not fit: " in one["why"] for one in ended)

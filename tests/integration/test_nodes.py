@@ -67,7 +67,7 @@ async def nodes(
         yield running, made
 
 
-SHARERS = {"n1/run-0", "n2/run-0", "n1/eval-0", "n2/eval-0"}
+SHARERS = {(f"{node}/worker-0", role) for node in ("n1", "n2") for role in ("run", "eval")}
 
 
 def submitted(running: Supervisor) -> prorl.Client:
@@ -84,10 +84,11 @@ async def finished(client: prorl.Client) -> dict[str, Json]:
         return dict(view)
 
 
-async def busy(client: prorl.Client) -> set[str]:
-    """Workers that have said that they finished something."""
+async def busy(client: prorl.Client) -> set[tuple[str, str]]:
+    """Workers and their stages that have reported a finished row."""
     status = await asyncio.to_thread(client.status)
-    return {worker["worker"] for worker in status["workers"] if worker["stats"]["done"]}
+    finished = (worker for worker in status["workers"] if worker["stats"]["done"])
+    return {(worker["worker"], worker["role"]) for worker in finished}
 
 
 async def test_two_nodes_share_a_run(tmp_path: Path, sandbox_kind: str) -> None:

@@ -41,17 +41,23 @@ class Kind(NamedTuple):
             worker.say(Started(), key)
         if self.num_sampled:
             worker.say(Progress(turn=1, tokens=self.num_sampled), key)
+        if self.stage == "run":  # here INIT is a worker of its own, which lets go once RUN began
+            await _running(w, key)
+            workers["init-0"].say(Released(), key)
         if self.code == "returned":
             worker.say(Leaving(), key)
             worker.say(Released(), key)
         elif self.code == "cancelled":
-            path = f"/v1/runs/r/rollouts/{key.rollout_id}"
-            async with asyncio.timeout(30):
-                while (await w.http("GET", path))[1]["state"] != "running":
-                    await asyncio.sleep(0.01)
-            await w.http("DELETE", path)
+            await w.http("DELETE", f"/v1/runs/r/rollouts/{key.rollout_id}")
         elif self.code != "worker_lost":
             worker.say(Failed(message=self.message), key, self.code)
+
+
+async def _running(w: World, key: AttemptKey) -> None:
+    path = f"/v1/runs/r/rollouts/{key.rollout_id}"
+    async with asyncio.timeout(30):
+        while (await w.http("GET", path))[1]["state"] != "running":
+            await asyncio.sleep(0.01)
 
 
 KINDS = (
