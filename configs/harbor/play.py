@@ -45,11 +45,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("played.jsonl"))
     parser.add_argument("--build-s", type=float, default=0.0, help="at least so long for a build")
     parser.add_argument("--build-only", action="store_true")
-    given = parser.parse_args()
-    if reason := why_not(given.folders):
+    arguments = parser.parse_args()
+    if reason := why_not(arguments.folders):
         print(f"skipped: {reason}")
         return
-    rows = asyncio.run(_play_all(given))
+    rows = asyncio.run(_play_all(arguments))
     print_table(rows)
 
 
@@ -65,23 +65,23 @@ def why_not(folders: list[str]) -> str:
     return ""
 
 
-async def _play_all(given: argparse.Namespace) -> list[Row]:
-    async with spawned(given.kind, **sandbox_settings()) as (host, _):
-        return await _play_with(given, boxes_of(host))
+async def _play_all(arguments: argparse.Namespace) -> list[Row]:
+    async with spawned(arguments.kind, **sandbox_settings()) as (host, _):
+        return await _play_with(arguments, boxes_of(host))
 
 
-async def _play_with(given: argparse.Namespace, boxes: Boxes) -> list[Row]:
-    known = dict(_rows(given.out))
-    for task in choose(given.folders, given.count, given.seed):
+async def _play_with(arguments: argparse.Namespace, boxes: Boxes) -> list[Row]:
+    rows = dict(_rows(arguments.out))
+    for task in choose(arguments.folders, arguments.count, arguments.seed):
         folder = str(task.data["folder"])
-        if folder in known:
+        if folder in rows:
             continue
-        known[folder] = row = await play_task(task, given, boxes)
+        rows[folder] = row = await play_task(task, arguments, boxes)
         print(summary(row), flush=True)
-        if not given.build_only:
-            with given.out.open("a") as file:
+        if not arguments.build_only:
+            with arguments.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-    return list(known.values())
+    return list(rows.values())
 
 
 def choose(folders: list[str], count: int, seed: int) -> list[Task]:
@@ -98,12 +98,14 @@ def choose(folders: list[str], count: int, seed: int) -> list[Task]:
     return chosen[:count]
 
 
-async def play_task(task: Task, given: argparse.Namespace, boxes: Boxes) -> Row:
+async def play_task(task: Task, arguments: argparse.Namespace, boxes: Boxes) -> Row:
     row: Row = {"folder": task.data["folder"], "task": task.task_id}
     for image in {task.data["image"], task.data["verifier"]["image"]} - {""}:
-        if not await _build(row, image, max(given.build_s, float(task.data["build_timeout_s"]))):
+        if not await _build(
+            row, image, max(arguments.build_s, float(task.data["build_timeout_s"]))
+        ):
             return row
-    if given.build_only:
+    if arguments.build_only:
         return row
     limits = RolloutLimits(eval_s=float(task.data["verifier"]["timeout_s"]) + 60, run_s=1800)
     limits = RolloutLimits(**{**vars_of(limits), "tool_s": 900.0})
@@ -144,14 +146,15 @@ async def _build(row: Row, image: str, timeout_s: float) -> bool:
     name, began = name_of(folder, settings), time.monotonic()
     there = name in registry.names()
     try:
-        made = await make_image(root, build_job(folder, name, settings), timeout_s)
+        built_image = await make_image(root, build_job(folder, name, settings), timeout_s)
     except (ProrlError, OSError) as error:
         row["failure"] = " ".join(str(error).split())[:400]
         row["build_s"] = round(time.monotonic() - began, 1)
         return False
     own = {each.digest: each.bytes for each in registry.list()}
     row["build_s"] = 0.0 if there else round(time.monotonic() - began, 1)
-    row["bytes"] = row.get("bytes", 0) + made.bytes + sum(own[digest] for digest in made.layers)
+    layers = sum(own[digest] for digest in built_image.layers)
+    row["bytes"] = row.get("bytes", 0) + built_image.bytes + layers
     return True
 
 

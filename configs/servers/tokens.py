@@ -47,18 +47,18 @@ def sample(model: Table, request: dict[str, Any]) -> tuple[list[int], list[float
         if 0 < top_k < VOCAB_SIZE:
             logits = np.where(logits >= np.sort(logits)[-top_k], logits, -np.inf)
         logits = logits - logits.max()
-        known = logits - np.log(np.exp(logits).sum())
+        log_softmax = logits - np.log(np.exp(logits).sum())
         top_p = request.get("top_p", 1.0)
         if top_p < 1.0:
-            order = np.argsort(known)[::-1]
-            kept = order[: 1 + int(np.searchsorted(np.cumsum(np.exp(known[order])), top_p))]
+            order = np.argsort(log_softmax)[::-1]
+            kept = order[: 1 + int(np.searchsorted(np.cumsum(np.exp(log_softmax[order])), top_p))]
             masked = np.full(VOCAB_SIZE, -np.inf)
-            masked[kept] = known[kept]
-            known = masked - np.log(np.exp(masked).sum())
-        token = int(np.argmax(known + random.gumbel(size=VOCAB_SIZE)))
+            masked[kept] = log_softmax[kept]
+            log_softmax = masked - np.log(np.exp(masked).sum())
+        token = int(np.argmax(log_softmax + random.gumbel(size=VOCAB_SIZE)))
         ids.append(token)
         sampled.append(token)
-        logprobs.append(min(float(known[token]), 0.0))
+        logprobs.append(min(float(log_softmax[token]), 0.0))
         if token in stops:
             return sampled, logprobs, "stop"
     return sampled, logprobs, "length"

@@ -58,7 +58,7 @@ class UserAgent(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyReply:
-    """What the policy said in one turn; it is in the conversation already."""
+    """Holds one turn of the policy, which the conversation has already."""
 
     content: str
     reasoning: str = ""
@@ -70,7 +70,7 @@ class PolicyReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFacts:
-    """What RUN tells the helper of an attempt when it begins."""
+    """RUN sends this to the helper of an attempt when it begins."""
 
     task: Task
     messages: tuple[Message, ...]

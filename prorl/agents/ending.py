@@ -1,4 +1,4 @@
-"""How an attempt ends, whoever drove the policy: the end, the artifact, the trajectory.
+"""Ends an attempt, whoever drove the policy: the end, the artifact, the trajectory.
 
 Invariants: whatever happens there is a trajectory with everything that was sampled until then. A
 budget that ends leaves the artifact to be scored (class policy); a backend or sandbox that we lost
@@ -104,7 +104,7 @@ async def _ended(loop: Coroutine[Json, Json, End]) -> End:
 
 
 def end_of(error: ProrlError) -> End:
-    """How an attempt ends by an error."""
+    """Returns the end of an attempt that an error ended."""
     match error:
         case RolloutError():
             return end_with(error.code, error.message)

@@ -31,7 +31,7 @@ SHARE = 0.2
 on.
 """
 REQUEST_S = 0.0003
-"""To accept and parse a connection or a request takes so much, besides its handler's steps."""
+"""Accepting and parsing a connection or request takes so much, besides its handler's steps."""
 
 ResultT = TypeVar("ResultT")
 
