@@ -179,6 +179,7 @@ class Gateway:
             )
         directory = Path(self.config.run_directory(run.run_id))
         if run.life.state != "failed" and directory.exists():  # that of a failed run is another's
+            await self.durable()  # it asks the log on disk, where the end may not be written yet
             await asyncio.to_thread(drop_run, directory)
         for name, end in (
             ("rollout", run.accepted.next_rollout),

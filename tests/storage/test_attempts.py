@@ -9,6 +9,7 @@ what the viewer's rollout page is given.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -42,8 +43,10 @@ class Kind(NamedTuple):
         if self.num_sampled:
             worker.say(Progress(turn=1, tokens=self.num_sampled), key)
         if self.stage == "run":  # here INIT is a worker of its own, which lets go once RUN began
-            await _running(w, key)
+            held_by = w.core.run("r").rollouts[key.rollout_id].holders
+            await _until(lambda: self.worker in {holder.name for holder in held_by})
             workers["init-0"].say(Released(), key)
+            await _until(lambda: [holder.name for holder in held_by] == [self.worker])
         if self.code == "returned":
             worker.say(Leaving(), key)
             worker.say(Released(), key)
@@ -53,10 +56,10 @@ class Kind(NamedTuple):
             worker.say(Failed(message=self.message), key, self.code)
 
 
-async def _running(w: World, key: AttemptKey) -> None:
-    path = f"/v1/runs/r/rollouts/{key.rollout_id}"
+async def _until(holds: Callable[[], bool]) -> None:
+    """What workers say comes by streams of their own, in any order."""
     async with asyncio.timeout(30):
-        while (await w.http("GET", path))[1]["state"] != "running":
+        while not holds():
             await asyncio.sleep(0.01)
 
 
