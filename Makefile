@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-DOORS ?= .venv-doors
+ADAPTERS ?= .venv-adapters
 VLLM ?= .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 VLLM_PYTHON := PRORL_VLLM_PYTHON=$(abspath $(VLLM))/bin/python
@@ -19,7 +19,7 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, each of the hundred processes that tests and demo start compiles every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-doors test-ui test-vllm test-harbor rivals check format bench checkpoint clean
+.PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-guards-all test-cluster test-backends test-kills test-as-user test-adapters test-ui test-vllm test-harbor rivals check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -35,8 +35,8 @@ $(STAMP): pyproject.toml configs/system.sh
 	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev --group docs
 	touch $@
 
-demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter trl,$(TRAINER)),$(DOORS)/.trl) ## a tiny policy learns to use tools, in about two minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL)
-	$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(if $(filter trl,$(TRAINER)),$(DOORS)/bin/python -m prorl.cli demo --trainer trl,$(BIN)/prorl demo) $(if $(POLICY),--policy $(POLICY)))
+demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) $(if $(filter trl,$(TRAINER)),$(ADAPTERS)/.trl) ## a tiny policy learns to use tools, in about two minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT; TRAINER=trl: by TRL)
+	$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(if $(filter trl,$(TRAINER)),$(ADAPTERS)/bin/python -m prorl.cli demo --trainer trl,$(BIN)/prorl demo) $(if $(POLICY),--policy $(POLICY)))
 
 test: setup ## the fast suite, two files at a time (JOBS=0: one)
 	$(PYTEST) -n $(JOBS) --dist loadfile
@@ -98,14 +98,14 @@ test-vllm: setup $(VLLM_STAMP) $(SMOLLM2)/config.json ## against a real vLLM on 
 	$(VLLM_PYTHON) PRORL_SMOLLM2=$(abspath $(SMOLLM2)) $(PYTEST) -m vllm
 
 # Other people's trainers in an environment of their own, over this one's packages and this tree.
-$(DOORS)/.trl: $(STAMP)
-	$(PYTHON) -m venv $(DOORS)
-	printf '%s\n' "$(CURDIR)" "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(DOORS)/lib/python*/site-packages)/borrowed.pth
-	$(DOORS)/bin/python -m pip install -qq trl==1.16.0
+$(ADAPTERS)/.trl: $(STAMP)
+	$(PYTHON) -m venv $(ADAPTERS)
+	printf '%s\n' "$(CURDIR)" "$(abspath $(VENV))/lib/$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages" > $$(echo $(ADAPTERS)/lib/python*/site-packages)/borrowed.pth
+	$(ADAPTERS)/bin/python -m pip install -qq trl==1.16.0
 	touch $@
-$(DOORS)/.installed: $(DOORS)/.trl
-	$(DOORS)/bin/python -m pip install -qq tinker==0.38.0 TransferQueue==0.1.11 tensordict==0.10.0 cachetools codetiming hydra-core peft pillow pylatexenc torchdata
-	$(DOORS)/bin/python -m pip install -qq --no-deps verl==0.9.0 # what it asks for besides is for GPUs
+$(ADAPTERS)/.installed: $(ADAPTERS)/.trl
+	$(ADAPTERS)/bin/python -m pip install -qq tinker==0.38.0 TransferQueue==0.1.11 tensordict==0.10.0 cachetools codetiming hydra-core peft pillow pylatexenc torchdata
+	$(ADAPTERS)/bin/python -m pip install -qq --no-deps verl==0.9.0 # what it asks for besides is for GPUs
 	touch $@
 
 # Other people's envs, each in an environment of its own: none of them is imported here.
@@ -128,11 +128,11 @@ $(GUESTS)/%/.installed:
 
 # Where unmodified programs are installed once by the sandboxes that run them.
 PROGRAMS ?= .venv-programs
-test-doors: setup $(DOORS)/.installed $(foreach name,$(OTHERS),$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream, their envs as guests, unmodified agents in sandboxes; DOORS_GIT=SLIME:PRIME_RL/src for what no registry has
-	PYTHONPATH=$(CURDIR):$(DOORS_GIT) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore tests/trainer/test_trl_door.py tests/trainer/test_doors.py tests/trainer/test_trl_ranks.py
-	PYTHONPATH=$(CURDIR):$(DOORS_GIT) $(DOORS)/bin/python -m pytest -q -s -p no:cacheprovider -rs -W ignore tests/trainer/test_losses.py
-	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m 'slow or not slow' tests/trainer/test_recipes.py
-	PYTHONPATH=$(CURDIR) $(DOORS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m slow tests/integration/test_learning.py -k trl
+test-adapters: setup $(ADAPTERS)/.installed $(foreach name,$(OTHERS),$(GUESTS)/$(name)/.installed) ## other people's trainers over the stream, their envs as guests, unmodified agents in sandboxes; ADAPTERS_GIT=SLIME:PRIME_RL/src for what no registry has
+	PYTHONPATH=$(CURDIR):$(ADAPTERS_GIT) $(ADAPTERS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore tests/trainer/test_trl_adapter.py tests/trainer/test_adapters.py tests/trainer/test_trl_ranks.py
+	PYTHONPATH=$(CURDIR):$(ADAPTERS_GIT) $(ADAPTERS)/bin/python -m pytest -q -s -p no:cacheprovider -rs -W ignore tests/trainer/test_losses.py
+	PYTHONPATH=$(CURDIR) $(ADAPTERS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m 'slow or not slow' tests/trainer/test_recipes.py
+	PYTHONPATH=$(CURDIR) $(ADAPTERS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m slow tests/integration/test_learning.py -k trl
 	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py
 	PRORL_PROGRAMS=$(abspath $(PROGRAMS)) $(if $(wildcard $(VLLM)/bin/python),$(VLLM_PYTHON)) $(PYTEST) -m slow -rs -s tests/agents/test_real_programs.py
 
@@ -189,4 +189,4 @@ checkpoint: setup ## train the toy policy that `make demo` starts from (SEED=0 O
 	$(BIN)/python -m configs.toy.train --seed $(or $(SEED),0) --out $(or $(OUT),prorl/assets/toy)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VLLM) $(DOORS) $(UI) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(UI) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

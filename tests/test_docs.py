@@ -26,7 +26,7 @@ from prorl.limits import Deadline
 from prorl.rubric import Rubric, reward
 from prorl.storage.read.catalog import StoredRun
 from prorl.storage.serve.filter import check_filter
-from prorl.trainer.doors import TRIED
+from prorl.trainer.adapters import TRIED
 from prorl.types import FailureCode, Task
 from prorl.view.opened import Opened
 

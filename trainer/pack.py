@@ -67,7 +67,7 @@ def packed_attention(
     if asked:
         raise UserError(
             f"a model whose attention takes {', '.join(asked)}",
-            "plain causal attention; train it by another trainer's door",
+            "plain causal attention; train it by another trainer's adapter",
         )
     if sliding_window is not None and sliding_window < max_length_q:
         raise UserError(
@@ -274,7 +274,7 @@ def prove(model: Any) -> None:
         raise UserError(
             f"{type(model).__name__}, which cannot be packed: {str(error).splitlines()[0]}",
             "a model that can",
-            "train it by another trainer's door",
+            "train it by another trainer's adapter",
         ) from None
     finally:
         model.set_attn_implementation(ATTENTION)
@@ -285,7 +285,7 @@ def prove(model: Any) -> None:
         raise UserError(
             f"{type(model).__name__} gives other logprobs when it is packed, by up to {worst:.2g}",
             f"at most {PROOF_MAX_ERROR:g}",
-            "train it by another trainer's door",
+            "train it by another trainer's adapter",
         )
 
 

@@ -6,7 +6,7 @@ model=$1 prompts=$2 output=$3
 shift 3
 exec python -m verl.trainer.main_ppo \
   trainer.v1.trainer_mode=sync trainer.val_before_train=False trainer.test_freq=-1 \
-  +actor_rollout_ref.rollout.agent.agent_loop_manager_class=prorl.trainer.doors.verl.Manager \
+  +actor_rollout_ref.rollout.agent.agent_loop_manager_class=prorl.trainer.adapters.verl.Manager \
   actor_rollout_ref.rollout.name=vllm \
   actor_rollout_ref.rollout.calculate_log_probs=True \
   actor_rollout_ref.rollout.n=8 \

@@ -5,10 +5,10 @@
     ...                                         # their checkpoint, with feed.cursor in it
     feed.commit()
 
-A door to a trainer (`prorl/trainer/doors/`) is `convert` and where their loop asks for data. Arrays
-have one entry a token, so that a mask, a logprob or a version is where its token is; what a sampled
-token alone has is 0 (versions: -1) elsewhere. numpy only: a trainer's image needs the client, no
-more.
+A trainer's adapter (`prorl/trainer/adapters/`) is `convert` and where its loop asks for data.
+Arrays have one entry a token, so that a mask, a logprob or a version is where its token is; what a
+sampled token alone has is 0 (versions: -1) elsewhere. numpy only: a trainer's image needs the
+client, no more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Guests of the real packages, each in an environment of its own: `make test-doors`."""
+"""Guests of the real packages, each in an environment of its own: `make test-adapters`."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ async def world(name: str, at: Path, folder: Path) -> AsyncIterator[dict[str, Js
 async def test_right_is_one_and_wrong_is_not(name: str, tmp_path: Path) -> None:
     at = VENVS / ("gem" if name.startswith("the") else name) / "bin"
     if not at.exists():
-        pytest.skip(f"no environment of {name} at {VENVS}: make test-doors makes it")
+        pytest.skip(f"no environment of {name} at {VENVS}: make test-adapters makes it")
     data, right, wrong = CASES[name]
     script = f"{{guests}}/{name}_guest.py"
     if name.startswith("the"):

@@ -1,4 +1,4 @@
-"""Programs of the real packages, unmodified, in sandboxes without network: `make test-doors`.
+"""Programs of the real packages, unmodified, in sandboxes without network: `make test-adapters`.
 
 Each mends a repository by what a scripted policy tells it to do.
 """
@@ -48,7 +48,7 @@ LAYERS = os.environ.get("PRORL_PROGRAMS", "")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),  # packages are installed by the first who asks
-    pytest.mark.skipif(not LAYERS, reason="no programs (PRORL_PROGRAMS): make test-doors"),
+    pytest.mark.skipif(not LAYERS, reason="no programs (PRORL_PROGRAMS): make test-adapters"),
 ]
 MEND = """sed -i 's/text.strip()/text.strip().replace(",", "")/' calc/parse.py; git diff"""
 WHOLE = '''calc/parse.py

@@ -340,7 +340,7 @@ async def test_how_an_attempt_of_a_users_agent_ends(
 
 
 SINS = {
-    # one that computes reaches both limits, of the clock and of the processor, at about the same moment
+    # code that computes reaches both limits, of the clock and the processor, at about the same time
     "spin": r"(longer than 2 s|more than 2 s of processor time) \(.*agents.py:\d+ in sin\)",
     "sleep": r"took longer than 2 s \(.*agents.py:\d+ in sin\)",
     "exit": r"ended its process \(exit code 3\)",

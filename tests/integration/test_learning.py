@@ -98,7 +98,7 @@ async def test_an_interrupted_demo_goes_on_and_a_killed_model_server_gets_the_ne
 ) -> None:
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
     if trainer == "trl":
-        pytest.importorskip("trl", reason="TRL is not installed (make test-doors)")
+        pytest.importorskip("trl", reason="TRL is not installed (make test-adapters)")
     root = tmp_path / "root"
     running = demo(root, "--config", recipe(tmp_path, steps=5, trainer=trainer))
     await reached(running, root, 1)

@@ -1,5 +1,5 @@
 """What trains, as a hash a sequence: ids up to the last trained token, mask, logprobs where it is
-set. Equal for a door's rows and for what `prorl sql` says of the stored run.
+set. Equal for an adapter's rows and for what `prorl sql` says of the stored run.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from prorl.client.records import Feed
-from prorl.trainer.doors import metrics_callback
-from prorl.trainer.doors.skyrl import Tracker
-from prorl.trainer.doors.verl import StepsFile
+from prorl.trainer.adapters import metrics_callback
+from prorl.trainer.adapters.skyrl import Tracker
+from prorl.trainer.adapters.verl import StepsFile
 
 
 class Recorder(Feed):

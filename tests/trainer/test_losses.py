@@ -27,8 +27,8 @@ from prorl.client.advantages import mean_std
 from prorl.client.records import Feed, Record, records
 from prorl.errors import UserError
 from prorl.schema import MAX_SEGMENTS
+from prorl.trainer.adapters.trl import PER_SEQUENCE
 from prorl.trainer.config import TrainerConfig
-from prorl.trainer.doors.trl import PER_SEQUENCE
 from prorl.trainer.learner import Learner
 from tests.client.served import served
 from tests.trainer.tiny import save_model
@@ -240,7 +240,7 @@ def verl(mode: str) -> Loss:
         from verl.trainer.ppo import core_algos
         from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-        from prorl.trainer.doors.verl import Manager, fields_of
+        from prorl.trainer.adapters.verl import Manager, fields_of
 
         settings = {
             "trainer": {"default_local_dir": str(folder)},
@@ -291,7 +291,7 @@ def verl(mode: str) -> Loss:
 def tinker(rows: list[Record], _: Any, model: Path, temperature: float, folder: Path) -> float:
     """Its `importance_sampling`: the sum over tokens of ratio times advantage."""
     pytest.importorskip("tinker", reason="Tinker is not installed (pip install tinker)")
-    from prorl.trainer.doors.tinker import datum_of
+    from prorl.trainer.adapters.tinker import datum_of
 
     policy, total = policy_of(model, torch.float32), 0.0
     for row in rows:
@@ -304,7 +304,7 @@ def tinker(rows: list[Record], _: Any, model: Path, temperature: float, folder: 
 
 def prime_rl(rows: list[Record], _: Any, model: Path, temperature: float, folder: Path) -> float:
     """Logits are divided where they stand, one before their token; a mean over all tokens."""
-    from prorl.trainer.doors.prime_rl import aligned
+    from prorl.trainer.adapters.prime_rl import aligned
 
     policy, losses = policy_of(model, torch.float32), []
     for row in rows:
@@ -318,7 +318,7 @@ def prime_rl(rows: list[Record], _: Any, model: Path, temperature: float, folder
 
 def skyrl(rows: list[Record], _: Any, model: Path, temperature: float, folder: Path) -> float:
     """By `token_mean`, its default, with advantages of its blocks of n."""
-    from prorl.trainer.doors.skyrl import Generator
+    from prorl.trainer.adapters.skyrl import Generator
 
     groups = [[row for row in rows if row.group == number] for number in range(GROUPS)]
     feed: Any = SimpleNamespace(run="demo", __iter__=None)
@@ -344,8 +344,8 @@ def skyrl(rows: list[Record], _: Any, model: Path, temperature: float, folder: P
 def slime(rows: list[Record], _: Any, model: Path, temperature: float, folder: Path) -> float:
     """A mean over `rollout_id` of the mean over its tokens, as `get_sum_of_sample_mean` has it."""
     pytest.importorskip("slime", reason="slime is not installed (git only: PYTHONPATH=slime)")
-    from prorl.trainer.doors import check_temperature
-    from prorl.trainer.doors.slime import rewards, sample_of
+    from prorl.trainer.adapters import check_temperature
+    from prorl.trainer.adapters.slime import rewards, sample_of
 
     check_temperature(rows, temperature, "--rollout-temperature")
     args: Any = SimpleNamespace()

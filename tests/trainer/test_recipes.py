@@ -76,7 +76,7 @@ def verl_overrides() -> list[str]:
     return [word for word in shlex.split(line) if word != "$@"]
 
 
-@pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-doors")
+@pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-adapters")
 def test_verl_knows_every_override() -> None:
     from hydra import compose, initialize_config_dir
 
@@ -120,7 +120,7 @@ def toy(tmp_path: Path) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_ten_steps_at_toy_size(domain: str, tmp_path: Path) -> None:
-    """By TRL's door where TRL is there, else by the shipped trainer."""
+    """By TRL's adapter where TRL is there, else by the shipped trainer."""
     root, tasks = tmp_path / "root", rows(tmp_path / f"{domain}.jsonl", domain, 24)
     sets = ["run.limits.max_tokens=4096", "run.sampling.max_tokens=2048"]
     sets.append("run.max_staleness=-1")  # a script takes no weights, so its tokens grow old
@@ -154,7 +154,7 @@ def test_ten_steps_at_toy_size(domain: str, tmp_path: Path) -> None:
 
 def trainer(model: Path, root: Path, domain: str, out: Path) -> list[str]:
     if find_spec("trl") is not None:
-        module = "prorl.trainer.doors.train_trl"
+        module = "prorl.trainer.adapters.train_trl"
         script = [sys.executable, "-m", module, str(model), str(root), domain, str(out)]
         return [*script, "--cpu", "--steps", str(STEPS), "--groups", str(GROUPS)]
     values = load_file(RECIPES / "trainer.yaml")

@@ -13,7 +13,7 @@ from prorl.backends.embedded import TOY
 from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
 from tests.trainer.toy import held_out, toy_service
 
-SCRIPT = "prorl.trainer.doors.train_trl"
+SCRIPT = "prorl.trainer.adapters.train_trl"
 STEPS, GROUPS = 12, 12
 
 

@@ -16,7 +16,7 @@ import pytest
 from prorl.analysis.synthetic import group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client.records import Feed
-from prorl.trainer.doors.trl import row_of
+from prorl.trainer.adapters.trl import row_of
 from tests.client.served import served
 from tests.integration.test_outside import three_ports
 from tests.trainer.tiny import SHAPE, save_model
@@ -50,7 +50,7 @@ import os, sys
 from types import SimpleNamespace
 import torch.distributed as dist
 from prorl.errors import UserError
-from prorl.trainer.doors.trl import deal
+from prorl.trainer.adapters.trl import deal
 
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")

@@ -18,8 +18,8 @@ from prorl.sandbox import kinds
 from prorl.types import Json, Task
 
 PYTHON = Path(pyarrow.__file__).parents[4] / "bin" / "python"
-"""Of the service: an environment for doors borrows its packages, and sandboxes start interpreters
-that heed no PYTHONPATH.
+"""The service's interpreter: the environment for adapters borrows its packages, and sandboxes start
+interpreters that heed no PYTHONPATH.
 """
 SAMPLING = Sampling(temperature=1.0, max_tokens=64)
 

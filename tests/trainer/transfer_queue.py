@@ -41,7 +41,7 @@ def theirs(steps: list[list[list[Record]]], found: dict[str, list[tuple[float, f
     import ray
     import transfer_queue as tq
 
-    from prorl.trainer.doors.verl import put
+    from prorl.trainer.adapters.verl import put
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     tq.init()

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from prorl.client.records import Feed
-from prorl.trainer.doors.trl_async import async_grpo_trainer
+from prorl.trainer.adapters.trl_async import async_grpo_trainer
 from tests.trainer.trl_script import words
 
 ROWS = 8

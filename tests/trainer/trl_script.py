@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl.client.records import Feed
-from prorl.trainer.doors.trl import grpo_trainer
+from prorl.trainer.adapters.trl import grpo_trainer
 
 
 def words(**more: Any) -> Any:

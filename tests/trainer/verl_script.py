@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prorl.trainer.doors.verl import LATEST, Manager
+from prorl.trainer.adapters.verl import LATEST, Manager
 
 
 def trained(folder: Path, *, kill_after: int, steps: int, prompts: int) -> list[tuple[Any, ...]]:

@@ -204,7 +204,7 @@ def trainer_command(recipe: Recipe, root: Path, name: str, model: Path) -> tuple
         "--seed": recipe.seed,
     }
     words = [word for key, value in numbers.items() for word in (key, str(value))]
-    return ("prorl.trainer.doors.train_trl", *places, *words, "--cpu", "--die-with-parent")
+    return ("prorl.trainer.adapters.train_trl", *places, *words, "--cpu", "--die-with-parent")
 
 
 def training_dir(root: Path, name: str) -> Path:

@@ -1,6 +1,6 @@
 """Other trainers' own code over a stored run: what trains is by hash what `prorl sql` says, and a
 training that is killed and started again takes each group once. A trainer that is not installed is
-a skip with its reason (`make test-doors` installs what a registry has).
+a skip with its reason (`make test-adapters` installs what a registry has).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prorl.analysis.synthetic import Shape, group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client.records import Feed, records
 from prorl.errors import UserError
-from prorl.trainer.doors import check_version
+from prorl.trainer.adapters import check_version
 from tests.client.served import served
 from tests.trainer.digest import counted, digest, of_response, stored
 from tests.trainer.tiny import SHAPE
@@ -57,7 +57,7 @@ def test_another_version_of_a_trainer_is_said_once(
     check_version.cache_clear()
     assert len(lines) == said
     assert all(
-        f"trl {found}: prorl's door was tried with 1.16" in str(one.message) for one in lines
+        f"trl {found}: prorl's adapter was tried with 1.16" in str(one.message) for one in lines
     )
 
 
@@ -103,7 +103,7 @@ def test_torch_with_a_worker(location: str, run_dir: Path) -> None:
 
 def test_tinker(location: str, run_dir: Path) -> None:
     pytest.importorskip("tinker", reason="Tinker is not installed (pip install tinker)")
-    from prorl.trainer.doors.tinker import datum_of
+    from prorl.trainer.adapters.tinker import datum_of
 
     found = []
     for siblings in Feed(location, "demo", consumer="tinker"):
@@ -124,7 +124,7 @@ def test_slime(location: str, run_dir: Path, tmp_path: Path) -> None:
     from slime.observability.rollout_data_utils import validate_rollout_id_annotated
     from slime.rollout.base_types import call_rollout_fn
 
-    from prorl.trainer.doors.slime import Groups, rewards, rollout
+    from prorl.trainer.adapters.slime import Groups, rewards, rollout
 
     args = SimpleNamespace(
         prorl_url=location,
@@ -171,7 +171,7 @@ def test_slime_replays_what_the_run_kept(location: str) -> None:
     import torch
     from slime.observability.rollout_data_utils import validate_rollout_routed_experts_for_replay
 
-    from prorl.trainer.doors.slime import sample_of
+    from prorl.trainer.adapters.slime import sample_of
 
     args = SimpleNamespace(use_rollout_routing_replay=True, num_layers=3, moe_router_topk=2)
     (record, *_) = next(iter(Feed(location, "demo", consumer="replays", routed_experts=True)))
@@ -188,7 +188,7 @@ def test_prime_rl(location: str, run_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("prime_rl", reason="prime-rl is not installed (git only: PYTHONPATH=src)")
     from prime_rl.transports.rollouts.filesystem import FileSystemMicroBatchReceiver
 
-    from prorl.trainer.doors.prime_rl import STATE, Steps
+    from prorl.trainer.adapters.prime_rl import STATE, Steps
 
     def steps() -> Steps:
         feed = Feed(location, "demo", consumer="prime")
@@ -223,7 +223,7 @@ def test_prime_rl(location: str, run_dir: Path, tmp_path: Path) -> None:
 
 def test_skyrl_by_its_shapes(location: str, run_dir: Path) -> None:
     """SkyRL 0.4 asks for Python 3.12: its lists as shared/data/trainers/rows.py has them."""
-    from prorl.trainer.doors.skyrl import Generator
+    from prorl.trainer.adapters.skyrl import Generator
 
     whole = Shape(n=4, num_tokens=24, num_turns=2, vocab_size=64)
     ids = [SimpleNamespace(instance_id=f"t{i // 4}", repetition_id=i % 4) for i in range(8)]
@@ -271,7 +271,7 @@ def test_verl_through_its_own_transfer_queue(
 
 def test_verl_that_is_resumed_forgets_where_later_steps_began(tmp_path: Path) -> None:
     """With another batch size they begin elsewhere: a commit of the old place would lose groups."""
-    from prorl.trainer.doors.verl import LATEST, STATE, Manager
+    from prorl.trainer.adapters.verl import LATEST, STATE, Manager
 
     class Told(Feed):
         committed: str | None = None
@@ -293,7 +293,7 @@ def test_verl_that_is_resumed_forgets_where_later_steps_began(tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_of_trl_says_what_ended_its_feed() -> None:
-    from prorl.trainer.doors.trl_async import Worker
+    from prorl.trainer.adapters.trl_async import Worker
 
     class Broken(Feed):
         def __iter__(self) -> Iterator[list[Any]]:

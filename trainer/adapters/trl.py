@@ -38,7 +38,7 @@ import orjson
 from prorl.client import connect
 from prorl.client.records import Feed, Record
 from prorl.errors import NotFoundError, ProrlError, UserError
-from prorl.trainer.doors import check_temperature, check_version, metrics_callback
+from prorl.trainer.adapters import check_temperature, check_version, metrics_callback
 
 STATE = "prorl.json"
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from prorl.client.records import Feed, Record
 from prorl.errors import UserError
-from prorl.trainer.doors import check_temperature, check_version, metrics_of
+from prorl.trainer.adapters import check_temperature, check_version, metrics_of
 
 
 def output_of(records: list[Record], trajectory_ids: list[Any] | None) -> dict[str, Any]:

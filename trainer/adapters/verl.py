@@ -1,6 +1,6 @@
 """verl (V1) learns from a run: groups go into its TransferQueue in the place of its agent loops.
 
-    +actor_rollout_ref.rollout.agent.agent_loop_manager_class=prorl.trainer.doors.verl.Manager
+    +actor_rollout_ref.rollout.agent.agent_loop_manager_class=prorl.trainer.adapters.verl.Manager
     actor_rollout_ref.rollout.calculate_log_probs=True
     algorithm.rollout_correction.bypass_mode=True
     trainer.v1.trainer_mode=sync trainer.val_before_train=False trainer.test_freq=-1
@@ -34,7 +34,7 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import ProrlError, UserError
-from prorl.trainer.doors import check_temperature, check_version, metrics_of, num_sequences
+from prorl.trainer.adapters import check_temperature, check_version, metrics_of, num_sequences
 
 STATE = "prorl.json"
 LATEST = "latest_checkpointed_iteration.txt"

@@ -24,7 +24,7 @@ import numpy as np
 import orjson
 
 from prorl.client.records import Feed, Record
-from prorl.trainer.doors import check_temperature
+from prorl.trainer.adapters import check_temperature
 
 STATE = "prorl.json"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prorl.client.records import Feed, Record
 
 TRIED = {"trl": "1.16", "verl": "0.9", "tinker": "0.38", "skyrl": "0.4"}
-"""With which each door was tried; slime and prime-rl are taken from their git, without one."""
+"""The version that each adapter was tried with; slime and prime-rl come from git, without one."""
 
 
 METRICS = dict(
@@ -70,15 +70,15 @@ def metrics_callback(feed: Feed, waited_s: Callable[[], float] | None = None) ->
 
 @cache
 def check_version(package: str) -> None:
-    """One line where a trainer is of another version than its door was tried with."""
+    """Warns in one line where a trainer has another version than its adapter was tried with."""
     try:
         found = version(package)
     except PackageNotFoundError:  # on the path, not installed
         return
     if found.split(".")[:2] != TRIED[package].split("."):
         warnings.warn(
-            f"{package} {found}: prorl's door was tried with {TRIED[package]};"
-            " tests/trainer/test_doors.py says whether it fits (make test-doors)",
+            f"{package} {found}: prorl's adapter was tried with {TRIED[package]};"
+            " tests/trainer/test_adapters.py says whether it fits (make test-adapters)",
             stacklevel=3,
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from prorl.client.records import Record
-from prorl.trainer.doors import check_temperature, check_version
+from prorl.trainer.adapters import check_temperature, check_version
 
 
 def datum_of(record: Record) -> Any:

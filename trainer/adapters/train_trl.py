@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer over a run, a whole script to copy: the recipes' numbers as its defaults, model
 servers get each checkpoint, SIGTERM ends it after the step in hand, and started again it goes on.
 
-    accelerate launch -m prorl.trainer.doors.train_trl Qwen3-4B prorl-runs math trained/math
+    accelerate launch -m prorl.trainer.adapters.train_trl Qwen3-4B prorl-runs math trained/math
 
 On several GPUs accelerate starts a process for each: the first takes the rows and deals them, and a
 step has `--groups` groups however many there are.
@@ -29,7 +29,7 @@ from prorl.client import connect
 from prorl.client.records import Feed
 from prorl.errors import ProrlError, UserError
 from prorl.linux.calls import die_with_parent
-from prorl.trainer.doors.trl import STATE, grpo_trainer, is_replay, most_groups
+from prorl.trainer.adapters.trl import STATE, grpo_trainer, is_replay, most_groups
 from prorl.trainer.learner import expected_of
 from prorl.trainer.untie import untie
 

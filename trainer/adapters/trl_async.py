@@ -29,8 +29,8 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import ProrlError, UserError
-from prorl.trainer.doors import check_temperature, check_version, metrics_callback
-from prorl.trainer.doors.trl import STATE
+from prorl.trainer.adapters import check_temperature, check_version, metrics_callback
+from prorl.trainer.adapters.trl import STATE
 
 QUEUE_ROWS = 64
 

@@ -22,8 +22,7 @@ from prorl.analysis.synthetic import group
 from prorl.analysis.synthetic_runs import write_run
 from prorl.client.records import Feed
 from prorl.errors import NotFoundError
-from prorl.trainer.config import TrainerConfig
-from prorl.trainer.doors.trl import (
+from prorl.trainer.adapters.trl import (
     PER_SEQUENCE,
     EndOfRunError,
     Rows,
@@ -31,6 +30,7 @@ from prorl.trainer.doors.trl import (
     row_of,
     scaled,
 )
+from prorl.trainer.config import TrainerConfig
 from prorl.trainer.learner import Learner, expected_of
 from tests.client.served import served
 from tests.trainer.tiny import SHAPE, batch_of, save_model
@@ -213,7 +213,7 @@ def test_what_trl_saves_is_published_untied_and_verified(
     pytest.importorskip("trl")
     from transformers import AutoModelForCausalLM
 
-    from prorl.trainer.doors import train_trl
+    from prorl.trainer.adapters import train_trl
 
     class Recorder:
         """What a client is told, in the order of the calls."""

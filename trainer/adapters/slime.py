@@ -1,8 +1,8 @@
 """slime and miles learn from a run: their rollout function asks the feed instead of engines.
 
-    --rollout-function-path prorl.trainer.doors.slime.rollout
-    --data-source-path prorl.trainer.doors.slime.Groups
-    --custom-reward-post-process-path prorl.trainer.doors.slime.rewards
+    --rollout-function-path prorl.trainer.adapters.slime.rollout
+    --data-source-path prorl.trainer.adapters.slime.Groups
+    --custom-reward-post-process-path prorl.trainer.adapters.slime.rewards
     --custom-config-path prorl.yaml      # prorl_url: ROOT or http://..., prorl_run: mine
     --use-tis                            # the sampler's logprobs are then heeded
 
@@ -23,7 +23,7 @@ import orjson
 
 from prorl.client.records import Feed, Record
 from prorl.errors import UserError
-from prorl.trainer.doors import check_temperature
+from prorl.trainer.adapters import check_temperature
 
 
 def sample_of(record: Record, args: Any) -> Any:
