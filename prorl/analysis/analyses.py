@@ -162,11 +162,11 @@ group by 1 order by 1""",
         picture="stack",
     ),
     "failures": Analysis(
-        title="Failed and cancelled rollouts by class and code",
+        title="Rollouts that failed, were cut off or cancelled, by class and code",
         part=_GROUPS,
         sql="""
 select failure_class || '/' || failure_code as x, count(*) as y,
-    min(failure_message) as example
+    count(*) filter (not valid) as unscored, min(failure_message) as example
 from rollouts where failure_code <> ''
 group by 1 order by 2 desc limit 20""",
         where="failure_class || '/' || failure_code = {x}",

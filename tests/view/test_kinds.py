@@ -113,6 +113,12 @@ def test_no_page_of_a_run_of_any_kind_has_an_error(root: Path) -> None:
             for place in _places(Opened(str(root / kind)), kind):
                 tab.go(place)
                 _look(tab, _damage(kind))
+            tab.go(f"#/{kind}/sql")
+            examples = [link.get_attribute("href") for link in tab.page.locator(".tools a").all()]
+            assert examples
+            for place in examples:
+                tab.go(place)
+                _look(tab, _damage(kind))
         for pair in ("many~graded", "fresh~one~faulty", "empty~served~copied~no_version"):
             tab.go(f"#/?compare={pair}")
             tab.page.get_by_text("Side by side").wait_for()

@@ -130,6 +130,8 @@ const signed = (value) => (value > 0 ? "+" : "") + num(value);
 const between = ({ low, high }) => (low === null ? "one rollout is too few"
   : `${signed(low)} to ${signed(high)}`);
 
+const many = (rollouts) => h("span", { class: "quiet" }, ` (n = ${num(rollouts)})`);
+
 // Flipped tasks first, then the largest differences.
 function differences(a, b, found) {
   const title = `Tasks: ${b} minus ${a}`;
@@ -149,8 +151,8 @@ function differences(a, b, found) {
       h("th", { class: "n" }, short(name, 24))))), h("tbody", {}, found.tasks.map((row) => h("tr", {},
     h("td", {}, short(row.task_id, 60)), h("td", {}, row.flipped ? h("span",
       { class: "chip warn" }, "flipped") : ""),
-    h("td", { class: "n" }, to(a, row.task_id, num(row.a)), ` of ${num(row.n_a)}`),
-    h("td", { class: "n" }, to(b, row.task_id, num(row.b)), ` of ${num(row.n_b)}`),
+    h("td", { class: "n" }, to(a, row.task_id, num(row.a)), many(row.n_a)),
+    h("td", { class: "n" }, to(b, row.task_id, num(row.b)), many(row.n_b)),
     h("td", { class: "n" }, chip(row)), h("td", { class: "n" }, between(row)))))))], null, true);
 }
 
@@ -385,8 +387,10 @@ export async function rolloutsPage({ run, asked, signal, bind }) {
 function notScored(run, totals, failures) {
   const lost = totals.rollouts - totals.valid;
   if (!lost) return [];
-  const reasons = failures.rows.map((row) => h("li", {}, h("a", { href: link(run, "rollouts", {
-    where: failures.where.replaceAll("{x}", quoted(row.x)) }) }, `${num(row.y)} ${row.x}`),
+  const unscored = failures.rows.filter((row) => row.unscored);
+  const reasons = unscored.map((row) => h("li", {}, h("a", { href: link(run, "rollouts", {
+    where: `not valid and ${failures.where.replaceAll("{x}", quoted(row.x))}` }) },
+  `${num(row.unscored)} ${row.x}`),
   row.example ? h("span", { class: "quiet" }, " ", short(row.example, 120)) : null));
   return [h("details", { class: "unscored", open: reasons.length < 4 }, h("summary", {},
     `${num(lost)} of ${num(totals.rollouts)} rollouts have no score that counts`),
@@ -467,11 +471,23 @@ export async function tasksPage({ run, asked, signal }) {
 
 // ---- SQL
 
+const EXAMPLES = [
+  ["reward by task", "select task_id, avg(reward) as reward, count(*) as n\nfrom rollouts\n"
+    + "group by all order by reward limit 50"],
+  ["what failed, and where", "select failure_code, stage, node, server, count(*) as attempts,"
+    + " any_value(failure_message) as example\nfrom attempts\ngroup by all order by attempts desc"],
+  ["tools that were called", "select name, count(*) as calls, count(distinct rollout_id) as"
+    + " rollouts,\n    any_value(arguments) as example\nfrom tool_calls group by all order by calls"
+    + " desc"],
+  ["tokens and turns by reward", "select reward > 0 as rewarded, avg(num_turns) as turns,"
+    + " avg(num_sampled) as sampled,\n    quantile_cont(run_s, 0.95) as p95_s\nfrom rollouts where"
+    + " valid\ngroup by all"],
+];
+
 export async function sqlPage({ run, asked, signal, bind }) {
   const box = h("textarea", { rows: "6", class: "mono", "aria-label": "One SELECT", spellcheck:
     "false" });
-  box.value = asked.q || "select task_id, avg(reward) as reward, count(*) as n\nfrom rollouts\n"
-    + "group by all order by reward limit 50";
+  box.value = asked.q || EXAMPLES[0][1];
   box.style.width = "100%";
   const place = h("div", {});
   const ask = () => (location.hash = link(run, "sql", { q: box.value }));
@@ -496,7 +512,9 @@ export async function sqlPage({ run, asked, signal, bind }) {
       + " tasks, deliveries, scores, trained, annotations, versions, metrics, attempts, partial,"
       + " passk, tool_calls")),
   box, h("p", { class: "tools" }, h("button", { class: "main", onclick: ask }, "Run"),
-    h("span", { class: "quiet" }, "Ctrl-Enter")), place) };
+    h("span", { class: "quiet" }, "Ctrl-Enter · examples: "),
+    EXAMPLES.map(([name, q]) => h("a", { href: link(run, "sql", { q }) }, name))),
+  place) };
 }
 
 // ---- live
