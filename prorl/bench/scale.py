@@ -102,7 +102,7 @@ async def _measure(counts: tuple[int, ...], waits: tuple[float, ...]) -> list[Me
                         point = await asyncio.to_thread(_point, client, root, nodes, pids, waits)
                         points.append(point)
                     leavers.ending = True
-                await leavers.gone()
+                await leavers.wait_ended()
             client.close()
     return points
 

@@ -3,11 +3,11 @@
     async with local(placer, leavers) as cluster:
         cluster.scale(4)                                  # four nodes register with the service
         cluster.scale(3)                                  # one is drained, then ends
-    await leavers.gone()
+    await leavers.wait_ended()
 
 Dask starts, sees and stops nodes (`prorl.deploy.placed`); it never schedules a rollout and holds no
-truth. How many nodes there should be is asked of the service: `wanted_nodes`. A node whose process
-or job has ended by itself is replaced: `replace_lost`.
+truth. How many nodes there should be is asked of the service: `required_nodes`. A node whose
+process or job has ended by itself is replaced: `replace_lost`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ JOBS: Mapping[str, Any] = {
 }
 """The batch systems of dask-jobqueue."""
 
-LEFT_OF_SLURM = '"$(squeue -h -j $SLURM_JOB_ID -o %L)"'
+REMAINING_WALLTIME = '"$(squeue -h -j $SLURM_JOB_ID -o %L)"'
 """In a job's script: the walltime that is left. Relative, since clocks differ between hosts."""
 
 STEP = "exec srun --ntasks=1 --kill-on-bad-exit=0 "
@@ -69,8 +69,8 @@ back into the queue by the batch system and comes again under its name.
 """
 
 
-def wanted_nodes(status: Mapping[str, Json], slots: int, least: int, most: int) -> int:
-    """How many nodes of `slots` RUN slots the open rollouts of a service need.
+def required_nodes(status: Mapping[str, Json], slots: int, least: int, most: int) -> int:
+    """Returns how many nodes of `slots` RUN slots the open rollouts of a service need.
 
     >>> wanted_nodes({"runs": [{"counts": {"queued": 90, "running": 10}}]}, 32, 1, 8)
     4
@@ -111,7 +111,7 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
         await super().start()
 
     async def lost(self) -> str:
-        """How it ended by itself; empty while it has not."""
+        """Returns how the process ended by itself; empty while it has not."""
         code = self.process.returncode if self.process is not None else None
         return "" if code is None else exit_text(code)
 
@@ -131,7 +131,7 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
 
 
 class DrainedJob:
-    """Before a `dask_jobqueue.Job`: a job is cancelled once its node has left."""
+    """Mixed in before a `dask_jobqueue.Job`: the job is cancelled once its node has left."""
 
     leavers: Leavers
     name: object
@@ -140,13 +140,11 @@ class DrainedJob:
 
     @property
     def node(self) -> str:
-        """What its node is called in the service."""
+        """The name of its node in the service."""
         return str(self.name)
 
     async def lost(self) -> str:
-        """How it ended by itself. Of Slurm it can be asked; where it cannot, Dask's patience with
-        a node that it does not see is what there is.
-        """
+        """Returns how the job ended by itself; empty here: only Slurm can be asked. Elsewhere Dask cancels a job that it has not seen for `PATIENCE`."""
         return ""
 
     async def close(self) -> None:
@@ -161,20 +159,20 @@ class DrainedJob:
 
 
 class DrainedSlurmJob(DrainedJob):
-    """One of Slurm, where a job that was pre-empted goes back into the queue and is not lost."""
+    """A job of Slurm: one that was pre-empted goes back into the queue and is not lost."""
 
     async def lost(self) -> str:
-        """The state that it ended in."""
+        """Returns the state that the job ended in; empty while it runs or waits."""
         if self.job_id is None:
             return ""
-        asked = await asyncio.create_subprocess_exec(
+        squeue = await asyncio.create_subprocess_exec(
             *("squeue", "-h", "-j", self.job_id, "-o", "%T"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        out, err = await asked.communicate()
+        out, err = await squeue.communicate()
         state = out.decode().strip()
-        if asked.returncode:  # a controller that is away says nothing about jobs
+        if squeue.returncode:  # a controller that is away says nothing about jobs
             return "is unknown to Slurm" if b"Invalid job id" in err else ""
         return "" if state in LIVING else f"ended: {state or 'it has left the queue'}"
 
@@ -204,7 +202,7 @@ def jobs(system: str, placer: Placer, leavers: Leavers, **options: Any) -> Any:
         python=f"{STEP if slurm else ''}{sys.executable} -P",
         worker_command=MODULE,
         job_name="prorl-node",
-        worker_extra_args=[*placer.arguments, *(("--left", LEFT_OF_SLURM) if slurm else ())],
+        worker_extra_args=[*placer.arguments, *(("--left", REMAINING_WALLTIME) if slurm else ())],
         processes=1,
         job_extra_directives=[*directives, *options.pop("job_extra_directives", ())],
         asynchronous=True,
@@ -217,7 +215,7 @@ def jobs(system: str, placer: Placer, leavers: Leavers, **options: Any) -> Any:
 
 
 def _scheduler(placer: Placer) -> dict[str, Any]:
-    """Only on the address that its nodes dial, only for who shows the placer's key."""
+    """Returns options of a scheduler that only the placer's nodes can reach, by the placer's key."""
     return {
         "host": placer.host,
         "port": 0,
@@ -239,19 +237,19 @@ async def replace_lost(
     pause_s = 0.0
     while True:
         await asyncio.sleep(LOOK_S)
-        now, gone = time.monotonic(), []
+        now, ended_nodes = time.monotonic(), []
         for name, worker in list(cluster.workers.items()):
             lived_s = now - born.setdefault(name, now)
             if how := await worker.lost():
                 pause_s = min(LONGEST_S, 2 * pause_s + LOOK_S) if lived_s < YOUNG_S else 0.0
                 again = f"another one in {pause_s:g} s" if pause_s else "another one is placed"
                 tell(f"node {worker.node} {how}; {again}")
-                gone.append(name)
-        for name in gone:
+                ended_nodes.append(name)
+        for name in ended_nodes:
             cluster.workers.pop(name).status = Status.closed
             cluster.worker_spec.pop(name, None)
             born.pop(name)
-        if gone:
+        if ended_nodes:
             await asyncio.sleep(pause_s)
             scale()
 
@@ -259,9 +257,9 @@ async def replace_lost(
 class NodeAdaptive(Adaptive):  # type: ignore[misc]
     """Scales by what the service has to do, not by Dask's tasks, of which there are none."""
 
-    def __init__(self, cluster: Any, *, wanted: Callable[[], int], **kwargs: Any) -> None:
-        self._wanted = wanted
+    def __init__(self, cluster: Any, *, count_nodes: Callable[[], int], **kwargs: Any) -> None:
+        self._count_nodes = count_nodes
         super().__init__(cluster, **kwargs)
 
     async def target(self) -> int:
-        return await asyncio.to_thread(self._wanted)
+        return await asyncio.to_thread(self._count_nodes)

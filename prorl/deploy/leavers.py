@@ -17,14 +17,14 @@ from prorl.deploy.leaving import FINISH_S
 from prorl.errors import NotFoundError, ProrlError
 
 LOOK_S = 1.0
-"""Between two looks at a node that leaves."""
+"""Seconds between two looks at a node that leaves."""
 
 Drain = Callable[[str, float], object]
 """Name of a node and a deadline in seconds; returns when the node has left. Blocking."""
 
 
 class Leavers:
-    """Who leaves, and how long each may take: `drain_s`, at the cluster's end `sigterm_drain_s`."""
+    """The nodes that leave. Each has `drain_s` for it, at the cluster's end `sigterm_drain_s`."""
 
     def __init__(self, drain_s: float, sigterm_drain_s: float, drain: Drain | None = None) -> None:
         self.ending = False
@@ -33,12 +33,12 @@ class Leavers:
 
     @property
     def deadline_s(self) -> float:
-        """Seconds that a node has which is asked to leave now."""
+        """The seconds that a node has which is asked to leave now."""
         return self._term_s if self.ending else self._drain_s
 
     @property
     def patience_s(self) -> float:
-        """After that a node that has not left is ended."""
+        """The seconds after which a node that has not left is ended."""
         return self.deadline_s + FINISH_S
 
     def see_off(self, work: Coroutine[Any, Any, None]) -> None:
@@ -55,7 +55,7 @@ class Leavers:
             except (ProrlError, TimeoutError):
                 pass  # whoever ends it then does so the hard way: SIGTERM has a grace of its own
 
-    async def gone(self) -> None:
+    async def wait_ended(self) -> None:
         while self._tasks:
             await asyncio.gather(*self._tasks)
 
@@ -67,11 +67,11 @@ def drain_and_wait(client: Client, node: str, deadline_s: float | None) -> int:
     Raises NotFoundError when it is not there.
     """
     end = None if deadline_s is None else time.monotonic() + deadline_s
-    held: int = client.drain(node, deadline_s=deadline_s)["held"]
+    num_rollouts: int = client.drain(node, deadline_s=deadline_s)["held"]
     while True:
         time.sleep(LOOK_S)
-        left_s = None if end is None else max(0.0, end - time.monotonic())
+        remaining_s = None if end is None else max(0.0, end - time.monotonic())
         try:
-            client.drain(node, deadline_s=left_s)
+            client.drain(node, deadline_s=remaining_s)
         except NotFoundError:
-            return held
+            return num_rollouts

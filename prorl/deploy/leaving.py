@@ -31,7 +31,7 @@ MANY = 16
 log = logging.getLogger("prorl.deploy")
 
 
-class Asks:
+class LeaveRequests:
     """Requests to leave; also the first `MANY` that come before the node is up."""
 
     def __init__(self) -> None:
@@ -56,14 +56,14 @@ class Asks:
 
 
 @asynccontextmanager
-async def asked(config: ServiceConfig) -> AsyncIterator[Asks]:
+async def leave_requests(config: ServiceConfig) -> AsyncIterator[LeaveRequests]:
     """Turn signals into requests for the length of the block."""
-    loop, asks = asyncio.get_running_loop(), Asks()
-    loop.add_signal_handler(signal.SIGINT, asks.interrupt)
-    loop.add_signal_handler(signal.SIGTERM, asks.ask, "SIGTERM", config.sigterm_drain_s)
-    loop.add_signal_handler(signal.SIGUSR1, asks.ask, "SIGUSR1", config.drain_s)
+    loop, requests = asyncio.get_running_loop(), LeaveRequests()
+    loop.add_signal_handler(signal.SIGINT, requests.interrupt)
+    loop.add_signal_handler(signal.SIGTERM, requests.ask, "SIGTERM", config.sigterm_drain_s)
+    loop.add_signal_handler(signal.SIGUSR1, requests.ask, "SIGUSR1", config.drain_s)
     try:
-        yield asks
+        yield requests
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             loop.remove_signal_handler(number)
@@ -71,23 +71,26 @@ async def asked(config: ServiceConfig) -> AsyncIterator[Asks]:
 
 async def stay(
     supervisor: Supervisor,
-    asks: Asks,
-    left_s: float | None = None,
+    requests: LeaveRequests,
+    remaining_s: float | None = None,
     *others: Coroutine[object, object, None],
 ) -> None:
     """Work until the node has left.
 
-    `left_s`: seconds of its walltime. `others`: what runs as long as it does. Raises what broke it,
-    or one of them.
+    `remaining_s`: seconds of its walltime. `others`: what runs as long as it does. Raises what
+    broke it, or one of them.
     """
-    watched = (supervisor.failed(), supervisor.left.wait(), asks.kill.wait())
-    done_here = (_obey(supervisor, asks), _watch_clock(supervisor.config, asks, left_s))
+    watched = (supervisor.failed(), supervisor.left.wait(), requests.kill.wait())
+    done_here = (
+        _obey(supervisor, requests),
+        _watch_clock(supervisor.config, requests, remaining_s),
+    )
     works = [asyncio.ensure_future(work) for work in (*watched, *done_here, *others)]
     try:
         done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
         for work in done:
             work.result()
-        if asks.kill.is_set():
+        if requests.kill.is_set():
             supervisor.kill()
     finally:
         for work in works:
@@ -95,33 +98,35 @@ async def stay(
         await asyncio.gather(*works, return_exceptions=True)
 
 
-async def _obey(supervisor: Supervisor, asks: Asks) -> None:
+async def _obey(supervisor: Supervisor, requests: LeaveRequests) -> None:
     """Carry out requests for ever; a later one may have the earlier deadline."""
     async with asyncio.TaskGroup() as drains:
         while True:
-            why, deadline_s = await asks.next()
+            why, deadline_s = await requests.next()
             log.info("leaving within %g s: %s", deadline_s, why)
             drains.create_task(supervisor.drain(deadline_s))
 
 
-async def _watch_clock(config: ServiceConfig, asks: Asks, left_s: float | None) -> None:
+async def _watch_clock(
+    config: ServiceConfig, requests: LeaveRequests, remaining_s: float | None
+) -> None:
     """Ask when the walltime says so, then for ever nothing."""
-    if left_s is not None:
-        drain_s = min(config.drain_s, left_s / 4)
-        await asyncio.sleep(max(0.0, left_s - drain_s - min(FINISH_S, left_s / 4)))
-        asks.ask("walltime", drain_s)
+    if remaining_s is not None:
+        drain_s = min(config.drain_s, remaining_s / 4)
+        await asyncio.sleep(max(0.0, remaining_s - drain_s - min(FINISH_S, remaining_s / 4)))
+        requests.ask("walltime", drain_s)
     await asyncio.Event().wait()
 
 
-async def outlast_slurm(asks: Asks) -> None:
+async def outlast_slurm(requests: LeaveRequests) -> None:
     """Wait for Slurm to end the job, if that is what it is about to do."""
-    if "SIGTERM" in asks.reasons and "SLURM_JOB_ID" in os.environ:
+    if "SIGTERM" in requests.reasons and "SLURM_JOB_ID" in os.environ:
         log.info("the node has left and waits for Slurm to end its job")
         await asyncio.Event().wait()
 
 
 def seconds(text: str) -> float | None:
-    """A duration as Slurm writes it, or plain seconds; None without a limit.
+    """Reads a duration as Slurm writes it, or plain seconds; None without a limit.
 
     >>> seconds("1-02:00:00"), seconds("10:00"), seconds("90"), seconds("UNLIMITED")
     (93600.0, 600.0, 90.0, None)

@@ -71,13 +71,13 @@ async def keep_certificate(join: Join, config: ServiceConfig) -> None:
                 log.warning("%.1f days before it ends: %s", own.days_left(), error)
 
 
-def _client(join: Join, shown: Credentials) -> Client:
-    http = Http(join.url, join.token, retry_s=PATIENCE_S, credentials=shown)
-    return Client(http=http, credentials=shown)
+def _client(join: Join, credentials: Credentials) -> Client:
+    http = Http(join.url, join.token, retry_s=PATIENCE_S, credentials=credentials)
+    return Client(http=http, credentials=credentials)
 
 
 def _certified(client: Client, name: str, authority: str) -> Credentials:
-    """A fresh key with the service's certificate that it is this node's. Raises ProrlError."""
+    """Makes a key and fetches the service's certificate for it. Raises ProrlError."""
     key = NodeKey()
     return key.credentials(client.node_certificate(name, key.request(name)), authority)
 

@@ -27,7 +27,7 @@ from distributed.security import Security
 
 from prorl.config import ServiceConfig, parse
 from prorl.config.file import load_file
-from prorl.deploy.leaving import Asks, asked, outlast_slurm, seconds, stay
+from prorl.deploy.leaving import LeaveRequests, leave_requests, outlast_slurm, seconds, stay
 from prorl.deploy.node import address_towards, keep_certificate, node
 from prorl.deploy.placer import security
 from prorl.errors import ProrlError
@@ -41,7 +41,7 @@ REFUSALS = (OSError, TimeoutError, ValueError, RuntimeError)
 of the node, the node's name is taken.
 """
 
-ASKED = "scheduler-"
+RETIRED = "scheduler-"
 """How the reason begins with which Dask closes a worker that it retires."""
 
 FRUGAL = {
@@ -70,7 +70,7 @@ class Handle(Worker):  # type: ignore[misc]
         return await super().close(*args, reason=reason, **kwargs)
 
 
-async def be_seen(scheduler: str, name: str, known: Security) -> None:
+async def be_seen(scheduler: str, name: str, tls: Security) -> None:
     """Hold a handle until Dask retires it.
 
     It registers again for as long as the scheduler is away or refuses.
@@ -83,12 +83,12 @@ async def be_seen(scheduler: str, name: str, known: Security) -> None:
                 nthreads=1,
                 resources={"NODE": 1},
                 dashboard=False,
-                security=known,
+                security=tls,
                 host=address_towards(scheduler),
             ) as handle:
                 log.info("registered with %s", scheduler)
                 await handle.finished()
-                if handle.why.startswith(ASKED):
+                if handle.why.startswith(RETIRED):
                     return
         except REFUSALS as error:
             log.info("not registered with %s: %s", scheduler, error)
@@ -99,41 +99,43 @@ async def serve(
     scheduler: str,
     name: str,
     join: Join,
-    known: Security,
+    tls: Security,
     config: ServiceConfig,
-    left_s: float | None,
+    remaining_s: float | None,
 ) -> None:
     """The life of a placed node."""
-    async with asked(config) as asks:
+    async with leave_requests(config) as requests:
         supervisor = await asyncio.to_thread(node, join, config)
         async with supervisor:
             log.info("node %s works", name)
-            seen = leave_when_retired(scheduler, name, known, asks, config.drain_s)
-            await stay(supervisor, asks, left_s, seen, keep_certificate(join, supervisor.config))
-        await outlast_slurm(asks)
+            seen = leave_when_retired(scheduler, name, tls, requests, config.drain_s)
+            await stay(
+                supervisor, requests, remaining_s, seen, keep_certificate(join, supervisor.config)
+            )
+        await outlast_slurm(requests)
 
 
 async def leave_when_retired(
-    scheduler: str, name: str, known: Security, asks: Asks, drain_s: float
+    scheduler: str, name: str, tls: Security, requests: LeaveRequests, drain_s: float
 ) -> None:
     """Be seen by Dask; ask to leave when it retires the node, then for ever nothing."""
-    await be_seen(scheduler, name, known)
-    asks.ask("Dask", drain_s)
+    await be_seen(scheduler, name, tls)
+    requests.ask("Dask", drain_s)
     await asyncio.Event().wait()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exit code 1 with one line for what somebody can mend."""
-    given, _ = _parser().parse_known_args(argv)
+    args, _ = _parser().parse_known_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     dask.config.set(FRUGAL)
-    scratch = Path(tempfile.gettempdir()) / f"prorl-node-{given.name}-{os.getpid()}"
+    scratch = Path(tempfile.gettempdir()) / f"prorl-node-{args.name}-{os.getpid()}"
     try:
-        settings = given.placer / "nodes.json"
-        values = {**load_file(settings), "root": scratch, "node_id": given.name}
+        settings = args.placer / "nodes.json"
+        values = {**load_file(settings), "root": scratch, "node_id": args.name}
         config = parse(ServiceConfig, values, str(settings))
-        join, known = Join.read(given.join), security(given.placer)
-        asyncio.run(serve(given.scheduler, given.name, join, known, config, given.left))
+        join, tls = Join.read(args.join), security(args.placer)
+        asyncio.run(serve(args.scheduler, args.name, join, tls, config, args.left))
     except ProrlError as error:
         log.error("%s", error)
         return 1

@@ -44,7 +44,7 @@ class Placer(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        """What a placed node is told besides its scheduler and name."""
+        """The arguments of a placed node besides its scheduler and name."""
         return ["--join", str(self.join.absolute()), "--placer", str(self.folder.absolute())]
 
 
@@ -61,10 +61,12 @@ def placer(root: Path, settings: Mapping[str, Json], host: str = "127.0.0.1") ->
     made.folder.mkdir(mode=0o700, parents=True)
     try:
         made.settings.write_bytes(orjson.dumps(dict(settings)))
-        shown = Authority.of(made.folder).credentials("node", AUTHORITY_DAYS)
+        credentials = Authority.of(made.folder).credentials("node", AUTHORITY_DAYS)
         (made.folder / "authority.pem").unlink()
         for file, text in zip(
-            _files(made.folder), (shown.authority, shown.certificate, shown.key), strict=True
+            _files(made.folder),
+            (credentials.authority, credentials.certificate, credentials.key),
+            strict=True,
         ):
             write_private(file, text)
         yield made
@@ -73,15 +75,15 @@ def placer(root: Path, settings: Mapping[str, Json], host: str = "127.0.0.1") ->
 
 
 def security(folder: Path) -> Security:
-    """What both ends of each of a placer's connections show and want to see."""
+    """Returns the keys and certificates of both ends of each of a placer's connections."""
     ca, certificate, key = map(str, _files(folder))
-    shown = {
+    options = {
         f"tls_{role}_{kind}": path
         for role in ("client", "scheduler", "worker")
         for kind, path in (("cert", certificate), ("key", key))
     }
     return Security(
-        require_encryption=True, tls_ca_file=ca, tls_min_version=ssl.TLSVersion.TLSv1_3, **shown
+        require_encryption=True, tls_ca_file=ca, tls_min_version=ssl.TLSVersion.TLSv1_3, **options
     )
 
 

@@ -1,8 +1,8 @@
 """A service around a block of code, with the signals that end it.
 
-First Ctrl-C or SIGTERM: `Stop.asked` is set, the owner leaves its block, the service ends in order
-and keeps what was done. Second: every child is killed. Signal handlers belong to the main thread's
-loop and are given back at the end.
+First Ctrl-C or SIGTERM: `Stop.requested` is set, the owner leaves its block, the service ends in
+order and keeps what was done. Second: every child is killed. Signal handlers belong to the main
+thread's loop and are given back at the end.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ PATIENCE_S = 20.0
 
 
 class Stop:
-    """Whether somebody asked to stop."""
+    """A request to stop, which may come once or twice."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self._on_second: Callable[[], None] = lambda: None
 
     def arm(self, on_second: Callable[[], None]) -> None:
-        """What a second request does."""
+        """Sets what a second request does."""
         self._on_second = on_second
 
     def ask(self) -> None:
-        """A request to stop, by signal or by code."""
-        if self.asked.is_set():
+        """Requests a stop, by signal or by code."""
+        if self.requested.is_set():
             self._on_second()
-        self.asked.set()
+        self.requested.set()
 
 
 @asynccontextmanager
@@ -72,14 +72,14 @@ async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Supervisor
 
 
 def client_of(running: Supervisor, patience_s: float = PATIENCE_S) -> Client:
-    """A client of it; call it from threads (`asyncio.to_thread`)."""
+    """Makes a client of the service; its calls block, so make them in threads (`asyncio.to_thread`)."""
     from prorl.client.client import Client
 
     return Client(http=http_of(running, patience_s))
 
 
 def http_of(running: Supervisor, patience_s: float = PATIENCE_S) -> Http:
-    """Its HTTP alone, which needs no Arrow; to be called from threads, too.
+    """Makes a client of the service's HTTP alone, which needs no Arrow; its calls block, too.
 
     It looks for a restarted gateway in silence: the terminal is for progress.
     """
@@ -98,13 +98,13 @@ async def first(stop: Stop, running: Supervisor, work: Awaitable[ResultT]) -> Re
     """
     job = asyncio.ensure_future(work)
     failure = asyncio.ensure_future(running.failed())
-    asked = asyncio.ensure_future(stop.asked.wait())
+    stop_request = asyncio.ensure_future(stop.requested.wait())
     try:
-        await asyncio.wait([job, failure, asked], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([job, failure, stop_request], return_when=asyncio.FIRST_COMPLETED)
         if failure.done():
             await failure
         return await job if job.done() else None
     finally:
-        for task in (job, failure, asked):
+        for task in (job, failure, stop_request):
             task.cancel()
-        await asyncio.gather(job, failure, asked, return_exceptions=True)
+        await asyncio.gather(job, failure, stop_request, return_exceptions=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def service(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
-    """All parts, up; the work ends only by an error. What others run is not imported here."""
+    """Starts all parts; their work ends only by an error. Modules of other processes are not imported."""
     async with AsyncExitStack() as stack:
         credentials = credentials_of(config)
         served = await stack.enter_async_context(
@@ -85,5 +85,5 @@ async def _leaves(chain: Chain) -> None:
 
 
 if __name__ == "__main__":
-    given = command_line("python -m prorl.deploy.service", "A prorl service.").parse_args()
-    live(given.config, partial(serve_part, SERVICE, service), streams=True)
+    args = command_line("python -m prorl.deploy.service", "A prorl service.").parse_args()
+    live(args.config, partial(serve_part, SERVICE, service), streams=True)

@@ -33,7 +33,7 @@ from distributed.security import Security
 from prorl.deploy import cluster as clusters
 from prorl.deploy import placed
 from prorl.deploy.leavers import Leavers
-from prorl.deploy.leaving import Asks, stay
+from prorl.deploy.leaving import LeaveRequests, stay
 from prorl.deploy.placer import placer, security
 from tests.waiting import until
 
@@ -79,7 +79,7 @@ async def test_dask_places_nodes_and_takes_them_away_again(
             view = await finished(service)
             assert view["counts"]["completed"] == 2 * len(TASKS)
             leavers.ending = True
-        await leavers.gone()
+        await leavers.wait_ended()
         assert charges(running)[1:] == (0, 0), "a node that Dask retires is drained"
         await workers(service, 0)
 
@@ -108,7 +108,7 @@ async def test_a_node_goes_on_when_its_scheduler_is_killed(
             assert (await finished(service))["counts"]["completed"] == 2 * len(TASKS)
         finally:
             await handle.close()
-            await leavers.gone()
+            await leavers.wait_ended()
 
 
 async def test_a_node_whose_name_is_taken_tries_again_until_it_is_free(
@@ -144,7 +144,7 @@ async def test_a_node_that_cannot_be_seen_any_more_ends(tmp_path: Path) -> None:
     works: Any = Works()
     async with asyncio.timeout(60):
         with pytest.raises(TypeError, match="a defect"):
-            await stay(works, Asks(), None, unseen())
+            await stay(works, LeaveRequests(), None, unseen())
 
 
 async def test_a_slurm_job_is_a_step_that_is_requeued(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ async def test_nobody_but_its_nodes_speaks_with_a_placers_dask(
                     with pytest.raises((OSError, TimeoutError)):
                         async with DaskClient(where, security=known, asynchronous=True, timeout=3):
                             pass
-        await leavers.gone()
+        await leavers.wait_ended()
     assert not made.folder.exists()
 
 
@@ -251,7 +251,7 @@ async def test_a_node_that_was_killed_is_replaced(client: Placing, sandbox_kind:
             assert said[0].startswith(f"node {before} was killed by SIGKILL; another one in")
             replacing.cancel()
             leavers.ending = True
-        await leavers.gone()
+        await leavers.wait_ended()
 
 
 def test_two_placers_of_one_root_have_names_and_settings_of_their_own(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def cluster(
                 minimum=nodes,
                 maximum=most,
                 interval=ADAPT_EVERY,
-                wanted=lambda: clusters.wanted_nodes(client.status(), slots, nodes, most),
+                count_nodes=lambda: clusters.required_nodes(client.status(), slots, nodes, most),
             )
 
         return asyncio.run(_keep(make, leavers, scale, adapts=most is not None))
@@ -132,7 +132,7 @@ async def _keep(
             note(f"scheduler {cluster.scheduler_address}; nodes leave in order at Ctrl-C")
             again = partial(scale, cluster) if not adapts else lambda: None
             replacing = asyncio.ensure_future(replace_lost(cluster, again, note))
-            stop_request = asyncio.ensure_future(stop.asked.wait())
+            stop_request = asyncio.ensure_future(stop.requested.wait())
             try:
                 await asyncio.wait((stop_request, replacing), return_when=asyncio.FIRST_COMPLETED)
                 leavers.ending = True
@@ -141,5 +141,5 @@ async def _keep(
             finally:
                 replacing.cancel()
                 stop_request.cancel()
-        await leavers.gone()
+        await leavers.wait_ended()
     return 0

@@ -16,7 +16,7 @@ from prorl.cli.settings import job_settings, service_settings
 from prorl.client.client import connect
 from prorl.config import ServiceConfig
 from prorl.deploy.leavers import drain_and_wait
-from prorl.deploy.leaving import asked, outlast_slurm, seconds, stay
+from prorl.deploy.leaving import leave_requests, outlast_slurm, seconds, stay
 from prorl.deploy.node import keep_certificate
 from prorl.deploy.node import node as make_node
 from prorl.errors import UserError
@@ -113,12 +113,12 @@ def scratch(path: Path | None, name: str) -> Iterator[Path]:
 
 
 async def _work(join: Join, config: ServiceConfig, remaining_s: float | None) -> int:
-    async with asked(config) as asks:
+    async with leave_requests(config) as requests:
         running = await asyncio.to_thread(make_node, join, config)
         async with running:
             say(f"node     {config.node_id} works for {join.url}")
             say("stop     Ctrl-C: what it holds is given to others")
-            await stay(running, asks, remaining_s, keep_certificate(join, running.config))
+            await stay(running, requests, remaining_s, keep_certificate(join, running.config))
         say("left")
-        await outlast_slurm(asks)
+        await outlast_slurm(requests)
     return 0

@@ -91,7 +91,7 @@ async def _serve(
             location = await network.listen(f"grpc://127.0.0.1:{port}", {}, endpoint.reads())
             facts = {"run": order.run_id, "location": location, "token": token}
             answer(facts | {"groups": order.delivered}, _lines(order, location, token), json=json)
-            await stop.asked.wait()
+            await stop.requested.wait()
     finally:
         endpoint.close()
         shutil.rmtree(hot, ignore_errors=True)
