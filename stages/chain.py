@@ -64,7 +64,7 @@ class Chain:
             network,
             config.gateway_flight,
             identity,
-            held=lambda: {name: stage.stage.held() for name, stage in self.stages.items()},
+            attempts=lambda: {name: stage.stage.held() for name, stage in self.stages.items()},
             claims=lambda: chained.from_iterable(s.claims() for s in self.stages.values()),
             stats=lambda: {name: stage.stats() for name, stage in self.stages.items()},
             on=dict.fromkeys(Kind, self._hear),

@@ -196,7 +196,7 @@ class Routed:
         if self._backends.gone_since(url) is not None:
             raise self._silence(f"{url} is out")
         await self._until_free(url)
-        trace.mark(url, trace.ASKED, (self._key,))
+        trace.mark(url, trace.REQUESTED, (self._key,))
         self._began_at = self._heard_at = self._clock()
         work = asyncio.ensure_future(self._sample(url, request))
         try:

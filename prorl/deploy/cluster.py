@@ -72,7 +72,7 @@ back into the queue by the batch system and comes again under its name.
 def required_nodes(status: Mapping[str, Json], slots: int, least: int, most: int) -> int:
     """Returns how many nodes of `slots` RUN slots the open rollouts of a service need.
 
-    >>> wanted_nodes({"runs": [{"counts": {"queued": 90, "running": 10}}]}, 32, 1, 8)
+    >>> required_nodes({"runs": [{"counts": {"queued": 90, "running": 10}}]}, 32, 1, 8)
     4
     """
     open_states = ("queued", "leased", "running")
@@ -144,7 +144,10 @@ class DrainedJob:
         return str(self.name)
 
     async def lost(self) -> str:
-        """Returns how the job ended by itself; empty here: only Slurm can be asked. Elsewhere Dask cancels a job that it has not seen for `PATIENCE`."""
+        """Returns how the job ended by itself; empty here: only Slurm can be asked.
+
+        Elsewhere Dask cancels a job that it has not seen for `PATIENCE`.
+        """
         return ""
 
     async def close(self) -> None:
@@ -215,7 +218,7 @@ def jobs(system: str, placer: Placer, leavers: Leavers, **options: Any) -> Any:
 
 
 def _scheduler(placer: Placer) -> dict[str, Any]:
-    """Returns options of a scheduler that only the placer's nodes can reach, by the placer's key."""
+    """Returns options of a scheduler that only the holders of the placer's key can reach."""
     return {
         "host": placer.host,
         "port": 0,

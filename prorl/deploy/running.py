@@ -72,7 +72,7 @@ async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Supervisor
 
 
 def client_of(running: Supervisor, patience_s: float = PATIENCE_S) -> Client:
-    """Makes a client of the service; its calls block, so make them in threads (`asyncio.to_thread`)."""
+    """Makes a client of the service. Its calls block: make them in threads (`to_thread`)."""
     from prorl.client.client import Client
 
     return Client(http=http_of(running, patience_s))

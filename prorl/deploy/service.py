@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def service(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
-    """Starts all parts; their work ends only by an error. Modules of other processes are not imported."""
+    """Starts all parts; their work ends only by an error. It imports no other process's modules."""
     async with AsyncExitStack() as stack:
         credentials = credentials_of(config)
         served = await stack.enter_async_context(

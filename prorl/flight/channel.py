@@ -89,7 +89,7 @@ class _End(ABC):
         self._inbox = Inbox(loop)
         self._sender = Sender()
         self._closing = False
-        self._gone = asyncio.Event()
+        self._closed = asyncio.Event()
 
     @property
     def peer(self) -> Mapping[str, Json]:
@@ -104,7 +104,7 @@ class _End(ABC):
         return False
 
     def send(self, batch: pa.RecordBatch) -> None:
-        if self._closing or self._gone.is_set():
+        if self._closing or self._closed.is_set():
             return
         if not self._sender.put(batch):
             log.warning(
@@ -154,14 +154,14 @@ class DialledChannel(_End):
         self._sender.end()
         self._writing.join()
         _close_quietly(self._writer, self._client)
-        call_threadsafe(self._loop, self._gone.set)
+        call_threadsafe(self._loop, self._closed.set)
 
     def _cut(self) -> None:
         self._reader.cancel()
 
     @property
-    def gone(self) -> bool:
-        return self._gone.is_set()
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
 
     def end(self) -> None:
         """Start to end the stream after what is queued; idempotent."""
@@ -173,10 +173,10 @@ class DialledChannel(_End):
         """Send what is queued, end the stream, wait for its threads; idempotent."""
         self.end()
         try:
-            await asyncio.wait_for(self._gone.wait(), CLOSE_S)
+            await asyncio.wait_for(self._closed.wait(), CLOSE_S)
         except TimeoutError:
             self._cut()
-            await self._gone.wait()
+            await self._closed.wait()
         self._reading.join()
 
 
@@ -239,7 +239,7 @@ class ServedChannel(_End):
         self._inbox.end_threadsafe()
         self.handled.result()
         writing.join()
-        call_threadsafe(self._loop, self._gone.set)
+        call_threadsafe(self._loop, self._closed.set)
 
     def _cut(self) -> None:
         self._inbox.end()

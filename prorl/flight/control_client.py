@@ -1,7 +1,7 @@
 """`ControlClient`: a worker's side of the control protocol (`prorl/control.py`).
 
     on = {Kind.CANCEL: ..., Kind.ENDPOINTS: ...}
-    client = ControlClient(network, config.gateway_flight, this_life(...), held=..., on=on)
+    client = ControlClient(network, config.gateway_flight, this_life(...), attempts=..., on=on)
     client.start()
     await client.welcomed.wait()
     client.emit(Started(), key, stage="run")    # fire and forget; events travel together
@@ -81,19 +81,19 @@ def send_rows(channel: Channel, rows: Sequence[ControlRow]) -> None:
     channel.send(tuple(rows) if channel.is_local else to_batch(rows))
 
 
-def this_life(**said: Any) -> Hello:
-    """What a worker says of itself on every stream, in a life of its own."""
+def this_life(**fields: Any) -> Hello:
+    """Makes the first message of a worker's new life, which it sends on every stream."""
     return Hello(
         incarnation=uuid.uuid4().hex,
         host=os.uname().nodename,
         pid=os.getpid(),
         schema_version=SCHEMA_VERSION,
-        **said,
+        **fields,
     )
 
 
 class ControlClient:
-    """One worker's control stream, kept open. `held` and `stats`: by its roles.
+    """One worker's control stream, kept open. `attempts` and `stats` give them by its roles.
 
     All methods and handlers run on one event loop; handlers must not block.
     """
@@ -104,13 +104,13 @@ class ControlClient:
         location: str,
         identity: Hello,
         *,
-        held: Callable[[], Mapping[str, Iterable[AttemptKey]]] = dict,
+        attempts: Callable[[], Mapping[str, Iterable[AttemptKey]]] = dict,
         stats: Callable[[], Mapping[str, Stats]] = dict,
         claims: Callable[[], Iterable[Claim]] = tuple,
         on: Mapping[Kind, Handler],
     ) -> None:
         self._network, self._location, self._identity = network, location, identity
-        self._held, self._stats, self._on = held, stats, on
+        self._attempts, self._stats, self._on = attempts, stats, on
         self._claims = claims
         self._channel: Channel | None = None
         self._seq = 0
@@ -131,7 +131,7 @@ class ControlClient:
 
     @property
     def alone_s(self) -> float:
-        """For how long there has been no session; 0 in one."""
+        """The seconds for which there has been no session; 0 in one."""
         now = asyncio.get_running_loop().time()
         return 0.0 if self._channel is not None else now - self._alone_since
 
@@ -177,9 +177,9 @@ class ControlClient:
                 )
             )
 
-    async def request(self, asked: Request[ReplyT], *, run_id: str = "") -> ReplyT:
+    async def request(self, request: Request[ReplyT], *, run_id: str = "") -> ReplyT:
         """Ask the gateway and wait for its reply, over as many sessions as it takes."""
-        row = ControlRow.of(asked, run_id=run_id)
+        row = ControlRow.of(request, run_id=run_id)
         waiting: asyncio.Future[ControlRow] = asyncio.get_running_loop().create_future()
         if self._channel is not None:
             row = self._say(row)
@@ -195,7 +195,7 @@ class ControlClient:
             }
         if answer.code:
             raise _error(answer)
-        return answer.read(type(asked).reply)  # type: ignore[return-value]  # by its declaration
+        return answer.read(type(request).reply)  # type: ignore[return-value]  # by its declaration
 
     def _say(self, row: ControlRow) -> ControlRow:
         self._seq += 1
@@ -205,9 +205,9 @@ class ControlClient:
         return row
 
     def _flush(self) -> None:
-        said, self._outgoing = self._outgoing, []
-        if said and self._channel is not None:
-            send_rows(self._channel, said)
+        rows, self._outgoing = self._outgoing, []
+        if rows and self._channel is not None:
+            send_rows(self._channel, rows)
 
     async def _keep(self) -> None:
         tries = 0
@@ -244,8 +244,8 @@ class ControlClient:
     def _open(self, channel: Channel) -> None:
         self._channel = channel
         self._seq = 0
-        held = {role: tuple(keys) for role, keys in self._held().items()}
-        hello = structs.replace(self._identity, held=held, claims=tuple(self._claims()))
+        attempts = {role: tuple(keys) for role, keys in self._attempts().items()}
+        hello = structs.replace(self._identity, held=attempts, claims=tuple(self._claims()))
         self._say(ControlRow.of(hello))
         unanswered = list(self._pending.values())
         self._pending = {}

@@ -118,7 +118,7 @@ class Ledger:
         return [key for key in self._rows if self.lacks(key)]
 
     def lacks(self, key: AttemptKey) -> bool:
-        """Whether a row waits for something that no consumer has."""
+        """Returns whether a row waits for something that no consumer has."""
         row = self._rows.get(key)
         if row is None or not row.needs or row.consumer is not None:
             return False
@@ -136,7 +136,7 @@ class Ledger:
             )
 
     def assign(self) -> list[Assignment]:
-        given: list[Assignment] = []
+        assignments: list[Assignment] = []
         passed: list[AttemptKey] = []
         while self._waiting:
             key = self._waiting.popleft()
@@ -156,9 +156,9 @@ class Ledger:
             account.holds[key] = None
             row.consumer = best
             self.num_waiting -= 1
-            given.append(Assignment(best, key))
+            assignments.append(Assignment(best, key))
         self._waiting.extendleft(reversed(passed))
-        return given
+        return assignments
 
     def _richest(self, needs: str) -> int | None:
         able = [
@@ -170,17 +170,17 @@ class Ledger:
 
     def forget(self, keys: Iterable[AttemptKey]) -> list[AttemptKey]:
         """Acked or dropped: the rows leave the book. Returns those that were in it."""
-        known: list[AttemptKey] = []
+        removed: list[AttemptKey] = []
         for key in keys:
             row = self._rows.pop(key, None)
             if row is None:
                 continue
-            known.append(key)
+            removed.append(key)
             if row.consumer is None:
                 self.num_waiting -= 1
             else:
                 self._consumers[row.consumer].holds.pop(key, None)
-        return known
+        return removed
 
     def leave(self, consumer: int) -> list[AttemptKey]:
         """Its unacked rows wait again in front, or are lost where nothing is redelivered: which."""
@@ -320,13 +320,13 @@ class Back(NamedTuple):
 _STRUCT = pa.struct(list(EDGE_BACK))
 
 
-def encode(said: Sequence[Back]) -> pa.RecordBatch:
-    """The rows as one record batch.
+def encode(messages: Sequence[Back]) -> pa.RecordBatch:
+    """Returns the messages as one record batch.
 
     >>> decode(encode([Back(CREDIT, 2, 100)])) == [Back(CREDIT, 2, 100)]
     True
     """
-    rows = [(kind, rows, num_bytes, *key) for kind, rows, num_bytes, key in said]
+    rows = [(kind, rows, num_bytes, *key) for kind, rows, num_bytes, key in messages]
     return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=EDGE_BACK)
 
 

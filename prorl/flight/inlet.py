@@ -65,7 +65,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Held:
+class _RowState:
     upstream: int
     slot_upstream: int
     """The stream whose credit it used."""
@@ -107,7 +107,7 @@ class Inlet:
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._ready: deque[Taken] = deque()
         self._arrived = asyncio.Event()
-        self._held: dict[AttemptKey, _Held] = {}
+        self._rows: dict[AttemptKey, _RowState] = {}
         self.num_waiting = 0
         """Rows in hand without a slot."""
         self._acked: OrderedDict[AttemptKey, None] = OrderedDict()
@@ -142,67 +142,67 @@ class Inlet:
             self._arrived.set()
 
     async def take(self) -> list[Taken]:
-        """All rows that have arrived, at least one; none once closed. Raises what broke it."""
+        """Returns rows that have arrived, at least one; none once closed. Raises what broke it."""
         while not self._ready and not self._closed:
             if self._broken is not None:
                 raise self._broken
             self._arrived.clear()
             await self._arrived.wait()
-        taken = list(self._ready)
+        received = list(self._ready)
         self._ready.clear()
-        trace.mark(self.edge, trace.TAKEN, (row.key for row in taken))
-        return taken
+        trace.mark(self.edge, trace.RECEIVED, (row.key for row in received))
+        return received
 
-    def adopt(self, taken: Taken) -> None:
-        """A row that an earlier life of this consumer received: it is yielded as any other."""
-        if taken.key in self._held:
+    def adopt(self, row: Taken) -> None:
+        """Adds a row that an earlier life of this consumer received: `take` gives it, too."""
+        if row.key in self._rows:
             return
-        self._held[taken.key] = _Held(_NOBODY, _NOBODY)
+        self._rows[row.key] = _RowState(_NOBODY, _NOBODY)
         self._grants.adopt(1)
-        self._ready.append(taken)
+        self._ready.append(row)
         self._arrived.set()
 
     def waits(self, key: AttemptKey, waits: bool) -> None:
         """A row that waits for somebody outside gives its slot back, and takes one again when it
         goes on: there may then be more rows in hand than slots, until as many have ended.
         """
-        held = self._held.get(key)
-        if held is None or held.done or held.waits == waits:
+        row = self._rows.get(key)
+        if row is None or row.done or row.waits == waits:
             return
-        held.waits = waits
+        row.waits = waits
         if waits:
-            self._grants.done(held.slot_upstream)
+            self._grants.done(row.slot_upstream)
         else:
             self._grants.adopt(1)
-            held.slot_upstream = _NOBODY
+            row.slot_upstream = _NOBODY
         self.num_waiting += 1 if waits else -1
         self._paced.ask()
 
     def done(self, key: AttemptKey) -> None:
         """The row's slot is free; idempotent."""
-        held = self._held.get(key)
-        if held is None or held.done:
+        row = self._rows.get(key)
+        if row is None or row.done:
             return
-        held.done = True
-        if held.waits:
+        row.done = True
+        if row.waits:
             self.num_waiting -= 1
         else:
-            self._grants.done(held.slot_upstream)
+            self._grants.done(row.slot_upstream)
         if not self._redelivered:
-            del self._held[key]
+            del self._rows[key]
             self._remember(key)
         self._paced.ask()
 
     def ack(self, durable: Iterable[AttemptKey]) -> None:
         """The rows' fate is durable; frees their slots too."""
         for key in durable:
-            held = self._held.get(key)
-            if held is None:
+            row = self._rows.get(key)
+            if row is None:
                 continue
             self.done(key)
-            self._held.pop(key, None)
+            self._rows.pop(key, None)
             self._remember(key)
-            self._note(held.upstream, Back(ACK, key=key))
+            self._note(row.upstream, Back(ACK, key=key))
         self._paced.ask()
 
     def stop(self) -> None:
@@ -261,7 +261,7 @@ class Inlet:
             if self._again(name, key):
                 self._grants.done(name)
                 continue
-            self._held[key] = _Held(name, name)
+            self._rows[key] = _RowState(name, name)
             self._ready.append(Taken(key, row, share))
             if not self._redelivered:
                 self._received(row)
@@ -271,13 +271,13 @@ class Inlet:
         self._paced.ask()
 
     def _again(self, name: int, key: AttemptKey) -> bool:
-        """Whether the row is or was here; its ack then goes to the stream it came over last."""
-        held = self._held.get(key)
-        if held is None and key not in self._acked:
+        """Returns whether the row is or was here; its ack goes to the stream it came over last."""
+        row = self._rows.get(key)
+        if row is None and key not in self._acked:
             return False
-        if held is not None:
-            held.upstream = name
-        if held is None or not self._redelivered:
+        if row is not None:
+            row.upstream = name
+        if row is None or not self._redelivered:
             self._note(name, Back(ACK, key=key))
         return True
 
@@ -301,5 +301,5 @@ class Inlet:
         elif not self._closed:
             asyncio.get_running_loop().call_later(LOOK_S, self._paced.ask)
         back, self._back = self._back, {}
-        for name, said in back.items():
-            self._channels[name].send(encode(said))
+        for name, messages in back.items():
+            self._channels[name].send(encode(messages))

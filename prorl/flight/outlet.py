@@ -81,7 +81,7 @@ class Outlet:
         self._on_credit = on_credit
         self._on_sent = on_sent
         self._rows: dict[AttemptKey, Sized] = {}
-        self._held_bytes = 0
+        self._buffered_bytes = 0
         self._cut_at: float | None = None
         self._putting: deque[asyncio.Future[None]] = deque()
         self._channels: dict[int, Channel] = {}
@@ -97,8 +97,8 @@ class Outlet:
         return self._ledger.free_rows
 
     @property
-    def held_bytes(self) -> int:
-        return self._held_bytes
+    def buffered_bytes(self) -> int:
+        return self._buffered_bytes
 
     @property
     def num_waiting(self) -> int:
@@ -106,8 +106,8 @@ class Outlet:
 
     @property
     def stalled_s(self) -> float:
-        """For how long rows have been here since a consumer left, or while none came; 0 from the
-        next ack on.
+        """The seconds for which rows have been here since a consumer left, or while none came; 0
+        from the next ack on.
         """
         return 0.0 if self._cut_at is None else now() - self._cut_at
 
@@ -116,7 +116,7 @@ class Outlet:
 
     async def put(self, row: Row, key: AttemptKey, num_bytes: int) -> None:
         """Offer one row, unless it is here; waits while the bound is met."""
-        while self._held_bytes >= self._limit_bytes:
+        while self._buffered_bytes >= self._limit_bytes:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putting.append(waiting)
             await waiting
@@ -125,8 +125,8 @@ class Outlet:
     def send(self, batch: pa.RecordBatch, needs: Sequence[str] = ()) -> None:
         """Offer rows to the consumers without waiting; `needs`: what one must have for each."""
         share = wire_bytes(batch) // max(1, batch.num_rows)
-        wanted = needs or [""] * batch.num_rows
-        for key, row, what in zip(keys(batch), rows(batch), wanted, strict=True):
+        row_needs = needs or [""] * batch.num_rows
+        for key, row, what in zip(keys(batch), rows(batch), row_needs, strict=True):
             self._add(row, key, share, what)
 
     def free_for(self, needs: str) -> int | None:
@@ -179,10 +179,10 @@ class Outlet:
                 self._ledger.grant(name, back.rows, back.num_bytes)
             elif back.kind == ACK:
                 acked.append(back.key)
-        known = self._forget(acked)
-        if known:
+        removed = self._forget(acked)
+        if removed:
             self._cut_at = None
-            self._on_acked(known)
+            self._on_acked(removed)
         if granted:
             self._paced.ask()
             self._on_credit(self.free_rows)
@@ -192,7 +192,7 @@ class Outlet:
             return
         trace.mark(self.edge, trace.OFFERED, (key,))
         self._rows[key] = Sized(row, num_bytes)
-        self._held_bytes += num_bytes
+        self._buffered_bytes += num_bytes
         self._ledger.put(key, num_bytes, needs)
         if not self._channels:
             self._cut()
@@ -208,28 +208,28 @@ class Outlet:
         sent: dict[int, list[AttemptKey]] = {}
         for name, key in self._ledger.assign():
             sent.setdefault(name, []).append(key)
-        for name, given in sent.items():
-            held = [self._rows[key] for key in given]
-            for part in together([sized.num_bytes for sized in held]):
-                self._channels[name].send(stack([sized.row for sized in held[part]]))
+        for name, assigned in sent.items():
+            outgoing = [self._rows[key] for key in assigned]
+            for part in together([sized.num_bytes for sized in outgoing]):
+                self._channels[name].send(stack([sized.row for sized in outgoing[part]]))
             if not self._redelivered:
-                for key in given:
+                for key in assigned:
                     self._release(key)
-            self._on_sent(given, self._channels[name].peer)
+            self._on_sent(assigned, self._channels[name].peer)
 
-    def _forget(self, gone: Iterable[AttemptKey]) -> list[AttemptKey]:
-        known = self._ledger.forget(gone)
-        for key in known:
+    def _forget(self, attempts: Iterable[AttemptKey]) -> list[AttemptKey]:
+        removed = self._ledger.forget(attempts)
+        for key in removed:
             self._release(key)
-        return known
+        return removed
 
     def _release(self, key: AttemptKey) -> None:
         """Let go of a row's memory and of a `put` that waits for it."""
         _, num_bytes = self._rows.pop(key, (None, 0))
-        self._held_bytes -= num_bytes
+        self._buffered_bytes -= num_bytes
         if not self._rows:
             self._cut_at = None
-        room = self._limit_bytes - self._held_bytes
+        room = self._limit_bytes - self._buffered_bytes
         while self._putting and room > 0:
             waiting = self._putting.popleft()
             if not waiting.done():

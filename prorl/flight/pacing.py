@@ -27,26 +27,28 @@ class Paced:
 
     def __init__(self, flush: Callable[[], None], interval_s: float) -> None:
         self._flush, self._interval_s = flush, interval_s
-        self._asked: asyncio.Handle | None = None
+        self._scheduled: asyncio.Handle | None = None
         self._last = float("-inf")
 
     def ask(self) -> None:
-        if self._asked is not None:
+        if self._scheduled is not None:
             return
         loop = asyncio.get_running_loop()
         wait_s = self._last + self._interval_s - loop.time()
-        self._asked = loop.call_later(wait_s, self.now) if wait_s > 0 else loop.call_soon(self.now)
+        self._scheduled = (
+            loop.call_later(wait_s, self.now) if wait_s > 0 else loop.call_soon(self.now)
+        )
 
     def now(self) -> None:
         """Flush at once, e.g. before closing."""
-        if self._asked is not None:
-            self._asked.cancel()
-            self._asked = None
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
         self._last = asyncio.get_running_loop().time()
         self._flush()
 
 
 def backoff_s(location: str, tries: int) -> float:
-    """How long to wait before a location is dialled again that has refused this often."""
+    """Returns the wait before a location is dialled again that has refused this often."""
     last_s = LAST_UNIX_BACKOFF_S if location.startswith("grpc+unix://") else LAST_BACKOFF_S
     return min(last_s, FIRST_BACKOFF_S * 2.0 ** min(tries, 16)) * random.uniform(0.5, 1.0)

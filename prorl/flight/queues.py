@@ -93,13 +93,13 @@ class Sender:
     def __init__(self) -> None:
         self._queue: SimpleQueue[Sized | None] = SimpleQueue()
         self._put_bytes = 0
-        self._taken_bytes = 0
+        self._dequeued_bytes = 0
 
     def put(self, batch: pa.RecordBatch) -> bool:
         """Queue a batch; False when the peer is so far behind that the stream must break."""
         num_bytes = wire_bytes(batch)
         self._put_bytes += num_bytes
-        if self._put_bytes - self._taken_bytes > MAX_QUEUED_BYTES:
+        if self._put_bytes - self._dequeued_bytes > MAX_QUEUED_BYTES:
             return False
         self._queue.put(Sized(batch, num_bytes))
         return True
@@ -109,7 +109,7 @@ class Sender:
         self._queue.put(None)
 
     def take(self, timeout_s: float) -> tuple[list[pa.RecordBatch], bool]:
-        """All that is queued, joined, and whether it is the end; nothing after `timeout_s`."""
+        """Returns what is queued, joined, and whether it is the end; nothing after `timeout_s`."""
         queued: list[Sized] = []
         ended = True
         try:
@@ -119,7 +119,7 @@ class Sender:
                 sized = self._queue.get_nowait()
         except Empty:
             ended = False
-        self._taken_bytes += sum(sized.num_bytes for sized in queued)
+        self._dequeued_bytes += sum(sized.num_bytes for sized in queued)
         return join(queued), ended
 
 
@@ -138,7 +138,7 @@ def join(batches: list[Sized]) -> list[pa.RecordBatch]:
 
 
 def together(sizes: Iterable[int]) -> list[slice]:
-    """Which neighbours travel in one message: up to `MAX_BATCH_BYTES` of them.
+    """Returns which neighbours travel in one message: up to `MAX_BATCH_BYTES` of them.
 
     What is larger than `JOIN_BYTES` goes alone.
 

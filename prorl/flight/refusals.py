@@ -66,10 +66,10 @@ def presentable(error: BaseException | None) -> ProrlError | None:
 
 def to_flight(error: ProrlError) -> fl.FlightError:
     """The error as it crosses the wire: class and clear text, no traceback."""
-    said: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
+    fields: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
     if isinstance(error, UserError):
-        said["parts"] = [error.given, error.expected, error.hint]
-    return fl.FlightServerError(str(error), extra_info=orjson.dumps(said))
+        fields["parts"] = [error.given, error.expected, error.hint]
+    return fl.FlightServerError(str(error), extra_info=orjson.dumps(fields))
 
 
 def from_flight(error: BaseException, where: str) -> ProrlError:
@@ -83,22 +83,22 @@ def from_flight(error: BaseException, where: str) -> ProrlError:
     return UnavailableError(f"{where}: {_first_words(str(error))}")
 
 
-def _named(said: Mapping[str, Any], where: str) -> ProrlError:
-    kind = getattr(errors, str(said.get("error")), None)
+def _named(fields: Mapping[str, Any], where: str) -> ProrlError:
+    kind = getattr(errors, str(fields.get("error")), None)
     if not (isinstance(kind, type) and issubclass(kind, ProrlError)) or issubclass(
         kind, errors.RolloutError
     ):
-        return UnavailableError(f"{where}: {said.get('text')}")
+        return UnavailableError(f"{where}: {fields.get('text')}")
     return (
-        kind(*said["parts"])
+        kind(*fields["parts"])
         if issubclass(kind, UserError)
-        else kind(f"{where}: {said.get('text')}")
+        else kind(f"{where}: {fields.get('text')}")
     )
 
 
 def _first_words(text: str) -> str:
-    """What it means, where we know, else Flight's message without its gRPC debug tail."""
-    for said, meaning in _TLS_CAUSES:
-        if said in text:
+    """Returns the meaning of TLS's words, else Flight's message without its gRPC debug tail."""
+    for phrase, meaning in _TLS_CAUSES:
+        if phrase in text:
             return meaning
     return re.split(r"\. gRPC client debug context|; Detail|\. Detail:", text, maxsplit=1)[0]

@@ -53,7 +53,7 @@ NOT_SERVED = {
 
 
 class Granted(fl.ServerMiddleware):  # type: ignore[misc]
-    """What the token of one call allows."""
+    """The grant of the token of one call."""
 
     def __init__(self, grant: TokenGrant) -> None:
         super().__init__()
@@ -68,10 +68,14 @@ class Bearer(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         self._keys = keys
 
     def start_call(self, info: fl.CallInfo, headers: Mapping[str, list[str | bytes]]) -> Granted:
-        given = headers.get("authorization") or [""]
-        one = given[0] if len(given) == 1 else "two bearer tokens"
+        authorizations = headers.get("authorization") or [""]
+        authorization = authorizations[0] if len(authorizations) == 1 else "two bearer tokens"
         try:
-            return Granted(self._keys.check(one.encode() if isinstance(one, str) else one))
+            return Granted(
+                self._keys.check(
+                    authorization.encode() if isinstance(authorization, str) else authorization
+                )
+            )
         except UnauthorizedError as error:
             raise fl.FlightUnauthenticatedError(str(error)) from None
 

@@ -71,7 +71,7 @@ class _Listening(NamedTuple):
     name: str
     routes: dict[str, Route]
     reads: FlightReads | None
-    shown: Credentials | None
+    credentials: Credentials | None
     server: RpcServer
 
 
@@ -120,23 +120,23 @@ class FlightNetwork:
             served.routes.update(routes)
             return name
         routes = dict(routes)
-        shown = self._credentials.current if self._credentials is not None else None
-        server = self._serve(name, routes, reads, shown)
+        credentials = self._credentials.current if self._credentials is not None else None
+        server = self._serve(name, routes, reads, credentials)
         if not name.startswith("grpc+unix"):
             name = f"{name.rpartition(':')[0]}:{server.port}"
-        self._servers.append(_Listening(name, routes, reads, shown, server))
+        self._servers.append(_Listening(name, routes, reads, credentials, server))
         if name.startswith("grpc+tls") and self._renewing is None:
             self._renewing = asyncio.create_task(self._renew_forever())
         return name
 
     def _served_at(self, location: str) -> _Listening | None:
-        return next((one for one in self._servers if one.name == location), None)
+        return next((listening for listening in self._servers if listening.name == location), None)
 
     def _serve(
-        self, name: str, routes: Routes, reads: FlightReads | None, shown: Credentials | None
+        self, name: str, routes: Routes, reads: FlightReads | None, credentials: Credentials | None
     ) -> RpcServer:
         try:
-            return RpcServer(self, name, routes, reads, self._keys, shown)
+            return RpcServer(self, name, routes, reads, self._keys, credentials)
         except STREAM_ERRORS as error:
             why = str(error).splitlines()[0]
             if "did not start properly" in why:  # gRPC says the reason on stderr alone
@@ -148,14 +148,14 @@ class FlightNetwork:
         assert self._credentials is not None
         while True:
             await asyncio.sleep(min(LOOK_S, self._credentials.current.look_s))
-            shown = self._credentials.current
+            credentials = self._credentials.current
             for place, old in enumerate(self._servers):
-                if old.name.startswith("grpc+tls") and old.shown is not shown:
+                if old.name.startswith("grpc+tls") and old.credentials is not credentials:
                     # Its port is free at once; the call itself waits for streams that go on.
                     threading.Thread(target=old.server.shutdown, daemon=True).start()
                     await asyncio.sleep(REBIND_S)
-                    server = self._serve(old.name, old.routes, old.reads, shown)
-                    self._servers[place] = old._replace(shown=shown, server=server)
+                    server = self._serve(old.name, old.routes, old.reads, credentials)
+                    self._servers[place] = old._replace(credentials=credentials, server=server)
                     log.info("listening at %s with a new certificate", old.name)
 
     async def dial(
@@ -176,13 +176,15 @@ class FlightNetwork:
             if self._closed:
                 raise UnavailableError(f"{location} {path}: shutting down")
             return await self._local.open(location, own.routes, opening, sends, receives)
-        shown = self._credentials.current if self._credentials is not None else None
-        if location.startswith("grpc+tls") and shown is not None:
-            token = "" if shown.role == "service" else token
-            shown.check_valid()
+        credentials = self._credentials.current if self._credentials is not None else None
+        if location.startswith("grpc+tls") and credentials is not None:
+            token = "" if credentials.role == "service" else token
+            credentials.check_valid()
         schemas = (sends, receives)
         dialling = asyncio.ensure_future(
-            asyncio.to_thread(dial_blocking, loop, location, opening, schemas, token, DIAL_S, shown)
+            asyncio.to_thread(
+                dial_blocking, loop, location, opening, schemas, token, DIAL_S, credentials
+            )
         )
         try:
             channel = await asyncio.shield(dialling)
@@ -190,7 +192,7 @@ class FlightNetwork:
             dialling.add_done_callback(_discard)
             raise
         channel.start()
-        self._dialled = {end for end in self._dialled if not end.gone} | {channel}
+        self._dialled = {end for end in self._dialled if not end.is_closed} | {channel}
         return channel
 
     async def close(self) -> None:

@@ -83,7 +83,7 @@ class Cursor(NamedTuple):
         return f"{self.run}@{self.seq}"
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
+class _JsonMessage(msgspec.Struct, frozen=True, kw_only=True):
     """JSON in a Flight ticket, command or FlightInfo.app_metadata."""
 
     def dumps(self) -> bytes:
@@ -95,12 +95,12 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.json.decode(data, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            given = f"{what} {data[:200].decode(errors='replace')}: {error}"
+            text = f"{what} {data[:200].decode(errors='replace')}: {error}"
             expected = f"a JSON object with keys of {', '.join(cls.__struct_fields__)}"
-            raise UserError(given, expected, hint) from None
+            raise UserError(text, expected, hint) from None
 
 
-class Ticket(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Ticket(_JsonMessage, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A bounded request for whole groups of one run, in delivery order."""
 
     run: Annotated[str, Meta(min_length=1)]
@@ -125,8 +125,8 @@ class Ticket(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return ticket
 
 
-class ReadPlan(_Said, frozen=True, kw_only=True):
-    """What a ticket is answered with: which groups, and where they lie on the server's host."""
+class ReadPlan(_JsonMessage, frozen=True, kw_only=True):
+    """The answer to a ticket: which groups, and where they lie on the server's host."""
 
     cursor: str
     """After these groups; equal to the ticket's when there are none."""

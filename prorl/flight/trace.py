@@ -14,7 +14,7 @@ from typing import NamedTuple, TextIO
 
 from prorl.types import AttemptKey
 
-OFFERED, TAKEN, ASKED = "offered", "taken", "asked"
+OFFERED, RECEIVED, REQUESTED = "offered", "taken", "asked"
 
 _file: TextIO | None = None
 
@@ -44,7 +44,7 @@ def mark(edge: str, what: str, keys: Iterable[AttemptKey]) -> None:
 
 
 def read(folder: Path, since_s: float) -> Iterator[Mark]:
-    """All marks of all processes that are not older than `since_s` on the monotonic clock."""
+    """Yields all processes' marks that are not older than `since_s` on the monotonic clock."""
     for path in sorted(folder.glob("*")):
         for line in path.read_text().splitlines():
             at_ns, edge, what, run_id, rollout_id, attempt = line.split()
@@ -55,9 +55,11 @@ def read(folder: Path, since_s: float) -> Iterator[Mark]:
 
 
 def handoffs(marks: Iterable[Mark], edge: str) -> list[float]:
-    """Seconds from offered to taken of every row that has both, as they were offered."""
+    """Returns the seconds from offered to taken of every row that has both, in order of offer."""
     ours = sorted(mark for mark in marks if mark.edge == edge)
-    taken = {mark.key: mark.at_s for mark in reversed(ours) if mark.what == TAKEN}
+    received_s = {mark.key: mark.at_s for mark in reversed(ours) if mark.what == RECEIVED}
     return [
-        taken[mark.key] - mark.at_s for mark in ours if mark.what == OFFERED and mark.key in taken
+        received_s[mark.key] - mark.at_s
+        for mark in ours
+        if mark.what == OFFERED and mark.key in received_s
     ]

@@ -54,7 +54,7 @@ _used_by = 0
 
 
 class Opening(NamedTuple):
-    """What a dialler says first, in the descriptor's command."""
+    """The dialler's first message, in the descriptor's command."""
 
     path: str
     hello: Mapping[str, Json]
@@ -66,8 +66,8 @@ class Opening(NamedTuple):
     def decode(cls, command: bytes | None) -> Opening:
         """Raises SchemaError for anything that `encode` did not make."""
         try:
-            said = orjson.loads(command or b"")
-            return cls(str(said["path"]), dict(said["hello"]))
+            fields = orjson.loads(command or b"")
+            return cls(str(fields["path"]), dict(fields["hello"]))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             raise SchemaError(
                 "the stream's first words are not prorl's", "a prorl client"
@@ -88,15 +88,15 @@ def route_of(routes: Routes, opening: Opening) -> tuple[Accept, pa.Schema, pa.Sc
     return routes[path]
 
 
-def check_peer_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
+def check_peer_schema(actual: pa.Schema, expected: pa.Schema, where: str) -> None:
     """Raise SchemaError unless the other end sends what we read, in our version."""
-    if found.equals(expected, check_metadata=True):
+    if actual.equals(expected, check_metadata=True):
         return
     if b"prorl.schema_version" in (expected.metadata or {}):
         check_version(
-            (found.metadata or {}).get(b"prorl.schema_version", b"").decode() or None, where
+            (actual.metadata or {}).get(b"prorl.schema_version", b"").decode() or None, where
         )
-    check_schema(found, expected, where)
+    check_schema(actual, expected, where)
 
 
 _ALONE = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
@@ -104,7 +104,7 @@ _ALONE = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
 
 
 def open_client(location: str, credentials: Credentials | None = None) -> fl.FlightClient:
-    """A client with a connection of its own; connects on its first call.
+    """Makes a client with a connection of its own, which connects on its first call.
 
     `grpc+tls` needs credentials: without them nobody could tell our service from another.
     """

@@ -87,7 +87,7 @@ class Store:
             network,
             config.gateway_flight,
             identity,
-            held=lambda: {"store": self._attempt_keys()},
+            attempts=lambda: {"store": self._attempt_keys()},
             stats=lambda: {"store": self._stats()},
             on=self._handlers(),
         )

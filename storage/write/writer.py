@@ -77,7 +77,7 @@ FULL_DISK_WAIT_S = 1.0
 class ControlPort(Protocol):
     """The control stream as the writer uses it (`prorl.flight.control_client.ControlClient`)."""
 
-    async def request(self, asked: Request[ReplyT], *, run_id: str = "") -> ReplyT:
+    async def request(self, request: Request[ReplyT], *, run_id: str = "") -> ReplyT:
         """Ask; the reply, over as many connections as it takes. Raises FencedError and other errors
         of `prorl.errors`.
         """

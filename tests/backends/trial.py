@@ -16,7 +16,7 @@ import numpy as np
 from prorl.backends.embedded import TOY
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
-from prorl.flight.trace import ASKED, Mark, read
+from prorl.flight.trace import REQUESTED, Mark, read
 from prorl.storage.read.catalog import StoredRun
 from prorl.types import Json, Task
 from tests.backends.real import Server
@@ -126,7 +126,7 @@ def _check_one(row: dict[str, Any], calls: Sequence[Call]) -> int:
 
 def asked(root: Path) -> list[Mark]:
     """Every model call that RUN made of a server (`edge`), also those that the server never saw."""
-    return [mark for mark in read(root / "trace", 0.0) if mark.what == ASKED]
+    return [mark for mark in read(root / "trace", 0.0) if mark.what == REQUESTED]
 
 
 def p90_s(stored: StoredRun, calls: Iterable[Mark], names: Collection[str]) -> float:

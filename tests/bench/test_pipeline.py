@@ -13,7 +13,7 @@ import pytest
 from prorl.bench.pipeline import has_finished
 from prorl.client.client import connect
 from prorl.errors import UnavailableError
-from prorl.flight.trace import OFFERED, TAKEN, Mark, handoffs, read
+from prorl.flight.trace import OFFERED, RECEIVED, Mark, handoffs, read
 from prorl.types import AttemptKey
 from tests.service.world import TOKEN, world
 
@@ -23,7 +23,7 @@ from prorl.flight import trace
 from prorl.types import AttemptKey
 trace.start(Path({folder!r}), "init-0")
 trace.mark("ready", trace.OFFERED, [AttemptKey("r", 1, 1)])
-trace.mark("ready", trace.TAKEN, [AttemptKey("r", 1, 1)])
+trace.mark("ready", trace.RECEIVED, [AttemptKey("r", 1, 1)])
 """
 
 
@@ -34,7 +34,7 @@ def test_marks_of_another_process_are_read_on_the_same_clock(tmp_path: Path) -> 
     )
     marks = list(read(tmp_path / "trace", since_s=before))
     assert [(m.edge, m.what, m.key) for m in marks] == [
-        ("ready", what, AttemptKey("r", 1, 1)) for what in (OFFERED, TAKEN)
+        ("ready", what, AttemptKey("r", 1, 1)) for what in (OFFERED, RECEIVED)
     ]
     assert before < marks[0].at_s <= marks[1].at_s < time.monotonic()
     assert not list(read(tmp_path / "trace", since_s=time.monotonic()))
@@ -45,9 +45,9 @@ def test_a_handoff_is_the_time_between_the_two_ends_of_one_edge() -> None:
     marks = [
         Mark(1.0, "ran", OFFERED, first),
         Mark(1.5, "ran", OFFERED, second),
-        Mark(1.25, "ran", TAKEN, first),
+        Mark(1.25, "ran", RECEIVED, first),
         Mark(9.0, "ready", OFFERED, first),
-        Mark(9.5, "ready", TAKEN, first),
+        Mark(9.5, "ready", RECEIVED, first),
     ]
     assert handoffs(marks, "ran") == pytest.approx([0.25])
     assert handoffs(marks, "ready") == pytest.approx([0.5])

@@ -93,7 +93,7 @@ async def joined(
     )
     client = ControlClient(
         *(net.network, location, identity),
-        held=lambda: {"run": held()},
+        attempts=lambda: {"run": held()},
         stats=lambda: {"run": Stats(busy=1)},
         on=on,
     )

@@ -82,7 +82,7 @@ async def test_a_lost_consumer_gives_unacked_rows_to_another_on_redelivered_edge
     again = await take(second, 3)
     assert [row.key for row in again] == [key(0), key(2), key(3)]
     second.ack(row.key for row in again)
-    await until(lambda: outlet.held_bytes == 0)
+    await until(lambda: outlet.buffered_bytes == 0)
     await second.close()
 
 

@@ -115,7 +115,7 @@ class Worker:
             network,
             config.gateway_flight,
             identity,
-            held=lambda: {self.stage: self.held},
+            attempts=lambda: {self.stage: self.held},
             stats=lambda: {self.stage: self.stats},
             on=dict.fromkeys(Kind, self._hear),
         )

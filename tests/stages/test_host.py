@@ -197,7 +197,7 @@ async def test_eval_acks_run_when_its_own_downstream_acked(net: Net) -> None:
         assert parts.acked == []
         parts.downstream.ack([key(1)])
         await until(lambda: parts.acked == [key(1)])
-        assert parts.upstream.held_bytes == 0
+        assert parts.upstream.buffered_bytes == 0
 
 
 async def test_errors_of_operators_are_their_own_row_only(net: Net) -> None:
