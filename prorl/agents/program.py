@@ -43,8 +43,7 @@ MOST_S = 7 * 86400.0
 """The tool server's limit: the attempt's own comes first, and may stand still meanwhile."""
 SHOWN_CHARS = 8000
 """Of what it printed, its end."""
-NOT_FOUND = (126, 127)
-"""Exit statuses of what cannot be started."""
+NO_CALL = "the program made no model call that its endpoint takes"
 MAX_WORD_BYTES = 120_000
 """Of a word or a variable: Linux refuses a program with one of 131,072 (MAX_ARG_STRLEN), its name
 and NUL included, as `Argument list too long`.
@@ -76,17 +75,31 @@ class ProgramAgent:
         door = Door(context, sampler)
         async with served(context, door, await sandbox.listen()) as base_url:
             argv, stdin = command(self._program, context, base_url)
-            done = await until_over(context, door, sandbox.exec(argv, MOST_S, stdin), self._name)
-        return self._end(sampler.record, done)
+            work = sandbox.exec(argv, MOST_S, stdin)
+            try:
+                done = await until_over(context, door, work, self._name)
+            except BudgetError as error:
+                if door.has_calls or door.ended.done():
+                    raise
+                return end_with(FailureCode.BAD_TASK, f"{NO_CALL}: {error.message}")
+        return self._end(sampler.record, door, done)
 
-    def _end(self, record: AttemptRecord, done: ToolResult) -> End:
+    def _end(self, record: AttemptRecord, door: Door, done: ToolResult) -> End:
+        """Returns the end of an attempt whose program has ended.
+
+        The policy answers for nothing before it has spoken. A program that asks it nothing, or
+        nothing that its endpoint takes, would do so again: its user mends it. One that ends while
+        its first call is under way may have been kept waiting by us, and is tried again.
+        """
         how = f"{self._name} ended with exit status {done.exit_code} after {done.duration_s:.1f} s"
         text = f"{done.output[-SHOWN_CHARS:].rstrip()}\n[{how}]".lstrip()
         record.messages.append(Message(role="tool", name=self._name, content=text))
         if record.turns:
             return End(StopReason.DONE)
-        code = FailureCode.BAD_TASK if done.exit_code in NOT_FOUND else FailureCode.STAGE_ERROR
-        return end_with(code, f"no model call: {how}: {done.output.strip()[-500:]}")
+        output = done.output.strip()[-500:]
+        if door.has_calls:
+            return end_with(FailureCode.STAGE_ERROR, f"no reply to its calls: {how}: {output}")
+        return end_with(FailureCode.BAD_TASK, f"{NO_CALL}: {how}: {output}")
 
 
 @asynccontextmanager

@@ -104,12 +104,23 @@ async def test_a_loop_of_ones_own_mends_a_repository_in_a_sandbox_without_networ
 NOTE = bash("echo mine > note")
 
 
+REFUSED = """
+import os, urllib.error, urllib.request
+for body in (b"[" * 100, b"{}"):
+    try:
+        urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+    except urllib.error.HTTPError as error:
+        assert error.code == 400
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "replies", "code", "words", "artifact"),
     [
         (LOOP, [NOTE, "done"], "", "", b"mine\n"),
         (LOOP + "raise SystemExit(7)", [NOTE, "done"], "", "", b"mine\n"),
-        ("print('no key'); raise SystemExit(7)", [], "stage_error", "no key", b""),
+        ("print('no key'); raise SystemExit(7)", [], "bad_task", "no key", b""),
+        (REFUSED, [], "bad_task", "no model call that its endpoint takes: python3 ended", b""),
         (LOOP + "input()\nwhile 1: pass", [NOTE, "done"], "", "", b"mine\n"),  # stdin is at its end
         (LOOP, [NOTE] * 9, "max_turns", "3 calls", b"mine\n"),
         (
@@ -150,6 +161,24 @@ async def test_time_that_ends_ends_it_and_what_it_did_counts(tmp_path: Path) -> 
 async def test_time_that_ends_before_the_first_token_is_the_backends(tmp_path: Path) -> None:
     trajectory = await program(LOOP).run(attempt(tmp_path, None, run_s=3.0))
     assert trajectory.failure.code is FailureCode.BACKEND_UNAVAILABLE
+
+
+async def test_a_program_that_hangs_before_its_first_call_is_its_users(tmp_path: Path) -> None:
+    trajectory = await program("import time; time.sleep(99)").run(attempt(tmp_path, run_s=1.0))
+    assert trajectory.failure.code is FailureCode.BAD_TASK
+    assert "no model call" in trajectory.failure.message
+
+
+async def test_a_program_that_ends_before_its_first_reply_is_tried_again(tmp_path: Path) -> None:
+    made = attempt(tmp_path, None)
+    assert isinstance(made.backend, Replies)
+    call = f"import threading\nthreading.Thread(target=exec, args=[{LOOP!r}], daemon=True).start()"
+    running = asyncio.ensure_future(
+        program(f"{call}\nimport os\nwhile not os.path.exists('go'): pass").run(made)
+    )
+    await made.backend.waiting.wait()
+    (tmp_path / "go").touch()
+    assert (await running).failure.code is FailureCode.STAGE_ERROR
 
 
 async def test_a_cancel_in_the_middle_of_a_call_ends_it(tmp_path: Path) -> None:

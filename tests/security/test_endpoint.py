@@ -5,9 +5,9 @@
 It prints how long the honest rollouts took alone, beside as many programs that compute and ask
 nothing (they take the same processors), and beside the hostile ones, and what the
 process `service`, which has RUN in it, grew by.
-What is asserted holds on a loaded machine too: no process dies, the
-service's memory stays within the bound that docs/agents.md states, every honest rollout completes,
-and every hostile one ends by its own.
+What is asserted holds on a loaded machine too: no process dies, the service's memory stays within
+the bound that docs/agents.md states, every honest rollout completes at its first attempt, and each
+hostile program is charged to its own rollout, once, as the table `ENDS` says.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from prorl.agents.capture.door import UNSHOWN_BYTES
+from prorl.agents.program import NO_CALL as NO_CALL_MESSAGE
 from prorl.cli.progress import follow
 from prorl.deploy.running import client_of, service, signals
 from prorl.supervisor.service import Supervisor
@@ -116,10 +117,33 @@ def loop():
 for thread in [threading.Thread(target=loop) for _ in range(4)]:
     thread.start()
 """
-HOWS = (
-    *("messages", "text", "connections", "bodies", "deep", "count", "slow", "tools", "schemas"),
-    *("unread", "half", "pipelined", "headers", "mad", "heads", "sockets"),
-)
+NO_CALL = ("failed", "task", "bad_task")
+"""What is charged for a program of whose requests none became a model call: its user's mistake,
+which no further attempt mends, and no reward.
+"""
+ENDS = {
+    "messages": NO_CALL,
+    "text": NO_CALL,
+    "connections": NO_CALL,
+    "bodies": NO_CALL,
+    "deep": NO_CALL,
+    "count": NO_CALL,
+    "slow": NO_CALL,
+    "tools": NO_CALL,
+    "schemas": NO_CALL,
+    "unread": ("completed", "", ""),  # valid calls, whose replies nobody reads
+    "half": NO_CALL,
+    "pipelined": NO_CALL,
+    "headers": NO_CALL,
+    "mad": NO_CALL,
+    "heads": NO_CALL,
+    "sockets": NO_CALL,
+}
+CHARGED = """
+select split_part(task_id, ' ', 1) as program, status, failure_class, failure_code,
+    max(attempt) as last_attempt, count(*) as rollouts, min(failure_message) as message
+from rollouts group by all order by program
+"""
 NUM_HOSTILE = 40
 MAX_TOKENS = 16384
 BOUND_BYTES = NUM_HOSTILE * ((32 << 20) + 5 * (2 * MAX_TOKENS + UNSHOWN_BYTES))
@@ -142,7 +166,7 @@ async def test_forty_hostile_programs_harm_only_themselves(
         client = client_of(running)
 
         async def begin(run: str, tasks: list[Task], agent: str) -> None:
-            limits = {"run_s": 60.0, "max_tokens": MAX_TOKENS, "max_attempts": 1}
+            limits = {"run_s": 60.0, "max_tokens": MAX_TOKENS, "max_turns": 1000}
             await asyncio.to_thread(client.create_run, run_id=run, agent=agent, limits=limits)
             await asyncio.to_thread(client.submit, run, tasks, 1, key="k", last=True)
 
@@ -164,7 +188,7 @@ async def test_forty_hostile_programs_harm_only_themselves(
         await attack("spinning", ("spin",))
         spinning_s, before = await honest("beside-spinning"), _rss(running)
         await follow(client, running, "spinning", NUM_HOSTILE, quiet=True)
-        await attack("hostile", HOWS)
+        await attack("hostile", tuple(ENDS))
         grown, beside = 0, asyncio.create_task(honest("beside"))
         while not beside.done():
             grown = max(grown, _rss(running) - before)
@@ -179,9 +203,18 @@ async def test_forty_hostile_programs_harm_only_themselves(
         )
         assert running.restarts == 0
         assert 0 < grown < BOUND_BYTES
-    for run in ("alone", "beside"):
-        ended = rows(check_complete(root / run, 24), "select distinct status from rollouts")
-        assert ended == [{"status": "completed"}]
-    ends = "select task_id, status, failure_code, failure_message from rollouts"
-    for row in rows(check_complete(root / "hostile", NUM_HOSTILE), ends):
+    for run in ("warm", "alone", "beside-spinning", "beside"):
+        stored = check_complete(root / run, 24)
+        ends = rows(stored, "select distinct status, failure_code, attempt from rollouts")
+        assert ends == [{"status": "completed", "failure_code": "", "attempt": 1}]
+        assert rows(stored, "select * from attempts") == []
+    stored = check_complete(root / "hostile", NUM_HOSTILE)
+    charged = rows(stored, CHARGED)
+    for row in charged:
         print(row)
+    assert len(charged) == len(ENDS)
+    for row in charged:
+        expected = ENDS[row["program"]]
+        assert (row["status"], row["failure_class"], row["failure_code"]) == expected, row
+        assert row["last_attempt"] == 1, row
+        assert (NO_CALL_MESSAGE in row["message"]) == (expected is NO_CALL), row

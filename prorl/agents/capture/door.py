@@ -92,6 +92,11 @@ class Door:
         return self._ledger.ended
 
     @property
+    def has_calls(self) -> bool:
+        """Whether a request has become a model call, replied to or not."""
+        return self._ledger.has_calls
+
+    @property
     def counts(self) -> Mapping[str, int]:
         return self._ledger.counts
 

@@ -99,6 +99,10 @@ class Ledger:
         self.ended: asyncio.Future[RolloutError] = asyncio.get_running_loop().create_future()
         """Why the attempt can say nothing more, once it cannot."""
 
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._calls)
+
     async def call(
         self, asked: Asked, digests: Sequence[bytes], has_client: Callable[[], bool]
     ) -> Call:
