@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import ssl
 import subprocess
 import tarfile
 import threading
@@ -137,6 +138,12 @@ class RegistryServer(ThreadingHTTPServer):
         """The next blob longer than this ends there."""
         self.secrets: list[str] = []
         """`Authorization` of each request for a token."""
+        self.redirects: dict[str, str] = {}
+        """Where a manifest, a blob or `token` is instead, by its name."""
+        self.lengths: dict[str, int] = {}
+        """What is added to the `Content-Length` of a manifest or a blob, by its name."""
+        self.requests: list[tuple[str, str]] = []
+        """Path and `Authorization` of each request."""
 
     @property
     def host(self) -> str:
@@ -152,7 +159,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server = self.server
-        if self.path.startswith("/token?"):
+        name = self.path.partition("?")[0].rpartition("/")[2]
+        server.requests.append((self.path, self.headers.get("Authorization", "")))
+        if name in server.redirects:
+            self._send(307, b"", {"Location": server.redirects[name]})
+        elif name == "token":
             server.secrets.append(self.headers.get("Authorization", ""))
             self._send(200, json.dumps({"token": TOKEN}).encode())
         elif server.tokens and self.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -161,13 +172,18 @@ class _Handler(BaseHTTPRequestHandler):
         elif server.busy:
             server.busy -= 1
             self._send(server.busy_status, b"{}", {"Retry-After": "0"})
-        elif (data := server.blobs.get(self.path.rpartition("/")[2])) is None:
+        elif (data := server.blobs.get(name)) is None:
             self._send(404, b'{"errors": []}')
         else:
             asked = self.headers.get("Range", "")
             server.asked.append((self.path, asked))
             begin = int(asked.removeprefix("bytes=").rstrip("-") or 0)
-            self._send(206 if begin else 200, data[begin:], cut="/blobs/" in self.path)
+            length = {
+                "Content-Length": str(max(len(data) - begin + server.lengths.get(name, 0), 0))
+            }
+            headers = {**length, "Docker-Content-Digest": digest_of(data)}
+            headers |= {"Connection": "close"} if name in server.lengths else {}
+            self._send(206 if begin else 200, data[begin:], headers, cut="/blobs/" in self.path)
 
     def _send(
         self, status: int, body: bytes, headers: dict[str, str] | None = None, *, cut: bool = False
@@ -183,9 +199,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(blobs: Blobs) -> Iterator[RegistryServer]:
+def serving(blobs: Blobs, tls: ssl.SSLContext | None = None) -> Iterator[RegistryServer]:
     """A registry on this host's loopback for as long as the block."""
     with RegistryServer(blobs) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:

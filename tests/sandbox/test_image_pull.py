@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import ssl
 import stat
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from typing import Any
 import pytest
 
 from prorl.errors import ConflictError, NotFoundError, SandboxError, StorageError, UserError
+from prorl.sandbox.images import remote
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.pull import Pull
 from prorl.sandbox.images.registry import Image, Registry
@@ -290,17 +292,17 @@ def test_an_index_gives_this_machines_image(server: RegistryServer, registry: Re
 def test_layers_are_shared_and_a_second_pull_brings_nothing(
     server: RegistryServer, registry: Registry
 ) -> None:
-    """Fifty images over eight layers: 1.05 of their union on disk."""
+    """Twenty images over eight layers: 1.05 of their union on disk."""
     rng = random.Random(0)
     shared = [archive(*BASE), *(archive(Entry(f"s{n}", rng.randbytes(300_000))) for n in range(7))]
-    for number in range(50):
+    for number in range(20):
         own = archive(Entry("own", rng.randbytes(900_000)))
         server.blobs.image(f"v{number}", *shared, own)
     pulls = Pull(registry, {})
-    for number in range(50):
+    for number in range(20):
         pulls.pull(f"i{number}", f"docker://{server.host}/x:v{number}")
     blobs = [path for path, _ in server.asked if "/blobs/" in path]
-    assert len(blobs) == len(set(blobs)) == 50 + 8 + 50  # configurations and layers, each once
+    assert len(blobs) == len(set(blobs)) == 20 + 8 + 20  # configurations and layers, each once
     there = registry.list()
     union = sum(each.bytes for each in there if each.is_layer)
     disk = sum(about.st_blocks * 512 for _, about in entries(str(registry.root)))
@@ -483,6 +485,136 @@ def test_hostile_manifests_are_the_images_fault(server: RegistryServer, registry
         assert registry.list() == [], place
 
 
+REDIRECTS = [
+    ("a cloud's metadata", "http://169.254.169.254/latest/meta-data/", UserError),
+    ("a cloud's metadata as a number", "http://2852039166/latest/", UserError),
+    ("this host by no address", "http://0.0.0.0:{port}/v2/x/blobs/y", UserError),
+    ("a file", "file:///etc/passwd", UserError),
+    ("no address", "http://[::1/x", UserError),
+    ("a loop", "{itself}", StorageError),
+    ("nobody", "http://127.0.0.1:9/v2/", StorageError),
+]
+
+
+@pytest.mark.parametrize("kind", ["manifest", "configuration", "layer", "token"])
+@pytest.mark.parametrize(
+    ("location", "error"), [row[1:] for row in REDIRECTS], ids=[row[0] for row in REDIRECTS]
+)
+def test_a_redirect_leads_nowhere_that_a_registry_may_not_send_a_node(
+    server: RegistryServer,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    location: str,
+    error: type[Exception],
+) -> None:
+    monkeypatch.setattr(remote, "RETRIES", remote.RETRIES.new(backoff_factor=0.001))
+    manifest = json.loads(server.blobs.image("v1", archive(*BASE)))
+    names = {"configuration": manifest["config"], "layer": manifest["layers"][0]}
+    name = names[kind]["digest"] if kind in names else {"manifest": "v1", "token": "token"}[kind]
+    server.tokens = kind == "token"
+    port = server.server_address[1]
+    server.redirects[name] = location.format(port=port, itself=f"http://{server.host}/v2/x/{name}")
+    with pytest.raises(error, match=r"redirects|does not answer|was cut|token server"):
+        Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+    num_asked = sum(path.partition("?")[0].endswith(f"/{name}") for path, _ in server.requests)
+    assert num_asked <= remote.TRIES * (1 + remote.MAX_REDIRECTS)
+    assert registry.list() == []
+    server.redirects.clear()
+    assert Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+
+
+@pytest.mark.parametrize(
+    ("base", "url", "is_allowed"),
+    [
+        ("https://reg.example", "https://blobs.example/x", True),
+        ("https://reg.example", "https://10.0.0.5/x", True),  # whose certificate must be its own
+        ("https://reg.example", "http://reg.example/x", False),
+        ("https://reg.example", "http://10.0.0.5/x", False),
+        ("http://10.0.0.5:5000", "http://10.0.0.6:9000/x", True),
+        ("http://10.0.0.5:5000", "http://127.0.0.1:7700/x", False),
+        ("http://10.0.0.5:5000", "http://[::ffff:127.0.0.1]/x", False),
+        ("http://10.0.0.5:5000", "http://169.254.169.254/x", False),
+        ("http://10.0.0.5:5000", "http://[fe80::1]/x", False),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:9000/x", True),
+        ("http://127.0.0.1:5000", "https://blobs.example/x", True),
+    ],
+)
+def test_who_may_be_asked_for_a_registry(base: str, url: str, is_allowed: bool) -> None:
+    if is_allowed:
+        remote.check_target(base, url, "it redirects to")
+    else:
+        with pytest.raises(UserError, match=r"redirects to .*; expected an https address"):
+            remote.check_target(base, url, "it redirects to")
+
+
+def test_a_secret_stays_with_its_registry(
+    server: RegistryServer, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blobs and tokens come by redirect from another one, which asks for a login itself."""
+    manifest = json.loads(server.blobs.image("v1", archive(*BASE)))
+    layer = manifest["layers"][0]["digest"]
+    server.tokens = True
+    secret = base64.b64encode(b"me:word").decode()
+    (tmp_path / "auth.json").write_text(json.dumps({"auths": {server.host: {"auth": secret}}}))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    with serving(Blobs(server.blobs)) as other:
+        server.redirects[layer] = f"http://{other.host}/v2/x/blobs/{layer}"
+        other.tokens = True
+        with pytest.raises(StorageError, match="answered 401"):
+            Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+        other.tokens = False
+        assert Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+        server.redirects["token"] = f"http://{other.host}/token"
+        assert Pull(registry, {}).pull("two", f"docker://{server.host}/x:v1")
+    assert {secret for _, secret in server.requests} == {"", f"Basic {secret}", "Bearer let-me-in"}
+    assert {secret for _, secret in other.requests} == {""}
+    assert len(other.requests) == 3
+
+
+def test_an_encrypted_registry_leads_to_no_plain_line(
+    server: RegistryServer, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = json.loads(server.blobs.image("v1", archive(*BASE)))
+    with serving(Blobs(server.blobs), encrypted(tmp_path, monkeypatch)) as secure:
+        mirrors = {"docker.io": f"https://{secure.host}"}
+        for name in ("v1", manifest["layers"][0]["digest"]):
+            secure.redirects = {name: f"http://{server.host}/v2/x/blobs/{name}"}
+            source = remote.Remote("debian:v1", mirrors)
+            monkeypatch.setattr(source, "_bases", source._bases[:1])  # not the public registry
+            with pytest.raises(UserError, match="expected an https address"):
+                source.blob(source.manifest().layers[0], tmp_path / "blob", lambda _: None)
+        assert server.requests == []
+
+
+def encrypted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """A server's context with a certificate of its own for 127.0.0.1, which clients here trust."""
+    paths = ("-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem"))
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    words += ["-nodes", "-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*words, *paths], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(folder / "certificate.pem"))
+    return context
+
+
+@pytest.mark.parametrize("kind", ["manifest", "configuration", "layer"])
+@pytest.mark.parametrize("lie", [-9, 9, 1 << 40])
+def test_a_length_that_lies_cuts_what_is_whole_by_its_digest_alone(
+    server: RegistryServer, registry: Registry, kind: str, lie: int
+) -> None:
+    manifest = json.loads(server.blobs.image("v1", archive(*BASE)))
+    names = {"configuration": manifest["config"], "layer": manifest["layers"][0]}
+    server.lengths[names[kind]["digest"] if kind in names else "v1"] = lie
+    if lie < 0:
+        with pytest.raises(StorageError, match=r"something else than|was cut"):
+            Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+        assert registry.list() == []
+        server.lengths.clear()
+    assert Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
+
+
 @pytest.mark.parametrize(("status", "again"), [(401, True), (403, True), (404, False)])
 async def test_a_refusal_is_the_nodes_and_what_is_not_there_the_tasks_for_a_minute(
     server: RegistryServer, tmp_path: Path, status: int, again: bool
@@ -492,13 +624,13 @@ async def test_a_refusal_is_the_nodes_and_what_is_not_there_the_tasks_for_a_minu
     now = [0.0]
     cache = ImageCache(tmp_path / "images", {}, lambda: now[0])
     image = f"docker://{server.host}/x:v1"
-    for _ in range(3):
+    for _ in range(2):
         with pytest.raises(SandboxError, match=f"answered {status}") as caught:
             await cache.locate(image)
         code = FailureCode.SANDBOX_START if again else FailureCode.BAD_TASK
         assert caught.value.code is code
     asked = (1 << 20) - server.busy
-    assert asked == (3 if again else 1), "a login, or a push, would not be heard of"
+    assert asked == (2 if again else 1), "a login, or a push, would not be heard of"
     server.busy = 0  # the login was renewed, or the image was pushed
     if not again:
         with pytest.raises(SandboxError, match="answered 404"):
@@ -520,6 +652,29 @@ def test_a_full_disk_says_what_images_take(
         Pull(registry, {}).pull("one", f"docker://{server.host}/x:v1")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="a small disk is mounted as root only")
+async def test_a_disk_that_a_layer_fills_says_so_and_is_no_tasks_fault(
+    server: RegistryServer, tmp_path: Path
+) -> None:
+    """A layer that is small when packed: only its unpacking shows that there is no room."""
+    server.blobs.image("v1", archive(*BASE))
+    server.blobs.image("v2", archive(*BASE, Entry("big", bytes(64 << 20))))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk], check=True)
+    try:
+        cache = ImageCache(disk, {})
+        assert await cache.locate(f"docker://{server.host}/x:v1")
+        with pytest.raises(SandboxError, match=r"its images take .* `prorl image gc") as caught:
+            await cache.locate(f"docker://{server.host}/y:v2")
+        assert caught.value.code is FailureCode.SANDBOX_START
+        await cache.close()
+        assert Registry(disk).names() == ["x_v1"]
+        assert list((disk / "work").iterdir()) == list((disk / "blobs").iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 def test_pulled_images_are_evicted_by_age_and_size(
     server: RegistryServer, registry: Registry, tmp_path: Path
 ) -> None:
@@ -536,9 +691,11 @@ def test_pulled_images_are_evicted_by_age_and_size(
         ages = {"oldest": 9, "older": 6, "used": 9, "new": 0}
         note.write_text(json.dumps({**about, "made_at": time.time() - ages[name] * day}))
         os.utime(lock, (0, time.time() - (3 if name == "used" else ages[name]) * day))
+    registry.name("alias", registry.digest_of_name("oldest"))
     with registry.lock(registry.digest_of_name("oldest"), shared=True):
         assert registry.collect(older_than_s=8 * day) == (), "what is used stays"
-    assert names_of(registry.collect(older_than_s=8 * day)) == ["oldest"]
+        assert registry.names() == ["alias", "new", "older", "oldest", "used"]
+    assert names_of(registry.collect(older_than_s=8 * day)) == ["alias", "oldest"]
     assert registry.names() == ["new", "older", "used"]
     assert names_of(registry.collect(keep_bytes=(2 << 20) + (512 << 10))) == ["older"]
     assert registry.names() == ["new", "used"]

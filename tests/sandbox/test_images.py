@@ -85,9 +85,18 @@ async def test_a_pulled_stack_is_run_as_it_is_and_pulled_by_the_first_who_needs_
             with pytest.raises(SandboxError, match=why) as caught:
                 await daemon.host.start("run/2/1", "run", SandboxSpec(image=image))
             assert caught.value.code is FailureCode.BAD_TASK
+        registry = Registry(folder / "images")
         with pytest.raises(ConflictError, match="in use"):
-            Registry(folder / "images").forget("x_v1")
+            registry.forget("x_v1")
+        ref = await daemon.host.start("run/1/4", "run", spec)
+        async with daemon.host.connect(ref) as sandbox:
+            assert registry.collect(older_than_s=0, keep_bytes=0) == (), "it is in use"
+            done = await sandbox.call("bash", {"command": "cat /etc/own"}, 20.0)
+            assert done.output == "own\n"
         await end(daemon)
+        assert registry.names() == ["x_v1"]
+        assert registry.collect(older_than_s=0, keep_bytes=0) != ()
+        assert registry.list() == []
     layers = [path for path, _ in server.asked if "/blobs/" in path]
     assert len(layers) == len(set(layers)) == 3
 

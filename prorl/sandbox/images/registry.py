@@ -335,8 +335,9 @@ class Registry:
             old = older_than_s is not None and self.used_at(image) < time.time() - older_than_s
             if old or (keep_bytes is not None and total > keep_bytes):
                 with suppress(ConflictError):
+                    self.remove(image.digest)
                     for name in image.names:
-                        self.forget(name)
+                        (self.root / "names" / name).unlink()
                     del there[image.digest]
                     yield image
 

@@ -12,20 +12,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import ipaddress
 import json
 import os
 import platform
 import re
+import socket
 import tarfile
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
+from urllib.parse import urlencode, urljoin
 
 import urllib3
-from urllib3.exceptions import HTTPError, MaxRetryError
+from urllib3.exceptions import HTTPError, LocationParseError, MaxRetryError
+from urllib3.util import parse_url
 
-from prorl.errors import StorageError, UserError
+from prorl.errors import ProrlError, StorageError, UserError
 from prorl.sandbox.images.unpack import MAX_LAYER_BYTES, plain_stream
 
 HUB, HUB_HOST, HUB_KEY = "docker.io", "registry-1.docker.io", "https://index.docker.io/v1/"
@@ -36,6 +41,7 @@ REFERENCE = re.compile(
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+PORTS = {"http": 80, "https": 443}
 LOOPBACK = re.compile(r"(localhost|127\.[\d.]+|\[::1\])(:\d+)?")
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 MANIFESTS = (
@@ -55,10 +61,12 @@ LIE_BYTES = 64 << 20
 TRIES = 6
 """Of one blob that brings nothing; each byte that came begins the count anew."""
 RETRIES = urllib3.Retry(
-    total=TRIES, redirect=5, backoff_factor=0.25, status_forcelist=(429, 500, 502, 503, 504)
+    total=TRIES, backoff_factor=0.25, status_forcelist=(429, 500, 502, 503, 504)
 )
 """`Retry-After` counts for as long as it says; who pulls bounds the whole."""
 TIMEOUT = urllib3.Timeout(connect=20, read=60)
+MAX_REDIRECTS = 5
+"""Registries send a client on once, to where their blobs are."""
 
 Tell = Callable[[int], None]
 """Gets the number of bytes that came."""
@@ -365,18 +373,20 @@ class Remote:
         )
 
     def _small(self, kind: str, name: str) -> bytes:
-        """A manifest or a configuration, checked where it is asked for by its digest."""
+        """A manifest or a configuration, checked by its digest or, for a tag, by the reply's."""
         headers = {"Accept": ", ".join(MANIFESTS)}
         try:
             reply = self._ask(f"{kind}/{name}", headers)
             body = bytes(reply.read(MANIFEST_BYTES + 1, decode_content=False))
             reply.close()
+            digest = reply.headers.get("Docker-Content-Digest", "")
         except HTTPError as error:
             raise StorageError(f"{self._what}: {error}") from error
         if len(body) > MANIFEST_BYTES:
             raise UserError(f"{self._what}: {kind}/{name}", f"at most {MANIFEST_BYTES} bytes")
-        if DIGEST.fullmatch(name) and f"sha256:{hashlib.sha256(body).hexdigest()}" != name:
-            raise StorageError(f"{self._what}: the registry sent something else than {name}")
+        expected = name if DIGEST.fullmatch(name) else digest
+        if DIGEST.fullmatch(expected) and f"sha256:{hashlib.sha256(body).hexdigest()}" != expected:
+            raise StorageError(f"{self._what}: the registry sent something else than {expected}")
         return body
 
     def _ask(self, rest: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
@@ -385,15 +395,22 @@ class Remote:
         for base in tuple(self._bases):
             url = f"{base}/v2/{self._repository}/{rest}"
             try:
-                reply = self._get(url, {**headers, **self._header(base)})
-                if reply.status == 401:
-                    before = self._header(base)
-                    self._authorize(base, reply.headers.get("WWW-Authenticate", ""))
-                    if self._header(base) != before:
+                before = self._authorization.get(base, "")
+                reply, challenge = self._get(base, url, headers, before)
+                if challenge:
+                    try:
+                        self._authorize(base, challenge)
+                    except ProrlError:
+                        reply.close()
+                        raise
+                    if (token := self._authorization.get(base, "")) != before:
                         reply.close()  # never read to its end, which may never come
-                        reply = self._get(url, {**headers, **self._header(base)})
+                        reply, _ = self._get(base, url, headers, token)
             except MaxRetryError as error:
                 problem = StorageError(f"{self._what}: {base} does not answer: {error.reason}")
+                continue
+            except ProrlError as error:
+                problem = error
                 continue
             if reply.status in (200, 206):
                 return reply
@@ -416,11 +433,32 @@ class Remote:
         assert problem is not None
         raise problem
 
-    def _get(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
-        return self._pool.request("GET", url, headers=headers, preload_content=False)
+    def _get(
+        self, base: str, url: str, headers: Mapping[str, str], authorization: str
+    ) -> tuple[urllib3.BaseHTTPResponse, str]:
+        """The reply to a request, behind redirects, and the challenge of the one that was asked.
 
-    def _header(self, base: str) -> dict[str, str]:
-        return {"Authorization": known} if (known := self._authorization.get(base)) else {}
+        `authorization` goes to the origin of the first request alone, and a challenge of another
+        origin is none of the registry's. Raises UserError for a redirect that `check_target`
+        refuses, StorageError for too many, HTTPError.
+        """
+        first = origin(url)
+        for _ in range(MAX_REDIRECTS + 1):
+            is_first = origin(url) == first
+            secret = {"Authorization": authorization} if authorization and is_first else {}
+            reply = self._pool.request(
+                "GET", url, headers={**headers, **secret}, redirect=False, preload_content=False
+            )
+            location = reply.get_redirect_location()
+            if not location:
+                challenge = reply.headers.get("WWW-Authenticate", "")
+                return reply, challenge if is_first and reply.status == 401 else ""
+            reply.close()
+            with suppress(ValueError):  # which `check_target` refuses
+                location = urljoin(url, location)
+            url = location
+            check_target(base, url, f"{self._what}: {base} redirects to")
+        raise StorageError(f"{self._what}: {base} redirects more than {MAX_REDIRECTS} times")
 
     def _authorize(self, base: str, challenge: str) -> None:
         """Answer `WWW-Authenticate`: basic credentials, or a token of the realm that it names."""
@@ -432,23 +470,67 @@ class Remote:
             return
         words = dict(re.findall(r'(?<!\w)(\w+)="([^"]*)"', rest))
         realm = words.get("realm", "")
+        check_target(base, realm, f"{self._what}: {base} has a token server at")
         fields = {"scope": f"repository:{self._repository}:pull"}
         fields |= {"service": words["service"]} if "service" in words else {}
-        # a secret never goes over a plain line that its registry does not use itself
-        safe = realm.startswith("https://") or base.startswith("http://")
-        headers = {"Authorization": f"Basic {basic}"} if basic and safe else {}
+        url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(fields)}"
         try:
-            reply = self._pool.request(
-                "GET", realm, fields=fields, headers=headers, preload_content=False
-            )
+            reply, _ = self._get(base, url, {}, f"Basic {basic}" if basic else "")
             body = reply.read(MANIFEST_BYTES, decode_content=False)
             reply.close()
             said = json.loads(body) if reply.status == 200 else {}
             token = said.get("token") or said.get("access_token")
+        except UserError:
+            raise
         except (HTTPError, ValueError, AttributeError, RecursionError) as error:
             raise StorageError(f"{self._what}: token server {realm!r}: {error}") from error
         if isinstance(token, str) and token.isprintable():
             self._authorization[base] = f"Bearer {token}"
+
+
+def check_target(base: str, url: str, what: str) -> None:
+    """Raise UserError for an address that a registry may not have this node ask.
+
+    Https proves who answers, so nothing in a private network takes such a request unless it is
+    meant to. A plain line is for registries that have one themselves, on this host or as a mirror,
+    and leads neither to the metadata of a cloud nor from elsewhere to this host.
+    """
+    try:
+        (scheme, host, _), (own_scheme, own_host, _) = origin(url), origin(base)
+    except LocationParseError:
+        scheme = host = own_scheme = own_host = ""
+    if host and scheme == "https":
+        return
+    if host and scheme == own_scheme == "http":
+        addresses = addresses_of(host)
+        reaches_us = any(address.is_loopback for address in addresses)
+        own_is_us = any(address.is_loopback for address in addresses_of(own_host))
+        if (own_is_us or not reaches_us) and not any(
+            address.is_link_local or address.is_unspecified for address in addresses
+        ):
+            return
+    raise UserError(
+        f"{what} {url!r:.200}",
+        "an https address, or one beside a registry that is plain http itself",
+        "`sandbox.mirrors` names another place for the images of a registry",
+    )
+
+
+def origin(url: str) -> tuple[str, str, int]:
+    """The scheme, host and port of an address. Raises LocationParseError."""
+    parsed = parse_url(url)
+    scheme = parsed.scheme or ""
+    return scheme, (parsed.host or "").strip("[]"), parsed.port or PORTS.get(scheme, 0)
+
+
+def addresses_of(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The addresses that a name has here; none where only a proxy resolves it."""
+    try:
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
+    return [getattr(address, "ipv4_mapped", None) or address for address in addresses]
 
 
 def _credentials(host: str) -> str:
