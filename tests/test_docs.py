@@ -205,6 +205,13 @@ def test_the_line_and_the_test_of_a_guarantee_exist(guarantee: list[str]) -> Non
         assert f"def {name}(" in tests, name
 
 
+def test_pages_say_what_the_code_says() -> None:
+    """docs/settings.md, docs/columns.md and the docstrings in pages: `python docs/write.py`."""
+    argv = [sys.executable, str(ROOT / "docs" / "write.py"), "--check"]
+    check = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (check.stdout, check.returncode) == ("", 0)
+
+
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the documentation's generator (dependency group `docs`)")
     argv = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(ROOT / "docs")]

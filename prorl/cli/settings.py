@@ -100,7 +100,7 @@ class Job(BaseModel):
         description=(
             "env of every task; auto = as the file's format says. Its settings may follow:"
             " 'math?tools=none&system=@prompt.txt', where @FILE is the file's text; or a YAML file"
-            " of them: {name: math, tools: []} (`prorl schema` lists them)"
+            " of them: {name: math, tools: []} (docs/settings.md)"
         ),
     )
     skip_invalid: Flag = Field(

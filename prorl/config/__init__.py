@@ -150,8 +150,15 @@ class SandboxConfig(StrictModel):
 class StoreConfig(StrictModel):
     """How the store batches parts."""
 
-    flush_s: float = Field(default=0.5, gt=0, le=60)
-    flush_bytes: int = Field(default=16 << 20, ge=1 << 16)
+    flush_s: float = Field(
+        default=0.5,
+        gt=0,
+        le=60,
+        description="a part is written this long after its first row at the latest",
+    )
+    flush_bytes: int = Field(
+        default=16 << 20, ge=1 << 16, description="or once its rows have this many bytes"
+    )
     hot_bytes: int = Field(
         default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams"
     )
@@ -201,13 +208,15 @@ class ServiceConfig(StrictModel):
     root: Path = Field(
         default=Path("prorl-runs"), description="holds control.db and the run directories"
     )
-    node_id: str = "local"
+    node_id: str = Field(default="local", description="name of this node in rows and status")
     workers: int | Literal["auto", "nodes"] = Field(
         default="auto",
         description="processes with a chain of INIT, RUN and EVAL each; 0 = the chain lives in"
         " `service`, with gateway and store; auto = 0 up to four cores, else 1; nodes = none here",
     )
-    host: Literal["127.0.0.1", "localhost", "::1"] = "127.0.0.1"
+    host: Literal["127.0.0.1", "localhost", "::1"] = Field(
+        default="127.0.0.1", description="where HTTP and Flight listen on this host"
+    )
     http_port: int = Field(
         default=0, ge=0, le=65535, description="HTTP port on this host; 0 = any free one"
     )
@@ -397,8 +406,18 @@ class Sampling(StrictModel):
         le=10.0,
         description="of the sampled answers; default 1",
     )
-    top_p: float = Field(default=_SAMPLING.top_p, gt=0.0, le=1.0)
-    top_k: int = Field(default=_SAMPLING.top_k, ge=0, le=MAX_INT32)
+    top_p: float = Field(
+        default=_SAMPLING.top_p,
+        gt=0.0,
+        le=1.0,
+        description="1: no cut; a run that trains needs 1, else logprobs are not the model's",
+    )
+    top_k: int = Field(
+        default=_SAMPLING.top_k,
+        ge=0,
+        le=MAX_INT32,
+        description="0: no cut; a run that trains needs 0",
+    )
     max_tokens: int = Field(
         default=_SAMPLING.max_tokens,
         ge=1,
@@ -427,25 +446,52 @@ WHOLE_DISTRIBUTION = (
 class Limits(StrictModel):
     """Budgets of a rollout; see `prorl.types.RolloutLimits`."""
 
-    init_s: float = Field(default=_LIMITS.init_s, gt=0, le=86400)
+    init_s: float = Field(
+        default=_LIMITS.init_s, gt=0, le=86400, description="seconds of INIT, for each attempt"
+    )
     run_s: float = Field(
         default=_LIMITS.run_s,
         gt=0,
         le=86400,
-        description="a model that thinks, or a program, has 1800 where none is said",
+        description="seconds of model and tool time in RUN; a model that thinks, or a program, has"
+        " 1800 where none is said",
     )
-    eval_s: float = Field(default=_LIMITS.eval_s, gt=0, le=86400)
-    queue_s: float = Field(default=_LIMITS.queue_s, gt=0, le=7 * 86400)
-    tool_s: float = Field(default=_LIMITS.tool_s, gt=0, le=86400)
+    eval_s: float = Field(
+        default=_LIMITS.eval_s, gt=0, le=86400, description="seconds of EVAL, retries included"
+    )
+    queue_s: float = Field(
+        default=_LIMITS.queue_s,
+        gt=0,
+        le=7 * 86400,
+        description="seconds that a rollout may wait, anywhere",
+    )
+    tool_s: float = Field(
+        default=_LIMITS.tool_s, gt=0, le=86400, description="seconds of one tool call"
+    )
     max_turns: int = Field(
         default=_LIMITS.max_turns,
         ge=1,
         le=1000,
         description="model calls; a program has 200 where none is said",
     )
-    max_tokens: int = Field(default=_LIMITS.max_tokens, ge=16, le=1 << 20)
-    max_attempts: int = Field(default=_LIMITS.max_attempts, ge=1, le=100)
-    max_worker_losses: int = Field(default=_LIMITS.max_worker_losses, ge=0, le=1000)
+    max_tokens: int = Field(
+        default=_LIMITS.max_tokens,
+        ge=16,
+        le=1 << 20,
+        description="tokens of a sequence, its context included",
+    )
+    max_attempts: int = Field(
+        default=_LIMITS.max_attempts,
+        ge=1,
+        le=100,
+        description="attempts that may fail for the infrastructure; 3: two retries",
+    )
+    max_worker_losses: int = Field(
+        default=_LIMITS.max_worker_losses,
+        ge=0,
+        le=1000,
+        description="attempts that may be lost besides to deaths of our own workers",
+    )
     artifact_mb: int = Field(
         default=_LIMITS.artifact_mb,
         ge=0,
@@ -472,7 +518,10 @@ class RunConfig(StrictModel):
         default="none",
         description=f"{', '.join(FILTERS)}, {PASS_RATE}, or SQL; on a command line also a file",
     )
-    delivery: Literal["store", "stream"] = "store"
+    delivery: Literal["store", "stream"] = Field(
+        default="store",
+        description="stream: a trainer is handed each kept group; store: Parquet alone",
+    )
     agent: str = Field(
         default="native",
         description="who drives the policy: native, a program that runs in the sandbox"
@@ -521,14 +570,14 @@ class RunConfig(StrictModel):
     )
     server_priority: bool = Field(
         default=False,
-        description="of a run with `epochs`: model servers serve the rollouts first that are"
-        " expected to be longest (vLLM: `--scheduling-policy priority`)",
+        description="with `epochs`: model servers serve those rollouts first that are expected to"
+        " be longest (vLLM: `--scheduling-policy priority`)",
     )
     groups_per_step: int = Field(
         default=0,
         ge=0,
-        description="that the trainer takes at a time: no more are sampled ahead than it takes"
-        " while a group is sampled, or than stay fresh; 0 = not known",
+        description="groups that the trainer takes at a time: no more are sampled ahead than it"
+        " takes while a group is sampled, or than stay fresh; 0 = not known",
     )
     early_stop_valid: int = Field(
         default=0,
@@ -536,7 +585,12 @@ class RunConfig(StrictModel):
         description="end a group early: once so many members are valid, the others have"
         " `straggler_grace_s` left; 0 = wait for all",
     )
-    straggler_grace_s: float = Field(default=60.0, ge=0, le=86400)
+    straggler_grace_s: float = Field(
+        default=60.0,
+        ge=0,
+        le=86400,
+        description="seconds that the rest of a group has once early_stop_valid members are done",
+    )
     max_staleness: int = Field(
         default=-1, ge=-1, description="published minus oldest span version at hand-out; -1 = any"
     )

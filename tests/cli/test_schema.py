@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 
 from prorl.cli.app import dispatch
+from prorl.cli.commands.schema import config_schema, settings_of
 from prorl.envs import BUILT_IN, get_env
 from prorl.envs.settings import record_of
 from prorl.schema.fields import MEANINGS
@@ -25,11 +26,17 @@ def test_every_column_has_a_meaning_and_every_meaning_a_column(
 
 
 def test_the_page_has_every_setting_of_every_env(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["schema"]) == 0
+    assert dispatch(["schema", "--settings"]) == 0
     page = capsys.readouterr().out
     for name in BUILT_IN:
         for field in fields(record_of(get_env(name))):
             assert f"| {name} | {field.name} | " in page
     assert '| math | grading | one of strict, closed_form, value | "closed_form" | ' in page
-    rows = page.partition("# Settings of envs")[2].splitlines()[6:]
+    rows = page.partition("## Settings of envs")[2].splitlines()[6:]
     assert all(line.count(" | ") == 4 for line in rows)
+
+
+def test_every_key_of_a_config_has_a_meaning() -> None:
+    settings = settings_of(config_schema())
+    assert {"tasks", "service.init.slots", "run.limits.tool_s"} <= {one.key for one in settings}
+    assert [one.key for one in settings if not (one.meaning and one.type)] == []
