@@ -353,6 +353,7 @@ class DoorCounts:
     edited_replies: int = 0
     unused_replies: int = 0
     retokenization_mismatches: int = 0
+    image_placeholders: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

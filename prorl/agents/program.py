@@ -3,7 +3,7 @@
     RUN                                the sandbox, without network
     ---                                ----------------------------
     listener <------- passed out ----- 127.0.0.1:8000
-    door serves it <------------------ POST /v1/chat/completions, /v1/responses, /v1/messages
+    door serves it <------------------ POST /v1/chat/completions and other dialects
     exec ----------------------------> mini-swe-agent, codex ... in the workspace
 
 Who connects runs in the sandbox, so the connection is the identity: no key names another rollout.
@@ -247,6 +247,9 @@ def environment(context: AttemptContext, base_url: str, key: str) -> dict[str, s
         "ANTHROPIC_BASE_URL": base_url,
         "ANTHROPIC_API_KEY": key,
         "ANTHROPIC_MODEL": MODEL,
+        "GOOGLE_GEMINI_BASE_URL": base_url,
+        "GEMINI_API_KEY": key,
+        "GEMINI_MODEL": MODEL,
         "NO_PROXY": "127.0.0.1",
         **{name: text for name, text in texts.items() if _fits(text)},
     }

@@ -24,6 +24,7 @@ select count(*) as rollouts, count(distinct rollout_id) as distinct_rollouts,
     coalesce(sum(retokenization_mismatches), 0)::bigint as retokenization_mismatches,
     coalesce(sum(edited_replies), 0)::bigint as edited_replies,
     coalesce(sum(unused_replies), 0)::bigint as unused_replies,
+    coalesce(sum(image_placeholders), 0)::bigint as image_placeholders,
     max(attempt) as max_attempt,
     count(*) filter (stop_reason in ('max_tokens', 'context')) as cut_by_tokens,
     count(*) filter (stop_reason = 'deadline') as cut_by_time
@@ -130,10 +131,8 @@ def _door(summary: dict[str, Json]) -> str:
         f"{continued:,} of {calls:,} calls ({share:.0%}) continued recorded ids",
         f"rendering again would have changed those of {changed:,} ({mismatch_share:.0%})",
     ]
-    named = {
-        name: summary[name]
-        for name in ("rendered_calls", "forked_calls", "edited_replies", "unused_replies")
-    }
+    rare = ("rendered_calls", "forked_calls", "edited_replies", "unused_replies")
+    named = {name: summary[name] for name in (*rare, "image_placeholders")}
     return " · ".join([*words, *(f"{name} {n:,}" for name, n in named.items() if n)])
 
 

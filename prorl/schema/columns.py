@@ -105,6 +105,7 @@ class RanColumns(Added):
     edited_replies: int
     unused_replies: int
     retokenization_mismatches: int
+    image_placeholders: int
     node: str
     worker: str
     server: str

@@ -204,6 +204,9 @@ DOOR = tuple(
             "continued calls whose prompt, rendered again, would not begin with the ids recorded;"
             " a long conversation is looked at when its calls have doubled",
         ),
+        required(
+            "image_placeholders", pa.int32(), "images of a program that the policy read as a text"
+        ),
     )
 )
 """`prorl.types.DoorCounts`: null in files from before."""

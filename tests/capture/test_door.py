@@ -23,6 +23,7 @@ import pytest
 
 from prorl import helper
 from prorl.agents.capture import connections, door, ledger
+from prorl.agents.capture.canonical import IMAGE
 from prorl.agents.capture.door import Door
 from prorl.agents.capture.share import Account, Share
 from prorl.agents.sampler import Sampler
@@ -108,7 +109,7 @@ async def test_a_loop_of_calls_is_one_sequence_of_exact_ids() -> None:
 
 
 USER: Json = {"role": "user", "content": "Fix it."}
-BLOCK = {"type": "image_url", "image_url": {"url": "data:"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": ""}}
 
 
 def tool(schema: Json) -> Json:
@@ -130,6 +131,10 @@ def used(arguments: Json) -> Json:
 
 
 ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+ROUTES |= {
+    "gemini": "/v1beta/models/m:generateContent",
+    "gemini_stream": "/v1beta/models/m:streamGenerateContent",
+}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +150,7 @@ ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "message
         ("chat", {"messages": [USER], "logprobs": True}, 400, "logprobs is given"),
         ("chat", {"messages": [USER], "max_tokens": -1}, 400, "max_tokens is -1"),
         ("chat", {"messages": [USER], "tools": [{"type": "web"}]}, 400, "a tool of type 'web'"),
-        ("chat", {"messages": [{"role": "user", "content": [BLOCK]}]}, 400, "type 'image_url'"),
+        ("chat", {"messages": [{"role": "user", "content": [SOUND]}]}, 400, "type 'input_audio'"),
         ("chat", {"messages": [USER | {"role": []}]}, 400, "a message of role []"),
         ("chat", {"messages": [USER] * 4097}, 400, "4,097 messages; expected at most 4,096"),
         ("chat", {"messages": [USER], "tools": [tool({"anyOf": 5})]}, 400, "anyOf of a tool's"),
@@ -171,7 +176,11 @@ ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "message
             "a call's arguments deeper than 64",
         ),
         ("messages", {"messages": [USER], "mcp_servers": [1]}, 400, "mcp_servers is given"),
-        ("messages", {"messages": [{"role": "user", "content": [BLOCK]}]}, 400, "a block of type"),
+        ("messages", {"messages": [{"role": "user", "content": [SOUND]}]}, 400, "a block of type"),
+        ("gemini", {"contents": []}, 400, "contents is empty"),
+        ("gemini", {"contents": [{"parts": [{"executableCode": {}}]}]}, 400, "executableCode"),
+        ("gemini", {"contents": [{"role": "x"}]}, 400, "a content of role 'x'"),
+        ("gemini", {"contents": [], "generationConfig": {"candidateCount": 2}}, 400, "candidateC"),
     ],
 )
 async def test_what_cannot_be_expressed_is_refused_in_a_sentence(
@@ -185,6 +194,38 @@ async def test_what_cannot_be_expressed_is_refused_in_a_sentence(
         assert not at.door.ended.done()
 
 
+PIXEL = "iVBORw0KGgo="
+IMAGES: dict[str, Json] = {
+    "chat": {
+        "messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+        ]
+    },
+    "responses": {
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]
+    },
+    "messages": {
+        "messages": [{"role": "user", "content": [{"type": "image", "source": {"data": PIXEL}}]}]
+    },
+    "gemini": {"contents": [{"parts": [{"inlineData": {"mimeType": "image/png", "data": PIXEL}}]}]},
+}
+
+
+@pytest.mark.parametrize("route", IMAGES)
+async def test_an_image_is_read_as_a_text_and_counted_once(route: str) -> None:
+    backend = Replies("a cat", "sure")
+    async with opened(backend) as at:
+        async with at.http.post(at.url + ROUTES[route], json=IMAGES[route]) as answer:
+            assert answer.status == 200
+        if route == "chat":
+            reply = {"role": "assistant", "content": "a cat"}
+            messages = [*IMAGES[route]["messages"], reply, USER]
+            await at.chat(messages, tools=[])
+            assert at.door.counts["continued_calls"] == 1
+    assert RENDERER.tokenizer.decode(backend.prompts[0]).count(IMAGE) == 1
+    assert at.sampler.record.door.image_placeholders == 1
+
+
 async def test_what_is_asked_beside_is_no_call() -> None:
     async with opened(Replies("yes")) as at:
         async with at.http.head(at.url) as answer:
@@ -196,6 +237,11 @@ async def test_what_is_asked_beside_is_no_call() -> None:
             counted = (await answer.json())["input_tokens"]
         async with at.http.post(f"{at.url}/v1/messages?beta=true", json=body) as answer:
             assert (await answer.json())["usage"]["input_tokens"] == counted
+        prompt: Json = {"contents": [{"parts": [{"text": USER["content"]}]}]}
+        for request in (prompt, {"generateContentRequest": prompt}):
+            url = f"{at.url}/v1beta/models/m:countTokens"
+            async with at.http.post(url, json=request) as answer:
+                assert (await answer.json())["totalTokens"] == counted
         async with at.http.post(f"{at.url}/v1/embeddings", json={}) as answer:
             assert answer.status == 404
     assert len(at.sampler.record.turns) == 1
@@ -225,6 +271,7 @@ async def test_a_slow_reply_is_waited_for_with_signs_of_life(
     monkeypatch.setattr(door, "KEEP_ALIVE_S", 0.05)
     backend = Held("slowly")
     body = {"input": "Fix it.", "messages": [USER], "max_tokens": 50, "stream": stream}
+    body["contents"] = [{"parts": [{"text": "Fix it."}]}]
     async with opened(backend) as at, at.http.post(at.url + ROUTES[route], json=body) as answer:
         first = await answer.content.readany()
         assert first.strip() in (b"", b": keep-alive", b'event: ping\ndata: {"type": "ping"}')

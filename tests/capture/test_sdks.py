@@ -88,12 +88,48 @@ async def messages(at: Open, stream: bool) -> str:
             said.append({"role": "user", "content": results})
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("client", [chat, responses, messages])
-async def test_a_loop_of_an_official_client_is_one_sequence(client: Json, stream: bool) -> None:
-    pytest.importorskip(
-        "anthropic" if client is messages else "openai", reason="no SDK is installed"
+async def gemini(at: Open, stream: bool) -> str:
+    genai = pytest.importorskip("google.genai", reason="the Gemini SDK is not installed")
+    types = genai.types
+    client = genai.Client(api_key="k", http_options=types.HttpOptions(base_url=at.url)).aio
+    tool = types.FunctionDeclaration(name="bash", parameters=types.Schema(**GEMINI))
+    config = types.GenerateContentConfig(
+        tools=[types.Tool(function_declarations=[tool])], system_instruction="You mend."
     )
+    contents = [types.Content(role="user", parts=[types.Part.from_text(text="Fix it.")])]
+    while True:
+        parts = list[Json]()
+        if stream:
+            async for chunk in await client.models.generate_content_stream(
+                model="m", contents=contents, config=config
+            ):
+                parts += chunk.candidates[0].content.parts
+        else:
+            answer = await client.models.generate_content(
+                model="m", contents=contents, config=config
+            )
+            parts += answer.candidates[0].content.parts
+        calls = [part.function_call for part in parts if part.function_call]
+        if not calls:
+            await client.aclose()
+            return str(parts[-1].text)
+        contents.append(types.Content(role="model", parts=parts))
+        for call in calls:
+            assert call.args == {"command": "ls"}
+            result = types.FunctionResponse(id=call.id, name=call.name, response={"output": "a.py"})
+            part = types.Part(function_response=result)
+            contents.append(types.Content(role="user", parts=[part]))
+
+
+GEMINI: Json = {"type": "OBJECT", "properties": {"command": {"type": "STRING"}}}
+SDKS = {chat: "openai", responses: "openai", messages: "anthropic", gemini: "google.genai"}
+
+
+@pytest.mark.filterwarnings("ignore:Inheritance class:DeprecationWarning")  # Gemini's SDK
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("client", SDKS)
+async def test_a_loop_of_an_official_client_is_one_sequence(client: Json, stream: bool) -> None:
+    pytest.importorskip(SDKS[client], reason="no SDK is installed")
     async with opened(Replies(CALL, CALL, "done")) as at:
         async with asyncio.timeout(60):
             assert await client(at, stream) == "done"

@@ -51,6 +51,10 @@ recursive.
 """
 
 
+IMAGE = "[an image, which this policy does not see]"
+"""What the policy reads in the place of an image; `image_placeholders` counts them."""
+
+
 class RefusedError(UserError):
     """What a client asks and the door cannot express (HTTP 400)."""
 
@@ -196,8 +200,11 @@ def read_role(roles: Mapping[str, str], role: Json) -> str:
     return roles[role]
 
 
-def read_parts(content: Json, kinds: Sequence[str]) -> str:
-    """The text of a content: a string, or parts of these kinds joined. Raises RefusedError."""
+def read_parts(content: Json, kinds: Sequence[str], image: str) -> str:
+    """The text of a content: a string, or parts of these kinds joined. Raises RefusedError.
+
+    A part of the kind `image` is read as IMAGE.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -206,8 +213,11 @@ def read_parts(content: Json, kinds: Sequence[str]) -> str:
             texts.append(part)
             continue
         kind = read_object(part, "a part of content").get("type")
+        if kind == image:
+            texts.append(IMAGE)
+            continue
         if kind not in kinds:
-            raise RefusedError(f"a content part of type {kind!r:.40}", " or ".join(kinds))
+            raise RefusedError(f"a content part of type {kind!r:.40}", " or ".join((*kinds, image)))
         texts.append(read_text(part.get("text", part.get("refusal")), f"{kind}.text"))
     return "".join(texts)
 
@@ -270,6 +280,11 @@ def _kind(value: Json) -> str:
 def argument_text(call: ToolCall) -> str:
     """The arguments of a call of ours, as JSON text; what the policy wrote where they are none."""
     return call.text if call.error else exact_json.dumps(dict(call.arguments)).decode()
+
+
+def argument_object(call: ToolCall) -> Json:
+    """The arguments of a call of ours as the object that some dialects want."""
+    return {"__raw": call.text} if call.error else dict(call.arguments)
 
 
 # ---- comparing an agent with itself

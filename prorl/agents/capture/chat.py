@@ -53,7 +53,10 @@ def parse(body: dict[str, Json]) -> Asked:
 
 
 def _message(sent: dict[str, Json]) -> Message:
-    role, content = sent.get("role"), read_parts(sent.get("content"), ("text", "refusal"))
+    role, content = (
+        sent.get("role"),
+        read_parts(sent.get("content"), ("text", "refusal"), "image_url"),
+    )
     if role == "assistant":
         return Message(
             role="assistant",

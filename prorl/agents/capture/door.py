@@ -8,7 +8,8 @@
 | request | answer |
 |---|---|
 | POST .../chat/completions, .../responses, .../messages | the policy's next message |
-| POST .../messages/count_tokens | length of the prompt |
+| POST ...:generateContent, ...:streamGenerateContent | the same |
+| POST .../messages/count_tokens, ...:countTokens | length of the prompt |
 | GET .../models, HEAD | what is there |
 
 A reply is sampled whole, then written: as JSON or as the dialect's events. Until it is there the
@@ -39,7 +40,7 @@ from prorl.agents.capture import chat
 from prorl.agents.capture.canonical import Asked, RefusedError, load_json, read_object
 from prorl.agents.capture.connections import Connections
 from prorl.agents.capture.ledger import Call, Ledger
-from prorl.agents.capture.reading import DIALECTS, Dialect, Incoming, read
+from prorl.agents.capture.reading import COUNTS, DIALECTS, Dialect, Incoming, read
 from prorl.agents.capture.share import Account, share
 from prorl.errors import RolloutError, UserError
 from prorl.linux import at_work
@@ -134,9 +135,8 @@ class Door:
         if self._key not in ("", sent_key(request)):
             return failure(chat, 401, "authentication_error", "no key of this rollout")
         path = request.path.rstrip("/")
-        counts = path.endswith("/messages/count_tokens")
-        path = path.removesuffix("/count_tokens") if counts else path
-        end = next((end for end in DIALECTS if path.endswith(end)), None)
+        count = next((count for end, count in COUNTS.items() if path.endswith(end)), None)
+        end = count[0] if count else next((end for end in DIALECTS if path.endswith(end)), None)
         if request.method == "GET" and path.endswith("/models"):
             return web.json_response(_MODELS)
         if request.method == "HEAD":
@@ -147,8 +147,8 @@ class Door:
         dialect = DIALECTS[end]
         try:
             async with self._incoming(request, end) as (asked, digests):
-                if counts:
-                    return web.json_response({"input_tokens": await self._ledger.count(asked)})
+                if count:
+                    return web.json_response({count[1]: await self._ledger.count(asked)})
                 call = await self._ledger.call(asked, digests, lambda: _is_open(request))
         except RefusedError as error:
             return failure(dialect, 400, "invalid_request_error", str(error))
@@ -227,7 +227,9 @@ _MODELS = {
     "object": "list",
     "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "prorl"}],
 }
-_ROUTES = ", ".join(f"/v1{path}" for path in DIALECTS)
+_ROUTES = ", ".join(
+    f"/v1{end}" if end.startswith("/") else f"/v1beta/models/NAME{end}" for end in DIALECTS
+)
 
 
 def sent_key(request: web.BaseRequest) -> str:
@@ -236,7 +238,7 @@ def sent_key(request: web.BaseRequest) -> str:
     if first != "v1" and "/v1/" in request.path:
         return first
     bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-    return request.headers.get("x-api-key", bearer)
+    return request.headers.get("x-api-key", request.headers.get("x-goog-api-key", bearer))
 
 
 async def read_body(request: web.BaseRequest) -> dict[str, Json]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prorl.agents.capture.canonical import (
+    IMAGE,
     INVALID_CALL,
     Asked,
     RefusedError,
@@ -370,6 +371,8 @@ class Ledger:
     def _wrote(self, messages: Sequence[Message], turn: int) -> None:
         """Write down for people what the agent said."""
         for message in messages:
+            if message.role != "assistant":
+                self.counts["image_placeholders"] += message.content.count(IMAGE)
             own = self._own_ids.get(message.call_id)
             name = own.name if own else message.name
             beside = len(message.reasoning) + sum(len(call.text) for call in message.tool_calls)

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 from prorl import exact_json
 from prorl.agents.capture.canonical import (
+    IMAGE,
     Asked,
     RefusedError,
     Reply,
+    argument_object,
     argument_text,
     read_call,
     read_limit,
@@ -32,7 +34,7 @@ _SIGNATURE = "c2lnbmF0dXJl"
 
 def parse(body: dict[str, Json]) -> Asked:
     refuse(body, _REFUSED)
-    system = read_parts(body.get("system"), ("text",))
+    system = read_parts(body.get("system"), ("text",), "image")
     first = (Message(role="system", content=system),) if system else ()
     messages = [
         message
@@ -67,6 +69,8 @@ def _messages(sent: dict[str, Json]) -> Iterator[Message]:
         match read_object(block, "a content block").get("type"):
             case "text":
                 texts.append(read_text(block.get("text"), "text"))
+            case "image" if role == "user":
+                texts.append(IMAGE)
             case "thinking" if role == "assistant":
                 thoughts.append(read_text(block.get("thinking"), "thinking"))
             case "redacted_thinking" if role == "assistant":
@@ -77,12 +81,14 @@ def _messages(sent: dict[str, Json]) -> Iterator[Message]:
                 results = True
                 yield Message(
                     role="tool",
-                    content=read_parts(block.get("content"), ("text",)),
+                    content=read_parts(block.get("content"), ("text",), "image"),
                     call_id=read_text(block.get("tool_use_id"), "tool_use_id"),
                 )
             case kind:
                 expected = (
-                    "text, thinking, tool_use" if role == "assistant" else "text, tool_result"
+                    "text, thinking, tool_use"
+                    if role == "assistant"
+                    else "text, image, tool_result"
                 )
                 raise RefusedError(f"a block of type {kind!r:.40} of role {role}", expected)
     if texts or not results:
@@ -92,7 +98,10 @@ def _messages(sent: dict[str, Json]) -> Iterator[Message]:
 
 
 def answer(asked: Asked, reply: Reply) -> Json:
-    blocks = [block | {"input": _input(call)} if call else block for block, call in _blocks(reply)]
+    blocks = [
+        block | {"input": argument_object(call)} if call else block
+        for block, call in _blocks(reply)
+    ]
     return _message(asked, reply) | {"content": blocks}
 
 
@@ -162,7 +171,3 @@ def _blocks(reply: Reply) -> Iterator[tuple[dict[str, Json], ToolCall | None]]:
         yield {"type": "text", "text": said.content}, None
     for call in said.tool_calls:
         yield {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}, call
-
-
-def _input(call: ToolCall) -> Json:
-    return {"__raw": call.text} if call.error else dict(call.arguments)

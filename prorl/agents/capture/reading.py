@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from prorl.agents.capture import chat, messages, responses
+from prorl.agents.capture import chat, gemini, messages, responses
 from prorl.agents.capture.canonical import (
     Asked,
     RefusedError,
@@ -35,9 +35,11 @@ PROGRAM = Program(__spec__.name, wall_s=60.0, cpu_s=10.0, memory_bytes=1 << 30, 
 
 
 class Dialect(Protocol):
-    """A module that reads and writes one API."""
+    """What reads and writes one API: a module, or an object."""
 
-    KEEP_ALIVE: bytes
+    @property
+    def KEEP_ALIVE(self) -> bytes:
+        """Written into a stream whose reply is not there yet."""
 
     def parse(self, body: dict[str, Json]) -> Asked:
         """What a request asks. Raises RefusedError."""
@@ -56,8 +58,22 @@ class Dialect(Protocol):
 
 
 DIALECTS: Mapping[str, Dialect] = MappingProxyType(
-    {"/chat/completions": chat, "/responses": responses, "/messages": messages}
+    {
+        "/chat/completions": chat,
+        "/responses": responses,
+        "/messages": messages,
+        ":generateContent": gemini.WHOLE,
+        ":streamGenerateContent": gemini.STREAM,
+    }
 )
+"""By how the address of a request ends."""
+COUNTS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "/messages/count_tokens": ("/messages", "input_tokens"),
+        ":countTokens": (":generateContent", "totalTokens"),
+    }
+)
+"""Requests for the length of a prompt: the request that has it, and the field of the answer."""
 
 
 class Incoming(NamedTuple):

@@ -41,6 +41,7 @@ _REFUSED = {
     "prompt": {},
 }
 _TEXTS = ("input_text", "output_text", "text", "refusal")
+_IMAGE = "input_image"
 _OWN = ("reasoning", "function_call", "custom_tool_call")
 _RESULTS = ("function_call_output", "custom_tool_call_output")
 _TEXT_SCHEMA = {
@@ -105,11 +106,11 @@ def _messages(sent: Json) -> Iterator[Message]:
         if kind in _RESULTS:
             call_id = read_text(item.get("call_id"), "call_id")
             yield Message(
-                role="tool", content=read_parts(item.get("output"), _TEXTS), call_id=call_id
+                role="tool", content=read_parts(item.get("output"), _TEXTS, _IMAGE), call_id=call_id
             )
         elif kind == "message":
             role = read_role(ROLES, item.get("role"))
-            yield Message(role=role, content=read_parts(item.get("content"), _TEXTS))
+            yield Message(role=role, content=read_parts(item.get("content"), _TEXTS, _IMAGE))
         else:
             given = f"an item of type {kind!r:.40}"
             raise RefusedError(given, "messages, reasoning, calls and their outputs")
@@ -122,9 +123,9 @@ def _assistant(items: list[dict[str, Json]]) -> Message:
     for item in items:
         match item.get("type", "message"):
             case "message":
-                texts.append(read_parts(item.get("content"), _TEXTS))
+                texts.append(read_parts(item.get("content"), _TEXTS, _IMAGE))
             case "reasoning":
-                thoughts.append(read_parts(item.get("content"), ("reasoning_text", "text")))
+                thoughts.append(read_parts(item.get("content"), ("reasoning_text", "text"), _IMAGE))
             case "custom_tool_call":
                 value = {"input": read_text(item.get("input"), "custom_tool_call.input")}
                 calls.append(read_call(item.get("name"), value, item.get("call_id")))

@@ -223,15 +223,16 @@ def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
     if cut_by := CUT_BY.get(rollout["stop_reason"]):
         yield f"CUT OFF: its policy was not done; raise {cut_by}"
     if rollout.get("continued_calls") or rollout.get("rendered_calls"):
-        names = (
+        columns = (
             "continued_calls",
             "rendered_calls",
             "forked_calls",
             "edited_replies",
             "unused_replies",
             "retokenization_mismatches",
+            "image_placeholders",
         )
-        yield "door " + " · ".join(f"{name} {rollout[name]}" for name in names)
+        yield "door " + " · ".join(f"{name} {rollout[name]}" for name in columns)
     if rollout["failure_code"]:
         yield (
             f"failure {rollout['failure_class']}/{rollout['failure_code']}:"

@@ -82,7 +82,7 @@ function side(found, path, run) {
     ["Stopped", row.stop_reason || "–"], ["Turns", num(row.num_turns)],
     ["Tool calls", num(row.num_tool_calls)],
     ...(row.continued_calls || row.rendered_calls ? [["At the door", ["continued_calls", "rendered_calls", "forked_calls", "edited_replies",
-      "unused_replies", "retokenization_mismatches"].map((name) => `${name} ${num(row[name])}`).join(", ")]] : []),
+      "unused_replies", "retokenization_mismatches", "image_placeholders"].map((name) => `${name} ${num(row[name])}`).join(", ")]] : []),
     ["Tokens", `${num(row.num_sampled)} of ${num(row.num_tokens)} sampled`],
     ["Versions", row.min_version === row.max_version ? num(row.min_version)
       : `${row.min_version} to ${row.max_version}`],
