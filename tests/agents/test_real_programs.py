@@ -123,6 +123,8 @@ CASES = {
         tool="run_shell_command",
         more={"description": "x", "is_background": False},
     ),
+    "gemini-cli": Case(agent="gemini-cli", tool="run_shell_command"),
+    "pi": Case(agent="pi"),
     # it tells its past anew in each call
     "aider": Case(agent="aider", tool="", calls=2, sequences=2),
     "pydantic-ai": Case(
