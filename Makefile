@@ -119,10 +119,12 @@ GUEST_langgraph = langgraph==1.2.24' 'langchain-openai
 GUEST_openenv = openenv==0.10.0
 GUEST_agentlightning = agentlightning==0.3.0
 GUEST_nemo_gym = nemo-gym==0.4.0
-PYTHON312 ?= # what NeMo Gym asks for: PYTHON312=python3.12
-OTHERS = gymnasium skyrl gem verifiers inspect langgraph openenv agentlightning $(if $(PYTHON312),nemo_gym)
+GUEST_harbor = harbor==0.26.0' 'mini-swe-agent==2.4.6' 'mcp
+PYTHON312 ?= # what NeMo Gym and Harbor ask for: PYTHON312=python3.12
+LATER = nemo_gym harbor
+OTHERS = gymnasium skyrl gem verifiers inspect langgraph openenv agentlightning $(if $(PYTHON312),$(LATER))
 $(GUESTS)/%/.installed:
-	$(if $(filter nemo_gym,$*),$(PYTHON312),$(PYTHON)) -m venv $(GUESTS)/$*
+	$(if $(filter $(LATER),$*),$(PYTHON312),$(PYTHON)) -m venv $(GUESTS)/$*
 	$(GUESTS)/$*/bin/python -m pip install -qq '$(GUEST_$*)' openai
 	touch $@
 
@@ -133,7 +135,7 @@ test-adapters: setup $(ADAPTERS)/.installed $(foreach name,$(OTHERS),$(GUESTS)/$
 	PYTHONPATH=$(CURDIR):$(ADAPTERS_GIT) $(ADAPTERS)/bin/python -m pytest -q -s -p no:cacheprovider -rs -W ignore tests/trainer/test_losses.py
 	PYTHONPATH=$(CURDIR) $(ADAPTERS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m 'slow or not slow' tests/trainer/test_recipes.py
 	PYTHONPATH=$(CURDIR) $(ADAPTERS)/bin/python -m pytest -q -p no:cacheprovider -rs -W ignore -m slow tests/integration/test_learning.py -k trl
-	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py
+	PRORL_GUESTS=$(GUESTS) $(PYTEST) -m slow -rs tests/agents/test_guest_packages.py tests/agents/test_harbor_guest.py
 	PRORL_PROGRAMS=$(abspath $(PROGRAMS)) $(if $(wildcard $(VLLM)/bin/python),$(VLLM_PYTHON)) $(PYTEST) -m slow -rs -s tests/agents/test_real_programs.py
 
 # The rivals of `prorl bench` as whole systems, each in an environment of its own; SkyRL over this one's torch and transformers.
