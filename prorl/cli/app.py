@@ -34,6 +34,7 @@ COMMANDS = {
     "verify": "Check a run directory: hashes, invariants, one row each.",
     "report": "Write a run's analyses to one HTML file, or compare two.",
     "track": "Send a run's curves to W&B or TensorBoard, or its traces.",
+    "backup": "Copy a root while its service works; another goes on from it.",
     "gc": "Merge small files, delete replaced ones, drop runs.",
     "replay": "Serve a stored run to trainers, in its order.",
     "export": "Write a stored run as chat, verl, TRL, ATIF or HF data.",
