@@ -83,15 +83,19 @@ class _Attempt:
 
     async def _extend(self, completion: Completion, outputs: Sequence[Message]) -> End | None:
         context, record = self._context, self.record
-        bridge = self._journal.context(len(record.turns), record.sequence.segment)
-        if bridge is None:
-            bridge = await self._rendering.bridge(completion.token_ids_C, outputs)
         room = context.limits.max_tokens - len(record.sequence)
-        if len(bridge) < room:
-            record.sequence.context(bridge, turn=len(record.turns))
-            return None
+        num_bytes = text_bytes(outputs)
+        size = f"{num_bytes:,} bytes"
+        if num_bytes <= room * max_token_bytes(context.renderer):  # else it is not worth rendering
+            bridge = self._journal.context(len(record.turns), record.sequence.segment)
+            if bridge is None:
+                bridge = await self._rendering.bridge(completion.token_ids_C, outputs)
+            if len(bridge) < room:
+                record.sequence.context(bridge, turn=len(record.turns))
+                return None
+            size = f"{len(bridge)} tokens"
         names = ", ".join(sorted({message.name for message in outputs} - {""})) or "tools"
-        text = f"the output of {names}, {len(bridge)} tokens, does not fit: {room} are left"
+        text = f"the output of {names}, {size}, does not fit: {room} tokens are left"
         return End(StopReason.CONTEXT, Failure(code=FailureCode.MAX_TOKENS, message=text))
 
     async def _call_tools(self, turn: int, calls: Sequence[ToolCall]) -> list[Message]:

@@ -344,10 +344,13 @@ class _Drive:
             if last.sequence.lineage not in TRAINED:
                 compact = request
             return await self._begun(compact, [*last.messages, *new], last.tools, parent)
-        bridge = await self._rendering.bridge(last.completion, new)
-        room = limits.max_tokens - last.end
-        if len(bridge) >= room:
-            text = f"new messages of {len(bridge)} tokens do not fit: {room} are left"
+        room, num_bytes = limits.max_tokens - last.end, text_bytes(new)
+        size, bridge = f"{num_bytes:,} bytes", None
+        if num_bytes <= room * max_token_bytes(self._context.renderer):  # else not worth rendering
+            bridge = await self._rendering.bridge(last.completion, new)
+            size = f"{len(bridge)} tokens"
+        if bridge is None or len(bridge) >= room:
+            text = f"new messages of {size} do not fit: {room} tokens are left"
             return End(StopReason.CONTEXT, Failure(code=FailureCode.MAX_TOKENS, message=text))
         sequence = last.sequence
         if talk.last is None or len(sequence) != last.end:

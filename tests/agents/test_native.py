@@ -232,6 +232,23 @@ async def test_budgets_of_the_policy_leave_an_artifact(
     assert len(trajectory.turns) == len(backend.said)
 
 
+async def test_an_output_that_no_room_can_hold_is_not_rendered() -> None:
+    """A tool of an env's own may give 64 MiB."""
+
+    class Refusing:
+        def __getattr__(self, name: str) -> object:
+            assert name != "bridge"
+            return getattr(RENDERER, name)
+
+    backend = Replies(CALL, ANSWER)
+    made = context(backend, ToolEnv(lambda call: "x" * (1 << 22)), renderer=Refusing())
+    trajectory = await NativeAgent().run(made)
+    check_exact(trajectory, backend)
+    assert trajectory.stop_reason is StopReason.CONTEXT
+    assert trajectory.failure.code is FailureCode.MAX_TOKENS
+    assert "the output of python, 4,194,304 bytes, does not fit" in trajectory.failure.message
+
+
 async def test_the_deadline_cuts_a_model_call_and_keeps_the_turns_and_the_artifact() -> None:
     backend = Replies(CALL, None)
     trajectory = await NativeAgent().run(context(backend, deadline=Deadline(0.1)))
