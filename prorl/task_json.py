@@ -49,7 +49,8 @@ def task_to_json(task: Task) -> str:
         return exact_json.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
     except TypeError as cause:
         raise TaskError(
-            f"task {task.task_id!r}: its data is not JSON ({cause})", "JSON values only"
+            f"task {task.task_id!r}: its data is not JSON ({cause})",
+            "JSON values of at most 254 levels",
         ) from cause
 
 

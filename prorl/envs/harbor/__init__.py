@@ -25,6 +25,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from prorl.config.host_variables import filled, masked
 from prorl.envs.base import BaseEnv, Solution
@@ -69,6 +70,9 @@ PACK_BYTES = 256 << 20
 MAX_ARTIFACTS_BYTES = 512 << 20
 """What crosses to a separate verifier from the agent's living sandbox: it passes through memory."""
 MAX_FOLDER_BYTES = 64 << 20
+"""Of a folder of a task, packed: it passes through the worker's memory."""
+MAX_UNPACKED_BYTES, MAX_FOLDER_ENTRIES = 1 << 30, 100_000
+"""Of the same folder: reading it takes seconds, and links that lead in circles come to an end."""
 MAX_TASKS = 10_000
 LOG_CHARS = 4000
 SOLVE = "solve with "
@@ -374,18 +378,38 @@ async def _step(sandbox: Sandbox, argv: list[str], limit_s: float = STEP_S) -> T
     return done
 
 
+class _Pack(io.BytesIO):
+    """A pack in memory that takes MAX_FOLDER_BYTES."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > MAX_FOLDER_BYTES:
+            raise TaskError(f"more than {MAX_FOLDER_BYTES >> 20} MiB, packed")
+        return super().write(data)
+
+
 def _packed(folder: Path) -> bytes:
     """A folder of the task as a pack. Raises TaskError, RolloutError."""
-    buffer = io.BytesIO()
+    buffer, num_bytes, num_entries = _Pack(), 0, 0
+
+    def count(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        nonlocal num_bytes, num_entries
+        num_bytes, num_entries = num_bytes + entry.size, num_entries + 1
+        if num_bytes > MAX_UNPACKED_BYTES:
+            raise TaskError(f"more than {MAX_UNPACKED_BYTES >> 20} MiB")
+        if num_entries > MAX_FOLDER_ENTRIES:
+            raise TaskError(f"more than {MAX_FOLDER_ENTRIES:,} files, those behind links included")
+        return entry
+
     try:
         with tarfile.open(fileobj=buffer, mode="w:gz", dereference=True) as tar:
             info = tarfile.TarInfo(".prorl-meta.json")
             info.size = 2
             tar.addfile(info, io.BytesIO(b"{}"))
-            tar.add(folder, arcname=".")
+            tar.add(folder, arcname=".", filter=count)
+    except TaskError as error:
+        hint = "put what is large into the image"
+        raise TaskError(f"{folder} has {error}", "less", hint) from None
     except OSError as error:
         text = f"{folder} cannot be read on this node: {error.strerror}"
         raise RolloutError(FailureCode.BAD_TASK, text) from error
-    if buffer.tell() > MAX_FOLDER_BYTES:
-        raise TaskError(f"{folder} is more than {MAX_FOLDER_BYTES >> 20} MiB, packed", "less")
     return buffer.getvalue()

@@ -101,21 +101,19 @@ def candidate_of(body: GroupBody, run: RunConfig, default: str, where: str) -> C
         check_group_size(body.n, run.filter)
         check_values(body.task.task_id, body.task.data, body.extra)
         try:
-            text, extra = task_to_json(body.task), exact_json.dumps(body.extra).decode()
+            extra = exact_json.dumps(body.extra)
         except TypeError as error:
-            raise TaskError(
-                f"`data` or `extra`: {error}",
-                "JSON of at most 254 levels",
-            ) from None
+            raise TaskError(f"`extra`: {error}", "JSON of at most 254 levels") from None
+        text = task_to_json(body.task).encode()
         _check_size("the task with its prompt and data", text, MAX_TASK_BYTES)
         _check_size("`extra`", extra, MAX_EXTRA_BYTES)
     except TaskError as error:
         raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
     sampling = orjson.dumps(asdict(body.sampling.params())).decode() if body.sampling else default
-    name = digest(text.encode(), str(body.n).encode(), sampling.encode())
+    name = digest(text, str(body.n).encode(), sampling.encode())
     task = body.task
     about = (task.task_id, task.data_source, task.env)
-    return Candidate(body.key, name, body.n, *about, text, sampling, extra)
+    return Candidate(body.key, name, body.n, *about, text.decode(), sampling, extra.decode())
 
 
 def check_group_size(n: int, text: str) -> None:
@@ -147,10 +145,10 @@ def check_trains(sampling: Sampling, run: Sampling) -> None:
         )
 
 
-def _check_size(what: str, text: str, limit: int) -> None:
-    if len(text) > limit:
+def _check_size(what: str, content: bytes, limit: int) -> None:
+    if len(content) > limit:
         raise TaskError(
-            f"{what} takes {len(text):,} bytes",
+            f"{what} takes {len(content):,} bytes",
             f"at most {limit:,}",
             "put what is large into an image or a file that the env reads",
         )
