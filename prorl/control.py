@@ -330,7 +330,7 @@ class Failover(Request[Assigned], frozen=True, kw_only=True):
     """No backend with older weights may go on."""
 
 
-class BackendsTold(Payload, frozen=True, kw_only=True):
+class BackendStatus(Payload, frozen=True, kw_only=True):
     """To RUN, on its hello and whenever it changes: what it must know of model servers."""
 
     kind = Kind.BACKENDS

@@ -23,7 +23,7 @@ from prorl.agents.context import AttemptContext
 from prorl.agents.desk import Desk
 from prorl.backends import open_probed
 from prorl.control import (
-    BackendsTold,
+    BackendStatus,
     Claim,
     ControlRow,
     Kind,
@@ -347,7 +347,7 @@ class RunOperator(StageOperator):
         self.backends.set_paused(said.backend, said.paused)
 
     def _backends_told(self, row: ControlRow) -> None:
-        said = row.read(BackendsTold)
+        said = row.read(BackendStatus)
         self.backends.told(said.gone, said.keyed)
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from prorl.backends.catalogue import is_server
 from prorl.config import ServiceConfig
 from prorl.control import (
     REQUESTS,
-    BackendsTold,
+    BackendStatus,
     ControlRow,
     Kind,
     Paused,
@@ -117,7 +117,7 @@ class Gateway:
             keep=lambda row: keep_version(RunDir(config.run_directory(row.run_id)), row, wall()),
         )
         self._channels: dict[WorkerRecord, Channel] = {}
-        self._told: dict[WorkerRecord, int] = {}
+        self._sent_upto: dict[WorkerRecord, int] = {}
         """The store's session that knows the runs, and up to where it was told the outbox."""
         self._sessions = 0
         self._dirty = asyncio.Event()
@@ -171,7 +171,7 @@ class Gateway:
             raise UserError(
                 f"data of run {run.run_id!r} in {self.config.store.url}", "a local disk"
             )
-        if run.wanted:
+        if run.has_work:
             raise ConflictError(
                 f"run {run.run_id!r} is {run.life.state}, and its store is at work on it",
                 "one that has ended, stored and read to its end",
@@ -254,16 +254,16 @@ class Gateway:
             await asyncio.sleep(0)  # they leave before the outbox is read, which takes longer
         for store in stores:
             rows = batch.outbox.get(store, [])
-            if store in self._told:
+            if store in self._sent_upto:
                 self._send(store, rows)
                 await self._tell_store(store, batch.runs)
             elif rows and rows[0].kind is Kind.WELCOME:
                 # A store that asks in the same breath as it comes must know every run before it
                 # hears the answer: else it takes an open run for a finished one.
                 self._send(store, rows[:1])
-                self._told = {store: 0}
+                self._sent_upto = {store: 0}
                 await self._tell_store(
-                    store, [run for run in self.core.state.runs.values() if run.wanted]
+                    store, [run for run in self.core.state.runs.values() if run.has_work]
                 )
                 self._send(store, rows[1:])
                 for run in self.core.state.open.values():
@@ -276,10 +276,10 @@ class Gateway:
         """
         for run in runs:
             self._send(store, run_news(self._log, run))
-        page = read_page(self._log, self._told[store])
-        while store in self._told:
+        page = read_page(self._log, self._sent_upto[store])
+        while store in self._sent_upto:
             self._send(store, page.rows)
-            self._told[store] = page.upto
+            self._sent_upto[store] = page.upto
             if not page.more:
                 return
             page = await asyncio.to_thread(read_page, self._log, page.upto)
@@ -292,13 +292,15 @@ class Gateway:
     def backends_changed(self) -> None:
         """Tell RUN who is gone and who may have the key; who waits for a backend looks again."""
         for worker in self.core.state.of_role("run"):
-            self._send(worker, [self._backends_told()])
+            self._send(worker, [self._backend_status()])
         self.wake()
 
-    def _backends_told(self) -> ControlRow:
+    def _backend_status(self) -> ControlRow:
         pool = [name for name in self.core.state.balancer.states if is_server(name)]
-        told = BackendsTold(gone=tuple(self.core.watched.gone()), keyed=tuple(sorted(pool)))
-        return ControlRow.of(told)
+        status = BackendStatus(
+            gone=tuple(self.core.watched.unreachable()), keyed=tuple(sorted(pool))
+        )
+        return ControlRow.of(status)
 
     def _tell_paused(self, backend: str, paused: bool) -> None:
         for worker in self.core.state.of_role("run"):
@@ -322,15 +324,15 @@ class Gateway:
                 self.wake()
         finally:
             if worker is not None:
-                self._gone(worker)
+                self._handle_disconnect(worker)
 
     def _hello(self, channel: Channel, row: ControlRow) -> WorkerRecord | None:
         """The session that begins; None for an earlier life of a worker, which is told so."""
         if row.kind is not Kind.HELLO:
             raise UserError(f"a control stream began with {row.kind.value!r}", "hello")
         if channel.node:
-            said = row.read_hello("a node's hello")
-            about = {"worker": said.worker, "node": said.node, "roles": said.roles}
+            hello = row.read_hello("a node's hello")
+            about = {"worker": hello.worker, "node": hello.node, "roles": hello.roles}
             check_node(channel.node, about)
         self._sessions += 1
         try:
@@ -343,8 +345,8 @@ class Gateway:
             self._cut(earlier)
         self._channels[worker] = channel
         if "run" in worker.roles:
-            paused = [Paused(backend=name, paused=True) for name in self.publisher.held.names()]
-            self._send(worker, [self._backends_told(), *map(ControlRow.of, paused)])
+            paused = [Paused(backend=name, paused=True) for name in self.publisher.paused.names()]
+            self._send(worker, [self._backend_status(), *map(ControlRow.of, paused)])
         came = {"roles": [*worker.roles], "worker_pid": worker.pid}
         log.info("worker %s came", worker.name, extra=came)
         return worker
@@ -364,16 +366,16 @@ class Gateway:
     def _cut(self, worker: WorkerRecord) -> None:
         """It counts as dead from now on, whatever its stream still brings."""
         channel = self._channels[worker]
-        self._gone(worker)
+        self._handle_disconnect(worker)
         closing = asyncio.ensure_future(channel.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    def _gone(self, worker: WorkerRecord) -> None:
+    def _handle_disconnect(self, worker: WorkerRecord) -> None:
         if self._channels.pop(worker, None) is not None:
-            self._told.pop(worker, None)
-            log.info("worker %s has gone", worker.name, extra={"held": len(worker.held)})
-        self.core.workers.gone(worker)
+            self._sent_upto.pop(worker, None)
+            log.info("worker %s has gone", worker.name, extra={"held": len(worker.in_flight)})
+        self.core.workers.handle_disconnect(worker)
         self.wake()
 
     # ---- time
@@ -413,5 +415,5 @@ class Gateway:
     def _tell_stuck(self, run: RunRecord) -> None:
         """Trainers hear it from the store, instead of rows."""
         row = ControlRow.of(Stalled(reason=run.stalled), run_id=run.run_id)
-        for store in self._told if run.config.delivery == "stream" else ():
+        for store in self._sent_upto if run.config.delivery == "stream" else ():
             self._send(store, [row])

@@ -68,14 +68,14 @@ class Probes:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _reconcile(self, session: aiohttp.ClientSession) -> None:
-        wanted = self._watched.names()
-        for name in wanted - self._tasks.keys():
-            self._tasks[name] = asyncio.ensure_future(self._watch_one(session, name))
-        for name in self._tasks.keys() - wanted:
+        names = self._watched.names()
+        for name in names - self._tasks.keys():
+            self._tasks[name] = asyncio.ensure_future(self._watch(session, name))
+        for name in self._tasks.keys() - names:
             self._tasks.pop(name).cancel()
             self._watched.forget(name)
 
-    async def _watch_one(self, session: aiohttp.ClientSession, name: str) -> None:
+    async def _watch(self, session: aiohttp.ClientSession, name: str) -> None:
         loading_since = self._clock()
         while True:
             if self._watched.health(name).is_out:

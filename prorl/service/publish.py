@@ -9,7 +9,7 @@ is published only when a backend serves it (a run whose backends are scripts nee
 without the newest weights is fenced until it has them. Every load has a label that is never used
 again, which is how tokens are told apart (`prorl/backends/labels.py`). Runs that share a backend
 share its weights: tokens of another run's do not train. A trainer that sends weights itself
-announces them: a server is believed that stood paused (`held.py`) or states the label that the
+announces them: a server is believed that stood paused (`paused.py`) or states the label that the
 trainer gave it, and gets ours. A backend that no open run uses is let go: the next run begins with
 what it serves then, its version 0.
 """
@@ -41,7 +41,7 @@ from prorl.errors import (
 from prorl.service.core.core import Core
 from prorl.service.core.state import RunRecord
 from prorl.service.log.log_schema import ANNOUNCED
-from prorl.service.pool.held import MARK, SETTLE_S, HeldServers
+from prorl.service.pool.paused import MARK, SETTLE_S, PausedServers
 from prorl.service.pool.servers import Servers
 from prorl.service.pool.weights import Expected, Published, ServedWeights, VersionRow
 from prorl.types import FailureCode, Trouble
@@ -96,8 +96,8 @@ class Publisher:
         self._running: dict[tuple[str, int], asyncio.Task[Published]] = {}
         self._tending: dict[str, asyncio.Task[None]] = {}
         self._loading: set[str] = set()
-        self._wanted = core.state.should_serve
-        self.held = HeldServers(core.state.balancer, self._target, self._lock, tell_paused)
+        self._target_weights = core.state.should_serve
+        self.paused = PausedServers(core.state.balancer, self._target, self._lock, tell_paused)
 
     async def close(self) -> None:
         tasks = [*self._running.values(), *self._tending.values()]
@@ -110,7 +110,7 @@ class Publisher:
             await session.close()
 
     def is_loading(self, name: str) -> bool:
-        return name in self._loading or name in self.held
+        return name in self._loading or name in self.paused
 
     async def publish(
         self,
@@ -192,8 +192,8 @@ class Publisher:
             if not run.config.backends:
                 self._newest = weights
             for name in names:
-                if self._wanted.get(name) != weights:
-                    self._wanted[name] = weights
+                if self._target_weights.get(name) != weights:
+                    self._target_weights[name] = weights
                     self._core.state.balancer.fence(name)
             took = tuple(name for name in servers if name not in failed)
             for name in took:
@@ -202,7 +202,7 @@ class Publisher:
 
     async def _claim(self, name: str, weights: ServedWeights, stated: str) -> str:
         """Give a server that has a trainer's weights their label; empty, or why it has them not."""
-        expected = stated or self.held.mark(name)
+        expected = stated or self.paused.mark(name)
         if not expected or expected in START_LABELS:
             return (
                 f"{name} is not known to have them: pause it before they come"
@@ -223,7 +223,7 @@ class Publisher:
                         if time.monotonic() - began > CLAIM_S:
                             await target.rename(expected)
                             return f"{name} took longer than {CLAIM_S:g} s to answer: say it again"
-                    if name not in self.held:
+                    if name not in self.paused:
                         await self._compare(name, weights)
             except RolloutError as error:
                 return str(error)
@@ -231,7 +231,7 @@ class Publisher:
 
     def _serves(self, name: str, weights: ServedWeights) -> None:
         self._core.state.serves[name] = (weights.run_id, weights.version)
-        if self._wanted.get(name) == weights and name not in self.held:
+        if self._target_weights.get(name) == weights and name not in self.paused:
             self._core.state.balancer.unfence(name)
             self._core.watched.on_change()
 
@@ -239,10 +239,10 @@ class Publisher:
         """Let a server that a trainer held sample again; empty, or what is wrong with it. Without
         an announcement since its pause nobody knows its weights: it stays fenced.
         """
-        if why := await self.held.resume(name):
+        if why := await self.paused.resume(name):
             return why
         label = (await self._stated([name])).get(name, "")
-        weights = self._wanted.get(name)
+        weights = self._target_weights.get(name)
         if label.startswith(MARK) or (weights is not None and not weights.is_named(label)):
             return f"{name} gets no rollout: no version was announced of it since its pause"
         try:
@@ -306,15 +306,15 @@ class Publisher:
         """
         while True:
             async with self._turn:
-                wanted = bool(weights.path) and weights.version >= run.weights.version
-                names = self._servers(run) if wanted else []
+                loads = bool(weights.path) and weights.version >= run.weights.version
+                names = self._servers(run) if loads else []
                 if not names or not all(self._core.watched.health(n).is_out for n in names):
                     yield names
                     return
             await asyncio.sleep(LOOK_S)
             if run.life.state != "open":  # nobody asks any more how its servers are
-                given = f"version {weights.version} of run {run.run_id!r}, which has ended"
-                raise ConflictError(given, "an open run", "all its servers were out")
+                problem = f"version {weights.version} of run {run.run_id!r}, which has ended"
+                raise ConflictError(problem, "an open run", "all its servers were out")
 
     async def _keep(self, row: VersionRow) -> None:
         """In the run's directory, for readers: a disk that refuses stops no training."""
@@ -338,7 +338,7 @@ class Publisher:
         if pooled:
             self._newest = weights
         for name in names:
-            self._wanted[name] = weights
+            self._target_weights[name] = weights
             if health(name).is_out:
                 self._core.state.balancer.fence(name)
         able = [name for name in names if not health(name).is_out]
@@ -349,17 +349,19 @@ class Publisher:
                 return await self._give(name)
 
         reasons = await asyncio.gather(*(give(name) for name in able))
-        told = dict(zip(able, reasons, strict=True))
-        out = {name: f"{name} is out: {health(name).reason}" for name in names if name not in told}
-        return out | {name: reason for name, reason in told.items() if reason}
+        outcomes = dict(zip(able, reasons, strict=True))
+        out = {
+            name: f"{name} is out: {health(name).reason}" for name in names if name not in outcomes
+        }
+        return out | {name: reason for name, reason in outcomes.items() if reason}
 
     async def _give(self, name: str) -> str:
         """Have one backend serve what it should; empty, or why it does not. It is fenced then."""
         async with self._lock(name):
-            weights = self._wanted.get(name)
+            weights = self._target_weights.get(name)
             if weights is None:
                 return f"{name} was removed"
-            if name in self.held:
+            if name in self.paused:
                 return f"{name} is paused by its trainer"
             try:
                 # Whatever a name leads to is that server's trouble.
@@ -396,13 +398,13 @@ class Publisher:
 
     def _fence(self, name: str, weights: ServedWeights, error: RolloutError) -> None:
         """Give a server without its weights nothing more; tell of one that cannot be reached."""
-        known = weights.is_announced and name in self._core.state.balancer.fenced
+        repeated = weights.is_announced and name in self._core.state.balancer.fenced
         log.log(
-            logging.DEBUG if known else logging.WARNING,
+            logging.DEBUG if repeated else logging.WARNING,
             "backend %s has not version %d and is fenced: %s",
             *(name, weights.version, error),
         )
-        if name in self._wanted:
+        if name in self._target_weights:
             self._core.state.balancer.fence(name)
         trouble = error.trouble if isinstance(error, BackendError) else None
         if trouble in (Trouble.REFUSED, Trouble.SILENT):
@@ -469,23 +471,23 @@ class Publisher:
         """A server that comes into the pool gets nothing until it has the pool's newest weights."""
         self._targets.pop(name, None)  # from now on it may have the key
         if self._newest is not None and is_server(name):
-            self._wanted[name] = self._newest
+            self._target_weights[name] = self._newest
             self._core.state.balancer.fence(name)
 
-    def left(self, name: str) -> None:
-        self._wanted.pop(name, None)
+    def removed(self, name: str) -> None:
+        self._target_weights.pop(name, None)
         self._targets.pop(name, None)
-        self.held.forget(name)
+        self.paused.forget(name)
         self._core.state.balancer.unfence(name)
 
     async def begin(self, run: RunRecord) -> None:
         """Note what serves when a run begins: its version 0, whoever published it."""
-        told = await self._stated(self._servers(run))
-        self._core.versions.start_with(run, told.values())
+        labels = await self._stated(self._servers(run))
+        self._core.versions.start_with(run, labels.values())
         await self._durable()
-        if told:
-            label = " ".join(sorted({*told.values()}))
-            await self._keep(VersionRow(run.run_id, 0, label, loaded_servers=sorted(told)))
+        if labels:
+            label = " ".join(sorted({*labels.values()}))
+            await self._keep(VersionRow(run.run_id, 0, label, loaded_servers=sorted(labels)))
 
     async def _stated(self, names: Sequence[str], limit_s: float = 2.0) -> dict[str, str]:
         """What servers call the weights that they serve now. Those that do not say it in time are
@@ -500,8 +502,8 @@ class Publisher:
             except RolloutError:
                 return ""
 
-        told = await asyncio.gather(*(ask(name) for name in names))
-        return {name: label for name, label in zip(names, told, strict=True) if label}
+        labels = await asyncio.gather(*(ask(name) for name in names))
+        return {name: label for name, label in zip(names, labels, strict=True) if label}
 
     def _give_back(self) -> None:
         """Servers that no open run uses are nobody's: others may give them weights."""
@@ -509,9 +511,9 @@ class Publisher:
         used = {name for run in runs for name in self._servers(run)}
         if all(run.config.backends for run in runs):
             self._newest = None
-        for name in self._wanted.keys() - used:
-            self._wanted.pop(name)
-            if name not in self.held:
+        for name in self._target_weights.keys() - used:
+            self._target_weights.pop(name)
+            if name not in self.paused:
                 self._core.state.balancer.unfence(name)
 
     async def watch(self) -> None:
@@ -520,25 +522,25 @@ class Publisher:
         runs = self._core.state.open.values()
         names = sorted({name for run in runs for name in self._servers(run)})
         for name, label in (await self._stated(names)).items():
-            self.held.recall(name, label)
+            self.paused.recall(name, label)
         while True:
             self._give_back()
-            for name in list(self._wanted):
+            for name in list(self._target_weights):
                 if name not in self._tending and not self._core.watched.health(name).is_out:
                     self._tending[name] = asyncio.ensure_future(self._tend(name))
-            fenced = any(name in self._core.state.balancer.fenced for name in self._wanted)
+            fenced = any(name in self._core.state.balancer.fenced for name in self._target_weights)
             await asyncio.sleep(FENCED_S if fenced else WATCH_S)
 
     async def _tend(self, name: str) -> None:
         try:
             if (
                 name in self._loading
-                or name in self.held
+                or name in self.paused
                 or time.monotonic() < self._mistaken.get(name, 0.0)
             ):
                 return
             label = (await self._stated([name])).get(name)  # None: away, which probes notice
-            is_behind = label is not None and not self._wanted[name].is_named(label)
+            is_behind = label is not None and not self._target_weights[name].is_named(label)
             if is_behind or name in self._core.state.balancer.fenced:
                 await self._give(name)
         finally:
@@ -561,10 +563,10 @@ class Publisher:
                     "" if announced else path,
                     ANNOUNCED if announced else "abort",
                 )
-                self._wanted |= dict.fromkeys(self._servers(run), weights)
+                self._target_weights |= dict.fromkeys(self._servers(run), weights)
                 if not run.config.backends:
                     self._newest = weights
-        for name in self._wanted:
+        for name in self._target_weights:
             self._core.state.balancer.fence(name)
 
 

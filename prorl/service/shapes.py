@@ -53,7 +53,7 @@ class Backends(TypedDict):
     backends: list[BackendView]
 
 
-class Held(TypedDict):
+class FailedBackends(TypedDict):
     failed: Mapping[str, str]
     """Why, by backend."""
 

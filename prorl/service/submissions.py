@@ -52,7 +52,7 @@ CHECK_S = 25.0
 """For a user's env with its import: less than a client waits, which then sends it again."""
 
 
-def known_env(load_code: bool) -> CheckTask:
+def check_env_exists(load_code: bool) -> CheckTask:
     find = cache(env_by_name)
 
     def check(task: Task, fits: CheckPrompt) -> Awaitable[None] | None:
@@ -221,16 +221,16 @@ async def _check_backends(
     that only this run names must answer; servers must have the run's vocabulary. Raises
     ConfigError.
     """
-    known = gateway.core.watched.names()
-    fresh = [name for name in config.backends if name not in known]
+    existing = gateway.core.watched.names()
+    fresh = [name for name in config.backends if name not in existing]
     await asyncio.gather(*(gateway.servers.check(name, ours=False) for name in fresh))
     names = config.backends or tuple(gateway.core.state.balancer.states)
     servers = [name for name in names if is_server(name)]
-    wanted = vocabulary_of(config, renderer)
-    said = await asyncio.gather(
-        *(gateway.servers.check_vocabulary(name, wanted) for name in servers)
+    expected = vocabulary_of(config, renderer)
+    answers = await asyncio.gather(
+        *(gateway.servers.check_vocabulary(name, expected) for name in servers)
     )
-    return dict(zip(servers, said, strict=True))
+    return dict(zip(servers, answers, strict=True))
 
 
 def pieces(sizes: Sequence[int]) -> Iterator[slice]:

@@ -19,7 +19,7 @@ from prorl.envs import get_env
 from prorl.errors import RolloutError, TaskError
 from prorl.limits import Deadline
 from prorl.linux.procfs import descendants
-from prorl.service.submissions import known_env
+from prorl.service.submissions import check_env_exists
 from prorl.testing import Replies, Reply, make_task, play
 from prorl.types import FailureCode, RolloutLimits, Task
 from tests.agents.test_native import context
@@ -202,5 +202,5 @@ def test_a_bad_row_and_a_service_that_loads_no_code_refuse_it() -> None:
     with pytest.raises(TaskError, match="argv"):
         get_env("guest").check(make_task("guest", argv="python"))
     with pytest.raises(TaskError, match="load_code"):
-        known_env(load_code=False)(guest(GRADE), lambda messages, tools: None)
-    assert known_env(load_code=True)(guest(GRADE), lambda messages, tools: None) is None
+        check_env_exists(load_code=False)(guest(GRADE), lambda messages, tools: None)
+    assert check_env_exists(load_code=True)(guest(GRADE), lambda messages, tools: None) is None

@@ -18,7 +18,7 @@ from prorl.config import RunConfig
 from prorl.errors import TaskError
 from prorl.service.http.guard import MAX_BODY_BYTES
 from prorl.service.serve import bind
-from prorl.service.submissions import by_model, known_env
+from prorl.service.submissions import by_model, check_env_exists
 from prorl.task_json import task_from_row
 from prorl.types import Json, Task
 from tests.service.world import TOKEN, group, world
@@ -183,7 +183,7 @@ async def test_code_named_by_its_place_is_not_loaded_unless_the_service_says_so(
         assert (status, "does not load" in answer["message"]) == (422, True), answer
         assert (await w.view())["counts"]["queued"] == 0
     task = Task(task_id="x", env="prorl.envs.noop:NoopEnv", prompt="")
-    found = known_env(load_code=True)(task, lambda messages, tools: None)
+    found = check_env_exists(load_code=True)(task, lambda messages, tools: None)
     assert found is not None
     await found
 

@@ -14,7 +14,7 @@ import pytest
 from prorl.backends import open_backend
 from prorl.backends.server import TokenServer
 from prorl.cli.app import dispatch
-from prorl.control import Assigned, BackendsTold, Failover, Kind, Served, Started, Stats
+from prorl.control import Assigned, BackendStatus, Failover, Kind, Served, Started, Stats
 from prorl.envs import get_env
 from prorl.errors import FencedError
 from prorl.net.bearer import keys_of, signing_key
@@ -187,7 +187,7 @@ async def test_an_attempt_that_lost_its_backend_waits_and_is_neither_charged_nor
         w.worker("init") as init,
         w.worker("run") as run,
     ):
-        (told,) = [row.read(BackendsTold) for row in await run.hear(Kind.BACKENDS)][:1]
+        (told,) = [row.read(BackendStatus) for row in await run.hear(Kind.BACKENDS)][:1]
         assert (told.gone, set(told.keyed)) == ((), {one, two})
         await w.run()
         await w.submit(group("a"))
@@ -229,7 +229,7 @@ async def test_with_nobody_well_nothing_is_leased_and_nobody_fails(tmp_path: Pat
         w.core.watched.tried = lambda *_: None  # it does not come back by itself
         lost = Failover(attempt=key, backend=url, trouble=Trouble.REFUSED, message="reset")
         asked = asyncio.ensure_future(run.ask(lost, "r"))
-        gone = [row.read(BackendsTold).gone for row in await run.hear(Kind.BACKENDS, 2)]
+        gone = [row.read(BackendStatus).gone for row in await run.hear(Kind.BACKENDS, 2)]
         assert gone[-1] == (url,), "told to RUN at once"
         await w.submit(group("c"))
         view = await w.view()

@@ -178,7 +178,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.workers())
     @rule(pick=PICK)
     def gone(self, pick: int) -> None:
-        self.core.workers.gone(self.workers()[pick % len(self.workers())])
+        self.core.workers.handle_disconnect(self.workers()[pick % len(self.workers())])
 
     @rule(room=st.integers(1, 5))
     def pump(self, room: int) -> None:

@@ -326,7 +326,9 @@ async def test_a_lease_stream_that_breaks_loses_only_what_was_not_taken(tmp_path
             await init.inlet.close()
             await w.until(lambda v: v["counts"]["leased"] == 2)
             await asyncio.sleep(0.5)
-            assert taken[0].key in {record.key for record in w.core.state.workers["init-0"].held}
+            assert taken[0].key in {
+                record.key for record in w.core.state.workers["init-0"].in_flight
+            }
 
 
 async def test_nonsense_is_answered_not_fatal(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_memory_is_flat_over_many_groups(hand: Hand) -> None:
         len(run.groups),
         len(run.keys),
         len(run.rollouts),
-        len(core.state.workers["init"].held),
+        len(core.state.workers["init"].in_flight),
     ) == (0, 0, 0, 0)
     assert core.group("r", 7).rollouts[1].stored.reward == 1.0
     assert core.rollout("r", 399).group.group_id == 199
@@ -134,7 +134,7 @@ def test_what_is_in_hand_is_cancelled_in_pieces_too_and_gets_no_lease(log: Contr
     submit(hand, "r", 4 * PIECE)
     core.pump(3 * PIECE)
     hand.write()
-    core.workers.gone(worker)
+    core.workers.handle_disconnect(worker)
     core.cancel_run(hand.run)
     core.pump(PIECE)
     assert hand.run.counts[RolloutState.CANCELLED] == PIECE

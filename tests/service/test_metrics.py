@@ -139,7 +139,7 @@ def test_where_the_time_of_steps_went() -> None:
     effort.committed(2, now=10.0, busy_s=100.0, slots=4)
     for seconds, good in ((6.0, True), (2.0, False), (2.0, True)):
         effort.ended(seconds, good)
-    effort.left_over(1)
+    effort.waste(1)
     effort.handed.extend([9.0, 13.0, 99.0])
     effort.committed(2, now=20.0, busy_s=130.0, slots=4)
     assert effort.recent == effort.total == (1, 10.0, 3.0, 40.0, 30.0, 10.0, 7.0)

@@ -101,7 +101,7 @@ def test_only_the_store_is_told_whom_to_dial(core: Core, nodes: int) -> None:
 def test_a_blip_costs_nothing(core: Core, clock: Clock, away_s: float) -> None:
     init = hello(core, "n1/chain-0")
     record = leased(core, init)
-    core.workers.gone(init)
+    core.workers.handle_disconnect(init)
     clock.now += away_s
     core.rollouts.settle_orphans()
     assert record.life.state is RolloutState.LEASED
@@ -119,7 +119,7 @@ def test_a_host_that_fell_silent_has_had_its_time(core: Core, clock: Clock) -> N
     core.control(worker, ControlRow.of(Stats(), stage="init", seq=2))
     clock.now += WORKER_SILENCE_S + 0.1
     assert core.workers.silent() == [worker]
-    core.workers.gone(worker)
+    core.workers.handle_disconnect(worker)
     clock.now = GONE_S - 0.1
     core.sweep()
     assert record.life.state is RolloutState.LEASED
@@ -131,7 +131,7 @@ def test_a_host_that_fell_silent_has_had_its_time(core: Core, clock: Clock) -> N
 def test_on_the_services_own_host_a_death_is_a_death_at_once(core: Core) -> None:
     """Unless a journal is kept, which the next life reads."""
     record = leased(core, hello(core, "chain-0"))
-    core.workers.gone(core.state.workers["chain-0"])
+    core.workers.handle_disconnect(core.state.workers["chain-0"])
     assert record.life.state is RolloutState.QUEUED
 
 
@@ -146,7 +146,7 @@ def back_without(core: Core, name: str, noticed: bool = True, taken: bool = Fals
     if taken:
         core.rollouts.started(worker, record, 1, "init")
     if noticed:
-        core.workers.gone(worker)
+        core.workers.handle_disconnect(worker)
     hello(core, name, held=())
     return record
 
@@ -239,7 +239,7 @@ def test_so_is_what_it_still_had_when_it_was_ended(
     worker = hello(core, "n1/chain-0")
     record = leased(core, worker)
     core.workers.drain("n1", None)
-    core.workers.gone(worker)
+    core.workers.handle_disconnect(worker)
     if another_life:
         hello(core, "n1/chain-0", "second")
     else:
@@ -256,7 +256,7 @@ def test_a_next_life_says_whether_the_process_died_or_its_host(
     worker = hello(core, "n1/chain-0")
     record = running(core, worker)
     if noticed:
-        core.workers.gone(worker)
+        core.workers.handle_disconnect(worker)
     hello(core, "n1/chain-0", "second", home=home)
     assert charged(record) == (0, losses)
 
@@ -280,7 +280,7 @@ def test_a_death_is_charged_to_its_attempt_or_else_to_those_that_run(
     record = running(core, worker) if begun else leased(core, worker)
     assert record.key == ("r", 0, 1)
     if noticed:
-        core.workers.gone(worker)
+        core.workers.handle_disconnect(worker)
     hello(core, "chain-0", "second", died_at=died_at)
     assert charged(record) == (0, losses)
 
@@ -295,7 +295,7 @@ def black_hole(core: Core, clock: Clock) -> RolloutRecord:
     """A node that comes, takes a lease and falls silent, once."""
     worker = hello(core, "n1/chain-0")
     record = leased(core, worker)
-    core.workers.gone(worker)
+    core.workers.handle_disconnect(worker)
     clock.now += REMOTE_GRACE_S + 1
     core.sweep()
     return record
@@ -350,7 +350,7 @@ def test_what_a_node_has_finished_and_cannot_deliver_is_given_to_others(
     assert all(outbox[worker][-1].kind is Kind.CANCEL for worker in (chain, grader))
     assert "its line broke" in chain.status.lease_block_reason
     assert list(core.workers.cut_off()) == []
-    core.workers.gone(chain)
+    core.workers.handle_disconnect(chain)
     assert [node for node, _ in core.workers.cut_off()] == ["n1"], "its streams may all be cut"
     stalled(0.0)
     assert list(core.workers.cut_off()) == []
@@ -434,7 +434,7 @@ def test_of_names_that_never_come_back_little_is_remembered(
     monkeypatch.setattr(workers, "REMEMBERED_LIVES", 8)
     here = hello(core, "n0/chain-0")
     for number in range(1, 40):
-        core.workers.gone(hello(core, f"n{number}/chain-0"))
+        core.workers.handle_disconnect(hello(core, f"n{number}/chain-0"))
         clock.now += REMOTE_GRACE_S + 1
         core.sweep()
     assert len(core.workers._lives) <= 9
@@ -446,7 +446,7 @@ def test_of_names_that_never_come_back_little_is_remembered(
 
 def test_who_comes_back_after_its_grace_takes_nothing_from_others(core: Core, clock: Clock) -> None:
     record = leased(core, hello(core, "n1/chain-0"))
-    core.workers.gone(core.state.workers["n1/chain-0"])
+    core.workers.handle_disconnect(core.state.workers["n1/chain-0"])
     clock.now += REMOTE_GRACE_S + 1
     core.sweep()
     clock.now += 60

@@ -72,7 +72,9 @@ async def test_out_when_it_says_so_and_back_when_a_model_call_is_answered() -> N
     server = Server()
     async with listening(server):
         changes: list[list[str]] = []
-        pool = pool_of(server.url, "scripted:oracle", on_change=lambda: changes.append(pool.gone()))
+        pool = pool_of(
+            server.url, "scripted:oracle", on_change=lambda: changes.append(pool.unreachable())
+        )
         async with watching(pool, server):
             server.well = False
             await until(pool, server.url, BackendState.EJECTED)
@@ -139,9 +141,9 @@ async def test_reports_of_run_open_the_breaker() -> None:
     asked = [name for name, doubt in pool.doubts.items() if doubt.is_set()]
     assert asked == ["http://a"], "silence is looked into at once"
     pool.reported("http://b", Trouble.REFUSED, 1, 20, "it")
-    assert pool.gone() == ["http://a", "http://b"], "whoever is left"
+    assert pool.unreachable() == ["http://a", "http://b"], "whoever is left"
     pool.reported("scripted:faulty", Trouble.REFUSED, 9, 9, "it")
-    assert "scripted:faulty" not in pool.gone()
+    assert "scripted:faulty" not in pool.unreachable()
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ async def test_a_run_is_accepted_at_once_and_says_that_it_is_being_proved(tmp_pa
     """Else a busy machine lets the client's time pass, which says that no service answers."""
     place = agent(tmp_path, "from prorl.agents.native import NativeAgent as agent")
     async with world(tmp_path, load_code=True) as w:
-        w.served.gateway.proofs.said_s = 0.05
+        w.served.gateway.proofs.reply_s = 0.05
         body = {"run_id": "r", "agent": place}
         async with asyncio.timeout(5):
             status, answer = await w.http("POST", "/v1/runs", body)
@@ -55,7 +55,7 @@ async def test_a_run_is_accepted_at_once_and_says_that_it_is_being_proved(tmp_pa
 async def test_a_run_whose_proof_fails_ends_with_the_reason(tmp_path: Path) -> None:
     place = agent(tmp_path, "raise ValueError('no such luck')")
     async with world(tmp_path, load_code=True) as w:
-        w.served.gateway.proofs.said_s = 0.05
+        w.served.gateway.proofs.reply_s = 0.05
         body = {"run_id": "r", "agent": place}
         assert (await w.http("POST", "/v1/runs", body))[0] == 202
         (tmp_path / "go").touch()
@@ -86,7 +86,7 @@ async def test_whoever_asks_first_has_made_it_and_a_cancelled_one_is_told() -> N
 
 async def test_what_is_kept_of_proofs_is_bounded() -> None:
     proofs, go = Proofs(lambda: 0.0), asyncio.Event()
-    proofs.said_s = 0.0
+    proofs.reply_s = 0.0
 
     async def create() -> bool:
         await go.wait()

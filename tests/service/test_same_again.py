@@ -31,7 +31,7 @@ def _lives(folder: Path, seed: int) -> tuple[list[int], list[tuple[float, int]]]
     random.seed(seed)
     for rollout_id in range(0, COUNT, 4):
         core.rollouts.failed(run.rollouts[rollout_id], 1, "sandbox_start", "")
-    core.workers.gone(worker)
+    core.workers.handle_disconnect(worker)
     log.close()
     resting = [(until, rollout_id) for until, rollout_id, _ in sorted(run.queues.resting)]
     return [record.rollout_id for record in run.queues.ready], resting

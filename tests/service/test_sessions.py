@@ -66,7 +66,7 @@ async def test_who_counts_as_dead_holds_nothing(tmp_path: Path) -> None:
         (key,) = await w.leased(init)
         frozen = await w.dial("run", incarnation="first")
         await until(lambda: w.core.state.of_role("run"))
-        w.core.workers.gone(w.core.state.of_role("run")[0])
+        w.core.workers.handle_disconnect(w.core.state.of_role("run")[0])
         say(frozen, Started(), seq=2, key=key)
         await heard(frozen)
         record = w.core.run("r").rollouts[0]
@@ -118,7 +118,7 @@ async def test_the_next_life_has_the_attempt_again(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker(CHAIN) as chain:
         (key,) = await w.leased(chain)
         record = w.core.run("r").rollouts[key.rollout_id]
-        await until(lambda: record.taken)
+        await until(lambda: record.lease_confirmed)
         first = await claim(w, key, "first")
         assert (await welcome(first)).adopted == (Claim(*key, 1),)
         await first.close()
@@ -135,7 +135,7 @@ async def test_a_next_life_that_claims_nothing_is_waited_for_no_longer(tmp_path:
     async with world(tmp_path) as w, w.worker(CHAIN) as chain:
         (key,) = await w.leased(chain)
         record = w.core.run("r").rollouts[key.rollout_id]
-        await until(lambda: record.taken)
+        await until(lambda: record.lease_confirmed)
         first = await claim(w, key, "first")
         await welcome(first)
         await first.close()

@@ -87,5 +87,5 @@ def test_its_log_is_gone_on_with(root: Path) -> None:
         2,
         0,
     )
-    assert (run.wanted, run.outbox.stored) == (True, run.outbox.end)
+    assert (run.has_work, run.outbox.stored) == (True, run.outbox.end)
     log.close()

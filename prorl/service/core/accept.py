@@ -39,8 +39,8 @@ class Acceptance(Part):
         """Accept a run; False when it is there already. Raises ConflictError when it is there with
         another config.
         """
-        if (known := find_run(self._log, self._state, config.run_id)) is not None:
-            check_same(known.config, config)
+        if (existing := find_run(self._log, self._state, config.run_id)) is not None:
+            check_same(existing.config, config)
             return False
         now = self._wall()
         grants = RunGrants(granted_at=self._clock())
@@ -69,19 +69,19 @@ class Acceptance(Part):
             where = f"groups[{index}] (task {body.task.task_id!r})"
             candidate = candidate_of(body, run.config, default, where)
             if key := candidate.key:
-                known = there.get(key)
-                before = known.digest if known else seen.setdefault(key, candidate.digest)
+                existing = there.get(key)
+                before = existing.digest if existing else seen.setdefault(key, candidate.digest)
                 if before != candidate.digest:
                     raise used(key, where)
             candidates.append(candidate)
         return candidates
 
     def _there(self, run: RunRecord, keys: Iterable[str]) -> dict[str, GroupRecord]:
-        found = {key: run.keys[key] for key in keys if key in run.keys}
+        groups = {key: run.keys[key] for key in keys if key in run.keys}
         if run.accepted.next_group == len(run.groups):
-            return found  # nothing was forgotten
-        wanted = [key for key in keys if key and key not in found]
-        return found | {group.key: group for group in load_keys(self._log, run, wanted)}
+            return groups  # nothing was forgotten
+        missing = [key for key in keys if key and key not in groups]
+        return groups | {group.key: group for group in load_keys(self._log, run, missing)}
 
     def groups(
         self, run: RunRecord, candidates: Sequence[Candidate]
@@ -92,12 +92,12 @@ class Acceptance(Part):
         accepted: list[tuple[GroupRecord, bool]] = []
         there = self._there(run, [candidate.key for candidate in candidates])
         for candidate in candidates:
-            known = there.get(candidate.key) or run.keys.get(candidate.key)
-            if known is not None and known.digest != candidate.digest:
+            existing = there.get(candidate.key) or run.keys.get(candidate.key)
+            if existing is not None and existing.digest != candidate.digest:
                 raise used(candidate.key)
-            if known is None:
+            if existing is None:
                 check_open(run)
-            accepted.append((known or self.add(run, candidate), known is None))
+            accepted.append((existing or self.add(run, candidate), existing is None))
         self._journal.urgent = True
         return accepted
 
@@ -106,14 +106,14 @@ class Acceptance(Part):
         no more.
         """
         queued = sum(run.queued for run in self._state.open.values())
-        wanted = sum(candidate.n for candidate in candidates)
-        if queued + wanted <= self._max_queued:
+        num_new = sum(candidate.n for candidate in candidates)
+        if queued + num_new <= self._max_queued:
             return
-        there = self._there(run, [one.key for one in candidates])
-        wanted = sum(one.n for one in candidates if one.key not in there)
-        if wanted and queued + wanted > self._max_queued:
+        there = self._there(run, [candidate.key for candidate in candidates])
+        num_new = sum(candidate.n for candidate in candidates if candidate.key not in there)
+        if num_new and queued + num_new > self._max_queued:
             raise QueueFullError(
-                f"{queued:,} rollouts wait, {wanted:,} more would exceed {self._max_queued:,};"
+                f"{queued:,} rollouts wait, {num_new:,} more would exceed {self._max_queued:,};"
                 " send them when some have ended, or raise `max_queued_rollouts`"
             )
 
@@ -160,22 +160,22 @@ class Acceptance(Part):
 def check_open(run: RunRecord) -> None:
     """Raises ConflictError for a run that takes nothing new."""
     if run.life.last or run.life.state != "open":
-        told = "was told that no more groups will come"
-        why = told if run.life.state == "open" else f"is {run.life.state}"
+        closed = "was told that no more groups will come"
+        why = closed if run.life.state == "open" else f"is {run.life.state}"
         raise ConflictError(f"run {run.run_id!r} {why}", "an open run", "make another run")
 
 
-def check_same(known: RunConfig, config: RunConfig) -> None:
+def check_same(existing: RunConfig, config: RunConfig) -> None:
     """Raises ConflictError that names what differs, for a run of this name with another config."""
-    one, other = known.model_dump(mode="json"), config.model_dump(mode="json")
-    if keys := ", ".join(differing(one, other)):
-        given = f"run {known.run_id!r} exists with another config: other {keys}"
+    before, other = existing.model_dump(mode="json"), config.model_dump(mode="json")
+    if keys := ", ".join(differing(before, other)):
+        problem = f"run {existing.run_id!r} exists with another config: other {keys}"
         hint = "choose another run_id, or send the config that it has"
-        raise ConflictError(given, "the same config", hint)
+        raise ConflictError(problem, "the same config", hint)
 
 
 def used(key: str, where: str = "") -> ConflictError:
     """A key that stands for something else, here or in the same batch."""
-    given = f"key {key!r} was used for another task, n or sampling"
-    given = f"{where}: {given}" if where else given
-    return ConflictError(given, "the same content for the same key", "use another key")
+    problem = f"key {key!r} was used for another task, n or sampling"
+    problem = f"{where}: {problem}" if where else problem
+    return ConflictError(problem, "the same content for the same key", "use another key")

@@ -74,9 +74,9 @@ class Paces:
     def weights(self) -> Mapping[str, float]:
         """What a rollout weighs on each server that is known: 1 on the fastest."""
         paces = {
-            name: one.seconds / one.tokens
-            for name, one in self._paces.items()
-            if one.tokens >= MIN_TOKENS and one.seconds > 0
+            name: measured.seconds / measured.tokens
+            for name, measured in self._paces.items()
+            if measured.tokens >= MIN_TOKENS and measured.seconds > 0
         }
         fastest = min(paces.values(), default=1.0)
         now = self._clock()
@@ -127,7 +127,7 @@ class BackendWatch:
         self.calls.pop(name, None)
         self._balancer.restore(name)
 
-    def gone(self) -> list[str]:
+    def unreachable(self) -> list[str]:
         """Servers on which RUN must not wait any longer."""
         return sorted(name for name, health in self._health.items() if health.is_out)
 

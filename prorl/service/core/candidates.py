@@ -83,9 +83,9 @@ async def check_envs(
     """Raise TaskError that names the row of a task that its env cannot run, or that cannot fit."""
     for index, body in enumerate(bodies, first):
         try:
-            found = check(body.task, fits)
-            if found is not None:
-                await found
+            checking = check(body.task, fits)
+            if checking is not None:
+                await checking
         except TaskError as error:
             where = f"groups[{index}] (task {body.task.task_id!r})"
             raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None

@@ -88,14 +88,16 @@ class Commits(Part):
             return None
         return run.rollouts.get(rollout_id) or load_rollout(self._log, run, rollout_id)
 
-    def commit(self, run: RunRecord, asked: CommitPart) -> Committed | Problem:
+    def commit(self, run: RunRecord, request: CommitPart) -> Committed | Problem:
         """Make a part's content count; `Problem` with what stands in the way, if anything does."""
-        part = asked.part
-        known = self._commit_seq(run, part)
-        if known is not None:
-            return Committed(commit_seq=known)
-        rows = [(self._find(run.run_id, row.rollout_id), row) for row in asked.rollouts]
-        ended = [(self._find(run.run_id, rollout_id), rollout_id) for rollout_id in asked.terminals]
+        part = request.part
+        commit_seq = self._commit_seq(run, part)
+        if commit_seq is not None:
+            return Committed(commit_seq=commit_seq)
+        rows = [(self._find(run.run_id, row.rollout_id), row) for row in request.rollouts]
+        ended = [
+            (self._find(run.run_id, rollout_id), rollout_id) for rollout_id in request.terminals
+        ]
         refused = self._refusals(run, rows, ended)
         if refused:
             return Problem(refused=tuple(refused))
@@ -106,16 +108,16 @@ class Commits(Part):
         for record, _ in ended:
             assert record is not None
             self._stored(record, part)
-        self._journal.note_stored(run, asked.outbox_upto)
-        return Committed(commit_seq=self._insert(run, asked))
+        self._journal.note_stored(run, request.outbox_upto)
+        return Committed(commit_seq=self._insert(run, request))
 
-    def _insert(self, run: RunRecord, asked: CommitPart) -> int:
-        run.commits.stored_bytes += sum(file.bytes for file in asked.files)
-        commit_seq = run.commits.parts[asked.part] = run.commits.next_commit
+    def _insert(self, run: RunRecord, request: CommitPart) -> int:
+        run.commits.stored_bytes += sum(file.bytes for file in request.files)
+        commit_seq = run.commits.parts[request.part] = run.commits.next_commit
         run.commits.next_commit += 1
         self._state.num_commits += 1
-        files = msgspec.json.encode(asked.files).decode()
-        self._journal.insert(sql.INSERT_PART, (run.run_id, commit_seq, asked.part, files, 0))
+        files = msgspec.json.encode(request.files).decode()
+        self._journal.insert(sql.INSERT_PART, (run.run_id, commit_seq, request.part, files, 0))
         self._journal.mark_run(run)
         return commit_seq
 

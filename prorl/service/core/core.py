@@ -131,9 +131,9 @@ class Core:
         group = self.groups.find(run, group_id) if 0 <= group_id < run.accepted.next_group else None
         if group is None:
             raise NotFoundError(f"run {run_id!r} has no group {group_id}")
-        return self._held(group)
+        return self._keep_open(group)
 
-    def _held(self, group: GroupRecord) -> GroupRecord:
+    def _keep_open(self, group: GroupRecord) -> GroupRecord:
         """Take the group into memory until it is at rest, if it may still change."""
         if group.is_open and group.group_id not in group.run.groups:
             group.run.add(group)
@@ -142,12 +142,12 @@ class Core:
 
     def rollout(self, run_id: str, rollout_id: int) -> RolloutRecord:
         run = self.run(run_id)
-        known = 0 <= rollout_id < run.accepted.next_rollout
-        record = run.rollouts.get(rollout_id) if known else None
-        record = record or (load_rollout(self.log, run, rollout_id) if known else None)
+        exists = 0 <= rollout_id < run.accepted.next_rollout
+        record = run.rollouts.get(rollout_id) if exists else None
+        record = record or (load_rollout(self.log, run, rollout_id) if exists else None)
         if record is None:
             raise NotFoundError(f"run {run_id!r} has no rollout {rollout_id}")
-        self._held(record.group)
+        self._keep_open(record.group)
         return record
 
     # ---- requests of clients
@@ -227,8 +227,10 @@ class Core:
         elif row.kind is Kind.STARTED:
             current = self.rollouts.started(worker, record, row.attempt, row.stage)
         elif row.kind is Kind.FAILED:
-            said = row.read(Failed)
-            self.rollouts.failed(record, row.attempt, row.code, said.message, said.num_sampled)
+            failure = row.read(Failed)
+            self.rollouts.failed(
+                record, row.attempt, row.code, failure.message, failure.num_sampled
+            )
             self._end_too_long(record)
             return
         elif row.kind is Kind.RELEASED:
@@ -327,7 +329,7 @@ class Core:
             else:
                 group.run.forget(group)
         if self.state.num_closed > KEPT_CLOSED:
-            closed = [run for run in self.state.runs.values() if not run.wanted]
+            closed = [run for run in self.state.runs.values() if not run.has_work]
             for run in closed[:-KEPT_CLOSED]:
                 if not self.journal.marks(run):
                     del self.state.runs[run.run_id]

@@ -66,15 +66,15 @@ class Datasets(Part):
         for candidate in candidates:
             place = run.dataset.num_tasks
             key = candidate.key or str(place)
-            known = there.get(key)
-            if known is None:
+            digest = there.get(key)
+            if digest is None:
                 check_open(run)
                 row = (run.run_id, place, *candidate._replace(key=key), 0)
                 self._journal.insert(sql.INSERT_TASK, row)
                 there[key] = run.dataset.new_tasks[key] = candidate.digest
                 run.dataset.num_tasks += 1
                 self._acceptance.note_size(run, candidate.n)
-            elif known != candidate.digest:
+            elif digest != candidate.digest:
                 raise used(key)
         self._journal.mark_run(run)
         self._journal.urgent = True
@@ -102,14 +102,14 @@ class Datasets(Part):
         ):
             return
         demand = run.demand
-        wanted = 0 if run.doom(demand) else may_open(demand) - len(run.queues.pool)
-        left = run.config.epochs * run.dataset.num_tasks - run.dataset.fed
+        shortage = 0 if run.doom(demand) else may_open(demand) - len(run.queues.pool)
+        remaining = run.config.epochs * run.dataset.num_tasks - run.dataset.fed
         # The last ones together: they decide when all have ended.
-        missing = min(wanted, AT_ONCE if left > 2 * AT_ONCE else left)
+        missing = min(shortage, AT_ONCE if remaining > 2 * AT_ONCE else remaining)
         turns, chosen = TURNS, list[tuple[int, Candidate]]()
         while missing > 0 and turns > 0 and run.feeds:
-            left = run.config.epochs * run.dataset.num_tasks - run.dataset.fed
-            places = [self._place(run, run.dataset.fed + i) for i in range(min(missing, left))]
+            remaining = run.config.epochs * run.dataset.num_tasks - run.dataset.fed
+            places = [self._place(run, run.dataset.fed + i) for i in range(min(missing, remaining))]
             turns -= len(places)
             for candidate, resting in self._candidates(run, places):
                 epoch = run.dataset.fed // run.dataset.num_tasks
@@ -127,18 +127,20 @@ class Datasets(Part):
         for epoch, candidate in chosen:
             sampling = candidate.sampling
             if run.config.server_priority:
-                told = orjson.loads(sampling) | {"priority": -round(lengths[candidate.key])}
-                sampling = orjson.dumps(told).decode()
+                parsed = orjson.loads(sampling) | {"priority": -round(lengths[candidate.key])}
+                sampling = orjson.dumps(parsed).decode()
             key = f"{epoch}/{candidate.key}"
             self._acceptance.add(run, candidate._replace(key=key, sampling=sampling))
 
     def _lengths(self, run: RunRecord, chosen: Sequence[tuple[int, Candidate]]) -> dict[str, float]:
-        before = {f"{epoch - 1}/{one.key}": one.key for epoch, one in chosen if epoch}
+        before = {
+            f"{epoch - 1}/{candidate.key}": candidate.key for epoch, candidate in chosen if epoch
+        }
         marks = ", ".join("?" * len(before))
         rows = self._log.read(_LENGTHS.format(marks), (run.run_id, *before)) if before else []
-        known = {before[key]: tokens for key, tokens in rows}
-        mean = sum(known.values()) / max(1, len(known))
-        return {one.key: known.get(one.key, mean) for _, one in chosen}
+        tokens_by_key = {before[key]: tokens for key, tokens in rows}
+        mean = sum(tokens_by_key.values()) / max(1, len(tokens_by_key))
+        return {candidate.key: tokens_by_key.get(candidate.key, mean) for _, candidate in chosen}
 
     def _place(self, run: RunRecord, fed: int) -> int:
         epoch, index = divmod(fed, run.dataset.num_tasks)
@@ -148,5 +150,7 @@ class Datasets(Part):
         """The tasks at these places, in their order, and the epoch until which each sits out."""
         marks = ", ".join("?" * len(set(places)))
         rows = self._log.read(_TASKS.format(marks), (run.run_id, *set(places)))
-        found = {place: (Candidate(*candidate), resting) for _, place, *candidate, resting in rows}
-        return [found[place] for place in places]
+        by_place = {
+            place: (Candidate(*candidate), resting) for _, place, *candidate, resting in rows
+        }
+        return [by_place[place] for place in places]

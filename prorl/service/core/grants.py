@@ -97,9 +97,9 @@ class LeaseGrants(Part):
         come those after it as well.
         """
         if group_id not in run.groups:
-            for found in load_groups(self._log, run, group_id, run.ahead, self._clock()):
-                if found.group_id not in run.groups:
-                    run.add(found)
+            for loaded in load_groups(self._log, run, group_id, run.ahead, self._clock()):
+                if loaded.group_id not in run.groups:
+                    run.add(loaded)
         group = run.groups[group_id]
         self._journal.settle(group)
         return group
@@ -122,8 +122,8 @@ class LeaseGrants(Part):
     def _next_placeable(self, run: RunRecord, room_for: RoomFor) -> RolloutRecord | None:
         """The run's next that a node can take: what cannot be placed holds up nobody."""
         full: list[RolloutRecord] = []
-        found = None
-        while found is None and len(full) < LOOKS:
+        placeable = None
+        while placeable is None and len(full) < LOOKS:
             record = self._next(run)
             if record is None:
                 break
@@ -134,11 +134,11 @@ class LeaseGrants(Part):
                 continue
             self._rollouts.note_placeable(record)
             if room > 0:
-                found = record
+                placeable = record
             else:
                 full.append(record)
         run.queues.put_back(full)
-        return found
+        return placeable
 
     def _next(self, run: RunRecord) -> RolloutRecord | None:
         while not run.queues.ending:

@@ -61,7 +61,7 @@ class Groups(Part):
             kept, group.decision.reason = False, "incomplete"
         if kept and full(run.demand):
             kept, group.decision.reason = False, "redundant"
-            run.effort.left_over(group.n)
+            run.effort.waste(group.n)
         group.decision.num_valid, group.decision.mean_reward = (
             decision.num_valid,
             decision.mean_reward,
@@ -102,28 +102,28 @@ class Groups(Part):
         if group.members.opened_at:
             run.pace.group_s = _mean(run.pace.group_s, now - group.members.opened_at)
 
-    def handout(self, run: RunRecord, wanted: Iterable[KeptGroup]) -> HandedOut:
+    def handout(self, run: RunRecord, requested: Iterable[KeptGroup]) -> HandedOut:
         """Give kept groups their place in the delivery order, as asked. Those that are too old go
         stale instead.
         """
         delivered: list[Delivered] = []
         before = run.delivery.next_delivery
         stale: list[int] = []
-        for asked in wanted:
-            group = self.find(run, asked.group_id)
+        for kept in requested:
+            group = self.find(run, kept.group_id)
             if group is None:
                 continue
             if group.decision.state is GroupState.KEPT:
-                self._hand(group, asked.min_version)
+                self._hand(group, kept.min_version)
             if group.decision.state is GroupState.STALE:
                 stale.append(group.group_id)
             elif group.decision.delivery_seq >= 0:
                 delivered.append(Delivered(group.group_id, group.decision.delivery_seq))
-        if taken := run.delivery.next_delivery - before:
+        if num_handed := run.delivery.next_delivery - before:
             now = self._clock()
-            run.effort.hand_out(taken, now)
+            run.effort.hand_out(num_handed, now)
             if run.pace.taken_at:
-                run.pace.taken_s = _mean(run.pace.taken_s, (now - run.pace.taken_at) / taken)
+                run.pace.taken_s = _mean(run.pace.taken_s, (now - run.pace.taken_at) / num_handed)
             run.pace.taken_at = now
         self._end_redundant(run)
         return HandedOut(delivered=tuple(delivered), stale=tuple(stale))
@@ -135,7 +135,7 @@ class Groups(Part):
         run.delivery.waiting -= 1
         if allowed >= 0 and oldest >= 0 and run.weights.version - oldest > allowed:
             run.delivery.kept -= 1
-            run.effort.left_over(group.n)
+            run.effort.waste(group.n)
             self._step(group, GroupEvent.EXPIRE)
             self._event(group, "stale", True)
             return
@@ -232,6 +232,6 @@ class Groups(Part):
         self._journal.tell_store(run, Kind.ROWS, group.group_id, Rows(events=(row,)))
 
 
-def _mean(before: float, found: float) -> float:
+def _mean(before: float, sample: float) -> float:
     """A running mean of seconds; 0 before the first, and never after it."""
-    return max(1e-3, before + FOLLOWS * (found - before) if before else found)
+    return max(1e-3, before + FOLLOWS * (sample - before) if before else sample)

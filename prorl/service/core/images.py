@@ -63,8 +63,8 @@ def waiting_for_guests(state: State, run_id: str) -> Mapping[str, int]:
 def has_image(state: State, worker: WorkerRecord | None, image: str) -> bool:
     if worker is None or worker.images is None:
         return True
-    known = (w.images[image] for w in state.workers.values() if w.images and image in w.images)
-    return worker.images.get(image, "") == next(known, None)
+    image_ids = (w.images[image] for w in state.workers.values() if w.images and image in w.images)
+    return worker.images.get(image, "") == next(image_ids, None)
 
 
 def nobody_has(state: State, image: str) -> bool:

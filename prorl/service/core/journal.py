@@ -186,5 +186,5 @@ def run_row(record: RunRecord) -> tuple[Any, ...]:
         life.started_at,
         life.finished_at,
         record.counters,
-        int(record.wanted),
+        int(record.has_work),
     )

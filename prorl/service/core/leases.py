@@ -191,7 +191,7 @@ class Leases(Part):
     def _lost(self, keys: Iterable[AttemptKey]) -> None:
         for run_id, rollout_id, attempt in keys:
             record = self._rollouts.find(run_id, rollout_id)
-            if record is not None and _current(record, attempt) and not record.taken:
+            if record is not None and _current(record, attempt) and not record.lease_confirmed:
                 grace_s = max((worker.grace_s for worker in record.holders), default=0.0)
                 ours = any(not worker.remote for worker in record.holders)
                 end = EventKind.LOST if ours else EventKind.RETURN

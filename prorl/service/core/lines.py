@@ -61,12 +61,12 @@ class Lines:
         if self._stalled.get(node, 0.0) > self._clock():
             return f"its line broke and what it finished does not reach the store ({HINT})"
         _, until = self._rests.get(node, (0, 0.0))
-        left_s = until - self._clock()
-        if left_s <= 0:
+        remaining_s = until - self._clock()
+        if remaining_s <= 0:
             return ""
         return (
             f"its line broke {self._num_breaks(node)} times and nothing came through; tried again"
-            f" in {left_s:.0f} s ({HINT})"
+            f" in {remaining_s:.0f} s ({HINT})"
         )
 
     def _num_breaks(self, node: str) -> int:

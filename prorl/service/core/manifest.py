@@ -82,8 +82,8 @@ def write_manifest(
             failpoint("manifest.written")
     except NameTakenError:
         hint = "choose another run_id"
-        given = f"{directory.where} is being made by another service"
-        raise ConflictError(given, "a directory that does not exist", hint) from None
+        problem = f"{directory.where} is being made by another service"
+        raise ConflictError(problem, "a directory that does not exist", hint) from None
     except OSError as error:
         if isinstance(error, StorageError):
             raise
@@ -96,23 +96,23 @@ def _is_there(directory: RunDir, config: Json, owner: str) -> bool:
     for another run, and where trajectories are stored.
     """
     if directory.local and Path(directory.root).is_file():
-        given = f"{directory.where} is a file of the service"
-        raise ConflictError(given, "a name that is free", "choose another run_id")
-    found = _read(directory)
-    if found is None:
+        problem = f"{directory.where} is a file of the service"
+        raise ConflictError(problem, "a name that is free", "choose another run_id")
+    manifest = _read(directory)
+    if manifest is None:
         return False
-    wanted, hint = "a directory that does not exist", "choose another run_id"
-    if found.get("config") != config:
-        raise ConflictError(f"{directory.where} holds another run", wanted, hint)
+    expected, hint = "a directory that does not exist", "choose another run_id"
+    if manifest.get("config") != config:
+        raise ConflictError(f"{directory.where} holds another run", expected, hint)
     if directory.written():
         raise ConflictError(
             f"{directory.where} holds trajectories of a run that this root's log does not know",
-            wanted,
+            expected,
             f"`prorl sql`, `replay`, `export` and `report` read it as it is; {hint}",
         )
-    if found.get("owner") != owner:
-        given = f"{directory.where} holds a run of another service's root"
-        raise ConflictError(given, wanted, hint)
+    if manifest.get("owner") != owner:
+        problem = f"{directory.where} holds a run of another service's root"
+        raise ConflictError(problem, expected, hint)
     return True
 
 
@@ -175,8 +175,8 @@ def foreign_directories(
 
 def read_renderer(service: ServiceConfig, run_id: str) -> Json:
     """Read what was proved of a run's renderer when it was made; None where nothing is said."""
-    found = _read(RunDir(service.run_directory(run_id))) or {}
-    renderer = found.get("renderer")
+    manifest = _read(RunDir(service.run_directory(run_id))) or {}
+    renderer = manifest.get("renderer")
     return renderer if isinstance(renderer, dict) and "sample_ids" in renderer else None
 
 
@@ -184,12 +184,12 @@ def _read(run: RunDir) -> dict[str, Json] | None:
     run.fs.invalidate_cache()
     path = run.path(MANIFEST)
     try:
-        found = orjson.loads(run.read(MANIFEST))
+        parsed = orjson.loads(run.read(MANIFEST))
     except FileNotFoundError:
         return None
     except orjson.JSONDecodeError:
         raise StorageError(f"{path} is not JSON: move it away to use this directory") from None
-    values = found if isinstance(found, dict) else {}
+    values = parsed if isinstance(parsed, dict) else {}
     check_manifest(values, f"run directory {run.where}")
     return values
 
@@ -253,11 +253,11 @@ def provenance(
 def _backend(service: ServiceConfig, name: str, served: Mapping[str, Json]) -> dict[str, Json]:
     policy = service.models.get(name, name)
     folder = (checkpoint(policy) if ":" in policy else policy) or str(served.get("root") or "")
-    found: dict[str, Json] = {
+    entry: dict[str, Json] = {
         "policy": policy,
         "sha256": fingerprint(Path(folder)) if folder else "",
     }
-    return {**found, "served": dict(served)} if served else found
+    return {**entry, "served": dict(served)} if served else entry
 
 
 def fingerprint(folder: Path) -> str:

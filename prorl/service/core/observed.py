@@ -59,7 +59,7 @@ class Spent(NamedTuple):
     """
 
     def plus(self, other: Spent) -> Spent:
-        steps, *seconds = (one + two for one, two in zip(self, other, strict=True))
+        steps, *seconds = (mine + theirs for mine, theirs in zip(self, other, strict=True))
         return Spent(int(steps), *seconds)
 
 
@@ -91,14 +91,14 @@ class Effort:
         """So many groups were handed out."""
         self.handed.extend([now] * groups)
 
-    def left_over(self, rollouts: int) -> None:
+    def waste(self, rollouts: int) -> None:
         """A whole group was for nothing; its rollouts took what others do."""
         self.wasted_s += rollouts * self.worked_s / max(1, self.num_worked)
 
     def committed(self, groups: int, now: float, busy_s: float, slots: int) -> None:
-        known = len(self.handed) >= groups
-        handed = [self.handed.popleft() for _ in range(groups)] if known else [now]
-        if known and self._before is not None:
+        has_all = len(self.handed) >= groups
+        handed = [self.handed.popleft() for _ in range(groups)] if has_all else [now]
+        if has_all and self._before is not None:
             at, busy, worked, wasted = self._before
             step = Spent(
                 1,
@@ -127,5 +127,5 @@ class Observed:
         self.failures: Counter[FailureCode] = Counter()
         """Of attempts, also of those that were tried again."""
 
-    def left(self, phase: Phase, seconds: float) -> None:
+    def add_phase(self, phase: Phase, seconds: float) -> None:
         self.phases[phase].add(seconds)

@@ -43,30 +43,30 @@ _UNPUBLISHED = (
 
 
 def last_seq(log: ControlLog) -> int:
-    found = log.read("SELECT seq FROM sqlite_sequence WHERE name = 'outbox'")
-    return int(found[0][0]) if found else 0
+    rows = log.read("SELECT seq FROM sqlite_sequence WHERE name = 'outbox'")
+    return int(rows[0][0]) if rows else 0
 
 
 def run_news(log: ControlLog, run: RunRecord) -> list[ControlRow]:
     """A run as the log has it; nothing while it is not durable."""
-    asked = (run.run_id,)
-    state = log.read("SELECT state FROM runs WHERE run_id = ?", asked)
+    of_run = (run.run_id,)
+    state = log.read("SELECT state FROM runs WHERE run_id = ?", of_run)
     if not state:
         return []
-    commits = log.read("SELECT coalesce(max(commit_seq), 0) FROM parts WHERE run_id = ?", asked)
+    commits = log.read("SELECT coalesce(max(commit_seq), 0) FROM parts WHERE run_id = ?", of_run)
     news = RunNews(
         filter=run.config.filter,
         delivery=run.config.delivery,
         group_size=run.accepted.group_size,
         state=state[0][0],
-        cursors=dict(log.read("SELECT consumer, seq FROM cursors WHERE run_id = ?", asked)),
+        cursors=dict(log.read("SELECT consumer, seq FROM cursors WHERE run_id = ?", of_run)),
         unpublished=tuple(
             Unpublished(
                 commit_seq=seq,
                 part=part,
                 files=msgspec.json.decode(files, type=tuple[PartFile, ...]),
             )
-            for seq, part, files in log.read(_UNPUBLISHED, asked)
+            for seq, part, files in log.read(_UNPUBLISHED, of_run)
         ),
         num_commits=commits[0][0],
     )
@@ -80,9 +80,9 @@ class Page(NamedTuple):
 
 
 def read_page(log: ControlLog, after: int) -> Page:
-    found = log.read(_ROWS, (after, PAGE))
+    records = log.read(_ROWS, (after, PAGE))
     rows: list[ControlRow] = []
-    for (run_id, is_task), stretch in groupby(found, key=lambda row: (row[1], row[2] == TASK)):
+    for (run_id, is_task), stretch in groupby(records, key=lambda row: (row[1], row[2] == TASK)):
         if is_task:
             rows += _tasks(log, run_id, list(stretch))
             continue
@@ -90,7 +90,7 @@ def read_page(log: ControlLog, after: int) -> Page:
             rows.append(
                 ControlRow(kind=Kind(kind), seq=seq, run_id=run_id, group_id=ref, payload=payload)
             )
-    return Page(rows, found[-1][0] if found else after, len(found) == PAGE)
+    return Page(rows, records[-1][0] if records else after, len(records) == PAGE)
 
 
 def _tasks(log: ControlLog, run_id: str, stretch: Sequence[Any]) -> Iterator[ControlRow]:

@@ -1,6 +1,6 @@
 """Runs that are being made: a chat template may take minutes to prove, and no request waits for it.
 
-A request waits `SAID_S`, then hears that the run is being proved; the same request again goes on
+A request waits `REPLY_S`, then hears that the run is being proved; the same request again goes on
 waiting. A proof is not in the log: after a restart that request begins it anew. What nobody has
 heard of a proof that failed is kept until somebody asks, or `MOST` others came.
 """
@@ -17,7 +17,7 @@ from prorl.limits import Clock
 from prorl.service.core.accept import check_same
 from prorl.service.core.state import RunLife, RunRecord
 
-SAID_S = 10.0
+REPLY_S = 10.0
 MOST = 64
 
 
@@ -31,7 +31,7 @@ class Proof:
 class Proofs:
     def __init__(self, wall: Clock) -> None:
         self._wall, self._proofs = wall, dict[str, Proof]()
-        self.said_s = SAID_S
+        self.reply_s = REPLY_S
 
     async def make(
         self, config: RunConfig, create: Callable[[], Coroutine[None, None, bool]]
@@ -47,7 +47,7 @@ class Proofs:
             proof = self._proofs[name] = Proof(config, self._wall(), made)
         else:
             check_same(proof.config, config)
-        await asyncio.wait({proof.made}, timeout=self.said_s)
+        await asyncio.wait({proof.made}, timeout=self.reply_s)
         if not proof.made.done():
             return None
         first = self._proofs.get(name) is proof
@@ -63,10 +63,10 @@ class Proofs:
     def find(self, name: str) -> RunRecord | None:
         """A run that is not one yet, as views show it."""
         proof = self._proofs.get(name)
-        return _shown(proof, self._wall()) if proof is not None else None
+        return _as_run(proof, self._wall()) if proof is not None else None
 
     def all(self) -> list[RunRecord]:
-        return [_shown(proof, self._wall()) for proof in self._proofs.values()]
+        return [_as_run(proof, self._wall()) for proof in self._proofs.values()]
 
     async def close(self) -> None:
         making = [proof.made for proof in self._proofs.values()]
@@ -77,13 +77,13 @@ class Proofs:
     def _make_room(self) -> None:
         """Raises QueueFullError when so many are being proved."""
         if len(self._proofs) >= MOST:
-            ended = next((name for name, one in self._proofs.items() if one.made.done()), None)
+            ended = next((name for name, proof in self._proofs.items() if proof.made.done()), None)
             if ended is None:
                 raise QueueFullError(f"{MOST} runs are being proved: make it when some are done")
             del self._proofs[ended]
 
 
-def _shown(proof: Proof, now: float) -> RunRecord:
+def _as_run(proof: Proof, now: float) -> RunRecord:
     """As a run whose state says it: `proving`, or `refused` with the reason."""
     state = "proving"
     problem = f"its chat template is being proved, for {now - proof.since:.0f} s so far"

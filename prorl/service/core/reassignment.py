@@ -31,39 +31,45 @@ class Reassignments(Part):
         return len(self._waiting)
 
     def ask(self, worker: WorkerRecord, row: ControlRow) -> None:
-        asked = row.read(Failover)
-        record = self._current(asked.attempt)
+        failover = row.read(Failover)
+        record = self._current(failover.attempt)
         if record is None:
             self._reply(worker, row, Problem(message="the attempt has ended"), "fenced")
             return
-        if record.backend == asked.backend:
+        if record.backend == failover.backend:
             self._watched.reported(
-                asked.backend, asked.trouble, asked.faults, asked.calls, asked.message
+                failover.backend,
+                failover.trouble,
+                failover.faults,
+                failover.calls,
+                failover.message,
             )
             self._state.balancer.release(record)
-        self._waiting[asked.attempt] = (worker, row, asked)
+        self._waiting[failover.attempt] = (worker, row, failover)
         self.serve()
 
     def serve(self) -> None:
         in_vain: set[tuple[str, tuple[str, ...], int]] = set()
-        for key, (worker, row, asked) in list(self._waiting.items()):
+        for key, (worker, row, failover) in list(self._waiting.items()):
             record = self._current(key)
             if record is None or self._state.workers.get(worker.name) is not worker:
                 del self._waiting[key]  # a worker that came back asks again
                 continue
-            wanted = (key.run_id, record.run.config.backends, asked.min_version)
-            if wanted in in_vain:
+            need = (key.run_id, record.run.config.backends, failover.min_version)
+            if need in in_vain:
                 continue
-            name = self._assign(record, asked)
+            name = self._assign(record, failover)
             if name is None:
-                if not self._state.able(record.run, asked.min_version):
-                    in_vain.add(wanted)
+                if not self._state.able(record.run, failover.min_version):
+                    in_vain.add(need)
                 continue
             del self._waiting[key]
             self._reply(worker, row, Assigned(backend=name), "")
 
-    def _assign(self, record: RolloutRecord, asked: Failover) -> str | None:
-        name = self._state.acquire(record, avoid=(asked.backend,), min_version=asked.min_version)
+    def _assign(self, record: RolloutRecord, failover: Failover) -> str | None:
+        name = self._state.acquire(
+            record, avoid=(failover.backend,), min_version=failover.min_version
+        )
         if name is not None:
             self._rollouts.assign(record, name)
         return name

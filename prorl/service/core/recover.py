@@ -104,14 +104,14 @@ def find_run(log: ControlLog, state: State, run_id: str) -> RunRecord | None:
 
 def closed_runs(log: ControlLog) -> list[RunRecord]:
     """What the log says of runs that are over: their counts, without what they hold."""
-    found = []
+    runs = []
     for values in log.read(f"{_RUNS} WHERE state <> 'open' ORDER BY created_at"):
         fields = dict(zip(sql.RUN_COLUMNS, values, strict=True))
         config = RunConfig.model_construct(run_id=fields["run_id"])
         run = RunRecord(config=config, created_at=fields["created_at"], life=_life(fields))
         run.restore(fields["counters"])
-        found.append(run)
-    return found
+        runs.append(run)
+    return runs
 
 
 def _add_run(
@@ -164,8 +164,8 @@ def load_groups(
     rows = log.read(_WAITING, (run.run_id, first, first + count))
     groups = {group.group_id: group for group in (_group(run, values) for values in rows)}
     if first not in groups:
-        one = load_group(log, run, first, now)
-        return [] if one is None else [one]
+        head = load_group(log, run, first, now)
+        return [] if head is None else [head]
     last = groups[max(groups)]
     span = (run.run_id, groups[first].first_rollout, last.first_rollout + last.n)
     for values in log.read(_ROLLOUTS + _IN_GROUP, span):
@@ -261,6 +261,6 @@ def _add_rollout(group: GroupRecord, values: tuple[Any, ...], now: float) -> Non
         backend=backend,
         stored=StoredRow(part, reward, counts if part else NO_TRAJECTORY),
         since=now,
-        taken=True,
+        lease_confirmed=True,
     )
     group.add(record)

@@ -106,12 +106,12 @@ class Rollouts(Part):
             if fails or event.kind is EventKind.LOST:
                 self.observed.failures[life.code] += 1
             if fails:
-                code, count, said = record.run.progress.alike
+                code, count, first_message = record.run.progress.alike
                 same = event.code is code
                 record.run.progress.alike = (
                     event.code,
                     count * same + 1,
-                    said if same else message,
+                    first_message if same else message,
                 )
             if life.state is not before.state:
                 self._leave_phase(record, _PHASES[before.state])
@@ -164,7 +164,7 @@ class Rollouts(Part):
             phase = Phase.EVAL
         # What began before this gateway did is not known.
         if began := record.entered or record.since:
-            self.observed.left(phase, now - began)
+            self.observed.add_phase(phase, now - began)
             if phase in (Phase.RUN, Phase.EVAL):
                 good = record.life.state in (RolloutState.RESERVED, RolloutState.RUNNING)
                 record.run.effort.ended(now - began, good)
@@ -173,13 +173,13 @@ class Rollouts(Part):
     def stepped(self, run: RunRecord, groups: int) -> None:
         runs = self._state.of_role("run")
         stats = [worker.status.stats["run"] for worker in runs if "run" in worker.status.stats]
-        busy_s, slots = sum(one.busy_s for one in stats), sum(one.slots for one in stats)
+        busy_s, slots = sum(load.busy_s for load in stats), sum(load.slots for load in stats)
         run.effort.committed(groups, self._clock(), busy_s, slots)
 
     def _act(self, record: RolloutRecord, action: Action, rest_s: float = 0.0) -> None:
         match action:
             case Action.GRANT:
-                record.taken = False
+                record.lease_confirmed = False
                 record.stage = record.worker = record.node = ""
                 record.num_sampled = 0
                 record.since = self._clock()
@@ -193,7 +193,7 @@ class Rollouts(Part):
             case Action.RELEASE:
                 self._state.balancer.release(record)
                 for worker in record.holders:
-                    worker.held.discard(record)
+                    worker.in_flight.discard(record)
                 record.holders.clear()
             case Action.STORE_TERMINAL:
                 self._journal.tell_store(
@@ -307,7 +307,7 @@ class Rollouts(Part):
     def hold(self, record: RolloutRecord, worker: WorkerRecord, stage: str) -> None:
         """`stage`: that it is in at the worker."""
         record.holders.add(worker)
-        worker.held.add(record)
+        worker.in_flight.add(record)
         if not worker.is_store:
             record.stage = stage
             record.worker, record.node = worker.name, worker.node
@@ -325,7 +325,7 @@ class Rollouts(Part):
         RETURN is not; at once, or unless one claims it within `grace_s`.
         """
         record.holders.discard(worker)
-        worker.held.discard(record)
+        worker.in_flight.discard(record)
         self._unreserve(record)
         if record.holders or record.life.state not in IN_HAND:
             return
@@ -404,11 +404,11 @@ class Rollouts(Part):
             orphan = self._orphans.pop(record)
             if record.life.attempt != orphan.attempt or record.life.state not in IN_HAND:
                 continue
-            living = [] if record.taken else list(record.holders)
+            living = [] if record.lease_confirmed else list(record.holders)
             for worker in living:
                 self.stop(worker, record.key)
                 record.holders.discard(worker)
-                worker.held.discard(record)
+                worker.in_flight.discard(record)
             if orphan.line is not None and not living:
                 self.lines.lost(orphan.line)
             # Only the stream broke to a chain that lives: the lease never reached it.
@@ -450,24 +450,24 @@ class Rollouts(Part):
             self.apply(record, Event(kind=EventKind.STARTED_RUN, attempt=attempt))
         elif stage == Stage.EVAL and record.life.state is RolloutState.RUNNING:
             self._leave_phase(record, Phase.RUN)
-        record.taken = True
+        record.lease_confirmed = True
         self.hold(record, worker, stage)
         return True
 
     def failed(
         self, record: RolloutRecord, attempt: int, code: str, message: str, num_sampled: int = 0
     ) -> bool:
-        known = (
+        failure = (
             FailureCode(code)
             if code in FailureCode._value2member_map_ and code
             else FailureCode.STAGE_ERROR
         )
         if record.life.attempt == attempt:
-            blamed = known in (FailureCode.BACKEND_UNAVAILABLE, FailureCode.BACKEND_PROTOCOL)
+            blamed = failure in (FailureCode.BACKEND_UNAVAILABLE, FailureCode.BACKEND_PROTOCOL)
             record.failed_on = record.backend if blamed else ""
             record.num_sampled = max(record.num_sampled, num_sampled)
         return self.apply(
-            record, Event(kind=EventKind.FAILED, attempt=attempt, code=known), message
+            record, Event(kind=EventKind.FAILED, attempt=attempt, code=failure), message
         )
 
     def released(self, worker: WorkerRecord, record: RolloutRecord, attempt: int) -> None:
@@ -485,7 +485,7 @@ def _began(record: RolloutRecord) -> bool:
     """
     state = record.life.state
     return state in IN_HAND and (
-        state is not RolloutState.LEASED or record.taken or bool(record.holders)
+        state is not RolloutState.LEASED or record.lease_confirmed or bool(record.holders)
     )
 
 

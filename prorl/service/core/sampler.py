@@ -170,13 +170,13 @@ def may_open(demand: Demand) -> int:
     """
     if demand.paused:
         return 0
-    wanted = demand.max_open
+    limit = demand.max_open
     if demand.streaming:
-        wanted = min(wanted, _open_for(demand, demand.stock, side=1 if demand.strict else -1))
+        limit = min(limit, _open_for(demand, demand.stock, side=1 if demand.strict else -1))
     if demand.target:
-        wanted = min(wanted, _open_for(demand, demand.target - demand.kept, side=1))
+        limit = min(limit, _open_for(demand, demand.target - demand.kept, side=1))
     late = demand.late if demand.filtered else 0
-    return max(0, min(wanted + late, demand.max_open) - demand.open_groups)
+    return max(0, min(limit + late, demand.max_open) - demand.open_groups)
 
 
 def _open_for(demand: Demand, missing: int, side: int) -> int:

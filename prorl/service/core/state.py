@@ -35,7 +35,7 @@ NO_TRAJECTORY = TrajectorySummary()
 KEPT_CLOSED = 64
 """Runs that are over and stay in memory for those who look at them."""
 
-SHOWN_FAILURES = 10
+LISTED_FAILURES = 10
 """Pairs of code and node: a run on many nodes may have hundreds."""
 
 AHEAD = 500
@@ -99,7 +99,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
-    """Who a worker is, as its hello says, and what it has. Only `Rollouts` writes `held`."""
+    """Who a worker is, as its hello says, and what it has. Only `Rollouts` writes `in_flight`."""
 
     name: str
     session: int
@@ -120,17 +120,17 @@ class WorkerRecord:
     images: Mapping[str, str] | None = None
     """Digests of its node's images by name; None: it may have any."""
     status: WorkerStatus = field(default_factory=WorkerStatus)
-    held: Ordered[RolloutRecord] = field(default_factory=Ordered)
+    in_flight: Ordered[RolloutRecord] = field(default_factory=Ordered)
 
     @property
     def is_store(self) -> bool:
         return "store" in self.roles
 
-    def num_held(self, role: str) -> int:
+    def num_in_flight(self, role: str) -> int:
         """Attempts that it has in hand and that are in this stage now."""
         if self.is_store:
-            return len(self.held)
-        return sum(record.stage == role for record in self.held)
+            return len(self.in_flight)
+        return sum(record.stage == role for record in self.in_flight)
 
     @property
     def grace_s(self) -> float:
@@ -165,7 +165,7 @@ class RolloutRecord:
     """Backend that failed the last attempt: the next one goes elsewhere if it can."""
     stored: StoredRow = field(default_factory=StoredRow)
     holders: Ordered[WorkerRecord] = field(default_factory=Ordered)
-    taken: bool = False
+    lease_confirmed: bool = False
     """Whether INIT said that it has the lease."""
     since: float = 0.0
     """When it was queued or granted, on the loop's clock."""
@@ -515,7 +515,7 @@ class RunRecord:
         return self.config.run_id
 
     @property
-    def shown_state(self) -> str:
+    def display_state(self) -> str:
         life = self.life
         return "cancelled" if life.cancelled and life.state == "finished" else life.state
 
@@ -562,7 +562,7 @@ class RunRecord:
     @property
     def attempt_counts(self) -> dict[str, int]:
         """The commonest first."""
-        counts = self.progress.failed_attempts.most_common(SHOWN_FAILURES)
+        counts = self.progress.failed_attempts.most_common(LISTED_FAILURES)
         return {f"{code.value} on {node or '-'}": number for (code, node), number in counts}
 
     @property
@@ -575,7 +575,7 @@ class RunRecord:
         return self.commits.next_commit - 1
 
     @property
-    def wanted(self) -> bool:
+    def has_work(self) -> bool:
         """Whether a store has anything to do for it: it is open, or its trainer is behind."""
         unstored = bool(self.commits.parts) or self.outbox.stored < self.outbox.end
         is_open = self.life.state == "open"

@@ -20,10 +20,10 @@ class Versions(Part):
         """
         version = version or run.weights.allocated_version + 1
         if version <= run.weights.allocated_version:
-            found = self._log.read(
+            rows = self._log.read(
                 "SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version)
             )
-            if not found or found[0][0] != path:
+            if not rows or rows[0][0] != path:
                 raise ConflictError(
                     f"version {version} of run {run.run_id!r} is used",
                     f"{run.weights.allocated_version + 1}",

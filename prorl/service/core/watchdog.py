@@ -28,7 +28,7 @@ trouble: more are on their way.
 NOTHING_KEPT = 32
 """Groups that were decided and not kept, none of them kept, before that is said."""
 
-SHOWN = 200
+MESSAGE_CHARS = 200
 """Characters of what the first of them said."""
 
 
@@ -124,10 +124,10 @@ def nothing_kept(run: RunRecord) -> str:
 
 
 def alike(run: RunRecord) -> str:
-    code, count, said = run.progress.alike
+    code, count, message = run.progress.alike
     if count < ALIKE:
         return ""
-    return f"attempt after attempt fails with {code.value}, the first: {said[:SHOWN]}"
+    return f"attempt after attempt fails with {code.value}, the first: {message[:MESSAGE_CHARS]}"
 
 
 class ProgressWatchdog:
@@ -145,9 +145,9 @@ class ProgressWatchdog:
             else ""
         )
         for run in self._state.open.values():
-            found = signs(run)
-            if found != run.watch.moved[0]:
-                run.watch.moved = (found, now)
+            current = signs(run)
+            if current != run.watch.moved[0]:
+                run.watch.moved = (current, now)
             quiet = now - run.watch.moved[1] > QUIET_S
             waits = [
                 *islice(run.queues.ready, 1),

@@ -49,7 +49,7 @@ class _Away(NamedTuple):
     """A worker whose stream has ended, and what is its own within the grace."""
 
     worker: WorkerRecord
-    held: list[RolloutRecord]
+    in_flight: list[RolloutRecord]
     until: float
 
 
@@ -130,7 +130,7 @@ class Workers(Part):
         """
         away = self._away.pop(worker.name, None)
         grace_s = REMOTE_GRACE_S if worker.remote else CLAIM_GRACE_S
-        for record in away.held if away else ():
+        for record in away.in_flight if away else ():
             if record.holders or record.life.state not in IN_HAND:
                 continue
             if away and away.worker.incarnation != worker.incarnation:
@@ -138,18 +138,18 @@ class Workers(Part):
                 end = EventKind.LOST if blamed else EventKind.RETURN
                 self._rollouts.end_unheld(record, end)
             else:
-                blamed = record.taken and not worker.remote
+                blamed = record.lease_confirmed and not worker.remote
                 end = EventKind.LOST if blamed else EventKind.RETURN
                 self._rollouts.cap_wait(record, grace_s, end)
 
     def _claim(
-        self, worker: WorkerRecord, held: Mapping[str, Iterable[AttemptKey]]
+        self, worker: WorkerRecord, attempts: Mapping[str, Iterable[AttemptKey]]
     ) -> list[AttemptKey]:
-        """`held`: by stage, in the order in which a rollout passes them. What another role of the
-        worker has as well is in the later one.
+        """`attempts`: by stage, in the order in which a rollout passes them. What another role of
+        the worker has as well is in the later one.
         """
         refused: list[AttemptKey] = []
-        in_order = [(role, key) for role in GRAPH.roles for key in held.get(role, ())]
+        in_order = [(role, key) for role in GRAPH.roles for key in attempts.get(role, ())]
         for role, key in in_order:
             record = self._rollouts.find(key.run_id, key.rollout_id)
             if record is None or record.key != key or record.life.state not in IN_HAND:
@@ -192,26 +192,26 @@ class Workers(Part):
 
     def _replace(self, earlier: WorkerRecord, worker: WorkerRecord) -> None:
         """Who comes back before its broken stream was noticed was away, too."""
-        same_life, held = earlier.incarnation == worker.incarnation, list(earlier.held)
+        same_life, in_flight = earlier.incarnation == worker.incarnation, list(earlier.in_flight)
         if same_life:
-            self._away[worker.name] = _Away(earlier, held, self._clock())
-        for record in held:
+            self._away[worker.name] = _Away(earlier, in_flight, self._clock())
+        for record in in_flight:
             blamed = not worker.remote if same_life else _blamed(record, earlier, worker)
             end = EventKind.LOST if blamed else EventKind.RETURN
             self._rollouts.leave(record, earlier, end, CLAIM_GRACE_S if same_life else 0.0)
 
-    def gone(self, worker: WorkerRecord) -> None:
+    def handle_disconnect(self, worker: WorkerRecord) -> None:
         """Its control stream has ended: everything that only it held is lost. At once or, where
         only the network may have failed, unless it comes back within its grace.
         """
         if not self.current(worker):
             return
         del self._state.workers[worker.name]
-        held, grace_s = list(worker.held), self._grace_s(worker)
+        in_flight, grace_s = list(worker.in_flight), self._grace_s(worker)
         if grace_s:
             until = self._clock() + grace_s
-            self._away[worker.name] = _Away(worker, held, until)
-        for record in held:
+            self._away[worker.name] = _Away(worker, in_flight, until)
+        for record in in_flight:
             end = EventKind.RETURN if worker.remote else EventKind.LOST
             self._rollouts.leave(record, worker, end, grace_s)
         self._tell_endpoints()
@@ -253,8 +253,8 @@ class Workers(Part):
         """
         workers = [w for w in self._state.workers.values() if w.node == node and not w.is_store]
         if not workers:
-            known = sorted({w.node for w in self._state.workers.values() if not w.is_store})
-            raise NotFoundError(f"no node {node!r} works here; those that do: {', '.join(known)}")
+            nodes = sorted({w.node for w in self._state.workers.values() if not w.is_store})
+            raise NotFoundError(f"no node {node!r} works here; those that do: {', '.join(nodes)}")
         for worker in workers:
             self.leaves(worker)
             row = ControlRow.of(Drain(deadline_s=deadline_s))
@@ -298,7 +298,7 @@ class Workers(Part):
             if min(stats.stalled_s, now - worker.came_at, *stores) <= GONE_S:
                 continue
             self._rollouts.lines.stalls(worker.node)
-            for record in list(worker.held):
+            for record in list(worker.in_flight):
                 if record.life.state is not RolloutState.RUNNING:
                     continue
                 for holder in list(record.holders):

@@ -21,7 +21,7 @@ from prorl.service.http.backend_routes import backend_routes
 from prorl.service.http.guard import GuardMiddleware
 from prorl.service.http.node_routes import node_routes
 from prorl.service.http.run_routes import run_routes
-from prorl.service.submissions import known_env
+from prorl.service.submissions import check_env_exists
 
 
 def create_app(gateway: Gateway) -> GuardMiddleware:
@@ -35,7 +35,7 @@ def create_app(gateway: Gateway) -> GuardMiddleware:
         redirect_slashes=False,  # it would name the host that the request named
         responses=RESPONSES,
     )
-    run_routes(app, gateway, known_env(gateway.config.load_code))
+    run_routes(app, gateway, check_env_exists(gateway.config.load_code))
     backend_routes(app, gateway)
     node_routes(app, gateway)
     core = gateway.core

@@ -63,31 +63,31 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
 
     def servers_of(body: HoldBody) -> list[str]:
         names = list(dict.fromkeys(map(valid_url, body.names)))
-        known = {view["name"] for view in core.watched.view()}
-        if others := [name for name in names if not is_server(name) or name not in known]:
-            given = f"backends {', '.join(others)}"
-            raise NotFoundError(f"{given}: no server of the pool or of an open run")
+        existing = {view["name"] for view in core.watched.view()}
+        if others := [name for name in names if not is_server(name) or name not in existing]:
+            problem = f"backends {', '.join(others)}"
+            raise NotFoundError(f"{problem}: no server of the pool or of an open run")
         return names
 
-    @app.post("/v1/backends/pause", response_model=shapes.Held)
+    @app.post("/v1/backends/pause", response_model=shapes.FailedBackends)
     async def pause(body: HoldBody) -> Response:
         """Stop servers, for a trainer that gives them weights itself or lets them sleep. They get
         no rollouts, and who waits for them spends no budget, until `resume`; what they sample after
         it trains once a version is announced. Idempotent; `failed` says who did not stop and why.
         """
         names = servers_of(body)
-        held = gateway.publisher.held
-        said = await asyncio.gather(*(held.pause(name, body.mode) for name in names))
-        return _held(names, said)
+        paused = gateway.publisher.paused
+        failures = await asyncio.gather(*(paused.pause(name, body.mode) for name in names))
+        return _paused_reply(names, failures)
 
-    @app.post("/v1/backends/resume", response_model=shapes.Held)
+    @app.post("/v1/backends/resume", response_model=shapes.FailedBackends)
     async def resume(body: HoldBody) -> Response:
         """Let servers sample again. `failed` says who cannot, or gets no rollouts since nobody
         announced what it serves.
         """
         names = servers_of(body)
-        said = await asyncio.gather(*map(gateway.publisher.resume, names))
-        return _held(names, said)
+        failures = await asyncio.gather(*map(gateway.publisher.resume, names))
+        return _paused_reply(names, failures)
 
     @app.put("/v1/backends", response_model=shapes.Backends)
     async def replace_pool(body: PoolBody) -> Response:
@@ -114,9 +114,9 @@ def backend_routes(app: FastAPI, gateway: Gateway) -> None:
         return reply(shapes.BackendState(name=name, state="draining" if drain else "removed"))
 
 
-def _held(names: list[str], said: list[str]) -> Response:
-    failed = {name: why for name, why in zip(names, said, strict=True) if why}
-    return reply(shapes.Held(failed=failed))
+def _paused_reply(names: list[str], reasons: list[str]) -> Response:
+    failed = {name: why for name, why in zip(names, reasons, strict=True) if why}
+    return reply(shapes.FailedBackends(failed=failed))
 
 
 async def _check(gateway: Gateway, name: str) -> None:
@@ -128,8 +128,8 @@ async def _check(gateway: Gateway, name: str) -> None:
     for run in open_runs:
         renderer = await asyncio.to_thread(read_renderer, gateway.config, run.run_id)
         if renderer:
-            wanted = vocabulary_of(run.config, renderer)
-            await gateway.servers.check_vocabulary(name, wanted, ours=True)
+            expected = vocabulary_of(run.config, renderer)
+            await gateway.servers.check_vocabulary(name, expected, ours=True)
 
 
 def _set(gateway: Gateway, name: str, state: str) -> None:
@@ -137,6 +137,6 @@ def _set(gateway: Gateway, name: str, state: str) -> None:
     if state == "ready" and name not in gateway.core.state.balancer.states:
         gateway.publisher.joined(name)
     if state == "removed":
-        gateway.publisher.left(name)
+        gateway.publisher.removed(name)
     gateway.core.set_backend(name, state)
     gateway.backends_changed()

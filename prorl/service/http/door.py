@@ -39,7 +39,7 @@ class Door:
     def __init__(self, listener: socket.socket, credentials: AnyCredentials, take: Take) -> None:
         listener.setblocking(False)
         self._listener, self._credentials, self._take = listener, credentials, take
-        self._shown: Credentials | None = None
+        self._context_credentials: Credentials | None = None
         self._context: ssl.SSLContext | None = None
         self._connections: Counter[str] = Counter()
         self._open: set[asyncio.Task[None]] = set()
@@ -74,9 +74,9 @@ class Door:
         await asyncio.gather(*works, return_exceptions=True)
 
     def _current_context(self) -> ssl.SSLContext:
-        shown = self._credentials.current
-        if self._context is None or shown is not self._shown:
-            self._shown, self._context = shown, shown.server_context()
+        credentials = self._credentials.current
+        if self._context is None or credentials is not self._context_credentials:
+            self._context_credentials, self._context = credentials, credentials.server_context()
         return self._context
 
     async def _accept(self) -> None:

@@ -64,8 +64,8 @@ class GuardMiddleware:
         state["grant"] = grant
 
 
-def _too_large(given: str, limit: int) -> BodyTooLarge:
-    return BodyTooLarge(given, f"at most {limit} bytes", "send it in several requests")
+def _too_large(content: str, limit: int) -> BodyTooLarge:
+    return BodyTooLarge(content, f"at most {limit} bytes", "send it in several requests")
 
 
 class _Body:
@@ -74,13 +74,13 @@ class _Body:
     """
 
     def __init__(self, receive: Receive, send: Send, limit: int) -> None:
-        self._receive, self._send, self._left = receive, send, limit
+        self._receive, self._send, self._remaining = receive, send, limit
         self.over = False
 
     async def receive(self) -> Message:
         message: Message = await self._receive()
-        self._left -= len(message.get("body", b""))
-        self.over = self._left < 0
+        self._remaining -= len(message.get("body", b""))
+        self.over = self._remaining < 0
         return {"type": "http.disconnect"} if self.over else message
 
     async def send(self, message: Message) -> None:

@@ -135,22 +135,22 @@ def _of_workers(state: State) -> Iterator[Metric]:
     workers, labels = state.workers.values(), ("stage", "node", "worker")
     connected = Counter((role, worker.node) for worker in workers for role in worker.roles)
     yield _gauge("workers", "Connected workers by stage and node.", ("stage", "node"), connected)
-    held = {
-        (role, worker.node, worker.name): worker.num_held(role)
+    in_flight = {
+        (role, worker.node, worker.name): worker.num_in_flight(role)
         for worker in workers
         for role in worker.roles
     }
-    yield _gauge("in_flight_rollouts", "Attempts that a worker has in hand.", labels, held)
+    yield _gauge("in_flight_rollouts", "Attempts that a worker has in hand.", labels, in_flight)
     stats = {
         (role, worker.node, worker.name): stats
         for worker in workers
         for role, stats in worker.status.stats.items()
     }
     for name, text in _WORKER_GAUGES.items():
-        values = {key: getattr(said, name) for key, said in stats.items()}
+        values = {key: getattr(worker_stats, name) for key, worker_stats in stats.items()}
         yield _gauge(f"stage_{name}", text, labels, values)
     for name, (metric, text) in _WORKER_COUNTERS.items():
-        values = {key: getattr(said, name) for key, said in stats.items()}
+        values = {key: getattr(worker_stats, name) for key, worker_stats in stats.items()}
         yield _counter(f"stage_{metric}", text, labels, values)
 
 

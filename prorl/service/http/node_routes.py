@@ -58,8 +58,8 @@ def node_routes(app: FastAPI, gateway: Gateway) -> None:
         """Have a node take nothing new, end or give back what it has, and leave. Charged to no
         rollout. Saying it again is fine, the earlier deadline counts. 404 once it has left.
         """
-        asked = gateway.core.workers.drain(node, body.deadline_s)
+        drained = gateway.core.workers.drain(node, body.deadline_s)
         gateway.wake()
-        held = {record for worker in asked for record in worker.held}
-        workers = sorted(worker.name for worker in asked)
-        return reply(shapes.Drained(node=node, workers=workers, held=len(held)), 202)
+        in_flight = {record for worker in drained for record in worker.in_flight}
+        workers = sorted(worker.name for worker in drained)
+        return reply(shapes.Drained(node=node, workers=workers, held=len(in_flight)), 202)

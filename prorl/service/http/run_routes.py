@@ -69,7 +69,7 @@ class VersionBody(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _one_way(self) -> Self:
+    def _check_exclusive(self) -> Self:
         if self.announce and self.path:
             raise ValueError("`announce` beside `path`: either loads weights or not")
         return self
@@ -79,7 +79,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
     core = gateway.core
     groups_json = {"schema": GroupsBody.model_json_schema(ref_template=_REFS)}
 
-    def known(run_id: str) -> RunRecord:
+    def find_run(run_id: str) -> RunRecord:
         if not NAME.fullmatch(run_id):
             raise UserError(f"run {run_id[:200]!r}", "letters, digits, `_`, `.`, `-`")
         if gateway.proofs.find(run_id) is not None:
@@ -124,7 +124,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         run with `epochs` they are its dataset: `last` says that it is whole, and the run makes
         groups of it.
         """
-        run = known(run_id)
+        run = find_run(run_id)
         # By ourselves: FastAPI parses, then validates, in 3.5 times the time, on this loop.
         try:
             body = GroupsBody.model_validate_json(await request.body())
@@ -156,7 +156,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         return await paused(run_id, False)
 
     async def paused(run_id: str, paused: bool) -> Response:
-        run = known(run_id)
+        run = find_run(run_id)
         core.runs.pause(run, paused)
         await gateway.durable()
         return reply(views.run_view(core, run))
@@ -167,29 +167,29 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         closed = await asyncio.to_thread(closed_runs, core.log)
         open_runs = list(core.state.open.values())
         open_ids = {run.run_id for run in open_runs}
-        known_runs = core.state.runs
-        ended = [known_runs.get(one.run_id, one) for one in closed if one.run_id not in open_ids]
-        shown = (*ended, *open_runs, *gateway.proofs.all())
-        return reply(views.Runs(runs=[views.RunSummary.model_validate(run) for run in shown]))
+        runs = core.state.runs
+        ended = [runs.get(run.run_id, run) for run in closed if run.run_id not in open_ids]
+        listed = (*ended, *open_runs, *gateway.proofs.all())
+        return reply(views.Runs(runs=[views.RunSummary.model_validate(run) for run in listed]))
 
     @app.get("/v1/runs/{run_id}", response_model=views.RunView)
     async def get_run(run_id: str, request: Request) -> Response:
         """A run: its config, counts, rewards, stages, and where its trainer reads."""
         is_far = request.scope["state"].get("caller") is not None
         outside = gateway.config.listener if is_far else None
-        run = gateway.proofs.find(run_id) or known(run_id)
+        run = gateway.proofs.find(run_id) or find_run(run_id)
         return reply(views.run_view(core, run, outside))
 
     @app.get("/v1/runs/{run_id}/groups/{group_id}", response_model=views.GroupView)
     async def get_group(run_id: str, group_id: int) -> Response:
         """A group with its members."""
-        return reply(views.GroupView.model_validate(core.group(known(run_id).run_id, group_id)))
+        return reply(views.GroupView.model_validate(core.group(find_run(run_id).run_id, group_id)))
 
     @app.get("/v1/runs/{run_id}/rollouts/{rollout_id}", response_model=views.RolloutView)
     async def get_rollout(run_id: str, rollout_id: int) -> Response:
         """A rollout's fate so far."""
         return reply(
-            views.RolloutView.model_validate(core.rollout(known(run_id).run_id, rollout_id))
+            views.RolloutView.model_validate(core.rollout(find_run(run_id).run_id, rollout_id))
         )
 
     @app.post(
@@ -213,24 +213,24 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         again; a used id or one that is not the next 409, as is an announcement that no server
         bears out; 503 when no backend took them.
         """
-        run = known(run_id)
+        run = find_run(run_id)
         if body.trained is not None:
             core.groups.note_trained(run, body.trained)
         if body.announce:
-            labels = {one.backend: one.label for one in body.announce}
+            labels = {announced.backend: announced.label for announced in body.announce}
             done = await gateway.publisher.announce(run, body.version, labels, body.expected)
         else:
             done = await gateway.publisher.publish(
                 run, body.version, body.path, pause=body.pause, expected=body.expected
             )
-        told = shapes.VersionPublished(
+        published = shapes.VersionPublished(
             run_id=run_id,
             version=done.version,
             failed=dict(done.failed),
             pending=done.pending,
             verified=body.expected is not None,
         )
-        return reply(told, 202 if done.pending else 201 if done.fresh else 200)
+        return reply(published, 202 if done.pending else 201 if done.fresh else 200)
 
     @app.delete("/v1/runs/{run_id}", response_model=views.RunView)
     async def cancel_run(run_id: str) -> Response:
@@ -238,7 +238,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         if (proving := gateway.proofs.find(run_id)) is not None:
             gateway.proofs.cancel(run_id)
             return reply(views.run_view(core, proving))
-        run = known(run_id)
+        run = find_run(run_id)
         core.cancel_run(run)
         await gateway.durable()
         return reply(views.run_view(core, run))
@@ -248,13 +248,13 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         """Remove an ended run and all that is stored of it: its name is free again. 409 while it is
         open, or its trainer has not committed all that it was given.
         """
-        await gateway.delete_run(known(run_id))
+        await gateway.delete_run(find_run(run_id))
         return reply(shapes.Deleted(run_id=run_id, deleted=True))
 
     @app.delete("/v1/runs/{run_id}/groups/{group_id}", response_model=views.GroupView)
     async def cancel_group(run_id: str, group_id: int) -> Response:
         """Cancel a group's members that have not ended. Idempotent."""
-        group = core.group(known(run_id).run_id, group_id)
+        group = core.group(find_run(run_id).run_id, group_id)
         core.cancel_group(group)
         await gateway.durable()
         return reply(views.GroupView.model_validate(group))
@@ -262,7 +262,7 @@ def run_routes(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
     @app.delete("/v1/runs/{run_id}/rollouts/{rollout_id}", response_model=views.RolloutView)
     async def cancel_rollout(run_id: str, rollout_id: int) -> Response:
         """Cancel a rollout; one whose commit is in flight may still complete. Idempotent."""
-        record = core.rollout(known(run_id).run_id, rollout_id)
+        record = core.rollout(find_run(run_id).run_id, rollout_id)
         core.cancel_rollout(record)
         await gateway.durable()
         return reply(views.RolloutView.model_validate(record))

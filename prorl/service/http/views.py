@@ -56,7 +56,7 @@ Time = Annotated[float | None, BeforeValidator(lambda seconds: seconds or None)]
 
 class RunSummary(View):
     run_id: str
-    state: str = at("shown_state")
+    state: str = at("display_state")
     counts: Mapping[str, int]
     """Rollouts by state."""
     groups: Mapping[str, int] = at("group_counts")
@@ -116,7 +116,7 @@ def run_view(core: Core, run: RunRecord, outside: Listener | None = None) -> Run
     view.stages = stages(core.state)
     if store is not None:
         view.flight = store.location if outside is None else outside.store
-        view.served = run.wanted
+        view.served = run.has_work
     return view
 
 
@@ -274,7 +274,7 @@ def workers(state: State) -> list[WorkerView]:
             "pid": worker.pid,
             "location": worker.location,
             "slots": slots,
-            "held": worker.num_held(role),
+            "held": worker.num_in_flight(role),
             "leaving": worker.status.leaving,
             "lease_block_reason": worker.status.lease_block_reason,
             "stats": {name: getattr(worker.status.stats[role], name) for name in _GAUGES}
@@ -359,8 +359,8 @@ def status(
 
 
 def _oldest_attempts(state: State, now: float) -> list[Holding]:
-    held = {record for worker in state.workers.values() for record in worker.held}
-    longest = heapq.nsmallest(LONGEST, held, key=lambda record: record.since)
+    in_flight = {record for worker in state.workers.values() for record in worker.in_flight}
+    longest = heapq.nsmallest(LONGEST, in_flight, key=lambda record: record.since)
     views = [Holding.model_validate(record) for record in longest]
     for view in views:
         view.leased_s = now - view.leased_s

@@ -170,11 +170,13 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         return
     try:
         version = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
-        found = int(version)
+        log_version = int(version)
     except (sqlite3.Error, TypeError, ValueError):
-        given = f"{path} is not a control log of prorl"
-        raise SchemaError(given, "a root made by `prorl`") from None
-    if found != LOG_VERSION:
+        problem = f"{path} is not a control log of prorl"
+        raise SchemaError(problem, "a root made by `prorl`") from None
+    if log_version != LOG_VERSION:
         writer = connection.execute("SELECT value FROM meta WHERE key = 'prorl'").fetchone()
         hint = f"use prorl {writer[0] if writer else 'as it was'}, which made it, or another root"
-        raise SchemaError(f"control log {path} has version {found}", f"version {LOG_VERSION}", hint)
+        raise SchemaError(
+            f"control log {path} has version {log_version}", f"version {LOG_VERSION}", hint
+        )

@@ -101,7 +101,7 @@ class Balancer:
         if name in self._ejected:
             return True
         if not dead and name in self._state:
-            out = sum(one in self._ejected for one in self._state)
+            out = sum(server in self._ejected for server in self._state)
             if 2 * (out + 1) > len(self._state):
                 return False
         self._ejected.add(name)

@@ -58,7 +58,7 @@ def valid_url(url: str) -> str:
     except (UnicodeError, ValueError) as error:
         raise ConfigError(f"backend {url[:200]!r}: {error}", "http://HOST:PORT") from None
     extra = parts.query or parts.fragment or parts.username or parts.password
-    if not host or port == 0 or extra or any(one.isspace() for one in url):
+    if not host or port == 0 or extra or any(char.isspace() for char in url):
         raise ConfigError(f"backend {url[:200]!r}", "http://HOST:PORT, with nothing after it")
     if parts.path.rstrip("/").endswith("/v1"):
         raise ConfigError(f"backend {url[:200]!r}", "the address without /v1")
@@ -80,8 +80,8 @@ class Servers:
     async def sample(self, name: str, prompt_ids: Sequence[int], seed: int) -> tuple[int, float]:
         """The next token after a prompt, and its logprob, at temperature 1. Raises BackendError."""
         async with self._open(name, self.key_of(name)) as backend:
-            said = await first_token(backend, np.array(prompt_ids, np.int32), seed=seed)
-        return int(said.token_ids_C[0]), float(said.logprobs_C[0])
+            reply = await first_token(backend, np.array(prompt_ids, np.int32), seed=seed)
+        return int(reply.token_ids_C[0]), float(reply.logprobs_C[0])
 
     async def check(self, name: str, *, ours: bool) -> None:
         """Everything that a backend must be, whoever uses it. Raises ConfigError with what it is
@@ -102,7 +102,7 @@ class Servers:
             ) from None
 
     async def check_vocabulary(
-        self, name: str, wanted: Vocabulary, *, ours: bool = False
+        self, name: str, expected: Vocabulary, *, ours: bool = False
     ) -> dict[str, Json]:
         """A run's vocabulary is the server's; what that says of its model. Raises ConfigError; one
         that is away is not asked.
@@ -113,7 +113,7 @@ class Servers:
                 asyncio.timeout(VOCABULARY_S),
                 self._open(name, key) as backend,
             ):
-                return await check_vocabulary(backend, wanted)
+                return await check_vocabulary(backend, expected)
         except (TimeoutError, BackendError) as error:
             log.warning("%s was not asked for its vocabulary: %s", name, error)
             return {}

@@ -27,7 +27,7 @@ SETTLE_S = 0.1
 """After a pause, for RUN to ask a server that states no versions what sampled the cut tokens."""
 
 
-class HeldServers:
+class PausedServers:
     """`lock` is that of a server, which protects it from two changes at once."""
 
     def __init__(
