@@ -105,7 +105,7 @@ def scheme_of(url: str) -> str:
     return scheme if colon else ""
 
 
-def is_known(url: str) -> bool:
+def has_scheme(url: str) -> bool:
     """Whether some row has the URL's scheme."""
     return scheme_of(url) in CATALOGUE
 
@@ -170,7 +170,7 @@ def open_url(url: str, context: BackendContext) -> Backend:
         raise ConfigError(
             f"backend {url!r}", "the address of its server", "name it in the service's backends"
         )
-    if not is_known(url):
+    if not has_scheme(url):
         raise ConfigError(
             f"backend {url!r}",
             examples(),

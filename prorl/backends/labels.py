@@ -54,8 +54,8 @@ def version_of(label: str | None, request: GenerateRequest) -> PolicyVersion:
     if weights is None:
         return PolicyVersion(int(label)) if _is_number(label) else UNKNOWN_VERSION
     tag, _, version = named.partition(":")
-    known = tag == weights.tag and _is_number(version)
-    return PolicyVersion(int(version)) if known else UNKNOWN_VERSION
+    is_ours = tag == weights.tag and _is_number(version)
+    return PolicyVersion(int(version)) if is_ours else UNKNOWN_VERSION
 
 
 def label_of(tag: str, version: int, nonce: str) -> str:
@@ -96,9 +96,9 @@ class Labels:
         """The label that stands now or later. Raises BackendError."""
         if self._clock() < self._mute_until:
             return None
-        wanted = self._begun + 1
+        call = self._begun + 1
         async with self._asking:
-            if self._answered < wanted:
+            if self._answered < call:
                 self._begun += 1
                 self._latest = await self._ask()
                 self._answered = self._begun

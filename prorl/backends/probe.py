@@ -79,7 +79,7 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
         raise ConfigError(
             f"{backend.name}: logprobs do not follow the temperature (at {_COLD:g}:"
             f" {[round(logprob, 3) for _, logprob in cold]}; the same tokens at {_HOT:g} are"
-            f" {[round(one, 3) for one in moved]} less likely)",
+            f" {[round(shift, 3) for shift in moved]} less likely)",
             f"about 0 at {_COLD:g}, and less at {_HOT:g}",
             "start vLLM with --logprobs-mode processed_logprobs",
         )
@@ -96,7 +96,7 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
     if (falls and statistics.median(falls) > _SAME) or apart > _APART:
         raise ConfigError(
             f"{backend.name}: with top_k 0 logprobs are {apart:.3f} above those with top_k {_ALL},"
-            f" those of the same tokens {[round(one, 3) for one in falls]}",
+            f" those of the same tokens {[round(shift, 3) for shift in falls]}",
             "the whole distribution for both",
             "start vLLM with --generation-config vllm",
         )
@@ -108,7 +108,7 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
     if takes_it and sums and abs(statistics.median(sums) - 1) > _SAME:
         raise ConfigError(
             f"{backend.name}: with top_k 2 the two tokens that come have together the probabilities"
-            f" {[round(one, 3) for one in sums]}",
+            f" {[round(shift, 3) for shift in sums]}",
             "1: logprobs of the distribution sampled from, neither shifted nor scaled",
             "start vLLM with --logprobs-mode processed_logprobs",
         )
@@ -117,7 +117,9 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
 def _falls(before: list[tuple[int, float]], after: list[tuple[int, float]]) -> list[float]:
     """How much less likely the tokens became that are the same."""
     return [
-        was - is_ for (one, was), (other, is_) in zip(before, after, strict=True) if one == other
+        was - is_
+        for (token_id, was), (other, is_) in zip(before, after, strict=True)
+        if token_id == other
     ]
 
 
@@ -145,8 +147,8 @@ async def _first_tokens(
     backend: Backend, vocab_size: int, temperature: float, seed: int, top_k: int = 0
 ) -> list[tuple[int, float]]:
     """What it says after each of a few short prompts: (id, logprob)."""
-    known = min(vocab_size, _COMMON_IDS)
-    prompts = np.random.default_rng(1).integers(0, known, (_PROBES, 4), dtype=np.int32)
+    num_ids = min(vocab_size, _COMMON_IDS)
+    prompts = np.random.default_rng(1).integers(0, num_ids, (_PROBES, 4), dtype=np.int32)
     answers = await asyncio.gather(
         *(first_token(backend, prompt, temperature, seed, top_k) for prompt in prompts)
     )
@@ -183,35 +185,35 @@ class Vocabulary(NamedTuple):
     """Whether the run's trainer publishes weights, so that the server must name those it serves."""
 
 
-async def check_vocabulary(backend: ModelServer, wanted: Vocabulary) -> dict[str, Json]:
+async def check_vocabulary(backend: ModelServer, expected: Vocabulary) -> dict[str, Json]:
     """What a server says of its model. Raises ConfigError where it is not the run's.
 
     Text is compared where the server says which ids it gets. BackendError: it cannot be asked.
     """
-    last = np.array([wanted.size - 1], dtype=np.int32)
+    last = np.array([expected.size - 1], dtype=np.int32)
     try:
         await first_token(backend, last)
     except BackendError as error:
         if error.trouble is not Trouble.DECLINED:
             raise
-        given = f"{backend.name} does not take id {last[0]}: {error.message}"
-        raise ConfigError(given, f"the run's vocabulary of {wanted.size}", _HINT) from error
+        problem = f"{backend.name} does not take id {last[0]}: {error.message}"
+        raise ConfigError(problem, f"the run's vocabulary of {expected.size}", _HINT) from error
     model = await backend.discover()
-    if wanted.max_tokens > backend.max_model_len > 0:
+    if expected.max_tokens > backend.max_model_len > 0:
         raise ConfigError(
             f"{backend.name} has a context of {backend.max_model_len}",
-            f"the run's limits.max_tokens = {wanted.max_tokens}",
+            f"the run's limits.max_tokens = {expected.max_tokens}",
             f"set limits.max_tokens to {backend.max_model_len}, or start vLLM with --max-model-len",
         )
-    if wanted.takes_weights and not await backend.names_weights():
+    if expected.takes_weights and not await backend.names_weights():
         raise ConfigError(
             f"{backend.name} takes no weights of a trainer: it does not say which it serves"
             " (`/weight_info`)",
             "vLLM 0.27 or later with VLLM_SERVER_DEV_MODE=1, or SGLang",
             "start it so, or sample with delivery `store`, to which nothing is published",
         )
-    theirs = await backend.tokenize(wanted.text)
-    if theirs is not None and wanted.ids and theirs != list(wanted.ids):
-        given = f"{backend.name} encodes {wanted.text!r} as {theirs}"
-        raise ConfigError(given, f"the run's {list(wanted.ids)}", _HINT)
+    theirs = await backend.tokenize(expected.text)
+    if theirs is not None and expected.ids and theirs != list(expected.ids):
+        problem = f"{backend.name} encodes {expected.text!r} as {theirs}"
+        raise ConfigError(problem, f"the run's {list(expected.ids)}", _HINT)
     return {"model": model, **backend.served}

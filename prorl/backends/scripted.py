@@ -73,8 +73,8 @@ _FAULTS = ("error", "hang", "nan", "positive", "short", "foreign")
 def open_scripted(url: str, context: BackendContext) -> Backend:
     parts = urlsplit(url)
     try:
-        asked = dict(parse_qsl(parts.query, keep_blank_values=True))
-        script = msgspec.convert(asked, Script, strict=False)
+        parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
+        script = msgspec.convert(parameters, Script, strict=False)
     except msgspec.ValidationError as error:
         names = ", ".join(Script.__struct_fields__)
         raise ConfigError(f"{url}: {error}", f"numbers from 0 to 1, of {names}") from None

@@ -52,7 +52,7 @@ MAX_BODY_BYTES = 32 << 20
 _Off = Annotated[float, Meta(ge=0, le=0)]
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class CompletionBody(msgspec.Struct, kw_only=True):
     """The body of a request for a completion, as far as it is served."""
 
     prompt: list[int]
@@ -156,8 +156,8 @@ async def stream(
     """Answer with a stream. Raises BackendError as long as nothing was sent."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     parts: asyncio.Queue[Completion | None] = asyncio.Queue(request.sampling.max_tokens + 1)
-    told = replace(request, on_part=parts.put_nowait)
-    work = asyncio.ensure_future(backend.generate(told))
+    streamed = replace(request, on_part=parts.put_nowait)
+    work = asyncio.ensure_future(backend.generate(streamed))
     work.add_done_callback(lambda _: parts.put_nowait(None))
     sent = 0
     try:
@@ -257,49 +257,49 @@ class TokenServer:
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if request.path != "/health" and not hmac.compare_digest(
-            given.encode(), self._api_key.encode()
+            token.encode(), self._api_key.encode()
         ):
             return _error(401, "a bearer token is expected")
         return await handler(request)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         try:
-            asked = msgspec.json.decode(await request.read(), type=Asked)
-            wanted = self._wanted(asked, request.headers.get("x-session-id", ""))
+            body = msgspec.json.decode(await request.read(), type=CompletionBody)
+            generation = self._generate_request(body, request.headers.get("x-session-id", ""))
         except (ValueError, msgspec.MsgspecError) as cause:
             return _error(400, str(cause))
         try:
-            if asked.stream:
-                return await stream(request, self._shape, self._backend, wanted)
-            completion = await self._backend.generate(wanted)
-            return _json(self._shape.whole(wanted, completion))
+            if body.stream:
+                return await stream(request, self._shape, self._backend, generation)
+            completion = await self._backend.generate(generation)
+            return _json(self._shape.whole(generation, completion))
         except BackendError as error:
             return _error(503 if error.code is FailureCode.BACKEND_UNAVAILABLE else 500, str(error))
 
-    def _wanted(self, asked: Asked, session: str) -> GenerateRequest:
+    def _generate_request(self, body: CompletionBody, session: str) -> GenerateRequest:
         """The request that a body asks for. Raises ValueError with what is wrong."""
-        if asked.model not in (None, "", self._model):
-            raise ValueError(f"the model {asked.model!r} is not served; {self._model!r} is")
-        if not 0 < len(asked.prompt) < self._max_model_len:
+        if body.model not in (None, "", self._model):
+            raise ValueError(f"the model {body.model!r} is not served; {self._model!r} is")
+        if not 0 < len(body.prompt) < self._max_model_len:
             raise ValueError(
-                f"the prompt has {len(asked.prompt)} tokens; the context is {self._max_model_len}"
+                f"the prompt has {len(body.prompt)} tokens; the context is {self._max_model_len}"
             )
         size = self._tokenizer.vocab_size
         return GenerateRequest(
-            prompt_ids_L=_ids(asked.prompt, "prompt", size),
+            prompt_ids_L=_ids(body.prompt, "prompt", size),
             sampling=SamplingParams(
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                top_k=max(0, asked.top_k),
-                max_tokens=asked.max_tokens,
+                temperature=body.temperature,
+                top_p=body.top_p,
+                top_k=max(0, body.top_k),
+                max_tokens=body.max_tokens,
             ),
-            seed=time.time_ns() >> 1 if asked.seed is None else asked.seed,
-            stop_token_ids=tuple(_ids(asked.stop_token_ids, "stop_token_ids", size).tolist()),
-            request_id=asked.request_id or str(time.monotonic_ns()),
+            seed=time.time_ns() >> 1 if body.seed is None else body.seed,
+            stop_token_ids=tuple(_ids(body.stop_token_ids, "stop_token_ids", size).tolist()),
+            request_id=body.request_id or str(time.monotonic_ns()),
             session=session,
-            part_tokens=asked.stream_interval,
+            part_tokens=body.stream_interval,
         )
 
     async def _health(self, request: web.Request) -> web.Response:

@@ -93,8 +93,8 @@ class SglangBackend(VllmBackend):
         reason = meta["finish_reason"] or {}
         if (reason.get("status_code") or 0) >= 400:
             return {"error": reason}
-        told = [*zip(*meta.get("output_token_logprobs") or [], strict=True)] or [(), ()]
-        logprobs, their_ids = [*told[0]], [*told[1]]
+        columns = [*zip(*meta.get("output_token_logprobs") or [], strict=True)] or [(), ()]
+        logprobs, their_ids = [*columns[0]], [*columns[1]]
         if _cuts(request):
             logprobs = meta.get("output_token_sampling_logprobs") or []
         count, start = meta["completion_tokens"], 0

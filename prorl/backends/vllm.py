@@ -124,7 +124,7 @@ class VllmBackend:
         self, request: GenerateRequest, body: bytes, headers: Mapping[str, str], reply: Reply
     ) -> None:
         """Fill `reply`, and tell what comes. Raises BackendError."""
-        told, told_at = 0, 0.0
+        num_sent, sent_at = 0, 0.0
         events = Events(MAX_REPLY_BYTES if request.routing_from >= 0 else MAX_EVENT_BYTES)
         async with self._connections.stream("POST", self.path, body, headers) as (kind, parts):
             if kind != "text/event-stream":
@@ -137,8 +137,8 @@ class VllmBackend:
                     for value in events.feed(part):
                         reply.take(self._object(value, request, reply.num_tokens))
                 now = time.monotonic()
-                if request.on_part and reply.num_tokens > told and now - told_at >= PART_S:
-                    told, told_at = reply.num_tokens, now
+                if request.on_part and reply.num_tokens > num_sent and now - sent_at >= PART_S:
+                    num_sent, sent_at = reply.num_tokens, now
                     with self._malformed():
                         request.on_part(reply.part())
         if not events.is_done:
@@ -222,7 +222,7 @@ class VllmBackend:
                 return None
             raise
         with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.name}/tokenize"):
-            return [int(one) for one in orjson.loads(reply)["tokens"]]
+            return [int(token_id) for token_id in orjson.loads(reply)["tokens"]]
 
     async def names_weights(self) -> bool:
         """Whether it states a label of its weights: an older vLLM, or one outside of its developer

@@ -98,22 +98,22 @@ class Reply:
 
     def _take_tokens(self, choice: Json) -> None:
         ids, start = choice["token_ids"], len(self._ids)
-        told = choice["logprobs"] or {"token_logprobs": []}
-        logprobs = told["token_logprobs"]
+        named = choice["logprobs"] or {"token_logprobs": []}
+        logprobs = named["token_logprobs"]
         if not _are(ids, int) or not _are(logprobs, int, float):
             raise ValueError(f"token_ids {str(ids)[:80]}, token_logprobs {str(logprobs)[:80]}")
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} ids with {len(logprobs)} logprobs")
         for name in ("tokens", "text_offset", "top_logprobs"):
-            if isinstance(told.get(name), list) and len(told[name]) != len(ids):
-                raise ValueError(f"{len(ids)} ids with {len(told[name])} {name}")
-        _check_names(ids, logprobs, told.get("tokens"), told.get("top_logprobs"))
+            if isinstance(named.get(name), list) and len(named[name]) != len(ids):
+                raise ValueError(f"{len(ids)} ids with {len(named[name])} {name}")
+        _check_names(ids, logprobs, named.get("tokens"), named.get("top_logprobs"))
         self._ids += ids
         self._logprobs += logprobs
         limit, stops = self._request.sampling.max_tokens, self._request.stop_token_ids
         if len(self._ids) > limit:
             raise ValueError(f"{len(self._ids)} tokens where at most {limit} were asked for")
-        if ids and any(one in stops for one in self._ids[max(start - 1, 0) : -1]):
+        if ids and any(token_id in stops for token_id in self._ids[max(start - 1, 0) : -1]):
             raise ValueError("tokens behind a stop token")
         for mark in choice.get("weight_versions") or ():
             last = self._marks[-1][0] if self._marks else 0
@@ -244,7 +244,7 @@ def _check_names(ids: list[int], logprobs: list[float], names: Json, likely: Jso
     """
     if not names:
         return
-    expected = [f"{NAMED}{one}" for one in ids]
+    expected = [f"{NAMED}{token_id}" for token_id in ids]
     if str(names[0]).startswith(NAMED) and names != expected:
         raise ValueError(f"token_ids {str(ids)[:80]}, called {str(names)[:80]}")
     for name, logprob, others in zip(names, logprobs, likely or (), strict=False):
@@ -259,14 +259,14 @@ def _are(values: Json, *types: type) -> bool:
 
 def _routing(value: str | NDArray[Any]) -> Int16:
     """Experts as [tokens, layers * top_k]: base64 of what `numpy.save` writes, or an array."""
-    found = (
+    experts = (
         np.load(io.BytesIO(base64.b64decode(value)), allow_pickle=False)
         if isinstance(value, str)
         else value
     )
-    if found.ndim < 2 or not found[0].size or found.dtype.kind not in "iu":
-        raise ValueError(f"routing of experts {found.dtype}{found.shape}")
-    flat = found.reshape(len(found), -1)
+    if experts.ndim < 2 or not experts[0].size or experts.dtype.kind not in "iu":
+        raise ValueError(f"routing of experts {experts.dtype}{experts.shape}")
+    flat = experts.reshape(len(experts), -1)
     if flat.min() < -1 or flat.max() > np.iinfo(np.int16).max:
         raise ValueError(f"experts {flat.min()} to {flat.max()}")
     return flat.astype(np.int16)

@@ -32,9 +32,9 @@ class Answering:
     async def __aenter__(self) -> Answering:
         argv = (sys.executable, *self._argv)
         self._process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE)
-        word, _, said = (await self._line()).partition(" ")
+        word, _, payload = (await self._line()).partition(" ")
         assert word == "ready", f"{' '.join(self._argv)} said {word!r}"
-        self.ready = json.loads(said)
+        self.ready = json.loads(payload)
         return self
 
     async def __aexit__(self, *_: object) -> None:

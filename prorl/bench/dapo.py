@@ -27,10 +27,10 @@ from prorl.bench.dapo_model import (
     Setup,
     Workload,
     batch_then_filter,
-    one_batch_ahead,
     prime_rl,
     refill_within_step,
     serve,
+    single_batch_ahead,
 )
 from prorl.bench.report import Figure, Report, median
 
@@ -115,19 +115,23 @@ async def run(quick: bool) -> Report:
 def _skypilot(steps: int) -> list[Figure]:
     setup = replace(SKYPILOT, steps=steps)
     works = [Workload(seed=seed, **ENGINES) for seed in range(3)]
-    theirs = [one_batch_ahead(work, setup) for work in works]
+    theirs = [single_batch_ahead(work, setup) for work in works]
     source = "slime train_async.py"
     rows = []
     for stale in (1, 2):
         ours = [serve(work, setup, {"filter": "none", "max_staleness": stale}) for work in works]
-        step = median(f"step_s.skypilot_{stale}", [one.seconds / steps for one in ours], "s")
-        value = statistics.median(one.seconds / steps for one in theirs)
+        step = median(
+            f"step_s.skypilot_{stale}", [outcome.seconds / steps for outcome in ours], "s"
+        )
+        value = statistics.median(outcome.seconds / steps for outcome in theirs)
         rows.append(step.beside("a batch ahead", value, source))
         rows.append(step.beside("published", 660.8, "skypilot llm/slime/benchmark/metrics.json"))
         idle = median(
-            f"trainer_idle.skypilot_{stale}", [one.idle_share for one in ours], "of the time"
+            f"trainer_idle.skypilot_{stale}",
+            [outcome.idle_share for outcome in ours],
+            "of the time",
         )
-        value = statistics.median(one.idle_share for one in theirs)
+        value = statistics.median(outcome.idle_share for outcome in theirs)
         rows.append(idle.beside("a batch ahead", value, source))
     return rows
 
@@ -138,32 +142,34 @@ def _rows(name: str, load: Load, works: Sequence[Workload]) -> list[Figure]:
     cpu_s = time.process_time() - began
     rivals = {rival: _best(RIVALS[rival][1], works, load.setup) for rival in load.rivals}
     wasted = min(_wasted(rivals[rival]) for rival in BARS)
-    seconds = median(f"seconds.{name}", [one.seconds for one in ours], "s", cpu_s=cpu_s)
-    waste = median(f"wasted.{name}", [float(one.wasted) for one in ours], "rollouts")
-    idle = median(f"trainer_idle.{name}", [one.idle_share for one in ours], "of the time")
+    seconds = median(f"seconds.{name}", [outcome.seconds for outcome in ours], "s", cpu_s=cpu_s)
+    waste = median(f"wasted.{name}", [float(outcome.wasted) for outcome in ours], "rollouts")
+    idle = median(f"trainer_idle.{name}", [outcome.idle_share for outcome in ours], "of the time")
     share = waste.value / wasted
     met = "met" if share <= WASTE_BAR else "missed"
     saved = f"{share:.2f} of the better rival's with a bar; bar {WASTE_BAR:g}: {met}"
     by_row: list[list[Figure]] = [[], [], []]
-    for rival, found in rivals.items():
+    for rival, theirs in rivals.items():
         source, note = RIVALS[rival][0], ""
-        took = statistics.median(one.seconds for one in found)
+        took = statistics.median(outcome.seconds for outcome in theirs)
         if rival in BARS:
             met = "met" if took >= BARS[rival] * seconds.value else "missed"
             note = f"bar {BARS[rival]:g}x: {met}"
         by_row[0].append(replace(seconds.beside(rival, took, source), note=note))
         note, saved = saved, ""
-        by_row[1].append(replace(waste.beside(rival, _wasted(found), source), note=note))
-        waited = statistics.median(one.idle_share for one in found)
+        by_row[1].append(replace(waste.beside(rival, _wasted(theirs), source), note=note))
+        waited = statistics.median(outcome.idle_share for outcome in theirs)
         by_row[2].append(idle.beside(rival, waited, source))
     return [row for rows in by_row for row in rows]
 
 
 def _best(policies: Sequence[Policy], works: Sequence[Workload], setup: Setup) -> list[Outcome]:
     """Of the setting that is fastest over all."""
-    found = [[policy(work, setup) for work in works] for policy in policies]
-    return min(found, key=lambda outcomes: sum(one.seconds for one in outcomes))
+    outcomes_by_policy = [[policy(work, setup) for work in works] for policy in policies]
+    return min(
+        outcomes_by_policy, key=lambda outcomes: sum(outcome.seconds for outcome in outcomes)
+    )
 
 
 def _wasted(outcomes: Sequence[Outcome]) -> float:
-    return float(statistics.median(one.wasted for one in outcomes))
+    return float(statistics.median(outcome.wasted for outcome in outcomes))

@@ -93,7 +93,7 @@ class Workload:
     """JSON lines of {"rewards": [...], "seconds": [...]}: used in order, again and again."""
 
     @cached_property
-    def _told(self) -> list[Sampled]:
+    def _measured(self) -> list[Sampled]:
         if self.file is None:
             return []
         rows = map(json.loads, self.file.read_text().splitlines())
@@ -104,8 +104,8 @@ class Workload:
         return {}
 
     def group(self, index: int) -> Sampled:
-        if self._told:
-            return self._told[index % len(self._told)]
+        if self._measured:
+            return self._measured[index % len(self._measured)]
         if index not in self._drawn:
             self._drawn[index] = self._draw(index)
         return self._drawn[index]
@@ -213,7 +213,7 @@ class _Slots:
 
     def cancel(self) -> list[int]:
         """End everything; the groups that were not complete."""
-        self.outcome.worked_s += sum(self.now - one.began for one in self.running)
+        self.outcome.worked_s += sum(self.now - slot.began for slot in self.running)
         groups = list(self.missing)
         for of_step in (self.running, self.waiting, self.missing):
             of_step.clear()
@@ -256,7 +256,7 @@ def refill_within_step(work: Workload, setup: Setup) -> Outcome:
     return slots.ended()
 
 
-def one_batch_ahead(work: Workload, setup: Setup) -> Outcome:
+def single_batch_ahead(work: Workload, setup: Setup) -> Outcome:
     """slime's `train_async.py`: a batch is sampled to its end while the one before is trained."""
     slots, fresh, trained_at = _Slots(work, setup), count(), 0.0
     for _ in range(setup.steps):
@@ -281,8 +281,8 @@ def prime_rl(work: Workload, setup: Setup, factor: float = 1.0) -> Outcome:
         while batch < setup.step:
             if step > MAX_ASYNC and slots.now < (barrier := trained_at[step - 1 - MAX_ASYNC]):
                 # Groups that end meanwhile count, and none is begun in their place.
-                while (found := slots.until(barrier)) is not None:
-                    batch += _informative(work, found)
+                while (ended := slots.until(barrier)) is not None:
+                    batch += _informative(work, ended)
                 continue
             while len(slots.missing) < round(factor * setup.step):
                 slots.begin(next(fresh))
@@ -344,14 +344,14 @@ class _Service:
         self.core.runs.end_of_groups(self.run)
         self.filter = GroupFilter(self.run.config.filter)
         self.verdicts: dict[tuple[float | None, ...], GroupDecision] = {}
-        self.told = 0
+        self.outbox_seq = 0
         self.parts = count()
         self.running: dict[AttemptKey, tuple[float, RolloutRecord, int]] = {}
         """When it began, and the version that it samples with."""
         self.ends: list[tuple[float, AttemptKey]] = []
         self.kept: list[tuple[int, int, int]] = []
         """A heap: version, order, group."""
-        self.taken = 0
+        self.num_handed = 0
         self.busy_until = math.inf
         """Of the trainer; infinite while it waits for groups."""
         self.idle_from = 0.0
@@ -400,8 +400,8 @@ class _Service:
             if record.life.state is RolloutState.LEASED and record.life.attempt == attempt:
                 self._start(record)
         for row in (row for rows in batch.outbox.values() for row in rows):
-            if row.kind is Kind.CANCEL and (found := self.running.pop(row.key, None)) is not None:
-                self.outcome.worked_s += self.now - found[0]
+            if row.kind is Kind.CANCEL and (running := self.running.pop(row.key, None)) is not None:
+                self.outcome.worked_s += self.now - running[0]
         self._hear()
         return True
 
@@ -417,10 +417,10 @@ class _Service:
         self.outcome.started += 1
 
     def _finish(self, key: AttemptKey) -> None:
-        found = self.running.pop(key, None)
-        if found is None:
+        attempt = self.running.pop(key, None)
+        if attempt is None:
             return  # it was cancelled
-        began, record, version = found
+        began, record, version = attempt
         self.outcome.worked_s += self.now - began
         self.core.commits.reserve(self.core.state.workers["store"], [key])
         tokens = round(self.now - began)
@@ -432,13 +432,13 @@ class _Service:
                 min_version=version, max_version=version, num_trained=1, num_sampled=tokens
             ),
         )
-        part = CommitPart(part=f"p{next(self.parts)}", rollouts=(row,), outbox_upto=self.told)
+        part = CommitPart(part=f"p{next(self.parts)}", rollouts=(row,), outbox_upto=self.outbox_seq)
         self.core.commits.commit(self.run, part)
         self.core.commits.published(self.run, self.run.commits.next_commit - 1)
 
     def _hear(self) -> None:
-        page = read_page(self.log, self.told)
-        self.told = page.upto
+        page = read_page(self.log, self.outbox_seq)
+        self.outbox_seq = page.upto
         complete = [row.read(GroupComplete) for row in page.rows if row.kind is Kind.GROUP_COMPLETE]
         for row in page.rows:
             if row.kind is Kind.ROWS:
@@ -450,7 +450,7 @@ class _Service:
         rewards = tuple(member.reward for member in group.members)
         if rewards not in self.verdicts:  # the filter sees nothing else
             self.verdicts[rewards] = self.filter.decide([group])[0]
-        found = self.verdicts[rewards]
+        verdict = self.verdicts[rewards]
         versions = [
             record.stored.summary.min_version
             for record in self.run.groups[group.group_id].rollouts
@@ -458,8 +458,8 @@ class _Service:
         ]
         return Decision(
             group_id=group.group_id,
-            kept=found.kept,
-            reason=found.reason,
+            kept=verdict.kept,
+            reason=verdict.reason,
             min_version=min(versions, default=-1),
         )
 
@@ -473,13 +473,13 @@ class _Service:
 
     def _hand_out(self) -> bool:
         """Whether the trainer, which waits for its step's groups, got some."""
-        missing = self.setup.step - self.taken
+        missing = self.setup.step - self.num_handed
         if self.busy_until < math.inf or not missing or not self.kept:
             return False
-        asked = [heapq.heappop(self.kept) for _ in range(min(missing, len(self.kept)))]
-        found = self.core.groups.handout(self.run, [KeptGroup(g, v) for v, _, g in asked])
-        self.taken += len(found.delivered)
-        if self.taken == self.setup.step:
+        groups = [heapq.heappop(self.kept) for _ in range(min(missing, len(self.kept)))]
+        handed = self.core.groups.handout(self.run, [KeptGroup(g, v) for v, _, g in groups])
+        self.num_handed += len(handed.delivered)
+        if self.num_handed == self.setup.step:
             self.outcome.waited_s += self.now - self.idle_from
             self.busy_until = self.now + self.setup.train_s
         return True
@@ -487,7 +487,7 @@ class _Service:
     def _train(self) -> None:
         """The step is over: commit, publish."""
         run = self.run
-        self.stepped, self.taken, self.busy_until = self.stepped + 1, 0, math.inf
+        self.stepped, self.num_handed, self.busy_until = self.stepped + 1, 0, math.inf
         self.idle_from = self.now
         self.outcome.trained += self.setup.step * self.load.n
         self.core.groups.cursor(run, "primary", run.delivery.next_delivery)

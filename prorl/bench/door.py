@@ -72,11 +72,11 @@ async def knock(urls: Sequence[str], keys: Sequence[str], calls: int) -> None:
                 body = {"model": "policy", "messages": messages, "tools": [TOOL]}
                 async with http.post(f"{url}/chat/completions", json=body, headers=heads) as answer:
                     assert answer.status == 200, await answer.text()
-                    said = (await answer.json())["choices"][0]["message"]
-                (call,) = said["tool_calls"]
+                    message = (await answer.json())["choices"][0]["message"]
+                (call,) = message["tool_calls"]
                 result = {"role": "tool", "tool_call_id": call["id"], "content": f"{turn} {SEEN}"}
                 kept = ("role", "content", "tool_calls")
-                messages += [{name: said[name] for name in kept}, result]
+                messages += [{name: message[name] for name in kept}, result]
 
         await asyncio.gather(*(play(i, *at) for i, at in enumerate(zip(urls, keys, strict=True))))
 
@@ -117,8 +117,8 @@ async def _report(doors: Sequence[Door]) -> None:
     while await asyncio.to_thread(sys.stdin.readline):
         spent = resource.getrusage(resource.RUSAGE_SELF)
         bridged = sum(door.counts["continued_calls"] for door in doors)
-        said = {"cpu_s": spent.ru_utime + spent.ru_stime, "continued_calls": bridged}
-        print(json.dumps(said), flush=True)
+        figures = {"cpu_s": spent.ru_utime + spent.ru_stime, "continued_calls": bridged}
+        print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -165,24 +165,24 @@ class Life:
         while run.delivery.next_delivery < run.accepted.next_group:
             lease()
             leased = (r for r in run.rollouts.values() if r.life.state == "leased")
-            given = list(islice(leased, credit))
-            with self.meter("commit", len(given)):
-                for record in given:
+            batch = list(islice(leased, credit))
+            with self.meter("commit", len(batch)):
+                for record in batch:
                     self.core.rollouts.hold(record, workers["init"], "init")
-                keys = [AttemptKey(run.run_id, r.rollout_id, r.life.attempt) for r in given]
+                keys = [AttemptKey(run.run_id, r.rollout_id, r.life.attempt) for r in batch]
                 self.core.commits.reserve(workers["store"], keys)
                 self._commit(f"p{run.commits.next_commit}", keys)
-            self.write(len(given))
-            wanted = sorted({record.group.group_id for record in given})
-            with self.meter("decide", len(wanted)):
-                self.core.groups.propose(run, [Decision(group_id=g, kept=True) for g in wanted])
-            self.write(len(given))
-            with self.meter("hand out", len(wanted)):
-                self.core.groups.handout(run, [KeptGroup(g, 0) for g in wanted])
-            self.write(len(given))
+            self.write(len(batch))
+            group_ids = sorted({record.group.group_id for record in batch})
+            with self.meter("decide", len(group_ids)):
+                self.core.groups.propose(run, [Decision(group_id=g, kept=True) for g in group_ids])
+            self.write(len(batch))
+            with self.meter("hand out", len(group_ids)):
+                self.core.groups.handout(run, [KeptGroup(g, 0) for g in group_ids])
+            self.write(len(batch))
             with self.meter("ack", 1):
                 self.core.groups.cursor(run, "primary", run.delivery.next_delivery)
-            self.write(len(given))
+            self.write(len(batch))
 
     def commit_rest(self) -> None:
         """What the log knows and no part holds: the events of the last hand-outs."""
@@ -353,39 +353,39 @@ def _memory() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
         life = Life(Path(folder) / "control.db", Meter())
         life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=MEMORY))
-        held = []
+        sizes = []
         tracemalloc.start()
         for _ in range(2):  # after the first batch, tables have their size
             life.accept(MEMORY)
             life.work()
             gc.collect()
-            held.append(tracemalloc.get_traced_memory()[0])
+            sizes.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-        finished = [held[1] - held[0]]
-        with _held() as pooled:
+        finished = [sizes[1] - sizes[0]]
+        with _traced_memory() as pooled:
             life.accept(MEMORY)
-        with _held() as leased:
+        with _traced_memory() as leased:
             life.core.pump(MEMORY)
             life.write(MEMORY)
         life.log.close()
-    for what, left, note in (
+    for what, growth, note in (
         ("pooled", pooled, ""),
         ("open", leased, ""),
         ("finished", finished, "bar: 0"),
     ):
         what = f"memory of one more {what} rollout"
-        yield Figure(what=what, value=left[0] / MEMORY, unit="B", note=note)
+        yield Figure(what=what, value=growth[0] / MEMORY, unit="B", note=note)
 
 
 @contextmanager
-def _held() -> Iterator[list[int]]:
+def _traced_memory() -> Iterator[list[int]]:
     """Bytes that what is done in the block leaves behind."""
-    found: list[int] = []
+    sizes: list[int] = []
     gc.collect()
     tracemalloc.start()
-    yield found
+    yield sizes
     gc.collect()
-    found.append(tracemalloc.get_traced_memory()[0])
+    sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
 
 

@@ -70,9 +70,9 @@ async def measured(count: int, idle_s: float) -> tuple[Figure, ...]:
             await asyncio.to_thread(_until_all_wait, client, count)
             begun = await asyncio.to_thread(look)
             await asyncio.sleep(idle_s)
-            held = await asyncio.to_thread(look)
+            waiting = await asyncio.to_thread(look)
             await asyncio.to_thread(client.cancel, "held")
-    return figures(count, empty, begun, held)
+    return figures(count, empty, begun, waiting)
 
 
 def check_room(count: int) -> None:
@@ -165,20 +165,20 @@ def _until_all_wait(client: Client, count: int) -> None:
         time.sleep(0.5)
 
 
-def figures(count: int, empty: Look, begun: Look, held: Look) -> tuple[Figure, ...]:
-    spent_s, idle_s = begun.cpu_s - empty.cpu_s, held.cpu_s - begun.cpu_s
-    sandbox_mb = (held.sandboxes_mb - empty.sandboxes_mb) / count
-    cores = idle_s / (held.at_s - begun.at_s)
-    total = f"{held.pss_mb:,.0f} MB in all, {empty.pss_mb:,.0f} before there was work"
+def figures(count: int, empty: Look, begun: Look, waiting: Look) -> tuple[Figure, ...]:
+    spent_s, idle_s = begun.cpu_s - empty.cpu_s, waiting.cpu_s - begun.cpu_s
+    sandbox_mb = (waiting.sandboxes_mb - empty.sandboxes_mb) / count
+    cores = idle_s / (waiting.at_s - begun.at_s)
+    total = f"{waiting.pss_mb:,.0f} MB in all, {empty.pss_mb:,.0f} before there was work"
     note, per = f"{sandbox_mb:.2f} of it the sandbox; {total}", f".{count}"
     idle = f"{cores / count * 3.6e6:,.0f} ms of CPU a rollout and hour"
     rows = (
         ("begin_s", begun.at_s - empty.at_s, "s", 0.0, ""),
         ("begin_cpu_ms", spent_s / count * 1e3, "ms", spent_s, ""),
-        ("pss_mb", (held.pss_mb - empty.pss_mb) / count, "MB", 0.0, note),
+        ("pss_mb", (waiting.pss_mb - empty.pss_mb) / count, "MB", 0.0, note),
         ("idle_cores", cores, "", idle_s, idle),
-        ("processes", float(held.processes), "", 0.0, ""),
-        ("descriptors", float(held.most_descriptors), "", 0.0, "the most of one process"),
+        ("processes", float(waiting.processes), "", 0.0, ""),
+        ("descriptors", float(waiting.most_descriptors), "", 0.0, "the most of one process"),
     )
     return tuple(
         Figure(what=what + per, value=value, unit=unit, cpu_s=cpu_s, note=note)

@@ -16,7 +16,7 @@ from pathlib import Path
 from prorl.linux import procfs
 
 ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
-GONE_S = 5.0
+EXIT_S = 5.0
 
 
 class CpuMeter:
@@ -60,7 +60,7 @@ def cpu_meter() -> Iterator[CpuMeter]:
 
 
 def _remove(group: Path) -> None:
-    until = time.monotonic() + GONE_S
+    until = time.monotonic() + EXIT_S
     while time.monotonic() < until:
         try:
             group.rmdir()

@@ -151,7 +151,7 @@ async def _handoffs(client: Client, trace_dir: Path, rate: float, length_s: floa
 
 
 def _handoff(edge: str, seconds: Iterable[float], rate: float) -> Figure:
-    times = tuple(1e3 * one for one in seconds)
+    times = tuple(1e3 * duration_s for duration_s in seconds)
     what = f"handoff_p50_ms.{edge}"
     if not times:
         return Figure(what=what, value=float("nan"), unit="ms", note="no row was traced")
@@ -172,11 +172,11 @@ def _paced(client: Client, name: str, rate: float, length_s: float) -> None:
 
 
 def first_lease(starts: int) -> Figure:
-    times = [_one_first_lease() for _ in range(starts)]
+    times = [_first_lease() for _ in range(starts)]
     return median("first_lease_s", times, "s", note="`prorl run` typed to first lease; bar: 8")
 
 
-def _one_first_lease() -> float:
+def _first_lease() -> float:
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         tasks, root = Path(folder) / "tasks.jsonl", Path(folder) / "root"
         tasks.write_text('{"task_id": "1", "env": "noop", "prompt": "do nothing"}\n')
@@ -262,16 +262,16 @@ async def _accepted(length_s: float) -> Figure:
 
 async def _at_rate(length_s: float, work: Callable[[int], Awaitable[None]]) -> list[float]:
     """Start `work` at `ACCEPT_HZ`, whatever earlier ones do; milliseconds of each."""
-    taken: list[float] = []
+    times_ms: list[float] = []
     begin = time.perf_counter() + 0.05
 
-    async def one(index: int) -> None:
+    async def measure(index: int) -> None:
         await asyncio.sleep(begin + index / ACCEPT_HZ - time.perf_counter())
         started = time.perf_counter()
         await work(index)
-        taken.append((time.perf_counter() - started) * 1e3)
+        times_ms.append((time.perf_counter() - started) * 1e3)
 
     async with asyncio.TaskGroup() as group:
         for index in range(int(length_s * ACCEPT_HZ)):
-            group.create_task(one(index))
-    return taken
+            group.create_task(measure(index))
+    return times_ms

@@ -55,8 +55,8 @@ async def run(quick: bool) -> Report:
         print("bench sandbox: about 6 minutes on two cores; --quick takes one", file=sys.stderr)
     rows: list[Figure] = []
     for kind in kinds.known():
-        found = await probe_one(kind)
-        if found.works:
+        probe = await probe_one(kind)
+        if probe.works:
             rows += await _kind(kind, QUICK if quick else FULL)
         else:
             rows.append(
@@ -64,7 +64,7 @@ async def run(quick: bool) -> Report:
                     what=f"cold_start_p50_ms.{kind}",
                     value=float("nan"),
                     unit="ms",
-                    note=found.reason,
+                    note=probe.reason,
                 )
             )
     return Report(bench="sandbox", rows=tuple(rows))
@@ -140,13 +140,13 @@ async def _cpu(host: UnixSandboxHost, kind: str, meter: CpuMeter, count: int) ->
 
 async def _warm(host: UnixSandboxHost, kind: str, count: int) -> Figure:
     await _life(host)
-    found = []
+    times_ms = []
     for _ in range(count):
         while (await host.status())["warm"] < 1:
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.05)  # its shell starts behind its `ok`
-        found.append((await _life(host)).cold_ms)
-    return _barred(f"warm_start_p50_ms.{kind}", found, WARM_BAR_MS)
+        times_ms.append((await _life(host)).cold_ms)
+    return _barred(f"warm_start_p50_ms.{kind}", times_ms, WARM_BAR_MS)
 
 
 async def _flat(
@@ -187,13 +187,13 @@ async def _settled(count: Callable[[], dict[str, int]]) -> dict[str, int]:
     A thread of sandboxd empties the trash after a life has ended.
     """
     until = time.monotonic() + SETTLE_S
-    found = count()
+    counts = count()
     while True:
         await asyncio.sleep(0.2)
         again = count()
-        if again == found or time.monotonic() > until:
+        if again == counts or time.monotonic() > until:
             return again
-        found = again
+        counts = again
 
 
 async def _idle(host: UnixSandboxHost, pid: int, kind: str, count: int) -> Figure:
@@ -202,19 +202,19 @@ async def _idle(host: UnixSandboxHost, pid: int, kind: str, count: int) -> Figur
         *(host.start(f"bench/{number}/1", "run", SPEC) for number in range(count))
     )
     await asyncio.sleep(1.0)  # their shells start behind their `ok`
-    held_mb = pss_mb(pid) - before_mb
+    added_mb = pss_mb(pid) - before_mb
     await asyncio.gather(*(host.stop(ref) for ref in refs))
     return Figure(
         what=f"idle_{count}_pss_mb.{kind}",
-        value=held_mb,
+        value=added_mb,
         unit="MB",
-        note=f"{held_mb / count:.2f} each",
+        note=f"{added_mb / count:.2f} each",
     )
 
 
 def _root_of(pid: int) -> Path:
-    told = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").rpartition("\0")[2]
-    return Path(json.loads(told)["root"])
+    argument = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").rpartition("\0")[2]
+    return Path(json.loads(argument)["root"])
 
 
 def _timed_ms(work: Callable[[], object]) -> float:

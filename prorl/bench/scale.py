@@ -252,7 +252,7 @@ def day(gateway_s: float, nodes_share: float, lived: int) -> list[Figure]:
     busy = rate * gateway_s + nodes_share
     full = (0.95 - nodes_share) / gateway_s
     note = f"{rate:.1f} a second; heartbeats of {DAY_NODES} nodes are {nodes_share:.1%} of it"
-    longest = max(meter.longest_ms.items(), key=lambda one: one[1])
+    longest = max(meter.longest_ms.items(), key=lambda entry: entry[1])
     return [
         Figure(what="day.gateway", value=busy, unit="of a core", note=note),
         Figure(what="day.mind_and_log", value=1e3 * mind_s, unit="ms CPU/rollout"),
@@ -267,10 +267,10 @@ def day(gateway_s: float, nodes_share: float, lived: int) -> list[Figure]:
     ]
 
 
-def _rows(point: Measured, one: Measured) -> list[Figure]:
+def _rows(point: Measured, single: Measured) -> list[Figure]:
     nodes, gateway_ms = point.nodes, 1000 * point.gateway_s
-    rate = point.worked * nodes * SLOTS / one.mean_wait_s
-    efficiency, more = point.worked / one.worked, f"{point.gateway_s / one.gateway_s:.2f}"
+    rate = point.worked * nodes * SLOTS / single.mean_wait_s
+    efficiency, more = point.worked / single.worked, f"{point.gateway_s / single.gateway_s:.2f}"
     others = "of all cores, with others' work"
     return [
         Figure(what=f"worked.{nodes}", value=point.worked, unit="of the slots' time"),

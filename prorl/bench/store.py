@@ -70,8 +70,8 @@ def _format(folder: Path, rollouts: int, tokens: int) -> list[Figure]:
 
 
 def _scan(run: RunDir) -> int:
-    found = StoredRun(run.where).read("sequences", COLUMNS)
-    return sum(len(column.combine_chunks().flatten().to_numpy()) for column in found.columns)
+    table = StoredRun(run.where).read("sequences", COLUMNS)
+    return sum(len(column.combine_chunks().flatten().to_numpy()) for column in table.columns)
 
 
 def _scan_lines(packed: Any, size: int) -> int:

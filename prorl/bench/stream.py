@@ -81,14 +81,14 @@ async def run(quick: bool, device: str = "cpu") -> Report:
         _check_cuda(device)
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         dirs = await asyncio.to_thread(make_runs, Path(folder))
-        found = await measure(dirs, quick, CUDA_PATHS if device != "cpu" else {})
+        measured = await measure(dirs, quick, CUDA_PATHS if device != "cpu" else {})
     payloads = {
         name: (rounds[-1]["num_tokens"], rounds[-1]["checksum"])
-        for name, rounds in found.items()
+        for name, rounds in measured.items()
         if name != "first_batch"
     }
     assert len(set(payloads.values())) == 1, f"the paths disagree: {payloads}"
-    return Report(bench="stream", rows=tuple(rows(found)))
+    return Report(bench="stream", rows=tuple(rows(measured)))
 
 
 def make_runs(folder: Path) -> list[Path]:
@@ -110,7 +110,7 @@ async def measure(
 ) -> dict[str, Rounds]:
     """Start every process, then go around the paths; their warm-ups are left out."""
     paths = PATHS | more_paths | (RIVAL_PATHS if RIVALS else {})
-    found: dict[str, Rounds] = {name: [] for name in paths}
+    rounds_by_path: dict[str, Rounds] = {name: [] for name in paths}
     async with AsyncExitStack() as stack:
 
         async def child(module: str, *arguments: str) -> Answering:
@@ -129,20 +129,20 @@ async def measure(
         for number in range(max(map(max, paths.values()))):
             for name, rounds in paths.items():
                 if number < rounds[quick]:
-                    found[name].append(await consumers[name].ask())
-    return found
+                    rounds_by_path[name].append(await consumers[name].ask())
+    return rounds_by_path
 
 
-def rows(found: dict[str, Rounds]) -> list[Figure]:
-    received = found["received"]
-    wire = [one["more"]["wire_bytes"] / one["num_tokens"] for one in received]
+def rows(by_path: dict[str, Rounds]) -> list[Figure]:
+    received = by_path["received"]
+    wire = [round_["more"]["wire_bytes"] / round_["num_tokens"] for round_ in received]
     bar = 4 + 4 * SHAPE.sampled_share + 0.25
     note = f"bar {bar:g}; TCP bytes as the kernel counts them"
     figures = [median("bytes_per_token", wire, "B/token", note=note)]
-    tensors = found["tensors"]
-    if "socket" in found:
-        size = found["socket"][-1]["more"]["bytes"]
-        rival, command = size / _middle(found["socket"], "seconds") / 1e9, f"{COMMAND} socket"
+    tensors = by_path["tensors"]
+    if "socket" in by_path:
+        size = by_path["socket"][-1]["more"]["bytes"]
+        rival, command = size / _middle(by_path["socket"], "seconds") / 1e9, f"{COMMAND} socket"
         for name, ours, note in (
             ("received", received, "bar 0.7; batches in memory"),
             ("tensors", tensors, "bar 0.5; into tensors, every byte read"),
@@ -150,27 +150,29 @@ def rows(found: dict[str, Rounds]) -> list[Figure]:
             row = _speed(f"{name}_vs_socket", ours, size, note)
             figures.append(row.beside("raw socket", rival, command, more_is_better=True))
         for name, least in (("json_lists", 50), ("pickled_lists", 30), ("dataproto", 10)):
-            row, theirs = _time(f"vs_{name}", tensors, f"bar {least}"), found[name]
+            row, theirs = _time(f"vs_{name}", tensors, f"bar {least}"), by_path[name]
             took_ms = _middle(theirs, "seconds") * 1e3
             figures.append(row.beside(name, took_ms, f"{COMMAND} {name}"))
     else:
-        figures += [_time(f"{name}_ms", found[name], NO_RIVALS) for name in ("received", "tensors")]
+        figures += [
+            _time(f"{name}_ms", by_path[name], NO_RIVALS) for name in ("received", "tensors")
+        ]
 
-    first = found["first_batch"]
-    short_ms = statistics.median(one["more"]["short_s"] for one in first) * 1e3
+    first = by_path["first_batch"]
+    short_ms = statistics.median(round_["more"]["short_s"] for round_ in first) * 1e3
     note = f"bar 1.5 times that at {SHORT}: {_middle(first, 'seconds') * 1e3 / short_ms:.2f}"
     row = _time("same_host_first_batch_ms", first, note)
     figures.append(row.beside(f"{SHORT} trajectories", short_ms, f"{COMMAND} first_batch"))
 
-    mapped = found["mapped"]
+    mapped = by_path["mapped"]
     size = mapped[-1]["more"]["bytes"]
-    memcpy = size / statistics.median(one["more"]["memcpy_s"] for one in mapped) / 1e9
+    memcpy = size / statistics.median(round_["more"]["memcpy_s"] for round_ in mapped) / 1e9
     note = "bar 0.4; mapped anew each round, every byte read"
     row = _speed("same_host_read_vs_memcpy", mapped, size, note)
     figures.append(row.beside("memcpy, warm", memcpy, f"{COMMAND} mapped", more_is_better=True))
-    if "cuda" in found:
-        cuda = found["cuda"]
-        pinned = size / statistics.median(one["more"]["pinned_s"] for one in cuda) / 1e9
+    if "cuda" in by_path:
+        cuda = by_path["cuda"]
+        pinned = size / statistics.median(round_["more"]["pinned_s"] for round_ in cuda) / 1e9
         row = _speed("cuda_vs_pinned", cuda, size, "mapped, sent to the GPU, every byte read there")
         rival = "copies of pinned memory"
         figures.append(row.beside(rival, pinned, f"{COMMAND} cuda", more_is_better=True))
@@ -178,13 +180,13 @@ def rows(found: dict[str, Rounds]) -> list[Figure]:
     note = "growth of the consumer's resident size over all rounds"
     return figures + [
         Figure(what=f"peak_memory_{name}", value=rounds[-1]["peak_mib"], unit="MiB", note=note)
-        for name, rounds in found.items()
+        for name, rounds in by_path.items()
         if name != "first_batch"
     ]
 
 
 def _middle(rounds: Rounds, key: str) -> float:
-    return float(statistics.median(one[key] for one in rounds))
+    return float(statistics.median(round_[key] for round_ in rounds))
 
 
 def _speed(what: str, ours: Rounds, size: float, note: str) -> Figure:
@@ -192,14 +194,14 @@ def _speed(what: str, ours: Rounds, size: float, note: str) -> Figure:
         what=what,
         value=size / _middle(ours, "seconds") / 1e9,
         unit="GB/s",
-        repeats=tuple(size / one["seconds"] / 1e9 for one in ours),
+        repeats=tuple(size / round_["seconds"] / 1e9 for round_ in ours),
         cpu_s=_middle(ours, "cpu_s"),
         note=note,
     )
 
 
 def _time(what: str, ours: Rounds, note: str) -> Figure:
-    times_ms = [one["seconds"] * 1e3 for one in ours]
+    times_ms = [round_["seconds"] * 1e3 for round_ in ours]
     return median(what, times_ms, "ms", cpu_s=_middle(ours, "cpu_s"), note=note)
 
 

@@ -95,15 +95,15 @@ def worker_hours(what: str, call_ms: float, start_ms: float) -> Figure:
 
 async def _start_ms(kind: str, repeats: int) -> float:
     """From the request for a cold sandbox to the answer of its first command."""
-    spec, found = SandboxSpec(tools=("bash",)), []
+    spec, times_ms = SandboxSpec(tools=("bash",)), []
     async with spawned(kind) as (host, _):
         for number in range(repeats + 1):
             begin = time.perf_counter()
             async with host.connect(await host.start(f"cold/{number}/1", "run", spec)) as sandbox:
                 await sandbox.call("bash", {"command": "true"}, 30.0)
-                found.append((time.perf_counter() - begin) * 1e3)
+                times_ms.append((time.perf_counter() - begin) * 1e3)
             await host.stop(sandbox.ref)
-    return statistics.median(found[1:])
+    return statistics.median(times_ms[1:])
 
 
 def _absent(what: str, why: str) -> Figure:
@@ -166,7 +166,7 @@ async def _rivals(quick: bool, ours_ms: float) -> list[Figure]:
         return [_absent("tmux_busy_poll_p50_ms", NO_RIVALS)]
     from configs.rivals.bench import tools as rivals
 
-    found = [
+    measured = [
         ("tmux_busy_poll", rivals.tmux_busy_poll(30 if quick else 200), 5.0, TMUX),
         ("tmux_as_agents", rivals.tmux_as_agents(5 if quick else 30), 100.0, TMUX),
         ("poll_10ms_pty", rivals.poll_10ms_pty(50 if quick else 200), 40.0, ""),
@@ -175,11 +175,11 @@ async def _rivals(quick: bool, ours_ms: float) -> list[Figure]:
     ]
     rows = [
         rival(f"{what}_p50_ms", took.calls_ms if took else None, bar, ours_ms, absent)
-        for what, took, bar, absent in found
+        for what, took, bar, absent in measured
     ]
     return rows + [
         worker_hours(what, statistics.median(took.calls_ms), took.start_ms)
-        for what, took, _, _ in found
+        for what, took, _, _ in measured
         if took is not None
     ]
 
@@ -196,12 +196,12 @@ def rival(what: str, values: list[float] | None, bar: float, ours_ms: float, abs
 
 async def _times(work: Callable[[], Awaitable[object]], repeats: int) -> list[float]:
     await work()
-    found = []
+    times_ms = []
     for _ in range(repeats):
         begin = time.perf_counter()
         await work()
-        found.append((time.perf_counter() - begin) * 1e3)
-    return found
+        times_ms.append((time.perf_counter() - begin) * 1e3)
+    return times_ms
 
 
 def _p99(values: list[float]) -> float:
@@ -243,7 +243,7 @@ def uds_echo(repeats: int) -> list[float]:
                 client.sendall(CALL)
                 json.loads(client.recv(65536))
 
-            found = times_ms(once, repeats)
+            times = times_ms(once, repeats)
         server.wait()
         server.stdout.close()
-    return found
+    return times

@@ -22,7 +22,7 @@ from prorl.backends.catalogue import (
     checkpoint,
     embedded,
     examples,
-    is_known,
+    has_scheme,
     is_server,
     scheme_of,
 )
@@ -287,12 +287,12 @@ def backend(policy: str) -> str:
     name, question, parameters = policy.partition("?")
     url = f"{POLICIES.get(name, name)}{question}{parameters}"
     scheme = CATALOGUE.get(scheme_of(url))  # one that lists its policies takes no other
-    if is_known(url) and (
+    if has_scheme(url) and (
         not (scheme and scheme.policies) or url.partition("?")[0] in POLICIES.values()
     ):
         return url
     hint = nearest(name.rpartition(":")[2], (*POLICIES, "toy"))
-    if scheme_of(url) and not is_known(url):
+    if scheme_of(url) and not has_scheme(url):
         problem = f"policy {policy!r} of the unknown scheme {scheme_of(url)!r}"
         raise ConfigError(problem, f"one of {examples()}", hint)
     raise ConfigError(f"policy {policy!r}", f"one of {TAKES}", hint)

@@ -106,12 +106,12 @@ class EmbeddedBackend:
 
         Raises ConfigError; then the old ones go on serving.
         """
-        known = PolicyVersion(version)
-        if self._labels.get(known, label) != label:
+        policy_version = PolicyVersion(version)
+        if self._labels.get(policy_version, label) != label:
             # Two runs use one number: what was sampled under it keeps its label.
-            known = PolicyVersion(_OTHERS + len(self._labels))
-        self.engine.load(Path(directory), known)
-        self._labels[known] = label
+            policy_version = PolicyVersion(_OTHERS + len(self._labels))
+        self.engine.load(Path(directory), policy_version)
+        self._labels[policy_version] = label
 
     def rename(self, label: str) -> None:
         """Call the weights something else from the next token on; earlier ones keep their label."""
@@ -150,9 +150,9 @@ class EmbeddedBackend:
 
     def _tell(self) -> None:
         """Give streams the tokens that they have collected; what is left comes with the end."""
-        for row, told in self._streams.items():
+        for row, num_sent in self._streams.items():
             count = len(row.logprobs)
-            if row.finish is None and count - told >= row.request.part_tokens:
+            if row.finish is None and count - num_sent >= row.request.part_tokens:
                 self._streams[row] = count
                 assert row.request.on_part is not None
                 row.request.on_part(_snapshot(row, self.name))

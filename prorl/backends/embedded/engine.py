@@ -224,11 +224,11 @@ class Engine:
 
     def _chunks(self) -> list[Chunk]:
         """What each row computes next; those that sample come first: no prompt delays them long."""
-        left = STEP_TOKENS - len(self._running)
+        budget = STEP_TOKENS - len(self._running)
         chunks = []
         for index, row in enumerate(self._running):
-            size = min(row.length - row.computed, _CHUNK_TOKENS, 1 + max(0, left))
-            left -= size - 1
+            size = min(row.length - row.computed, _CHUNK_TOKENS, 1 + max(0, budget))
+            budget -= size - 1
             chunks.append(Chunk(index, row.computed, row.ids[row.computed : row.computed + size]))
         return chunks
 

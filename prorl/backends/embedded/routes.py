@@ -58,9 +58,9 @@ def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
         return web.json_response({"weight_version": backend.label(backend.version)})
 
     async def update_weights(request: web.Request) -> web.Response:
-        asked = await _body(request, _Update)
+        update = await _body(request, _Update)
         try:
-            backend.update_weights(asked.path, asked.version, asked.label)
+            backend.update_weights(update.path, update.version, update.label)
         except ConfigError as error:
             raise _refusal(error) from None
         return web.json_response({"weight_version": backend.label(backend.version)})

@@ -119,8 +119,8 @@ def _read_config(path: Path) -> Json:
         raise ConfigError(f"{path} has no number {', '.join(missing)}", "a plain Qwen3's settings")
     is_scaled = _rope(config).get("rope_type", "default") != "default"
     if is_scaled or config.get("use_sliding_window") or config.get("attention_bias"):
-        given = f"{path}: scaled rotary embedding, sliding window or attention bias"
-        raise ConfigError(given, "a plain Qwen3", "serve it with vLLM")
+        problem = f"{path}: scaled rotary embedding, sliding window or attention bias"
+        raise ConfigError(problem, "a plain Qwen3", "serve it with vLLM")
     return config
 
 
@@ -177,8 +177,8 @@ class _Tensors:
         try:
             import safetensors
         except ImportError as cause:
-            given = "the embedded backend reads safetensors files"
-            raise ConfigError(given, "safetensors", "install prorl's extra `torch`") from cause
+            problem = "the embedded backend reads safetensors files"
+            raise ConfigError(problem, "safetensors", "install prorl's extra `torch`") from cause
         files = sorted(directory.glob("*.safetensors"))
         if not files:
             raise ConfigError(

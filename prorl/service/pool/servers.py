@@ -17,7 +17,7 @@ from prorl.backends.catalogue import (
     BackendContext,
     child_module,
     examples,
-    is_known,
+    has_scheme,
     is_server,
     open_url,
 )
@@ -48,7 +48,7 @@ def valid_url(url: str) -> str:
     >>> valid_url("http://localhost:8000/")
     'http://localhost:8000'
     """
-    if not is_known(url) or child_module(url):
+    if not has_scheme(url) or child_module(url):
         raise ConfigError(f"backend {url[:200]!r}", examples())
     if not is_server(url):
         return url
