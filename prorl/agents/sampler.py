@@ -77,7 +77,7 @@ class Sampler:
         At most `max_tokens`, and what the run's sampling and limits leave. Raises RolloutError.
         """
         digest = prompt_digest(sequence.ids_L)
-        if (said := self._journal.said(turn, digest)) is not None:
+        if (said := self._journal.recorded_call(turn, digest)) is not None:
             return self._take(sequence, said)
         prompt_tokens, began, parts = len(sequence), self._clock(), list[Completion]()
         # Of a call beside this one the answer may be of newer weights: no reason to refuse this.

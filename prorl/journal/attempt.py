@@ -3,7 +3,7 @@
 An agent asks it before each model call and each tool call. What an earlier life of the attempt has
 recorded is given again; what happens now is on the node before the next thing happens:
 
-    context ids, completion -> SAID    before its tool calls run
+    context ids, completion -> CALL    before its tool calls run
     a call's text           -> ANSWER  before the next call, or the next model call
     end, artifact           -> END     before the sandbox is stopped
 
@@ -23,8 +23,8 @@ from prorl.journal.records import (
     Past,
     Said,
     answer_body,
+    call_body,
     ended_body,
-    said_body,
 )
 from prorl.types import FailureCode, FinishReason
 
@@ -86,37 +86,37 @@ class AttemptJournal:
 
     def context(self, turn: int, segment: int) -> Int32 | None:
         """Recorded ids before a turn's sampled ones, if that turn began in this segment."""
-        said = self._turns.get(turn)
-        return said.context_ids if said is not None and said.segment == segment else None
+        call = self._turns.get(turn)
+        return call.context_ids if call is not None and call.segment == segment else None
 
-    def said(self, turn: int, prompt: bytes) -> Said | None:
+    def recorded_call(self, turn: int, prompt: bytes) -> Said | None:
         """A recorded model call; one that was cut is given only to an attempt that has ended.
 
         One of another prompt (a digest) answers nothing, and what was recorded after it is of
         another past: it is forgotten. Raises RolloutError when the attempt has ended and nothing
         more may be sampled.
         """
-        said = self._turns.get(turn)
-        if said is not None and said.prompt != prompt:
-            self._turns = {n: said for n, said in self._turns.items() if n < turn}
-            self._answers = {key: told for key, told in self._answers.items() if key[0] < turn}
-            said = None
-        cut = said is not None and said.completion.finish_reason is FinishReason.ABORT
-        if said is not None and (not cut or self.ended):
-            return said
+        call = self._turns.get(turn)
+        if call is not None and call.prompt != prompt:
+            self._turns = {n: call for n, call in self._turns.items() if n < turn}
+            self._answers = {key: answer for key, answer in self._answers.items() if key[0] < turn}
+            call = None
+        cut = call is not None and call.completion.finish_reason is FinishReason.ABORT
+        if call is not None and (not cut or self.ended):
+            return call
         self.check_open()
         return None
 
-    def say(self, said: Said) -> None:
+    def say(self, call: Said) -> None:
         self._lived = True
-        self._turns[said.turn] = said
+        self._turns[call.turn] = call
         if self._sink is not None:
-            self._sink(FrameKind.SAID, said_body(said))
+            self._sink(FrameKind.CALL, call_body(call))
 
     # ---- tool calls
 
     def answer(self, turn: int, index: int) -> Answer | None:
-        """A recorded answer. Raises RolloutError as `said`."""
+        """A recorded answer. Raises RolloutError as `recorded_call`."""
         answer = self._answers.get((turn, index))
         if answer is None:
             self.check_open()

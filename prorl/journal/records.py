@@ -2,7 +2,7 @@
 
     ROW     the READY row as RUN received it: an Arrow record batch of one row
     LIFE    a worker has taken the attempt over
-    SAID    a completed model call: ids of the context before it, sampled ids, logprobs, versions
+    CALL    a completed model call: ids of the context before it, sampled ids, logprobs, versions
     ANSWER  what the policy is told of a tool call
     END     how the loop ended, and what crosses into EVAL
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class FrameKind(IntEnum):
     ROW = 1
     LIFE = 2
-    SAID = 3
+    CALL = 3
     ANSWER = 4
     END = 5
 
@@ -101,7 +101,7 @@ Past = Said | Answer | Ended
 """What the next life hears of an attempt."""
 
 
-class _Said(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+class _CallFields(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     """A model call as it is written: its fields in this order."""
 
     turn: int
@@ -131,25 +131,25 @@ _encode = msgspec.msgpack.Encoder(enc_hook=int).encode
 """A backend may count in numpy's integers."""
 
 
-def said_body(said: Said) -> bytes:
-    completion = said.completion
+def call_body(call: Said) -> bytes:
+    completion = call.completion
     routed_experts = completion.routed_experts
     return _encode(
-        _Said(
-            said.turn,
-            said.segment,
-            _bytes(said.context_ids, "<i4"),
+        _CallFields(
+            call.turn,
+            call.segment,
+            _bytes(call.context_ids, "<i4"),
             _bytes(completion.token_ids_C, "<i4"),
             _bytes(completion.logprobs_C, "<f4"),
             completion.version_ends,
             completion.versions,
             completion.finish_reason,
-            said.temperature,
+            call.temperature,
             completion.cached_tokens,
             completion.backend,
-            said.llm_s,
-            said.spent_s,
-            said.prompt,
+            call.llm_s,
+            call.spent_s,
+            call.prompt,
             b"" if routed_experts is None else _bytes(routed_experts, "<i2"),
             0 if routed_experts is None else routed_experts.shape[1],
         )
@@ -198,21 +198,21 @@ def read_row(body: memoryview) -> Row:
     return Row(batch, 0)
 
 
-def _check_said(said: Said) -> Said:
+def _check_call(call: Said) -> Said:
     """The record. Raises SchemaError for one that no model call can have left."""
-    completion = said.completion
+    completion = call.completion
     ids, logprobs = len(completion.token_ids_C), len(completion.logprobs_C)
     ends = list(completion.version_ends)
     if ids != logprobs or len(ends) != len(completion.versions) or ends[-1:] != [ids][:ids]:
         raise SchemaError(
-            f"turn {said.turn}: {ids} ids, {logprobs} logprobs, spans {ends}",
+            f"turn {call.turn}: {ids} ids, {logprobs} logprobs, spans {ends}",
             "one logprob an id, and spans that tile them",
         )
-    return said
+    return call
 
 
-def _read_said(body: memoryview) -> Said:
-    value = msgspec.msgpack.decode(body, type=_Said)
+def _read_call(body: memoryview) -> Said:
+    value = msgspec.msgpack.decode(body, type=_CallFields)
     completion = Completion(
         token_ids_C=np.frombuffer(value.token_ids, "<i4"),
         logprobs_C=np.frombuffer(value.logprobs, "<f4"),
@@ -226,7 +226,7 @@ def _read_said(body: memoryview) -> Said:
         if value.width
         else None,
     )
-    return _check_said(
+    return _check_call(
         Said(
             turn=value.turn,
             segment=value.segment,
@@ -253,13 +253,13 @@ def _read_answer(body: memoryview) -> Answer:
 
 def _read_ended(body: memoryview) -> Ended:
     stop, code, message, artifact, spent_s = _ENDED.decode(body)
-    said = message.decode("utf-8", "surrogatepass")
-    return Ended(stop=stop, code=code, message=said, artifact=artifact, spent_s=spent_s)
+    text = message.decode("utf-8", "surrogatepass")
+    return Ended(stop=stop, code=code, message=text, artifact=artifact, spent_s=spent_s)
 
 
 _READ: dict[FrameKind, Callable[[memoryview], Past | Life]] = {
     FrameKind.LIFE: msgspec.msgpack.Decoder(Life).decode,
-    FrameKind.SAID: _read_said,
+    FrameKind.CALL: _read_call,
     FrameKind.ANSWER: _read_answer,
     FrameKind.END: _read_ended,
 }

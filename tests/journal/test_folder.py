@@ -142,7 +142,7 @@ def test_the_next_life_goes_on_where_the_last_one_was_cut(tmp_path: Path) -> Non
     journals.adopt(found, epoch=4)
     journal = journals.attempt(found.key, on_lost_tool_call="report")
     assert journal.epoch == 4
-    assert same(journal.said(0, b"") or said(9), said(0))
+    assert same(journal.recorded_call(0, b"") or said(9), said(0))
     journal.tell(answer(1))
     journals.close()
     (again,) = Journals(tmp_path).open()
@@ -162,7 +162,7 @@ def test_a_past_that_cannot_be_written_on_is_still_the_past(tmp_path: Path, is_g
     assert (journals.num_bytes, list(tmp_path.glob("*.journal"))) == (0, [])
     journal = journals.attempt(found.key, on_lost_tool_call="report")
     assert journal.epoch == 4
-    assert same(journal.said(0, b"") or said(9), said(0))
+    assert same(journal.recorded_call(0, b"") or said(9), said(0))
 
 
 def test_who_is_refused_leaves_nothing(tmp_path: Path) -> None:
